@@ -1,0 +1,74 @@
+package throttle
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+var (
+	// ErrUnavailable is the class of errors that say Redis did not answer, or answered that it
+	// cannot serve at present. Nothing is known to be taken; the same call may go through later.
+	ErrUnavailable = errors.New("throttle: redis is unavailable")
+
+	// ErrState is the class of errors that say what is stored in Redis cannot be read: a newer
+	// format, or somebody else's value under one of our keys. Nothing was changed.
+	ErrState = errors.New("throttle: stored state cannot be read")
+
+	// ErrReply is the class of errors that say the script's reply is not of its shape.
+	ErrReply = errors.New("throttle: unexpected reply of the script")
+
+	// ErrUnknownPolicy is the class of errors that say no policy has the request's name.
+	ErrUnknownPolicy = errors.New("throttle: unknown policy")
+)
+
+// A RequestError says which value of a request cannot be used. Nothing was changed; the same
+// request will never succeed under the present policies.
+type RequestError struct {
+	Policy string
+	Field  string // such as "attribute user" or "cost tokens"
+	Value  any
+	Mend   string
+}
+
+func (e *RequestError) Error() string {
+	value := fmt.Sprint(e.Value)
+	if s, ok := e.Value.(string); ok {
+		value = fmt.Sprintf("%q", cut(s))
+	}
+	return fmt.Sprintf("throttle: policy %q: %s %s: %s", e.Policy, e.Field, value, e.Mend)
+}
+
+// cut keeps an error message readable whatever a tenant's name holds.
+func cut(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "..."
+	}
+	return s
+}
+
+// A NeverFitsError says that a cost is larger than all that a window can ever hold, so that no
+// wait helps. Nothing was changed.
+type NeverFitsError struct {
+	Policy   string
+	Window   string
+	Unit     string
+	Cost     int64
+	Capacity int64 // the window's limit, or its burst
+}
+
+func (e *NeverFitsError) Error() string {
+	return fmt.Sprintf("throttle: policy %q, window %q: cost of %d %s never fits: the window holds %d at most",
+		e.Policy, e.Window, e.Cost, e.Unit, e.Capacity)
+}
+
+// A WaitError says that Wait gave up because the context ends before the request can fit.
+// Nothing was taken.
+type WaitError struct {
+	Decision Decision  // the last denial
+	Deadline time.Time // of the context
+}
+
+func (e *WaitError) Error() string {
+	return fmt.Sprintf("throttle: %s: would have to wait past the context's deadline", e.Decision.Reason())
+}

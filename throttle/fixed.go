@@ -1,0 +1,35 @@
+package throttle
+
+import (
+	_ "embed"
+	"time"
+)
+
+//go:embed lua/fixed.lua
+var fixedLua string
+
+// The fixed window counter; see lua/fixed.lua.
+var fixed = algorithm{
+	kind:     "f",
+	lua:      fixedLua,
+	capacity: func(w Window) int64 { return w.Limit },
+	params: func(w Window) [4]int64 {
+		firstUse := int64(0)
+		if w.Anchor == AnchorFirstUse {
+			firstUse = 1
+		}
+		return [4]int64{w.Limit, w.Period.Microseconds(), w.Margin.Microseconds(), firstUse}
+	},
+	unitsIn: func(w Window, span time.Duration) int64 {
+		return w.Limit * (ceilDiv(int64(span), int64(w.Period)) + 1)
+	},
+	validate: func(w Window) (string, any, string) {
+		switch {
+		case w.Anchor != AnchorClock && w.Anchor != AnchorFirstUse:
+			return "anchor", string(w.Anchor), `must be "clock" or "first-use"`
+		case w.Anchor == AnchorClock && w.Margin*2 >= w.Period:
+			return "margin", w.Margin, "must be less than half the period of a fixed window"
+		}
+		return "", nil, ""
+	},
+}

@@ -1,0 +1,287 @@
+package throttle
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// nonceKept is for how long a repeated call is recognised by its nonce.
+const nonceKept = time.Minute
+
+// A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
+// together. It is safe for concurrent use.
+type Limiter struct {
+	cancel  *redis.Script
+	client  redis.UniversalClient
+	now     func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
+	plans   atomic.Pointer[plans]
+	reserve *redis.Script
+	tenants TenantFunc
+}
+
+// A TenantFunc looks a tenant up, for instance in a user's own database of plans. Not found
+// means what the policy says of the tenant. It is called at every request and must be safe for
+// concurrent use; caching is its own business.
+type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
+
+// Config is what New needs.
+type Config struct {
+	// Client is the connection to Redis, single or cluster. It stays the caller's to close.
+	Client redis.UniversalClient
+
+	// Policies are the policies to begin with; SetPolicies replaces them.
+	Policies []Policy
+
+	// Tenants, if not nil, is asked before the policy's own tenants.
+	Tenants TenantFunc
+}
+
+// New returns a limiter, or a *PolicyError. It does not talk to Redis.
+func New(c Config) (*Limiter, error) {
+	if c.Client == nil {
+		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
+	}
+	l := &Limiter{
+		cancel:  newScript(cancelLua),
+		client:  c.Client,
+		now:     func() int64 { return 0 },
+		reserve: newScript(reserveLua),
+		tenants: c.Tenants,
+	}
+	if err := l.SetPolicies(c.Policies); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// SetPolicies replaces all policies at once, for calls that begin later. The counts of windows
+// that keep their policy, name, algorithm and scope go on. On error, a *PolicyError, nothing
+// changes.
+func (l *Limiter) SetPolicies(policies []Policy) error {
+	ps, err := newPlans(policies)
+	if err != nil {
+		return err
+	}
+	l.plans.Store(ps)
+	return nil
+}
+
+// Policy returns the policy of that name, with its defaults written out.
+func (l *Limiter) Policy(name string) (Policy, bool) {
+	pl, ok := l.plans.Load().byName[name]
+	if !ok {
+		return Policy{}, false
+	}
+	return pl.Policy, true
+}
+
+// PolicyFor returns the policy whose globs match the task type, with its defaults written out.
+func (l *Limiter) PolicyFor(taskType string) (Policy, bool) {
+	pl := l.plans.Load().match(taskType)
+	if pl == nil {
+		return Policy{}, false
+	}
+	return pl.Policy, true
+}
+
+// Policies returns all policies, with their defaults written out, in the order they were given.
+func (l *Limiter) Policies() []Policy {
+	var policies []Policy
+	for _, pl := range l.plans.Load().list {
+		policies = append(policies, pl.Policy)
+	}
+	return policies
+}
+
+// Reserve takes the request's cost from all windows of its policy, or from none, and returns
+// at once: Decision.Granted says which. A denial is not an error.
+//
+// Errors are ErrUnknownPolicy, *RequestError and *NeverFitsError for requests that can never
+// be granted, ErrUnavailable (unless the policy fails open), ErrState, ErrReply, the context's
+// error, and whatever the TenantFunc returned, wrapped. Nothing runs on an error.
+func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
+	if r.Nonce == "" {
+		r.Nonce = rand.Text()
+	}
+	c, err := l.newCall(ctx, r)
+	if err != nil {
+		return Decision{}, err
+	}
+	what := "reserve"
+	if c.tenant.Exempt {
+		what = "exempt"
+	}
+	d, err := l.decide(ctx, c, what)
+	if errors.Is(err, ErrUnavailable) && c.Fail == FailOpen && ctx.Err() == nil {
+		return Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}, nil
+	}
+	if d.Granted {
+		d.Reservation = Reservation{Request: r, At: d.At}
+	}
+	return d, err
+}
+
+// Peek tells what Reserve would answer, and changes nothing. It differs from Reserve also in
+// that it never fails open.
+func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
+	r.Nonce = "peek" // not used, but every call has one
+	c, err := l.newCall(ctx, r)
+	if err != nil {
+		return Decision{}, err
+	}
+	c.keys = c.keys[:len(c.keys)-1]
+	return l.decide(ctx, c, "peek")
+}
+
+// Wait reserves, and while it is denied sleeps for RetryIn and reserves again. It is for use
+// outside of a job queue: inside one, a denied job gives its worker back.
+//
+// It returns a *WaitError, at once, if the context's deadline comes before the request can
+// fit, and the context's error if it ends during the sleep. Otherwise errors are Reserve's.
+func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
+	for {
+		d, err := l.Reserve(ctx, r)
+		if err != nil || d.Granted {
+			return d, err
+		}
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d.RetryIn {
+			return d, &WaitError{Decision: d, Deadline: deadline}
+		}
+		timer := time.NewTimer(d.RetryIn)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return d, fmt.Errorf("throttle: %s: %w", d.Reason(), context.Cause(ctx))
+		}
+	}
+}
+
+// Cancel gives the units of a reservation back, as far as they still count: never more than it
+// took, and once, however often it is called. The decision returned carries the windows as
+// they are then. A reservation that failed open took nothing, and cancelling it does nothing.
+func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
+	if r.Nonce == "" {
+		return Decision{}, nil
+	}
+	c, err := l.newCall(ctx, r.Request)
+	if err != nil {
+		return Decision{}, err
+	}
+	args := c.arguments(l.now(), r.At.UnixMicro(), nonceKept.Milliseconds())
+	return l.run(ctx, c, l.cancel, args)
+}
+
+func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
+	pl, ok := l.plans.Load().byName[r.Policy]
+	if !ok {
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(r.Policy))
+	}
+	t, found := Tenant{}, false
+	if l.tenants != nil {
+		var err error
+		if t, found, err = l.tenants(ctx, r.Policy, r.Tenant); err != nil {
+			return nil, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", r.Policy, cut(r.Tenant), err)
+		}
+		if found {
+			t = t.withDefaults()
+			if err := pl.validateTenant(r.Tenant, t); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if !found {
+		t = pl.Tenants[r.Tenant]
+	}
+	return pl.newCall(r, t)
+}
+
+func (l *Limiter) decide(ctx context.Context, c *call, what string) (Decision, error) {
+	return l.run(ctx, c, l.reserve, c.arguments(l.now(), what, nonceKept.Milliseconds()))
+}
+
+func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args []any) (Decision, error) {
+	reply, err := script.Run(ctx, l.client, c.keys, args...).Int64Slice()
+	if err != nil {
+		return Decision{}, classify(ctx, c.Name, err)
+	}
+	return c.decision(reply)
+}
+
+// decision reads a script's reply: status, now, time, and three values a window.
+func (c *call) decision(reply []int64) (Decision, error) {
+	if len(reply) != 3+3*len(c.windows) {
+		return Decision{}, fmt.Errorf("%w: policy %q: %d values for %d windows", ErrReply, c.Name, len(reply), len(c.windows))
+	}
+	status, now, fits := reply[0], reply[1], reply[2]
+	d := Decision{
+		At:      time.UnixMicro(now),
+		Exempt:  c.tenant.Exempt,
+		Granted: status != 0 || c.tenant.Exempt,
+		Policy:  c.Name,
+		Tenant:  c.request.Tenant,
+		Windows: make([]WindowState, len(c.windows)),
+	}
+	if !d.Granted {
+		d.RetryIn = micros(fits - now)
+	}
+	for i, w := range c.windows {
+		used, fits, resets := reply[3+3*i], reply[4+3*i], reply[5+3*i]
+		capacity := algorithms[w.Algorithm].capacity(w)
+		d.Windows[i] = WindowState{
+			Burst:     capacity,
+			Denied:    !d.Granted && fits > now,
+			Limit:     w.Limit,
+			Name:      w.Name,
+			Period:    w.Period,
+			Remaining: max(0, capacity-used),
+			ResetsAt:  time.UnixMicro(resets),
+			Scope:     c.scoped[c.scopeOf[i]],
+			Unit:      w.Unit,
+			Used:      used,
+		}
+		if d.Windows[i].Denied {
+			d.Windows[i].RetryIn = micros(fits - now)
+		}
+	}
+	return d, nil
+}
+
+// micros turns microseconds into a duration that is never negative and never overflows.
+func micros(us int64) time.Duration {
+	const most = int64(1<<63-1) / int64(time.Microsecond)
+	return time.Duration(min(max(us, 0), most)) * time.Microsecond
+}
+
+// classify wraps an error of go-redis in our class for it, and keeps it for errors.Is.
+func classify(ctx context.Context, policy string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("throttle: policy %q: %w", policy, err)
+	}
+	var reply redis.Error
+	var network net.Error
+	class := ErrReply
+	switch {
+	case strings.Contains(err.Error(), "SLUICE_STATE"):
+		class = ErrState
+	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.Is(err, redis.ErrClosed), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+		class = ErrUnavailable
+	case errors.As(err, &reply):
+		class = ErrUnavailable
+		if strings.Contains(err.Error(), "user_script") || strings.HasPrefix(err.Error(), "WRONGTYPE") {
+			class = ErrReply
+		}
+	}
+	return fmt.Errorf("%w: policy %q: %w", class, policy, err)
+}

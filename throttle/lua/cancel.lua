@@ -1,0 +1,31 @@
+-- cancel.lua: gives back what a reservation took and what still counts, once.
+--
+-- KEYS  one value per scope, then the nonce of the reservation
+-- ARGV  1 now: microseconds, or 0 for the clock of Redis
+--       2 at: when the reservation was granted (us)
+--       3 nonce_ttl: milliseconds for which a repeated call is recognised, at the least
+--       4.. eight values a window (windows.lua)
+-- reply status: 0 cancelled before, 1 cancelled
+--       now:    when this was decided (us)
+--       time:   the same
+--       then for every window: used (units), given back (units), resets (us)
+
+local WINDOWS = 4
+local CANCELLED = 'cancelled'
+
+local values = redis.call('MGET', unpack(KEYS))
+local real = clock(ARGV[1])
+local windows, scopes, now = open_windows(values, #KEYS - 1, real, WINDOWS)
+if not windows then return scopes end
+
+local status = values[#KEYS] == CANCELLED and 0 or 1
+for _, w in ipairs(windows) do
+  w.fits = 0
+  if status == 1 and w.cost > 0 then w.fits = w.algorithm.give_back(w, w.state, now, tonumber(ARGV[2]), w.cost) end
+end
+if status == 1 then
+  -- Remembered for as long as anything of the reservation may still be counted.
+  local ttl = max(save(windows, scopes, now, real), tonumber(ARGV[3]))
+  redis.call('SET', KEYS[#KEYS], CANCELLED, 'PX', string.format('%.0f', ttl))
+end
+return reply(status, now, now, windows)

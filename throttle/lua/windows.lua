@@ -1,0 +1,101 @@
+-- windows.lua: from KEYS and ARGV to the windows of one call, and back to Redis and the caller.
+--
+-- Every script's ARGV ends in eight values a window, from ARGV[WINDOWS] on:
+--   scope (its place in KEYS), name, kind, cost (units), p1, p2, p3, p4 (see the kind's file)
+--
+-- algorithms[kind] is a table of
+--   load(w, payload, now) -> st         reads the parameters and the state as it is at `now`
+--   fits_at(w, st, now, from, cost, ahead) -> time >= from, the earliest at which `cost` units fit
+--                                       if `ahead` units go first; reads only
+--   take(w, st, now, cost)              counts `cost` units
+--   give_back(w, st, now, at, cost) -> units, at most what was taken at `at` and still counts
+--   used(w, st) -> units                resets_at(w, st, now) -> when nothing counts any more
+--   payload(w, st, now) -> bytes
+
+local STRIDE = 8
+
+-- The clock: Redis's own, unless a test hands one in.
+local function clock(handed)
+  local time = tonumber(handed)
+  if time > 0 then return time end
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- open_windows(values, nscopes, real, first) -> windows, scopes, now; or nil and an error reply.
+local function open_windows(values, nscopes, real, first)
+  local scopes, now = {}, real
+  for i = 1, nscopes do
+    local scope, why = parse_scope(values[i])
+    if not scope then
+      return nil, redis.error_reply('SLUICE_STATE key ' .. KEYS[i] .. ': ' .. why)
+    end
+    scopes[i] = scope
+    now = max(now, scope.last)
+  end
+  local windows, n = {}, 0
+  for i = first, #ARGV, STRIDE do
+    local kind = ARGV[i + 2]
+    local w = {
+      scope = scopes[tonumber(ARGV[i])], name = ARGV[i + 1], kind = kind, algorithm = algorithms[kind],
+      cost = tonumber(ARGV[i + 3]),
+      p1 = tonumber(ARGV[i + 4]), p2 = tonumber(ARGV[i + 5]), p3 = tonumber(ARGV[i + 6]), p4 = tonumber(ARGV[i + 7]),
+    }
+    local at = w.scope.at[w.name]
+    local section = at and w.scope.sections[at]
+    -- What another algorithm left under this name cannot be read: the window starts empty.
+    local payload = section and section.kind == kind and section.expires > now and section.payload
+    w.state = w.algorithm.load(w, payload, now)
+    n = n + 1
+    windows[n] = w
+  end
+  return windows, scopes, now
+end
+
+-- fits_at(windows, now) -> the earliest time at which the costs of all windows fit together,
+-- and leaves in every window's `fits` when it would fit alone.
+-- A later time can be worse for a window that closes at times: hence the repetition. It is
+-- bounded: windows that are almost never open together get a time to look again.
+local function fits_at(windows, now)
+  local time = now
+  for _, w in ipairs(windows) do
+    w.fits = now
+    if w.cost > 0 then
+      w.fits = w.algorithm.fits_at(w, w.state, now, now, w.cost, 0)
+      time = max(time, w.fits)
+    end
+  end
+  local from = now
+  for _ = 1, 100 do
+    if time == from then break end
+    from = time
+    for _, w in ipairs(windows) do
+      if w.cost > 0 then time = max(time, w.algorithm.fits_at(w, w.state, now, from, w.cost, 0)) end
+    end
+  end
+  return time
+end
+
+-- save(windows, scopes, now, real) -> ms after which Redis has forgotten everything.
+local function save(windows, scopes, now, real)
+  local ttl = 0
+  for _, w in ipairs(windows) do
+    put_section(w.scope, w.name, w.kind, w.algorithm.resets_at(w, w.state, now), w.algorithm.payload(w, w.state, now))
+  end
+  for i, scope in ipairs(scopes) do
+    ttl = max(ttl, write_scope(KEYS[i], scope, now, real))
+  end
+  return ttl
+end
+
+-- reply(status, now, time, windows): three integers, then used, fits and resets for every window.
+local function reply(status, now, time, windows)
+  local out, n = {status, now, time}, 3
+  for _, w in ipairs(windows) do
+    out[n + 1] = w.algorithm.used(w, w.state)
+    out[n + 2] = w.fits
+    out[n + 3] = w.algorithm.resets_at(w, w.state, now)
+    n = n + 3
+  end
+  return out
+end

@@ -1,0 +1,39 @@
+package throttle
+
+// MatchGlob reports whether the glob matches the whole name. "*" stands for any characters or
+// none, "?" for exactly one byte, everything else for itself.
+func MatchGlob(glob, name string) bool {
+	return globsMeet(glob, name, false)
+}
+
+// GlobsOverlap reports whether some name is matched by both globs.
+func GlobsOverlap(a, b string) bool {
+	return globsMeet(a, b, true)
+}
+
+// globsMeet runs through both strings at once. reach[j] says whether a[:i] and b[:j] have a
+// name in common; both says whether b's wildcards mean anything.
+func globsMeet(a, b string, both bool) bool {
+	star := func(s string, i int, glob bool) bool { return glob && s[i] == '*' }
+	reach := make([]bool, len(b)+1)
+	reach[0] = true
+	for j := range b {
+		reach[j+1] = reach[j] && star(b, j, both)
+	}
+	for i := range len(a) {
+		next := make([]bool, len(b)+1)
+		next[0] = reach[0] && star(a, i, true)
+		for j := range len(b) {
+			switch {
+			case star(a, i, true):
+				next[j+1] = reach[j+1] || next[j]
+			case star(b, j, both):
+				next[j+1] = reach[j+1] || next[j]
+			default:
+				next[j+1] = reach[j] && (a[i] == b[j] || a[i] == '?' || both && b[j] == '?')
+			}
+		}
+		reach = next
+	}
+	return reach[len(b)]
+}

@@ -1,0 +1,187 @@
+package throttle
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// plans are all policies of a limiter. They never change: SetPolicies makes new ones.
+type plans struct {
+	list    []*plan
+	byName  map[string]*plan
+	matched sync.Map // task type -> *plan or nil, for the types seen so far
+	seen    atomic.Int64
+}
+
+// matchedMost bounds how many task types are remembered: types are data.
+const matchedMost = 10_000
+
+func newPlans(policies []Policy) (*plans, error) {
+	ps := &plans{byName: make(map[string]*plan, len(policies))}
+	for _, p := range policies {
+		pl, err := newPlan(p)
+		if err != nil {
+			return nil, err
+		}
+		if ps.byName[p.Name] != nil {
+			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Mend: "is taken: policies have different names"}
+		}
+		for _, other := range ps.list {
+			if a, b, ok := overlap(other.Match, p.Match); ok {
+				return nil, &PolicyError{Policy: p.Name, Field: "match", Value: b, Mend: fmt.Sprintf(
+					"must not match a task type that policy %q matches too, by %q", other.Name, a)}
+			}
+		}
+		ps.byName[p.Name] = pl
+		ps.list = append(ps.list, pl)
+	}
+	return ps, nil
+}
+
+func overlap(as, bs []string) (a, b string, ok bool) {
+	for _, a := range as {
+		for _, b := range bs {
+			if GlobsOverlap(a, b) {
+				return a, b, true
+			}
+		}
+	}
+	return "", "", false
+}
+
+// match returns the plan whose globs match the task type, or nil.
+func (ps *plans) match(taskType string) *plan {
+	if pl, ok := ps.matched.Load(taskType); ok {
+		return pl.(*plan)
+	}
+	var found *plan
+	for _, pl := range ps.list {
+		if slices.ContainsFunc(pl.Match, func(glob string) bool { return MatchGlob(glob, taskType) }) {
+			found = pl
+			break
+		}
+	}
+	if ps.seen.Add(1) <= matchedMost {
+		ps.matched.Store(taskType, found)
+	}
+	return found
+}
+
+// A plan is a policy made ready for calls: everything that does not depend on the request is
+// worked out once.
+type plan struct {
+	Policy
+	scopes  [][]string // the attribute lists of all windows, each once, narrow to broad
+	scopeOf []int      // by window: its place in scopes
+	shared  bool       // some scope does not contain the tenant
+	units   []string   // every unit that a window counts
+}
+
+func newPlan(p Policy) (*plan, error) {
+	p = p.WithDefaults()
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	pl := &plan{Policy: p}
+	for _, w := range p.Windows {
+		if !slices.ContainsFunc(pl.scopes, func(s []string) bool { return slices.Equal(s, w.Per) }) {
+			pl.scopes = append(pl.scopes, w.Per)
+		}
+		if !slices.Contains(w.Per, TenantAttribute) {
+			pl.shared = true
+		}
+		if !slices.Contains(pl.units, w.Unit) {
+			pl.units = append(pl.units, w.Unit)
+		}
+	}
+	slices.SortFunc(pl.scopes, func(a, b []string) int {
+		if len(a) != len(b) {
+			return len(b) - len(a)
+		}
+		return slices.Compare(a, b)
+	})
+	for _, w := range p.Windows {
+		pl.scopeOf = append(pl.scopeOf, slices.IndexFunc(pl.scopes, func(s []string) bool { return slices.Equal(s, w.Per) }))
+	}
+	return pl, nil
+}
+
+// A call is one request against one plan: the keys and arguments that every script takes.
+type call struct {
+	*plan
+	request Request
+	tenant  Tenant
+	windows []Window // as they hold for the tenant
+	costs   []int64  // by window
+	scoped  []Scope  // by place in plan.scopes
+	keys    []string // of the scopes, then of the nonce
+}
+
+// newCall checks a request, before anything is written. The errors are *RequestError and
+// *NeverFitsError.
+func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
+	bad := func(field string, value any, mend string) error {
+		return &RequestError{Policy: pl.Name, Field: field, Value: value, Mend: mend}
+	}
+	c := &call{plan: pl, request: r, tenant: t}
+	for unit, cost := range r.Cost {
+		if !slices.Contains(pl.units, unit) && unit != Requests {
+			return nil, bad("cost "+printable(unit), cost, "no window counts this unit, but "+strings.Join(pl.units, ", "))
+		}
+		if cost < 0 || cost > MaxLimit {
+			return nil, bad("cost "+printable(unit), cost, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
+		}
+	}
+	tag := hashTag(pl.Name, r.Tenant, pl.shared)
+	for _, attributes := range pl.scopes {
+		values := make([]string, len(attributes))
+		for i, a := range attributes {
+			value, field := r.Attributes[a], "attribute "+a
+			if a == TenantAttribute {
+				value, field = r.Tenant, a
+			}
+			if value == "" || len(value) > MaxValueBytes {
+				return nil, bad(field, value, fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes))
+			}
+			values[i] = value
+		}
+		c.scoped = append(c.scoped, Scope{attributes, values})
+		c.keys = append(c.keys, scopeKey(tag, attributes, values))
+	}
+	if r.Nonce == "" || len(r.Nonce) > MaxValueBytes {
+		return nil, bad("nonce", r.Nonce, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
+	}
+	c.keys = append(c.keys, nonceKey(tag, r.Nonce))
+	c.windows = pl.Windows
+	if len(t.Windows) > 0 {
+		c.windows = make([]Window, len(pl.Windows))
+		for i, w := range pl.Windows {
+			c.windows[i] = t.apply(w)
+		}
+	}
+	for _, w := range c.windows {
+		cost, ok := r.Cost[w.Unit]
+		if !ok && w.Unit == Requests {
+			cost = 1
+		}
+		if capacity := algorithms[w.Algorithm].capacity(w); cost > capacity && !t.Exempt {
+			return nil, &NeverFitsError{pl.Name, w.Name, w.Unit, cost, capacity}
+		}
+		c.costs = append(c.costs, cost)
+	}
+	return c, nil
+}
+
+// arguments are what the scripts take after their own: eight values a window.
+func (c *call) arguments(own ...any) []any {
+	args := own
+	for i, w := range c.windows {
+		a := algorithms[w.Algorithm]
+		p := a.params(w)
+		args = append(args, c.scopeOf[i]+1, w.Name, a.kind, c.costs[i], p[0], p[1], p[2], p[3])
+	}
+	return args
+}

@@ -1,0 +1,123 @@
+// Package throttletest starts what tests of throttled code need: a real Redis and an embedded
+// one, each for one test and empty.
+package throttletest
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// RequireEnv names the environment variable that, when not empty, makes a test fail instead of
+// being skipped where redis-server is not installed.
+const RequireEnv = "SLUICE_REQUIRE_REDIS"
+
+// Each runs the test twice, in parallel: on a real Redis ("redis") and on miniredis
+// ("miniredis").
+func Each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
+	t.Helper()
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		test(t, Client(t, Redis(t)))
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		test(t, Client(t, Miniredis(t).Addr()))
+	})
+}
+
+// Client returns a client that is closed when the test ends.
+func Client(t testing.TB, addr string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// Miniredis starts an embedded Redis whose keys expire as its clock goes on.
+func Miniredis(t testing.TB) *miniredis.Miniredis {
+	t.Helper()
+	m := miniredis.RunT(t)
+	m.ClockTTL(true)
+	return m
+}
+
+// Redis starts a redis-server of its own on a free loopback port, without persistence, with
+// the further arguments given, and returns its address. It ends with the test.
+func Redis(t testing.TB, args ...string) string {
+	t.Helper()
+	return RedisProcess(t, args...).Addr
+}
+
+// A Process is a running redis-server.
+type Process struct {
+	Addr string
+	Cmd  *exec.Cmd
+}
+
+// RedisProcess is Redis for tests that stop, kill or restart the server.
+func RedisProcess(t testing.TB, args ...string) *Process {
+	t.Helper()
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		if os.Getenv(RequireEnv) != "" {
+			t.Fatalf("redis-server is not installed, and %s is set", RequireEnv)
+		}
+		t.Skip("redis-server is not installed: scripts/test installs it")
+	}
+	// Another process can take the port between our look and the start: then look again.
+	for range 10 {
+		port, err := freePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port)}
+		p.Cmd = exec.Command(path, append([]string{
+			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+			"--dir", t.TempDir(), "--logfile", filepath.Join(t.TempDir(), "redis.log"),
+		}, args...)...)
+		if err := p.Cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		exited := make(chan struct{})
+		go func() { p.Cmd.Wait(); close(exited) }()
+		t.Cleanup(func() { p.Cmd.Process.Kill(); <-exited })
+		if answers(p.Addr, exited) {
+			return p
+		}
+	}
+	t.Fatal("redis-server did not start on any of 10 ports")
+	return nil
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// answers waits until the server takes connections, at most 20 s.
+func answers(addr string, exited <-chan struct{}) bool {
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		select {
+		case <-exited:
+			return false
+		default:
+		}
+		if conn, err := net.DialTimeout("tcp", addr, time.Second); err == nil {
+			conn.Close()
+			return true
+		}
+	}
+	return false
+}

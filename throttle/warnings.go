@@ -1,0 +1,41 @@
+package throttle
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Warnings tells what is legal in a policy but cannot be meant: windows that can never bind,
+// because another one that counts at least the same units always denies first.
+func (p Policy) Warnings() []string {
+	p = p.WithDefaults()
+	var warnings []string
+	idle := map[int]bool{}
+	for i, loose := range p.Windows {
+		for j, tight := range p.Windows {
+			if i == j || idle[j] || !alwaysFirst(tight, loose) {
+				continue
+			}
+			idle[i] = true
+			warnings = append(warnings, fmt.Sprintf(
+				"policy %q: window %q (%d per %v) can never bind: window %q (%d per %v) always denies first",
+				p.Name, loose.Name, loose.Limit, loose.Period, tight.Name, tight.Limit, tight.Period))
+			break
+		}
+	}
+	return warnings
+}
+
+// alwaysFirst reports whether tight lets so little through that loose is never exceeded.
+func alwaysFirst(tight, loose Window) bool {
+	if tight.Unit != loose.Unit || loose.Algorithm == GCRA {
+		return false
+	}
+	for _, attribute := range tight.Per {
+		if !slices.Contains(loose.Per, attribute) {
+			return false // loose adds up over several counts of tight
+		}
+	}
+	most := algorithms[tight.Algorithm].unitsIn(tight, loose.Period+loose.Margin)
+	return most >= 0 && most <= loose.Limit
+}

@@ -143,6 +143,15 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	return l.decide(ctx, c, "peek")
 }
 
+// Check returns the error by which every Reserve of this request would fail, whatever is in
+// use: ErrUnknownPolicy, *RequestError or *NeverFitsError, or that of the TenantFunc. It
+// differs from Peek in that it does not ask Redis.
+func (l *Limiter) Check(ctx context.Context, r Request) error {
+	r.Nonce = "check" // not used, but every call has one
+	_, err := l.newCall(ctx, r)
+	return err
+}
+
 // Wait reserves, and while it is denied sleeps for RetryIn and reserves again. It is for use
 // outside of a job queue: inside one, a denied job gives its worker back.
 //
@@ -207,6 +216,9 @@ func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
 }
 
 func (l *Limiter) decide(ctx context.Context, c *call, what string) (Decision, error) {
+	if err := c.checkCosts(); err != nil {
+		return Decision{}, err
+	}
 	return l.run(ctx, c, l.reserve, c.arguments(l.now(), what, nonceKept.Milliseconds()))
 }
 
@@ -218,14 +230,14 @@ func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args [
 	return c.decision(reply)
 }
 
-// decision reads a script's reply: status, now, time, and three values a window.
+// decision reads a script's reply: status, at, time, and three values a window.
 func (c *call) decision(reply []int64) (Decision, error) {
 	if len(reply) != 3+3*len(c.windows) {
 		return Decision{}, fmt.Errorf("%w: policy %q: %d values for %d windows", ErrReply, c.Name, len(reply), len(c.windows))
 	}
-	status, now, fits := reply[0], reply[1], reply[2]
+	status, at, fits := reply[0], reply[1], reply[2]
 	d := Decision{
-		At:      time.UnixMicro(now),
+		At:      time.UnixMicro(at),
 		Exempt:  c.tenant.Exempt,
 		Granted: status != 0 || c.tenant.Exempt,
 		Policy:  c.Name,
@@ -233,14 +245,14 @@ func (c *call) decision(reply []int64) (Decision, error) {
 		Windows: make([]WindowState, len(c.windows)),
 	}
 	if !d.Granted {
-		d.RetryIn = micros(fits - now)
+		d.RetryIn = micros(fits - at)
 	}
 	for i, w := range c.windows {
 		used, fits, resets := reply[3+3*i], reply[4+3*i], reply[5+3*i]
 		capacity := algorithms[w.Algorithm].capacity(w)
 		d.Windows[i] = WindowState{
 			Burst:     capacity,
-			Denied:    !d.Granted && fits > now,
+			Denied:    !d.Granted && fits > at,
 			Limit:     w.Limit,
 			Name:      w.Name,
 			Period:    w.Period,
@@ -251,7 +263,7 @@ func (c *call) decision(reply []int64) (Decision, error) {
 			Used:      used,
 		}
 		if d.Windows[i].Denied {
-			d.Windows[i].RetryIn = micros(fits - now)
+			d.Windows[i].RetryIn = micros(fits - at)
 		}
 	}
 	return d, nil
@@ -265,8 +277,8 @@ func micros(us int64) time.Duration {
 
 // classify wraps an error of go-redis in our class for it, and keeps it for errors.Is.
 func classify(ctx context.Context, policy string, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("throttle: policy %q: %w", policy, err)
+	if ended := ctx.Err(); ended != nil {
+		return fmt.Errorf("throttle: policy %q: %w: %w", policy, ended, err)
 	}
 	var reply redis.Error
 	var network net.Error
@@ -278,8 +290,9 @@ func classify(ctx context.Context, policy string, err error) error {
 		errors.Is(err, redis.ErrClosed), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		class = ErrUnavailable
 	case errors.As(err, &reply):
+		// Of OOM, READONLY and their like Redis says too which line of the script met them.
 		class = ErrUnavailable
-		if strings.Contains(err.Error(), "user_script") || strings.HasPrefix(err.Error(), "WRONGTYPE") {
+		if strings.HasPrefix(err.Error(), "ERR ") && strings.Contains(err.Error(), "script") {
 			class = ErrReply
 		}
 	}

@@ -120,21 +120,12 @@ type call struct {
 	keys    []string // of the scopes, then of the nonce
 }
 
-// newCall checks a request, before anything is written. The errors are *RequestError and
-// *NeverFitsError.
+// newCall makes a request ready to send. The errors are *RequestError.
 func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
 	bad := func(field string, value any, mend string) error {
 		return &RequestError{Policy: pl.Name, Field: field, Value: value, Mend: mend}
 	}
 	c := &call{plan: pl, request: r, tenant: t}
-	for unit, cost := range r.Cost {
-		if !slices.Contains(pl.units, unit) && unit != Requests {
-			return nil, bad("cost "+printable(unit), cost, "no window counts this unit, but "+strings.Join(pl.units, ", "))
-		}
-		if cost < 0 || cost > MaxLimit {
-			return nil, bad("cost "+printable(unit), cost, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
-		}
-	}
 	tag := hashTag(pl.Name, r.Tenant, pl.shared)
 	for _, attributes := range pl.scopes {
 		values := make([]string, len(attributes))
@@ -167,12 +158,32 @@ func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
 		if !ok && w.Unit == Requests {
 			cost = 1
 		}
-		if capacity := algorithms[w.Algorithm].capacity(w); cost > capacity && !t.Exempt {
-			return nil, &NeverFitsError{pl.Name, w.Name, w.Unit, cost, capacity}
-		}
 		c.costs = append(c.costs, cost)
 	}
 	return c, nil
+}
+
+// checkCosts tells whether the costs can ever be granted. The errors are *RequestError and
+// *NeverFitsError. Cancel does not ask: what was taken is given back under any policy.
+func (c *call) checkCosts() error {
+	for unit, cost := range c.request.Cost {
+		mend := ""
+		switch {
+		case !slices.Contains(c.units, unit) && unit != Requests:
+			mend = "no window counts this unit, but " + strings.Join(c.units, ", ")
+		case cost < 0 || cost > MaxLimit:
+			mend = fmt.Sprintf("must be 0 to %d", int64(MaxLimit))
+		default:
+			continue
+		}
+		return &RequestError{Policy: c.Name, Field: "cost " + printable(unit), Value: cost, Mend: mend}
+	}
+	for i, w := range c.windows {
+		if capacity := algorithms[w.Algorithm].capacity(w); c.costs[i] > capacity && !c.tenant.Exempt {
+			return &NeverFitsError{c.Name, w.Name, w.Unit, c.costs[i], capacity}
+		}
+	}
+	return nil
 }
 
 // arguments are what the scripts take after their own: eight values a window.

@@ -175,7 +175,8 @@ func (w Window) WithDefaults() Window {
 	if w.Per == nil {
 		w.Per = []string{TenantAttribute}
 	}
-	w.Per = slices.Sorted(slices.Values(w.Per))
+	w.Per = slices.Clone(w.Per) // which keeps an empty scope from becoming nil, the default
+	slices.Sort(w.Per)
 	if w.Unit == "" {
 		w.Unit = Requests
 	}

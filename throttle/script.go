@@ -21,12 +21,14 @@ var reserveLua string
 //go:embed lua/cancel.lua
 var cancelLua string
 
-// newScript puts a script together from the parts that all share and its own body.
-func newScript(body string) *redis.Script {
+func newScript(body string) *redis.Script { return redis.NewScript(scriptText(body)) }
+
+// scriptText puts a script together from the parts that all share and its own body.
+func scriptText(body string) string {
 	parts := []string{stateLua, "local algorithms = {}\n"}
 	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
 		parts = append(parts, algorithms[name].lua)
 	}
 	parts = append(parts, windowsLua, body)
-	return redis.NewScript(strings.Join(parts, "\n"))
+	return strings.Join(parts, "\n")
 }

@@ -13,7 +13,7 @@ func (p Policy) Warnings() []string {
 	idle := map[int]bool{}
 	for i, loose := range p.Windows {
 		for j, tight := range p.Windows {
-			if i == j || idle[j] || !alwaysFirst(tight, loose) {
+			if i == j || idle[j] || !p.alwaysFirst(tight, loose) {
 				continue
 			}
 			idle[i] = true
@@ -26,10 +26,23 @@ func (p Policy) Warnings() []string {
 	return warnings
 }
 
-// alwaysFirst reports whether tight lets so little through that loose is never exceeded.
+// alwaysFirst reports whether tight lets so little through, for whichever tenant, that loose is
+// never exceeded.
+func (p Policy) alwaysFirst(tight, loose Window) bool {
+	for _, t := range p.Tenants {
+		if !alwaysFirst(t.apply(tight), t.apply(loose)) {
+			return false
+		}
+	}
+	return alwaysFirst(tight, loose)
+}
+
 func alwaysFirst(tight, loose Window) bool {
 	if tight.Unit != loose.Unit || loose.Algorithm == GCRA {
 		return false
+	}
+	if loose.Algorithm == Fixed && loose.Margin > 0 {
+		return false // it closes at times, whatever it has counted
 	}
 	for _, attribute := range tight.Per {
 		if !slices.Contains(loose.Per, attribute) {

@@ -6,7 +6,7 @@
 --       3 nonce_ttl: milliseconds for which a repeated call is recognised, at the least
 --       4.. eight values a window (windows.lua)
 -- reply status: 0 cancelled before, 1 cancelled
---       now:    when this was decided (us)
+--       at:     when this was decided (us)
 --       time:   the same
 --       then for every window: used (units), given back (units), resets (us)
 
@@ -18,14 +18,22 @@ local real = clock(ARGV[1])
 local windows, scopes, now = open_windows(values, #KEYS - 1, real, WINDOWS)
 if not windows then return scopes end
 
-local status = values[#KEYS] == CANCELLED and 0 or 1
+local at, nonce = tonumber(ARGV[2]), values[#KEYS]
+-- The same nonce may have been granted anew since: that is another reservation.
+local granted = tonumber(nonce or '') or at
+local status = (nonce == CANCELLED or granted ~= at) and 0 or 1
+local counts_until = now
 for _, w in ipairs(windows) do
   w.fits = 0
-  if status == 1 and w.cost > 0 then w.fits = w.algorithm.give_back(w, w.state, now, tonumber(ARGV[2]), w.cost) end
+  if status == 1 and w.cost > 0 then
+    counts_until = max(counts_until, w.algorithm.resets_at(w, w.state, now))
+    w.fits = w.algorithm.give_back(w, w.state, now, at, w.cost)
+  end
 end
 if status == 1 then
-  -- Remembered for as long as anything of the reservation may still be counted.
-  local ttl = max(save(windows, scopes, now, real), tonumber(ARGV[3]))
+  save(windows, scopes, now, real)
+  -- Remembered for as long as anything of the reservation would still be counted.
+  local ttl = max(ceil((counts_until - real) / 1000), tonumber(ARGV[3]))
   redis.call('SET', KEYS[#KEYS], CANCELLED, 'PX', string.format('%.0f', ttl))
 end
-return reply(status, now, now, windows)
+return reply(status, now, now, windows, now)

@@ -7,13 +7,12 @@
 -- With `first_use` a bucket lasts period + margin. By the clock, the last `margin` of a bucket
 -- grants nothing: a call that leaves then may arrive in the next one.
 
--- The bucket by the clock that `time` falls in.
-local function clock_bucket(w, time)
-  local start = floor(time / w.period) * w.period
-  return start, start + w.period
-end
+-- When the bucket by the clock that `time` falls in began.
+local function clock_start(w, time) return floor(time / w.period) * w.period end
 
 algorithms['f'] = {
+  readable = function(payload) return #payload == 21 end,
+
   load = function(w, payload, now)
     w.limit, w.period, w.margin, w.first_use = w.p1, w.p2, w.p3, w.p4 == 1
     local st = {start = now, last = now, used = 0}
@@ -24,7 +23,8 @@ algorithms['f'] = {
       end
       st.ends = st.start + w.period
     else
-      st.start, st.ends = clock_bucket(w, now)
+      st.start = clock_start(w, now)
+      st.ends = st.start + w.period
       -- By the time of the last unit, not by the bucket's start: the period may have changed since.
       if payload and unpack7(payload, 8) >= st.start then
         st.last, st.used = unpack7(payload, 8), unpack7(payload, 15)
@@ -37,20 +37,20 @@ algorithms['f'] = {
     local used, ends = min(st.used, w.limit), st.ends
     if from >= ends then
       used = 0
-      if w.first_use then ends = from + w.period else _, ends = clock_bucket(w, from) end
+      ends = (w.first_use and from or clock_start(w, from)) + w.period
     end
     local buckets = ceil((used + ahead + cost) / w.limit) - 1
     local time = from
     if buckets > 0 then time = ends + (buckets - 1) * w.period end
     if not w.first_use and w.margin > 0 then
-      local _, closes = clock_bucket(w, time)
+      local closes = clock_start(w, time) + w.period
       if time >= closes - w.margin then time = closes end
     end
     return time
   end,
 
   take = function(w, st, now, cost)
-    st.used, st.last = st.used + cost, now
+    st.used, st.last = min(st.used + cost, MOST), now
   end,
 
   give_back = function(w, st, now, at, cost)

@@ -5,9 +5,9 @@
 --   parameters  capacity (level of a full bucket), scale (level of one unit), drain (level per us), unused
 --   payload     time(7) level(7) scale(7)
 
-local LEVEL_MAX = 9007199254740992
-
 algorithms['g'] = {
+  readable = function(payload) return #payload == 21 and unpack7(payload, 15) > 0 end,
+
   load = function(w, payload, now)
     w.capacity, w.scale, w.drain = w.p1, w.p2, w.p3
     local level = 0
@@ -27,12 +27,12 @@ algorithms['g'] = {
   end,
 
   take = function(w, st, now, cost)
-    st.level = min(st.level + cost * w.scale, LEVEL_MAX)
+    st.level = min(st.level + cost * w.scale, MOST)
   end,
 
   -- What has drained since the grant may have made room for others: it is not given back again.
   give_back = function(w, st, now, at, cost)
-    local back = min(max(0, cost * w.scale - (now - at) * w.drain), st.level)
+    local back = min(max(0, cost * w.scale - max(0, now - at) * w.drain), st.level)
     st.level = st.level - back
     return floor(back / w.scale)
   end,

@@ -6,9 +6,9 @@
 --       3 nonce_ttl: milliseconds for which a repeated call is recognised
 --       4.. eight values a window (windows.lua)
 -- reply status: 0 denied, 1 granted, 2 granted before to the same nonce
---       now:    when this was decided, or when it was granted before (us)
+--       at:     when this was decided, or when it was granted before (us)
 --       time:   the earliest time at which everything fits (us)
---       then for every window: used (units), fits (us), resets (us)
+--       then for every window: used (units), fits (us, 0 for at once), resets (us)
 
 local WINDOWS = 4
 
@@ -21,12 +21,14 @@ local windows, scopes, now = open_windows(values, nscopes, real, WINDOWS)
 if not windows then return scopes end
 
 local time = fits_at(windows, now)
-if granted_before then return reply(2, granted_before, granted_before, windows) end
-if peek or (time > now and not exempt) then return reply(time > now and 0 or 1, now, time, windows) end
+if granted_before then return reply(2, granted_before, granted_before, windows, now) end
+-- A clock that was set back tells the wait from its own time, behind the windows'.
+if time > now and not exempt then return reply(0, real, time, windows, now) end
+if peek then return reply(1, now, now, windows, now) end
 
 for _, w in ipairs(windows) do
   if w.cost > 0 then w.algorithm.take(w, w.state, now, w.cost) end
 end
 save(windows, scopes, now, real)
 redis.call('SET', KEYS[#KEYS], string.format('%.0f', now), 'PX', ARGV[3])
-return reply(1, now, now, windows)
+return reply(1, now, now, windows, now)

@@ -11,6 +11,7 @@
 -- which bounds the value and can only make the window stricter.
 
 local EXACT = 1024
+local UNITS_MAX = 1099511627775
 
 local function entry_units(data, i, width)
   if width == 8 then return byte(data, i + 7) end
@@ -56,6 +57,11 @@ local function time_of_unit(st, unit)
 end
 
 algorithms['s'] = {
+  readable = function(payload)
+    local width = byte(payload, 1)
+    return #payload >= 8 and (width == 8 or width == 12) and (#payload - 8) % width == 0
+  end,
+
   load = function(w, payload, now)
     w.limit, w.period = w.p1, w.p2
     local st = {width = 8, used = 0, data = '', first = 1}
@@ -87,14 +93,16 @@ algorithms['s'] = {
       local tick = ceil(w.period / 1024)
       time = ceil(now / tick) * tick
     end
-    local units, tail = cost, #st.data
+    local units, before, tail = cost, 0, #st.data
     if n > 0 then
       local newest = tail - st.width + 1
       local t = unpack7(st.data, newest)
       if t >= time then
-        time, units, tail = t, cost + entry_units(st.data, newest, st.width), newest - 1
+        before = entry_units(st.data, newest, st.width)
+        time, units, tail = t, before + cost, newest - 1
       end
     end
+    units = min(units, UNITS_MAX)
     if units > 255 and st.width == 8 then
       st.data = sub(st.data, st.first, tail)
       st.first = 1
@@ -103,7 +111,7 @@ algorithms['s'] = {
     end
     st.data = sub(st.data, st.first, tail) .. pack_entry(time, units, st.width)
     st.first = 1
-    st.used = st.used + cost
+    st.used = st.used + units - before
   end,
 
   give_back = function(w, st, now, at, cost)

@@ -13,7 +13,10 @@ local FORMAT = 1
 local byte, char, sub, find = string.byte, string.char, string.sub, string.find
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
--- A 7-byte integer, 0 <= n < 2^56. Doubles hold every integer that we use below 2^53.
+-- Doubles hold every integer up to here. Only exempt tenants can count so far: no further.
+local MOST = 9007199254740992
+
+-- A 7-byte integer, 0 <= n < 2^56.
 local function pack7(n)
   local hi = floor(n / 16777216)
   local lo = n - hi * 16777216
@@ -76,7 +79,8 @@ local function put_section(scope, name, kind, expires, payload)
 end
 
 -- write_scope(key, scope, now, real) writes what has not expired, and lets Redis forget it
--- at its own time `real` plus what the longest-lived section still needs.
+-- at its own time `real` plus what the longest-lived section still needs. Redis counts that from
+-- the millisecond in which the script began: one more is never too early.
 local function write_scope(key, scope, now, real)
   local parts, n, expires = {char(FORMAT), pack7(now)}, 2, 0
   for _, s in ipairs(scope.sections) do
@@ -89,9 +93,7 @@ local function write_scope(key, scope, now, real)
   end
   if n == 2 then
     redis.call('DEL', key)
-    return 0
+  else
+    redis.call('SET', key, table.concat(parts), 'PX', string.format('%.0f', ceil((expires - real) / 1000) + 1))
   end
-  local ttl = ceil((expires - real) / 1000)
-  redis.call('SET', key, table.concat(parts), 'PX', string.format('%.0f', max(ttl, 1)))
-  return ttl
 end

@@ -4,6 +4,7 @@
 --   scope (its place in KEYS), name, kind, cost (units), p1, p2, p3, p4 (see the kind's file)
 --
 -- algorithms[kind] is a table of
+--   readable(payload) -> whether the bytes have the shape that load expects
 --   load(w, payload, now) -> st         reads the parameters and the state as it is at `now`
 --   fits_at(w, st, now, from, cost, ahead) -> time >= from, the earliest at which `cost` units fit
 --                                       if `ahead` units go first; reads only
@@ -30,6 +31,10 @@ local function open_windows(values, nscopes, real, first)
     if not scope then
       return nil, redis.error_reply('SLUICE_STATE key ' .. KEYS[i] .. ': ' .. why)
     end
+    -- MGET says of a list or a hash that it is nil.
+    if not values[i] and redis.call('EXISTS', KEYS[i]) == 1 then
+      return nil, redis.error_reply('SLUICE_STATE key ' .. KEYS[i] .. ': not a string')
+    end
     scopes[i] = scope
     now = max(now, scope.last)
   end
@@ -45,6 +50,9 @@ local function open_windows(values, nscopes, real, first)
     local section = at and w.scope.sections[at]
     -- What another algorithm left under this name cannot be read: the window starts empty.
     local payload = section and section.kind == kind and section.expires > now and section.payload
+    if payload and not w.algorithm.readable(payload) then
+      return nil, redis.error_reply('SLUICE_STATE key ' .. KEYS[tonumber(ARGV[i])] .. ': window ' .. w.name .. ' is damaged')
+    end
     w.state = w.algorithm.load(w, payload, now)
     n = n + 1
     windows[n] = w
@@ -53,17 +61,15 @@ local function open_windows(values, nscopes, real, first)
 end
 
 -- fits_at(windows, now) -> the earliest time at which the costs of all windows fit together,
--- and leaves in every window's `fits` when it would fit alone.
+-- and leaves in every window's `fits` when it would fit alone, or 0 for at once.
 -- A later time can be worse for a window that closes at times: hence the repetition. It is
 -- bounded: windows that are almost never open together get a time to look again.
 local function fits_at(windows, now)
   local time = now
   for _, w in ipairs(windows) do
-    w.fits = now
-    if w.cost > 0 then
-      w.fits = w.algorithm.fits_at(w, w.state, now, now, w.cost, 0)
-      time = max(time, w.fits)
-    end
+    local fits = w.cost > 0 and w.algorithm.fits_at(w, w.state, now, now, w.cost, 0) or now
+    w.fits = fits > now and fits or 0
+    time = max(time, fits)
   end
   local from = now
   for _ = 1, 100 do
@@ -76,21 +82,19 @@ local function fits_at(windows, now)
   return time
 end
 
--- save(windows, scopes, now, real) -> ms after which Redis has forgotten everything.
 local function save(windows, scopes, now, real)
-  local ttl = 0
   for _, w in ipairs(windows) do
     put_section(w.scope, w.name, w.kind, w.algorithm.resets_at(w, w.state, now), w.algorithm.payload(w, w.state, now))
   end
   for i, scope in ipairs(scopes) do
-    ttl = max(ttl, write_scope(KEYS[i], scope, now, real))
+    write_scope(KEYS[i], scope, now, real)
   end
-  return ttl
 end
 
--- reply(status, now, time, windows): three integers, then used, fits and resets for every window.
-local function reply(status, now, time, windows)
-  local out, n = {status, now, time}, 3
+-- reply(status, at, time, windows, now): three integers, then used, fits and resets for every
+-- window, whose states are those of `now`.
+local function reply(status, at, time, windows, now)
+  local out, n = {status, at, time}, 3
   for _, w in ipairs(windows) do
     out[n + 1] = w.algorithm.used(w, w.state)
     out[n + 2] = w.fits

@@ -56,45 +56,61 @@ func Redis(t testing.TB, args ...string) string {
 	return RedisProcess(t, args...).Addr
 }
 
-// A Process is a running redis-server.
-type Process struct {
-	Addr string
-	Cmd  *exec.Cmd
-}
-
 // RedisProcess is Redis for tests that stop, kill or restart the server.
 func RedisProcess(t testing.TB, args ...string) *Process {
 	t.Helper()
-	path, err := exec.LookPath("redis-server")
-	if err != nil {
+	if _, err := exec.LookPath("redis-server"); err != nil {
 		if os.Getenv(RequireEnv) != "" {
 			t.Fatalf("redis-server is not installed, and %s is set", RequireEnv)
 		}
 		t.Skip("redis-server is not installed: scripts/test installs it")
 	}
+	p, err := Start(t.TempDir(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	return p
+}
+
+// A Process is a running redis-server.
+type Process struct {
+	Addr string
+	Cmd  *exec.Cmd
+
+	exited chan struct{}
+}
+
+// Start is RedisProcess for programs that are not tests: the server works in the directory
+// given, and Stop ends it.
+func Start(dir string, args ...string) (*Process, error) {
 	// Another process can take the port between our look and the start: then look again.
 	for range 10 {
 		port, err := freePort()
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
-		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port)}
-		p.Cmd = exec.Command(path, append([]string{
+		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port), exited: make(chan struct{})}
+		p.Cmd = exec.Command("redis-server", append([]string{
 			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", t.TempDir(), "--logfile", filepath.Join(t.TempDir(), "redis.log"),
+			"--dir", dir, "--logfile", filepath.Join(dir, "redis.log"),
 		}, args...)...)
 		if err := p.Cmd.Start(); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
-		exited := make(chan struct{})
-		go func() { p.Cmd.Wait(); close(exited) }()
-		t.Cleanup(func() { p.Cmd.Process.Kill(); <-exited })
-		if answers(p.Addr, exited) {
-			return p
+		go func() { p.Cmd.Wait(); close(p.exited) }()
+		if answers(p.Addr, p.exited) {
+			return p, nil
 		}
+		p.Stop()
 	}
-	t.Fatal("redis-server did not start on any of 10 ports")
-	return nil
+	return nil, fmt.Errorf("redis-server did not start on any of 10 ports: see %s", filepath.Join(dir, "redis.log"))
+}
+
+// Stop kills the server, if it still runs, and waits until it has ended.
+func (p *Process) Stop() {
+	p.Cmd.Process.Kill()
+	<-p.exited
 }
 
 func freePort() (int, error) {

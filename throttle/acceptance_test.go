@@ -1,0 +1,291 @@
+package throttle_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A step is one request at a time after midnight, and what it must be told.
+type step struct {
+	at        time.Duration
+	cost      int64
+	deniedBy  string        // the windows that deny, or "" if granted
+	remaining []int64       // by window
+	retryIn   time.Duration // 0 if granted
+}
+
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+	s  = time.Second
+	m  = time.Minute
+	h  = time.Hour
+)
+
+// run sends the steps one after the other, and asks Peek before each.
+func run(t *testing.T, l *throttle.Limiter, c *clock, policy string, steps []step) {
+	t.Helper()
+	for i, step := range steps {
+		c.set(step.at)
+		r := acme(step.cost)
+		r.Policy = policy
+		peeked := peek(t, l, r)
+		d := reserve(t, l, r)
+		if peeked.Granted != d.Granted || peeked.RetryIn != d.RetryIn {
+			t.Errorf("step %d at %v: Peek says %v, %v, Reserve %v, %v", i, step.at, peeked.Granted, peeked.RetryIn, d.Granted, d.RetryIn)
+		}
+		var denied []string
+		var remaining []int64
+		for _, w := range d.Windows {
+			if w.Denied {
+				denied = append(denied, w.Name)
+			}
+			remaining = append(remaining, w.Remaining)
+		}
+		got := strings.Join(denied, " ")
+		if got != step.deniedBy || d.Granted != (step.deniedBy == "") || !slices.Equal(remaining, step.remaining) || d.RetryIn != step.retryIn {
+			t.Errorf("step %d at %v, cost %d: granted %v, denied by %q, remaining %v, retry in %v; want denied by %q, remaining %v, retry in %v",
+				i, step.at, step.cost, d.Granted, got, remaining, d.RetryIn, step.deniedBy, step.remaining, step.retryIn)
+		}
+		if want := at(step.at); !d.At.Equal(want) {
+			t.Errorf("step %d: At is %v, want %v", i, d.At, want)
+		}
+	}
+}
+
+// countdown is n steps of cost 1 at one time, whose remaining units go down from what first says.
+func countdown(n int, first step) []step {
+	var steps []step
+	for i := range n {
+		next := first
+		next.remaining = slices.Clone(first.remaining)
+		for j := range next.remaining {
+			next.remaining[j] -= int64(i)
+		}
+		steps = append(steps, next)
+	}
+	return steps
+}
+
+func TestAcceptanceTables(t *testing.T) {
+	const burst, minute = "burst", "per-minute"
+	for name, table := range map[string]struct {
+		windows []throttle.Window
+		steps   []step
+	}{
+		"20 a minute and 5 per 3 seconds": {
+			[]throttle.Window{{Name: minute, Limit: 20, Period: m}, {Name: burst, Limit: 5, Period: 3 * s}},
+			slices.Concat(
+				countdown(5, step{0, 1, "", []int64{19, 4}, 0}),
+				slices.Repeat([]step{{0, 1, burst, []int64{15, 0}, 3 * s}}, 3),
+				[]step{{3*s - us, 1, burst, []int64{15, 0}, us}},
+				countdown(5, step{3 * s, 1, "", []int64{14, 4}, 0}),
+				[]step{{3 * s, 1, burst, []int64{10, 0}, 3 * s}},
+				countdown(5, step{6 * s, 1, "", []int64{9, 4}, 0}),
+				countdown(5, step{9 * s, 1, "", []int64{4, 4}, 0}),
+				[]step{{9 * s, 1, "per-minute burst", []int64{0, 0}, 51 * s}},
+				slices.Repeat([]step{{12 * s, 1, minute, []int64{0, 5}, 48 * s}}, 7),
+				[]step{{m - us, 1, minute, []int64{0, 5}, us}},
+				countdown(5, step{m, 1, "", []int64{4, 4}, 0}),
+				[]step{{m, 1, "per-minute burst", []int64{0, 0}, 3 * s}},
+			),
+		},
+		"two windows deny": {
+			[]throttle.Window{{Name: "week", Limit: 1, Period: 7 * s}, {Name: minute, Limit: 5, Period: m}},
+			[]step{
+				{0, 1, "", []int64{0, 4}, 0},
+				{1 * s, 1, "week", []int64{0, 4}, 6 * s},
+				{7 * s, 1, "", []int64{0, 3}, 0},
+				{14 * s, 1, "", []int64{0, 2}, 0},
+				{21 * s, 1, "", []int64{0, 1}, 0},
+				{28 * s, 1, "", []int64{0, 0}, 0},
+				{30 * s, 1, "week per-minute", []int64{0, 0}, 30 * s},
+				{35 * s, 1, minute, []int64{1, 0}, 25 * s},
+				{60 * s, 1, "", []int64{0, 0}, 0},
+				{60 * s, 1, "week per-minute", []int64{0, 0}, 7 * s},
+				{67 * s, 1, "", []int64{0, 0}, 0},
+			},
+		},
+		"sliding has no boundary": {
+			[]throttle.Window{{Name: "w", Limit: 20, Period: m}},
+			[]step{
+				{59 * s, 20, "", []int64{0}, 0},
+				{60 * s, 20, "w", []int64{0}, 59 * s},
+				{61 * s, 1, "w", []int64{0}, 58 * s},
+				{119*s - us, 20, "w", []int64{0}, us},
+				{119 * s, 20, "", []int64{0}, 0},
+			},
+		},
+		"sliding costs": {
+			[]throttle.Window{{Name: "w", Limit: 10, Period: 10 * s}},
+			[]step{
+				{0, 4, "", []int64{6}, 0},
+				{1 * s, 3, "", []int64{3}, 0},
+				{1 * s, 3, "", []int64{0}, 0},
+				{2 * s, 4, "w", []int64{0}, 8 * s},
+				{2 * s, 5, "w", []int64{0}, 9 * s},
+				{2 * s, 10, "w", []int64{0}, 9 * s},
+				{2 * s, 0, "", []int64{0}, 0},
+				{10 * s, 5, "w", []int64{4}, 1 * s},
+				{10 * s, 4, "", []int64{0}, 0},
+				{11 * s, 6, "", []int64{0}, 0},
+			},
+		},
+		"sliding margin": {
+			[]throttle.Window{{Name: "w", Limit: 5, Period: 3 * s, Margin: 50 * ms}},
+			[]step{
+				{0, 5, "", []int64{0}, 0},
+				{3 * s, 1, "w", []int64{0}, 50 * ms},
+				{3050*ms - us, 5, "w", []int64{0}, us},
+				{3050 * ms, 5, "", []int64{0}, 0},
+			},
+		},
+		"fixed by the clock resets on its boundary": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 20, Period: m}},
+			[]step{
+				{59 * s, 20, "", []int64{0}, 0},
+				{m - us, 1, "w", []int64{0}, us},
+				{m, 20, "", []int64{0}, 0},
+				{m, 20, "w", []int64{0}, m},
+				{2*m + 30*s, 15, "", []int64{5}, 0},
+				{2*m + 31*s, 6, "w", []int64{5}, 29 * s},
+				{2*m + 31*s, 5, "", []int64{0}, 0},
+			},
+		},
+		"fixed by the clock with a margin": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 2, Period: 10 * s, Margin: 1 * s}},
+			[]step{
+				{0, 2, "", []int64{0}, 0},
+				{1 * s, 1, "w", []int64{0}, 9 * s},
+				{19*s - us, 1, "", []int64{1}, 0},
+				{19 * s, 1, "w", []int64{1}, 1 * s},
+				{20*s - us, 1, "w", []int64{1}, us},
+				{20 * s, 2, "", []int64{0}, 0},
+				{39*s + 500*ms, 2, "w", []int64{2}, 500 * ms},
+			},
+		},
+		"two closing windows that are seldom open together": {
+			[]throttle.Window{
+				{Name: "a", Algorithm: throttle.Fixed, Limit: 9, Period: 10 * s, Margin: 4 * s},
+				{Name: "b", Algorithm: throttle.Fixed, Limit: 9, Period: 15 * s, Margin: 7 * s},
+			},
+			[]step{
+				{6 * s, 1, "a", []int64{9, 9}, 9 * s},  // a is closed 6 to 10, b 8 to 15
+				{10 * s, 1, "b", []int64{9, 9}, 5 * s}, // a is open 10 to 16
+				{16 * s, 1, "a", []int64{9, 9}, 4 * s}, // b is open 15 to 23, a from 20 on
+				{24 * s, 1, "b", []int64{9, 9}, 6 * s}, // both open at 30
+				{30 * s, 1, "", []int64{8, 8}, 0},
+			},
+		},
+		"fixed from the first use": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m}},
+			[]step{
+				{50 * s, 1, "", []int64{2}, 0},
+				{m, 2, "", []int64{0}, 0},
+				{m, 1, "w", []int64{0}, 50 * s},
+				{110*s - us, 3, "w", []int64{0}, us},
+				{5 * m, 3, "", []int64{0}, 0},
+				{6*m - us, 1, "w", []int64{0}, us},
+				{6 * m, 1, "", []int64{2}, 0},
+			},
+		},
+		"fixed from the first use with a margin": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m, Margin: s}},
+			[]step{
+				{0, 3, "", []int64{0}, 0},
+				{m, 1, "w", []int64{0}, 1 * s},
+				{61 * s, 3, "", []int64{0}, 0},
+			},
+		},
+		"gcra 10 a minute": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Period: m}},
+			slices.Concat(
+				countdown(10, step{0, 1, "", []int64{9}, 0}),
+				[]step{
+					{0, 1, "w", []int64{0}, 6 * s},
+					{6*s - us, 1, "w", []int64{0}, us},
+					{6 * s, 1, "", []int64{0}, 0},
+					{12 * s, 1, "", []int64{0}, 0},
+					{12 * s, 3, "w", []int64{0}, 18 * s},
+					{30*s - us, 3, "w", []int64{2}, us},
+					{30 * s, 3, "", []int64{0}, 0},
+					{10 * m, 10, "", []int64{0}, 0},
+				},
+			),
+		},
+		"gcra as a leaky bucket": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Period: m, Burst: 1}},
+			[]step{
+				{0, 1, "", []int64{0}, 0},
+				{0, 1, "w", []int64{0}, 6 * s},
+				{6*s - us, 1, "w", []int64{0}, us},
+				{6 * s, 1, "", []int64{0}, 0},
+				{20 * s, 1, "", []int64{0}, 0},
+				{25 * s, 1, "w", []int64{0}, 1 * s},
+			},
+		},
+		"gcra margin": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Period: m, Burst: 2, Margin: s}},
+			[]step{
+				{0, 2, "", []int64{0}, 0},
+				{0, 1, "w", []int64{0}, 6100 * ms},
+				{6100 * ms, 1, "", []int64{0}, 0},
+			},
+		},
+		"gcra whose spacing is no whole microsecond": {
+			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Period: 24 * h, Burst: 1}},
+			[]step{ // 12342.857142 857... s
+				{0, 1, "", []int64{0}, 0},
+				{0, 1, "w", []int64{0}, 12342857143 * us},
+				{12342857143*us - us, 1, "w", []int64{0}, us},
+				{12342857143 * us, 1, "", []int64{0}, 0},
+				{12342857143 * us, 1, "w", []int64{0}, 12342857143 * us},
+				{7 * 12342857143 * us, 1, "", []int64{0}, 0},
+			},
+		},
+		"a billion a minute": {
+			[]throttle.Window{
+				{Name: "s", Limit: 1e9, Period: m},
+				{Name: "f", Algorithm: throttle.Fixed, Limit: 1e9, Period: m},
+				{Name: "g", Algorithm: throttle.GCRA, Limit: 1e9, Period: m},
+			},
+			[]step{
+				{0, 1e9 - 1, "", []int64{1, 1, 1}, 0},
+				{0, 1, "", []int64{0, 0, 0}, 0},
+				{0, 1, "s f g", []int64{0, 0, 0}, m},
+				{3 * us, 1, "s f", []int64{0, 0, 50}, m - 3*us}, // 16.67 a microsecond
+				{m - us, 1e9, "s f g", []int64{0, 0, 1e9 - 17}, us},
+				{m, 1e9, "", []int64{0, 0, 0}, 0},
+			},
+		},
+		"7 a day": {
+			[]throttle.Window{
+				{Name: "s", Limit: 7, Period: 24 * h},
+				{Name: "f", Algorithm: throttle.Fixed, Limit: 7, Period: 24 * h},
+				{Name: "g", Algorithm: throttle.GCRA, Limit: 7, Period: 24 * h},
+			},
+			[]step{
+				{1 * h, 6, "", []int64{1, 1, 1}, 0},
+				{2 * h, 1, "", []int64{0, 0, 0}, 0},
+				{2 * h, 1, "s f g", []int64{0, 0, 0}, 23 * h},
+				{24 * h, 1, "s", []int64{0, 7, 6}, 1 * h},
+				{25*h - us, 1, "s", []int64{0, 7, 6}, us},
+				{25 * h, 6, "", []int64{0, 1, 1}, 0},
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := newHanded(t, client, policy(table.windows...))
+				run(t, l, c, "p", table.steps)
+			})
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package throttle_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/sluice-go/sluice"
+
+// goList returns what go list prints, one field a line.
+func goList(t *testing.T, args ...string) []string {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list", "-e"}, args...)...).Output()
+	if err != nil {
+		if exit, ok := err.(*exec.ExitError); ok {
+			t.Fatalf("go list %s: %v\n%s", strings.Join(args, " "), err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	return strings.Fields(string(out))
+}
+
+// names reports whether an import path has one of the words between its slashes and dots.
+func names(path string, words ...string) bool {
+	return slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '.' }), func(part string) bool {
+		return slices.Contains(words, part)
+	})
+}
+
+// What a package must not know of, however far down.
+func TestArrowsPointOneWay(t *testing.T) {
+	for pkg, words := range map[string][]string{
+		"throttle":            {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
+		"throttle/policyfile": {"asynq", "opentelemetry", "prometheus", "worker"},
+		"worker":              {"policyfile", "yaml"},
+	} {
+		deps := goList(t, "-deps", module+"/"+pkg)
+		if !slices.Contains(deps, "github.com/redis/go-redis/v9") {
+			t.Errorf("%s: go list tells no dependencies: %v", pkg, deps)
+		}
+		for _, dep := range deps {
+			if names(dep, words...) {
+				t.Errorf("package %s depends on %s", pkg, dep)
+			}
+		}
+	}
+	for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/throttle") {
+		if names(path, "http") {
+			t.Errorf("package throttle imports %s", path)
+		}
+	}
+}
+
+// YAML has one door.
+func TestOnlyPolicyfileImportsYAML(t *testing.T) {
+	const list = `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}{{range .TestImports}}{{$.ImportPath}}={{.}} {{end}}{{range .XTestImports}}{{$.ImportPath}}={{.}} {{end}}`
+	seen := false
+	for _, arrow := range goList(t, "-f", list, module+"/...") {
+		from, to, _ := strings.Cut(arrow, "=")
+		if !names(to, "yaml") {
+			continue
+		}
+		if seen = true; from != module+"/throttle/policyfile" {
+			t.Errorf("%s imports %s", from, to)
+		}
+	}
+	if !seen {
+		t.Error("no package imports yaml: is the test looking in the wrong place?")
+	}
+}

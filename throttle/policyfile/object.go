@@ -1,0 +1,308 @@
+package policyfile
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// An object is a mapping of the file. Its methods read one field each. They return the zero value
+// for a field that is not there, which package throttle takes for the default, and, having told
+// so, for one that cannot be used: also for a zero or an empty text, whose writer meant something.
+type object struct {
+	*decoder
+	fields map[string]field
+	keys   []string // of fields, in the order of the file
+	line   int
+	where  string
+}
+
+type field struct {
+	line int // of the key
+	node *yaml.Node
+}
+
+// item returns element i of a field that is a list.
+func (f field) item(i int) *yaml.Node { return follow(f.node).Content[i] }
+
+// follow returns what an alias stands for, and other nodes as they are.
+func follow(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// object reads a mapping. Its keys are the known ones or, if none are given, any text.
+// Where and what name it in errors, example shows what it looks like.
+func (d *decoder) object(n *yaml.Node, line int, where, what, example string, known ...string) object {
+	o := object{decoder: d, fields: map[string]field{}, line: line, where: where}
+	n = follow(n)
+	if n.Kind != yaml.MappingNode || n.ShortTag() != "!!map" {
+		d.report(line, where, strings.TrimSpace(what+" "+show(n)), "must be a mapping such as "+example)
+		return o
+	}
+	for i := 0; i < len(n.Content); i += 2 {
+		line, shown := n.Content[i].Line, "key "+show(n.Content[i])
+		if n.Content[i].ShortTag() == "!!merge" {
+			d.report(line, where, shown, "must not be used: write the keys out, or give a whole value an alias")
+			continue
+		}
+		key, ok := d.asText(n.Content[i], line, where, "key")
+		if !ok {
+			continue
+		}
+		if first, ok := o.fields[key]; ok {
+			d.report(line, where, shown, fmt.Sprintf("must be there once: it is on line %d already", first.line))
+			continue
+		}
+		if len(known) > 0 && !slices.Contains(known, key) {
+			d.report(line, where, shown, unknown(key, known))
+			continue
+		}
+		o.fields[key] = field{line, n.Content[i+1]}
+		o.keys = append(o.keys, key)
+	}
+	return o
+}
+
+// child reads the field of that key as a mapping; without the field it has no keys.
+func (o object) child(key, where, what, example string, known ...string) object {
+	f, ok := o.fields[key]
+	if !ok {
+		return object{decoder: o.decoder}
+	}
+	return o.object(f.node, f.line, where, what, example, known...)
+}
+
+func (o object) bad(key, mend string) {
+	f := o.fields[key]
+	o.report(f.line, o.where, key+" "+show(f.node), mend)
+}
+
+// check tells what package throttle says of this object, at the line of the field it means.
+func (o object) check(err error) {
+	e, ok := errors.AsType[*throttle.PolicyError](err)
+	if !ok {
+		return
+	}
+	f, there := o.fields[e.Field]
+	line, value := f.line, fmt.Sprint(e.Value)
+	switch v := e.Value.(type) {
+	case string:
+		value = strconv.Quote(cut(v))
+	case []string:
+		value = fmt.Sprintf("%q", v)
+	}
+	switch {
+	case there && follow(f.node).Kind == yaml.ScalarNode:
+		value = show(f.node)
+	case !there && reflect.ValueOf(e.Value).IsZero():
+		line, value = o.line, "is missing"
+	case !there: // a default, or a name that is a key
+		line = o.line
+	}
+	o.report(line, o.where, e.Field+" "+value, e.Mend)
+}
+
+func (o object) text(key string) string {
+	f, ok := o.fields[key]
+	if !ok {
+		return ""
+	}
+	s, _ := o.asText(f.node, f.line, o.where, key)
+	return s
+}
+
+// texts is nil without the field, and as long as the list with it.
+func (o object) texts(key string) []string {
+	f, ok := o.fields[key]
+	if !ok {
+		return nil
+	}
+	mend := "must be a list"
+	if n := follow(f.node); n.Kind == yaml.ScalarNode && n.ShortTag() != "!!null" {
+		mend += ": write [" + show(n) + "]"
+	}
+	texts := []string{}
+	for _, n := range o.list(key, mend) {
+		s, _ := o.asText(n, n.Line, o.where, key)
+		texts = append(texts, s)
+	}
+	return texts
+}
+
+func (o object) list(key, mend string) []*yaml.Node {
+	f, ok := o.fields[key]
+	if !ok {
+		return nil
+	}
+	n := follow(f.node)
+	if n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq" {
+		o.bad(key, mend)
+		return nil
+	}
+	return n.Content
+}
+
+// digits is stricter than YAML, whose tools do not agree on what 0777 and 1_000 are.
+var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?$`)
+
+// scalar returns the text of a field if its type is one of the tags.
+func (o object) scalar(key string, tags ...string) (text string, there, ok bool) {
+	f, there := o.fields[key]
+	if !there {
+		return "", false, false
+	}
+	n := follow(f.node)
+	return n.Value, true, n.Kind == yaml.ScalarNode && slices.Contains(tags, n.ShortTag())
+}
+
+func (o object) units(key string) int64 {
+	text, there, ok := o.scalar(key, "!!int")
+	if !there {
+		return 0
+	}
+	units, err := strconv.ParseInt(text, 10, 64)
+	if !ok || err != nil || units < 1 || units > throttle.MaxLimit || !digits.MatchString(text) {
+		o.bad(key, fmt.Sprintf("must be a whole number, 1 to %d, in plain digits", int64(throttle.MaxLimit)))
+		return 0
+	}
+	return units
+}
+
+func (o object) weight(key string) float64 {
+	text, there, ok := o.scalar(key, "!!int", "!!float")
+	if !there {
+		return 0
+	}
+	weight, err := strconv.ParseFloat(text, 64)
+	if !ok || err != nil || weight == 0 || !digits.MatchString(text) {
+		o.bad(key, "must be a number in plain digits, above 0 and at most 1000000")
+		return 0
+	}
+	return weight
+}
+
+func (o object) flag(key string) bool {
+	text, there, ok := o.scalar(key, "!!bool")
+	flag, err := strconv.ParseBool(text)
+	if there && (!ok || err != nil) {
+		o.bad(key, "must be true or false, without quotes")
+	}
+	return flag
+}
+
+func (o object) duration(key string) time.Duration {
+	if text, there, number := o.scalar(key, "!!int", "!!float"); !there {
+		return 0
+	} else if number {
+		o.bad(key, fmt.Sprintf("must have a unit: write %ss for seconds", text))
+		return 0
+	}
+	text, _, ok := o.scalar(key, "!!str")
+	duration, err := time.ParseDuration(text)
+	if !ok || err != nil {
+		o.bad(key, "must be a duration such as 500ms, 90s, 1m30s or 24h; h is the largest unit")
+		return 0
+	}
+	return duration
+}
+
+// asText returns the text of a node that is one, and is not empty.
+func (d *decoder) asText(n *yaml.Node, line int, where, what string) (string, bool) {
+	n = follow(n)
+	switch {
+	case n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" && n.Value != "":
+		return n.Value, true
+	case n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() != "!!null":
+		d.report(line, where, what+" "+show(n), fmt.Sprintf("must be text: write %q", cut(n.Value)))
+	default:
+		d.report(line, where, what+" "+show(n), "must be text, and not empty")
+	}
+	return "", false
+}
+
+// label names a policy or a window by its name, or by its place as long as it has none.
+func label(kind string, n *yaml.Node, i int) string {
+	if n = follow(n); n.Kind == yaml.MappingNode {
+		for j := 0; j < len(n.Content); j += 2 {
+			if name := follow(n.Content[j+1]); n.Content[j].Value == "name" && name.Value != "" {
+				return fmt.Sprintf("%s %q", kind, cut(name.Value))
+			}
+		}
+	}
+	return fmt.Sprintf("%s %d", kind, i+1)
+}
+
+// show spells a value much as the file does, on one line.
+func show(n *yaml.Node) string {
+	n = follow(n)
+	tag := ""
+	if n.Style&yaml.TaggedStyle != 0 {
+		tag = strconv.Quote(n.Tag) + " "
+	}
+	switch {
+	case n.Kind == yaml.SequenceNode:
+		return tag + "(a list)"
+	case n.Kind == yaml.MappingNode:
+		return tag + "(a mapping)"
+	case n.ShortTag() == "!!null":
+		return tag + "(nothing)"
+	case n.ShortTag() == "!!str" || n.Style != 0:
+		return tag + strconv.Quote(cut(n.Value))
+	}
+	return cut(n.Value)
+}
+
+// cut keeps a message readable, whatever a name holds.
+func cut(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "..."
+	}
+	return s
+}
+
+// unknown is the mend for an unknown key: the known one that is most like it, or all of them.
+func unknown(key string, known []string) string {
+	nearest, least := "", len(key)
+	for _, k := range known {
+		if d := distance(strings.ToLower(key), k); d < least && 2*d < len(k) {
+			nearest, least = k, d
+		}
+	}
+	if nearest != "" {
+		return fmt.Sprintf("is not known: did you mean %q?", nearest)
+	}
+	return "is not known: the keys here are " + strings.Join(known, ", ")
+}
+
+// distance is Levenshtein's: how many bytes must be changed, put in or taken out.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

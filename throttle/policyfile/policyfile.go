@@ -1,0 +1,272 @@
+// Package policyfile reads policies from YAML, strictly: what it does not know, it refuses, with
+// file, line, policy, window, value and mend. docs/policies.md is the reference of the format.
+package policyfile
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+const (
+	maxErrors = 20      // told of one file; the rest is counted
+	maxNodes  = 1 << 18 // of one file, with every alias written out
+)
+
+// An Error says what in a policy file cannot be used, where, and what would be right.
+type Error struct {
+	File  string // as it was handed to Load or Parse
+	Line  int    // from 1; 0 if no line is meant
+	Where string // such as `policy "github-api", window "burst"`; empty outside of policies
+	What  string // the field and its value as the file spells it, such as `period "0s"`
+	Mend  string // what it must be
+}
+
+func (e *Error) Error() string {
+	s := "policyfile: " + e.File
+	if e.Line > 0 {
+		s += fmt.Sprintf(":%d", e.Line)
+	}
+	for _, part := range []string{e.Where, e.What, e.Mend} {
+		if part != "" {
+			s += ": " + part
+		}
+	}
+	return s
+}
+
+// Load reads a policy file. Errors are those of Parse, and those of reading, wrapped.
+func Load(path string) ([]throttle.Policy, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("policyfile: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Parse reads the text of a policy file; name stands for the file in errors. The policies are
+// valid, in the order of the file, and together fit for throttle.New; defaults are not written
+// out. The error joins an *Error for everything that is wrong, by line, 20 of them at most.
+func Parse(name string, data []byte) ([]throttle.Policy, error) {
+	d := &decoder{file: name}
+	var policies []throttle.Policy
+	if root := d.document(data); root != nil {
+		policies = d.policies(root)
+	}
+	if len(d.errs) > 0 {
+		return nil, d.join()
+	}
+	return policies, nil
+}
+
+// A decoder turns one file into policies and collects what is wrong with it.
+type decoder struct {
+	file string
+	errs []*Error
+}
+
+func (d *decoder) report(line int, where, what, mend string) {
+	d.errs = append(d.errs, &Error{d.file, line, where, what, mend})
+}
+
+func (d *decoder) join() error {
+	slices.SortStableFunc(d.errs, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
+	var errs []error
+	for _, e := range d.errs[:min(len(d.errs), maxErrors)] {
+		errs = append(errs, e)
+	}
+	if more := len(d.errs) - maxErrors; more > 0 {
+		errs = append(errs, fmt.Errorf("policyfile: %s: and %d more", d.file, more))
+	}
+	return errors.Join(errs...)
+}
+
+// document returns the only document of the file, or nil.
+func (d *decoder) document(data []byte) *yaml.Node {
+	var root, second yaml.Node
+	loader, err := yaml.NewLoader(bytes.NewReader(data))
+	if err == nil {
+		err = loader.Load(&root)
+	}
+	if errors.Is(err, io.EOF) || err == nil && follow(root.Content[0]).ShortTag() == "!!null" {
+		d.report(0, "", "file is empty", `must hold the key "policies"`)
+		return nil
+	}
+	if err == nil {
+		err = loader.Load(&second)
+	}
+	if err == nil {
+		d.report(second.Line, "", `"---" begins a second document`, "must be one document: put all policies under one key")
+		return nil
+	}
+	if !errors.Is(err, io.EOF) {
+		line, mend := 0, err.Error()
+		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
+			line, mend = e.Mark.Line, e.Message
+		}
+		d.report(line, "", "not YAML", mend)
+		return nil
+	}
+	if expanded(&root, maxNodes) < 0 {
+		d.report(0, "", "file is too large", fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+		return nil
+	}
+	return root.Content[0]
+}
+
+// expanded counts the node and all that it holds, aliases followed, down from left, and stops
+// below zero: a few lines of aliases to aliases can stand for more than any memory holds.
+func expanded(n *yaml.Node, left int) int {
+	left--
+	for _, child := range follow(n).Content {
+		if left < 0 {
+			break
+		}
+		left = expanded(child, left)
+	}
+	return left
+}
+
+func (d *decoder) policies(root *yaml.Node) []throttle.Policy {
+	file := d.object(root, root.Line, "", "document", "{policies: [...]}", "policies")
+	var policies []throttle.Policy
+	var objects []object
+	nodes := file.list("policies", "must be a list of policies")
+	for i, n := range nodes {
+		p, o := d.policy(n, label("policy", n, i))
+		for j, other := range policies {
+			if other.Name == p.Name && p.Name != "" {
+				o.bad("name", fmt.Sprintf("is taken by the policy on line %d: policies have different names", objects[j].line))
+				break
+			}
+			if d.overlap(other, objects[j], p, o) {
+				break
+			}
+		}
+		policies, objects = append(policies, p), append(objects, o)
+	}
+	if len(nodes) == 0 && len(d.errs) == 0 {
+		d.report(file.line, "", "no policy", `must hold at least one under the key "policies"`)
+	}
+	return policies
+}
+
+// overlap tells the first pair of globs by which two policies match one task type.
+func (d *decoder) overlap(first throttle.Policy, firstAt object, second throttle.Policy, secondAt object) bool {
+	for j, b := range second.Match {
+		for i, a := range first.Match {
+			if a != "" && b != "" && throttle.GlobsOverlap(a, b) {
+				d.report(secondAt.fields["match"].item(j).Line, secondAt.where, fmt.Sprintf("match %q", b),
+					fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d",
+						firstAt.where, a, firstAt.fields["match"].item(i).Line))
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
+	before := len(d.errs)
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "requeue", "windows", "tenants")
+	p := throttle.Policy{
+		Fail:    throttle.FailMode(o.text("fail")),
+		Match:   o.texts("match"),
+		Name:    o.text("name"),
+		Requeue: throttle.Requeue(o.text("requeue")),
+	}
+	// Validate tells its first error only: the parts are shown to it one by one, so that all are told.
+	if len(d.errs) == before {
+		alone := p
+		alone.Windows = []throttle.Window{{Name: "w", Limit: 1, Period: time.Second}}
+		o.check(alone.Validate())
+	}
+	p.Windows = d.windows(o)
+	if len(d.errs) == before {
+		o.check(p.Validate())
+	}
+	p.Tenants = d.tenants(o, p, len(d.errs) == before)
+	return p, o
+}
+
+func (d *decoder) windows(policy object) []throttle.Window {
+	var windows []throttle.Window
+	lines := map[string]int{}
+	for i, n := range policy.list("windows", "must be a list of windows such as [{name: burst, limit: 5, period: 3s}]") {
+		before := len(d.errs)
+		o := d.object(n, n.Line, policy.where+", "+label("window", n, i), "", "{name: burst, limit: 5, period: 3s}",
+			"name", "limit", "period", "algorithm", "per", "unit", "margin", "burst", "anchor")
+		w := throttle.Window{
+			Algorithm: throttle.Algorithm(o.text("algorithm")),
+			Anchor:    throttle.Anchor(o.text("anchor")),
+			Burst:     o.units("burst"),
+			Limit:     o.units("limit"),
+			Margin:    o.duration("margin"),
+			Name:      o.text("name"),
+			Per:       o.texts("per"),
+			Period:    o.duration("period"),
+			Unit:      o.text("unit"),
+		}
+		if len(d.errs) == before {
+			o.check(throttle.Policy{Name: "p", Windows: []throttle.Window{w}}.Validate())
+		}
+		if line, ok := lines[w.Name]; ok && w.Name != "" {
+			o.bad("name", fmt.Sprintf("is taken by the window on line %d: windows of one policy have different names", line))
+		} else {
+			lines[w.Name] = o.line
+		}
+		windows = append(windows, w)
+	}
+	return windows
+}
+
+// tenants reads a policy's tenants. What they mean can be checked only if the rest is valid.
+func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[string]throttle.Tenant {
+	if _, ok := policy.fields["tenants"]; !ok {
+		return nil
+	}
+	tenants := map[string]throttle.Tenant{}
+	all := policy.child("tenants", policy.where, "tenants", "{acme: {weight: 2}}")
+	for _, name := range all.keys {
+		before := len(d.errs)
+		o := all.child(name, fmt.Sprintf("%s, tenant %q", policy.where, cut(name)), "", "{weight: 2}", "weight", "exempt", "windows")
+		t := throttle.Tenant{Exempt: o.flag("exempt"), Weight: o.weight("weight")}
+		overrides := o.child("windows", o.where, "windows", "{burst: {limit: 50}}")
+		windows := map[string]object{}
+		for _, window := range overrides.keys {
+			w := overrides.child(window, fmt.Sprintf("%s, window %q", o.where, cut(window)), "", "{limit: 50}", "limit", "burst")
+			if t.Windows == nil {
+				t.Windows = map[string]throttle.Override{}
+			}
+			t.Windows[window] = throttle.Override{Burst: w.units("burst"), Limit: w.units("limit")}
+			windows[window] = w
+		}
+		tenants[name] = t
+		if !valid || len(d.errs) > before {
+			continue
+		}
+		p.Tenants = map[string]throttle.Tenant{name: t}
+		err := p.Validate()
+		e, _ := errors.AsType[*throttle.PolicyError](err)
+		switch {
+		case e == nil:
+		case e.Window != "":
+			windows[e.Window].check(err)
+		case e.Field == "windows": // a window of that name cannot be overridden
+			window := fmt.Sprint(e.Value)
+			d.report(overrides.fields[window].line, o.where, fmt.Sprintf("windows %q", cut(window)), e.Mend)
+		default:
+			o.check(err)
+		}
+	}
+	return tenants
+}

@@ -1,0 +1,297 @@
+package policyfile_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+// describe tells everything that a file says, one line a policy, window and tenant. It leaves out
+// zero values, but not the difference between no scope and the empty one.
+func describe(policies []throttle.Policy) string {
+	var b strings.Builder
+	line := func(what string, value any, skip ...string) {
+		b.WriteString(what)
+		v := reflect.ValueOf(value)
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); !slices.Contains(skip, f.Name) && !v.Field(i).IsZero() {
+				fmt.Fprintf(&b, " %s=%v", f.Name, v.Field(i))
+			}
+		}
+		b.WriteString("\n")
+	}
+	for _, p := range policies {
+		line("policy", p, "Windows", "Tenants")
+		for _, w := range p.Windows {
+			line("  window", w)
+		}
+		for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
+			line(fmt.Sprintf("  tenant %q", name), p.Tenants[name], "Windows")
+			for _, window := range slices.Sorted(maps.Keys(p.Tenants[name].Windows)) {
+				line("    window "+window, p.Tenants[name].Windows[window])
+			}
+		}
+	}
+	return b.String()
+}
+
+func TestGoodFiles(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.good.yml")
+	if len(files) == 0 {
+		t.Fatal("no good files")
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			policies, err := policyfile.Load(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			usable(t, policies)
+			golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
+			want, _ := os.ReadFile(golden)
+			if got := describe(policies); got != string(want) {
+				t.Errorf("%s differs from what was read:\n%s", golden, got)
+			}
+		})
+	}
+}
+
+// usable fails the test unless package throttle takes the policies, alone and together.
+func usable(t *testing.T, policies []throttle.Policy) {
+	t.Helper()
+	for _, p := range policies {
+		if err := p.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+	client := redis.NewClient(&redis.Options{}) // never connects: nothing is asked of it
+	defer client.Close()
+	if _, err := throttle.New(throttle.Config{Client: client, Policies: policies}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A bad file begins with the messages it must lead to, one a line: "# want: ...".
+func TestBadFiles(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.bad.yml")
+	if len(files) == 0 {
+		t.Fatal("no bad files")
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			policies, err := policyfile.Parse(filepath.Base(file), data)
+			if err == nil || policies != nil {
+				t.Fatalf("read as\n%s", describe(policies))
+			}
+			if want := strings.Join(wants(data), "\n"); err.Error() != want {
+				t.Errorf("got:\n%s\nwant:\n%s", err, want)
+			}
+			if _, ok := errors.AsType[*policyfile.Error](err); !ok {
+				t.Errorf("%T is no *policyfile.Error", err)
+			}
+		})
+	}
+}
+
+func wants(data []byte) (messages []string) {
+	for line := range strings.Lines(string(data)) {
+		message, ok := strings.CutPrefix(strings.TrimSpace(line), "# want: ")
+		if !ok {
+			break
+		}
+		messages = append(messages, message)
+	}
+	return messages
+}
+
+// A field that package throttle gets and policy files do not shows up here.
+func TestEveryFieldCanBeWritten(t *testing.T) {
+	policies, err := policyfile.Load("testdata/everything.good.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference, err := os.ReadFile("../../docs/policies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := map[string]bool{}
+	note := func(value any) {
+		v := reflect.ValueOf(value)
+		for i := range v.NumField() {
+			name := v.Type().String() + "." + v.Type().Field(i).Name
+			written[name] = written[name] || !v.Field(i).IsZero()
+			row := "\n| `" + strings.ToLower(v.Type().Field(i).Name) + "` |"
+			if !strings.Contains(string(reference), row) {
+				t.Errorf("docs/policies.md has no row for %s", name)
+			}
+		}
+	}
+	for _, p := range policies {
+		note(p)
+		for _, w := range p.Windows {
+			note(w)
+		}
+		for _, tenant := range p.Tenants {
+			note(tenant)
+			for _, o := range tenant.Windows {
+				note(o)
+			}
+		}
+	}
+	for name, ok := range written {
+		if !ok {
+			t.Errorf("nothing in everything.good.yml sets %s", name)
+		}
+	}
+}
+
+func TestReferenceExamples(t *testing.T) {
+	reference, err := os.ReadFile("../../docs/policies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(reference, -1)
+	if len(examples) == 0 {
+		t.Fatal("no examples")
+	}
+	for i, example := range examples {
+		policies, err := policyfile.Parse(fmt.Sprintf("docs/policies.md, example %d", i+1), example[1])
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		usable(t, policies)
+		for _, p := range policies {
+			for _, warning := range p.Warnings() {
+				if !strings.Contains(string(reference), warning) {
+					t.Errorf("example %d warns: %s", i+1, warning)
+				}
+			}
+		}
+	}
+}
+
+// Every message that the reference shows is one that a bad file leads to.
+func TestReferenceMessages(t *testing.T) {
+	reference, err := os.ReadFile("../../docs/policies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := regexp.MustCompile(`^policyfile: [^ :]+(:\d+)?: `)
+	known := map[string]bool{}
+	files, _ := filepath.Glob("testdata/*.bad.yml")
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, message := range wants(data) {
+			known[place.ReplaceAllString(message, "")] = true
+		}
+	}
+	shown := regexp.MustCompile("`(policyfile: [^`]*)`").FindAllStringSubmatch(string(reference), -1)
+	if len(shown) == 0 {
+		t.Fatal("no messages")
+	}
+	for _, message := range shown {
+		if !known[place.ReplaceAllString(message[1], "")] {
+			t.Errorf("no bad file leads to %s", message[1])
+		}
+	}
+}
+
+func TestScopes(t *testing.T) {
+	policies, err := policyfile.Parse("f", []byte(`
+policies:
+  - name: p
+    windows:
+      - {name: absent, limit: 1, period: 1s}
+      - {name: shared, limit: 1, period: 1s, per: []}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if per := policies[0].Windows[0].Per; per != nil {
+		t.Errorf("without per: %#v, want nil", per)
+	}
+	if per := policies[0].Windows[1].Per; per == nil || len(per) != 0 {
+		t.Errorf("per: [] is %#v, want an empty slice", per)
+	}
+}
+
+func TestLoadTellsWhatCannotBeRead(t *testing.T) {
+	_, err := policyfile.Load(filepath.Join(t.TempDir(), "none.yml"))
+	if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), "policyfile: ") {
+		t.Error(err)
+	}
+}
+
+// A few hundred bytes of aliases to aliases must not become gigabytes.
+func TestAliasesAreBounded(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("policies:\n- &a0 [x, x, x, x, x, x, x, x, x, x]\n")
+	for i := range 12 {
+		fmt.Fprintf(&b, "- &a%d [%s]\n", i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d, ", i), 10), ", "))
+	}
+	_, err := policyfile.Parse("f", []byte(b.String()))
+	want := "policyfile: f: file is too large: must hold at most 262144 values, with every alias written out"
+	if err == nil || err.Error() != want {
+		t.Errorf("got:\n%v\nwant:\n%s", err, want)
+	}
+	for _, cyclic := range []string{"&a [*a]", "policies: &a [*a, {name: *a, windows: *a, tenants: {x: *a}}]", "&a {policies: [*a]}"} {
+		if _, err := policyfile.Parse("f", []byte(cyclic)); err == nil {
+			t.Errorf("%s: no error", cyclic)
+		}
+	}
+}
+
+func TestManyErrorsAreCounted(t *testing.T) {
+	_, err := policyfile.Parse("f", []byte("policies: ["+strings.Repeat("1,", 25)+"]"))
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 21 || lines[20] != "policyfile: f: and 5 more" {
+		t.Errorf("%d lines, the last: %s", len(lines), lines[len(lines)-1])
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	files, _ := filepath.Glob("testdata/*.yml")
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		policies, err := policyfile.Parse("f", data)
+		if err == nil {
+			usable(t, policies)
+			return
+		}
+		if policies != nil {
+			t.Errorf("policies with an error: %v", err)
+		}
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			if !strings.HasPrefix(line, "policyfile: f:") {
+				t.Errorf("a message that is not ours: %q", line)
+			}
+		}
+	})
+}

@@ -148,8 +148,11 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // differs from Peek in that it does not ask Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	r.Nonce = "check" // not used, but every call has one
-	_, err := l.newCall(ctx, r)
-	return err
+	c, err := l.newCall(ctx, r)
+	if err != nil {
+		return err
+	}
+	return c.checkCosts()
 }
 
 // Wait reserves, and while it is denied sleeps for RetryIn and reserves again. It is for use
@@ -278,7 +281,10 @@ func micros(us int64) time.Duration {
 // classify wraps an error of go-redis in our class for it, and keeps it for errors.Is.
 func classify(ctx context.Context, policy string, err error) error {
 	if ended := ctx.Err(); ended != nil {
-		return fmt.Errorf("throttle: policy %q: %w: %w", policy, ended, err)
+		if !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+		return fmt.Errorf("throttle: policy %q: %w", policy, err)
 	}
 	var reply redis.Error
 	var network net.Error
@@ -292,7 +298,7 @@ func classify(ctx context.Context, policy string, err error) error {
 	case errors.As(err, &reply):
 		// Of OOM, READONLY and their like Redis says too which line of the script met them.
 		class = ErrUnavailable
-		if strings.HasPrefix(err.Error(), "ERR ") && strings.Contains(err.Error(), "script") {
+		if errors.Is(err, redis.Nil) || strings.HasPrefix(err.Error(), "ERR ") && strings.Contains(err.Error(), "script") {
 			class = ErrReply
 		}
 	}

@@ -23,9 +23,11 @@ local at, nonce = tonumber(ARGV[2]), values[#KEYS]
 local granted = tonumber(nonce or '') or at
 local status = (nonce == CANCELLED or granted ~= at) and 0 or 1
 local counts_until = now
+-- What was granted later than now, before a clock was set back, is in no state any more.
+local counts = status == 1 and at <= now
 for _, w in ipairs(windows) do
   w.fits = 0
-  if status == 1 and w.cost > 0 then
+  if counts and w.cost > 0 then
     counts_until = max(counts_until, w.algorithm.resets_at(w, w.state, now))
     w.fits = w.algorithm.give_back(w, w.state, now, at, w.cost)
   end

@@ -32,7 +32,7 @@ algorithms['g'] = {
 
   -- What has drained since the grant may have made room for others: it is not given back again.
   give_back = function(w, st, now, at, cost)
-    local back = min(max(0, cost * w.scale - max(0, now - at) * w.drain), st.level)
+    local back = min(max(0, cost * w.scale - (now - at) * w.drain), st.level)
     st.level = st.level - back
     return floor(back / w.scale)
   end,

@@ -1,0 +1,229 @@
+package throttle_test
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// three has one window of each algorithm, limit 10 per 10 s.
+func three() throttle.Policy {
+	return policy(
+		throttle.Window{Name: "sliding", Limit: 10, Period: 10 * s},
+		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 10, Period: 10 * s},
+		throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 10, Period: 10 * s},
+	)
+}
+
+func used(d throttle.Decision) []int64 {
+	var units []int64
+	for _, w := range d.Windows {
+		units = append(units, w.Used)
+	}
+	return units
+}
+
+func TestCancel(t *testing.T) {
+	type op struct {
+		at   time.Duration
+		do   string // "+NAME" reserves, "-NAME" cancels
+		cost int64
+		used []int64 // sliding, fixed, gcra
+	}
+	for name, ops := range map[string][]op{
+		"at once": {
+			{0, "+a", 4, []int64{4, 4, 4}},
+			{0, "-a", 0, []int64{0, 0, 0}},
+			{0, "-a", 0, []int64{0, 0, 0}},
+		},
+		"once, though others have taken since": {
+			{1 * s, "+a", 4, []int64{4, 4, 4}},
+			{1 * s, "+b", 3, []int64{7, 7, 7}},
+			{2 * s, "-a", 0, []int64{3, 3, 3}}, // 7 - 1 drained - 3 that still count
+			{2 * s, "+c", 2, []int64{5, 5, 5}},
+			{2 * s, "-a", 0, []int64{5, 5, 5}},
+			{3 * s, "-a", 0, []int64{5, 5, 4}},
+			{3 * s, "-b", 0, []int64{2, 2, 3}}, // 1 of the 3 was still there
+			{3 * s, "-c", 0, []int64{0, 0, 2}},
+			{3 * s, "-b", 0, []int64{0, 0, 2}},
+		},
+		"what has aged is not given back": {
+			{9 * s, "+a", 5, []int64{5, 5, 5}},
+			{10 * s, "+b", 2, []int64{7, 2, 6}},
+			{14 * s, "-a", 0, []int64{2, 2, 2}}, // gcra: 5 drained before
+			{14 * s, "-b", 0, []int64{0, 0, 2}},
+			{14 * s, "+c", 3, []int64{3, 3, 5}},
+			{19*s - us, "+d", 1, []int64{4, 4, 2}},
+			{30 * s, "-c", 0, []int64{0, 0, 0}},
+			{30 * s, "-d", 0, []int64{0, 0, 0}},
+		},
+		"in the microsecond in which it leaves": {
+			{0, "+a", 5, []int64{5, 5, 5}},
+			{10*s - us, "+b", 1, []int64{6, 6, 1}},
+			{10 * s, "-a", 0, []int64{1, 0, 1}},
+			{10 * s, "+c", 9, []int64{10, 9, 10}},
+			{10 * s, "-a", 0, []int64{10, 9, 10}},
+		},
+		"in one microsecond": {
+			{0, "+a", 1, []int64{1, 1, 1}},
+			{0, "+b", 2, []int64{3, 3, 3}},
+			{0, "+c", 3, []int64{6, 6, 6}},
+			{0, "-b", 0, []int64{4, 4, 4}},
+			{0, "-b", 0, []int64{4, 4, 4}},
+			{0, "-a", 0, []int64{3, 3, 3}},
+			{0, "-c", 0, []int64{0, 0, 0}},
+		},
+		"what cost nothing gives nothing back": {
+			{0, "+a", 3, []int64{3, 3, 3}},
+			{0, "+b", 0, []int64{3, 3, 3}},
+			{0, "-b", 0, []int64{3, 3, 3}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := newHanded(t, client, three())
+				made := map[string]throttle.Reservation{}
+				for i, op := range ops {
+					c.set(op.at)
+					var d throttle.Decision
+					if op.do[0] == '+' {
+						d = reserve(t, l, acme(op.cost))
+						made[op.do[1:]] = d.Reservation
+						if !d.Granted {
+							t.Fatalf("op %d: denied", i)
+						}
+					} else {
+						d = cancel(t, l, made[op.do[1:]])
+					}
+					if !slices.Equal(used(d), op.used) {
+						t.Errorf("op %d, %s at %v: used %v, want %v", i, op.do, op.at, used(d), op.used)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Only this reservation is given back by it, however late the call is repeated.
+func TestCancelRepeatedAfterTheNonceWasReserved(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, three())
+		r := acme(4)
+		r.Nonce = "n"
+		first := reserve(t, l, r).Reservation
+		cancel(t, l, first)
+		c.set(1 * s)
+		second := reserve(t, l, r)
+		if !slices.Equal(used(second), []int64{4, 4, 4}) {
+			t.Errorf("a reserve after Cancel is not charged anew: %v", used(second))
+		}
+		if d := cancel(t, l, first); !slices.Equal(used(d), []int64{4, 4, 4}) {
+			t.Errorf("the first reservation gave the second back: %v", used(d))
+		}
+		if d := cancel(t, l, second.Reservation); !slices.Equal(used(d), []int64{0, 0, 0}) {
+			t.Errorf("used %v", used(d))
+		}
+	})
+}
+
+// A cancelled reservation is remembered as long as its units would have counted, and by real
+// time at least as long as a nonce.
+func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
+			w := throttle.Window{Name: "w", Limit: 10, Period: period}
+			l := newLimiter(t, client, policy(w))
+			r := acme(1)
+			r.Nonce = period.String()
+			cancel(t, l, reserve(t, l, r).Reservation)
+			ttl, err := client.PTTL(t.Context(), "sluice:{p:acme}:n:"+r.Nonce).Result()
+			if err != nil || ttl > want+s || ttl < want-30*s {
+				t.Errorf("period %v: kept for %v (%v), want %v", period, ttl, err, want)
+			}
+		}
+	})
+}
+
+// The server that granted is gone, its state too, and the clock of the next one is behind.
+func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, three())
+		c.set(5 * s)
+		lost := reserve(t, l, acme(1)).Reservation
+		client.FlushDB(t.Context())
+		c.set(0)
+		reserve(t, l, acme(8))
+		if d := cancel(t, l, lost); !slices.Equal(used(d), []int64{8, 8, 8}) {
+			t.Errorf("used %v", used(d))
+		}
+	})
+}
+
+// Reservations are plain data: another process cancels them.
+func TestReservationsTravel(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client, three())
+		text, err := json.Marshal(reserve(t, l, acme(4)).Reservation)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r throttle.Reservation
+		if err := json.Unmarshal(text, &r); err != nil {
+			t.Fatal(err)
+		}
+		other, _ := newHanded(t, client, three())
+		if d := cancel(t, other, r); !slices.Equal(used(d), []int64{0, 0, 0}) {
+			t.Errorf("used %v", used(d))
+		}
+	})
+}
+
+func TestCancelOfNothing(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client, three())
+		reserve(t, l, acme(5))
+		before := dump(t, client)
+		cancel(t, l, throttle.Reservation{}) // of a reservation that failed open
+		if after := dump(t, client); !maps.Equal(before, after) {
+			t.Errorf("Redis was changed:\n%q\n%q", before, after)
+		}
+		r := acme(1)
+		r.Nonce = "made up"
+		if d := cancel(t, l, throttle.Reservation{Request: r}); !slices.Equal(used(d), []int64{5, 5, 5}) {
+			t.Errorf("granted never, and given back: used %v", used(d))
+		}
+	})
+}
+
+// From 1024 entries on grants are merged into ticks of a 1024th of the period, here 10 ms.
+func TestCancelOfMergedGrants(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 2000, Period: 10240 * ms}))
+		if err := l.EditScripts(throttle.WithoutExpiry, throttle.MergeFrom("2")); err != nil {
+			t.Fatal(err)
+		}
+		const grants = 12
+		var made []throttle.Reservation
+		for i := range int64(grants) {
+			c.set(time.Duration(i) * 3 * ms) // kept as 0, 3, 3 x 10, 3 x 20, 4 x 30 and 40 ms
+			made = append(made, reserve(t, l, acme(100+i)).Reservation)
+		}
+		want := int64(grants*100 + grants*(grants-1)/2)
+		for i := range grants {
+			i = i * 5 % grants // each once, in no order
+			want -= 100 + int64(i)
+			for range 2 {
+				if d := cancel(t, l, made[i]); d.Windows[0].Used != want {
+					t.Fatalf("after the cancel of reservation %d: used %d, want %d", i, d.Windows[0].Used, want)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,430 @@
+package throttle_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// The key of acme's windows in policy p.
+const acmeKey = "sluice:{p:acme}:w:tenant:acme"
+
+// impatient is a client that gives up at once.
+func impatient(t *testing.T, addr string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{
+		Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 1, PoolTimeout: 10 * ms, ReadTimeout: 200 * ms,
+	})
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func TestFlushedScriptsAreInvisible(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client, three())
+		var d throttle.Decision
+		for i := range int64(3) {
+			for _, verb := range []func(){
+				func() { peek(t, l, acme(1)) },
+				func() { d = reserve(t, l, acme(1)) },
+				func() { cancel(t, l, reserve(t, l, acme(1)).Reservation) },
+			} {
+				if err := client.ScriptFlush(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				verb()
+			}
+			if d.Windows[0].Used != i+1 {
+				t.Errorf("used %d, want %d", d.Windows[0].Used, i+1)
+			}
+		}
+	})
+}
+
+// refused calls all verbs, which must fail with the class and leave Redis as it is.
+func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what string, class error) {
+	t.Helper()
+	before := dump(t, client)
+	_, reserved := l.Reserve(t.Context(), acme(1))
+	_, peeked := l.Peek(t.Context(), acme(1))
+	_, cancelled := l.Cancel(t.Context(), throttle.Reservation{Request: nonce(acme(1), "n"), At: at(0)})
+	for _, err := range []error{reserved, peeked, cancelled} {
+		if !errors.Is(err, class) {
+			t.Errorf("%s: got %v, want %v", what, err, class)
+		}
+	}
+	if after := dump(t, client); !maps.Equal(before, after) {
+		t.Errorf("%s: Redis was changed:\n%q\n%q", what, before, after)
+	}
+}
+
+func TestStateThatCannotBeRead(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Per: []string{}})...)
+		p.Fail = throttle.FailOpen // which this is no case of
+		l, _ := newHanded(t, client, p)
+		reserve(t, l, acme(1))
+		key := strings.Replace(acmeKey, "p:acme", "p", 1)
+		good, err := client.Get(t.Context(), key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		put := func(value string) {
+			t.Helper()
+			if err := client.Set(t.Context(), key, value, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for what, value := range map[string]string{
+			"empty":            "",
+			"foreign":          "hello, world",
+			"a number":         "42",
+			"newer format":     "\x02" + good[1:],
+			"one byte too few": good[:len(good)-1],
+			"garbage behind":   good + "x",
+		} {
+			put(value)
+			refused(t, l, client, what, throttle.ErrState)
+		}
+		// Cut between two sections it is a state like any other.
+		readable := 0
+		for n := range good {
+			put(good[:n])
+			if _, err := l.Peek(t.Context(), acme(1)); err == nil {
+				readable++
+			} else if !errors.Is(err, throttle.ErrState) {
+				t.Errorf("first %d bytes: %v", n, err)
+			}
+		}
+		if readable != 3 {
+			t.Errorf("%d beginnings of a state of 3 windows can be read, want 3", readable)
+		}
+
+		for what, make := range map[string]func(){
+			"list": func() { client.RPush(t.Context(), key, "a") },
+			"hash": func() { client.HSet(t.Context(), key, "a", "b") },
+			"set":  func() { client.SAdd(t.Context(), key, "a") },
+		} {
+			client.Del(t.Context(), key)
+			make()
+			before := client.Type(t.Context(), key).Val()
+			_, reserved := l.Reserve(t.Context(), acme(1))
+			_, peeked := l.Peek(t.Context(), acme(1))
+			if !errors.Is(reserved, throttle.ErrState) || !errors.Is(peeked, throttle.ErrState) {
+				t.Errorf("%s: got %v and %v, want ErrState", what, reserved, peeked)
+			}
+			if after := client.Type(t.Context(), key).Val(); before != what || after != what {
+				t.Errorf("the %s became a %s", what, after)
+			}
+		}
+
+		put(good)
+		if d := reserve(t, l, acme(1)); d.Windows[0].Used != 2 {
+			t.Errorf("used %d", d.Windows[0].Used)
+		}
+	})
+}
+
+// Whatever bytes are damaged: an answer comes, and an error changes nothing.
+func TestDamagedState(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, three())
+		for i := range 3 {
+			c.set(time.Duration(i) * s)
+			reserve(t, l, acme(2))
+		}
+		good := client.Get(t.Context(), acmeKey).Val()
+		random := rand.New(rand.NewPCG(1, 2))
+		classes := map[string]int{}
+		for i := range 4 * len(good) {
+			damaged := []byte(good)
+			damaged[i%len(good)] = []byte{0, 255, byte(random.Uint32()), good[i%len(good)] ^ 1<<random.IntN(8)}[i/len(good)]
+			client.FlushDB(t.Context())
+			client.Set(t.Context(), acmeKey, damaged, 0)
+			before := dump(t, client)
+			_, err := l.Reserve(t.Context(), acme(3))
+			switch {
+			case err == nil:
+				classes["none"]++
+				continue
+			case errors.Is(err, throttle.ErrState):
+				classes["state"]++
+			case errors.Is(err, throttle.ErrReply): // counts that do not add up
+				classes["reply"]++
+			default:
+				t.Errorf("byte %d: %v", i%len(good), err)
+			}
+			if after := dump(t, client); !maps.Equal(before, after) {
+				t.Errorf("byte %d: %v, and Redis was changed:\n%q\n%q", i%len(good), err, before, after)
+			}
+		}
+		if classes["none"] == 0 || classes["state"] == 0 {
+			t.Errorf("no damage of some class: %v", classes)
+		}
+	})
+}
+
+// unavailable is what both modes make of a Redis that cannot serve.
+func unavailable(t *testing.T, client redis.UniversalClient, what string) {
+	t.Helper()
+	closed := three()
+	open := three()
+	open.Name, open.Fail = "open", throttle.FailOpen
+	l := newLimiter(t, client, closed, open)
+	if d, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+		t.Errorf("%s: Reserve: granted %v, %v", what, d.Granted, err)
+	}
+	r := acme(1)
+	r.Policy = "open"
+	d, err := l.Reserve(t.Context(), r)
+	if err != nil || !d.Granted || !errors.Is(d.FailedOpen, throttle.ErrUnavailable) || d.Windows != nil || d.At.IsZero() {
+		t.Errorf("%s: fail open: %+v, %v", what, d, err)
+	}
+	if _, err := l.Cancel(t.Context(), d.Reservation); err != nil {
+		t.Errorf("%s: Cancel of what failed open: %v", what, err)
+	}
+	if _, err := l.Peek(t.Context(), r); !errors.Is(err, throttle.ErrUnavailable) {
+		t.Errorf("%s: Peek: %v", what, err)
+	}
+	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
+		t.Errorf("%s: Wait: %+v, %v", what, d, err)
+	}
+	if _, err := l.Cancel(t.Context(), throttle.Reservation{Request: nonce(r, "n")}); !errors.Is(err, throttle.ErrUnavailable) {
+		t.Errorf("%s: Cancel: %v", what, err)
+	}
+}
+
+func TestRedisThatIsGone(t *testing.T) {
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		p := throttletest.RedisProcess(t)
+		client := impatient(t, p.Addr)
+		reserve(t, newLimiter(t, client, three()), acme(1))
+		p.Stop()
+		unavailable(t, client, "killed")
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		server := throttletest.Miniredis(t)
+		client := impatient(t, server.Addr())
+		reserve(t, newLimiter(t, client, three()), acme(1))
+		server.Close()
+		unavailable(t, client, "closed")
+	})
+	t.Run("client", func(t *testing.T) {
+		t.Parallel()
+		client := impatient(t, throttletest.Miniredis(t).Addr())
+		client.Close()
+		unavailable(t, client, "client closed")
+	})
+	t.Run("pool", func(t *testing.T) {
+		t.Parallel()
+		client := impatient(t, throttletest.Miniredis(t).Addr())
+		conn := client.Conn()
+		defer conn.Close()
+		if err := conn.Ping(t.Context()).Err(); err != nil { // takes the only connection
+			t.Fatal(err)
+		}
+		unavailable(t, client, "pool exhausted")
+	})
+	t.Run("hangs", func(t *testing.T) {
+		t.Parallel()
+		unavailable(t, impatient(t, answering(t, "")), "no answer")
+	})
+	t.Run("hangs up", func(t *testing.T) {
+		t.Parallel()
+		unavailable(t, impatient(t, answering(t, "close")), "connection closed")
+	})
+}
+
+// What Redis says while it cannot serve, if it says anything.
+func TestRedisThatCannotServe(t *testing.T) {
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		client := impatient(t, throttletest.Redis(t))
+		do := func(args ...any) {
+			t.Helper()
+			if err := client.Do(t.Context(), args...).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := newLimiter(t, client, three())
+		reserve(t, l, acme(1))
+		for _, state := range []struct {
+			name     string
+			on, off  []any
+			readable bool // Peek serves: then only the writing verbs fail
+		}{
+			{"OOM", []any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}, true},
+			{"NOREPLICAS", []any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"}, true},
+			{"READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}, true},
+		} {
+			before := dump(t, client)
+			do(state.on...)
+			if _, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
+				t.Errorf("%s: %v", state.name, err)
+			}
+			if _, err := l.Peek(t.Context(), acme(1)); err != nil {
+				t.Errorf("%s: Peek: %v", state.name, err)
+			}
+			do(state.off...)
+			if after := dump(t, client); !maps.Equal(before, after) {
+				t.Errorf("%s: Redis was changed:\n%q\n%q", state.name, before, after)
+			}
+		}
+		do("CONFIG", "SET", "maxmemory", "0")
+		reserve(t, l, acme(1))
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		server := throttletest.Miniredis(t)
+		client := impatient(t, server.Addr())
+		for _, reply := range []string{
+			"LOADING Redis is loading the dataset in memory",
+			"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+			"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+			"CLUSTERDOWN The cluster is down",
+			"ERR max number of clients reached",
+			"NOAUTH Authentication required.",
+		} {
+			server.SetError(reply)
+			unavailable(t, client, reply)
+		}
+	})
+}
+
+// A script that breaks is our fault, not Redis's: nothing fails open on it.
+func TestReplyThatIsNone(t *testing.T) {
+	broken := func(script string) string {
+		return strings.Replace(script, "local status = ", "nothing.at = all\nlocal status = ", 1) + "\n"
+	}
+	p := three()
+	p.Fail = throttle.FailOpen
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, p)
+		if err := l.EditScripts(func(script string) string {
+			return strings.Replace(broken(script), "local time = fits_at", "local time = nothing", 1)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, l, client, "script that breaks", throttle.ErrReply)
+	})
+	for name, reply := range map[string]string{
+		"status":       "+OK\r\n",
+		"nil":          "$-1\r\n",
+		"empty":        "*0\r\n",
+		"too short":    "*3\r\n:1\r\n:2\r\n:3\r\n",
+		"strings":      "*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+		"not protocol": "!?\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLimiter(t, impatient(t, answering(t, reply)), p)
+			if d, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrReply) || d.Granted {
+				t.Errorf("granted %v, %v", d.Granted, err)
+			}
+		})
+	}
+}
+
+// answering returns the address of a server that says one thing only, says nothing (""), or
+// closes every connection ("close").
+func answering(t *testing.T, reply string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	serve := func(conn net.Conn) {
+		defer conn.Close()
+		requests := bufio.NewReader(conn)
+		for {
+			line, err := requests.ReadString('\n')
+			if err != nil || reply == "close" {
+				return
+			}
+			switch {
+			case strings.HasPrefix(line, "*"): // a request begins
+				if reply == "" {
+					continue
+				}
+				// The greetings of a new connection are refused, which go-redis takes.
+				command, _ := requests.ReadString('\n')
+				if command, _ = requests.ReadString('\n'); !strings.EqualFold(strings.TrimSpace(command), "evalsha") {
+					io.WriteString(conn, "-ERR unknown command\r\n")
+				} else {
+					io.WriteString(conn, reply)
+				}
+			}
+		}
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go serve(conn)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// A context that ends is not a Redis that is down: nothing fails open.
+func TestContextThatEnds(t *testing.T) {
+	p := three()
+	p.Fail = throttle.FailOpen
+	t.Run("cancelled before", func(t *testing.T) {
+		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+			l := newLimiter(t, client, p)
+			ctx, end := context.WithCancel(t.Context())
+			end()
+			d, err := l.Reserve(ctx, acme(1))
+			if !errors.Is(err, context.Canceled) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+				t.Errorf("granted %v, %v", d.Granted, err)
+			}
+			if keys := dump(t, client); len(keys) != 0 {
+				t.Errorf("keys %q", keys)
+			}
+		})
+	})
+	t.Run("deadline while Redis hangs", func(t *testing.T) {
+		t.Parallel()
+		l := newLimiter(t, impatient(t, answering(t, "")), p)
+		ctx, end := context.WithTimeout(t.Context(), 20*ms)
+		defer end()
+		d, err := l.Reserve(ctx, acme(1))
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+			t.Errorf("granted %v, %v", d.Granted, err)
+		}
+	})
+	t.Run("cancelled while Redis is down", func(t *testing.T) {
+		t.Parallel()
+		server, err := miniredis.Run()
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := server.Addr()
+		server.Close()
+		ctx, end := context.WithCancelCause(t.Context())
+		end(errors.New("shutting down"))
+		d, err := newLimiter(t, impatient(t, addr), p).Reserve(ctx, acme(1))
+		if !errors.Is(err, context.Canceled) || d.Granted {
+			t.Errorf("granted %v, %v", d.Granted, err)
+		}
+	})
+}

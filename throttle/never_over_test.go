@@ -1,0 +1,330 @@
+package throttle_test
+
+import (
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A grant is what the called side notes: when, by the clock of Redis, and how much.
+type grant struct{ at, units int64 }
+
+// mostOver counts by brute force how many units were granted above what the window promises, in
+// the worst place of the log; 0 or less is good. It knows nothing of how the scripts count.
+func mostOver(w throttle.Window, log []grant) int64 {
+	w = w.WithDefaults()
+	slices.SortStableFunc(log, func(a, b grant) int { return int(a.at - b.at) })
+	period, worst := (w.Period + w.Margin).Microseconds(), -w.Limit
+	bucket, inBucket := int64(-1), int64(0)
+	for i := range log {
+		switch {
+		case w.Algorithm == throttle.Sliding: // every span (t - period, t] that ends with a grant
+			units := int64(0)
+			for j := i; j >= 0 && log[j].at > log[i].at-period; j-- {
+				units += log[j].units
+			}
+			worst = max(worst, units-w.Limit)
+		case w.Algorithm == throttle.GCRA: // every span from a grant to a grant
+			units := int64(0)
+			for j := i; j >= 0; j-- {
+				units += log[j].units
+				span := big.NewInt(log[i].at - log[j].at)
+				drained := span.Quo(span.Mul(span, big.NewInt(w.Limit)), big.NewInt(period)).Int64()
+				worst = max(worst, units-w.Burst-drained)
+			}
+		case w.Anchor == throttle.AnchorFirstUse:
+			if bucket < 0 || log[i].at >= bucket+period {
+				bucket, inBucket = log[i].at, 0
+			}
+			inBucket += log[i].units
+			worst = max(worst, inBucket-w.Limit)
+		default:
+			if b := log[i].at / w.Period.Microseconds(); b != bucket {
+				bucket, inBucket = b, 0
+			}
+			inBucket += log[i].units
+			worst = max(worst, inBucket-w.Limit)
+		}
+	}
+	return worst
+}
+
+func TestMostOver(t *testing.T) {
+	sliding := throttle.Window{Limit: 3, Period: 10 * us}
+	fixed := throttle.Window{Algorithm: throttle.Fixed, Limit: 3, Period: 10 * us}
+	first := throttle.Window{Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: 10 * us}
+	gcra := throttle.Window{Algorithm: throttle.GCRA, Limit: 5, Burst: 3, Period: 10 * us}
+	for i, tc := range []struct {
+		w    throttle.Window
+		log  []grant
+		want int64
+	}{
+		{sliding, []grant{{1, 3}, {11, 3}}, 0},
+		{sliding, []grant{{2, 3}, {11, 2}}, 2},
+		{sliding, []grant{{5, 1}, {6, 1}}, -1},
+		{fixed, []grant{{9, 3}, {10, 3}}, 0},
+		{fixed, []grant{{10, 3}, {19, 1}}, 1},
+		{first, []grant{{9, 3}, {19, 3}}, 0},
+		{first, []grant{{9, 3}, {18, 1}}, 1},
+		{gcra, []grant{{0, 3}, {2, 1}, {4, 1}}, 0},
+		{gcra, []grant{{0, 3}, {2, 1}, {3, 1}}, 1},
+	} {
+		if got := mostOver(tc.w, tc.log); got != tc.want {
+			t.Errorf("case %d: %d over, want %d", i, got, tc.want)
+		}
+	}
+}
+
+// Steps and costs at random, keys of every algorithm kept full, some reservations cancelled.
+func TestNeverOver(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"sliding":            {Limit: 20, Period: 10 * s},
+		"sliding, margin":    {Limit: 20, Period: 10 * s, Margin: 333 * ms},
+		"fixed":              {Algorithm: throttle.Fixed, Limit: 20, Period: 10 * s},
+		"fixed, margin":      {Algorithm: throttle.Fixed, Limit: 20, Period: 10 * s, Margin: s},
+		"first use":          {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s},
+		"first use, margin":  {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s, Margin: s},
+		"gcra":               {Algorithm: throttle.GCRA, Limit: 20, Burst: 7, Period: 10 * s},
+		"gcra, margin":       {Algorithm: throttle.GCRA, Limit: 20, Burst: 7, Period: 10 * s, Margin: 7 * ms},
+		"gcra, bad fraction": {Algorithm: throttle.GCRA, Limit: 999_999_937, Burst: 1000, Period: 24*h - us},
+		"gcra, huge burst":   {Algorithm: throttle.GCRA, Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
+		"sliding, huge":      {Limit: 1e12, Period: 366 * 24 * h},
+	} {
+		w.Name = "w"
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := newHanded(t, client, policy(w))
+				random := rand.New(rand.NewPCG(1, 2))
+				largest, step := capacity(w.WithDefaults()), int64(w.Period)/20
+				if w.Algorithm == throttle.GCRA {
+					step = int64(float64(w.Period) / float64(w.Limit) * float64(w.Burst) / 4)
+				}
+				var log []grant
+				at, most := time.Duration(0), int64(0)
+				for range 250 {
+					c.set(at)
+					d := reserve(t, l, acme(1+random.Int64N(largest/4)))
+					most = max(most, d.Windows[0].Used)
+					switch {
+					case !d.Granted && random.IntN(2) == 0:
+						at += d.RetryIn
+					case d.Granted && w.Anchor != throttle.AnchorFirstUse && random.IntN(4) == 0:
+						cancel(t, l, d.Reservation)
+					case d.Granted:
+						log = append(log, grant{d.At.UnixMicro(), d.Reservation.Cost["requests"]})
+						at += time.Duration(random.Int64N(step)) / us * us
+					}
+				}
+				if over := mostOver(w, log); over > 0 {
+					t.Errorf("%d units over", over)
+				}
+				if most < largest-largest/4 || len(log) < 30 {
+					t.Errorf("the window was never full: at most %d of %d used, %d grants", most, largest, len(log))
+				}
+			})
+		})
+	}
+}
+
+// The rate of a GCRA window whose exact fraction is too large is rounded, but hardly.
+func TestGCRARateIsKept(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"prime":      {Limit: 999_999_937, Burst: 1, Period: 24*h - us},
+		"slow":       {Limit: 7, Burst: 1, Period: 366*24*h - us},
+		"deep":       {Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
+		"deep, fast": {Limit: 1e12, Burst: 1e12, Period: ms},
+	} {
+		w.Name, w.Algorithm = "w", throttle.GCRA
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := newHanded(t, client, policy(w))
+				reserve(t, l, acme(w.Burst))
+				units, at := int64(0), time.Duration(0)
+				for i := range int64(50) {
+					cost := max(1, w.Burst/(i+1))
+					at += reserve(t, l, acme(cost)).RetryIn
+					c.set(at)
+					if d := reserve(t, l, acme(cost)); !d.Granted {
+						t.Fatalf("denied after RetryIn, for %v", d.RetryIn)
+					}
+					units += cost
+				}
+				ideal := time.Duration(float64(units) * float64(w.Period) / float64(w.Limit))
+				if at < ideal-ideal/1e9-us || at > ideal+ideal/1000+50*us {
+					t.Errorf("%d units took %v, want %v", units, at, ideal)
+				}
+			})
+		})
+	}
+}
+
+// Merged grants are later than they were, by a 1024th of the period at most: never over, and
+// never denied for longer than that.
+func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
+	w := policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
+	const tick = 9766 // us: 10 s / 1024, rounded up
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, policy(w))
+		if err := l.EditScripts(throttle.WithoutExpiry, throttle.MergeFrom("8")); err != nil {
+			t.Fatal(err)
+		}
+		onlyStricter(t, l, c, w, tick, 700, 3, 40*ms)
+	})
+}
+
+// The same with the scripts as they are: some thousand grants.
+func TestThousandsOfGrantsAreMerged(t *testing.T) {
+	w := policy(throttle.Window{Name: "w", Limit: 1500, Period: 1024 * s}).WithDefaults().Windows[0]
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, policy(w))
+		onlyStricter(t, l, c, w, 1e6, 1700, 1, 500*ms)
+		bytes := client.StrLen(t.Context(), acmeKey).Val()
+		if bytes > 1300*8 || bytes < 1024*8 {
+			t.Errorf("1500 grants take %d bytes", bytes)
+		}
+		// Costs that need wide entries.
+		c.set(2048 * s)
+		w.Limit = 1e9
+		setPolicy(t, l, w)
+		reserve(t, l, acme(1e8))
+		if d := reserve(t, l, acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
+			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+		}
+	})
+}
+
+func onlyStricter(t *testing.T, l *throttle.Limiter, c *clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(1, 2))
+	var log []*event
+	var made []throttle.Decision
+	var whole []grant
+	at, denials := time.Duration(0), 0
+	for i := range calls {
+		c.set(at)
+		now := c.us.Load()
+		log = slices.DeleteFunc(log, func(e *event) bool { return e.at <= now-w.Period.Microseconds() })
+		cost := 1 + random.Int64N(maxCost)
+		exactly, used := fitsFrom(w, log, now, cost), ceil(level(w, log, now))
+		d := reserve(t, l, acme(cost))
+		counted := d.Windows[0].Used
+		if d.Granted {
+			counted -= cost
+			e := &event{at: now, units: cost, window: w, nonce: d.Reservation.Nonce}
+			log, made = append(log, e), append(made, d)
+		} else {
+			denials++
+		}
+		fits := now + d.RetryIn.Microseconds()
+		if counted < used || d.Granted && exactly > now || fits < exactly || fits > exactly+tick {
+			t.Fatalf("call %d at %v: granted %v, %d counted, fits at %d; exactly %d, at %d", i, at, d.Granted, counted, fits-midnight, used, exactly-midnight)
+		}
+		switch {
+		case !d.Granted:
+			at += d.RetryIn
+		case random.IntN(8) == 0:
+			j := random.IntN(len(made))
+			cancel(t, l, made[j].Reservation)
+			for _, e := range log {
+				e.cancelled = e.cancelled || e.nonce == made[j].Reservation.Nonce
+			}
+			made = slices.Delete(made, j, j+1)
+		default:
+			at += time.Duration(random.Int64N(int64(maxStep))) / us * us
+		}
+	}
+	for _, d := range made {
+		whole = append(whole, grant{d.At.UnixMicro(), d.Reservation.Cost["requests"]})
+	}
+	if over := mostOver(w, whole); over > 0 || denials == 0 {
+		t.Errorf("%d units over, %d denials", over, denials)
+	}
+}
+
+// Many callers, several limiters and the clock of Redis: windows so short that keys come and go.
+func TestConcurrentGrantsAreNeverOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a second or two")
+	}
+	t.Parallel()
+	addr := throttletest.Redis(t)
+	windows := []throttle.Window{
+		{Name: "sliding", Limit: 50, Period: 170 * ms},
+		{Name: "shared", Limit: 70, Period: 230 * ms, Margin: 7 * ms, Per: []string{}},
+		{Name: "fixed", Algorithm: throttle.Fixed, Limit: 45, Period: 130 * ms},
+		{Name: "gcra", Algorithm: throttle.GCRA, Limit: 300, Burst: 20, Period: s},
+	}
+	first := throttle.Policy{Name: "first", Windows: []throttle.Window{
+		{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 25, Period: 90 * ms},
+	}}
+	var mu sync.Mutex
+	logs := map[string][]grant{}
+	granted := 0
+	note := func(d throttle.Decision) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		entry := grant{d.At.UnixMicro(), d.Reservation.Cost["requests"]}
+		for _, w := range d.Windows {
+			logs[w.Name+"/"+w.Scope.String()] = append(logs[w.Name+"/"+w.Scope.String()], entry)
+		}
+		granted++
+		return granted < 1000
+	}
+	var group sync.WaitGroup
+	for i := range 8 {
+		l := newLimiter(t, throttletest.Client(t, addr), policy(windows...), first)
+		for j := range 8 {
+			group.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				for more := true; more; {
+					r := acme(1 + random.Int64N(3))
+					r.Tenant = fmt.Sprint("tenant", random.IntN(2))
+					if j == 0 {
+						r.Policy = "first"
+					}
+					d, err := l.Reserve(t.Context(), r)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					switch {
+					case !d.Granted:
+						time.Sleep(d.RetryIn / time.Duration(1+random.IntN(20)))
+						mu.Lock()
+						more = granted < 1000
+						mu.Unlock()
+					case r.Policy == "p" && random.IntN(8) == 0:
+						if _, err := l.Cancel(t.Context(), d.Reservation); err != nil {
+							t.Error(err)
+							return
+						}
+					default:
+						more = note(d)
+					}
+				}
+			})
+		}
+	}
+	group.Wait()
+	if len(logs) != 9 {
+		t.Errorf("%d counts, want 9", len(logs))
+	}
+	for _, w := range append(windows, first.Windows...) {
+		for name, log := range logs {
+			if name[:len(w.Name)+1] == w.Name+"/" {
+				if over := mostOver(w, log); over > 0 {
+					t.Errorf("%s: %d units over in %d grants", name, over, len(log))
+				}
+			}
+		}
+	}
+}

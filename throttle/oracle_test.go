@@ -1,0 +1,189 @@
+package throttle_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// anyWindow draws a window whose numbers collide often. GCRA periods are short, so that a changed
+// rate stays exact in Lua's doubles.
+func anyWindow(t *rapid.T, i int) throttle.Window {
+	w := throttle.Window{
+		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}).Draw(t, "algorithm"),
+		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
+		Name:      fmt.Sprint("w", i),
+		Per:       rapid.SampledFrom([][]string{{"tenant"}, {}, {"tenant", "user"}, {"user"}}).Draw(t, "per"),
+		Period:    rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
+		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
+	}
+	switch w.Algorithm {
+	case throttle.GCRA:
+		w.Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
+		w.Period = rapid.SampledFrom([]time.Duration{s, 1900 * ms, 3 * s}).Draw(t, "gcra period")
+	case throttle.Fixed:
+		w.Anchor = rapid.SampledFrom([]throttle.Anchor{throttle.AnchorClock, throttle.AnchorFirstUse}).Draw(t, "anchor")
+	}
+	if rapid.Bool().Draw(t, "margin") {
+		w.Margin = w.Period / 20
+	}
+	return w
+}
+
+// Whatever is asked in whatever order, the scripts answer as the model does: granted, used,
+// remaining, when to retry and when all resets, for every window.
+func TestScriptsAnswerAsTheModel(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) { sequence(t, client) })
+	})
+}
+
+func sequence(t *rapid.T, client *redis.Client) {
+	var windows []throttle.Window
+	tokens := false
+	for i := range rapid.IntRange(1, 5).Draw(t, "windows") {
+		windows = append(windows, anyWindow(t, i))
+		tokens = tokens || windows[i].Unit == "tokens"
+	}
+	changing := rapid.Bool().Draw(t, "limits change")
+	withExempt := func() throttle.Policy {
+		p := policy(windows...)
+		p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
+		return p
+	}
+	if err := client.FlushDB(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	l, c := newHanded(t, client, withExempt())
+	m := newModel("exempt", windows)
+	var made []throttle.Reservation
+	var retryIn time.Duration // of the last denial
+	nonces := 0
+
+	anyRequest := func(t *rapid.T) throttle.Request {
+		nonces++
+		r := throttle.Request{
+			Attributes: map[string]string{"user": rapid.SampledFrom([]string{"bob", "eve"}).Draw(t, "user")},
+			Cost:       map[string]int64{},
+			Nonce:      fmt.Sprint("n", nonces),
+			Policy:     "p",
+			Tenant:     rapid.SampledFrom([]string{"acme", "acme", "initech", "exempt"}).Draw(t, "tenant"),
+		}
+		if cost := rapid.Int64Range(-1, 4).Draw(t, "cost"); cost >= 0 {
+			r.Cost["requests"] = cost
+		}
+		if tokens {
+			r.Cost["tokens"] = rapid.Int64Range(0, 5).Draw(t, "tokens")
+		}
+		return r
+	}
+	same := func(t *rapid.T, verb string, got, want throttle.Decision) {
+		t.Helper()
+		got.Reservation = throttle.Reservation{}
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("%s at %d:\n%s\nthe model says\n%s", verb, c.us.Load()-midnight, describe(got), describe(want))
+		}
+	}
+	tryReserve := func(t *rapid.T, r throttle.Request) {
+		real := c.us.Load()
+		d, err := l.Reserve(t.Context(), r)
+		if m.neverFits(r) {
+			if !errors.As(err, new(*throttle.NeverFitsError)) {
+				t.Fatalf("a cost that never fits: %v", err)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "Reserve", d, m.reserve(r, real))
+		if d.Granted {
+			made = append(made, d.Reservation)
+			return
+		}
+		retryIn = d.RetryIn
+		if changing {
+			return // a window whose rate was cut may be forgotten sooner than it drains
+		}
+		// The truth to the microsecond, if nobody comes between.
+		for early, granted := range []bool{true, false} {
+			c.us.Store(real + d.RetryIn.Microseconds() - int64(early))
+			if d := peek(t, l, r); d.Granted != granted {
+				t.Fatalf("%d us before %v have passed: granted %v", early, retryIn, d.Granted)
+			}
+		}
+		c.us.Store(real)
+	}
+
+	actions := map[string]func(*rapid.T){
+		"reserve": func(t *rapid.T) { tryReserve(t, anyRequest(t)) },
+		"reserve more": func(t *rapid.T) {
+			r := anyRequest(t)
+			for range rapid.IntRange(2, 6).Draw(t, "times") {
+				nonces++
+				tryReserve(t, nonce(r, fmt.Sprint("n", nonces)))
+			}
+		},
+		"repeat": func(t *rapid.T) {
+			if len(made) == 0 {
+				t.Skip("nothing was granted yet")
+			}
+			tryReserve(t, rapid.SampledFrom(made).Draw(t, "reservation").Request)
+		},
+		"peek": func(t *rapid.T) {
+			if r := anyRequest(t); !m.neverFits(r) {
+				same(t, "Peek", peek(t, l, r), m.peek(r, c.us.Load()))
+			}
+		},
+		"cancel": func(t *rapid.T) {
+			if len(made) == 0 {
+				t.Skip("nothing was granted yet")
+			}
+			r := rapid.SampledFrom(made).Draw(t, "reservation")
+			if m.outlived(r, c.us.Load()) {
+				t.Skip("a window has forgotten it")
+			}
+			same(t, "Cancel", cancel(t, l, r), m.cancel(r, c.us.Load()))
+		},
+		"time": func(t *rapid.T) {
+			var step int64
+			switch rapid.SampledFrom([]string{"tiny", "retry", "retry", "short", "long", "day", "back"}).Draw(t, "step") {
+			case "tiny":
+				step = rapid.Int64Range(1, 3).Draw(t, "us")
+			case "retry":
+				step = retryIn.Microseconds() + rapid.Int64Range(-1, 1).Draw(t, "beside")
+			case "short":
+				step = rapid.Int64Range(0, 2e6).Draw(t, "us")
+			case "long":
+				step = rapid.Int64Range(0, 120).Draw(t, "s") * 1e6
+			case "day":
+				step = rapid.Int64Range(0, 25).Draw(t, "h") * 3600e6
+			case "back":
+				step = -rapid.Int64Range(0, 100e6).Draw(t, "us")
+			}
+			c.us.Add(step)
+		},
+	}
+	if changing {
+		actions["limits"] = func(t *rapid.T) {
+			i := rapid.IntRange(0, len(windows)-1).Draw(t, "window")
+			windows[i].Limit = rapid.Int64Range(1, 6).Draw(t, "limit")
+			if windows[i].Algorithm == throttle.GCRA {
+				windows[i].Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
+			}
+			if err := l.SetPolicies([]throttle.Policy{withExempt()}); err != nil {
+				t.Fatal(err)
+			}
+			m.setWindows(windows)
+		}
+	}
+	t.Repeat(actions)
+}

@@ -1,0 +1,188 @@
+package throttle_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestClockThatStepsBackReopensNothing(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, three())
+		c.set(100 * s)
+		reserve(t, l, acme(7))
+
+		c.set(0)
+		d := reserve(t, l, acme(3))
+		if !d.Granted || !d.At.Equal(at(100*s)) || !slices.Equal(used(d), []int64{10, 10, 10}) {
+			t.Errorf("granted %v at %v, used %v: time went backwards", d.Granted, d.At, used(d))
+		}
+		// The wait is told from what the clock says now: it gets there when the windows do.
+		d = reserve(t, l, acme(1))
+		if d.Granted || !d.At.Equal(at(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
+			t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
+		}
+		for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
+			c.set(back)
+			if d := reserve(t, l, acme(1)); d.Granted || d.RetryIn != 110*s-back {
+				t.Errorf("at %v: granted %v, retry in %v", back, d.Granted, d.RetryIn)
+			}
+		}
+		c.set(110 * s)
+		if d = reserve(t, l, acme(10)); !d.Granted {
+			t.Fatal("denied")
+		}
+		c.set(50 * s)
+		if d := cancel(t, l, d.Reservation); !d.At.Equal(at(110*s)) || !slices.Equal(used(d), []int64{0, 0, 0}) {
+			t.Errorf("cancelled at %v, used %v", d.At, used(d))
+		}
+	})
+}
+
+// Time stands still for the keys of a call together, and goes on for all others.
+func TestClockThatStepsBackInOneScope(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, policy(
+			throttle.Window{Name: "w", Limit: 10, Period: 10 * s},
+			throttle.Window{Name: "ip", Limit: 10, Period: 10 * s, Per: []string{"ip"}},
+		))
+		from := func(tenant, ip string) throttle.Request {
+			return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"ip": ip}}
+		}
+		c.set(100 * s)
+		reserve(t, l, from("acme", "1"))
+		c.set(0)
+		for _, step := range []struct {
+			tenant, ip string
+			at         time.Duration
+		}{{"initech", "2", 0}, {"initech", "1", 100 * s}, {"umbrella", "3", 0}, {"initech", "3", 100 * s}} {
+			if d := reserve(t, l, from(step.tenant, step.ip)); !d.At.Equal(at(step.at)) {
+				t.Errorf("%s from %s: at %v, want %v", step.tenant, step.ip, d.At, at(step.at))
+			}
+		}
+	})
+}
+
+// Redis forgets a key in the first millisecond after the one that EXPIRETIME names.
+func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
+	for _, period := range []time.Duration{5 * ms, 100 * ms, 900 * ms, 1900 * ms, 24 * h} {
+		for name, w := range map[string]throttle.Window{
+			"sliding":   {Algorithm: throttle.Sliding, Margin: period / 5},
+			"fixed":     {Algorithm: throttle.Fixed},
+			"first use": {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
+			"gcra":      {Algorithm: throttle.GCRA},
+		} {
+			w.Name, w.Limit, w.Period = "w", 3, period
+			t.Run(fmt.Sprint(period, " ", name), func(t *testing.T) {
+				throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+					l := newLimiter(t, client, policy(w))
+					reserve(t, l, acme(1)) // loads the script
+					for range 1000 {       // the shortest may have gone before we look
+						before := client.Time(t.Context()).Val()
+						d := reserve(t, l, acme(2))
+						after := client.Time(t.Context()).Val()
+						expires, err := client.PExpireTime(t.Context(), "sluice:{p:acme}:w:tenant:acme").Result()
+						if err != nil {
+							t.Fatal(err)
+						}
+						if !d.Granted || expires < 0 {
+							time.Sleep(time.Millisecond)
+							continue
+						}
+						needed := d.Windows[0].ResetsAt
+						gone := time.UnixMilli(0).Add(expires + ms)
+						if gone.Before(needed) {
+							t.Errorf("is forgotten at %v, needed until %v", gone, needed)
+						}
+						if slack := after.Sub(before) + 4*ms; gone.After(needed.Add(slack)) {
+							t.Errorf("is forgotten at %v, needed only until %v", gone, needed)
+						}
+						return
+					}
+					if period >= time.Second {
+						t.Error("the key had always gone")
+					}
+				})
+			})
+		}
+	}
+}
+
+// The longest-lived of a scope's windows decides, also if the last writer does not know it, and
+// while the clock stands behind the windows.
+func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
+	short := throttle.Window{Name: "short", Limit: 10, Period: m}
+	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		c := &clock{}
+		l := newLimiter(t, client, policy(short, long))
+		l.SetNow(c.us.Load)
+		c.set(5 * h)
+		reserve(t, l, acme(1))
+		setPolicy(t, l, short)
+		c.set(0)
+		reserve(t, l, acme(1))
+		ttl := client.PTTL(t.Context(), "sluice:{p:acme}:w:tenant:acme").Val()
+		if ttl > 15*h+s || ttl < 15*h-30*m {
+			t.Errorf("the key lives for %v, want 15h", ttl)
+		}
+	})
+}
+
+func TestIdleTenantsLeaveNothing(t *testing.T) {
+	p := policy(
+		throttle.Window{Name: "s", Limit: 9, Period: 100 * ms},
+		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 9, Period: 300 * ms, Per: []string{}},
+		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 9, Period: 500 * ms, Per: []string{"user"}},
+	)
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, p)
+		for i := range 20 {
+			r := acme(1)
+			r.Tenant = fmt.Sprint("tenant", i)
+			r.Attributes = map[string]string{"user": fmt.Sprint(i % 7)}
+			if _, err := l.Wait(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var left []string
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * ms) {
+			keys, err := client.Keys(t.Context(), "*").Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Nonces are kept for a minute, by their own expiry.
+			left = slices.DeleteFunc(keys, func(key string) bool { return strings.HasPrefix(key, "sluice:{p}:n:") })
+			if len(left) == 0 {
+				break
+			}
+		}
+		if len(left) > 0 {
+			t.Errorf("still there: %q", left)
+		}
+		for _, key := range client.Keys(t.Context(), "*").Val() {
+			if ttl := client.PTTL(t.Context(), key).Val(); ttl > m || ttl == -1 {
+				t.Errorf("%s lives for %v", key, ttl)
+			}
+		}
+	})
+}
+
+// A cancelled reservation that was the last thing counted takes its key away.
+func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client, three())
+		d := reserve(t, l, acme(1))
+		cancel(t, l, d.Reservation)
+		if keys := client.Keys(t.Context(), "*:w:*").Val(); len(keys) != 0 {
+			t.Errorf("still there: %q", keys)
+		}
+	})
+}

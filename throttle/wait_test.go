@@ -1,0 +1,123 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// bubble runs the test on fake time, with a miniredis inside.
+func bubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, l *throttle.Limiter)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		server := miniredis.NewMiniRedis()
+		server.ClockTTL(true)
+		client := redis.NewClient(&redis.Options{
+			Addr:   "127.0.0.1:6379", // a name would be looked up outside the bubble
+			Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
+		})
+		test(t, newLimiter(t, client, policy(windows...)))
+		client.Close()
+		server.Close()
+	})
+}
+
+func TestWaitSleepsUntilItFits(t *testing.T) {
+	bubble(t, []throttle.Window{
+		{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * h},
+		{Name: "w", Limit: 2, Period: 10 * h},
+	}, func(t *testing.T, l *throttle.Limiter) {
+		start := time.Now()
+		var waited []time.Duration
+		for range 4 {
+			d, err := l.Wait(t.Context(), acme(1))
+			if err != nil || !d.Granted || d.Reservation.Nonce == "" {
+				t.Fatalf("granted %v, %v", d.Granted, err)
+			}
+			waited = append(waited, time.Since(start))
+		}
+		const each = 12342857143 * us // a seventh of a day, never rounded down
+		if want := []time.Duration{0, each, 10 * h, 10*h + each}; !slices.Equal(waited, want) {
+			t.Errorf("granted after %v, want %v", waited, want)
+		}
+	})
+}
+
+func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
+	bubble(t, []throttle.Window{{Name: "w", Limit: 3, Period: m}}, func(t *testing.T, l *throttle.Limiter) {
+		start := time.Now()
+		var group sync.WaitGroup
+		for range 30 {
+			group.Go(func() {
+				if _, err := l.Wait(t.Context(), acme(1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		if took := time.Since(start); took != 9*m {
+			t.Errorf("30 at 3 a minute took %v, want 9m", took)
+		}
+	})
+}
+
+func TestWaitGivesUpAtOnce(t *testing.T) {
+	bubble(t, []throttle.Window{{Name: "w", Limit: 1, Period: m}}, func(t *testing.T, l *throttle.Limiter) {
+		start := time.Now()
+		reserve(t, l, acme(1))
+		ctx, end := context.WithTimeout(t.Context(), m-us)
+		defer end()
+		d, err := l.Wait(ctx, acme(1))
+		var wait *throttle.WaitError
+		if !errors.As(err, &wait) || d.Granted || wait.Decision.RetryIn != m || !wait.Deadline.Equal(start.Add(m-us)) {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		if want := "throttle: throttled: p/w, tenant acme, 1m0s: would have to wait past the context's deadline"; err.Error() != want {
+			t.Errorf("got %q, want %q", err, want)
+		}
+		if slept := time.Since(start); slept != 0 {
+			t.Errorf("slept for %v", slept)
+		}
+		if _, err := l.Wait(ctx, acme(2)); !errors.As(err, new(*throttle.NeverFitsError)) {
+			t.Errorf("what never fits: %v", err)
+		}
+
+		later, end := context.WithTimeout(t.Context(), m+us)
+		defer end()
+		if d, err := l.Wait(later, acme(1)); err != nil || !d.Granted || time.Since(start) != m {
+			t.Errorf("with time enough: granted %v after %v, %v", d.Granted, time.Since(start), err)
+		}
+	})
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	bubble(t, []throttle.Window{{Name: "w", Limit: 1, Period: h}}, func(t *testing.T, l *throttle.Limiter) {
+		start := time.Now()
+		reserve(t, l, acme(1))
+		ctx, end := context.WithCancel(t.Context())
+		time.AfterFunc(10*m, end)
+		d, err := l.Wait(ctx, acme(1))
+		if !errors.Is(err, context.Canceled) || d.Granted || time.Since(start) != 10*m {
+			t.Errorf("granted %v after %v, %v", d.Granted, time.Since(start), err)
+		}
+		if d := peek(t, l, acme(0)); d.Windows[0].Used != 1 {
+			t.Errorf("used %d", d.Windows[0].Used)
+		}
+		stopping := errors.New("stopping")
+		caused, stop := context.WithCancelCause(t.Context())
+		time.AfterFunc(10*m, func() { stop(stopping) })
+		if _, err := l.Wait(caused, acme(1)); !errors.Is(err, stopping) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,350 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// limitThrough lets the limiter reach its Redis, the same or another, through the cable.
+func (s *site) limitThrough(c *cable, client *redis.Client) {
+	s.Helper()
+	through := redis.NewClient(c.options(like(client)))
+	s.Cleanup(func() { through.Close() })
+	limiter, err := throttle.New(throttle.Config{Client: through, Policies: s.limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.limiter = limiter
+}
+
+// The limiter has a Redis of its own here, which goes away: nothing runs, nothing is lost.
+func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
+	each(t, []throttle.Policy{policy(100, time.Hour)}, func(t *testing.T, s *site) {
+		var c cable
+		s.limitThrough(&c, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+		c.cut()
+		ids := []string{"a", "b", "c"}
+		for _, id := range ids {
+			s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+		}
+		s.serve(s.ok)
+		for _, id := range ids {
+			s.wait("it is requeued", func() bool {
+				task := s.task(id)
+				return task.State == asynq.TaskStateRetry && strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") &&
+					strings.Contains(task.LastErr, ": throttle: redis is unavailable: ") && task.Retried == 0
+			})
+		}
+		if len(s.runs()) != 0 {
+			t.Errorf("ran unthrottled: %q", s.runs())
+		}
+		c.mend()
+		for _, id := range ids {
+			s.inspector.RunTask("default", id) // or it comes by itself
+		}
+		s.waitGone(ids...)
+		if len(s.runs()) != 3 {
+			t.Errorf("ran %q, want each once", s.runs())
+		}
+		s.wantCounters(counters{Processed: 3})
+		s.wantTold(nil, nil)
+		if s.log.count("worker: tasks go undecided") != 1 {
+			t.Errorf("want the outage logged once:\n%s", s.log)
+		}
+	})
+}
+
+// An outage is logged when it begins and when it is over, whatever the number of tasks, and
+// also while others succeed.
+func TestOutagesAreLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1000, time.Hour))
+		var c cable
+		s.limitThrough(&c, s.redis)
+		lookup := errors.New("the database of plans: \xff")
+		var failing atomic.Bool
+		failing.Store(true)
+		limiter, err := throttle.New(throttle.Config{
+			Client: s.redis, Policies: s.limiter.Policies(),
+			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
+				if failing.Load() && tenant == "unlucky" {
+					return throttle.Tenant{}, false, lookup
+				}
+				return throttle.Tenant{}, false, nil
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		enqueue := func(n int, tenant string) {
+			for range n {
+				s.enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil), asynq.MaxRetry(0))
+			}
+		}
+		logged := func(undecided, again int) {
+			t.Helper()
+			if s.log.count("worker: tasks go undecided") != undecided || s.log.count("worker: tasks are decided again") != again {
+				t.Errorf("want %d outages begun and %d over in the log:\n%s", undecided, again, s.log)
+			}
+		}
+
+		server := s.serve(s.ok, calm)
+		enqueue(5, "acme")
+		time.Sleep(10 * time.Second)
+		logged(0, 0)
+		for range 2 {
+			c.cut()
+			enqueue(20, "acme")
+			time.Sleep(time.Minute)
+			c.mend()
+			time.Sleep(time.Minute)
+			enqueue(5, "acme")
+			time.Sleep(time.Minute)
+		}
+		if len(s.runs()) != 55 {
+			t.Errorf("%d runs, want 55", len(s.runs()))
+		}
+		logged(2, 2)
+		server.Shutdown()
+
+		s.limiter = limiter
+		s.serve(s.ok, calm)
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "unlucky"}, "x", nil), asynq.TaskID("unlucky"), asynq.MaxRetry(0))
+		for range 60 {
+			enqueue(1, "acme")
+			time.Sleep(time.Second)
+		}
+		logged(3, 2)
+		if task := s.task("unlucky"); task.Retried != 0 || !strings.HasSuffix(task.LastErr, "the database of plans: \uFFFD") {
+			t.Errorf("want the unlucky task to wait: %v after %d retries, last error %q", task.State, task.Retried, task.LastErr)
+		}
+		failing.Store(false)
+		time.Sleep(time.Minute)
+		enqueue(1, "acme")
+		time.Sleep(time.Minute)
+		logged(3, 3)
+		s.wantCounters(counters{Processed: 117})
+		s.wantTold(nil, nil)
+	})
+}
+
+func TestFailOpenRunsAndIsLogged(t *testing.T) {
+	p := policy(1, time.Hour)
+	p.Fail = throttle.FailOpen
+	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+		var c cable
+		s.limitThrough(&c, s.redis)
+		c.cut()
+		for _, id := range []string{"a", "b"} {
+			s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID(id))
+		}
+		s.serve(s.ok)
+		s.waitGone("a", "b")
+		if s.log.count("worker: tasks go undecided") != 1 || s.log.count("fails=open") != 1 {
+			t.Errorf("want it logged once:\n%s", s.log)
+		}
+	})
+}
+
+// Asynq's Redis goes away just when a task was denied. Asynq would leave the task active until
+// its lease runs out, and then count a retry, or archive it.
+func TestRequeueOutlastsABrokenConnection(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		var c cable
+		s.asynq = dialed{c.options(like(s.redis))}
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.serve(s.ok, func(_ *asynq.Config, ours *worker.Config) {
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if !d.Granted {
+					c.cut()
+					time.AfterFunc(time.Second, c.mend)
+				}
+			}
+		})
+		s.waitState(asynq.TaskStateRetry, "a")
+		s.wantCounters(counters{Retry: 1})
+		s.open("a")
+		s.waitGone("a")
+		s.wantCounters(counters{Processed: 1})
+	})
+}
+
+// When it stays away for longer than the lease, the recoverer finds the task, and would archive
+// it: that is a denied task still.
+func TestRequeueAfterTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1, 10*time.Minute))
+		var c cable
+		s.asynq = dialed{c.options(like(s.redis))}
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.serve(s.ok, calm, func(_ *asynq.Config, ours *worker.Config) {
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if !d.Granted {
+					c.cut()
+				}
+			}
+		})
+		time.Sleep(2 * time.Minute)
+		s.wantCounters(counters{Active: 1, Leases: 1})
+		c.mend()
+		time.Sleep(2 * time.Minute)
+		if task := s.task("a"); task.State != asynq.TaskStateRetry || task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: api/window") {
+			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
+		}
+		time.Sleep(10 * time.Minute)
+		s.wantCounters(counters{Processed: 1})
+	})
+}
+
+// The requeue went through, but its reply was lost, and the task was picked up again before it
+// is repeated: whoever runs it now must keep it.
+func TestRequeueWhoseReplyWasLost(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		running, finish := make(chan struct{}), make(chan struct{})
+		lost := &losesReply{ofScriptWithKey: "asynq:{default}:retry", meanwhile: func() {
+			s.open("a")
+			<-running
+		}}
+		s.asynq = withHook{s.asynq, lost}
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			s.ok(ctx, task)
+			close(running)
+			<-finish
+			return nil
+		})
+		s.wait("the requeue is repeated", func() bool { return lost.repeated() })
+		s.wantCounters(counters{Active: 1, Leases: 1})
+		close(finish)
+		s.waitGone("a")
+		s.wantCounters(counters{Processed: 1})
+		if len(s.runs()) != 1 {
+			t.Errorf("ran %q, want once", s.runs())
+		}
+	})
+}
+
+// A task that goes back at shutdown is not a denied one any more.
+func TestShutdownGivesTasksBack(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		theirs, ours := s.configs()
+		theirs.ShutdownTimeout = time.Millisecond
+		th, err := worker.New(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
+		middleware, err := th.Middleware()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.fill("denied")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("granted"), asynq.MaxRetry(0))
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
+		stuck, denied := make(chan struct{}), make(chan struct{})
+		defer close(stuck)
+		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { <-stuck; return nil }))
+		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			err := handler.ProcessTask(ctx, task)
+			close(denied)
+			<-stuck
+			return err
+		})); err != nil {
+			t.Fatal(err)
+		}
+		<-denied
+		s.waitState(asynq.TaskStateActive, "granted", "denied")
+		server.Shutdown()
+		s.waitState(asynq.TaskStatePending, "granted", "denied")
+		s.wantCounters(counters{})
+		if th.Attempts() != 0 {
+			t.Errorf("%d attempts are remembered after their end", th.Attempts())
+		}
+	})
+}
+
+// Attempts whose end is never seen are forgotten, and others never.
+func TestAttemptsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1, time.Hour))
+		_, ours := s.configs()
+		th, err := worker.New(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		running, ended := make(chan struct{}), make(chan struct{})
+		close(ended)
+		th.Attempt("before the middleware", nil)
+		th.Attempt("running", running)
+		th.Attempt("ended", ended)
+		time.Sleep(worker.ForgetAfter - time.Minute)
+		th.Attempt("new", nil)
+		if th.Attempts() != 4 {
+			t.Errorf("%d attempts are remembered, want all 4", th.Attempts())
+		}
+		time.Sleep(2 * time.Minute)
+		th.Attempt("new", nil)
+		if th.Attempts() != 2 {
+			t.Errorf("%d attempts are remembered, want the running and the new one", th.Attempts())
+		}
+	})
+}
+
+// withHook makes the clients of opt, with a further hook.
+type withHook struct {
+	opt  asynq.RedisConnOpt
+	hook redis.Hook
+}
+
+func (w withHook) MakeRedisClient() any {
+	client := w.opt.MakeRedisClient().(*redis.Client)
+	client.AddHook(w.hook)
+	return client
+}
+
+// losesReply loses the first successful reply to our own script, which is known by its third key.
+type losesReply struct {
+	ofScriptWithKey string
+	meanwhile       func()
+	calls           journal
+}
+
+func (l *losesReply) repeated() bool { return l.calls.count("ok") > 1 }
+
+func (l *losesReply) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (l *losesReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (l *losesReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		args := cmd.Args()
+		if err != nil || len(args) < 6 || args[2] != 4 || args[5] != l.ofScriptWithKey {
+			return err
+		}
+		io.WriteString(&l.calls, "ok")
+		if l.calls.count("ok") > 1 {
+			return nil
+		}
+		l.meanwhile()
+		cmd.SetErr(io.ErrUnexpectedEOF)
+		return io.ErrUnexpectedEOF
+	}
+}

@@ -1,0 +1,426 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Every task here has no retries to lose: asynq by itself archives each one that is denied.
+func TestDenialsCostNothing(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
+		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ours.Close()
+		ids := []string{"ours", "plain-1", "plain-2"}
+		for _, id := range ids {
+			opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
+			if id == "ours" {
+				_, err = ours.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), opts...)
+			} else {
+				_, err = s.plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) {
+			c.Tenant = func(task *asynq.Task) string {
+				if id, err := worker.IdentityOf(task); err == nil && id.Tenant != "" {
+					return id.Tenant
+				}
+				return string(task.Payload())
+			}
+		})
+		s.waitGone(ids...)
+		if got := fmt.Sprint(s.runs()); got != fmt.Sprint(ids) {
+			t.Errorf("ran %v, want each of %v once", got, ids)
+		}
+		if len(s.denials()) < 3 {
+			t.Errorf("%d denials: three tasks that come together through a window of one are denied at least 3 times", len(s.denials()))
+		}
+		s.wantCounters(counters{Processed: 3})
+		s.wantTold(nil, nil)
+	})
+}
+
+// Whatever a middleware around ours makes of a denial, the task waits.
+func TestMiddlewareAroundOurs(t *testing.T) {
+	around := map[string]struct {
+		do       func(error) error
+		opts     []asynq.Option
+		reported string // to the user's ErrorHandler
+	}{
+		"none":          {do: func(err error) error { return err }},
+		"wrapped":       {do: func(err error) error { return fmt.Errorf("outer: %w", err) }},
+		"as text":       {do: func(err error) error { return fmt.Errorf("outer: %v", err) }},
+		"replaced":      {do: func(error) error { return errors.New("outer: try later") }},
+		"skip retry":    {do: func(err error) error { return fmt.Errorf("%w: %w", err, asynq.SkipRetry) }},
+		"revoked":       {do: func(err error) error { return fmt.Errorf("%w: %w", err, asynq.RevokeTask) }},
+		"swallowed":     {do: func(error) error { return nil }},
+		"kept":          {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Retention(time.Hour)}},
+		"unique":        {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Unique(time.Hour)}},
+		"kept, unique":  {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Unique(time.Hour), asynq.Retention(time.Hour)}},
+		"panic":         {do: func(error) error { panic("outer") }, reported: "outer"},
+		"with deadline": {do: func(err error) error { return err }, opts: []asynq.Option{asynq.Deadline(time.Now().Add(time.Hour)), asynq.Timeout(time.Minute)}},
+	}
+	for _, retries := range []int{0, 3} {
+		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
+			each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+				theirs, ours := s.configs()
+				promised := map[string]time.Time{}
+				onDecision := ours.OnDecision
+				ours.OnDecision = func(ctx context.Context, task *asynq.Task, d throttle.Decision) {
+					onDecision(ctx, task, d)
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					if !d.Granted {
+						promised[task.Type()] = time.Now().Add(d.RetryIn)
+					}
+				}
+				th, err := worker.New(ours)
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
+				middleware, err := th.Middleware()
+				if err != nil {
+					t.Fatal(err)
+				}
+				mux := asynq.NewServeMux()
+				mux.Use(func(next asynq.Handler) asynq.Handler {
+					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+						err := next.ProcessTask(ctx, task)
+						if err != nil {
+							return around[task.Type()].do(err)
+						}
+						return nil
+					})
+				}, middleware)
+				for name := range around {
+					mux.HandleFunc(name, s.ok)
+				}
+
+				var ids []string
+				before := map[string]asynq.TaskInfo{}
+				for name, c := range around {
+					s.fill(name)
+					opts := append([]asynq.Option{asynq.TaskID(name), asynq.MaxRetry(retries)}, c.opts...)
+					s.enqueue(worker.NewTask(worker.Identity{Tenant: name}, name, []byte("payload of "+name)), opts...)
+					ids = append(ids, name)
+					before[name] = s.task(name)
+				}
+				if err := server.Start(mux); err != nil {
+					t.Fatal(err)
+				}
+				defer server.Shutdown()
+
+				s.waitState(asynq.TaskStateRetry, ids...)
+				reason := map[string]string{}
+				for _, d := range s.denials() {
+					reason[d.Tenant] = d.Reason()
+				}
+				for _, id := range ids {
+					task := s.task(id)
+					if task.LastErr != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
+						t.Errorf("%s: last error %q, want %q", id, task.LastErr, reason[id])
+					}
+					s.mu.Lock()
+					promise := promised[id]
+					s.mu.Unlock()
+					// RetryIn was told just before; the task is seen just after.
+					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Second)) {
+						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
+					}
+					if since := time.Since(task.LastFailedAt); since < 0 || since > time.Minute {
+						t.Errorf("%s: last error %v ago", id, since)
+					}
+					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt
+					if got, want := fmt.Sprint(task), fmt.Sprint(before[id]); got != want {
+						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
+					}
+				}
+				s.wantCounters(counters{Retry: int64(len(ids))})
+				if _, err := s.plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
+					t.Errorf("the unique task has lost its lock: %v", err)
+				}
+				if th.Attempts() != 0 {
+					t.Errorf("%d attempts are remembered after their end", th.Attempts())
+				}
+
+				s.open(ids...)
+				s.wait("all have run", func() bool { return s.counters().Processed == int64(len(ids)) })
+				if got := s.runs(); len(got) != len(ids) {
+					t.Errorf("ran %q, want each once", got)
+				}
+				s.wantCounters(counters{Processed: int64(len(ids))})
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if len(s.reported) != 1 || !asynq.IsPanicError(s.reported[0]) {
+					t.Errorf("the user's ErrorHandler was told %q, want the panic", s.reported)
+				}
+				for _, err := range s.asked {
+					// A text of the user's own is not ours to recognise; the task waits all the same.
+					if !asynq.IsPanicError(err) && err.Error() != "outer: try later" {
+						t.Errorf("the user's IsFailure was asked about %q", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A middleware may call ours again within one attempt: what counts is what it said last.
+func TestMiddlewareThatTriesAgain(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		theirs, ours := s.configs()
+		th, err := worker.New(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
+		middleware, err := th.Middleware()
+		if err != nil {
+			t.Fatal(err)
+		}
+		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			if err := handler.ProcessTask(ctx, task); err == nil {
+				t.Error("not denied")
+			}
+			s.open()
+			return handler.ProcessTask(ctx, task)
+		})); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+		s.waitState(asynq.TaskStateArchived, "a")
+		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
+		s.wantTold([]string{"boom"}, nil)
+	})
+}
+
+// Real failures use up the retries, and nothing else does.
+func TestRealFailuresAmongDenials(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			s.ok(ctx, task)
+			return errors.New("boom")
+		})
+		s.waitState(asynq.TaskStateArchived, "a")
+		if task := s.task("a"); task.Retried != 2 || task.LastErr != "boom" {
+			t.Errorf("archived after %d retries by %q, want 2 by boom", task.Retried, task.LastErr)
+		}
+		if len(s.runs()) != 3 || len(s.denials()) < 2 {
+			t.Errorf("%d runs, %d denials; want 3, and a denial before each retry", len(s.runs()), len(s.denials()))
+		}
+		s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
+		s.wantTold([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
+	})
+}
+
+// Without functions of the user's own, asynq's defaults hold for real failures.
+func TestDefaultsOfAsynq(t *testing.T) {
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
+	s.fill("denied")
+	s.enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
+	s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
+	s.serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(c *asynq.Config, _ *worker.Config) {
+		*c = asynq.Config{LogLevel: asynq.FatalLevel}
+	})
+	s.waitState(asynq.TaskStateRetry, "a", "denied")
+	if task := s.task("a"); task.Retried != 1 || task.LastErr != "boom" || time.Until(task.NextProcessAt) < 10*time.Second {
+		t.Errorf("retried %d, last error %q, next in %v; want asynq's 1, boom and 15 s or more", task.Retried, task.LastErr, time.Until(task.NextProcessAt))
+	}
+	s.wantCounters(counters{Processed: 1, Failed: 1, Retry: 2})
+
+	th, err := worker.New(worker.Config{Limiter: s.limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for set, want := range map[time.Duration][2]time.Duration{
+		-1:          {time.Second, 100 * time.Millisecond},
+		0:           {time.Second, 100 * time.Millisecond},
+		time.Minute: {time.Minute, time.Minute},
+	} {
+		c := th.Asynq(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
+		if got := [2]time.Duration{c.DelayedTaskCheckInterval, c.TaskCheckInterval}; got != want {
+			t.Errorf("check intervals of %v become %v, want %v", set, got, want)
+		}
+	}
+}
+
+// What can never be granted is a failure like any other: waiting would not help.
+func TestRealFailuresOfOurs(t *testing.T) {
+	p := policy(5, time.Hour)
+	p.Match = []string{"x", "by-user"}
+	byUser := policy(5, time.Hour)
+	byUser.Name, byUser.Match, byUser.Windows[0].Per = "by-user", []string{"by-user"}, []string{"user"}
+	p.Match = []string{"x"}
+	header := func(name, value string) *asynq.Task {
+		return asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme", name: value})
+	}
+	tasks := map[string]struct {
+		task *asynq.Task
+		want string
+	}{
+		"no tenant":    {asynq.NewTask("x", nil), `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`},
+		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost of 6 requests never fits: the window holds 5 at most`},
+		"no attribute": {worker.NewTask(worker.Identity{Tenant: "acme"}, "by-user", nil), `worker: task type "by-user": throttle: policy "by-user": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
+		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": add one, or set Config.Unmatched to "run"`},
+		"bad tenant":   {header("sluice-tenant", "%zz"), `worker: task type "x": header sluice-tenant "%zz": invalid URL escape "%zz"`},
+		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
+		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
+	}
+	each(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *site) {
+		for id, c := range tasks {
+			s.enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
+		}
+		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.Reject })
+		for id, c := range tasks {
+			s.waitState(asynq.TaskStateArchived, id)
+			if got := s.task(id).LastErr; got != c.want {
+				t.Errorf("%s:\n got %s\nwant %s", id, got, c.want)
+			}
+		}
+		if len(s.runs()) != 0 {
+			t.Errorf("ran %q", s.runs())
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.reported) != len(tasks) {
+			t.Errorf("the user's ErrorHandler was told %q, want all %d", s.reported, len(tasks))
+		}
+	})
+}
+
+// The handler sees the decision, and a name of any bytes arrives as it was given.
+func TestIdentityReachesTheHandler(t *testing.T) {
+	p := policy(100, time.Hour)
+	p.Match = []string{"x"}
+	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Per: []string{"user"}})
+	id := worker.Identity{
+		Attributes: map[string]string{"user": "b&=%\x00\xff;b", "ip": "::1"},
+		Cost:       map[string]int64{"tokens": 300},
+		Tenant:     "a}{:\n%2F \xfe\xffc",
+	}
+	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+		got := make(chan throttle.Decision, 2)
+		s.enqueue(worker.NewTask(id, "x", nil))
+		s.enqueue(asynq.NewTask("unmatched", nil))
+		unmatched := make(chan bool, 1)
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			d, ok := worker.DecisionFrom(ctx)
+			if task.Type() == "unmatched" {
+				unmatched <- ok
+			} else {
+				got <- d
+			}
+			return nil
+		})
+		d := <-got
+		if !d.Granted || d.Tenant != id.Tenant || d.Policy != "api" || d.Windows[0].Used != 1 || d.Windows[1].Used != 300 ||
+			d.Windows[1].Scope.Values[0] != id.Attributes["user"] {
+			t.Errorf("decision %+v", d)
+		}
+		if !strings.HasPrefix(d.Reservation.Ticket, "default/") || len(d.Reservation.Ticket) < 20 {
+			t.Errorf("ticket %q, want queue and task ID", d.Reservation.Ticket)
+		}
+		if <-unmatched {
+			t.Error("an unmatched task has a decision")
+		}
+	})
+}
+
+func TestEarliestReset(t *testing.T) {
+	p := policy(1, 2*time.Hour)
+	p.Requeue = throttle.RequeueEarliestReset
+	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
+	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
+		s.serve(s.ok)
+		s.waitState(asynq.TaskStateRetry, "a")
+		if in := time.Until(s.task("a").NextProcessAt); in > time.Hour+time.Second || in < 50*time.Minute {
+			t.Errorf("comes back in %v, want an hour", in)
+		}
+	})
+}
+
+func TestUserFunctions(t *testing.T) {
+	p := policy(10, time.Hour)
+	p.Windows[0].Per = []string{"region"}
+	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+		s.enqueue(asynq.NewTask("x", []byte("eu")))
+		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) {
+			c.Attributes = func(task *asynq.Task) map[string]string { return map[string]string{"region": string(task.Payload())} }
+			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
+			c.Tenant = func(*asynq.Task) string { return "acme" }
+		})
+		s.wait("it ran", func() bool { return len(s.runs()) == 1 })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if d := s.decisions[0]; d.Windows[0].Used != 7 || d.Windows[0].Scope.String() != "region=eu" {
+			t.Errorf("decision %+v", d)
+		}
+	})
+}
+
+func TestNewSaysWhatIsWrong(t *testing.T) {
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	limiter, err := throttle.New(throttle.Config{Client: client})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ok := worker.Config{Limiter: limiter}
+	server := func(opt asynq.RedisConnOpt, theirs asynq.Config, ours worker.Config) error {
+		_, err := worker.NewServer(opt, theirs, ours)
+		return err
+	}
+	_, noLimiter := worker.NewClient(asynq.RedisClientOpt{}, worker.ClientConfig{})
+	_, noRedis := worker.NewClient(nil, worker.ClientConfig{Limiter: limiter})
+	for want, err := range map[string]error{
+		"worker: Config.Limiter is nil: must be what throttle.New returns":                            server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{}),
+		`worker: Config.Unmatched "drop": must be "run" or "reject"`:                                  server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{Limiter: limiter, Unmatched: "drop"}),
+		"worker: asynq.Config.GroupGracePeriod 1ms: must be at least 1s":                              server(asynq.RedisClientOpt{}, asynq.Config{GroupGracePeriod: time.Millisecond}, ok),
+		"worker: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}":      noRedis,
+		"worker: worker_test.noClient makes no redis.UniversalClient: use one of asynq's own options": server(noClient{}, asynq.Config{}, ok),
+		"worker: ClientConfig.Limiter is nil: must be what throttle.New returns":                      noLimiter,
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+type noClient struct{}
+
+func (noClient) MakeRedisClient() any { return http.DefaultClient }
+
+func TestWholeSecond(t *testing.T) {
+	second := time.Unix(1_800_000_000, 0)
+	for in, want := range map[time.Duration]time.Duration{
+		0: 0, 1: time.Second, time.Microsecond: time.Second, 999 * time.Millisecond: time.Second, time.Second: time.Second,
+	} {
+		if got := worker.WholeSecond(second.Add(in)); !got.Equal(second.Add(want)) {
+			t.Errorf("%v becomes %v, want %v", in, got.Sub(second), want)
+		}
+	}
+}

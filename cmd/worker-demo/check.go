@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+// CheckCommand validates a policy file and prints what it means.
+type CheckCommand struct {
+	*Main
+
+	JSON     bool
+	Policies string // file
+}
+
+func (c *CheckCommand) ParseFlags(args []string) error {
+	if err := parse(c.flags(), args); err != nil {
+		return err
+	}
+	if c.Policies == "" {
+		return errors.New("-policies is missing: must be a policy file")
+	}
+	return nil
+}
+
+func (c *CheckCommand) flags() *flag.FlagSet {
+	flags := flag.NewFlagSet("check", flag.ContinueOnError)
+	flags.BoolVar(&c.JSON, "json", false, "")
+	flags.StringVar(&c.Policies, "policies", "", "")
+	return flags
+}
+
+func (c *CheckCommand) Run(context.Context) error {
+	policies, err := policyfile.Load(c.Policies)
+	if err != nil {
+		return inputError{err}
+	}
+	for i := range policies {
+		policies[i] = policies[i].WithDefaults()
+	}
+	if c.JSON {
+		return writeJSON(c.Stdout, describe(policies))
+	}
+	for _, p := range policies {
+		printPolicy(c.Stdout, p)
+	}
+	return nil
+}
+
+func printPolicy(w io.Writer, p throttle.Policy) {
+	match := strings.Join(p.Match, " ")
+	if match == "" {
+		match = "no task type"
+	}
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n", p.Name, match, p.Fail, p.Requeue)
+	t := newTable(w)
+	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
+	for _, window := range p.Windows {
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
+			fmt.Sprintf("%d %s per %s", window.Limit, window.Unit, short(window.Period)),
+			scopeText(window.Per), algorithmText(window), short(window.Margin))
+	}
+	t.Flush()
+	if len(p.Tenants) > 0 {
+		t = newTable(w)
+		fmt.Fprintln(t, "  TENANT\tWEIGHT\tLIMITS OF ITS OWN")
+		for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
+			fmt.Fprintf(t, "  %s\t%v\t%s\n", name, p.Tenants[name].Weight, ownText(p.Tenants[name]))
+		}
+		t.Flush()
+	}
+	for _, warning := range p.Warnings() {
+		fmt.Fprintf(w, "  warning: %s\n", warning)
+	}
+}
+
+func scopeText(per []string) string {
+	if len(per) == 0 {
+		return "shared by all"
+	}
+	return strings.Join(per, ", ")
+}
+
+func algorithmText(w throttle.Window) string {
+	switch w.Algorithm {
+	case throttle.GCRA:
+		return fmt.Sprintf("gcra, burst %d", w.Burst)
+	case throttle.Fixed:
+		return "fixed, from " + string(w.Anchor)
+	}
+	return string(w.Algorithm)
+}
+
+func ownText(t throttle.Tenant) string {
+	if t.Exempt {
+		return "exempt: counted, never denied"
+	}
+	var own []string
+	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
+		o := t.Windows[name]
+		if o.Limit > 0 {
+			own = append(own, fmt.Sprintf("%s %d", name, o.Limit))
+		}
+		if o.Burst > 0 {
+			own = append(own, fmt.Sprintf("%s burst %d", name, o.Burst))
+		}
+	}
+	if len(own) == 0 {
+		return "none"
+	}
+	return strings.Join(own, ", ")
+}
+
+// The JSON of "check -json", with every default written out.
+type (
+	checked struct {
+		Policies []checkedPolicy `json:"policies"`
+	}
+	checkedPolicy struct {
+		Name     string                   `json:"name"`
+		Match    []string                 `json:"match"`
+		Fail     throttle.FailMode        `json:"fail"`
+		Requeue  throttle.Requeue         `json:"requeue"`
+		Windows  []checkedWindow          `json:"windows"`
+		Tenants  map[string]checkedTenant `json:"tenants"`
+		Warnings []string                 `json:"warnings"`
+	}
+	checkedWindow struct {
+		Name      string             `json:"name"`
+		Limit     int64              `json:"limit"`
+		PeriodMS  float64            `json:"period_ms"`
+		Unit      string             `json:"unit"`
+		Per       []string           `json:"per"`
+		Algorithm throttle.Algorithm `json:"algorithm"`
+		Anchor    throttle.Anchor    `json:"anchor,omitempty"`
+		Burst     int64              `json:"burst,omitempty"`
+		MarginMS  float64            `json:"margin_ms"`
+	}
+	checkedTenant struct {
+		Weight  float64                    `json:"weight"`
+		Exempt  bool                       `json:"exempt"`
+		Windows map[string]checkedOverride `json:"windows"`
+	}
+	checkedOverride struct {
+		Burst int64 `json:"burst,omitempty"`
+		Limit int64 `json:"limit,omitempty"`
+	}
+)
+
+func describe(policies []throttle.Policy) checked {
+	out := checked{Policies: []checkedPolicy{}}
+	for _, p := range policies {
+		c := checkedPolicy{
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Requeue: p.Requeue,
+			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
+		}
+		for _, w := range p.Windows {
+			c.Windows = append(c.Windows, checkedWindow{
+				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
+				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: milliseconds(w.Margin),
+			})
+		}
+		for name, t := range p.Tenants {
+			own := map[string]checkedOverride{}
+			for window, o := range t.Windows {
+				own[window] = checkedOverride(o)
+			}
+			c.Tenants[name] = checkedTenant{Weight: t.Weight, Exempt: t.Exempt, Windows: own}
+		}
+		out.Policies = append(out.Policies, c)
+	}
+	return out
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,317 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// An ending is all that a run of the program left behind, its files aside.
+type ending struct {
+	code           int
+	stdout, stderr string
+}
+
+// runMain runs the program in this process.
+func runMain(ctx context.Context, stdin string, args ...string) ending {
+	var stdout, stderr bytes.Buffer
+	m := &Main{Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
+	code := m.Run(ctx, args)
+	return ending{code, stdout.String(), stderr.String()}
+}
+
+func (e ending) want(t *testing.T, code int, stderr ...string) {
+	t.Helper()
+	if e.code != code {
+		t.Fatalf("exit code %d, want %d; stderr:\n%s", e.code, code, e.stderr)
+	}
+	for _, text := range stderr {
+		if !strings.Contains(e.stderr, text) {
+			t.Errorf("stderr does not hold %q:\n%s", text, e.stderr)
+		}
+	}
+}
+
+// A remote is the far side of the jobs: it answers by what the path says, and remembers every
+// call.
+type remote struct {
+	*httptest.Server
+	delay time.Duration
+
+	mu    sync.Mutex
+	calls map[string]int // by path
+	last  map[string]*http.Request
+	body  map[string]string
+}
+
+func newRemote(t *testing.T) *remote {
+	r := &remote{calls: map[string]int{}, last: map[string]*http.Request{}, body: map[string]string{}}
+	r.Server = httptest.NewServer(r)
+	t.Cleanup(r.Close)
+	return r
+}
+
+func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var body bytes.Buffer
+	body.ReadFrom(req.Body)
+	r.mu.Lock()
+	r.calls[req.URL.Path]++
+	n := r.calls[req.URL.Path]
+	r.last[req.URL.Path], r.body[req.URL.Path] = req, body.String()
+	r.mu.Unlock()
+	time.Sleep(r.delay)
+	switch {
+	case strings.HasPrefix(req.URL.Path, "/missing"):
+		w.WriteHeader(http.StatusNotFound)
+	case strings.HasPrefix(req.URL.Path, "/redirect"):
+		http.Redirect(w, req, "/elsewhere", http.StatusFound)
+	case strings.HasPrefix(req.URL.Path, "/broken"):
+		w.WriteHeader(http.StatusServiceUnavailable)
+	case strings.HasPrefix(req.URL.Path, "/flaky") && n == 1:
+		w.WriteHeader(http.StatusBadGateway)
+	case strings.HasPrefix(req.URL.Path, "/busy") && n == 1:
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+}
+
+func (r *remote) called(path string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.calls[path]
+}
+
+func (r *remote) total() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.calls {
+		n += c
+	}
+	return n
+}
+
+// A desk is a directory with the files of one run.
+type desk struct {
+	dir string
+	t   *testing.T
+}
+
+const roomy = `
+policies:
+  - name: api
+    match: ["http:*"]
+    windows:
+      - {name: burst, limit: 500, period: 1s}
+      - {name: all, limit: 900, period: 1s, per: []}
+      - {name: spend, limit: 100, period: 1s, unit: tokens}
+`
+
+func newDesk(t *testing.T, policies, jobs string) desk {
+	d := desk{t.TempDir(), t}
+	d.write("policies.yml", policies)
+	d.write("jobs.jsonl", jobs)
+	return d
+}
+
+func (d desk) path(name string) string { return filepath.Join(d.dir, name) }
+
+func (d desk) write(name, text string) {
+	d.t.Helper()
+	if err := os.WriteFile(d.path(name), []byte(text), 0o644); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d desk) read(name string) string {
+	d.t.Helper()
+	data, err := os.ReadFile(d.path(name))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// args are those of a run with all files of the desk.
+func (d desk) args(more ...string) []string {
+	return append([]string{"run", "-jobs", d.path("jobs.jsonl"), "-policies", d.path("policies.yml"), "-out", d.path("out.jsonl")}, more...)
+}
+
+// results reads a result log; a job that is in it twice fails the test.
+func (d desk) results(name string) map[string]Result {
+	d.t.Helper()
+	return parseResults(d.t, d.read(name))
+}
+
+func parseResults(t *testing.T, text string) map[string]Result {
+	t.Helper()
+	results := map[string]Result{}
+	for line := range strings.Lines(text) {
+		r, err := parseResult([]byte(line))
+		if err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		if _, twice := results[r.ID]; twice {
+			t.Errorf("job %q has two results", r.ID)
+		}
+		results[r.ID] = r
+	}
+	return results
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	for page, same := range map[string][][]string{
+		"worker-demo": {{"help"}, {"-h"}, {"-help"}, {"help", "-h"}},
+		"run":         {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
+		"check":       {{"help", "check"}, {"check", "-h"}},
+	} {
+		want, err := helpTexts.ReadFile("help/" + page + ".txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range same {
+			if e := runMain(t.Context(), "", args...); e.code != 0 || e.stdout != string(want) || e.stderr != "" {
+				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
+			}
+		}
+	}
+	for page, flags := range map[string]*flag.FlagSet{"run": (&RunCommand{}).flags(), "check": (&CheckCommand{}).flags()} {
+		text, _ := helpTexts.ReadFile("help/" + page + ".txt")
+		flags.VisitAll(func(f *flag.Flag) {
+			if !strings.Contains(string(text), "\n  -"+f.Name+" ") {
+				t.Errorf("help %s does not tell of -%s", page, f.Name)
+			}
+		})
+	}
+}
+
+// The jobs and policies that the help shows must be good ones.
+func TestHelpShowsWhatWorks(t *testing.T) {
+	t.Parallel()
+	for _, page := range []string{"run", "check"} {
+		text, err := helpTexts.ReadFile("help/" + page + ".txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
+		policies, _, _ = strings.Cut(policies, "\n\n")
+		d := newDesk(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
+		runMain(t.Context(), "", "check", "-policies", d.path("policies.yml")).want(t, exitDone)
+	}
+	text, err := helpTexts.ReadFile("help/run.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, jobs, _ := strings.Cut(string(text), "are required:\n\n")
+	jobs, _, _ = strings.Cut(jobs, "(all of it")
+	first, second, _ := strings.Cut(jobs, "\n")
+	read, err := ReadJobs("help", strings.NewReader(first+"\n"+strings.ReplaceAll(second, "\n", "")))
+	if err != nil || len(read) != 2 {
+		t.Errorf("%d jobs, %v", len(read), err)
+	}
+}
+
+func TestUnknownCommands(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"rnu"}, `worker-demo: unknown command "rnu": did you mean "run"?`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, check, help, or none for the scenario: see "worker-demo help"`},
+		{[]string{"help", "dance"}, `worker-demo: help dance: there is no such command: must be run or check`},
+		{[]string{"-jsn"}, `worker-demo: flag provided but not defined: -jsn: see "worker-demo help"`},
+		{[]string{"-json", "run"}, `worker-demo: unexpected argument "run": every input has a flag: see "worker-demo help"`},
+		{[]string{"check"}, `worker-demo: -policies is missing: must be a policy file: see "worker-demo help check"`},
+		{[]string{"run"}, `worker-demo: -jobs is missing: must be a file of jobs, or - for stdin: see "worker-demo help run"`},
+		{[]string{"run", "-jobs", "-"}, `worker-demo: -policies is missing: must be a policy file: see "worker-demo help run"`},
+		{[]string{"run", "-jobs", "-", "-policies", "p", "-concurrency", "0"}, `worker-demo: -concurrency 0: must be 1 to 10000: see "worker-demo help run"`},
+		{[]string{"run", "-jobs", "-", "-policies", "p", "-queue", " "}, `worker-demo: -queue " ": must not be blank: see "worker-demo help run"`},
+		{[]string{"run", "-jobs", "-", "-policies", "p", "-timeout", "0s"}, `worker-demo: -timeout 0s: must be 1ms to 1h: see "worker-demo help run"`},
+	} {
+		if e := runMain(t.Context(), "", c.args...); e.code != exitBadInput || e.stderr != c.want+"\n" || e.stdout != "" {
+			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, `
+policies:
+  - name: github-api
+    match: ["http:*", "github:sync"]
+    windows:
+      - {name: per-minute, limit: 20, period: 60s}
+      - {name: burst, limit: 5, period: 3s, margin: 50ms}
+      - {name: provider, limit: 100, period: 1s, per: []}
+      - {name: spend, limit: 90000, period: 1h, unit: tokens, algorithm: gcra, burst: 20000}
+      - {name: daily, limit: 1000, period: 24h, algorithm: fixed}
+    tenants:
+      acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
+      internal: {exempt: true}
+  - name: slow
+    fail: open
+    requeue: earliest-reset
+    windows:
+      - {name: short, limit: 10, period: 10s, per: [user, tenant]}
+      - {name: long, limit: 600, period: 600s, per: [user, tenant]}
+`, "")
+	e := runMain(t.Context(), "", "check", "-policies", d.path("policies.yml"))
+	e.want(t, exitDone)
+	if want := `policy github-api
+  matches http:* github:sync, fails closed, requeues when-fits
+  WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
+  per-minute   20 requests per 1m    tenant          sliding             0s
+  burst        5 requests per 3s     tenant          sliding             50ms
+  provider     100 requests per 1s   shared by all   sliding             0s
+  spend        90000 tokens per 1h   tenant          gcra, burst 20000   0s
+  daily        1000 requests per 24h   tenant          fixed, from clock   0s
+  TENANT     WEIGHT   LIMITS OF ITS OWN
+  acme       2        per-minute 50, spend burst 9
+  internal   1        exempt: counted, never denied
+policy slow
+  matches no task type, fails open, requeues earliest-reset
+  WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
+  short    10 requests per 10s    tenant, user   sliding     0s
+  long     600 requests per 10m   tenant, user   sliding     0s
+  warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
+`; columns(e.stdout) != columns(want) {
+		t.Errorf("stdout:\n%s", e.stdout)
+	}
+
+	e = runMain(t.Context(), "", "check", "-policies", d.path("policies.yml"), "-json")
+	e.want(t, exitDone)
+	var got checked
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
+		t.Fatal(err)
+	}
+	spend := checkedWindow{Name: "spend", Limit: 90000, PeriodMS: 3.6e6, Unit: "tokens", Per: []string{"tenant"}, Algorithm: "gcra", Burst: 20000}
+	if w := got.Policies[0].Windows[3]; w.Name != spend.Name || w.Limit != spend.Limit || w.PeriodMS != spend.PeriodMS || w.Unit != spend.Unit ||
+		!slices.Equal(w.Per, spend.Per) || w.Algorithm != spend.Algorithm || w.Burst != spend.Burst {
+		t.Errorf("spend is %+v", w)
+	}
+	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {
+		t.Errorf("provider is per %q", per)
+	}
+	if len(got.Policies[1].Warnings) != 1 || got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
+		t.Errorf("%+v", got)
+	}
+
+	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
+	e = runMain(t.Context(), "", "check", "-policies", d.path("policies.yml"))
+	e.want(t, exitBadInput, "worker-demo: policyfile: "+d.path("policies.yml")+":4: ")
+}
+
+// columns takes the padding out of a table.
+func columns(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// A Result is one line of a result log: how a job ended. It failed if Error is not empty.
+type Result struct {
+	ID        string    `json:"id"`
+	Tenant    string    `json:"tenant"`
+	Status    int       `json:"status"`              // the HTTP code of the last answer; 0 if there was none
+	Attempts  int       `json:"attempts"`            // HTTP calls begun
+	Wakes     int       `json:"wakes"`               // times a worker picked the job up, denials included
+	WaitedMS  int64     `json:"waited_ms"`           // from enqueueing to the start of the first call
+	StartedAt time.Time `json:"started_at,omitzero"` // of the last call
+	Error     string    `json:"error"`
+}
+
+// A ResultLog holds one line a job, and knows the jobs that it holds. It is safe for concurrent
+// use.
+type ResultLog struct {
+	file  *os.File // nil if the lines go to a stream
+	known map[string]Result
+	mu    sync.Mutex
+	w     io.Writer
+}
+
+// NewResultLog writes to a stream, and knows nothing from before.
+func NewResultLog(w io.Writer) *ResultLog {
+	return &ResultLog{known: map[string]Result{}, w: w}
+}
+
+// OpenResultLog goes on with a file, or begins it. The end of a last line that a crash tore is
+// cut off.
+func OpenResultLog(path string) (*ResultLog, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	l := NewResultLog(file)
+	l.file = file
+	if err := l.load(path); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *ResultLog) load(path string) error {
+	data, err := io.ReadAll(l.file)
+	if err != nil {
+		return err
+	}
+	whole := 0
+	for number := 1; whole < len(data); number++ {
+		line, _, ended := bytes.Cut(data[whole:], []byte("\n"))
+		r, err := parseResult(line)
+		switch {
+		case err == nil && ended:
+			whole++
+		case err == nil: // all of a line but its end, which an editor may have taken away
+			if _, err := l.file.Write([]byte("\n")); err != nil {
+				return err
+			}
+		case !ended:
+			return l.file.Truncate(int64(whole))
+		default:
+			return fmt.Errorf("%s:%d: is not a result: %w: name another file, or mend the line", path, number, err)
+		}
+		whole += len(line)
+		if _, twice := l.known[r.ID]; !twice {
+			l.known[r.ID] = r
+		}
+	}
+	return nil
+}
+
+// parseResult is strict, so that no other file is taken for a result log by mistake.
+func parseResult(line []byte) (Result, error) {
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	var r Result
+	if err := d.Decode(&r); err != nil {
+		return r, err
+	}
+	if r.ID == "" || d.More() {
+		return r, errors.New("must be one object with an id")
+	}
+	return r, nil
+}
+
+// Add writes the result in one write call, unless the log holds one for this job already.
+func (l *ResultLog) Add(r Result) (added bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.known[r.ID]; ok {
+		return false, nil
+	}
+	line, err := json.Marshal(r)
+	if err != nil {
+		return false, err
+	}
+	if _, err := l.w.Write(append(line, '\n')); err != nil {
+		return false, fmt.Errorf("writing a result: %w", err)
+	}
+	l.known[r.ID] = r
+	return true, nil
+}
+
+// Get returns the result of a job.
+func (l *ResultLog) Get(id string) (Result, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.known[id]
+	return r, ok
+}
+
+// Close closes the file, if there is one.
+func (l *ResultLog) Close() error {
+	if l.file == nil {
+		return nil
+	}
+	return l.file.Close()
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func shortScenario() Scenario {
+	s := DefaultScenario()
+	s.Tenants = []ScenarioTenant{{5, "large"}, {3, "medium"}, {1, "small"}}
+	return s
+}
+
+func TestScenario(t *testing.T) {
+	t.Parallel()
+	e := runMain(t.Context(), "")
+	e.want(t, exitDone, "9 jobs of 3 tenants", "9 of 9 jobs done, 0 failed")
+	for _, text := range []string{
+		"9 of 9 jobs succeeded in ",
+		"TENANT JOBS WAKES PER JOB WAITED (P50) WAITED (MAX) 429s large 5 ",
+		"tenant-burst 4 per 1s large 4 4 ",
+		"everybody 8 per 1s all ",
+		"Every job is done, and the API never answered 429.",
+	} {
+		if !strings.Contains(columns(e.stdout), text) {
+			t.Errorf("stdout does not hold %q:\n%s", text, e.stdout)
+		}
+	}
+}
+
+func TestScenarioJSON(t *testing.T) {
+	t.Parallel()
+	e := runMain(t.Context(), "", "-json")
+	e.want(t, exitDone)
+	var r ScenarioReport
+	if err := json.Unmarshal([]byte(e.stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Summary; !r.OK || s.Jobs != 9 || s.Succeeded != 9 || s.Failed != 0 || s.Archived != 0 || s.RedisCallsPerJob != nil ||
+		s.Dequeues != s.Jobs+s.Denials || s.Denials == 0 {
+		t.Errorf("%+v", r)
+	}
+	if len(r.Tenants) != 3 || len(r.Limits) != 7 {
+		t.Errorf("%d tenants, %d limits", len(r.Tenants), len(r.Limits))
+	}
+	for _, row := range r.Tenants {
+		if row.Done != row.Jobs || row.Refused != 0 || row.WakesPerJob < 1 {
+			t.Errorf("%+v", row)
+		}
+	}
+	for _, row := range r.Limits {
+		if row.Served < 1 || row.Served > row.Calls || row.Counted < int64(row.Served) || row.Counted > int64(row.Calls) {
+			t.Errorf("%+v", row)
+		}
+	}
+}
+
+// An API that allows less than the throttle was told must be found out.
+func TestScenarioFindsRefusals(t *testing.T) {
+	t.Parallel()
+	s := shortScenario()
+	s.API.Limits[0].Calls = 3
+	var stdout, stderr strings.Builder
+	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
+	if code := m.Run(t.Context(), nil); code != exitFailed {
+		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
+	}
+	if s.API.Refused("large") == 0 || !strings.Contains(stdout.String(), "Not as it should be") {
+		t.Errorf("%d refused, stdout:\n%s", s.API.Refused("large"), stdout.String())
+	}
+}
+
+func TestAPI(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		a := &API{Limits: []APILimit{
+			{Name: "each", Calls: 2, Span: 10 * time.Second, PerTenant: true},
+			{Name: "all", Calls: 3, Span: 4 * time.Second},
+		}}
+		start := time.Now()
+		for i, step := range []struct {
+			at     time.Duration
+			tenant string
+			wait   time.Duration
+		}{
+			{0, "a", 0},
+			{time.Second, "a", 0},
+			{time.Second, "a", 9 * time.Second},
+			{2 * time.Second, "b", 0},
+			{2 * time.Second, "b", 2 * time.Second},
+			{4*time.Second - 1, "c", 1},
+			{4 * time.Second, "c", 0},
+			{10 * time.Second, "a", 0},
+			{10 * time.Second, "a", time.Second},
+		} {
+			time.Sleep(time.Until(start.Add(step.at)))
+			if wait := a.admit(step.tenant); wait != step.wait {
+				t.Errorf("step %d: wait %v, want %v", i, wait, step.wait)
+			}
+		}
+		if a.Refused("a") != 2 || a.Refused("b") != 1 || a.Refused("d") != 0 {
+			t.Errorf("refused %v", a.refused)
+		}
+		if a.MostServed(a.Limits[0], "a") != 2 || a.MostServed(a.Limits[1], "b") != 3 || a.MostServed(a.Limits[0], "d") != 0 {
+			t.Errorf("served %v", a.served)
+		}
+		if most := a.MostServed(APILimit{Calls: 9, Span: 4*time.Second + 1}, ""); most != 4 {
+			t.Errorf("a span of 4 s and a little held %d calls, want 4", most)
+		}
+	})
+}

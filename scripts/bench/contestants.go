@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/goredisstore.v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// Nothing resets while we measure: a window that is full stays full.
+const period = 24 * time.Hour
+
+// A contestant is one limiter with one set of windows. With several windows the last one denies
+// and the others have room, so that a denial costs a peer one call for every window too.
+type contestant struct {
+	name  string
+	limit int
+
+	// take asks for one unit for the tenant.
+	take func(ctx context.Context, tenant string) (granted bool, err error)
+
+	// fill brings a tenant that has nothing yet to `used` units.
+	fill func(ctx context.Context, tenant string, used int) error
+}
+
+// baseline is what every ratio is to.
+func baseline(client redis.UniversalClient) contestant {
+	return redisRate(client, "redis_rate, one call", 20, 1)
+}
+
+func contestants(client redis.UniversalClient) ([]contestant, error) {
+	var all []contestant
+	for _, kind := range []struct {
+		algorithm throttle.Algorithm
+		limit     int
+	}{
+		{throttle.Sliding, 20}, {throttle.Sliding, 1000}, {throttle.Sliding, 100_000},
+		{throttle.Fixed, 20}, {throttle.GCRA, 20},
+	} {
+		last := throttle.Window{Name: "last", Algorithm: kind.algorithm, Limit: int64(kind.limit), Period: period}
+		first := last
+		first.Name, first.Limit = "first", 2*last.Limit
+		ofUser := last
+		ofUser.Per = []string{"tenant", "user"}
+		for _, shape := range []struct {
+			name    string
+			windows []throttle.Window
+		}{
+			{"one window", []throttle.Window{last}},
+			{"two windows", []throttle.Window{first, last}},
+			{"two scopes", []throttle.Window{first, ofUser}},
+		} {
+			name := fmt.Sprintf("sluice %s %d, %s", kind.algorithm, kind.limit, shape.name)
+			c, err := sluice(client, name, kind.limit, shape.windows)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, c)
+		}
+	}
+	all = append(all, redisRate(client, "redis_rate, two calls", 20, 2))
+	gcra, err := throttledGCRA(client, 20)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, gcra, plainCounter(client, 20))
+	for _, limit := range []int{20, 1000, 100_000} {
+		all = append(all, sortedSet(client, limit))
+	}
+	return all, nil
+}
+
+func sluice(client redis.UniversalClient, name string, limit int, windows []throttle.Window) (contestant, error) {
+	l, err := throttle.New(throttle.Config{
+		Client:   client,
+		Policies: []throttle.Policy{{Name: "bench", Windows: windows}},
+	})
+	if err != nil {
+		return contestant{}, err
+	}
+	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
+		d, err := l.Reserve(ctx, throttle.Request{
+			Policy: "bench", Tenant: tenant,
+			Attributes: map[string]string{"user": tenant},
+			Cost:       map[string]int64{throttle.Requests: int64(cost)},
+		})
+		return d.Granted, err
+	}
+	return contestant{
+		name: name, limit: limit,
+		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
+		// A window that is full since long holds at most about 1,024 times of grants, because
+		// it merges them then; so does one filled by 1,000 reservations.
+		fill: func(ctx context.Context, tenant string, used int) error {
+			for ; used > 0; used -= max(1, limit/1000) {
+				if granted, err := take(ctx, tenant, min(used, max(1, limit/1000))); err != nil || !granted {
+					return fmt.Errorf("filling %s: granted %t, %w", name, granted, err)
+				}
+			}
+			return nil
+		},
+	}, nil
+}
+
+// redisRate makes one call for every window, as its users do: all but the last with room.
+func redisRate(client redis.UniversalClient, name string, limit, calls int) contestant {
+	l := redis_rate.NewLimiter(client)
+	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
+		for i := range calls {
+			n := limit
+			if i < calls-1 {
+				n *= 1000
+			}
+			r, err := l.AllowN(ctx, fmt.Sprint(tenant, ":", i), redis_rate.Limit{Rate: n, Burst: n, Period: period}, cost)
+			if err != nil || r.Allowed == 0 {
+				return false, err
+			}
+		}
+		return true, nil
+	}
+	return contestant{
+		name: name, limit: limit,
+		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
+		fill: func(ctx context.Context, tenant string, used int) error {
+			_, err := take(ctx, tenant, used)
+			return err
+		},
+	}
+}
+
+func throttledGCRA(client redis.UniversalClient, limit int) (contestant, error) {
+	store, err := goredisstore.NewCtx(client, "throttled:")
+	if err != nil {
+		return contestant{}, err
+	}
+	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+		MaxRate: throttled.PerDuration(limit, period), MaxBurst: limit - 1,
+	})
+	if err != nil {
+		return contestant{}, err
+	}
+	return contestant{
+		name: "throttled, GCRA", limit: limit,
+		take: func(ctx context.Context, tenant string) (bool, error) {
+			limited, _, err := l.RateLimitCtx(ctx, tenant, 1)
+			return !limited, err
+		},
+		fill: func(ctx context.Context, tenant string, used int) error {
+			_, _, err := l.RateLimitCtx(ctx, tenant, used)
+			return err
+		},
+	}, nil
+}
+
+// The fixed window as its shortest script counts it: neither the time of the reset nor the
+// state on a denial is told.
+var plainCounterScript = redis.NewScript(`
+local used = redis.call('INCRBY', KEYS[1], ARGV[3])
+if used == tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return used <= tonumber(ARGV[1]) and 1 or 0
+`)
+
+func plainCounter(client redis.UniversalClient, limit int) contestant {
+	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
+		n, err := plainCounterScript.Run(ctx, client, []string{"counter:" + tenant}, limit, period.Milliseconds(), cost).Int()
+		return n == 1, err
+	}
+	return contestant{
+		name: "plain counter script", limit: limit,
+		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
+		fill: func(ctx context.Context, tenant string, used int) error {
+			_, err := take(ctx, tenant, used)
+			return err
+		},
+	}
+}
+
+// The sliding window log on a sorted set, as it is commonly written: a member for every grant.
+var sortedSetScript = redis.NewScript(`
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local limit, period = tonumber(ARGV[1]), tonumber(ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - period))
+local used = redis.call('ZCARD', KEYS[1])
+if used < limit then
+  redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[3])
+  redis.call('PEXPIRE', KEYS[1], math.ceil(period / 1000))
+  return {1, limit - used - 1, 0}
+end
+local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+return {0, 0, oldest[2] + period - now}
+`)
+
+func sortedSet(client redis.UniversalClient, limit int) contestant {
+	key := func(tenant string) string { return "zset:" + tenant }
+	return contestant{
+		name: fmt.Sprintf("sorted set script %d", limit), limit: limit,
+		take: func(ctx context.Context, tenant string) (bool, error) {
+			reply, err := sortedSetScript.Run(ctx, client, []string{key(tenant)},
+				limit, period.Microseconds(), rand.Text()).Int64Slice()
+			return len(reply) > 0 && reply[0] == 1, err
+		},
+		fill: func(ctx context.Context, tenant string, used int) error {
+			now := time.Now().UnixMicro()
+			for used > 0 {
+				members := make([]redis.Z, min(used, 10_000))
+				for i := range members {
+					members[i] = redis.Z{Score: float64(now - int64(used-i)), Member: rand.Text()}
+				}
+				if err := client.ZAdd(ctx, key(tenant), members...).Err(); err != nil {
+					return err
+				}
+				used -= len(members)
+			}
+			return client.PExpire(ctx, key(tenant), period).Err()
+		},
+	}
+}

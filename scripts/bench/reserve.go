@@ -1,0 +1,384 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+)
+
+type options struct {
+	calls, goroutines, rounds, tenants int
+	only                               *regexp.Regexp
+}
+
+// A report is what -json prints.
+type report struct {
+	Baseline   string `json:"baseline"` // what every ratio is to
+	Calls      int    `json:"calls"`    // decisions in one measurement
+	Goroutines int    `json:"goroutines"`
+	Rounds     int    `json:"rounds"`
+	Rows       []row  `json:"rows"`
+}
+
+// A row is one contestant, granted or denied: medians over all rounds.
+type row struct {
+	Name          string  `json:"name"`
+	Limit         int     `json:"limit"`
+	Granted       bool    `json:"granted"`
+	ServerTime    float64 `json:"server_time"`             // ratio per decision
+	ServerCPU     float64 `json:"server_cpu"`              // ratio per decision
+	Throughput    float64 `json:"throughput"`              // ratio of decisions per second
+	CallsInside   float64 `json:"redis_calls_inside"`      // per decision
+	BytesATenant  int64   `json:"memory_bytes_per_tenant"` // windows full, without nonces
+	BytesAGrant   int64   `json:"memory_bytes_per_nonce"`  // for each grant of the last minute
+	TenantsFilled int     `json:"memory_tenants"`          // so many were filled to know
+	samples       []sample
+}
+
+// A sample is one measurement beside the baseline's.
+type sample struct{ time, cpu, throughput, inside float64 }
+
+func reserve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	flags := flag.NewFlagSet("scripts/bench/run reserve", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	var o options
+	var asJSON bool
+	var only string
+	flags.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
+	flags.IntVar(&o.calls, "calls", 4000, "`decisions` in one measurement")
+	flags.IntVar(&o.goroutines, "goroutines", 64, "`number` of goroutines that ask at the same time")
+	flags.StringVar(&only, "only", "", "measure only the contestants whose names match this `regexp`")
+	flags.IntVar(&o.rounds, "rounds", 3, "`measurements` of each contestant")
+	flags.IntVar(&o.tenants, "tenants", 10_000, "`number` of tenants for the memory column, or as many as 256 MB hold")
+	if err := flags.Parse(args); err != nil {
+		return &usageError{err}
+	}
+	var err error
+	if o.only, err = regexp.Compile(only); err != nil {
+		return fmt.Errorf("-only: %w", err)
+	}
+	if o.calls < o.goroutines || o.goroutines < 1 || o.rounds < 1 || o.tenants < 1 || flags.NArg() > 0 {
+		return errors.New("-calls must be at least -goroutines, all numbers at least 1, and nothing may follow the flags")
+	}
+	s, err := startServer(o.goroutines)
+	if err != nil {
+		return err
+	}
+	defer s.stop()
+	r, err := measureAll(ctx, s, o, stderr)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
+	}
+	return r.print(stdout)
+}
+
+func measureAll(ctx context.Context, s *server, o options, stderr io.Writer) (*report, error) {
+	all, err := contestants(s.client)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(c contestant) bool { return !o.only.MatchString(c.name) })
+	if len(all) == 0 {
+		return nil, fmt.Errorf("-only %q: no contestant has such a name", o.only)
+	}
+	base := baseline(s.client)
+	r := &report{Baseline: base.name, Calls: o.calls, Goroutines: o.goroutines, Rounds: o.rounds}
+	for _, c := range append([]contestant{base}, all...) {
+		for _, granted := range []bool{true, false} {
+			r.Rows = append(r.Rows, row{Name: c.name, Limit: c.limit, Granted: granted})
+		}
+	}
+	all = append([]contestant{base}, all...)
+
+	begin := time.Now()
+	progress := newProgress(stderr, o.rounds*len(r.Rows))
+	for range o.rounds {
+		for i := range r.Rows {
+			row := &r.Rows[i]
+			progress.step(row.Name)
+			b, err := s.measure(ctx, base, row.Granted, o)
+			if err != nil {
+				return nil, err
+			}
+			c, err := s.measure(ctx, all[i/2], row.Granted, o)
+			if err != nil {
+				return nil, err
+			}
+			row.samples = append(row.samples, sample{
+				time: c.server / b.server, cpu: c.cpu / b.cpu, throughput: b.took / c.took, inside: c.inside / float64(o.calls),
+			})
+		}
+	}
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		row.ServerTime = median(row.samples, func(s sample) float64 { return s.time })
+		row.ServerCPU = median(row.samples, func(s sample) float64 { return s.cpu })
+		row.Throughput = median(row.samples, func(s sample) float64 { return s.throughput })
+		row.CallsInside = median(row.samples, func(s sample) float64 { return s.inside })
+		if row.Granted {
+			progress.say("memory: " + row.Name)
+			if err := s.memoryOf(ctx, all[i/2], o.tenants, row); err != nil {
+				return nil, err
+			}
+		} else {
+			row.BytesATenant, row.BytesAGrant, row.TenantsFilled = r.Rows[i-1].BytesATenant, r.Rows[i-1].BytesAGrant, r.Rows[i-1].TenantsFilled
+		}
+	}
+	progress.say(fmt.Sprintf("done in %v\n", time.Since(begin).Round(time.Second)))
+	return r, nil
+}
+
+// spent is what one measurement cost.
+type spent struct {
+	usage
+	took float64 // seconds
+}
+
+// measure lets many goroutines take from tenants in turn. Before a grant, every tenant has its
+// windows full but for the units to be granted: 20, or 1/200 of a large limit.
+func (s *server) measure(ctx context.Context, c contestant, granted bool, o options) (spent, error) {
+	room := max(20, c.limit/200)
+	tenants := (o.calls + room - 1) / room
+	used := c.limit
+	if granted {
+		used -= room
+	}
+	state, _, err := s.fill(ctx, c, used)
+	if err != nil {
+		return spent{}, err
+	}
+	if err := s.control.FlushAll(ctx).Err(); err != nil {
+		return spent{}, err
+	}
+	if err := s.restore(ctx, state, tenants); err != nil {
+		return spent{}, err
+	}
+	cpu, err := s.reset(ctx)
+	if err != nil {
+		return spent{}, err
+	}
+	begin := time.Now()
+	grants, err := ask(ctx, c, tenants, o)
+	took := time.Since(begin).Seconds()
+	if err != nil {
+		return spent{}, fmt.Errorf("%s: %w", c.name, err)
+	}
+	if expected := map[bool]int{true: o.calls}[granted]; grants != expected {
+		return spent{}, fmt.Errorf("%s: %d of %d calls granted, not %d: it does not count as assumed", c.name, grants, o.calls, expected)
+	}
+	u, err := s.usage(ctx, cpu)
+	return spent{u, took}, err
+}
+
+func ask(ctx context.Context, c contestant, tenants int, o options) (grants int, err error) {
+	var next, granted atomic.Int64
+	var once sync.Once
+	var wg sync.WaitGroup
+	for range o.goroutines {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= o.calls {
+					return
+				}
+				ok, e := c.take(ctx, tenantName(i%tenants))
+				if e != nil {
+					once.Do(func() { err = e })
+					return
+				}
+				if ok {
+					granted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return int(granted.Load()), err
+}
+
+// template is the tenant who is filled once, to be copied.
+const template = "tenant-template"
+
+func tenantName(i int) string { return fmt.Sprintf("tenant-%08d", i) }
+
+// A stored value, as DUMP gives it.
+type stored struct {
+	key, dump string
+	ttl       time.Duration
+}
+
+// fill brings one tenant to `used` units and returns what is stored then, nonces apart.
+func (s *server) fill(ctx context.Context, c contestant, used int) (state, nonces []stored, err error) {
+	if err := s.control.FlushAll(ctx).Err(); err != nil {
+		return nil, nil, err
+	}
+	if used > 0 {
+		if err := c.fill(ctx, template, used); err != nil {
+			return nil, nil, err
+		}
+	}
+	keys, err := s.control.Keys(ctx, "*").Result()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, key := range keys {
+		dump, err := s.control.Dump(ctx, key).Result()
+		if err != nil {
+			return nil, nil, err
+		}
+		ttl, err := s.control.PTTL(ctx, key).Result()
+		if err != nil {
+			return nil, nil, err
+		}
+		if strings.Contains(key, ":n:") {
+			nonces = append(nonces, stored{key, dump, ttl})
+		} else {
+			state = append(state, stored{key, dump, ttl})
+		}
+	}
+	return state, nonces, nil
+}
+
+func (s *server) restore(ctx context.Context, values []stored, tenants int) error {
+	pipe := s.control.Pipeline()
+	size := 0
+	for i := range tenants {
+		for _, v := range values {
+			pipe.Restore(ctx, strings.ReplaceAll(v.key, template, tenantName(i)), v.ttl, v.dump)
+			size += len(v.key) + len(v.dump)
+		}
+		if size > 1<<20 || i == tenants-1 {
+			if _, err := pipe.Exec(ctx); err != nil {
+				return err
+			}
+			size = 0
+		}
+	}
+	return nil
+}
+
+// memoryOf finds out what a tenant with full windows takes.
+func (s *server) memoryOf(ctx context.Context, c contestant, tenants int, to *row) error {
+	state, nonces, err := s.fill(ctx, c, c.limit)
+	if err != nil {
+		return err
+	}
+	one := int64(0)
+	for _, v := range state {
+		bytes, err := s.control.MemoryUsage(ctx, v.key).Result()
+		if err != nil {
+			return err
+		}
+		one += bytes
+	}
+	to.TenantsFilled = min(tenants, max(1, int(256<<20/one)))
+	if to.BytesATenant, err = s.memoryFor(ctx, state, to.TenantsFilled); err != nil {
+		return err
+	}
+	if len(nonces) > 0 {
+		bytes, err := s.memoryFor(ctx, nonces, max(1, tenants/len(nonces)))
+		if err != nil {
+			return err
+		}
+		to.BytesAGrant = bytes / int64(len(nonces))
+	}
+	return nil
+}
+
+// memoryFor returns bytes per tenant.
+func (s *server) memoryFor(ctx context.Context, values []stored, tenants int) (int64, error) {
+	if err := s.control.FlushAll(ctx).Err(); err != nil {
+		return 0, err
+	}
+	before, err := s.memory(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.restore(ctx, values, tenants); err != nil {
+		return 0, err
+	}
+	after, err := s.memory(ctx)
+	return (after - before) / int64(tenants), err
+}
+
+func (r *report) print(w io.Writer) error {
+	fmt.Fprintf(w, "Ratios to %q of the same outcome, measured right before; medians of %d rounds of %d decisions, %d goroutines.\n\n",
+		r.Baseline, r.Rounds, r.Calls, r.Goroutines)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tserver time\tserver CPU\tthroughput\tredis.calls\tbytes a tenant\t")
+	nonce := int64(0)
+	for _, row := range r.Rows {
+		outcome := "denied"
+		if row.Granted {
+			outcome = "granted"
+		}
+		fmt.Fprintf(t, "%s, %s\t%.2f\t%.2f\t%.2f\t%.1f\t%d\t\n",
+			row.Name, outcome, row.ServerTime, row.ServerCPU, row.Throughput, row.CallsInside, row.BytesATenant)
+		nonce = max(nonce, row.BytesAGrant)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(w, "\nLess is better for server time and CPU, more for throughput. Bytes a tenant: windows full.")
+	if nonce > 0 {
+		fmt.Fprintf(w, "A grant of Sluice also keeps its nonce for a minute, in about %d bytes; peers count a repeated call twice.\n", nonce)
+	}
+	return nil
+}
+
+func median(samples []sample, value func(sample) float64) float64 {
+	values := make([]float64, len(samples))
+	for i, s := range samples {
+		values[i] = value(s)
+	}
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
+}
+
+// progress goes on one line of a terminal, or in a few plain lines.
+type progress struct {
+	w        io.Writer
+	terminal bool
+	done, of int
+}
+
+func newProgress(w io.Writer, of int) *progress {
+	p := &progress{w: w, of: of}
+	if f, ok := w.(*os.File); ok {
+		info, err := f.Stat()
+		p.terminal = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	return p
+}
+
+func (p *progress) step(what string) {
+	p.done++
+	if p.terminal || p.done%20 == 1 {
+		p.say(fmt.Sprintf("%d/%d %s", p.done, p.of, what))
+	}
+}
+
+func (p *progress) say(what string) {
+	if p.terminal {
+		fmt.Fprintf(p.w, "\r\x1b[K%s", what)
+	} else {
+		fmt.Fprintln(p.w, strings.TrimSuffix(what, "\n"))
+	}
+}

@@ -363,8 +363,8 @@ func answering(t *testing.T, reply string) string {
 					continue
 				}
 				// The greetings of a new connection are refused, which go-redis takes.
-				command, _ := requests.ReadString('\n')
-				if command, _ = requests.ReadString('\n'); !strings.EqualFold(strings.TrimSpace(command), "evalsha") {
+				requests.ReadString('\n')
+				if command, _ := requests.ReadString('\n'); !strings.EqualFold(strings.TrimSpace(command), "evalsha") {
 					io.WriteString(conn, "-ERR unknown command\r\n")
 				} else {
 					io.WriteString(conn, reply)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -349,6 +348,9 @@ func ceil(r *big.Rat) int64 {
 
 // fitsFrom is the first time from t on at which the cost fits the window.
 func fitsFrom(w throttle.Window, log []*event, t, cost int64) int64 {
+	if w.Algorithm == throttle.GCRA && cost > 0 {
+		return drainsTo(w, log, t, capacity(w)-cost)
+	}
 	return first(w, log, t, func(t int64, level *big.Rat) bool { return fits(w, cost, t, level) })
 }
 
@@ -359,7 +361,17 @@ func fits(w throttle.Window, cost, t int64, level *big.Rat) bool {
 
 // resets is the first time from t on at which nothing counts.
 func resets(w throttle.Window, log []*event, t int64) int64 {
+	if w.Algorithm == throttle.GCRA {
+		return drainsTo(w, log, t, 0)
+	}
 	return first(w, log, t, func(_ int64, level *big.Rat) bool { return level.Sign() == 0 })
+}
+
+// drainsTo is the first time from t on at which a bucket holds no more than units, by the rate
+// that holds now.
+func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
+	over := new(big.Rat).Sub(level(w, log, t), big.NewRat(units, 1))
+	return t + max(0, ceil(over.Quo(over, rateOf(w))))
 }
 
 // closed reports whether t is in the margin at the end of a bucket by the clock.
@@ -370,24 +382,12 @@ func closed(w throttle.Window, t int64) bool {
 
 // first tries every time from t on at which anything can change.
 func first(w throttle.Window, log []*event, t int64, holds func(t int64, level *big.Rat) bool) int64 {
-	if w.Algorithm == throttle.GCRA { // drains all the time, by the rate that holds now
-		now := bucketLevel(w, log, t)
-		const long = 1 << 45
-		return t + int64(sort.Search(long, func(later int) bool {
-			level := new(big.Rat).Mul(big.NewRat(int64(later), 1), rateOf(w))
-			level.Sub(now, level)
-			if level.Sign() < 0 {
-				level.SetInt64(0)
-			}
-			return holds(t+int64(later), level)
-		}))
-	}
 	period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
 	times := []int64{t, (t/period + 1) * period}
 	for _, e := range log {
 		times = append(times, e.at+period+margin)
 	}
-	sort.Slice(times, func(i, j int) bool { return times[i] < times[j] })
+	slices.Sort(times)
 	for _, at := range times {
 		if at >= t && holds(at, level(w, log, at)) {
 			return at

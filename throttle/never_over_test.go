@@ -183,13 +183,13 @@ func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
 
 // The same with the scripts as they are: some thousand grants.
 func TestThousandsOfGrantsAreMerged(t *testing.T) {
-	w := policy(throttle.Window{Name: "w", Limit: 1500, Period: 1024 * s}).WithDefaults().Windows[0]
+	w := policy(throttle.Window{Name: "w", Limit: 1200, Period: 1024 * s}).WithDefaults().Windows[0]
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, policy(w))
-		onlyStricter(t, l, c, w, 1e6, 1700, 1, 500*ms)
+		onlyStricter(t, l, c, w, 1e6, 1400, 1, 500*ms)
 		bytes := client.StrLen(t.Context(), acmeKey).Val()
-		if bytes > 1300*8 || bytes < 1024*8 {
-			t.Errorf("1500 grants take %d bytes", bytes)
+		if bytes > 1150*8 || bytes < 1024*8 {
+			t.Errorf("1200 grants take %d bytes", bytes)
 		}
 		// Costs that need wide entries.
 		c.set(2048 * s)

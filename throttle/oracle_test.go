@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,7 +43,13 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 // remaining, when to retry and when all resets, for every window.
 func TestScriptsAnswerAsTheModel(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		rapid.Check(t, func(t *rapid.T) { sequence(t, client) })
+		rounds := 1
+		if strings.HasSuffix(t.Name(), "/redis") {
+			rounds = 2 // it is the one that counts, and the fast one
+		}
+		for range rounds {
+			rapid.Check(t, func(t *rapid.T) { sequence(t, client) })
+		}
 	})
 }
 

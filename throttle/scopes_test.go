@@ -3,11 +3,13 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
@@ -169,4 +171,66 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Tenants are data: no name reaches what is another's.
+func TestHostileTenantNames(t *testing.T) {
+	names := []string{
+		"acme", "ACME", "{acme}", "acme}:w:tenant:initech", "initech", "a:b", "a,b", "a", "b", "%61", "%2561", "a\x00b", "a\nb",
+		"\xff\xfe", "é", " ", "*", strings.Repeat("x", throttle.MaxValueBytes), strings.Repeat("\xff", throttle.MaxValueBytes),
+	}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client,
+			policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
+			throttle.Policy{Name: "q", Windows: []throttle.Window{
+				{Name: "w", Limit: 2, Period: m, Per: []string{"tenant", "user"}},
+				{Name: "all", Limit: 1e6, Period: m, Per: []string{}},
+			}},
+		)
+		for round := range int64(2) {
+			for _, name := range names {
+				before := dump(t, client)
+				r := throttle.Request{Policy: "p", Tenant: name, Nonce: name + fmt.Sprint(round)}
+				r.Nonce = r.Nonce[max(0, len(r.Nonce)-throttle.MaxValueBytes):]
+				if d := reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 || d.Windows[0].Scope.Values[0] != name {
+					t.Errorf("%q: %+v", name, d)
+				}
+				after := dump(t, client)
+				changed := 0
+				for key, value := range after {
+					if before[key] != value {
+						changed++
+					}
+				}
+				if changed != 2 { // its windows and the nonce
+					t.Errorf("%q changed %d keys", name, changed)
+				}
+				for _, user := range []string{"bob", name, "x," + name} {
+					if len(user) > throttle.MaxValueBytes {
+						continue
+					}
+					r := throttle.Request{Policy: "q", Tenant: name, Attributes: map[string]string{"user": user}}
+					if d := reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 {
+						t.Errorf("%q, user %q: %+v", name, user, d)
+					}
+				}
+			}
+		}
+		for _, name := range names {
+			d := reserve(t, l, throttle.Request{Policy: "p", Tenant: name})
+			if d.Granted {
+				t.Errorf("%q: granted three times", name)
+			}
+			if reason := d.Reason(); breaksLine(reason) {
+				t.Errorf("the reason breaks its line: %q", reason)
+			}
+			if scope := d.Windows[0].Scope.String(); breaksLine(scope) {
+				t.Errorf("the scope breaks its line: %q", scope)
+			}
+		}
+	})
+}
+
+func breaksLine(s string) bool {
+	return !utf8.ValidString(s) || strings.ContainsAny(s, "\n\x00")
 }

@@ -2,6 +2,7 @@ package throttle_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -101,17 +102,16 @@ func cancel(t tb, l *throttle.Limiter, r throttle.Reservation) throttle.Decision
 func dump(t tb, client *redis.Client) map[string]string {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "*").Result()
+	if err != nil || len(keys) == 0 {
+		return map[string]string{}
+	}
+	values, err := client.MGet(t.Context(), keys...).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := make(map[string]string, len(keys))
-	for _, key := range keys {
-		if all[key], err = client.Get(t.Context(), key).Result(); err != nil {
-			all[key], err = client.Dump(t.Context(), key).Result()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	for i, key := range keys {
+		all[key] = fmt.Sprint(values[i])
 	}
 	return all
 }

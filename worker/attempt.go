@@ -91,12 +91,19 @@ func (as *attempts) enter(ref taskRef, done <-chan struct{}) bool {
 
 // deny notes the denial, and returns it.
 func (as *attempts) deny(ref taskRef, denied *DeniedError) error {
+	as.note(ref, denied)
+	return denied
+}
+
+// allow takes a denial back.
+func (as *attempts) allow(ref taskRef) { as.note(ref, nil) }
+
+func (as *attempts) note(ref taskRef, denied *DeniedError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	if a := as.byTask[ref]; a != nil {
 		a.denied, a.nonce = denied, rand.Text()
 	}
-	return denied
 }
 
 // get returns a copy of the attempt as it is now, and the attempt itself for end.

@@ -22,3 +22,10 @@ func (t *Throttle) Attempt(id string, done <-chan struct{}) {
 		t.attempts.enter(taskRef{"default", id}, done)
 	}
 }
+
+// EndOf returns what ends the attempt that the task is in now.
+func (t *Throttle) EndOf(id string) func() {
+	ref := taskRef{"default", id}
+	_, a := t.attempts.get(ref)
+	return func() { t.attempts.end(ref, a) }
+}

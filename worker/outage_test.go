@@ -159,6 +159,64 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 	})
 }
 
+// The limiter takes longer than the task may: asynq does not wait for it, and the task did not
+// run. What it was granted too late it gives back.
+func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1, time.Hour))
+		slow := redis.NewClient(like(s.redis))
+		defer slow.Close()
+		var late atomic.Bool
+		late.Store(true)
+		slow.AddHook(&slowReply{&late})
+		limiter, err := throttle.New(throttle.Config{Client: slow, Policies: s.limiter.Policies()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.limiter = limiter
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+		s.serve(s.ok, calm)
+		time.Sleep(time.Minute)
+		if task := s.task("a"); task.State == asynq.TaskStateArchived || !strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
+			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
+		}
+		if len(s.runs()) != 0 || s.log.count("time ran out") != 1 {
+			t.Errorf("ran %q, log:\n%s", s.runs(), s.log)
+		}
+		late.Store(false)
+		time.Sleep(time.Minute)
+		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		if err != nil || d.Windows[0].Used != int64(len(s.runs())) {
+			t.Errorf("%d units are used by %d runs, %v", d.Windows[0].Used, len(s.runs()), err)
+		}
+		time.Sleep(time.Hour)
+		s.wantCounters(counters{Processed: 1})
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.reported) != 0 {
+			t.Errorf("the user's ErrorHandler was told %q", s.reported)
+		}
+	})
+}
+
+// slowReply holds replies to scripts back for 5 s.
+type slowReply struct{ on *atomic.Bool }
+
+func (slowReply) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (slowReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (s slowReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if s.on.Load() && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
+			time.Sleep(5 * time.Second)
+		}
+		return err
+	}
+}
+
 // Asynq's Redis goes away just when a task was denied. Asynq would leave the task active until
 // its lease runs out, and then count a retry, or archive it.
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
@@ -208,6 +266,30 @@ func TestRequeueAfterTheLease(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		s.wantCounters(counters{Processed: 1})
+	})
+}
+
+// Asynq's recoverer, which has all the time there is, must not be held up by one task.
+func TestRequeueOfTheRecovererFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1, time.Hour))
+		refused := &losesReply{ofScriptWithKey: "asynq:{default}:retry", unsent: true}
+		s.asynq = withHook{s.asynq, refused}
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		server := s.serve(s.ok, calm)
+		time.Sleep(3 * time.Minute)
+		if !refused.repeated() {
+			t.Error("the requeue was not repeated")
+		}
+		down := make(chan struct{})
+		go func() { server.Shutdown(); close(down) }()
+		select {
+		case <-down:
+		case <-time.After(time.Minute):
+			t.Fatal("the server does not shut down")
+		}
+		s.wantCounters(counters{Active: 1, Leases: 1})
 	})
 }
 
@@ -299,9 +381,18 @@ func TestAttemptsAreForgotten(t *testing.T) {
 			t.Errorf("%d attempts are remembered, want all 4", th.Attempts())
 		}
 		time.Sleep(2 * time.Minute)
+		end := th.EndOf("new")
 		th.Attempt("new", nil)
 		if th.Attempts() != 2 {
 			t.Errorf("%d attempts are remembered, want the running and the new one", th.Attempts())
+		}
+		end()
+		if th.Attempts() != 2 {
+			t.Error("the end of an attempt was taken for that of the next one")
+		}
+		th.EndOf("new")()
+		if th.Attempts() != 1 {
+			t.Errorf("%d attempts are remembered, want the running one", th.Attempts())
 		}
 	})
 }
@@ -318,10 +409,12 @@ func (w withHook) MakeRedisClient() any {
 	return client
 }
 
-// losesReply loses the first successful reply to our own script, which is known by its third key.
+// losesReply loses the first reply to our own script, which is known by its third key, or all
+// calls of it before they are sent.
 type losesReply struct {
 	ofScriptWithKey string
 	meanwhile       func()
+	unsent          bool
 	calls           journal
 }
 
@@ -334,9 +427,16 @@ func (l *losesReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 
 func (l *losesReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
 		args := cmd.Args()
-		if err != nil || len(args) < 6 || args[2] != 4 || args[5] != l.ofScriptWithKey {
+		if len(args) < 6 || args[2] != 4 || args[5] != l.ofScriptWithKey {
+			return next(ctx, cmd)
+		}
+		if l.unsent {
+			io.WriteString(&l.calls, "ok")
+			cmd.SetErr(io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
+		}
+		if err := next(ctx, cmd); err != nil {
 			return err
 		}
 		io.WriteString(&l.calls, "ok")

@@ -3,6 +3,7 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -14,6 +15,7 @@ type Server struct {
 	client     redis.UniversalClient
 	middleware asynq.MiddlewareFunc
 	server     *asynq.Server
+	started    atomic.Bool
 }
 
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
@@ -35,24 +37,25 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
-	return &Server{client, middleware, server}, nil
+	return &Server{client: client, middleware: middleware, server: server}, nil
 }
 
 // Start begins to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
-	if handler == nil {
-		return s.server.Start(nil)
-	}
-	return s.server.Start(s.middleware(handler))
+	return s.server.Start(s.throttled(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
+	return s.server.Run(s.throttled(handler))
+}
+
+func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 	if handler == nil {
-		return s.server.Run(nil)
+		return nil // an error of asynq's
 	}
-	defer s.client.Close()
-	return s.server.Run(s.middleware(handler))
+	s.started.Store(true)
+	return s.middleware(handler)
 }
 
 // Stop stops picking up tasks; those that run go on. Shutdown must follow.
@@ -62,7 +65,9 @@ func (s *Server) Stop() { s.server.Stop() }
 // the tasks of the others back, and closes the connection.
 func (s *Server) Shutdown() {
 	s.server.Shutdown()
-	s.client.Close() // asynq closes that of a server which was started, and only that
+	if !s.started.Load() { // otherwise asynq has closed it, or is about to
+		s.client.Close()
+	}
 }
 
 // Ping asks Redis whether it is there.

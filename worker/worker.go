@@ -75,6 +75,11 @@ const (
 	undecidedMax = 4 * time.Second
 )
 
+// giveBackTimeout bounds the call that gives units back after a task's own time has run out.
+const giveBackTimeout = 5 * time.Second
+
+var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
+
 // Check intervals for users who name none. Asynq's own, 5 s and 1 s, would let a task that
 // fits wait for that long. An idle server asks Redis for work 10 times a second by these.
 const (
@@ -225,18 +230,25 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	if err := t.miswired(ctx, known); err != nil {
 		return t.undecided(ref, request, err)
 	}
+	// Should the task's time run out meanwhile, asynq goes on at once. It did not run: it waits.
+	waits := t.attempts.deny(ref, newUndecided(request, errOutOfTime))
 	d, err := t.config.Limiter.Reserve(ctx, request)
 	switch {
 	case isRefusal(err):
+		t.attempts.allow(ref)
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
-	case err != nil && ctx.Err() != nil:
-		return err
-	case err != nil:
+	case err != nil && ctx.Err() == nil:
 		return t.undecided(ref, request, err)
+	case ctx.Err() != nil:
+		t.outOfTime(ctx, d)
+		return waits
 	case d.FailedOpen != nil:
 		t.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
 		t.outages.decided()
+	}
+	if d.Granted {
+		t.attempts.allow(ref)
 	}
 	if t.config.OnDecision != nil {
 		t.config.OnDecision(ctx, task, d)
@@ -266,13 +278,30 @@ func (t *Throttle) miswired(ctx context.Context, known bool) error {
 // undecided fails closed: the task is requeued like a denied one.
 func (t *Throttle) undecided(ref taskRef, r throttle.Request, cause error) error {
 	t.outages.failed(cause, "policy", r.Policy, "fails", "closed")
+	return t.attempts.deny(ref, newUndecided(r, cause))
+}
+
+func newUndecided(r throttle.Request, cause error) *DeniedError {
 	now := time.Now()
 	at := wholeSecond(now.Add(undecidedMin + rand.N(undecidedMax-undecidedMin)))
-	return t.attempts.deny(ref, &DeniedError{
+	return &DeniedError{
 		Cause:     cause,
 		Decision:  throttle.Decision{At: now, Policy: r.Policy, RetryIn: at.Sub(now), Tenant: r.Tenant},
 		ProcessAt: at,
-	})
+	}
+}
+
+// outOfTime gives back what was granted to a task whose time ran out before it could run.
+func (t *Throttle) outOfTime(ctx context.Context, d throttle.Decision) {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		t.outages.failed(errOutOfTime, "fails", "closed")
+	}
+	if d.Granted {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+		defer cancel()
+		// What cannot be given back counts until its windows have passed.
+		_, _ = t.config.Limiter.Cancel(ctx, d.Reservation)
+	}
 }
 
 // wholeSecond is the first time not before at that asynq can keep: it cuts off what is less

@@ -1,6 +1,6 @@
 module github.com/sluice-go/sluice/scripts/bench
 
-go 1.26.8
+go 1.26.0
 
 replace github.com/sluice-go/sluice => ../..
 

@@ -1,0 +1,223 @@
+package throttle_test
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+func TestValidate(t *testing.T) {
+	const nameMend = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
+	change := func(change func(w *throttle.Window)) func(*throttle.Policy) {
+		return func(p *throttle.Policy) { change(&p.Windows[0]) }
+	}
+	tenant := func(name string, tenant throttle.Tenant) func(*throttle.Policy) {
+		return func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{name: tenant} }
+	}
+	override := func(window string, o throttle.Override) func(*throttle.Policy) {
+		return tenant("acme", throttle.Tenant{Windows: map[string]throttle.Override{window: o}})
+	}
+	type window = throttle.Window
+	for _, tc := range []struct {
+		change func(*throttle.Policy)
+		want   string // after `throttle: policy "p"`; "" if valid
+	}{
+		{func(p *throttle.Policy) {}, ``},
+		{func(p *throttle.Policy) { p.Name = "" }, `throttle: policy "": name "": ` + nameMend},
+		{func(p *throttle.Policy) { p.Name = "a:b" }, `throttle: policy "a:b": name "a:b": ` + nameMend},
+		{func(p *throttle.Policy) { p.Name = "{p}" }, `throttle: policy "{p}": name "{p}": ` + nameMend},
+		{func(p *throttle.Policy) { p.Name = "p\n" }, `throttle: policy "p\n": name "p\n": ` + nameMend},
+		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 64) }, ``},
+		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 65) },
+			`throttle: policy "` + strings.Repeat("x", 65) + `": name "` + strings.Repeat("x", 65) + `": ` + nameMend},
+		{func(p *throttle.Policy) { p.Fail = "ajar" }, `: fail "ajar": must be "closed" or "open"`},
+		{func(p *throttle.Policy) { p.Fail = throttle.FailOpen }, ``},
+		{func(p *throttle.Policy) { p.Requeue = "soon" }, `: requeue "soon": must be "when-fits" or "earliest-reset"`},
+		{func(p *throttle.Policy) { p.Match = []string{"a", ""} }, `: match[1] "": must be a task type or a glob such as "http:*"`},
+		{func(p *throttle.Policy) { p.Windows = nil }, `: windows 0: must be 1 to 128 windows`},
+		{func(p *throttle.Policy) { p.Windows = make([]window, 129) }, `: windows 129: must be 1 to 128 windows`},
+		{func(p *throttle.Policy) { p.Windows[1].Name = "a" }, `, window "a": name "a": is taken: windows of one policy have different names`},
+
+		{change(func(w *window) { w.Name = "a b" }), `, window "a b": name "a b": ` + nameMend},
+		{change(func(w *window) { w.Algorithm = "slidng" }), `, window "a": algorithm "slidng": must be one of "fixed", "gcra", "sliding"`},
+		{change(func(w *window) { w.Limit = 0 }), `, window "a": limit 0: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Limit = -5 }), `, window "a": limit -5: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Limit = throttle.MaxLimit }), ``},
+		{change(func(w *window) { w.Limit = throttle.MaxLimit + 1 }), `, window "a": limit 1000000000001: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Period = 0 }), `, window "a": period 0s: must be at least 1ms`},
+		{change(func(w *window) { w.Period = ms - us }), `, window "a": period 999µs: must be at least 1ms`},
+		{change(func(w *window) { w.Period = ms }), ``},
+		{change(func(w *window) { w.Period = throttle.MaxPeriod }), ``},
+		{change(func(w *window) { w.Period = throttle.MaxPeriod + us }), `, window "a": period 8784h0m0.000001s: must be at most 8784h0m0s`},
+		{change(func(w *window) { w.Period = s + 1 }), `, window "a": period 1.000000001s: must be whole microseconds`},
+		{change(func(w *window) { w.Margin = -us }), `, window "a": margin -1µs: must be 0 to the period, 1m0s`},
+		{change(func(w *window) { w.Margin = m }), ``},
+		{change(func(w *window) { w.Margin = m + us }), `, window "a": margin 1m0.000001s: must be 0 to the period, 1m0s`},
+		{change(func(w *window) { w.Margin = 1 }), `, window "a": margin 1ns: must be whole microseconds`},
+		{change(func(w *window) { w.Unit = "to kens" }), `, window "a": unit "to kens": ` + nameMend},
+		{change(func(w *window) { w.Per = strings.Split("abcdefgh", "") }), ``},
+		{change(func(w *window) { w.Per = strings.Split("abcdefghi", "") }), `, window "a": per [a b c d e f g h i]: must be at most 8 attributes`},
+		{change(func(w *window) { w.Per = []string{"a:b"} }), `, window "a": per "a:b": ` + nameMend},
+		{change(func(w *window) { w.Per = []string{""} }), `, window "a": per "": ` + nameMend},
+		{change(func(w *window) { w.Per = []string{"user", "ip", "user"} }), `, window "a": per [ip user user]: must name every attribute once`},
+		{change(func(w *window) { w.Burst = 3 }), `, window "a": burst 3: is for windows with "algorithm: gcra"`},
+		{change(func(w *window) { w.Anchor = throttle.AnchorClock }), `, window "a": anchor "clock": is for windows with "algorithm: fixed"`},
+
+		{change(func(w *window) { w.Algorithm, w.Anchor = throttle.Fixed, "noon" }), `, window "a": anchor "noon": must be "clock" or "first-use"`},
+		{change(func(w *window) { w.Algorithm, w.Margin = throttle.Fixed, 30*s }), `, window "a": margin 30s: must be less than half the period of a fixed window`},
+		{change(func(w *window) { w.Algorithm, w.Margin = throttle.Fixed, 30*s-us }), ``},
+		{change(func(w *window) { w.Algorithm, w.Margin, w.Anchor = throttle.Fixed, m, throttle.AnchorFirstUse }), ``},
+		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, -1 }), `, window "a": burst -1: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.GCRA, 1e12, 1, m }),
+			`, window "a": burst 1000000000000: is too large for so slow a rate: keep burst x period / limit below a year or so`},
+
+		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
+		{tenant("any\x00bytes}", throttle.Tenant{Weight: 0.001}), ``},
+		{tenant("acme", throttle.Tenant{Weight: -1}), `, tenant "acme": weight -1: must be above 0 and at most 1000000`},
+		{tenant("acme", throttle.Tenant{Weight: math.NaN()}), `, tenant "acme": weight NaN: must be above 0 and at most 1000000`},
+		{tenant("acme", throttle.Tenant{Weight: math.Inf(1)}), `, tenant "acme": weight +Inf: must be above 0 and at most 1000000`},
+		{override("a", throttle.Override{Limit: 50}), ``},
+		{override("nope", throttle.Override{Limit: 50}), `, tenant "acme": windows "nope": must be the name of a window of this policy`},
+		{override("all", throttle.Override{Limit: 50}), `, tenant "acme": windows "all": is shared: a tenant has a limit of its own only where the scope contains tenant`},
+		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
+		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
+	} {
+		p := policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Per: []string{}})
+		tc.change(&p)
+		want := tc.want
+		if strings.HasPrefix(want, ":") || strings.HasPrefix(want, ",") {
+			want = `throttle: policy "p"` + want
+		}
+		err := p.Validate()
+		if got := errorText(err); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+		if err != nil && !errors.As(err, new(*throttle.PolicyError)) {
+			t.Errorf("%T is no *PolicyError", err)
+		}
+		_, newErr := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{p}})
+		if errorText(newErr) != want {
+			t.Errorf("New: got %v, want %s", newErr, want)
+		}
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestNewRefuses(t *testing.T) {
+	good := policy(throttle.Window{Name: "w", Limit: 1, Period: m})
+	_, err := throttle.New(throttle.Config{Policies: []throttle.Policy{good}})
+	if want := "throttle: Config.Client is nil: must be a connection to Redis"; errorText(err) != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	_, err = throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
+	if want := `throttle: policy "p": name "p": is taken: policies have different names`; errorText(err) != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	given := throttle.Policy{
+		Name:    "p",
+		Tenants: map[string]throttle.Tenant{"acme": {}},
+		Windows: []throttle.Window{
+			{Name: "s", Limit: 5, Period: m},
+			{Name: "f", Algorithm: throttle.Fixed, Limit: 5, Period: m, Per: []string{"user", "ip"}},
+			{Name: "g", Algorithm: throttle.GCRA, Limit: 5, Period: m, Per: []string{}, Unit: "tokens"},
+		},
+	}
+	want := throttle.Policy{
+		Fail: throttle.FailClosed, Name: "p", Requeue: throttle.RequeueWhenFits,
+		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
+		Windows: []throttle.Window{
+			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Per: []string{"tenant"}, Unit: "requests"},
+			{Algorithm: throttle.Fixed, Anchor: throttle.AnchorClock, Name: "f", Limit: 5, Period: m, Per: []string{"ip", "user"}, Unit: "requests"},
+			{Algorithm: throttle.GCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Per: nil, Unit: "tokens"},
+		},
+	}
+	got := given.WithDefaults()
+	if per := got.Windows[2].Per; len(per) != 0 {
+		t.Errorf("a shared window is counted per %v", per)
+	}
+	got.Windows[2].Per = nil
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if given.Windows[0].Algorithm != "" || given.Tenants["acme"].Weight != 0 || !slices.Equal(given.Windows[1].Per, []string{"user", "ip"}) {
+		t.Errorf("the policy given was changed: %+v", given)
+	}
+	// Written out once they stay: a shared window does not become a tenant's.
+	if again := given.WithDefaults().WithDefaults(); !reflect.DeepEqual(again, given.WithDefaults()) || again.Validate() != nil {
+		t.Errorf("defaults of defaults: %+v", again)
+	}
+	if per := given.WithDefaults().WithDefaults().Windows[2].Per; len(per) != 0 {
+		t.Errorf("a shared window is counted per %v", per)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	type window = throttle.Window
+	tight := window{Name: "tight", Limit: 10, Period: 10 * s}
+	loose := window{Name: "loose", Limit: 600, Period: 600 * s}
+	with := func(w window, change func(*window)) window { change(&w); return w }
+	for name, tc := range map[string]struct {
+		windows []window
+		tenants map[string]throttle.Tenant
+		want    string // the windows that can never bind, each with the one that does
+	}{
+		"600 per 600 s beside 10 per 10 s": {[]window{loose, tight}, nil, "loose<tight"},
+		"the other way round":              {[]window{tight, loose}, nil, "loose<tight"},
+		"one less":                         {[]window{tight, with(loose, func(w *window) { w.Limit = 599 })}, nil, ""},
+		"a longer period":                  {[]window{tight, with(loose, func(w *window) { w.Period += ms })}, nil, ""},
+		"a margin":                         {[]window{with(tight, func(w *window) { w.Margin = 5 * s }), with(loose, func(w *window) { w.Limit = 400 })}, nil, "loose<tight"},
+		"a margin of the loose one":        {[]window{tight, with(loose, func(w *window) { w.Margin = s })}, nil, ""},
+		"another unit":                     {[]window{tight, with(loose, func(w *window) { w.Unit = "tokens" })}, nil, ""},
+		"shared by all":                    {[]window{tight, with(loose, func(w *window) { w.Per = []string{} })}, nil, ""},
+		"tight for all":                    {[]window{with(tight, func(w *window) { w.Per = []string{} }), loose}, nil, "loose<tight"},
+		"loose per user":                   {[]window{tight, with(loose, func(w *window) { w.Per = []string{"tenant", "user"} })}, nil, "loose<tight"},
+		"twice the same":                   {[]window{tight, with(tight, func(w *window) { w.Name = "again" })}, nil, "tight<again"},
+		"two loose ones":                   {[]window{loose, with(loose, func(w *window) { w.Name, w.Limit = "looser", 700 }), tight}, nil, "loose<tight looser<tight"},
+		"loose gcra":                       {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.GCRA })}, nil, ""},
+		"tight gcra":                       {[]window{with(tight, func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, 1 }), with(loose, func(w *window) { w.Limit = 601 })}, nil, "loose<tight"},
+		"tight gcra, its burst":            {[]window{with(tight, func(w *window) { w.Algorithm = throttle.GCRA }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
+		"loose fixed":                      {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.Fixed })}, nil, "loose<tight"},
+		"loose fixed that closes":          {[]window{tight, with(loose, func(w *window) { w.Algorithm, w.Margin = throttle.Fixed, us; w.Limit = 999 })}, nil, ""},
+		"tight fixed":                      {[]window{with(tight, func(w *window) { w.Algorithm = throttle.Fixed }), with(loose, func(w *window) { w.Limit = 610 })}, nil, "loose<tight"},
+		"tight fixed, over a boundary":     {[]window{with(tight, func(w *window) { w.Algorithm = throttle.Fixed }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
+		"binds for one tenant":             {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 11}}}}, ""},
+		"for no tenant":                    {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 9}}}}, "loose<tight"},
+	} {
+		p := policy(tc.windows...)
+		p.Tenants = tc.tenants
+		if err := p.Validate(); err != nil {
+			t.Fatal(name, err)
+		}
+		warnings := p.Warnings()
+		for i, pair := range strings.Fields(tc.want) {
+			idle, binds, _ := strings.Cut(pair, "<")
+			if len(warnings) <= i || !strings.HasPrefix(warnings[i], `policy "p": window "`+idle+`" (`) || !strings.Contains(warnings[i], `can never bind: window "`+binds+`" (`) {
+				t.Errorf("%s: warnings %q, want %s", name, warnings, tc.want)
+			}
+		}
+		if len(warnings) != len(strings.Fields(tc.want)) {
+			t.Errorf("%s: warnings %q, want %q", name, warnings, tc.want)
+		}
+	}
+	want := `policy "p": window "loose" (600 per 10m0s) can never bind: window "tight" (10 per 10s) always denies first`
+	if got := policy(loose, tight).Warnings(); len(got) != 1 || got[0] != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

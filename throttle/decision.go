@@ -16,6 +16,10 @@ type Request struct {
 	// Requests and 0 of everything else unless it says otherwise here.
 	Cost map[string]int64
 
+	// Front, for a ticket that is not in line yet, takes a place before the others of the same
+	// scopes instead of behind them: for a job that ran, failed and comes again.
+	Front bool
+
 	// Nonce identifies this one call: a call repeated with the same nonce within a minute is
 	// charged once. Empty means a new one, which is right unless the caller itself repeats.
 	Nonce string
@@ -27,7 +31,10 @@ type Request struct {
 	// It may be empty if no window of the policy is counted by tenant.
 	Tenant string
 
-	// Ticket identifies who asks, across calls: in a worker, queue and task ID.
+	// Ticket identifies who asks, across calls: in a worker, queue and task ID. A request with
+	// a ticket that is denied waits in line under it, and is called when it fits (OnLine).
+	// Without one, or while nobody listens to OnLine, it is granted if it fits behind all that
+	// wait, and waits for nothing.
 	Ticket string
 }
 
@@ -52,7 +59,15 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows. For Peek: that it would have been.
 	Granted bool
 
+	// Known says that Plan found the ticket in line already, and left it at its place.
+	Known bool
+
+	// Planned says that Plan took a place in line; RetryIn is when it is expected to fit.
+	Planned bool
+
 	Policy string
+
+	refused bool // Plan took no place
 
 	// Reservation is what was granted, for Cancel; zero unless Reserve granted.
 	Reservation Reservation

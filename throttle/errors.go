@@ -72,3 +72,19 @@ type WaitError struct {
 func (e *WaitError) Error() string {
 	return fmt.Sprintf("throttle: %s: would have to wait past the context's deadline", e.Decision.Reason())
 }
+
+// A RefusedError says that Plan took no place, because the request would start too late or
+// because too many of its kind wait already.
+type RefusedError struct {
+	Decision Decision // RetryIn is when it would have started
+	Backlog  int      // the limit that was met; 0 if MaxWait was
+	MaxWait  time.Duration
+}
+
+func (e *RefusedError) Error() string {
+	if e.Backlog > 0 {
+		return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already", e.Decision.Policy, printable(e.Decision.Tenant), e.Backlog)
+	}
+	return fmt.Sprintf("throttle: policy %q: tenant %s would wait for %v, longer than %v",
+		e.Decision.Policy, printable(e.Decision.Tenant), roundUp(e.Decision.RetryIn), e.MaxWait)
+}

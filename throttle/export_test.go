@@ -17,8 +17,9 @@ func (l *Limiter) EditScripts(edits ...func(string) string) error {
 	for _, script := range []struct {
 		loaded **redis.Script
 		body   string
-	}{{&l.reserve, reserveLua}, {&l.cancel, cancelLua}} {
-		text := scriptText(script.body)
+		rest   string
+	}{{&l.reserve, reserveLua, waitLua}, {&l.cancel, cancelLua, freedLua}} {
+		text := scriptText(script.body, script.rest)
 		for _, edit := range edits {
 			edited := edit(text)
 			if edited == text {

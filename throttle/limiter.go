@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,12 +22,15 @@ const nonceKept = time.Minute
 // A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
 // together. It is safe for concurrent use.
 type Limiter struct {
-	cancel  *redis.Script
-	client  redis.UniversalClient
-	now     func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
-	plans   atomic.Pointer[plans]
-	reserve *redis.Script
-	tenants TenantFunc
+	cancel    *redis.Script
+	client    redis.UniversalClient
+	lead      *redis.Script
+	line      atomic.Pointer[listener]
+	listening sync.Mutex   // guards changes of line
+	now       func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
+	plans     atomic.Pointer[plans]
+	reserve   *redis.Script
+	tenants   TenantFunc
 }
 
 // A TenantFunc looks a tenant up, for instance in a user's own database of plans. Not found
@@ -52,10 +56,11 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	l := &Limiter{
-		cancel:  newScript(cancelLua),
+		cancel:  newScript(cancelLua, freedLua),
 		client:  c.Client,
+		lead:    redis.NewScript(leadLua),
 		now:     func() int64 { return 0 },
-		reserve: newScript(reserveLua),
+		reserve: newScript(reserveLua, waitLua),
 		tenants: c.Tenants,
 	}
 	if err := l.SetPolicies(c.Policies); err != nil {
@@ -121,7 +126,7 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	if c.tenant.Exempt {
 		what = "exempt"
 	}
-	d, err := l.decide(ctx, c, what)
+	d, err := l.decide(ctx, c, what, r.Ticket, planOptions{})
 	if errors.Is(err, ErrUnavailable) && c.Fail == FailOpen && ctx.Err() == nil {
 		return Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}, nil
 	}
@@ -139,8 +144,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	c.keys = c.keys[:len(c.keys)-1]
-	return l.decide(ctx, c, "peek")
+	return l.decide(ctx, c, "peek", r.Ticket, planOptions{})
 }
 
 // Check returns the error by which every Reserve of this request would fail, whatever is in
@@ -190,7 +194,8 @@ func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	args := c.arguments(l.now(), r.At.UnixMicro(), nonceKept.Milliseconds())
+	ticket, budget := l.lineArguments("")
+	args := c.arguments(l.now(), r.At.UnixMicro(), nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}))
 	return l.run(ctx, c, l.cancel, args)
 }
 
@@ -218,32 +223,49 @@ func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
 	return pl.newCall(r, t)
 }
 
-func (l *Limiter) decide(ctx context.Context, c *call, what string) (Decision, error) {
+func (l *Limiter) decide(ctx context.Context, c *call, what, ticket string, o planOptions) (Decision, error) {
 	if err := c.checkCosts(); err != nil {
 		return Decision{}, err
 	}
-	return l.run(ctx, c, l.reserve, c.arguments(l.now(), what, nonceKept.Milliseconds()))
+	ticket, budget := l.lineArguments(ticket)
+	return l.run(ctx, c, l.reserve, c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o)))
 }
 
 func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args []any) (Decision, error) {
-	reply, err := script.Run(ctx, l.client, c.keys, args...).Int64Slice()
+	reply, err := script.Run(ctx, l.client, c.keys, args...).Slice()
 	if err != nil {
 		return Decision{}, classify(ctx, c.Name, err)
 	}
-	return c.decision(reply)
+	d, line, err := c.decision(reply)
+	if err == nil {
+		l.tell(line)
+	}
+	return d, err
 }
 
-// decision reads a script's reply: status, at, time, and three values a window.
-func (c *call) decision(reply []int64) (Decision, error) {
-	if len(reply) != 3+3*len(c.windows) {
-		return Decision{}, fmt.Errorf("%w: policy %q: %d values for %d windows", ErrReply, c.Name, len(reply), len(c.windows))
+// decision reads a script's reply (lua/reserve.lua).
+func (c *call) decision(reply []any) (Decision, *Line, error) {
+	bad := fmt.Errorf("%w: policy %q: %d values for %d windows", ErrReply, c.Name, len(reply), len(c.windows))
+	numbers := 3 + 3*len(c.windows)
+	if len(reply) < numbers {
+		return Decision{}, nil, bad
 	}
-	status, at, fits := reply[0], reply[1], reply[2]
+	n := make([]int64, min(len(reply), numbers+1))
+	for i := range n {
+		var ok bool
+		if n[i], ok = reply[i].(int64); !ok {
+			return Decision{}, nil, bad
+		}
+	}
+	status, at, fits := n[0], n[1], n[2]
 	d := Decision{
 		At:      time.UnixMicro(at),
 		Exempt:  c.tenant.Exempt,
-		Granted: status != 0 || c.tenant.Exempt,
+		Granted: status == statusGranted || status == statusGrantedBefore || c.tenant.Exempt,
+		Known:   status == statusPlannedBefore,
+		Planned: status == statusPlanned || status == statusPlannedBefore,
 		Policy:  c.Name,
+		refused: status == statusTooLate || status == statusBacklog,
 		Tenant:  c.request.Tenant,
 		Windows: make([]WindowState, len(c.windows)),
 	}
@@ -251,7 +273,7 @@ func (c *call) decision(reply []int64) (Decision, error) {
 		d.RetryIn = micros(fits - at)
 	}
 	for i, w := range c.windows {
-		used, fits, resets := reply[3+3*i], reply[4+3*i], reply[5+3*i]
+		used, fits, resets := n[3+3*i], n[4+3*i], n[5+3*i]
 		capacity := algorithms[w.Algorithm].capacity(w)
 		d.Windows[i] = WindowState{
 			Burst:     capacity,
@@ -269,7 +291,17 @@ func (c *call) decision(reply []int64) (Decision, error) {
 			d.Windows[i].RetryIn = micros(fits - at)
 		}
 	}
-	return d, nil
+	line, ok := readLine(reply[numbers:], at)
+	if !ok {
+		return Decision{}, nil, bad
+	}
+	if line != nil {
+		line.Policy = c.Name
+		if !c.shared {
+			line.Tenant = c.request.Tenant
+		}
+	}
+	return d, line, nil
 }
 
 // micros turns microseconds into a duration that is never negative and never overflows.

@@ -78,6 +78,9 @@ type plan struct {
 	scopeOf []int      // by window: its place in scopes
 	shared  bool       // some scope does not contain the tenant
 	units   []string   // every unit that a window counts
+
+	flowBy     []string // the attributes of all scopes and the tenant: who waits in one flow
+	attributes string   // of all scopes, as the scripts take them
 }
 
 func newPlan(p Policy) (*plan, error) {
@@ -103,6 +106,16 @@ func newPlan(p Policy) (*plan, error) {
 		}
 		return slices.Compare(a, b)
 	})
+	flowBy := []string{TenantAttribute}
+	lists := make([]string, len(pl.scopes))
+	for i, scope := range pl.scopes {
+		flowBy = append(flowBy, scope...)
+		if lists[i] = strings.Join(scope, ","); lists[i] == "" {
+			lists[i] = "-"
+		}
+	}
+	slices.Sort(flowBy)
+	pl.flowBy, pl.attributes = slices.Compact(flowBy), strings.Join(lists, " ")
 	for _, w := range p.Windows {
 		pl.scopeOf = append(pl.scopeOf, slices.IndexFunc(pl.scopes, func(s []string) bool { return slices.Equal(s, w.Per) }))
 	}
@@ -117,7 +130,7 @@ type call struct {
 	windows []Window // as they hold for the tenant
 	costs   []int64  // by window
 	scoped  []Scope  // by place in plan.scopes
-	keys    []string // of the scopes, then of the nonce
+	keys    []string // of the scopes, then of the nonce and the line
 }
 
 // newCall makes a request ready to send. The errors are *RequestError.
@@ -145,7 +158,7 @@ func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
 	if r.Nonce == "" || len(r.Nonce) > MaxValueBytes {
 		return nil, bad("nonce", r.Nonce, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
 	}
-	c.keys = append(c.keys, nonceKey(tag, r.Nonce))
+	c.keys = append(c.keys, nonceKey(tag, r.Nonce), lineKey(tag))
 	c.windows = pl.Windows
 	if len(t.Windows) > 0 {
 		c.windows = make([]Window, len(pl.Windows))
@@ -186,13 +199,52 @@ func (c *call) checkCosts() error {
 	return nil
 }
 
-// arguments are what the scripts take after their own: eight values a window.
+// arguments are what the scripts take after their own: nine values a window.
 func (c *call) arguments(own ...any) []any {
 	args := own
 	for i, w := range c.windows {
 		a := algorithms[w.Algorithm]
 		p := a.params(w)
-		args = append(args, c.scopeOf[i]+1, w.Name, a.kind, c.costs[i], p[0], p[1], p[2], p[3])
+		args = append(args, c.scopeOf[i]+1, w.Name, a.kind, c.costs[i], p[0], p[1], p[2], p[3], w.Unit)
 	}
 	return args
+}
+
+// lineFields is the scripts' argument "line" (lua/reserve.lua). An empty ticket does not wait.
+func (c *call) lineFields(ticket string, budget int, o planOptions) string {
+	flow := make([]string, len(c.flowBy))
+	for i, a := range c.flowBy {
+		if flow[i] = escape(c.request.Attributes[a]); a == TenantAttribute {
+			flow[i] = escape(c.request.Tenant)
+		}
+	}
+	costs := make([]string, 0, len(c.units))
+	for _, unit := range c.units {
+		cost, ok := c.request.Cost[unit]
+		if !ok && unit == Requests {
+			cost = 1
+		}
+		if cost > 0 {
+			costs = append(costs, fmt.Sprintf("%s=%d", unit, cost))
+		}
+	}
+	var own, base strings.Builder
+	for i, w := range c.windows {
+		p, q := algorithms[w.Algorithm].params(w), algorithms[w.Algorithm].params(c.Windows[i])
+		if p != q {
+			fmt.Fprintf(&own, "%s %d %d %d %d;", w.Name, p[0], p[1], p[2], p[3])
+			fmt.Fprintf(&base, "%s %d %d %d %d;", w.Name, q[0], q[1], q[2], q[3])
+		}
+	}
+	front := 0
+	if c.request.Front {
+		front = 1
+	}
+	weight := max(1, int64(c.tenant.Weight*1000))
+	if c.tenant.Weight == 0 {
+		weight = 1000
+	}
+	return fmt.Sprintf("%s\n%s\n%s\n%d\n%s\n%d\n%d\n%d\n%d\n%d\n%s\n%s\n%s",
+		escape(ticket), strings.Join(flow, ","), escape(c.request.Tenant), weight, strings.Join(costs, ","), front,
+		holdFor.Microseconds(), budget, o.MaxWait.Microseconds(), o.Backlog, c.attributes, own.String(), base.String())
 }

@@ -34,6 +34,7 @@ func (h hooked) MakeRedisClient() any {
 	made := h.opt.MakeRedisClient()
 	if client, ok := made.(redis.UniversalClient); ok { // or else asynq refuses it
 		client.AddHook(&hook{client, redis.NewScript(requeueLua), h.throttle})
+		h.throttle.lines.use(client)
 	}
 	return made
 }
@@ -84,6 +85,7 @@ func (h *hook) dequeue(ctx context.Context, next redis.ProcessHook, cmd *redis.C
 		cmd.SetErr(err)
 		return err
 	}
+	h.throttle.lines.start()
 	if err := next(ctx, cmd); err != nil {
 		return err
 	}

@@ -34,15 +34,17 @@ func TestAnHourOfWork(t *testing.T) {
 					asynq.TaskID(id), asynq.MaxRetry(0), asynq.ProcessAt(begin.Add(in+time.Duration(random.Int64N(int64(time.Second))))))
 			}
 		}
-		for range 300 {
+		for range 200 {
 			enqueue("steady", 1, time.Duration(random.Int64N(int64(50*time.Minute))))
 		}
 		for burst := range 10 {
-			enqueue("bursty", 25, time.Duration(burst)*5*time.Minute)
+			enqueue("bursty", 20, time.Duration(burst)*5*time.Minute)
 		}
-		enqueue("once", 100, 10*time.Minute)
+		enqueue("once", 60, 10*time.Minute)
 
-		s.serve(s.ok, calm)
+		s.serve(s.ok, func(c *asynq.Config, _ *worker.Config) {
+			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 2*time.Second, 2*time.Second
+		})
 		time.Sleep(time.Hour)
 
 		ran := map[string]int{}

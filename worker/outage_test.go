@@ -163,7 +163,7 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 // run. What it was granted too late it gives back.
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t, policy(1, time.Hour))
+		s := synctestSite(t, policy(1, 10*time.Minute))
 		slow := redis.NewClient(like(s.redis))
 		defer slow.Close()
 		var late atomic.Bool
@@ -189,7 +189,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		if err != nil || d.Windows[0].Used != int64(len(s.runs())) {
 			t.Errorf("%d units are used by %d runs, %v", d.Windows[0].Used, len(s.runs()), err)
 		}
-		time.Sleep(time.Hour)
+		time.Sleep(10 * time.Minute)
 		s.wantCounters(counters{Processed: 1})
 		s.mu.Lock()
 		defer s.mu.Unlock()

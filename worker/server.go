@@ -16,6 +16,7 @@ type Server struct {
 	middleware asynq.MiddlewareFunc
 	server     *asynq.Server
 	started    atomic.Bool
+	throttle   *Throttle
 }
 
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
@@ -37,7 +38,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
-	return &Server{client: client, middleware: middleware, server: server}, nil
+	return &Server{client: client, middleware: middleware, server: server, throttle: t}, nil
 }
 
 // Start begins to process tasks by the handler, and returns. Errors are asynq's.
@@ -47,6 +48,7 @@ func (s *Server) Start(handler asynq.Handler) error {
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
+	defer s.throttle.Close()
 	return s.server.Run(s.throttled(handler))
 }
 
@@ -65,6 +67,7 @@ func (s *Server) Stop() { s.server.Stop() }
 // the tasks of the others back, and closes the connection.
 func (s *Server) Shutdown() {
 	s.server.Shutdown()
+	s.throttle.Close()
 	if !s.started.Load() { // otherwise asynq has closed it, or is about to
 		s.client.Close()
 	}

@@ -143,6 +143,7 @@ func TestServerWithoutOneHalf(t *testing.T) {
 				})); err != nil {
 					t.Fatal(err)
 				}
+				defer th.Close()
 				defer server.Shutdown()
 				time.Sleep(time.Minute)
 				if len(s.runs()) != 0 {

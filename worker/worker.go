@@ -80,6 +80,10 @@ const giveBackTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
+// fallbackMin is how much later than promised a task comes by itself, at the least. Workers that
+// were away for less wake nobody in vain.
+const fallbackMin = 2 * time.Minute
+
 // Check intervals for users who name none. Asynq's own, 5 s and 1 s, would let a task that
 // fits wait for that long. An idle server asks Redis for work 10 times a second by these.
 const (
@@ -93,6 +97,7 @@ type Throttle struct {
 	attempts   *attempts
 	config     Config
 	identify   identify
+	lines      *lines
 	outages    *outages
 	configured atomic.Bool // Asynq was called
 	connected  atomic.Bool // Redis was called
@@ -120,6 +125,7 @@ func New(c Config) (*Throttle, error) {
 		attempts: newAttempts(),
 		config:   c,
 		identify: identify{c.Attributes, c.Cost, c.Tenant},
+		lines:    newLines(c.Limiter, true),
 		outages:  newOutages(c.Logger),
 	}, nil
 }
@@ -135,9 +141,14 @@ func (t *Throttle) Redis(opt asynq.RedisConnOpt) asynq.RedisConnOpt {
 	return hooked{opt, t}
 }
 
+// Close ends the looking after waiting lines, which begins with the first task that is asked for:
+// other workers take them over. Call it after the asynq.Server was shut down.
+func (t *Throttle) Close() { t.lines.close() }
+
 // Asynq returns the config to give to asynq.NewServer: c, with its functions wrapped so that
 // they are never asked about a denial, as that is neither a failure nor an error. A check
-// interval that is not set becomes 1 s for delayed tasks and 100 ms for pending ones.
+// interval that is not set becomes 1 s for delayed tasks and 100 ms for pending ones; a task whose
+// turn has come starts after half of the latter on average.
 func (t *Throttle) Asynq(c asynq.Config) asynq.Config {
 	t.configured.Store(true)
 
@@ -225,7 +236,11 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	if err != nil {
 		return err
 	}
-	request.Ticket = ref.queue + "/" + ref.id
+	if policy.Requeue != throttle.RequeueEarliestReset {
+		request.Ticket = ref.ticket()
+		retried, _ := asynq.GetRetryCount(ctx)
+		request.Front = retried > 0 // it had its turn, and failed in it
+	}
 
 	if err := t.miswired(ctx, known); err != nil {
 		return t.undecided(ref, request, err)
@@ -256,12 +271,17 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	if d.Granted {
 		return next.ProcessTask(context.WithValue(ctx, decisionKey{}, d), task)
 	}
-	delay := d.RetryIn
-	if policy.Requeue == throttle.RequeueEarliestReset {
-		delay = d.EarliestReset()
+	delay := d.EarliestReset()
+	if request.Ticket != "" {
+		delay = fallback(d.RetryIn)
 	}
 	return t.attempts.deny(ref, &DeniedError{Decision: d, ProcessAt: wholeSecond(time.Now().Add(delay))})
 }
+
+// fallback is after what time a task comes by itself that stands in line and was promised to be
+// called in d: so late that it never comes before its call, unless calls are lost or all workers
+// were away for as long.
+func fallback(d time.Duration) time.Duration { return d + max(fallbackMin, d/2) }
 
 // miswired says which half of the wiring this attempt did not come through. Middleware has seen
 // to it that both were made; this is for servers that were given something else.
@@ -329,7 +349,9 @@ type DeniedError struct {
 
 	Decision throttle.Decision
 
-	// ProcessAt is when the task comes back, by this machine's clock, in whole seconds.
+	// ProcessAt is when the task comes back if nobody calls it before, by this machine's clock,
+	// in whole seconds: the decision's RetryIn and two minutes, or half of RetryIn if that is more.
+	// With the policy's requeue: earliest-reset nobody calls, and it comes back at that reset.
 	ProcessAt time.Time
 }
 

@@ -49,8 +49,8 @@ func TestDenialsCostNothing(t *testing.T) {
 		if got := fmt.Sprint(s.runs()); got != fmt.Sprint(ids) {
 			t.Errorf("ran %v, want each of %v once", got, ids)
 		}
-		if len(s.denials()) < 3 {
-			t.Errorf("%d denials: three tasks that come together through a window of one are denied at least 3 times", len(s.denials()))
+		if len(s.denials()) == 0 {
+			t.Error("no denial: three tasks that come together do not fit a window of one")
 		}
 		s.wantCounters(counters{Processed: 3})
 		s.wantTold(nil, nil)
@@ -142,7 +142,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 					promise := promised[id]
 					s.mu.Unlock()
 					// RetryIn was told just before; the task is seen just after.
-					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Second)) {
+					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
 						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
 					}
 					if since := time.Since(task.LastFailedAt); since < 0 || since > time.Minute {

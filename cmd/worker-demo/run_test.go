@@ -116,7 +116,7 @@ func manyJobs(n int, url, more string) string {
 	return b.String()
 }
 
-// Denied jobs wake more than once, are called once, and no window is exceeded. Jobs come from
+// Jobs that have to wait wake once or little more, are called once, and no window is exceeded. Jobs come from
 // stdin and results go to stdout.
 func TestRunThrottles(t *testing.T) {
 	t.Parallel()
@@ -143,7 +143,7 @@ policies:
 	if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 		t.Fatal(err)
 	}
-	if len(results) != 10 || wakes != s.Dequeues || s.Dequeues != 10+s.Denials || s.Denials < 4 || s.Archived != 0 {
+	if len(results) != 10 || wakes != s.Dequeues || s.Dequeues != 10+s.Denials || s.WakesPerJob > 2 || s.Archived != 0 {
 		t.Errorf("%d results, %d wakes, %+v", len(results), wakes, s)
 	}
 	for _, w := range s.Windows { // more jobs than fit at once fill the shared window

@@ -257,9 +257,8 @@ func (r ScenarioReport) print(w io.Writer) error {
 		verdict = "Not as it should be: every job must be done, and the API must never answer 429."
 	}
 	_, err := fmt.Fprintf(w, `
-A wake is a worker picking a job up: 1 that gets through, the others are denials. A denied job
-comes back at the next whole second after its window has room, beside all others that were told
-the same time; as jobs do not stand in line, most of these are then denied again.
+A wake is a worker picking a job up. Every job took its place in line when it was enqueued, and
+was called when its turn had come and it fitted all windows: once, unless its call was lost.
 
 %s
 `, verdict)

@@ -17,12 +17,16 @@ const help = `usage: scripts/bench/run BENCHMARK [flags]
 
   reserve   what one reserve costs: one window, two windows, two scopes; granted and
             denied; beside redis_rate, throttled, and plain scripts
+  line      the waiting line, by whole fleets of workers: wakes per task, utilization,
+            shares, time to start; each figure beside its bar
 
 Everything is started here, on a free loopback port. Examples:
 
   scripts/bench/run reserve                             # all of it, one to two minutes
   scripts/bench/run reserve -only 'sliding 20'          # some of it
   scripts/bench/run reserve -json > reserve.json        # for a machine
+  scripts/bench/run line                                # all cases, about six minutes
+  scripts/bench/run line -full -case '^second$'         # one of them in its full size
   scripts/bench/run reserve -h                          # all flags
 `
 
@@ -35,6 +39,7 @@ func main() {
 // run returns the exit code: 0, 1 for a failure, 2 for wrong arguments.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	benchmarks := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
+		"line":    line,
 		"reserve": reserve,
 	}
 	if len(args) == 0 {

@@ -1,24 +1,26 @@
 -- cancel.lua: gives back what a reservation took and what still counts, once.
 --
--- KEYS  one value per scope, then the nonce of the reservation
+-- KEYS  one value per scope, then the nonce of the reservation, then the count of the line
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 at: when the reservation was granted (us)
 --       3 nonce_ttl: milliseconds for which a repeated call is recognised, at the least
---       4.. eight values a window (windows.lua)
+--       4 line: as in reserve.lua
+--       5.. nine values a window (windows.lua)
 -- reply status: 0 cancelled before, 1 cancelled
 --       at:     when this was decided (us)
 --       time:   the same
 --       then for every window: used (units), given back (units), resets (us)
+--       and if there is a line: when somebody must look again (us, 0 never), then the tickets called
 
-local WINDOWS = 4
+local WINDOWS = 5
 local CANCELLED = 'cancelled'
 
 local values = redis.call('MGET', unpack(KEYS))
 local real = clock(ARGV[1])
-local windows, scopes, now = open_windows(values, #KEYS - 1, real, WINDOWS)
+local windows, scopes, now = open_windows(values, #KEYS - 2, real, WINDOWS)
 if not windows then return scopes end
 
-local at, nonce = tonumber(ARGV[2]), values[#KEYS]
+local at, nonce = tonumber(ARGV[2]), values[#KEYS - 1]
 -- The same nonce may have been granted anew since: that is another reservation.
 local granted = tonumber(nonce or '') or at
 local status = (nonce == CANCELLED or granted ~= at) and 0 or 1
@@ -36,6 +38,6 @@ if status == 1 then
   save(windows, scopes, now, real)
   -- Remembered for as long as anything of the reservation would still be counted.
   local ttl = max(ceil((counts_until - real) / 1000), tonumber(ARGV[3]))
-  redis.call('SET', KEYS[#KEYS], CANCELLED, 'PX', string.format('%.0f', ttl))
+  redis.call('SET', KEYS[#KEYS - 1], CANCELLED, 'PX', string.format('%.0f', ttl))
 end
-return reply(status, now, now, windows, now)
+if not values[#KEYS] or status == 0 then return reply(status, now, now, windows, now) end

@@ -60,6 +60,8 @@ algorithms['f'] = {
     return back
   end,
 
+  capacity = function(w) return w.limit end,
+
   used = function(w, st) return st.used end,
 
   resets_at = function(w, st, now)

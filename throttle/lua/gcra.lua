@@ -37,6 +37,8 @@ algorithms['g'] = {
     return floor(back / w.scale)
   end,
 
+  capacity = function(w) return w.capacity / w.scale end,
+
   used = function(w, st) return ceil(st.level / w.scale) end,
 
   resets_at = function(w, st, now) return now + ceil(st.level / w.drain) end,

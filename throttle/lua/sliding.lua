@@ -129,6 +129,8 @@ algorithms['s'] = {
     return back
   end,
 
+  capacity = function(w) return w.limit end,
+
   used = function(w, st) return st.used end,
 
   resets_at = function(w, st, now)

@@ -1,7 +1,7 @@
 -- windows.lua: from KEYS and ARGV to the windows of one call, and back to Redis and the caller.
 --
--- Every script's ARGV ends in eight values a window, from ARGV[WINDOWS] on:
---   scope (its place in KEYS), name, kind, cost (units), p1, p2, p3, p4 (see the kind's file)
+-- Every script's ARGV ends in nine values a window, from ARGV[WINDOWS] on:
+--   scope (its place in KEYS), name, kind, cost (units), p1, p2, p3, p4 (see the kind's file), unit
 --
 -- algorithms[kind] is a table of
 --   readable(payload) -> whether the bytes have the shape that load expects
@@ -10,10 +10,11 @@
 --                                       if `ahead` units go first; reads only
 --   take(w, st, now, cost)              counts `cost` units
 --   give_back(w, st, now, at, cost) -> units, at most what was taken at `at` and still counts
+--   capacity(w) -> units, the most that ever fit
 --   used(w, st) -> units                resets_at(w, st, now) -> when nothing counts any more
 --   payload(w, st, now) -> bytes
 
-local STRIDE = 8
+local STRIDE = 9
 
 -- The clock: Redis's own, unless a test hands one in.
 local function clock(handed)
@@ -21,6 +22,14 @@ local function clock(handed)
   if time > 0 then return time end
   local t = redis.call('TIME')
   return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- What is stored of a window. What another algorithm left under its name cannot be read: the
+-- window then starts empty.
+local function payload_of(scope, w, now)
+  local at = scope.at[w.name]
+  local section = at and scope.sections[at]
+  return section and section.kind == w.kind and section.expires > now and section.payload
 end
 
 -- open_windows(values, nscopes, real, first) -> windows, scopes, now; or nil and an error reply.
@@ -39,17 +48,15 @@ local function open_windows(values, nscopes, real, first)
     now = max(now, scope.last)
   end
   local windows, n = {}, 0
-  for i = first, #ARGV, STRIDE do
+  for i = first, nscopes > 0 and #ARGV or 0, STRIDE do
     local kind = ARGV[i + 2]
     local w = {
       scope = scopes[tonumber(ARGV[i])], name = ARGV[i + 1], kind = kind, algorithm = algorithms[kind],
       cost = tonumber(ARGV[i + 3]),
       p1 = tonumber(ARGV[i + 4]), p2 = tonumber(ARGV[i + 5]), p3 = tonumber(ARGV[i + 6]), p4 = tonumber(ARGV[i + 7]),
+      unit = ARGV[i + 8],
     }
-    local at = w.scope.at[w.name]
-    local section = at and w.scope.sections[at]
-    -- What another algorithm left under this name cannot be read: the window starts empty.
-    local payload = section and section.kind == kind and section.expires > now and section.payload
+    local payload = payload_of(w.scope, w, now)
     if payload and not w.algorithm.readable(payload) then
       return nil, redis.error_reply('SLUICE_STATE key ' .. KEYS[tonumber(ARGV[i])] .. ': window ' .. w.name .. ' is damaged')
     end

@@ -150,8 +150,8 @@ type enqueueCall struct {
 	message any
 }
 
-// enqueueOf recognises asynq's enqueue and enqueueUnique. TestCallsOfAsynq holds it to what the
-// asynq in use does.
+// enqueueOf recognises the enqueue and enqueueUnique of asynq v0.26. What it does not recognise is
+// enqueued as asynq does, and TestPlannedTasksWakeOnce and TestPlanRefuses then fail.
 func enqueueOf(args []any) (enqueueCall, bool) {
 	if len(args) < 3 || args[0] != "evalsha" && args[0] != "eval" {
 		return enqueueCall{}, false

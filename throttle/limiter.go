@@ -78,6 +78,12 @@ func (l *Limiter) SetPolicies(policies []Policy) error {
 		return err
 	}
 	l.plans.Store(ps)
+	l.listening.Lock()
+	top := l.line.Load()
+	l.listening.Unlock()
+	for ; top != nil; top = top.before {
+		top.listen(Line{})
+	}
 	return nil
 }
 
@@ -204,23 +210,27 @@ func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(r.Policy))
 	}
-	t, found := Tenant{}, false
-	if l.tenants != nil {
-		var err error
-		if t, found, err = l.tenants(ctx, r.Policy, r.Tenant); err != nil {
-			return nil, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", r.Policy, cut(r.Tenant), err)
-		}
-		if found {
-			t = t.withDefaults()
-			if err := pl.validateTenant(r.Tenant, t); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if !found {
-		t = pl.Tenants[r.Tenant]
+	t, err := l.tenant(ctx, pl, r.Tenant)
+	if err != nil {
+		return nil, err
 	}
 	return pl.newCall(r, t)
+}
+
+// tenant is what the TenantFunc says of the tenant, or else the policy.
+func (l *Limiter) tenant(ctx context.Context, pl *plan, name string) (Tenant, error) {
+	if l.tenants == nil {
+		return pl.Tenants[name], nil
+	}
+	t, found, err := l.tenants(ctx, pl.Name, name)
+	if err != nil {
+		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", pl.Name, cut(name), err)
+	}
+	if !found {
+		return pl.Tenants[name], nil
+	}
+	t = t.withDefaults()
+	return t, pl.validateTenant(name, t)
 }
 
 func (l *Limiter) decide(ctx context.Context, c *call, what, ticket string, o planOptions) (Decision, error) {

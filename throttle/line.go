@@ -3,6 +3,7 @@ package throttle
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -36,7 +37,7 @@ type Line struct {
 	// It is negative if nobody waits any more.
 	Due time.Duration
 
-	Policy string
+	Policy string // empty if nothing was seen, but all policies were set anew
 	Tenant string // empty if the line is all tenants'
 }
 
@@ -120,7 +121,15 @@ func (l *Limiter) Plan(ctx context.Context, r Request, maxWait time.Duration, ba
 // Leave gives the place of a ticket in line back, if it has one: its job is gone, or runs
 // without being counted.
 func (l *Limiter) Leave(ctx context.Context, policy, tenant, ticket string) error {
-	line, err := l.look(ctx, "leave", policy, tenant, ticket)
+	line, err := l.look(ctx, "leave", policy, tenant, ticket, nil)
+	l.tell(line)
+	return err
+}
+
+// Skip says that a ticket which was called cannot come for now. What it needs is for the next, and it
+// keeps its rank: it is called again after a minute, and may come before.
+func (l *Limiter) Skip(ctx context.Context, policy, tenant, ticket string) error {
+	line, err := l.look(ctx, "skip", policy, tenant, ticket, nil)
 	l.tell(line)
 	return err
 }
@@ -128,7 +137,7 @@ func (l *Limiter) Leave(ctx context.Context, policy, tenant, ticket string) erro
 // Pump looks whether anybody's turn has come in a line, and tells OnLine. Somebody has to at the
 // time that Line.Due told last.
 func (l *Limiter) Pump(ctx context.Context, policy, tenant string) error {
-	line, err := l.look(ctx, "pump", policy, tenant, "")
+	line, err := l.look(ctx, "pump", policy, tenant, "", nil)
 	l.tell(line)
 	return err
 }
@@ -136,21 +145,78 @@ func (l *Limiter) Pump(ctx context.Context, policy, tenant string) error {
 // Look is Pump for one who keeps the time of a line: what it sees is returned, and nobody else
 // is told.
 func (l *Limiter) Look(ctx context.Context, policy, tenant string) (Line, error) {
-	line, err := l.look(ctx, "pump", policy, tenant, "")
+	line, err := l.look(ctx, "pump", policy, tenant, "", nil)
 	if err != nil {
 		return Line{}, err
 	}
 	return *line, nil
 }
 
-// look runs the parts of reserve.lua that are not about a request of their own.
-func (l *Limiter) look(ctx context.Context, what, policy, tenant, ticket string) (*Line, error) {
+// Retune makes tenants' own limits and weights as they are now hold for all that wait in a line; what is
+// the policy's holds at every Look. It is for whoever begins to look after a line, or hears that the
+// policies have changed.
+func (l *Limiter) Retune(ctx context.Context, policy, tenant string) error {
+	pl, ok := l.plans.Load().byName[policy]
+	if !ok {
+		return fmt.Errorf("%w %q", ErrUnknownPolicy, cut(policy))
+	}
+	flows, known := lineKey(hashTag(pl.Name, tenant, pl.shared)), map[string]*call{}
+	flows = strings.TrimSuffix(flows, "q") + "f"
+	for cursor := uint64(0); ; {
+		page, next, err := l.client.HScan(ctx, flows, cursor, "", 500).Result()
+		if err != nil {
+			return classify(ctx, policy, err)
+		}
+		for i := 0; i+1 < len(page); i += 2 {
+			if err := l.retuneFlow(ctx, pl, known, page[i], page[i+1]); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+// retuneFlow writes a flow's weight and own parameters anew, if they are others now. The record
+// is "weight tenant suffixes;own" (lua/line.lua).
+func (l *Limiter) retuneFlow(ctx context.Context, pl *plan, known map[string]*call, flow, record string) error {
+	head, own, _ := strings.Cut(record, ";")
+	fields := strings.SplitN(head, " ", 3)
+	if len(fields) < 3 {
+		return nil
+	}
+	name := unescape(fields[1])
+	c := known[name]
+	if c == nil {
+		t, err := l.tenant(ctx, pl, name)
+		if err != nil {
+			return err
+		}
+		c = &call{plan: pl, request: Request{Tenant: name}, tenant: t, windows: pl.windowsOf(t)}
+		known[name] = c
+	}
+	if now, _ := c.ownParams(); now == own && fmt.Sprint(c.weight()) == fields[0] {
+		return nil
+	}
+	changed := *c
+	changed.flow = flow
+	line, err := l.look(ctx, "retune", pl.Name, name, "", &changed)
+	l.tell(line)
+	return err
+}
+
+// look runs the parts of reserve.lua that are not about a request of their own; c may say for whom.
+func (l *Limiter) look(ctx context.Context, what, policy, tenant, ticket string, c *call) (*Line, error) {
 	pl, ok := l.plans.Load().byName[policy]
 	if !ok {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(policy))
 	}
 	tag := hashTag(pl.Name, tenant, pl.shared)
-	c := &call{plan: pl, request: Request{Tenant: tenant}, windows: pl.Windows, costs: make([]int64, len(pl.Windows))}
+	if c == nil {
+		c = &call{plan: pl, request: Request{Tenant: tenant}, windows: pl.Windows}
+	}
+	c.costs = make([]int64, len(c.windows))
 	c.keys = []string{nonceKey(tag, what), lineKey(tag)}
 	ticket, budget := l.lineArguments(ticket)
 	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}))

@@ -131,6 +131,7 @@ type call struct {
 	costs   []int64  // by window
 	scoped  []Scope  // by place in plan.scopes
 	keys    []string // of the scopes, then of the nonce and the line
+	flow    string   // set if it is another than the request's
 }
 
 // newCall makes a request ready to send. The errors are *RequestError.
@@ -159,13 +160,7 @@ func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
 		return nil, bad("nonce", r.Nonce, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
 	}
 	c.keys = append(c.keys, nonceKey(tag, r.Nonce), lineKey(tag))
-	c.windows = pl.Windows
-	if len(t.Windows) > 0 {
-		c.windows = make([]Window, len(pl.Windows))
-		for i, w := range pl.Windows {
-			c.windows[i] = t.apply(w)
-		}
-	}
+	c.windows = pl.windowsOf(t)
 	for _, w := range c.windows {
 		cost, ok := r.Cost[w.Unit]
 		if !ok && w.Unit == Requests {
@@ -174,6 +169,17 @@ func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
 		c.costs = append(c.costs, cost)
 	}
 	return c, nil
+}
+
+func (pl *plan) windowsOf(t Tenant) []Window {
+	if len(t.Windows) == 0 {
+		return pl.Windows
+	}
+	windows := make([]Window, len(pl.Windows))
+	for i, w := range pl.Windows {
+		windows[i] = t.apply(w)
+	}
+	return windows
 }
 
 // checkCosts tells whether the costs can ever be granted. The errors are *RequestError and
@@ -218,6 +224,9 @@ func (c *call) lineFields(ticket string, budget int, o planOptions) string {
 			flow[i] = escape(c.request.Tenant)
 		}
 	}
+	if c.flow != "" {
+		flow = []string{c.flow}
+	}
 	costs := make([]string, 0, len(c.units))
 	for _, unit := range c.units {
 		cost, ok := c.request.Cost[unit]
@@ -228,23 +237,32 @@ func (c *call) lineFields(ticket string, budget int, o planOptions) string {
 			costs = append(costs, fmt.Sprintf("%s=%d", unit, cost))
 		}
 	}
-	var own, base strings.Builder
-	for i, w := range c.windows {
-		p, q := algorithms[w.Algorithm].params(w), algorithms[w.Algorithm].params(c.Windows[i])
-		if p != q {
-			fmt.Fprintf(&own, "%s %d %d %d %d;", w.Name, p[0], p[1], p[2], p[3])
-			fmt.Fprintf(&base, "%s %d %d %d %d;", w.Name, q[0], q[1], q[2], q[3])
-		}
-	}
+	own, base := c.ownParams()
 	front := 0
 	if c.request.Front {
 		front = 1
 	}
-	weight := max(1, int64(c.tenant.Weight*1000))
-	if c.tenant.Weight == 0 {
-		weight = 1000
-	}
 	return fmt.Sprintf("%s\n%s\n%s\n%d\n%s\n%d\n%d\n%d\n%d\n%d\n%s\n%s\n%s",
-		escape(ticket), strings.Join(flow, ","), escape(c.request.Tenant), weight, strings.Join(costs, ","), front,
-		holdFor.Microseconds(), budget, o.MaxWait.Microseconds(), o.Backlog, c.attributes, own.String(), base.String())
+		escape(ticket), strings.Join(flow, ","), escape(c.request.Tenant), c.weight(), strings.Join(costs, ","), front,
+		holdFor.Microseconds(), budget, o.MaxWait.Microseconds(), o.Backlog, c.attributes, own, base)
+}
+
+// ownParams are the parameters of the windows that are the tenant's own, and the policy's of the same.
+func (c *call) ownParams() (own, base string) {
+	for i, w := range c.windows {
+		p, q := algorithms[w.Algorithm].params(w), algorithms[w.Algorithm].params(c.Windows[i])
+		if p != q {
+			own += fmt.Sprintf("%s %d %d %d %d;", w.Name, p[0], p[1], p[2], p[3])
+			base += fmt.Sprintf("%s %d %d %d %d;", w.Name, q[0], q[1], q[2], q[3])
+		}
+	}
+	return own, base
+}
+
+// weight is the tenant's, in thousandths.
+func (c *call) weight() int64 {
+	if c.tenant.Weight == 0 {
+		return 1000
+	}
+	return max(1, int64(c.tenant.Weight*1000))
 }

@@ -170,14 +170,20 @@ local function change_held(flow, costs, sign)
   end
 end
 
+-- What the costs are of a node: the part of its tightest window.
+local function share(node, costs)
+  local part = 0
+  for _, w in ipairs(node.windows) do part = max(part, (costs[w.unit] or 0) / w.algorithm.capacity(w)) end
+  return part
+end
+
 -- Start-time fair queueing: a tenant's tag at a shared node moves by what it was granted of the
 -- node's tightest window, over its weight. A call that came to nothing is taken back.
 local function charge(flow, costs, sign)
   for _, suffix in ipairs(flow.suffixes) do
     local node = open_node(suffix, flow)
     if node and node.shared then
-      local part = 0
-      for _, w in ipairs(node.windows) do part = max(part, (costs[w.unit] or 0) / w.algorithm.capacity(w)) end
+      local part = share(node, costs)
       local v, tag = 'v ' .. suffix, 't ' .. suffix .. ' ' .. flow.tenant
       local values = redis.call('HMGET', P .. 'g', v, tag)
       local virtual, mine = tonumber(values[1] or '0'), tonumber(values[2] or '0')
@@ -330,10 +336,29 @@ local function forget(t, flow)
   end
 end
 
+-- In a sliding window the first ticket that does not fit beside those before it goes one period
+-- after the first of them does, which another window may hold up longer. That is known where
+-- all of the flow cost the same.
+local function after_own(flow, w, cost, in_flow, behind)
+  local span = floor(w.p1 / cost)
+  if w.kind ~= 's' or span * cost > in_flow then return 0 end
+  local waiting = redis.call('ZCARD', P .. 'f:' .. flow.id)
+  local place = (behind or waiting) - span
+  if waiting * cost ~= in_flow or place < 0 then return 0 end
+  local id = redis.call('ZRANGE', P .. 'f:' .. flow.id, place, place)[1]
+  return find_ticket(id).promise + w.p2
+end
+
+-- By how many such tickets the tenant has had more than others, which go before it now.
+local function debt(node, flow, costs)
+  local values = redis.call('HMGET', P .. 'g', 'v ' .. node.suffix, 't ' .. node.suffix .. ' ' .. flow.tenant)
+  return max(0, tonumber(values[2] or '0') - tonumber(values[1] or '0')) * flow.weight / share(node, costs)
+end
+
 -- promise tells when a ticket will fit that comes last in its flow, or behind `behind` others of
--- it. At a node with other tenants, as many units go first as fair shares give them, and no more
--- than wait there; with behind_all, all of them. It also tells how many tickets the flow has, whether any of them waits, and
--- every window of the flow when it fits alone.
+-- it. At a node with other tenants, as many units go first as fair shares give them, one ticket
+-- more of each, and no more than wait there; with behind_all, all of them. It also tells how many
+-- tickets the flow has, whether any of them waits, and every window of the flow when it fits alone.
 local function promise(flow, costs, behind, behind_all)
   local fields = {'w', 'c ' .. flow.id}
   for unit in pairs(costs) do
@@ -344,7 +369,7 @@ local function promise(flow, costs, behind, behind_all)
   for i, field in ipairs(fields) do units[field] = tonumber(values[i] or '0') end
   local tickets = units['c ' .. flow.id]
   if tickets == 0 then units['w'] = units['w'] + flow.weight end
-  local time, others = now, false
+  local time, others, flows = now, false, nil
   for _, suffix in ipairs(flow.suffixes) do
     local node = open_node(suffix, flow)
     for _, w in ipairs(node and node.windows or {}) do
@@ -356,9 +381,11 @@ local function promise(flow, costs, behind, behind_all)
         local before = behind and min(in_flow, behind * cost) or in_flow
         local ahead = units['n ' .. suffix .. ' ' .. w.unit] - in_flow + before
         if node.shared and not behind_all then
-          ahead = min(ahead, floor((before + cost) * units['w'] / flow.weight) - cost)
+          flows = flows or redis.call('HLEN', P .. 'f') - min(tickets, 1)
+          ahead = min(ahead, before + floor((before + debt(node, flow, costs) * cost) * (units['w'] / flow.weight - 1) + 1e-6) + flows * cost)
         end
         local fits = w.algorithm.fits_at(w, w.state, now, now, cost, max(0, ahead) + node.held[w.unit])
+        fits = max(fits, after_own(flow, w, cost, in_flow, behind))
         if fits > now then w.fits = fits end
         time = max(time, fits)
       end
@@ -376,6 +403,13 @@ local function call_up(t, flow)
   charge(flow, t.costs, 1)
 end
 
+-- skip passes over a ticket, which keeps its rank, for a while.
+local function skip(t)
+  t.state = 's'
+  keep_ticket(t)
+  redis.call('ZADD', P .. 'c', int(now + SKIP), t.id)
+end
+
 -- Holds that ran out: the ticket goes back to its rank; after two calls in vain it is skipped for a while.
 local function expire_holds()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'c', '-inf', int(now), 'LIMIT', 0, 64)) do
@@ -387,9 +421,7 @@ local function expire_holds()
       let_go(t, flow)
       if t.state == 'c' then take_back(t, flow) end
       if t.state == 'c' and t.calls >= 2 then
-        t.state = 's'
-        keep_ticket(t)
-        redis.call('ZADD', P .. 'c', int(now + SKIP), id)
+        skip(t)
       else
         enter(t, flow)
       end

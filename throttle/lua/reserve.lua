@@ -3,8 +3,9 @@
 -- KEYS  one value per scope, then the nonce of this call, then the count of the line
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 what: "reserve"; "exempt" (counted, never denied); "peek" (changes nothing); "plan" (takes
---         a place in the line without running); "leave" (gives the place back); "pump" (calls
---         whoever fits now)
+--         a place in the line without running); "leave" (gives the place back); "skip" (was
+--         called and cannot come for now: keeps its rank, and the next is called); "pump" (calls
+--         whoever fits now); "retune" (writes a flow's weight and its tenant's own parameters anew)
 --       3 nonce_ttl: milliseconds for which a repeated call is recognised
 --       4 line: its fields, each on a line: ticket (empty: does not wait), flow, tenant, weight,
 --         costs, front, hold (us), budget (tickets), max_wait (us), backlog (tickets), attributes of
@@ -40,7 +41,7 @@ if granted_before and (what == 'reserve' or what == 'exempt') then
   return reply(2, granted_before, granted_before, windows, now)
 end
 if not there_is_a_line then
-  if what == 'leave' or what == 'pump' then return reply(0, now, now, windows, now) end
+  if what == 'leave' or what == 'skip' or what == 'pump' or what == 'retune' then return reply(0, now, now, windows, now) end
   if time > now and what == 'peek' or time > now and what == 'reserve' and byte(ARGV[4], 1) == 10 then -- no ticket
     -- A clock that was set back tells the wait from its own time, behind the windows'.
     return reply(0, real, time, windows, now)

@@ -9,10 +9,20 @@ end
 
 if what == 'pump' then return finish(0, now) end
 
+if what == 'retune' then
+  local flow = find_flow(flow_id)
+  if flow then
+    redis.call('HINCRBY', P .. 'u', 'w', int(weight - flow.weight))
+    redis.call('HSET', P .. 'f', flow_id, int(weight) .. ' ' .. flow.tenant .. ' ' .. table.concat(flow.suffixes, ' ') .. ';' .. own_params)
+    for _, suffix in ipairs(flow.suffixes) do due(suffix, now) end
+  end
+  return finish(0, now)
+end
+
 local t = ticket ~= '' and find_ticket(ticket)
 local known, rank = t, nil
 
-if t and (what == 'leave' or what == 'exempt' or t.flow ~= mine.id and what ~= 'peek') then
+if t and (what == 'leave' or what == 'exempt' or t.flow ~= mine.id and what ~= 'peek' and what ~= 'skip') then
   -- Gone, or, after the policy's scopes or its own attributes changed, in another flow from now on.
   local flow = find_flow(t.flow)
   if flow then forget(t, flow) end
@@ -21,6 +31,16 @@ if t and (what == 'leave' or what == 'exempt' or t.flow ~= mine.id and what ~= '
 end
 
 if what == 'leave' then return finish(0, now) end
+
+if what == 'skip' then
+  local flow = t and t.state == 'c' and find_flow(t.flow)
+  if flow then
+    let_go(t, flow)
+    take_back(t, flow)
+    skip(t)
+  end
+  return finish(0, now)
+end
 
 if what == 'peek' then
   time = promise(mine, costs)
@@ -47,7 +67,7 @@ if not t then
     return finish(1, now)
   end
   local tickets, others
-  time, tickets, others = promise(mine, costs)
+  time, tickets, others = promise(mine, costs, front and 0 or nil)
   if what == 'plan' and not known and max_wait > 0 and time - now > max_wait then return reply(4, real, time, windows, now) end
   if what == 'plan' and not known and backlog > 0 and tickets >= backlog then return reply(5, real, time, windows, now) end
   t = join(time, others and not rank, rank)
@@ -76,7 +96,7 @@ if t.state == 'w' then
 end
 
 if what == 'plan' then
-  return finish(known and 6 or 3, t.state == 'c' and now or t.promise, calls)
+  return finish(known and 6 or 3, t.state == 'c' and real or max(t.promise, now + 1), calls)
 end
 
 if t.state == 'c' then

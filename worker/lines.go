@@ -23,6 +23,9 @@ const (
 	// leaseFor is for how long a worker that leads a line keeps it without a sign of life.
 	leaseFor = 3 * time.Second
 
+	// unfitFor is for how long a worker that could not wake a task leads no line.
+	unfitFor = 10 * time.Second
+
 	// leadEvery is how often leases are renewed and lines that nobody leads are looked for.
 	leadEvery = time.Second
 
@@ -67,6 +70,7 @@ type lines struct {
 	known  map[lineName]*line
 	asking bool // some line asks at once
 	dues   dueHeap
+	failed time.Time     // when this worker could not wake a task last
 	nudge  chan struct{} // the loop has something to do before its timer
 
 	ctx  context.Context
@@ -85,6 +89,7 @@ type line struct {
 	empty  bool
 	looks  bool      // this worker looks then, also if another leads the line
 	lease  time.Time // until when this worker leads it; zero if it does not
+	retune bool      // what waits there may wait by other policies
 	queued time.Time // its time in the heap, not after due; zero if it is not there
 }
 
@@ -159,6 +164,15 @@ func (ls *lines) seen(saw throttle.Line, news bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if ls.ctx.Err() != nil {
+		return
+	}
+	if saw.Policy == "" {
+		for name, l := range ls.known {
+			if now.Before(l.lease) {
+				l.retune = true
+				ls.schedule(name, l, now)
+			}
+		}
 		return
 	}
 	if len(saw.Calls) > 0 {
@@ -282,7 +296,9 @@ func (ls *lines) renew(discover bool) {
 // leadsOf is a list of names that is sent in batches.
 type leadsOf struct{ throttle.Leads }
 
-func (l *leadsOf) none() bool { return len(l.Ask)+len(l.Empty)+len(l.Keep)+len(l.Tell) == 0 }
+func (l *leadsOf) none() bool {
+	return len(l.Ask)+len(l.Empty)+len(l.Keep)+len(l.Release)+len(l.Tell) == 0
+}
 
 func (l *leadsOf) cut(most int) leadsOf {
 	take := func(names *[]string) []string {
@@ -292,17 +308,18 @@ func (l *leadsOf) cut(most int) leadsOf {
 		most -= n
 		return batch
 	}
-	return leadsOf{throttle.Leads{Keep: take(&l.Keep), Ask: take(&l.Ask), Empty: take(&l.Empty), Tell: take(&l.Tell), Take: l.Take}}
+	return leadsOf{throttle.Leads{Keep: take(&l.Keep), Ask: take(&l.Ask), Empty: take(&l.Empty), Release: take(&l.Release), Tell: take(&l.Tell), Take: l.Take}}
 }
 
 func (ls *lines) leads(policy string, discover bool) leadsOf {
 	now := time.Now()
 	var leads leadsOf
-	if discover && ls.leader {
-		leads.Take = leadMost
-	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	leader := ls.leader && now.Sub(ls.failed) > unfitFor
+	if discover && leader {
+		leads.Take = leadMost
+	}
 	for name, l := range ls.known {
 		if name.policy != policy {
 			continue
@@ -312,9 +329,12 @@ func (ls *lines) leads(policy string, discover bool) leadsOf {
 		case led && l.empty && discover:
 			leads.Empty = append(leads.Empty, name.tenant)
 			delete(ls.known, name)
-		case led && discover:
+		case led && discover && leader:
 			leads.Keep = append(leads.Keep, name.tenant)
-		case l.asks && ls.leader:
+		case led && discover:
+			leads.Release = append(leads.Release, name.tenant)
+			l.lease = time.Time{}
+		case l.asks && leader:
 			leads.Ask = append(leads.Ask, name.tenant)
 			l.asks = false
 		case l.asks:
@@ -349,6 +369,7 @@ func (ls *lines) granted(policy string, tenants []string, at time.Time) {
 			l = &line{}
 			ls.known[name] = l
 		}
+		l.retune = l.retune || !at.Before(l.lease)
 		l.empty, l.lease = false, at.Add(leaseFor)
 		ls.schedule(name, l, at)
 	}
@@ -359,21 +380,24 @@ func (ls *lines) granted(policy string, tenants []string, at time.Time) {
 func (ls *lines) look() {
 	var looks sync.WaitGroup
 	for range lookMost {
-		name, ok := ls.takeDue()
+		name, retune, ok := ls.takeDue()
 		if !ok {
 			break
 		}
 		looks.Go(func() {
-			for ; ok; name, ok = ls.takeDue() {
-				ls.lookAt(name)
+			for ; ok; name, retune, ok = ls.takeDue() {
+				ls.lookAt(name, retune)
 			}
 		})
 	}
 	looks.Wait()
 }
 
-func (ls *lines) lookAt(name lineName) {
+func (ls *lines) lookAt(name lineName, retune bool) {
 	ctx, cancel := context.WithTimeout(ls.ctx, lookTimeout)
+	if retune {
+		ls.limiter.Retune(ctx, name.policy, name.tenant) // or each tenant's next call does
+	}
 	saw, err := ls.limiter.Look(ctx, name.policy, name.tenant)
 	cancel()
 	switch {
@@ -388,7 +412,7 @@ func (ls *lines) lookAt(name lineName) {
 	}
 }
 
-func (ls *lines) takeDue() (lineName, bool) {
+func (ls *lines) takeDue() (name lineName, retune, ok bool) {
 	now := time.Now()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -405,11 +429,11 @@ func (ls *lines) takeDue() (lineName, bool) {
 		case l.due.After(now):
 			ls.schedule(d.name, l, l.due)
 		default:
-			l.looks = false
-			return d.name, true
+			retune, l.looks, l.retune = l.retune, false, false
+			return d.name, retune, true
 		}
 	}
-	return lineName{}, false
+	return lineName{}, false, false
 }
 
 // release leaves the lines to others.
@@ -459,6 +483,12 @@ func (ls *lines) leave(name lineName, tickets []string) {
 	}
 }
 
+func (ls *lines) skip(name lineName, ticket string) {
+	ctx, cancel := context.WithTimeout(ls.ctx, lookTimeout)
+	defer cancel()
+	ls.limiter.Skip(ctx, name.policy, name.tenant, ticket) // or its hold runs out
+}
+
 // wakeQueue wakes tasks of one queue.
 func (ls *lines) wakeQueue(name lineName, refs []taskRef) {
 	pause := firstPause
@@ -468,6 +498,9 @@ func (ls *lines) wakeQueue(name lineName, refs []taskRef) {
 			ls.end() // a worker that cannot wake must not lead
 		}
 		if err != nil {
+			ls.mu.Lock()
+			ls.failed = time.Now()
+			ls.mu.Unlock()
 			return // their holds run out, and they are called again
 		}
 		var again []taskRef
@@ -477,6 +510,8 @@ func (ls *lines) wakeQueue(name lineName, refs []taskRef) {
 				again = append(again, refs[i])
 			case r == 0:
 				ls.leave(name, []string{refs[i].ticket()})
+			case r == 4:
+				ls.skip(name, refs[i].ticket())
 			}
 		}
 		if refs = again; len(refs) == 0 {
@@ -502,5 +537,5 @@ func (ls *lines) wakeOnce(refs []taskRef) ([]int64, error) {
 	ls.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ls.ctx, lookTimeout)
 	defer cancel()
-	return ls.wakes.Run(ctx, client, []string{queue + "pending", queue + "scheduled", queue + "retry", queue + "sluice:woken"}, args...).Int64Slice()
+	return ls.wakes.Run(ctx, client, []string{queue + "pending", queue + "scheduled", queue + "retry", queue + "sluice:woken", queue + "paused"}, args...).Int64Slice()
 }

@@ -208,10 +208,8 @@ func (s *site) open(ids ...string) {
 	if err := s.limiter.SetPolicies(policies); err != nil {
 		s.Fatal(err)
 	}
-	for _, id := range ids {
-		if err := s.inspector.RunTask("default", id); err != nil {
-			s.Fatal(err)
-		}
+	if len(ids) > 0 {
+		s.wake(ids...) // those that stand in line may have been called, and have run, by now
 	}
 }
 

@@ -3,10 +3,12 @@
 -- or archived one again), and ahead of tasks that were not called.
 --
 -- KEYS  1 pending (list)  2 scheduled (sorted set)  3 retry (sorted set)
---       4 the task woken last (string)
+--       4 the task woken last (string)  5 whether the queue is paused
 -- ARGV  1 prefix of the task keys  2 now (ns)  3.. task IDs, first come first
--- reply for every ID: 1 it is pending now, 2 it was already, 3 it is active, 0 it does not wait
+-- reply for every ID: 1 it is pending now, 2 it was already, 3 it is active, 0 it does not wait;
+--       4 in place of 1 or 2 if nobody picks it up, as the queue is paused
 
+local paused = redis.call('EXISTS', KEYS[5]) == 1
 local states = {scheduled = KEYS[2], retry = KEYS[3]}
 local reply, woken = {}, {}
 for i = #ARGV, 3, -1 do
@@ -15,13 +17,13 @@ for i = #ARGV, 3, -1 do
   local state = redis.call('HGET', key, 'state')
   local n = 0
   if state == 'pending' then
-    n = 2
+    n = paused and 4 or 2
   elseif state == 'active' then
     n = 3
   elseif states[state] and redis.call('ZREM', states[state], id) == 1 then
     redis.call('HSET', key, 'state', 'pending', 'pending_since', ARGV[2])
     woken[#woken + 1] = id
-    n = 1
+    n = paused and 4 or 1
   end
   reply[i - 2] = n
 end

@@ -1,0 +1,382 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+func acmeTask(opts ...asynq.Option) *asynq.Task {
+	return worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil, opts...)
+}
+
+// wantStates fails unless the queue holds so many tasks in these states, and no others.
+func (s *site) wantStates(queue string, pending, scheduled int) {
+	s.Helper()
+	ctx := context.Background()
+	key := "asynq:{" + queue + "}:"
+	if p, n := s.redis.LLen(ctx, key+"pending").Val(), s.redis.ZCard(ctx, key+"scheduled").Val(); int(p) != pending || int(n) != scheduled {
+		s.Errorf("queue %s: %d pending and %d scheduled, want %d and %d", queue, p, n, pending, scheduled)
+	}
+	if n := len(s.redis.Keys(ctx, key+"t:*").Val()); n != pending+scheduled {
+		s.Errorf("queue %s: %d tasks are stored, want %d", queue, n, pending+scheduled)
+	}
+}
+
+// What a planned task is told: when it is expected to start, and when it comes if nobody calls it.
+func TestPlannedTasksAreTold(t *testing.T) {
+	each(t, []throttle.Policy{shared(2, time.Minute)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		begun := time.Now()
+		infos := s.planMany(client, "acme", 0, 7)
+		for i, info := range infos {
+			at := begun.Add(time.Duration(i/2) * time.Minute)
+			state, next := asynq.TaskStateScheduled, at.Add(2*time.Minute)
+			if i < 2 {
+				state, next = asynq.TaskStatePending, at
+			}
+			if info.State != state || off(info.StartsAt, at) || off(info.NextProcessAt, next) {
+				t.Errorf("task %d is %v, starts at %v, next at %v: want %v, %v, %v", i, info.State, info.StartsAt, info.NextProcessAt, state, at, next)
+			}
+			stored := s.task(info.ID)
+			if stored.State != state || i >= 2 && !stored.NextProcessAt.Equal(info.NextProcessAt) {
+				t.Errorf("task %d is stored as %v, next at %v", i, stored.State, stored.NextProcessAt)
+			}
+		}
+		s.wantStates("default", 2, 5)
+		if tickets := s.inLine(); len(tickets) != 7 || tickets[0] != "default/acme-0000" {
+			t.Errorf("in line: %q", tickets)
+		}
+	})
+}
+
+// off says that two times differ by more than a machine may be slow.
+func off(a, b time.Time) bool { return a.Sub(b).Abs() > 20*time.Second }
+
+// What MaxWait and Backlog refuse leaves nothing behind.
+func TestRefusedTasksLeaveNothing(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
+		before := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val()))
+		for _, row := range []struct {
+			name    string
+			opts    []asynq.Option
+			backlog int
+			maxWait time.Duration
+			text    string
+		}{
+			{"waits too long", []asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, "longer than 1h30m0s"},
+			{"too many wait", []asynq.Option{worker.Backlog(3)}, 3, 0, "has 3 waiting already"},
+			{"waits too long, and not too many", []asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, time.Hour, "longer than 1h0m0s"},
+			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 24 * time.Hour, "has 2 waiting already"},
+			{"unique", []asynq.Option{worker.Backlog(3), asynq.Unique(time.Hour)}, 3, 0, "has 3 waiting already"},
+		} {
+			info, err := client.EnqueueContext(t.Context(), acmeTask(), row.opts...)
+			var refused *throttle.RefusedError
+			if info != nil || !errors.As(err, &refused) || refused.Backlog != row.backlog || refused.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) {
+				t.Errorf("%s: %v, %v", row.name, info, err)
+			} else if refused.Decision.RetryIn < 2*time.Hour || refused.Decision.Granted {
+				t.Errorf("%s: would have waited %v", row.name, refused.Decision.RetryIn)
+			}
+		}
+		after := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val()))
+		if !slices.Equal(before, after) {
+			t.Errorf("keys %q before and %q after", before, after)
+		}
+		s.wantStates("default", 1, 2)
+		if n := len(s.inLine()); n != 3 {
+			t.Errorf("%d stand in line, want 3", n)
+		}
+		// What fits under both is planned; another tenant has a backlog of its own.
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
+			t.Error(err)
+		}
+		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "beta"}, "x", nil), worker.Backlog(1)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
+func TestConflictsKeepThePlace(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 2)
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("plain"))
+		want := s.redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
+		if len(want) != 3 {
+			t.Fatalf("in line: %v", want)
+		}
+		for _, row := range []struct {
+			name string
+			opts []asynq.Option
+			err  error
+		}{
+			{"one that was called", []asynq.Option{asynq.TaskID("acme-0000")}, asynq.ErrTaskIDConflict},
+			{"one that waits", []asynq.Option{asynq.TaskID("acme-0001")}, asynq.ErrTaskIDConflict},
+			{"one of a plain client", []asynq.Option{asynq.TaskID("plain")}, asynq.ErrTaskIDConflict},
+			{"unique", []asynq.Option{asynq.Unique(time.Minute)}, asynq.ErrDuplicateTask},
+			{"unique, with the ID", []asynq.Option{asynq.Unique(time.Minute), asynq.TaskID("unique")}, asynq.ErrDuplicateTask},
+		} {
+			for range 2 {
+				if info, err := client.EnqueueContext(t.Context(), acmeTask(), row.opts...); !errors.Is(err, row.err) {
+					t.Errorf("%s: %v, %v", row.name, info, err)
+				}
+			}
+			if got := s.redis.HGetAll(t.Context(), "sluice:{api}:t").Val(); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%s: the line was\n%v, and is\n%v", row.name, want, got)
+			}
+		}
+	})
+}
+
+// The lock of a unique task holds for as long as the task waits.
+func TestUniqueLockHoldsInLine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, time.Minute))
+		l := newLedger()
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 5)
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
+			t.Fatal(err)
+		}
+		s.serve(s.ok, l.watch, calm)
+		for l.count() < 6 {
+			if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.begun), err)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		if took := time.Since(l.begun); took < 5*time.Minute {
+			t.Errorf("it waited for %v", took)
+		}
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Unique(10*time.Second))); err != nil {
+			t.Errorf("after the task ran: %v", err)
+		}
+	})
+}
+
+// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start at
+// once and for those that wait.
+func TestPlannedTasksKeepTheirOptions(t *testing.T) {
+	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		for i, state := range []asynq.TaskState{asynq.TaskStatePending, asynq.TaskStateScheduled} {
+			id := fmt.Sprint("mine/", i)
+			info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
+				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored, err := s.inspector.GetTaskInfo("my queue", id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, got := range []*asynq.TaskInfo{info.TaskInfo, stored} {
+				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour || got.Timeout != time.Minute ||
+					!got.Deadline.Equal(deadline) || got.State != state {
+					t.Errorf("%+v, want it %v", got, state)
+				}
+			}
+		}
+		if tickets := s.inLine(); !slices.Equal(tickets, []string{"my%20queue/mine/0", "my%20queue/mine/1"}) {
+			t.Errorf("in line: %q", tickets)
+		}
+		// A time in the future and a group are asynq's: these tasks take their place when they come.
+		for name, opts := range map[string][]asynq.Option{
+			"in":    {asynq.ProcessIn(time.Hour)},
+			"at":    {asynq.ProcessAt(time.Now().Add(time.Hour))},
+			"group": {asynq.Group("some")},
+		} {
+			want := asynq.TaskStateScheduled
+			if name == "group" {
+				want = asynq.TaskStateAggregating
+			}
+			info, err := client.EnqueueContext(t.Context(), acmeTask(append(opts, asynq.TaskID(name))...))
+			if err != nil || info.State != want || s.task(name).State != want {
+				t.Errorf("%s: %+v, %v", name, info, err)
+			}
+			if name != "group" && off(info.StartsAt, time.Now().Add(time.Hour)) {
+				t.Errorf("%s: starts at %v", name, info.StartsAt)
+			}
+		}
+		if n := len(s.inLine()); n != 2 {
+			t.Errorf("%d stand in line, want 2", n)
+		}
+		// One whose time has come already is like any other.
+		info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.ProcessAt(time.Now().Add(-time.Hour))))
+		if err != nil || info.State != asynq.TaskStateScheduled || off(info.StartsAt, time.Now().Add(2*time.Hour)) {
+			t.Errorf("in the past: %+v, %v", info, err)
+		}
+	})
+}
+
+// While the limiter's Redis is away, tasks are enqueued as asynq does.
+func TestClientWithoutTheLimitersRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, 10*time.Second))
+		l := newLedger()
+		var c cable
+		through := redis.NewClient(c.options(like(s.redis)))
+		defer through.Close()
+		client := s.planner(s.anotherLimiter(through))
+		s.planMany(client, "acme", 0, 2)
+		c.cut()
+		for i, info := range s.planMany(client, "acme", 2, 2) {
+			if info.State != asynq.TaskStatePending || off(info.StartsAt, time.Now()) {
+				t.Errorf("task %d is %v, starts at %v", i, info.State, info.StartsAt)
+			}
+		}
+		s.wantStates("default", 3, 1)
+		c.mend()
+		s.serve(s.ok, l.watch, brisk, s.apart)
+		s.sleepUntil(l, 4, 40*time.Second)
+		s.wantNobodyInLine()
+		client.Close()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// A client whose call ends in the middle of it leaves no place for a task that is not there, and no
+// task that is there without its place.
+func TestPlanningIsCutShort(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name string
+		sent bool // the call arrives, and its reply is lost
+	}{{"before the task is enqueued", false}, {"after it", true}} {
+		t.Run(row.name, func(t *testing.T) {
+			each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+				first := s.planner(s.limiter)
+				s.planMany(first, "acme", 0, 1)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				whole, err := worker.NewClient(withHook{s.asynq, &interrupts{"asynq:{default}:scheduled", row.sent, cancel}}, worker.ClientConfig{Limiter: s.limiter})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer whole.Close()
+				if info, err := whole.EnqueueContext(ctx, acmeTask(asynq.TaskID("cut"))); err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
+					t.Fatalf("%v, %v", info, err)
+				}
+				want := []string{"default/acme-0000"}
+				if row.sent {
+					want = append(want, "default/cut")
+				}
+				if got := s.inLine(); !slices.Equal(got, want) {
+					t.Errorf("in line: %q, want %q", got, want)
+				}
+				if there := s.task("cut").ID != ""; there != row.sent {
+					t.Errorf("the task is there: %v", there)
+				}
+			})
+		})
+	}
+}
+
+// interrupts ends a context at the call that has the key among its arguments.
+type interrupts struct {
+	key    string
+	after  bool
+	cancel context.CancelFunc
+}
+
+func (*interrupts) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*interrupts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (i *interrupts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !slices.Contains(cmd.Args(), any(i.key)) {
+			return next(ctx, cmd)
+		}
+		if i.after {
+			if err := next(ctx, cmd); err != nil {
+				return err // that Redis does not know the script yet
+			}
+		}
+		i.cancel()
+		cmd.SetErr(context.Canceled)
+		return context.Canceled
+	}
+}
+
+// Whoever is closed leaves nothing running: a bubble does not end before all its goroutines have.
+func TestEveryoneEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, 10*time.Second))
+		config, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Close(); err != nil { // that was never used
+			t.Error(err)
+		}
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 3)
+		server := s.serve(s.ok, brisk)
+		s.planMany(client, "acme", 3, 3)
+		time.Sleep(time.Second)
+		client.Close()
+		client.Close()
+		server.Shutdown()
+		if s.limiter.Listening() {
+			t.Error("somebody who was closed listens")
+		}
+		if _, err := client.EnqueueContext(t.Context(), acmeTask()); err == nil {
+			t.Error("a closed client enqueues")
+		}
+		if s.limiter.Listening() {
+			t.Error("a closed client listens again")
+		}
+
+		never, err := worker.New(worker.Config{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		never.Close()
+		never.Close()
+
+		// Who owns an asynq.Server and forgets Throttle.Close: its client is closed, so that it cannot wake.
+		theirs, ours := s.configs()
+		brisk(&theirs, &ours)
+		forgotten, err := worker.New(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := asynq.NewServer(forgotten.Redis(s.asynq), forgotten.Asynq(theirs))
+		middleware, err := forgotten.Middleware()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.planMany(s.planner(s.limiter), "acme", 6, 3)
+		if err := own.Start(middleware(asynq.HandlerFunc(s.ok))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		own.Shutdown()
+		l := newLedger()
+		s.serve(s.ok, l.watch, brisk, s.apart)
+		s.sleepUntil(l, 7, 90*time.Second)
+	})
+}

@@ -20,13 +20,22 @@ const (
 
 	// GCRA grants Burst units at once and then one each Period/Limit, evenly spaced.
 	GCRA Algorithm = "gcra"
+
+	// Calendar counts between two ticks of a calendar, such as the midnights of a time zone.
+	Calendar Algorithm = "calendar"
+
+	// Concurrency counts what runs at once: units are held until they are given back by Release, or
+	// for Lease after the last Renew.
+	Concurrency Algorithm = "concurrency"
 )
 
 // algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
 var algorithms = map[Algorithm]algorithm{
-	Sliding: sliding,
-	Fixed:   fixed,
-	GCRA:    gcra,
+	Sliding:     sliding,
+	Fixed:       fixed,
+	GCRA:        gcra,
+	Calendar:    calendarCounter,
+	Concurrency: concurrency,
 }
 
 // An algorithm is the Go side of one way to count. The Lua side decides; it sees the numbers of
@@ -40,7 +49,8 @@ type algorithm struct {
 
 	lua string
 
-	// params turns a valid window into the numbers of the Lua side.
+	// params turns a valid window into the numbers of the Lua side. A calendar's ticks go in place
+	// of the last.
 	params func(Window) [4]int64
 
 	// unitsIn is the most units that the window can let through in any span of the given

@@ -32,9 +32,10 @@ func names(path string, words ...string) bool {
 // What a package must not know of, however far down.
 func TestArrowsPointOneWay(t *testing.T) {
 	for pkg, words := range map[string][]string{
-		"throttle":            {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
-		"throttle/policyfile": {"asynq", "opentelemetry", "prometheus", "worker"},
-		"worker":              {"policyfile", "yaml"},
+		"throttle":              {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
+		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
+		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
+		"worker":                {"policyfile", "yaml"},
 	} {
 		deps := goList(t, "-deps", module+"/"+pkg)
 		if !slices.Contains(deps, "github.com/redis/go-redis/v9") {

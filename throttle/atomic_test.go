@@ -80,10 +80,10 @@ func TestReplyOfEveryWindow(t *testing.T) {
 		shared := throttle.Scope{Attributes: []string{}, Values: []string{}}
 		user := throttle.Scope{Attributes: []string{"user"}, Values: []string{"bob"}}
 		want := []throttle.WindowState{
-			{Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: at(11 * s), Scope: tenant, Unit: "requests", Used: 4},
-			{Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: at(5 * s), Scope: tenant, Unit: "requests", Used: 4},
-			{Name: "fixed", Burst: 9, Limit: 9, Period: 20 * s, Remaining: 5, ResetsAt: at(20 * s), Scope: shared, Unit: "requests", Used: 4},
-			{Name: "first", Burst: 6, Limit: 6, Period: 15 * s, Remaining: 2, ResetsAt: at(16 * s), Scope: user, Unit: "requests", Used: 4},
+			{Algorithm: throttle.Sliding, Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: at(11 * s), Scope: tenant, Unit: "requests", Used: 4},
+			{Algorithm: throttle.GCRA, Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: at(5 * s), Scope: tenant, Unit: "requests", Used: 4},
+			{Algorithm: throttle.Fixed, Name: "fixed", Burst: 9, Limit: 9, Period: 20 * s, Remaining: 5, ResetsAt: at(20 * s), Scope: shared, Unit: "requests", Used: 4},
+			{Algorithm: throttle.Fixed, Name: "first", Burst: 6, Limit: 6, Period: 15 * s, Remaining: 2, ResetsAt: at(16 * s), Scope: user, Unit: "requests", Used: 4},
 		}
 		if !reflect.DeepEqual(d.Windows, want) {
 			t.Errorf("granted:\ngot  %+v\nwant %+v", d.Windows, want)

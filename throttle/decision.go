@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -16,9 +17,16 @@ type Request struct {
 	// Requests and 0 of everything else unless it says otherwise here.
 	Cost map[string]int64
 
+	// Exempt has the request counted, but never denied, whoever the tenant is.
+	Exempt bool
+
 	// Front, for a ticket that is not in line yet, takes a place before the others of the same
 	// scopes instead of behind them: for a job that ran, failed and comes again.
 	Front bool
+
+	// HoldFor is for how long, at the most, what Concurrency windows grant is held: the timeout of
+	// a job, say. Promises go by it until the first that was granted is given back. 0 is not known.
+	HoldFor time.Duration
 
 	// Nonce identifies this one call: a call repeated with the same nonce within a minute is
 	// charged once. Empty means a new one, which is right unless the caller itself repeats.
@@ -38,7 +46,16 @@ type Request struct {
 	Ticket string
 }
 
-// A Reservation is capacity that was granted. It is plain data: another process can cancel it.
+func (r Request) costOf(unit string) int64 {
+	cost, ok := r.Cost[unit]
+	if !ok && unit == Requests {
+		cost = 1
+	}
+	return cost
+}
+
+// A Reservation is capacity that was granted. It is plain data: another process can cancel,
+// release or settle it.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond
@@ -49,7 +66,11 @@ type Decision struct {
 	// At is when this was decided, by the clock of Redis.
 	At time.Time
 
-	// Exempt says that the tenant is counted, but never denied.
+	// ClockBehind is how far the clock of Redis is behind the newest change of these windows:
+	// more than moments if it was set back. They stand still until it has caught up.
+	ClockBehind time.Duration
+
+	// Exempt says that the tenant, or this request, is counted, but never denied.
 	Exempt bool
 
 	// FailedOpen is why a request was granted without being counted: Redis did not answer and
@@ -84,6 +105,7 @@ type Decision struct {
 
 // A WindowState is what one window looks like after a decision.
 type WindowState struct {
+	Algorithm Algorithm     // how it counts
 	Burst     int64         // of a GCRA window: how many units it holds; else the limit
 	Denied    bool          // this window alone would have denied
 	Limit     int64         // units per period, for this tenant
@@ -95,6 +117,12 @@ type WindowState struct {
 	Scope     Scope         // whom it counts
 	Unit      string        // what it counts
 	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
+}
+
+// MayBeSooner says that RetryIn is an upper bound: a Concurrency window denied, and what it holds may
+// be given back at any time.
+func (d Decision) MayBeSooner() bool {
+	return slices.ContainsFunc(d.Windows, func(w WindowState) bool { return w.Denied && w.Algorithm == Concurrency })
 }
 
 // EarliestReset is how long after At any of the windows that denied would have room for the

@@ -18,6 +18,10 @@ var (
 	// ErrReply is the class of errors that say the script's reply is not of its shape.
 	ErrReply = errors.New("throttle: unexpected reply of the script")
 
+	// ErrClock is the class of errors that say the clocks of Redis and of this process differ by more
+	// than the ten minutes that Calendar windows bear. Nothing was changed.
+	ErrClock = errors.New("throttle: the clock differs from that of Redis")
+
 	// ErrUnknownPolicy is the class of errors that say no policy has the request's name.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 )
@@ -61,6 +65,15 @@ func (e *NeverFitsError) Error() string {
 	return fmt.Sprintf("throttle: policy %q, window %q: cost of %d %s never fits: the window holds %d at most",
 		e.Policy, e.Window, e.Cost, e.Unit, e.Capacity)
 }
+
+// A DeniedError says that a call was not made, because it does not fit now. Nothing was taken; with a
+// ticket it has a place in line.
+type DeniedError struct {
+	Decision Decision
+}
+
+// Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s".
+func (e *DeniedError) Error() string { return e.Decision.Reason() }
 
 // A WaitError says that Wait gave up because the context ends before the request can fit.
 // Nothing was taken.

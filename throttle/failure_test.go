@@ -3,6 +3,8 @@ package throttle_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"maps"
@@ -240,6 +242,22 @@ func TestRedisThatIsGone(t *testing.T) {
 		}
 		unavailable(t, client, "pool exhausted")
 	})
+	for name, err := range map[string]error{
+		"pipe closed": io.ErrClosedPipe,
+		"TLS refused": tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"},
+		"certificate": x509.UnknownAuthorityError{},
+		"dialer":      errors.New("no such unit"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := redis.NewClient(&redis.Options{
+				Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, err },
+				MaxRetries: -1, DialerRetries: 1,
+			})
+			defer client.Close()
+			unavailable(t, client, name)
+		})
+	}
 	t.Run("hangs", func(t *testing.T) {
 		t.Parallel()
 		unavailable(t, impatient(t, answering(t, "")), "no answer")
@@ -309,7 +327,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 // A script that breaks is our fault, not Redis's: nothing fails open on it.
 func TestReplyThatIsNone(t *testing.T) {
 	broken := func(script string) string {
-		return strings.Replace(script, "local status = ", "nothing.at = all\nlocal status = ", 1) + "\n"
+		return strings.Replace(script, "local status, freed = ", "nothing.at = all\nlocal status, freed = ", 1) + "\n"
 	}
 	p := three()
 	p.Fail = throttle.FailOpen

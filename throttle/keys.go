@@ -9,7 +9,7 @@ import (
 // The shapes of all keys:
 //
 //	sluice:{TAG}:w:ATTRIBUTES:VALUES   the windows of one scope
-//	sluice:{TAG}:n:NONCE               a call that was granted or cancelled
+//	sluice:{TAG}:n:NONCE               a call that was granted, settled or cancelled
 //	sluice:{POLICY}:lines              who looks after which line of a policy
 //	sluice:{TAG}:q                     how many wait in line; the line's other keys: lua/line.lua
 //

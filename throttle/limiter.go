@@ -5,9 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,14 +20,13 @@ const nonceKept = time.Minute
 // A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
 // together. It is safe for concurrent use.
 type Limiter struct {
-	cancel    *redis.Script
 	client    redis.UniversalClient
 	lead      *redis.Script
 	line      atomic.Pointer[listener]
 	listening sync.Mutex   // guards changes of line
 	now       func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
 	plans     atomic.Pointer[plans]
-	reserve   *redis.Script
+	scripts   scriptCache
 	tenants   TenantFunc
 }
 
@@ -56,11 +53,9 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	l := &Limiter{
-		cancel:  newScript(cancelLua, freedLua),
 		client:  c.Client,
 		lead:    redis.NewScript(leadLua),
 		now:     func() int64 { return 0 },
-		reserve: newScript(reserveLua, waitLua),
 		tenants: c.Tenants,
 	}
 	if err := l.SetPolicies(c.Policies); err != nil {
@@ -73,7 +68,7 @@ func New(c Config) (*Limiter, error) {
 // that keep their policy, name, algorithm and scope go on. On error, a *PolicyError, nothing
 // changes.
 func (l *Limiter) SetPolicies(policies []Policy) error {
-	ps, err := newPlans(policies)
+	ps, err := newPlans(policies, &l.scripts)
 	if err != nil {
 		return err
 	}
@@ -106,10 +101,11 @@ func (l *Limiter) PolicyFor(taskType string) (Policy, bool) {
 }
 
 // Policies returns all policies, with their defaults written out, in the order they were given.
+// They are copies, to change and to set.
 func (l *Limiter) Policies() []Policy {
 	var policies []Policy
 	for _, pl := range l.plans.Load().list {
-		policies = append(policies, pl.Policy)
+		policies = append(policies, pl.Policy.WithDefaults())
 	}
 	return policies
 }
@@ -165,8 +161,12 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 	return c.checkCosts()
 }
 
-// Wait reserves, and while it is denied sleeps for RetryIn and reserves again. It is for use
-// outside of a job queue: inside one, a denied job gives its worker back.
+// askAgain is how often Wait asks for what may fit sooner than it was told.
+const askAgain = time.Second
+
+// Wait reserves, and while it is denied sleeps for RetryIn and reserves again, or for a second where
+// a Concurrency window denied. It is for use outside of a job queue: inside one, a denied job gives its
+// worker back.
 //
 // It returns a *WaitError, at once, if the context's deadline comes before the request can
 // fit, and the context's error if it ends during the sleep. Otherwise errors are Reserve's.
@@ -176,10 +176,13 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		if err != nil || d.Granted {
 			return d, err
 		}
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < d.RetryIn {
+		pause := d.RetryIn
+		if d.MayBeSooner() {
+			pause = min(pause, askAgain)
+		} else if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < pause {
 			return d, &WaitError{Decision: d, Deadline: deadline}
 		}
-		timer := time.NewTimer(d.RetryIn)
+		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -200,9 +203,7 @@ func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	ticket, budget := l.lineArguments("")
-	args := c.arguments(l.now(), r.At.UnixMicro(), nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}))
-	return l.run(ctx, c, l.cancel, args)
+	return l.settle(ctx, c, r, "cancel", "", "")
 }
 
 func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
@@ -214,6 +215,7 @@ func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.Exempt = t.Exempt || r.Exempt
 	return pl.newCall(r, t)
 }
 
@@ -238,7 +240,12 @@ func (l *Limiter) decide(ctx context.Context, c *call, what, ticket string, o pl
 		return Decision{}, err
 	}
 	ticket, budget := l.lineArguments(ticket)
-	return l.run(ctx, c, l.reserve, c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o)))
+	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o), c.request.HoldFor.Microseconds())
+	d, err := l.run(ctx, c, c.scripts.reserve, args)
+	if err == nil && what != "plan" && !d.Granted && (d.Planned || d.refused || d.RetryIn == 0) {
+		return Decision{}, fmt.Errorf("%w: policy %q: neither granted nor denied for a time", ErrReply, c.Name)
+	}
+	return d, err
 }
 
 func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args []any) (Decision, error) {
@@ -256,7 +263,7 @@ func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args [
 // decision reads a script's reply (lua/reserve.lua).
 func (c *call) decision(reply []any) (Decision, *Line, error) {
 	bad := fmt.Errorf("%w: policy %q: %d values for %d windows", ErrReply, c.Name, len(reply), len(c.windows))
-	numbers := 3 + 3*len(c.windows)
+	numbers := 4 + 3*len(c.windows)
 	if len(reply) < numbers {
 		return Decision{}, nil, bad
 	}
@@ -267,25 +274,33 @@ func (c *call) decision(reply []any) (Decision, *Line, error) {
 			return Decision{}, nil, bad
 		}
 	}
-	status, at, fits := n[0], n[1], n[2]
+	status, at, fits, behind := n[0], n[1], n[2], n[3]
+	if status < statusDenied || status > statusPlannedBefore {
+		return Decision{}, nil, bad
+	}
 	d := Decision{
-		At:      time.UnixMicro(at),
-		Exempt:  c.tenant.Exempt,
-		Granted: status == statusGranted || status == statusGrantedBefore || c.tenant.Exempt,
-		Known:   status == statusPlannedBefore,
-		Planned: status == statusPlanned || status == statusPlannedBefore,
-		Policy:  c.Name,
-		refused: status == statusTooLate || status == statusBacklog,
-		Tenant:  c.request.Tenant,
-		Windows: make([]WindowState, len(c.windows)),
+		At:          time.UnixMicro(at),
+		ClockBehind: micros(behind),
+		Exempt:      c.tenant.Exempt,
+		Granted:     status == statusGranted || status == statusGrantedBefore || c.tenant.Exempt,
+		Known:       status == statusPlannedBefore,
+		Planned:     status == statusPlanned || status == statusPlannedBefore,
+		Policy:      c.Name,
+		refused:     status == statusTooLate || status == statusBacklog,
+		Tenant:      c.request.Tenant,
+		Windows:     make([]WindowState, len(c.windows)),
 	}
 	if !d.Granted {
 		d.RetryIn = micros(fits - at)
 	}
 	for i, w := range c.windows {
-		used, fits, resets := n[3+3*i], n[4+3*i], n[5+3*i]
+		used, fits, resets := n[4+3*i], n[5+3*i], n[6+3*i]
+		if used < 0 {
+			return Decision{}, nil, bad
+		}
 		capacity := algorithms[w.Algorithm].capacity(w)
 		d.Windows[i] = WindowState{
+			Algorithm: w.Algorithm,
 			Burst:     capacity,
 			Denied:    !d.Granted && fits > at,
 			Limit:     w.Limit,
@@ -328,21 +343,20 @@ func classify(ctx context.Context, policy string, err error) error {
 		}
 		return fmt.Errorf("throttle: policy %q: %w", policy, err)
 	}
+	// Whatever is not an answer of Redis is about the way to it: a network, TLS, a closed pipe or pool.
+	// Of OOM, READONLY and their like Redis says too which line of the script met them.
 	var reply redis.Error
-	var network net.Error
-	class := ErrReply
-	switch {
-	case strings.Contains(err.Error(), "SLUICE_STATE"):
+	var number *strconv.NumError // of what should be a length
+	class := ErrUnavailable
+	switch text := err.Error(); {
+	case strings.Contains(text, "SLUICE_STATE"):
 		class = ErrState
-	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, os.ErrDeadlineExceeded),
-		errors.Is(err, redis.ErrClosed), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
-		class = ErrUnavailable
-	case errors.As(err, &reply):
-		// Of OOM, READONLY and their like Redis says too which line of the script met them.
-		class = ErrUnavailable
-		if errors.Is(err, redis.Nil) || strings.HasPrefix(err.Error(), "ERR ") && strings.Contains(err.Error(), "script") {
-			class = ErrReply
-		}
+	case strings.Contains(text, "SLUICE_CLOCK"):
+		class = ErrClock
+	case errors.Is(err, redis.Nil), strings.HasPrefix(text, "redis: unexpected type="),
+		strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"),
+		errors.As(err, &number), errors.As(err, &reply) && strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script"):
+		class = ErrReply
 	}
 	return fmt.Errorf("%w: policy %q: %w", class, policy, err)
 }

@@ -219,8 +219,8 @@ func (l *Limiter) look(ctx context.Context, what, policy, tenant, ticket string,
 	c.costs = make([]int64, len(c.windows))
 	c.keys = []string{nonceKey(tag, what), lineKey(tag)}
 	ticket, budget := l.lineArguments(ticket)
-	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}))
-	reply, err := l.reserve.Run(ctx, l.client, c.keys, args...).Slice()
+	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}), 0)
+	reply, err := pl.scripts.reserve.Run(ctx, l.client, c.keys, args...).Slice()
 	if err != nil {
 		return nil, classify(ctx, policy, err)
 	}

@@ -60,7 +60,7 @@ func TestHeadersOfTheLine(t *testing.T) {
 
 func testCall(t *testing.T) *call {
 	t.Helper()
-	c, err := testPlan(t).newCall(Request{Policy: "p", Tenant: "acme", Nonce: "n", Attributes: map[string]string{"user": "bob", "ip": "1"}}, Tenant{})
+	c, err := testPlan(t).newCall(Request{Policy: "p", Tenant: "acme", Nonce: "n", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a"}}, Tenant{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -485,6 +485,33 @@ func TestLineScenes(t *testing.T) {
 	}
 }
 
+// Waiting units are counted exactly where they are more than a double holds.
+func TestLineCountsManyUnits(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, throttle.Policy{Name: "p", Windows: []throttle.Window{{Name: "own", Limit: 9, Period: time.Hour}}})
+		sc.cost = 9
+		sc.granted("a1")
+		sc.waits("a2")
+		units := func() (now []string) {
+			for _, v := range client.HMGet(t.Context(), "sluice:{p:a}:u", "f a requests", "n w:tenant:a requests").Val() {
+				now = append(now, fmt.Sprint(v))
+			}
+			return now
+		}
+		const most = 1 << 53
+		client.HSet(t.Context(), "sluice:{p:a}:u", "f a requests", most+1, "n w:tenant:a requests", most-1)
+		sc.cost = 2
+		sc.waits("a3")
+		if got, want := units(), []string{fmt.Sprint(most + 3), fmt.Sprint(most + 1)}; !slices.Equal(got, want) {
+			t.Errorf("with two more there are %q, want %q", got, want)
+		}
+		sc.leave("a3")
+		if got, want := units(), []string{fmt.Sprint(most + 1), fmt.Sprint(most - 1)}; !slices.Equal(got, want) {
+			t.Errorf("without them there are %q, want %q", got, want)
+		}
+	})
+}
+
 // With one tenant, costs of one and nobody late, everybody goes at exactly the time that it was
 // told, whatever the windows are: a slow and plain model says the same.
 func TestLinePromisesAreKept(t *testing.T) {

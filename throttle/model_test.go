@@ -86,6 +86,7 @@ type view struct {
 	model  *model
 	logs   []*grantLog // by window; a copy of what still counts
 	now    int64
+	behind int64 // how far the clock is behind now
 	r      throttle.Request
 	scopes []string // by window
 }
@@ -97,6 +98,7 @@ func (m *model) look(r throttle.Request, real int64) *view {
 		v.scopes = append(v.scopes, scope)
 		v.now = max(v.now, m.last[scope])
 	}
+	v.behind = v.now - real
 	for i, w := range m.windows {
 		log := m.logs[v.scopes[i]+"/"+w.Name]
 		if log == nil || log.until <= v.now {
@@ -153,7 +155,7 @@ func (v *view) earliest() int64 {
 
 func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision {
 	d := throttle.Decision{
-		At: time.UnixMicro(decided), Exempt: v.r.Tenant == v.model.exempt, Granted: granted, Policy: "p", Tenant: v.r.Tenant,
+		At: time.UnixMicro(decided), ClockBehind: time.Duration(v.behind) * us, Exempt: v.r.Tenant == v.model.exempt, Granted: granted, Policy: "p", Tenant: v.r.Tenant,
 	}
 	if !granted {
 		d.RetryIn = time.Duration(retryAt-decided) * us
@@ -161,7 +163,8 @@ func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision 
 	for i, w := range v.model.windows {
 		log := v.logs[i].events
 		state := throttle.WindowState{
-			Burst: capacity(w), Limit: w.Limit, Name: w.Name, Period: w.Period, Unit: w.Unit,
+			Algorithm: w.Algorithm,
+			Burst:     capacity(w), Limit: w.Limit, Name: w.Name, Period: w.Period, Unit: w.Unit,
 			ResetsAt: time.UnixMicro(resets(w, log, v.now)),
 			Scope:    scopeOf(w, v.r),
 			Used:     ceil(level(w, log, v.now)),
@@ -399,7 +402,7 @@ func first(w throttle.Window, log []*event, t int64, holds func(t int64, level *
 // describe is for the message of a failing test.
 func describe(d throttle.Decision) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, retry in %v", d.Granted, d.Exempt, d.At.UnixMicro()-midnight, d.RetryIn)
+	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, clock behind %v, retry in %v", d.Granted, d.Exempt, d.At.UnixMicro()-midnight, d.ClockBehind, d.RetryIn)
 	for _, w := range d.Windows {
 		fmt.Fprintf(&b, "\n  %s %v %v: used %d, remaining %d of %d, denied %v, retry in %v, resets %d",
 			w.Name, w.Period, w.Scope, w.Used, w.Remaining, w.Burst, w.Denied, w.RetryIn, w.ResetsAt.UnixMicro()-midnight)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // plans are all policies of a limiter. They never change: SetPolicies makes new ones.
@@ -19,13 +20,14 @@ type plans struct {
 // matchedMost bounds how many task types are remembered: types are data.
 const matchedMost = 10_000
 
-func newPlans(policies []Policy) (*plans, error) {
+func newPlans(policies []Policy, cache *scriptCache) (*plans, error) {
 	ps := &plans{byName: make(map[string]*plan, len(policies))}
 	for _, p := range policies {
 		pl, err := newPlan(p)
 		if err != nil {
 			return nil, err
 		}
+		pl.scripts = cache.of(pl.Windows)
 		if ps.byName[p.Name] != nil {
 			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Mend: "is taken: policies have different names"}
 		}
@@ -76,8 +78,11 @@ type plan struct {
 	Policy
 	scopes  [][]string // the attribute lists of all windows, each once, narrow to broad
 	scopeOf []int      // by window: its place in scopes
-	shared  bool       // some scope does not contain the tenant
-	units   []string   // every unit that a window counts
+	scripts *scripts
+
+	calendars []*calendar // by window: the ticks of those that have some
+	shared    bool        // some scope does not contain the tenant
+	units     []string    // every unit that a window counts
 
 	flowBy     []string // the attributes of all scopes and the tenant: who waits in one flow
 	attributes string   // of all scopes, as the scripts take them
@@ -117,6 +122,7 @@ func newPlan(p Policy) (*plan, error) {
 	slices.Sort(flowBy)
 	pl.flowBy, pl.attributes = slices.Compact(flowBy), strings.Join(lists, " ")
 	for _, w := range p.Windows {
+		pl.calendars = append(pl.calendars, newCalendar(w))
 		pl.scopeOf = append(pl.scopeOf, slices.IndexFunc(pl.scopes, func(s []string) bool { return slices.Equal(s, w.Per) }))
 	}
 	return pl, nil
@@ -162,11 +168,7 @@ func (pl *plan) newCall(r Request, t Tenant) (*call, error) {
 	c.keys = append(c.keys, nonceKey(tag, r.Nonce), lineKey(tag))
 	c.windows = pl.windowsOf(t)
 	for _, w := range c.windows {
-		cost, ok := r.Cost[w.Unit]
-		if !ok && w.Unit == Requests {
-			cost = 1
-		}
-		c.costs = append(c.costs, cost)
+		c.costs = append(c.costs, r.costOf(w.Unit))
 	}
 	return c, nil
 }
@@ -205,13 +207,23 @@ func (c *call) checkCosts() error {
 	return nil
 }
 
-// arguments are what the scripts take after their own: nine values a window.
-func (c *call) arguments(own ...any) []any {
-	args := own
+// arguments are what the scripts take: the time that is handed to them, others of their own, and
+// nine values a window.
+func (c *call) arguments(handed int64, own ...any) []any {
+	args := make([]any, 0, 1+len(own)+9*len(c.windows))
+	args = append(append(args, handed), own...)
 	for i, w := range c.windows {
 		a := algorithms[w.Algorithm]
 		p := a.params(w)
-		args = append(args, c.scopeOf[i]+1, w.Name, a.kind, c.costs[i], p[0], p[1], p[2], p[3], w.Unit)
+		last := any(p[3])
+		if calendar := c.calendars[i]; calendar != nil {
+			now := time.Now()
+			if handed > 0 {
+				now = time.UnixMicro(handed)
+			}
+			last = calendar.around(now)
+		}
+		args = append(args, c.scopeOf[i]+1, w.Name, a.kind, c.costs[i], p[0], p[1], p[2], last, w.Unit)
 	}
 	return args
 }
@@ -229,11 +241,7 @@ func (c *call) lineFields(ticket string, budget int, o planOptions) string {
 	}
 	costs := make([]string, 0, len(c.units))
 	for _, unit := range c.units {
-		cost, ok := c.request.Cost[unit]
-		if !ok && unit == Requests {
-			cost = 1
-		}
-		if cost > 0 {
+		if cost := c.request.costOf(unit); cost > 0 {
 			costs = append(costs, fmt.Sprintf("%s=%d", unit, cost))
 		}
 	}
@@ -252,8 +260,8 @@ func (c *call) ownParams() (own, base string) {
 	for i, w := range c.windows {
 		p, q := algorithms[w.Algorithm].params(w), algorithms[w.Algorithm].params(c.Windows[i])
 		if p != q {
-			own += fmt.Sprintf("%s %d %d %d %d;", w.Name, p[0], p[1], p[2], p[3])
-			base += fmt.Sprintf("%s %d %d %d %d;", w.Name, q[0], q[1], q[2], q[3])
+			own += fmt.Sprintf("%s %d %d %d;", w.Name, p[0], p[1], p[2])
+			base += fmt.Sprintf("%s %d %d %d;", w.Name, q[0], q[1], q[2])
 		}
 	}
 	return own, base

@@ -41,6 +41,10 @@ type Policy struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
+	// Remote says whom the far side means when it refuses a call or tells how many are left. The
+	// default is RemoteShared if some window is shared between tenants, else RemoteTenant.
+	Remote Remote
+
 	// Requeue says when a denied task comes back. The default is RequeueWhenFits.
 	Requeue Requeue
 
@@ -63,12 +67,18 @@ type Window struct {
 	// Limit; 1 makes it a leaky bucket.
 	Burst int64
 
-	// Limit is how many units fit in one period, 1 to MaxLimit.
+	// Lease is for how long a Concurrency window holds units for an attempt that gives no sign of
+	// life: MinLease to MaxLease, by default DefaultLease.
+	Lease time.Duration
+
+	// Limit is how many units fit in one period, 1 to MaxLimit; with Concurrency, how many are held
+	// at once, 1 to MaxConcurrency.
 	Limit int64
 
 	// Margin is kept free of grants beside the period, so that calls which leave on time but
 	// arrive bunched do not exceed the limit at the far side. The default is 0, the largest
-	// value is Period; for a Fixed window by the clock less than half of it.
+	// value is Period; for a Fixed window by the clock, and a Calendar, less than half of what lies
+	// between two resets. A Concurrency window has none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
@@ -78,8 +88,16 @@ type Window struct {
 	// the tenant alone; empty but not nil means one count shared by all.
 	Per []string
 
-	// Period is MinPeriod to MaxPeriod, in whole microseconds.
+	// Period is MinPeriod to MaxPeriod, in whole microseconds. Calendar and Concurrency windows have
+	// none.
 	Period time.Duration
+
+	// Resets is when a Calendar window begins anew: a cron expression of five fields, or @hourly,
+	// @daily, @weekly, @monthly or @yearly, in Timezone.
+	Resets string
+
+	// Timezone is where Resets is meant: a name of the IANA time zone database. The default is UTC.
+	Timezone string
 
 	// Unit is what the window counts. The default is Requests.
 	Unit string
@@ -104,6 +122,14 @@ type Override struct {
 	Burst int64
 	Limit int64
 }
+
+// A Remote says whose limits at the far side a policy stands for (Limiter.Pause).
+type Remote string
+
+const (
+	RemoteTenant Remote = "tenant" // each tenant's own: the counts whose scope contains the tenant
+	RemoteShared Remote = "shared" // one for all tenants: the counts whose scope does not
+)
 
 // A FailMode says what a reserve does while Redis does not answer.
 type FailMode string
@@ -172,6 +198,12 @@ func (w Window) WithDefaults() Window {
 	if w.Burst == 0 && w.Algorithm == GCRA {
 		w.Burst = w.Limit
 	}
+	if w.Lease == 0 && w.Algorithm == Concurrency {
+		w.Lease = DefaultLease
+	}
+	if w.Timezone == "" && w.Algorithm == Calendar {
+		w.Timezone = "UTC"
+	}
 	if w.Per == nil {
 		w.Per = []string{TenantAttribute}
 	}
@@ -197,6 +229,12 @@ func (p Policy) WithDefaults() Policy {
 		windows[i] = w.WithDefaults()
 	}
 	p.Windows = windows
+	if p.Remote == "" {
+		p.Remote = RemoteTenant
+		if slices.ContainsFunc(windows, func(w Window) bool { return !slices.Contains(w.Per, TenantAttribute) }) {
+			p.Remote = RemoteShared
+		}
+	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
 		tenants[name] = t.withDefaults()
@@ -227,6 +265,9 @@ func (p Policy) Validate() error {
 	}
 	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
 		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
+	}
+	if p.Remote != RemoteTenant && p.Remote != RemoteShared {
+		return bad("remote", string(p.Remote), `must be "tenant" or "shared"`)
 	}
 	for i, glob := range p.Match {
 		if glob == "" {
@@ -268,17 +309,25 @@ func (w Window) validate(policy string) error {
 	if w.Limit < 1 || w.Limit > MaxLimit {
 		return bad("limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit)))
 	}
-	if w.Period < MinPeriod {
+	timeless := w.Algorithm == Concurrency || w.Algorithm == Calendar
+	switch {
+	case timeless && w.Period != 0:
+		return bad("period", w.Period, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
+	case timeless:
+	case w.Period < MinPeriod:
 		return bad("period", w.Period, "must be at least 1ms")
-	}
-	if w.Period > MaxPeriod {
+	case w.Period > MaxPeriod:
 		return bad("period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod))
-	}
-	if w.Period%time.Microsecond != 0 {
+	case w.Period%time.Microsecond != 0:
 		return bad("period", w.Period, "must be whole microseconds")
 	}
-	if w.Margin < 0 || w.Margin > w.Period {
+	switch {
+	case w.Algorithm == Concurrency && w.Margin != 0:
+		return bad("margin", w.Margin, `is not for windows with "algorithm: concurrency"`)
+	case w.Margin < 0 || w.Margin > w.Period && !timeless:
 		return bad("margin", w.Margin, fmt.Sprintf("must be 0 to the period, %v", w.Period))
+	case w.Margin > MaxPeriod:
+		return bad("margin", w.Margin, fmt.Sprintf("must be at most %v", MaxPeriod))
 	}
 	if w.Margin%time.Microsecond != 0 {
 		return bad("margin", w.Margin, "must be whole microseconds")
@@ -299,6 +348,15 @@ func (w Window) validate(policy string) error {
 	}
 	if w.Burst != 0 && w.Algorithm != GCRA {
 		return bad("burst", w.Burst, `is for windows with "algorithm: gcra"`)
+	}
+	if w.Lease != 0 && w.Algorithm != Concurrency {
+		return bad("lease", w.Lease, `is for windows with "algorithm: concurrency"`)
+	}
+	if w.Resets != "" && w.Algorithm != Calendar {
+		return bad("resets", w.Resets, `is for windows with "algorithm: calendar"`)
+	}
+	if w.Timezone != "" && w.Algorithm != Calendar {
+		return bad("timezone", w.Timezone, `is for windows with "algorithm: calendar"`)
 	}
 	if w.Anchor != "" && w.Algorithm != Fixed {
 		return bad("anchor", string(w.Anchor), `is for windows with "algorithm: fixed"`)

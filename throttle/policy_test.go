@@ -46,7 +46,7 @@ func TestValidate(t *testing.T) {
 		{func(p *throttle.Policy) { p.Windows[1].Name = "a" }, `, window "a": name "a": is taken: windows of one policy have different names`},
 
 		{change(func(w *window) { w.Name = "a b" }), `, window "a b": name "a b": ` + nameMend},
-		{change(func(w *window) { w.Algorithm = "slidng" }), `, window "a": algorithm "slidng": must be one of "fixed", "gcra", "sliding"`},
+		{change(func(w *window) { w.Algorithm = "slidng" }), `, window "a": algorithm "slidng": must be one of "calendar", "concurrency", "fixed", "gcra", "sliding"`},
 		{change(func(w *window) { w.Limit = 0 }), `, window "a": limit 0: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Limit = -5 }), `, window "a": limit -5: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Limit = throttle.MaxLimit }), ``},
@@ -78,6 +78,32 @@ func TestValidate(t *testing.T) {
 		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.GCRA, 1e12, 1, m }),
 			`, window "a": burst 1000000000000: is too large for so slow a rate: keep burst x period / limit below a year or so`},
+
+		{change(func(w *window) { w.Algorithm = throttle.Concurrency }), `, window "a": period 1m0s: is not for windows with "algorithm: concurrency"`},
+		{change(func(w *window) { w.Algorithm, w.Period = throttle.Concurrency, 0 }), ``},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Margin = throttle.Concurrency, 0, s }), `, window "a": margin 1s: is not for windows with "algorithm: concurrency"`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Limit = throttle.Concurrency, 0, 10_001 }), `, window "a": limit 10001: must be 1 to 10000 with algorithm: concurrency`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.Concurrency, 0, ms }), `, window "a": lease 1ms: must be 1s to 24h0m0s`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.Concurrency, 0, s+1 }), `, window "a": lease 1.000000001s: must be whole microseconds`},
+		{change(func(w *window) { w.Lease = s }), `, window "a": lease 1s: is for windows with "algorithm: concurrency"`},
+
+		{change(func(w *window) { w.Algorithm, w.Resets = throttle.Calendar, "@daily" }), `, window "a": period 1m0s: is not for windows with "algorithm: calendar"`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "0 0 1 * *" }), ``},
+		{change(func(w *window) { w.Algorithm, w.Period = throttle.Calendar, 0 }), `, window "a": resets "": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "@every 1h" }), `, window "a": resets "@every 1h": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "CRON_TZ=UTC 0 0 * * *" }), `, window "a": resets "CRON_TZ=UTC 0 0 * * *": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "0 0 30 2 *" }), `, window "a": resets "0 0 30 2 *": must be a time that comes within the next five years`},
+		{change(func(w *window) {
+			w.Algorithm, w.Period, w.Resets, w.Timezone = throttle.Calendar, 0, "@daily", "Mars/Base"
+		}), `, window "a": timezone "Mars/Base": must be a name of the IANA time zone database, such as "America/Los_Angeles"`},
+		{change(func(w *window) {
+			w.Algorithm, w.Period, w.Resets, w.Timezone = throttle.Calendar, 0, "@daily", "America/Los_Angeles"
+		}), ``},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 30*m }), `, window "a": margin 30m0s: must be less than half the time between two resets`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 29*m }), ``},
+		{change(func(w *window) { w.Resets = "@daily" }), `, window "a": resets "@daily": is for windows with "algorithm: calendar"`},
+		{change(func(w *window) { w.Timezone = "UTC" }), `, window "a": timezone "UTC": is for windows with "algorithm: calendar"`},
+		{func(p *throttle.Policy) { p.Remote = "them" }, `: remote "them": must be "tenant" or "shared"`},
 
 		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
 		{tenant("any\x00bytes}", throttle.Tenant{Weight: 0.001}), ``},
@@ -140,7 +166,7 @@ func TestDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Fail: throttle.FailClosed, Name: "p", Requeue: throttle.RequeueWhenFits,
+		Fail: throttle.FailClosed, Name: "p", Remote: throttle.RemoteShared, Requeue: throttle.RequeueWhenFits,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Per: []string{"tenant"}, Unit: "requests"},

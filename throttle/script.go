@@ -2,15 +2,18 @@ package throttle
 
 import (
 	_ "embed"
-	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
 
 //go:embed lua/state.lua
 var stateLua string
+
+//go:embed lua/told.lua
+var toldLua string
 
 //go:embed lua/windows.lua
 var windowsLua string
@@ -30,18 +33,60 @@ var leadLua string
 //go:embed lua/reserve.lua
 var reserveLua string
 
-//go:embed lua/cancel.lua
-var cancelLua string
+//go:embed lua/settle.lua
+var settleLua string
 
-// newScript puts a script together: the parts that all share, its own body, and behind that,
+// scripts are those of all policies whose windows count by the same algorithms: what a script does
+// not need it does not have to set up at every call.
+type scripts struct{ reserve, settle *redis.Script }
+
+// A scriptCache makes each script once.
+type scriptCache struct {
+	mu   sync.Mutex
+	made map[string]*scripts // by the kinds of their algorithms
+	edit func(string) string // for tests
+}
+
+func (sc *scriptCache) of(windows []Window) *scripts {
+	var used []Algorithm
+	for _, w := range windows {
+		used = append(used, w.Algorithm)
+	}
+	slices.Sort(used)
+	used = slices.Compact(used)
+	key := ""
+	for _, name := range used {
+		key += algorithms[name].kind
+	}
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	if sc.made[key] == nil {
+		if sc.made == nil {
+			sc.made = map[string]*scripts{}
+		}
+		sc.made[key] = &scripts{
+			reserve: sc.script(used, reserveLua, waitLua),
+			settle:  sc.script(used, settleLua, freedLua),
+		}
+	}
+	return sc.made[key]
+}
+
+func (sc *scriptCache) script(used []Algorithm, body, rest string) *redis.Script {
+	text := scriptText(used, body, rest)
+	if sc.edit != nil {
+		text = sc.edit(text)
+	}
+	return redis.NewScript(text)
+}
+
+// scriptText puts a script together: the parts that all share, its own body, and behind that,
 // because most calls end before it, the line and what follows for those that found one.
-func newScript(body, rest string) *redis.Script { return redis.NewScript(scriptText(body, rest)) }
-
-func scriptText(body, rest string) string {
+func scriptText(used []Algorithm, body, rest string) string {
 	parts := []string{stateLua, "local algorithms = {}\n"}
-	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
+	for _, name := range used {
 		parts = append(parts, algorithms[name].lua)
 	}
-	parts = append(parts, windowsLua, body, lineLua, rest)
+	parts = append(parts, toldLua, windowsLua, body, lineLua, rest)
 	return strings.Join(parts, "\n")
 }

@@ -21,8 +21,8 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 
 		c.set(0)
 		d := reserve(t, l, acme(3))
-		if !d.Granted || !d.At.Equal(at(100*s)) || !slices.Equal(used(d), []int64{10, 10, 10}) {
-			t.Errorf("granted %v at %v, used %v: time went backwards", d.Granted, d.At, used(d))
+		if !d.Granted || !d.At.Equal(at(100*s)) || d.ClockBehind != 100*s || !slices.Equal(used(d), []int64{10, 10, 10}) {
+			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, used(d))
 		}
 		// The wait is told from what the clock says now: it gets there when the windows do.
 		d = reserve(t, l, acme(1))
@@ -31,8 +31,8 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 		}
 		for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
 			c.set(back)
-			if d := reserve(t, l, acme(1)); d.Granted || d.RetryIn != 110*s-back {
-				t.Errorf("at %v: granted %v, retry in %v", back, d.Granted, d.RetryIn)
+			if d := reserve(t, l, acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
+				t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
 			}
 		}
 		c.set(110 * s)
@@ -40,7 +40,7 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 			t.Fatal("denied")
 		}
 		c.set(50 * s)
-		if d := cancel(t, l, d.Reservation); !d.At.Equal(at(110*s)) || !slices.Equal(used(d), []int64{0, 0, 0}) {
+		if d := cancel(t, l, d.Reservation); !d.At.Equal(at(110*s)) || d.ClockBehind != 60*s || !slices.Equal(used(d), []int64{0, 0, 0}) {
 			t.Errorf("cancelled at %v, used %v", d.At, used(d))
 		}
 	})
@@ -183,6 +183,63 @@ func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 		cancel(t, l, d.Reservation)
 		if keys := client.Keys(t.Context(), "*:w:*").Val(); len(keys) != 0 {
 			t.Errorf("still there: %q", keys)
+		}
+	})
+}
+
+// The clock is set back by 100 s while some wait and some are called: who was called gets through,
+// nothing else does, and everybody has their turn when the clock has caught up.
+func TestClockThatStepsBackBesideALine(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
+		sc.at(200*s).granted("a1", "a2")
+		sc.waits("a3", "a4", "a5", "b1")
+		sc.at(210*s).pump().called("a3", "b1")
+
+		sc.at(110 * s)
+		if d := sc.granted("a3"); !d.At.Equal(at(210*s)) || d.ClockBehind != 100*s {
+			t.Errorf("granted at %v, clock behind %v", d.At, d.ClockBehind)
+		}
+		sc.granted("b1")
+		sc.waits("a4", "c1")
+		for _, back := range []time.Duration{111 * s, 150 * s, 209 * s, 220*s - us} {
+			sc.at(back).pump().called()
+			sc.dueIn(220*s - back)
+			sc.waits("a4", "a5", "c1", "c2")
+		}
+		sc.called()
+		sc.at(220*s).pump().called("c1", "a4") // a had its two already
+		sc.granted("c1", "a4")
+	})
+}
+
+// Redis is 61 s ahead for a while, and then corrected: the windows that were counted meanwhile
+// stand still for as long, which the decisions say. Others go on.
+func TestClockThatWasAhead(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 3, Period: 1 * s}))
+		initech := acme(1)
+		initech.Tenant = "initech"
+		reserve(t, l, initech)
+		c.set(61 * s)
+		reserve(t, l, acme(2))
+		for _, step := range []struct {
+			at, behind, retryIn time.Duration
+			granted             bool
+		}{
+			{0, 61 * s, 0, true},
+			{0, 61 * s, 62 * s, false},
+			{30 * s, 31 * s, 32 * s, false},
+			{61 * s, 0, 1 * s, false},
+			{62 * s, 0, 0, true},
+		} {
+			c.set(step.at)
+			if d := reserve(t, l, acme(1)); d.Granted != step.granted || d.ClockBehind != step.behind || d.RetryIn != step.retryIn {
+				t.Errorf("at %v: granted %v, retry in %v, clock behind %v; want %+v", step.at, d.Granted, d.RetryIn, d.ClockBehind, step)
+			}
+			if d := reserve(t, l, initech); d.ClockBehind != 0 {
+				t.Errorf("another tenant's windows at %v: clock behind %v", step.at, d.ClockBehind)
+			}
 		}
 	})
 }

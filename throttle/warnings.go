@@ -38,7 +38,7 @@ func (p Policy) alwaysFirst(tight, loose Window) bool {
 }
 
 func alwaysFirst(tight, loose Window) bool {
-	if tight.Unit != loose.Unit || loose.Algorithm == GCRA {
+	if tight.Unit != loose.Unit || loose.Period == 0 || loose.Algorithm == GCRA {
 		return false
 	}
 	if loose.Algorithm == Fixed && loose.Margin > 0 {

@@ -67,7 +67,7 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
-			fmt.Sprintf("%d %s per %s", window.Limit, window.Unit, short(window.Period)),
+			limitText(window),
 			scopeText(window.Per), algorithmText(window), short(window.Margin))
 	}
 	t.Flush()
@@ -91,12 +91,24 @@ func scopeText(per []string) string {
 	return strings.Join(per, ", ")
 }
 
+func limitText(w throttle.Window) string {
+	switch w.Algorithm {
+	case throttle.Calendar:
+		return fmt.Sprintf("%d %s from %s, %s", w.Limit, w.Unit, w.Resets, w.Timezone)
+	case throttle.Concurrency:
+		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
+	}
+	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, short(w.Period))
+}
+
 func algorithmText(w throttle.Window) string {
 	switch w.Algorithm {
 	case throttle.GCRA:
 		return fmt.Sprintf("gcra, burst %d", w.Burst)
 	case throttle.Fixed:
 		return "fixed, from " + string(w.Anchor)
+	case throttle.Concurrency:
+		return "concurrency, lease " + short(w.Lease)
 	}
 	return string(w.Algorithm)
 }
@@ -130,6 +142,7 @@ type (
 		Name     string                   `json:"name"`
 		Match    []string                 `json:"match"`
 		Fail     throttle.FailMode        `json:"fail"`
+		Remote   throttle.Remote          `json:"remote"`
 		Requeue  throttle.Requeue         `json:"requeue"`
 		Windows  []checkedWindow          `json:"windows"`
 		Tenants  map[string]checkedTenant `json:"tenants"`
@@ -138,13 +151,16 @@ type (
 	checkedWindow struct {
 		Name      string             `json:"name"`
 		Limit     int64              `json:"limit"`
-		PeriodMS  float64            `json:"period_ms"`
+		PeriodMS  float64            `json:"period_ms,omitempty"`
 		Unit      string             `json:"unit"`
 		Per       []string           `json:"per"`
 		Algorithm throttle.Algorithm `json:"algorithm"`
 		Anchor    throttle.Anchor    `json:"anchor,omitempty"`
 		Burst     int64              `json:"burst,omitempty"`
 		MarginMS  float64            `json:"margin_ms"`
+		LeaseMS   float64            `json:"lease_ms,omitempty"`
+		Resets    string             `json:"resets,omitempty"`
+		Timezone  string             `json:"timezone,omitempty"`
 	}
 	checkedTenant struct {
 		Weight  float64                    `json:"weight"`
@@ -161,13 +177,14 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Remote: p.Remote, Requeue: p.Requeue,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {
 			c.Windows = append(c.Windows, checkedWindow{
 				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
 				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: milliseconds(w.Margin),
+				LeaseMS: milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
 			})
 		}
 		for name, t := range p.Tenants {

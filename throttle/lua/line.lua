@@ -20,8 +20,8 @@
 --              so that flows with equal tags go by the rank of their first ticket
 --   d          sorted set: nodes by the time at which their first flow may fit (us)
 --   c          sorted set: called tickets by the end of their hold, skipped ones by their next call (us)
---   u          hash: "f FLOW UNIT" and "n SUFFIX UNIT": waiting units; "c FLOW": tickets; "w": weights
---   g          hash: "v SUFFIX": virtual time; "t SUFFIX TENANT": a tenant's tag; "rank", "front";
+--   u          hash: "f FLOW UNIT" and "n SUFFIX UNIT": waiting units; "c FLOW": tickets; "w": weights;
+--              "v SUFFIX": virtual time; "t SUFFIX TENANT": a tenant's tag; "rank", "front";
 --              "limits": those by which nodes were looked at last, and "limits at": since when
 -- In a scope's value the section "/UNIT" of kind "h" holds the units of called tickets.
 
@@ -29,50 +29,137 @@ local P = sub(KEYS[#KEYS], 1, -2)
 local SKIP = 60000000 -- us until a ticket that never came is called again
 local RANK_ZERO = 4503599627370496 -- ranks before the first are negative
 local STEPS = 256     -- how many flows one call looks at, at the most
+local UNPACK = 4000   -- how many values go with one call to Redis; even
 
-local line = {}
-for field in string.gmatch(ARGV[4] .. '\n', '([^\n]*)\n') do line[#line + 1] = field end
-local ticket, flow_id, tenant, weight = line[1], line[2], line[3], tonumber(line[4])
-local own_costs, front, hold, budget = line[5], line[6] == '1', tonumber(line[7]), tonumber(line[8])
-local max_wait, backlog, attributes = tonumber(line[9]), tonumber(line[10]), line[11]
-local own_params, base_params = line[12], line[13]
+local ticket, flow_id, tenant, weight, own_costs, front, hold, budget, max_wait, backlog, attributes, own_params, base_params =
+  string.match(ARGV[4], '^' .. string.rep('([^\n]*)\n', 12) .. '([^\n]*)')
+weight, front, hold, budget, max_wait, backlog =
+  tonumber(weight), front == '1', tonumber(hold), tonumber(budget), tonumber(max_wait), tonumber(backlog)
 
-local function int(n) return string.format('%.0f', n) end
+local function int(n) return string.format('%d', n) end -- '%.0f' takes twice the time
 local function real_number(n) return string.format('%.17g', n) end
 
+-- A call of the line reads a field of its hashes once, and writes what has changed in the end
+-- (flush): a call to Redis costs more than the Lua around it.
+local fields = {t = {}, f = {}, a = {}, u = {}} -- as far as they are known; false: not there
+local changed = {}                              -- the names of those to write, by hash
+local empty = not values[#KEYS]                 -- nothing is in Redis
+
+local function read(key, field)
+  local value = fields[key][field]
+  if value == nil then
+    value = not empty and redis.call('HGET', P .. key, field)
+    fields[key][field] = value
+  end
+  return value
+end
+
+-- read_all reads fields that will be asked for in one call.
+local function read_all(key, names)
+  if empty then return end
+  local known, unread, n = fields[key], {}, 0
+  for _, name in ipairs(names) do
+    if known[name] == nil then
+      n = n + 1
+      unread[n] = name
+    end
+  end
+  for from = 1, n, UNPACK do
+    local found = redis.call('HMGET', P .. key, unpack(unread, from, min(n, from + UNPACK - 1)))
+    for i, value in ipairs(found) do known[unread[from + i - 1]] = value or false end
+  end
+end
+
+-- write sets a field to a string, or deletes it, by false.
+local function write(key, field, value)
+  fields[key][field] = value
+  if not changed[key] then changed[key] = {} end
+  changed[key][field] = true
+end
+
+local function save_fields(key)
+  local set, n, gone = {}, 0, {}
+  for field in pairs(changed[key] or {}) do
+    local value = fields[key][field]
+    if value then
+      set[n + 1], set[n + 2] = field, value
+      n = n + 2
+    else
+      gone[#gone + 1] = field
+    end
+  end
+  for from = 1, n, UNPACK do redis.call('HSET', P .. key, unpack(set, from, min(n, from + UNPACK - 1))) end
+  for from = 1, #gone, UNPACK do redis.call('HDEL', P .. key, unpack(gone, from, min(#gone, from + UNPACK - 1))) end
+  changed[key] = nil
+end
+
+local function number(field) return tonumber(read('u', field) or 0) end
+
+-- The first of `c` and of `d`, as far as it is known: {time, member}, time 0 if there is none.
+local firsts = {}
+if empty then firsts.c, firsts.d = {0}, {0} end
+
+local function first_of(key)
+  local first = firsts[key]
+  if not first then
+    local found = redis.call('ZRANGE', P .. key, 0, 0, 'WITHSCORES')
+    first = {tonumber(found[2] or '0'), found[1]}
+    firsts[key] = first
+  end
+  return first[1], first[2]
+end
+
+local function set_time(key, member, time)
+  local first = firsts[key]
+  redis.call('ZADD', P .. key, int(time), member)
+  if first and (first[1] == 0 or time < first[1]) then
+    firsts[key] = {time, member}
+  elseif first and first[2] == member then
+    firsts[key] = nil -- another one may be the first
+  end
+end
+
+local function remove_time(key, member)
+  redis.call('ZREM', P .. key, member)
+  if firsts[key] and firsts[key][2] == member then firsts[key] = nil end
+end
+
 -- "requests=1,tokens=1500" -> {requests = 1, tokens = 1500}
+local costs_of = {}
 local function parse_costs(s)
-  local costs = {}
-  for unit, n in string.gmatch(s, '([^=,]+)=(%d+)') do costs[unit] = tonumber(n) end
+  local costs = costs_of[s]
+  if not costs then
+    costs = {}
+    for unit, n in string.gmatch(s, '([^=,]+)=(%d+)') do costs[unit] = tonumber(n) end
+    costs_of[s] = costs
+  end
   return costs
 end
 
--- "burst 5 3000000 0 0;..." -> {burst = {5, 3000000, 0, 0}}
+-- "burst 5 3000000 0;..." -> {burst = {5, 3000000, 0}}; the fourth is the policy's for all
 local function parse_params(s)
   local params = {}
-  for name, a, b, c, d in string.gmatch(s, '(%S+) (%S+) (%S+) (%S+) (%S+);') do
-    params[name] = {tonumber(a), tonumber(b), tonumber(c), tonumber(d)}
+  for name, a, b, c in string.gmatch(s, '(%S+) (%S+) (%S+) (%S+);') do
+    params[name] = {tonumber(a), tonumber(b), tonumber(c)}
   end
   return params
 end
 
 -- The policy's windows by the attributes of their scope, with the policy's own parameters.
-local definitions, scope_attributes, units_known, limits = {}, {}, {}, ''
-for list in string.gmatch(attributes, '%S+') do
-  if list == '-' then list = '' end
-  scope_attributes[#scope_attributes + 1] = list
-  definitions[list] = {}
-end
-do
-  local base = parse_params(base_params)
+local definitions
+local function define()
+  local scope_attributes, base = {}, parse_params(base_params)
+  definitions = {}
+  for list in string.gmatch(attributes, '%S+') do
+    if list == '-' then list = '' end
+    scope_attributes[#scope_attributes + 1] = list
+    definitions[list] = {}
+  end
   for i = WINDOWS, #ARGV, STRIDE do
     local of_scope, name = definitions[scope_attributes[tonumber(ARGV[i])]], ARGV[i + 1]
-    units_known[ARGV[i + 8]] = true
-    local params = base[name] or {tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7])}
+    local params = base[name] or {tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), tonumber(ARGV[i + 6])}
+    params[4] = parameter(ARGV[i + 7])
     of_scope[#of_scope + 1] = {name = name, kind = ARGV[i + 2], unit = ARGV[i + 8], params = params}
-    limits = limits .. name .. ARGV[i + 2]
-    for p = 1, 4 do limits = limits .. ' ' .. int(params[p]) end
-    limits = limits .. ';'
   end
 end
 
@@ -85,9 +172,7 @@ local function new_node(suffix, scope, of_scope)
     if attribute == 'tenant' then node.shared = false end
   end
   for _, w in ipairs(of_scope) do
-    local at = scope.at['/' .. w.unit]
-    local section = at and scope.sections[at]
-    node.held[w.unit] = section and section.expires > now and unpack7(section.payload, 1) or 0
+    node.held[w.unit] = held_units(scope, w.unit, now)
   end
   nodes[suffix] = node
   return node
@@ -97,6 +182,7 @@ end
 local function open_node(suffix, flow)
   local node = nodes[suffix]
   if node then return node end
+  if not definitions then define() end
   local of_scope = definitions[string.match(suffix, '^w:([^:]*)')]
   local scope = parse_scope(redis.call('GET', P .. suffix))
   if not scope or not of_scope then return nil end
@@ -110,7 +196,7 @@ local function open_node(suffix, flow)
   local windows = {}
   for i, d in ipairs(of_scope) do
     local p = flow.own[d.name] or d.params
-    local w = {name = d.name, kind = d.kind, unit = d.unit, algorithm = algorithms[d.kind], p1 = p[1], p2 = p[2], p3 = p[3], p4 = p[4]}
+    local w = {scope = scope, name = d.name, kind = d.kind, unit = d.unit, algorithm = algorithms[d.kind], p1 = p[1], p2 = p[2], p3 = p[3], p4 = d.params[4]}
     local payload = payload_of(scope, w, now)
     if payload and not w.algorithm.readable(payload) then return nil end
     w.state = w.algorithm.load(w, payload, now)
@@ -119,17 +205,21 @@ local function open_node(suffix, flow)
   return new_node(suffix, scope, windows)
 end
 
+local found_flows = {}
 local function find_flow(id)
-  local record = redis.call('HGET', P .. 'f', id)
+  local record = read('f', id)
   if not record then return nil end
+  local flow = found_flows[id]
+  if flow and flow.record == record then return flow end
   local w, name, suffixes, own = string.match(record, '^(%S+) (%S*) ([^;]*);(.*)$')
-  local flow = {id = id, weight = tonumber(w), tenant = name, suffixes = {}, own = parse_params(own)}
+  flow = {id = id, record = record, weight = tonumber(w), tenant = name, suffixes = {}, own = parse_params(own)}
   for suffix in string.gmatch(suffixes, '%S+') do flow.suffixes[#flow.suffixes + 1] = suffix end
+  found_flows[id] = flow
   return flow
 end
 
 local function find_ticket(id)
-  local record = redis.call('HGET', P .. 't', id)
+  local record = read('t', id)
   if not record then return nil end
   local state, rank, calls, promise, flow, costs = string.match(record, '^(%a) (%S+) (%d+) (%d+) (%S*) (%S*)$')
   return {id = id, state = state, rank = tonumber(rank), calls = tonumber(calls), promise = tonumber(promise), flow = flow,
@@ -137,7 +227,7 @@ local function find_ticket(id)
 end
 
 local function keep_ticket(t)
-  redis.call('HSET', P .. 't', t.id, t.state .. ' ' .. int(t.rank) .. ' ' .. t.calls .. ' ' .. int(t.promise) .. ' ' .. t.flow .. ' ' .. t.costs_text)
+  write('t', t.id, t.state .. ' ' .. int(t.rank) .. ' ' .. t.calls .. ' ' .. int(t.promise) .. ' ' .. t.flow .. ' ' .. t.costs_text)
 end
 
 -- The first node, narrow to broad, that has no room for the costs, and when it may have.
@@ -149,7 +239,10 @@ local function blocker(flow, costs)
       for _, w in ipairs(node.windows) do
         local cost = costs[w.unit] or 0
         if cost > 0 then
-          time = max(time, w.algorithm.fits_at(w, w.state, now, now, cost, node.held[w.unit]))
+          local opens = w.algorithm.fits_at(w, w.state, now, now, cost, node.held[w.unit])
+          if opens > now and w.algorithm.opens_at then opens = w.algorithm.opens_at(w, w.state, now) end
+          if w.scope.told then opens = told_fits_at(w, now, opens, cost, node.held[w.unit]) end
+          time = max(time, opens)
         end
       end
       if time > now then return node, time end
@@ -185,26 +278,33 @@ local function charge(flow, costs, sign)
     if node and node.shared then
       local part = share(node, costs)
       local v, tag = 'v ' .. suffix, 't ' .. suffix .. ' ' .. flow.tenant
-      local values = redis.call('HMGET', P .. 'g', v, tag)
-      local virtual, mine = tonumber(values[1] or '0'), tonumber(values[2] or '0')
+      read_all('u', {v, tag})
+      local virtual, mine = number(v), number(tag)
       if sign > 0 then
         virtual = max(virtual, mine)
         mine = virtual
       end
-      redis.call('HSET', P .. 'g', v, real_number(virtual), tag, real_number(mine + sign * part / flow.weight))
+      write('u', v, real_number(virtual))
+      write('u', tag, real_number(mine + sign * part / flow.weight))
     end
   end
 end
 
 local function score(node, flow, first)
   if not node.shared then return int(first.rank) end
-  local values = redis.call('HMGET', P .. 'g', 'v ' .. node.suffix, 't ' .. node.suffix .. ' ' .. flow.tenant)
-  return real_number(max(tonumber(values[1] or '0'), tonumber(values[2] or '0')))
+  local v, tag = 'v ' .. node.suffix, 't ' .. node.suffix .. ' ' .. flow.tenant
+  read_all('u', {v, tag})
+  return real_number(max(number(v), number(tag)))
 end
 
 local function due(node_suffix, time)
+  local first = firsts.d
+  if first and (first[1] == 0 or first[2] == node_suffix) then
+    if first[1] == 0 or first[1] > time then set_time('d', node_suffix, time) end
+    return
+  end
   local known = redis.call('ZSCORE', P .. 'd', node_suffix)
-  if not known or tonumber(known) > time then redis.call('ZADD', P .. 'd', int(time), node_suffix) end
+  if not known or tonumber(known) > time then set_time('d', node_suffix, time) end
 end
 
 local function first_ticket(flow)
@@ -213,19 +313,19 @@ local function first_ticket(flow)
 end
 
 local function unplace(flow)
-  local at = redis.call('HGET', P .. 'a', flow.id)
+  local at = read('a', flow.id)
   if at then
     local suffix, member = string.match(at, '^(%S+) (.*)$')
     redis.call('ZREM', P .. 'n:' .. suffix, member)
-    redis.call('HDEL', P .. 'a', flow.id)
+    write('a', flow.id, false)
   end
 end
 
 -- put lets the flow wait at the node with that first ticket.
 local function put(node, flow, first)
-  local member = string.format('%016.0f ', RANK_ZERO + first.rank) .. flow.id
+  local member = string.format('%016d ', RANK_ZERO + first.rank) .. flow.id
   redis.call('ZADD', P .. 'n:' .. node.suffix, score(node, flow, first), member)
-  redis.call('HSET', P .. 'a', flow.id, node.suffix .. ' ' .. member)
+  write('a', flow.id, node.suffix .. ' ' .. member)
 end
 
 -- The first node broader than `suffix` (or of all, if that is nil) at which others wait: whoever
@@ -254,7 +354,16 @@ local function place(flow, first)
 end
 
 local function count(field, n)
-  if n ~= 0 and redis.call('HINCRBY', P .. 'u', field, int(n)) <= 0 then redis.call('HDEL', P .. 'u', field) end
+  local before = number(field)
+  local after = before + n
+  if max(before, after) < MOST then
+    if n ~= 0 then write('u', field, after > 0 and int(after)) end
+  else
+    -- More than Lua can count: Redis does.
+    save_fields('u')
+    redis.call('HINCRBY', P .. 'u', field, int(n))
+    fields.u[field] = nil
+  end
 end
 
 local function count_units(flow, costs, sign)
@@ -274,13 +383,15 @@ local function change_costs(t, costs)
 end
 
 -- enter puts a ticket in the waiting part of its flow, at its rank; last says that it is behind
--- others of its flow.
-local function enter(t, flow, last)
+-- others of its flow, alone that the flow has no other.
+local function enter(t, flow, last, alone)
   t.state = 'w'
   keep_ticket(t)
   redis.call('ZADD', P .. 'f:' .. flow.id, int(t.rank), t.id)
   count_units(flow, t.costs, 1)
-  if not last and redis.call('ZRANGE', P .. 'f:' .. flow.id, 0, 0)[1] == t.id then
+  if alone then
+    place(flow, t)
+  elseif not last and redis.call('ZRANGE', P .. 'f:' .. flow.id, 0, 0)[1] == t.id then
     unplace(flow)
     place(flow, t)
   end
@@ -300,7 +411,7 @@ end
 
 -- let_go ends a hold. What was held is free for whoever is next.
 local function let_go(t, flow)
-  redis.call('ZREM', P .. 'c', t.id)
+  remove_time('c', t.id)
   if t.state == 'c' then
     change_held(flow, t.costs, -1)
     for _, suffix in ipairs(flow.suffixes) do
@@ -325,14 +436,17 @@ local function forget(t, flow)
     let_go(t, flow)
     if t.state == 'c' then take_back(t, flow) end
   end
-  redis.call('HDEL', P .. 't', t.id)
-  if redis.call('HINCRBY', P .. 'u', 'c ' .. flow.id, -1) <= 0 then
-    redis.call('HDEL', P .. 'u', 'c ' .. flow.id)
-    redis.call('HDEL', P .. 'f', flow.id)
-    redis.call('HINCRBY', P .. 'u', 'w', int(-flow.weight))
+  write('t', t.id, false)
+  read_all('u', {'c ' .. flow.id, 'w'})
+  count('c ' .. flow.id, -1)
+  if not read('u', 'c ' .. flow.id) then
+    write('f', flow.id, false)
+    count('w', -flow.weight)
   end
   if redis.call('DECR', P .. 'q') <= 0 then
-    redis.call('DEL', P .. 'q', P .. 't', P .. 'f', P .. 'a', P .. 'd', P .. 'c', P .. 'u', P .. 'g')
+    redis.call('DEL', P .. 'q', P .. 't', P .. 'f', P .. 'a', P .. 'd', P .. 'c', P .. 'u')
+    fields, changed, empty = {t = {}, f = {}, a = {}, u = {}}, {}, true
+    firsts.c, firsts.d = {0}, {0}
   end
 end
 
@@ -341,7 +455,7 @@ end
 -- all of the flow cost the same.
 local function after_own(flow, w, cost, in_flow, behind)
   local span = floor(w.p1 / cost)
-  if w.kind ~= 's' or span * cost > in_flow then return 0 end
+  if w.kind ~= 's' or #windows == 1 or span * cost > in_flow then return 0 end
   local waiting = redis.call('ZCARD', P .. 'f:' .. flow.id)
   local place = (behind or waiting) - span
   if waiting * cost ~= in_flow or place < 0 then return 0 end
@@ -351,8 +465,15 @@ end
 
 -- By how many such tickets the tenant has had more than others, which go before it now.
 local function debt(node, flow, costs)
-  local values = redis.call('HMGET', P .. 'g', 'v ' .. node.suffix, 't ' .. node.suffix .. ' ' .. flow.tenant)
-  return max(0, tonumber(values[2] or '0') - tonumber(values[1] or '0')) * flow.weight / share(node, costs)
+  local v, tag = 'v ' .. node.suffix, 't ' .. node.suffix .. ' ' .. flow.tenant
+  return max(0, number(tag) - number(v)) * flow.weight / share(node, costs)
+end
+
+-- How many flows there are beside one that has so many tickets.
+local function other_flows(tickets)
+  if empty then return 0 end
+  save_fields('f')
+  return redis.call('HLEN', P .. 'f') - min(tickets, 1)
 end
 
 -- promise tells when a ticket will fit that comes last in its flow, or behind `behind` others of
@@ -360,15 +481,21 @@ end
 -- more of each, and no more than wait there; with behind_all, all of them. It also tells how many
 -- tickets the flow has, whether any of them waits, and every window of the flow when it fits alone.
 local function promise(flow, costs, behind, behind_all)
-  local fields = {'w', 'c ' .. flow.id}
-  for unit in pairs(costs) do
-    fields[#fields + 1] = 'f ' .. flow.id .. ' ' .. unit
-    for _, suffix in ipairs(flow.suffixes) do fields[#fields + 1] = 'n ' .. suffix .. ' ' .. unit end
+  local names = {'w', 'c ' .. flow.id, 'rank', 'limits', 'limits at'} -- the last ones for what follows
+  for unit in pairs(costs) do names[#names + 1] = 'f ' .. flow.id .. ' ' .. unit end
+  for _, suffix in ipairs(flow.suffixes) do
+    local node = open_node(suffix, flow)
+    for _, w in ipairs(node and node.windows or {}) do
+      if costs[w.unit] then names[#names + 1] = 'n ' .. suffix .. ' ' .. w.unit end
+    end
+    if node and node.shared then
+      names[#names + 1] = 'v ' .. suffix
+      names[#names + 1] = 't ' .. suffix .. ' ' .. flow.tenant
+    end
   end
-  local values, units = redis.call('HMGET', P .. 'u', unpack(fields)), {}
-  for i, field in ipairs(fields) do units[field] = tonumber(values[i] or '0') end
-  local tickets = units['c ' .. flow.id]
-  if tickets == 0 then units['w'] = units['w'] + flow.weight end
+  read_all('u', names)
+  local tickets, weights = number('c ' .. flow.id), number('w')
+  if tickets == 0 then weights = weights + flow.weight end
   local time, others, flows = now, false, nil
   for _, suffix in ipairs(flow.suffixes) do
     local node = open_node(suffix, flow)
@@ -376,16 +503,16 @@ local function promise(flow, costs, behind, behind_all)
       local cost = costs[w.unit] or 0
       w.fits = 0
       if cost > 0 then
-        local in_flow = units['f ' .. flow.id .. ' ' .. w.unit]
+        local in_flow = number('f ' .. flow.id .. ' ' .. w.unit)
         others = others or in_flow > 0
         local before = behind and min(in_flow, behind * cost) or in_flow
-        local ahead = units['n ' .. suffix .. ' ' .. w.unit] - in_flow + before
+        local ahead = number('n ' .. suffix .. ' ' .. w.unit) - in_flow + before
         if node.shared and not behind_all then
-          flows = flows or redis.call('HLEN', P .. 'f') - min(tickets, 1)
-          ahead = min(ahead, before + floor((before + debt(node, flow, costs) * cost) * (units['w'] / flow.weight - 1) + 1e-6) + flows * cost)
+          flows = flows or other_flows(tickets)
+          ahead = min(ahead, before + floor((before + debt(node, flow, costs) * cost) * (weights / flow.weight - 1) + 1e-6) + flows * cost)
         end
-        local fits = w.algorithm.fits_at(w, w.state, now, now, cost, max(0, ahead) + node.held[w.unit])
-        fits = max(fits, after_own(flow, w, cost, in_flow, behind))
+        local fits = fits_window(w, now, now, cost, max(0, ahead) + node.held[w.unit])
+        fits = min(max(fits, after_own(flow, w, cost, in_flow, behind)), MOST)
         if fits > now then w.fits = fits end
         time = max(time, fits)
       end
@@ -398,7 +525,7 @@ local function call_up(t, flow)
   quit(t, flow)
   t.state, t.calls = 'c', t.calls + 1
   keep_ticket(t)
-  redis.call('ZADD', P .. 'c', int(now + hold), t.id)
+  set_time('c', t.id, now + hold)
   change_held(flow, t.costs, 1)
   charge(flow, t.costs, 1)
 end
@@ -407,7 +534,7 @@ end
 local function skip(t)
   t.state = 's'
   keep_ticket(t)
-  redis.call('ZADD', P .. 'c', int(now + SKIP), t.id)
+  set_time('c', t.id, now + SKIP)
 end
 
 -- Holds that ran out: the ticket goes back to its rank; after two calls in vain it is skipped for a while.
@@ -416,7 +543,7 @@ local function expire_holds()
     local t = find_ticket(id)
     local flow = t and find_flow(t.flow)
     if not flow then
-      redis.call('ZREM', P .. 'c', id)
+      remove_time('c', id)
     else
       let_go(t, flow)
       if t.state == 'c' then take_back(t, flow) end
@@ -436,7 +563,7 @@ local function serve(suffix, calls)
     steps = steps + 1
     local head = redis.call('ZRANGE', P .. 'n:' .. suffix, 0, 0, 'WITHSCORES')
     if not head[1] then
-      redis.call('ZREM', P .. 'd', suffix)
+      remove_time('d', suffix)
       return steps
     end
     local member = head[1]
@@ -444,14 +571,14 @@ local function serve(suffix, calls)
     local flow = find_flow(id)
     local first = flow and first_ticket(flow)
     local node = flow and open_node(suffix, flow)
-    local tag = node and node.shared and redis.call('HGET', P .. 'g', 't ' .. suffix .. ' ' .. flow.tenant)
+    local tag = node and node.shared and number('t ' .. suffix .. ' ' .. flow.tenant)
     if not first or not node then
       redis.call('ZREM', P .. 'n:' .. suffix, member)
-      redis.call('HDEL', P .. 'a', id)
+      write('a', id, false)
       if first then place(flow, first) end
-    elseif tag and tonumber(tag) > tonumber(head[2]) then
+    elseif tag and tag > tonumber(head[2]) then
       -- The tenant's tag has moved since, by another flow of its.
-      redis.call('ZADD', P .. 'n:' .. suffix, tag, member)
+      redis.call('ZADD', P .. 'n:' .. suffix, real_number(tag), member)
     else
       local blocked, time = blocker(flow, first.costs)
       blocked = blocked or others_at(flow, suffix)
@@ -460,7 +587,7 @@ local function serve(suffix, calls)
         calls[#calls + 1] = first.id
         move_up(flow)
       elseif blocked.suffix == suffix then
-        redis.call('ZADD', P .. 'd', int(time), suffix)
+        set_time('d', suffix, time)
         return steps
       else
         redis.call('ZREM', P .. 'n:' .. suffix, member)
@@ -472,14 +599,9 @@ local function serve(suffix, calls)
   return steps
 end
 
--- first_due is the time at which somebody must look at the called ('c') or the nodes ('d').
-local function first_due(key)
-  return tonumber(redis.call('ZRANGE', P .. key, 0, 0, 'WITHSCORES')[2] or '0')
-end
-
 -- soonest is when somebody must look again, or 0 if nobody waits.
 local function soonest()
-  local hold_ends, node_due = first_due('c'), first_due('d')
+  local hold_ends, node_due = first_of('c'), first_of('d')
   if hold_ends == 0 or node_due == 0 then return max(hold_ends, node_due) end
   return min(hold_ends, node_due)
 end
@@ -487,25 +609,34 @@ end
 -- Other limits may let in whoever waits, and everybody has to be looked at again. While workers
 -- disagree, in a rolling deploy, that is once a second.
 local function limits_changed()
-  local known = redis.call('HMGET', P .. 'g', 'limits', 'limits at')
-  if known[1] == limits or now - tonumber(known[2] or '0') < 1000000 then return false end
-  redis.call('HSET', P .. 'g', 'limits', limits, 'limits at', int(now))
-  return known[1]
+  local base, limits = parse_params(base_params), ''
+  for i = WINDOWS, #ARGV, STRIDE do
+    local own, params = base[ARGV[i + 1]], nil
+    if own then params = string.format('%d %d %d', unpack(own)) else params = table.concat(ARGV, ' ', i + 4, i + 6) end
+    limits = limits .. ARGV[i + 1] .. ARGV[i + 2] .. ' ' .. params .. ';'
+  end
+  read_all('u', {'limits', 'limits at'})
+  local known = read('u', 'limits')
+  if known == limits or now - number('limits at') < 1000000 then return false end
+  write('u', 'limits', limits)
+  write('u', 'limits at', int(now))
+  return known
 end
 
 -- call_next calls everybody who fits now, up to the budget, in line order.
 local function call_next()
   local calls, steps = {}, 0
-  local hold_ends = first_due('c')
+  local hold_ends = first_of('c')
   if hold_ends > 0 and hold_ends <= now then expire_holds() end
-  local node_due = first_due('d')
+  local node_due, node = first_of('d')
   if node_due > 0 and limits_changed() then
     redis.call('ZUNIONSTORE', P .. 'd', 1, P .. 'd', 'WEIGHTS', '1e-6')
-    node_due = first_due('d')
+    firsts.d = nil
+    node_due, node = first_of('d')
   end
   while node_due > 0 and node_due <= now and #calls < budget and steps < STEPS do
-    steps = steps + serve(redis.call('ZRANGE', P .. 'd', 0, 0)[1], calls)
-    node_due = first_due('d')
+    steps = steps + serve(node, calls)
+    node_due, node = first_of('d')
   end
   return calls
 end
@@ -520,6 +651,7 @@ local function flush()
       write_scope(P .. suffix, node.scope, now, real)
     end
   end
+  for key in pairs(changed) do save_fields(key) end
 end
 
 -- finish ends a call that had to do with the line: it calls whoever fits now, and adds to the
@@ -551,16 +683,18 @@ end
 local function keep_flow()
   local suffixes = table.concat(mine.suffixes, ' ')
   local record = int(weight) .. ' ' .. tenant .. ' ' .. suffixes .. ';' .. own_params
-  local known = redis.call('HGET', P .. 'f', mine.id)
+  local known = read('f', mine.id)
   if known == record then return end
-  redis.call('HSET', P .. 'f', mine.id, record)
+  write('f', mine.id, record)
   if not known then return end
   local weight_before, suffixes_before = string.match(known, '^(%S+) %S* ([^;]*);')
-  redis.call('HINCRBY', P .. 'u', 'w', int(weight - tonumber(weight_before)))
+  count('w', weight - tonumber(weight_before))
   if suffixes_before ~= suffixes then
     -- The policy's scopes have changed: what waits is counted elsewhere now.
+    local units_known = {}
+    for i = WINDOWS, #ARGV, STRIDE do units_known[ARGV[i + 8]] = true end
     for unit in pairs(units_known) do
-      local units = tonumber(redis.call('HGET', P .. 'u', 'f ' .. mine.id .. ' ' .. unit) or '0')
+      local units = number('f ' .. mine.id .. ' ' .. unit)
       for suffix in string.gmatch(suffixes_before, '%S+') do count('n ' .. suffix .. ' ' .. unit, -units) end
       for _, suffix in ipairs(mine.suffixes) do count('n ' .. suffix .. ' ' .. unit, units) end
     end
@@ -571,16 +705,21 @@ end
 -- join puts this call's ticket at the end of its flow, or at the front of it, or where it stood
 -- in another flow.
 local function join(time, others, rank)
+  local alone = number('c ' .. mine.id) == 0
+  if alone then fields.f[mine.id] = false end -- so it has no record yet
   keep_flow()
   if not rank then
-    rank = redis.call('HINCRBY', P .. 'g', front and 'front' or 'rank', 1)
+    local field = front and 'front' or 'rank'
+    rank = number(field) + 1
+    write('u', field, int(rank))
     if front then rank = -rank end
   end
   local t = {id = ticket, rank = rank, calls = 0, promise = time, flow = mine.id,
     costs_text = own_costs, costs = parse_costs(own_costs)}
-  if redis.call('HINCRBY', P .. 'u', 'c ' .. mine.id, 1) == 1 then redis.call('HINCRBY', P .. 'u', 'w', int(weight)) end
+  count('c ' .. mine.id, 1)
+  if alone then count('w', weight) end
   redis.call('INCR', P .. 'q')
-  enter(t, mine, others and not front)
+  enter(t, mine, others and not front, alone)
   return t
 end
 

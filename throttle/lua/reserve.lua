@@ -10,28 +10,33 @@
 --       4 line: its fields, each on a line: ticket (empty: does not wait), flow, tenant, weight,
 --         costs, front, hold (us), budget (tickets), max_wait (us), backlog (tickets), attributes of
 --         all scopes, the tenant's own parameters, the policy's parameters where they differ
---       5.. nine values a window (windows.lua)
+--       5 hold: for how long what is granted may be held where it has to be given back (us)
+--       6.. nine values a window (windows.lua)
 -- reply status: 0 denied, 1 granted, 2 granted before to the same nonce, 3 planned,
 --               4 refused (would wait longer than max_wait), 5 refused (backlog is full),
 --               6 planned before
 --       at:     when this was decided, or when it was granted before (us)
 --       time:   the earliest time at which everything fits (us)
+--       behind: how far the clock is behind the windows, which stand still until it caught up (us)
 --       then for every window: used (units), fits (us, 0 for at once), resets (us)
 --       and if there is a line: when somebody must look again (us, 0 never), then the tickets called
 
-local WINDOWS = 5
+local WINDOWS = 6
 
 local values = redis.call('MGET', unpack(KEYS))
 local what = ARGV[2]
-local granted_before, there_is_a_line = tonumber(values[#KEYS - 1] or ''), values[#KEYS]
+local granted_before, there_is_a_line = granted_at(values[#KEYS - 1]), values[#KEYS]
 local real = clock(ARGV[1])
 local windows, scopes, now = open_windows(values, #KEYS - 2, real, WINDOWS)
 if not windows then return scopes end
 
 local function take_all()
   for _, w in ipairs(windows) do
-    if w.cost > 0 then w.algorithm.take(w, w.state, now, w.cost) end
-    put_section(w.scope, w.name, w.kind, w.algorithm.resets_at(w, w.state, now), w.algorithm.payload(w, w.state, now))
+    if w.cost > 0 then w.algorithm.take(w, w.state, now, w.cost, tonumber(ARGV[5])) end
+    put_window(w, now)
+  end
+  for _, scope in ipairs(scopes) do
+    if scope.told then told_take(scope, windows, now) end
   end
   redis.call('SET', KEYS[#KEYS - 1], string.format('%.0f', now), 'PX', ARGV[3])
 end

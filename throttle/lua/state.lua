@@ -6,6 +6,7 @@
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
 -- Sections that this call does not know (a window of an older or a newer policy) are
 -- carried along until they expire, so workers of two releases never erase each other's counts.
+-- Names that no window can have belong to the line (line.lua) and to the far side (told.lua).
 -- Integers are big-endian. All times are microseconds since 1970, all lengths bytes.
 
 local FORMAT = 1
@@ -35,8 +36,9 @@ local function pack3(n)
   return char(floor(n / 65536), floor(n / 256) % 256, n % 256)
 end
 
--- parse_scope(raw) -> {last, sections, at}, or nil and why not.
--- sections is a list of {name, kind, expires, payload}; at maps a name to its place in it.
+-- parse_scope(raw) -> {last, sections, at, told}, or nil and why not.
+-- sections is a list of {name, kind, expires, payload}; at maps a name to its place in it; told says
+-- that the far side said something.
 local function parse_scope(raw)
   local scope = {last = 0, sections = {}, at = {}}
   if not raw then return scope end
@@ -63,6 +65,7 @@ local function parse_scope(raw)
       payload = sub(raw, head + 11, head + 10 + size),
     }
     scope.at[name] = n
+    if byte(name) == 33 then scope.told = true end -- '!'
     i = head + 11 + size
   end
   return scope

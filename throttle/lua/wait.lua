@@ -12,8 +12,8 @@ if what == 'pump' then return finish(0, now) end
 if what == 'retune' then
   local flow = find_flow(flow_id)
   if flow then
-    redis.call('HINCRBY', P .. 'u', 'w', int(weight - flow.weight))
-    redis.call('HSET', P .. 'f', flow_id, int(weight) .. ' ' .. flow.tenant .. ' ' .. table.concat(flow.suffixes, ' ') .. ';' .. own_params)
+    count('w', weight - flow.weight)
+    write('f', flow_id, int(weight) .. ' ' .. flow.tenant .. ' ' .. table.concat(flow.suffixes, ' ') .. ';' .. own_params)
     for _, suffix in ipairs(flow.suffixes) do due(suffix, now) end
   end
   return finish(0, now)
@@ -77,7 +77,7 @@ else
   if t.state == 'w' then
     if other_costs then change_costs(t, own_costs) end
     -- Nobody called it, but it is here: limits may have changed since its node was looked at.
-    local at = redis.call('HGET', P .. 'a', mine.id)
+    local at = read('a', mine.id)
     if at then due(string.match(at, '^(%S+)'), now) else move_up(mine) end
   elseif t.state == 's' or other_costs then
     let_go(t, mine)

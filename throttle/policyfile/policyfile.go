@@ -177,11 +177,12 @@ func (d *decoder) overlap(first throttle.Policy, firstAt object, second throttle
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "remote", "requeue", "windows", "tenants")
 	p := throttle.Policy{
 		Fail:    throttle.FailMode(o.text("fail")),
 		Match:   o.texts("match"),
 		Name:    o.text("name"),
+		Remote:  throttle.Remote(o.text("remote")),
 		Requeue: throttle.Requeue(o.text("requeue")),
 	}
 	// Validate tells its first error only: the parts are shown to it one by one, so that all are told.
@@ -204,16 +205,19 @@ func (d *decoder) windows(policy object) []throttle.Window {
 	for i, n := range policy.list("windows", "must be a list of windows such as [{name: burst, limit: 5, period: 3s}]") {
 		before := len(d.errs)
 		o := d.object(n, n.Line, policy.where+", "+label("window", n, i), "", "{name: burst, limit: 5, period: 3s}",
-			"name", "limit", "period", "algorithm", "per", "unit", "margin", "burst", "anchor")
+			"name", "limit", "period", "algorithm", "per", "unit", "margin", "burst", "anchor", "lease", "resets", "timezone")
 		w := throttle.Window{
 			Algorithm: throttle.Algorithm(o.text("algorithm")),
 			Anchor:    throttle.Anchor(o.text("anchor")),
 			Burst:     o.units("burst"),
+			Lease:     o.duration("lease"),
 			Limit:     o.units("limit"),
 			Margin:    o.duration("margin"),
 			Name:      o.text("name"),
 			Per:       o.texts("per"),
 			Period:    o.duration("period"),
+			Resets:    o.text("resets"),
+			Timezone:  o.text("timezone"),
 			Unit:      o.text("unit"),
 		}
 		if len(d.errs) == before {

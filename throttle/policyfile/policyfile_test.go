@@ -295,3 +295,43 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// The files that users begin with: each loads, warns of nothing, goes with all the others, and says
+// where its figures are from and since when.
+func TestProviderFiles(t *testing.T) {
+	const dir = "../../docs/providers/"
+	files, _ := filepath.Glob(dir + "*.yml")
+	if len(files) < 5 {
+		t.Fatalf("%d files in %s", len(files), dir)
+	}
+	readme, err := os.ReadFile(dir + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []throttle.Policy
+	for _, file := range files {
+		policies, err := policyfile.Load(file)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, p := range policies {
+			for _, warning := range p.Warnings() {
+				t.Errorf("%s: %s", file, warning)
+			}
+		}
+		all = append(all, policies...)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, shape := range []string{`(?m)^# Source: https://\S+$`, `(?m)^# Read:   20\d\d-\d\d-\d\d\b`} {
+			if !regexp.MustCompile(shape).Match(text) {
+				t.Errorf("%s: no line matches %s", file, shape)
+			}
+		}
+		if !strings.Contains(string(readme), "("+filepath.Base(file)+")") {
+			t.Errorf("README.md does not name %s", file)
+		}
+	}
+	usable(t, all)
+}

@@ -1,0 +1,127 @@
+package throttle
+
+import (
+	_ "embed"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	_ "time/tzdata" // time zones, also where the machine has no list of them
+
+	"github.com/robfig/cron/v3"
+)
+
+//go:embed lua/calendar.lua
+var calendarLua string
+
+// Ticks sent with every call: those of tickSlack around this machine's time, ticksBefore more before
+// and ticksAfter more after it. The clock of Redis may differ by the slack at least: the span that it
+// is in, the one before and two after it are then among them.
+const (
+	tickSlack   = 10 * time.Minute
+	ticksBefore = 2
+	ticksAfter  = 8
+)
+
+// ticksChecked is how many ticks a margin is held against.
+const ticksChecked = 400
+
+// The fixed window counter by the ticks of a calendar; see lua/calendar.lua.
+var calendarCounter = algorithm{
+	kind:     "t",
+	lua:      calendarLua,
+	capacity: func(w Window) int64 { return w.Limit },
+	params: func(w Window) [4]int64 {
+		return [4]int64{w.Limit, w.Margin.Microseconds()}
+	},
+	unitsIn: func(Window, time.Duration) int64 { return -1 },
+	validate: func(w Window) (string, any, string) {
+		zone, err := time.LoadLocation(w.Timezone)
+		if err != nil || w.Timezone == "Local" {
+			return "timezone", w.Timezone, `must be a name of the IANA time zone database, such as "America/Los_Angeles"`
+		}
+		schedule, err := cron.ParseStandard(w.Resets)
+		if err != nil || strings.Contains(w.Resets, "TZ=") || strings.HasPrefix(w.Resets, "@every") {
+			return "resets", w.Resets, `must be a cron expression of five fields, such as "0 0 * * *" for every midnight`
+		}
+		tick := schedule.Next(time.Now().In(zone))
+		if tick.IsZero() {
+			return "resets", w.Resets, "must be a time that comes within the next five years"
+		}
+		for i := 0; w.Margin > 0 && i < ticksChecked; i++ {
+			next := schedule.Next(tick)
+			if !next.IsZero() && next.Sub(tick) <= 2*w.Margin {
+				return "margin", w.Margin, "must be less than half the time between two resets"
+			}
+			tick = next
+		}
+		return "", nil, ""
+	},
+}
+
+// A calendar works the ticks of one window out.
+type calendar struct {
+	margin   time.Duration // by which ticks take effect later
+	schedule cron.Schedule
+	zone     *time.Location
+
+	mu    sync.Mutex
+	list  string    // the ticks as scripts take them
+	from  time.Time // for times from here
+	until time.Time // to here
+}
+
+// newCalendar returns nil for windows that have no ticks. The window is valid.
+func newCalendar(w Window) *calendar {
+	if w.Algorithm != Calendar {
+		return nil
+	}
+	zone, _ := time.LoadLocation(w.Timezone)
+	schedule, _ := cron.ParseStandard(w.Resets)
+	return &calendar{margin: w.Margin, schedule: schedule, zone: zone}
+}
+
+// around is the ticks around a time, as lua/calendar.lua takes them.
+func (c *calendar) around(now time.Time) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list != "" && !now.Before(c.from) && now.Before(c.until) {
+		return c.list
+	}
+	ticks := c.before(now.Add(-tickSlack - c.margin))
+	ticks = ticks[max(0, len(ticks)-ticksBefore):]
+	after, tick := 0, now.Add(-tickSlack-c.margin).In(c.zone)
+	for after < ticksAfter {
+		if tick = c.schedule.Next(tick); tick.IsZero() {
+			break
+		}
+		ticks = append(ticks, tick)
+		if tick.After(now.Add(tickSlack)) {
+			after++
+		}
+	}
+	var b strings.Builder
+	for i, tick := range ticks {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.FormatInt(tick.Unix(), 10))
+	}
+	// Good for a little while at the least: the slack is meant for clocks, not for this.
+	c.list, c.from, c.until = b.String(), now.Add(-time.Second), now.Add(time.Second)
+	return c.list
+}
+
+// before is some ticks up to t, at least ticksBefore of them: cron can only look ahead, so it looks
+// from ever farther back.
+func (c *calendar) before(t time.Time) []time.Time {
+	for back := time.Hour; ; back *= 4 {
+		var ticks []time.Time
+		for tick := c.schedule.Next(t.Add(-back).In(c.zone)); !tick.After(t) && !tick.IsZero(); tick = c.schedule.Next(tick) {
+			ticks = append(ticks, tick)
+		}
+		if len(ticks) >= ticksBefore || back > 40*MaxPeriod {
+			return ticks
+		}
+	}
+}

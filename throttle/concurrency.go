@@ -1,0 +1,40 @@
+package throttle
+
+import (
+	_ "embed"
+	"fmt"
+	"time"
+)
+
+//go:embed lua/concurrency.lua
+var concurrencyLua string
+
+// Bounds of a Concurrency window.
+const (
+	DefaultLease   = 30 * time.Second
+	MinLease       = time.Second
+	MaxLease       = 24 * time.Hour
+	MaxConcurrency = 10_000
+)
+
+// The counting semaphore with leases; see lua/concurrency.lua.
+var concurrency = algorithm{
+	kind:     "c",
+	lua:      concurrencyLua,
+	capacity: func(w Window) int64 { return w.Limit },
+	params: func(w Window) [4]int64 {
+		return [4]int64{w.Limit, w.Lease.Microseconds()}
+	},
+	unitsIn: func(Window, time.Duration) int64 { return -1 },
+	validate: func(w Window) (string, any, string) {
+		switch {
+		case w.Limit > MaxConcurrency:
+			return "limit", w.Limit, fmt.Sprintf("must be 1 to %d with algorithm: concurrency", MaxConcurrency)
+		case w.Lease < MinLease || w.Lease > MaxLease:
+			return "lease", w.Lease, fmt.Sprintf("must be %v to %v", MinLease, MaxLease)
+		case w.Lease%time.Microsecond != 0:
+			return "lease", w.Lease, "must be whole microseconds"
+		}
+		return "", nil, ""
+	},
+}

@@ -1,0 +1,231 @@
+package throttle_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func slots(limit int64, per ...string) throttle.Window {
+	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 30 * s, Per: append([]string{}, per...)}
+}
+
+func release(t tb, l *throttle.Limiter, d throttle.Decision) {
+	t.Helper()
+	if err := l.Release(t.Context(), d.Reservation); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func renew(t tb, l *throttle.Limiter, d throttle.Decision) bool {
+	t.Helper()
+	held, err := l.Renew(t.Context(), d.Reservation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+func TestConcurrencyScenes(t *testing.T) {
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"whoever is next is called at a release": {policy(slots(2)), func(sc *scene) {
+			first := sc.granted("a1")
+			sc.granted("a2")
+			sc.at(10*s).waits("a3", "b1")
+			sc.called()
+			release(sc.t, sc.l, first)
+			sc.called("a3")
+			sc.waits("c1") // there is room for one, and it is held
+			sc.granted("a3")
+			release(sc.t, sc.l, first) // once is enough
+			sc.called()
+		}},
+		"a lease runs out": {policy(slots(2)), func(sc *scene) {
+			sc.granted("a1")
+			sc.at(20 * s).granted("a2")
+			sc.at(21 * s).waits("a3")
+			sc.dueIn(9 * s)
+			sc.at(30*s - us).pump().called()
+			sc.at(30 * s).pump().called("a3")
+		}},
+		"a lease is renewed": {policy(slots(1)), func(sc *scene) {
+			first := sc.granted("a1")
+			for at := 10 * s; at <= 100*s; at += 10 * s {
+				if sc.at(at); !renew(sc.t, sc.l, first) {
+					sc.t.Fatalf("the lease is lost after %v", at)
+				}
+			}
+			sc.waits("a2")
+			sc.at(130*s - us).pump().called()
+			sc.at(130 * s).pump().called("a2")
+			if renew(sc.t, sc.l, first) {
+				sc.t.Error("a lease was renewed whose room is held for another")
+			}
+			sc.granted("a2")
+			if renew(sc.t, sc.l, first) {
+				sc.t.Error("a lease was renewed whose room is taken")
+			}
+			release(sc.t, sc.l, first)
+			sc.waits("a3")
+		}},
+		"a lease that ran out is taken anew while there is room": {policy(slots(1)), func(sc *scene) {
+			first := sc.granted("a1")
+			if sc.at(60 * s); !renew(sc.t, sc.l, first) {
+				sc.t.Error("there is room, but the lease is lost")
+			}
+			sc.waits("a2")
+		}},
+		"what was cancelled is not renewed": {policy(slots(1)), func(sc *scene) {
+			first := sc.granted("a1")
+			cancel(sc.t, sc.l, first.Reservation)
+			if renew(sc.t, sc.l, first) {
+				sc.t.Error("renewed")
+			}
+			sc.granted("a2")
+		}},
+		"all windows must have room": {policy(slots(2), sharedWindow(2, 10*s)), func(sc *scene) {
+			first := sc.granted("a1")
+			sc.granted("a2")
+			sc.waits("a3")
+			release(sc.t, sc.l, first)
+			sc.called()
+			sc.dueIn(10 * s) // by the other window
+			sc.at(10 * s).pump().called("a3")
+			sc.granted("a3")
+			sc.waits("a4") // a slot is missing
+			sc.at(15 * s)
+			release(sc.t, sc.l, first)
+			sc.called()
+		}},
+		"per tenant and shared": {policy(slots(3), throttle.Window{Name: "own", Algorithm: throttle.Concurrency, Limit: 1}), func(sc *scene) {
+			a1, b1 := sc.granted("a1"), sc.granted("b1")
+			sc.waits("a2", "b2")
+			c1 := sc.granted("c1")
+			release(sc.t, sc.l, c1)
+			sc.called() // neither's own slot is free
+			release(sc.t, sc.l, b1)
+			sc.called("b2")
+			release(sc.t, sc.l, a1)
+			sc.called("a2")
+		}},
+		"a promise is an upper bound": {policy(slots(2)), func(sc *scene) {
+			of := func(ticket string) throttle.Request {
+				r := sc.of(ticket)
+				r.HoldFor = 10 * m
+				return r
+			}
+			reserve(sc.t, sc.l, of("a1"))
+			a2 := reserve(sc.t, sc.l, of("a2"))
+			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
+				if d := reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.RetryIn != want {
+					sc.t.Errorf("number %d is promised %v, want %v", i, d.RetryIn, want)
+				}
+			}
+			sc.at(2 * m)
+			release(sc.t, sc.l, a2) // nothing held so long as was said: a1's lease has run out too
+			if d := reserve(sc.t, sc.l, of("c1")); d.RetryIn >= 30*m {
+				sc.t.Errorf("promised %v after a hold of 2m", d.RetryIn)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
+		})
+	}
+}
+
+// Random calls against a model that knows who holds what until when.
+func TestConcurrencyIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			limit := rapid.Int64Range(1, 5).Draw(t, "limit")
+			w := slots(limit)
+			l, c := newHanded(t, client, policy(w))
+			type hold struct {
+				d     throttle.Decision
+				until time.Duration
+				cost  int64
+				ended bool // released or cancelled
+			}
+			var holds []*hold
+			now := time.Duration(0)
+			running := func() (units int64) {
+				for _, h := range holds {
+					if h.until > now {
+						units += h.cost
+					}
+				}
+				return units
+			}
+			pick := func(t *rapid.T) *hold {
+				if len(holds) == 0 {
+					t.Skip("nobody")
+				}
+				return holds[rapid.IntRange(max(0, len(holds)-8), len(holds)-1).Draw(t, "hold")]
+			}
+			t.Repeat(map[string]func(*rapid.T){
+				"": func(t *rapid.T) {
+					if d := peek(t, l, acme(1)); d.Windows[0].Used != running() {
+						t.Fatalf("%d are counted, %d run", d.Windows[0].Used, running())
+					}
+				},
+				"pass": func(t *rapid.T) {
+					now += time.Duration(rapid.Int64Range(1, int64(20*s)).Draw(t, "by")).Truncate(us)
+					c.set(now)
+				},
+				"limit": func(t *rapid.T) {
+					w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
+					limit = w.Limit
+					if err := l.SetPolicies([]throttle.Policy{policy(w)}); err != nil {
+						t.Fatal(err)
+					}
+				},
+				"reserve": func(t *rapid.T) {
+					cost := rapid.Int64Range(1, limit).Draw(t, "cost")
+					d := reserve(t, l, acme(cost))
+					if want := running()+cost <= limit; d.Granted != want {
+						t.Fatalf("%d beside %d of %d: granted %v", cost, running(), limit, d.Granted)
+					}
+					if d.Granted {
+						holds = append(holds, &hold{d: d, until: now + w.Lease, cost: cost})
+					}
+				},
+				"renew": func(t *rapid.T) {
+					h := pick(t)
+					want := h.until > now || !h.ended && running()+h.cost <= limit
+					if got := renew(t, l, h.d); got != want {
+						t.Fatalf("renewed %v, want %v", got, want)
+					}
+					if want {
+						h.until = now + w.Lease
+					}
+				},
+				"release": func(t *rapid.T) {
+					h := pick(t)
+					release(t, l, h.d)
+					h.ended = h.ended || h.until > now // what ran out is not known any more
+					h.until = 0
+				},
+				"cancel": func(t *rapid.T) {
+					h := pick(t)
+					cancel(t, l, h.d.Reservation)
+					h.until, h.ended = 0, true
+				},
+			})
+		})
+	})
+}

@@ -1,0 +1,63 @@
+package throttle
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// A Job is what the context of a job tells the calls that it makes: whose they are, and, back, what
+// the far side said to them. Its methods are safe for concurrent use; Request must not change once
+// the job runs.
+type Job struct {
+	// Request is whose the calls are. Its Policy may be empty: then whoever makes a call knows it.
+	Request Request
+
+	mu      sync.Mutex
+	refused *refusal
+}
+
+type refusal struct {
+	policy string
+	until  time.Time
+}
+
+type jobKey struct{}
+
+// WithJob returns a context that tells of the job.
+func WithJob(ctx context.Context, j *Job) context.Context { return context.WithValue(ctx, jobKey{}, j) }
+
+// JobFrom returns the job that a context tells of, or nil.
+func JobFrom(ctx context.Context) *Job {
+	j, _ := ctx.Value(jobKey{}).(*Job)
+	return j
+}
+
+// Refused says that the far side refused the job's newest call, which a policy guards, and for how
+// long it will. Of several refusals the longest counts.
+func (j *Job) Refused(policy string, retryIn time.Duration) {
+	until := time.Now().Add(retryIn)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.refused == nil || j.refused.until.Before(until) {
+		j.refused = &refusal{policy, until}
+	}
+}
+
+// Answered says that the newest call was answered: the job has dealt with an earlier refusal.
+func (j *Job) Answered() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.refused = nil
+}
+
+// Refusal tells whether the job's newest call was refused: by which policy's far side, and how long
+// from now on it will be, 0 if that has passed.
+func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.refused == nil {
+		return 0, "", false
+	}
+	return max(0, time.Until(j.refused.until)), j.refused.policy, true
+}

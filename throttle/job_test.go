@@ -1,0 +1,78 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestJobsAreToldOfRefusals(t *testing.T) {
+	if throttle.JobFrom(t.Context()) != nil {
+		t.Error("a context without a job has one")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		job := &throttle.Job{}
+		inner, cancel := context.WithCancel(throttle.WithJob(t.Context(), job))
+		defer cancel()
+		if throttle.JobFrom(inner) != job {
+			t.Error("the job is gone")
+		}
+		want := func(what string, retryIn time.Duration, policy string, ok bool) {
+			t.Helper()
+			if r, p, o := job.Refusal(); r != retryIn || p != policy || o != ok {
+				t.Errorf("%s: %v, %q, %v; want %v, %q, %v", what, r, p, o, retryIn, policy, ok)
+			}
+		}
+		want("nothing happened", 0, "", false)
+		job.Refused("api", time.Minute)
+		want("refused", time.Minute, "api", true)
+		time.Sleep(20 * time.Second)
+		want("20 s later", 40*time.Second, "api", true)
+		job.Refused("other", 10*time.Second)
+		want("refused for less", 40*time.Second, "api", true)
+		job.Refused("other", time.Hour)
+		want("refused for longer", time.Hour, "other", true)
+		time.Sleep(2 * time.Hour)
+		want("when it has passed", 0, "other", true)
+		job.Answered()
+		want("answered", 0, "", false)
+	})
+}
+
+func TestDeniedErrorSaysByWhatAndForHowLong(t *testing.T) {
+	var err error = &throttle.DeniedError{Decision: throttle.Decision{
+		Policy: "github-api", Tenant: "acme", RetryIn: 1800 * time.Millisecond,
+		Windows: []throttle.WindowState{{Name: "minute"}, {Name: "burst", Denied: true, RetryIn: 1800 * time.Millisecond}},
+	}}
+	if err.Error() != "throttled: github-api/burst, tenant acme, 1.8s" {
+		t.Error(err)
+	}
+}
+
+func TestExemptRequestsAreCountedAndNeverDenied(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, policy(throttle.Window{Name: "w", Limit: 2, Period: h}))
+		exempt := acme(3)
+		exempt.Exempt = true
+		var never *throttle.NeverFitsError
+		if _, err := l.Reserve(t.Context(), acme(3)); !errors.As(err, &never) {
+			t.Errorf("3 of 2: %v", err)
+		}
+		for range 2 {
+			if d := reserve(t, l, exempt); !d.Granted || !d.Exempt {
+				t.Errorf("granted %v, exempt %v", d.Granted, d.Exempt)
+			}
+		}
+		if d := reserve(t, l, acme(1)); d.Granted || d.Exempt || d.Windows[0].Used != 6 {
+			t.Errorf("the next of the same tenant: granted %v, exempt %v, %d used", d.Granted, d.Exempt, d.Windows[0].Used)
+		}
+	})
+}

@@ -1,0 +1,127 @@
+-- concurrency.lua: never more than `limit` units at once, each attempt's under a lease.
+-- Source: the counting semaphore with leases (Gray, Cheriton: "Leases", 1989). A lease is renewed
+-- while its attempt runs and given back at its end; that of a dead worker runs out.
+--
+--   parameters  limit (units), lease (us), unused, unused
+--   payload     used(7) hold(7) entry*
+--   entry       expires(7) units(5) id(8), the soonest to expire first
+--
+-- `hold` is for how long units are held (us), as far as is known: at first what the first grant said
+-- it might be, then never less than the newest, falling towards shorter ones by a quarter each. So
+-- promises are upper bounds as long as attempts do not become longer.
+
+local LEASE = 20 -- bytes of an entry
+
+-- The lease of this call's reservation. Its nonce is any text; 8 bytes of a hash are enough to tell
+-- apart what runs at once.
+local function lease_id()
+  return (string.gsub(sub(redis.sha1hex(KEYS[#KEYS - 1]), 1, 16), '..', function(hex) return char(tonumber(hex, 16)) end))
+end
+
+local function lease_units(data, i)
+  local a, b, c, d, e = byte(data, i + 7, i + 11)
+  return (((a * 256 + b) * 256 + c) * 256 + d) * 256 + e
+end
+
+-- The place of a lease in st.data, or nil.
+local function find_lease(st, id)
+  local from = st.first
+  while true do
+    local at = find(st.data, id, from, true)
+    if not at then return nil end
+    if at - 12 >= st.first and (at - 12 - st.first) % LEASE == 0 then return at - 12 end
+    from = at + 1
+  end
+end
+
+local function drop_lease(st, i)
+  st.used = st.used - lease_units(st.data, i)
+  st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)
+  st.first = 1
+end
+
+local function add_lease(st, expires, units, id)
+  local hi = floor(units / 65536)
+  local lo = units - hi * 65536
+  local entry = pack7(expires) .. char(floor(hi / 65536), floor(hi / 256) % 256, hi % 256, floor(lo / 256), lo % 256) .. id
+  local i = #st.data + 1 -- leases of another length may be there
+  while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
+  st.data = sub(st.data, st.first, i - 1) .. entry .. sub(st.data, i)
+  st.first = 1
+  st.used = st.used + units
+end
+
+algorithms['c'] = {
+  readable = function(payload) return #payload >= 14 and (#payload - 14) % LEASE == 0 end,
+
+  load = function(w, payload, now)
+    w.limit, w.lease = w.p1, w.p2
+    local st = {used = 0, hold = 0, data = '', first = 1}
+    if payload then
+      st.used, st.hold, st.data, st.first = unpack7(payload, 1), unpack7(payload, 8), payload, 15
+      while st.first <= #payload and unpack7(payload, st.first) <= now do
+        st.used = st.used - lease_units(payload, st.first)
+        st.first = st.first + LEASE
+      end
+    end
+    return st
+  end,
+
+  fits_at = function(w, st, now, from, cost, ahead)
+    local over = st.used + ahead + cost - w.limit
+    if over <= 0 then return from end
+    return max(from, now + ceil(over / w.limit) * max(st.hold, w.lease))
+  end,
+
+  -- What is given back is looked at when it is; a lease that runs out has to be looked for.
+  opens_at = function(w, st, now)
+    if st.first > #st.data then return now + w.lease end
+    return unpack7(st.data, st.first)
+  end,
+
+  take = function(w, st, now, cost, hold)
+    if st.hold == 0 then st.hold = hold end
+    add_lease(st, now + w.lease, cost, lease_id())
+  end,
+
+  give_back = function(w, st, now, at, cost)
+    local i = find_lease(st, lease_id())
+    if not i then return 0 end
+    local units = lease_units(st.data, i)
+    drop_lease(st, i)
+    return units
+  end,
+
+  -- The attempt has ended.
+  release = function(w, st, now, at, cost)
+    local units = w.algorithm.give_back(w, st, now, at, cost)
+    if units > 0 then st.hold = max(1, now - at, st.hold - ceil((st.hold - (now - at)) / 4)) end
+    return units
+  end,
+
+  -- One that ran out is taken anew if there is room beside `held` units.
+  renew = function(w, st, now, cost, held)
+    local id = lease_id()
+    local i = find_lease(st, id)
+    if not i and st.used + held + cost > w.limit then return 0 end
+    if i then drop_lease(st, i) end
+    add_lease(st, now + w.lease, cost, id)
+    return cost
+  end,
+
+  capacity = function(w) return w.limit end,
+
+  used = function(w, st) return st.used end,
+
+  resets_at = function(w, st, now)
+    if st.first > #st.data then return now end
+    return unpack7(st.data, #st.data - LEASE + 1)
+  end,
+
+  -- How long units are held is remembered for a while.
+  kept_until = function(w, st, now)
+    return max(w.algorithm.resets_at(w, st, now), st.hold > 0 and now + w.lease or now)
+  end,
+
+  payload = function(w, st) return pack7(st.used) .. pack7(st.hold) .. sub(st.data, st.first) end,
+}

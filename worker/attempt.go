@@ -3,7 +3,7 @@ package worker
 import (
 	"context"
 	"crypto/rand"
-	"strings"
+	"errors"
 	"sync"
 	"time"
 
@@ -31,8 +31,10 @@ type attempt struct {
 	begun   time.Time
 	denied  *DeniedError    // what the middleware said last, if that was a denial
 	done    <-chan struct{} // of the handler's context; nil before the middleware
+	late    *TooLateError   // why it was not to run at all, if its deadline had passed when it was picked up
 	message []byte          // the task as it was stored when it was picked up
 	nonce   string          // identifies the denial to requeue.lua
+	told    string          // the error that asynq told the ErrorHandler
 }
 
 func (a *attempt) running() bool {
@@ -60,11 +62,11 @@ func newAttempts() *attempts {
 }
 
 // begin remembers a task that was picked up, and forgets its attempt before.
-func (as *attempts) begin(ref taskRef, message []byte) {
+func (as *attempts) begin(ref taskRef, message []byte, late *TooLateError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
-	as.byTask[ref] = &attempt{begun: now, message: message}
+	as.byTask[ref] = &attempt{begun: now, late: late, message: message}
 	if now.Sub(as.swept) < time.Minute {
 		return
 	}
@@ -76,32 +78,32 @@ func (as *attempts) begin(ref taskRef, message []byte) {
 	}
 }
 
-// enter notes that the middleware decides about the task, anew if it was called before. It is
-// false if the task was not picked up through our connection.
-func (as *attempts) enter(ref taskRef, done <-chan struct{}) bool {
+// enter notes that the middleware decides about the task, anew if it was called before. What it
+// decides is noted with the attempt that is returned, as the task may have been picked up again by
+// then. That is nil if the task was not picked up through our connection.
+func (as *attempts) enter(ref taskRef, done <-chan struct{}) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a := as.byTask[ref]
-	if a == nil {
-		return false
+	if a != nil {
+		a.denied, a.done = nil, done
 	}
-	a.denied, a.done = nil, done
-	return true
+	return a
 }
 
 // deny notes the denial, and returns it.
-func (as *attempts) deny(ref taskRef, denied *DeniedError) error {
-	as.note(ref, denied)
+func (as *attempts) deny(a *attempt, denied *DeniedError) error {
+	as.note(a, denied)
 	return denied
 }
 
 // allow takes a denial back.
-func (as *attempts) allow(ref taskRef) { as.note(ref, nil) }
+func (as *attempts) allow(a *attempt) { as.note(a, nil) }
 
-func (as *attempts) note(ref taskRef, denied *DeniedError) {
+func (as *attempts) note(a *attempt, denied *DeniedError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a := as.byTask[ref]; a != nil {
+	if a != nil {
 		a.denied, a.nonce = denied, rand.Text()
 	}
 }
@@ -116,22 +118,39 @@ func (as *attempts) get(ref taskRef) (attempt, *attempt) {
 	return attempt{}, nil
 }
 
-// denial returns the task's denial, or nil.
-func (as *attempts) denial(ref taskRef) *DeniedError {
-	a, _ := as.get(ref)
-	return a.denied
-}
-
-// denialNamed returns a denial whose reason the text contains, or nil.
-func (as *attempts) denialNamed(text string) *DeniedError {
+// tell notes the error that asynq tells the ErrorHandler of a task, and returns the attempt as
+// it is now. Asynq's next questions are about that error, and do not say which task it is of.
+func (as *attempts) tell(ref taskRef, err error) attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
+	a := as.byTask[ref]
+	if a == nil {
+		return attempt{}
+	}
+	a.told = err.Error()
+	return *a
+}
+
+// denialTold returns the denial of which asynq told the ErrorHandler by this error, whatever some
+// middleware made of it, or nil. It is nil also if a task fails by the same text just now.
+func (as *attempts) denialTold(err error) *DeniedError {
+	if errors.Is(err, asynq.ErrLeaseExpired) { // asynq's recoverer says it of tasks that nobody told of
+		return nil
+	}
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	var denied *DeniedError
+	text := err.Error()
 	for _, a := range as.byTask {
-		if a.denied != nil && strings.Contains(text, a.denied.Error()) {
-			return a.denied
+		switch {
+		case a.told != text || text == "":
+		case a.denied == nil:
+			return nil
+		default:
+			denied = a.denied
 		}
 	}
-	return nil
+	return denied
 }
 
 // end forgets the attempt, unless the task has been picked up again since.

@@ -61,9 +61,10 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //
 // Before anything is written it returns an error for a task that a policy matches and that has
 // no tenant, a wrapped *throttle.RequestError or *throttle.NeverFitsError for one whose
-// attributes or cost that policy can never grant, and a *throttle.RefusedError for one that
-// MaxWait or Backlog refuse. What may be otherwise later, such as a tenant that cannot be looked
-// up, is left to the workers.
+// attributes or cost that policy can never grant, a *TooLateError for one that is expected to
+// start only after its asynq.Deadline, and a *throttle.RefusedError for one that MaxWait or Backlog
+// refuse. What may be otherwise later, such as a tenant that cannot be looked up, is left to the
+// workers.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*TaskInfo, error) {
 	var p *placing
 	if task != nil {

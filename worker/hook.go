@@ -21,6 +21,9 @@ const (
 	requeuePauseMax = 2 * time.Second
 )
 
+// requeueTimeout bounds one such attempt.
+const requeueTimeout = 5 * time.Second
+
 // refusedPause keeps asynq, which asks again at once, from spinning while it is refused.
 const refusedPause = time.Second
 
@@ -89,9 +92,14 @@ func (h *hook) dequeue(ctx context.Context, next redis.ProcessHook, cmd *redis.C
 	if err := next(ctx, cmd); err != nil {
 		return err
 	}
-	if message, err := cmd.Text(); err == nil {
-		ref := taskRef{call.task.queue, messageText([]byte(message), fieldID)}
-		h.throttle.attempts.begin(ref, []byte(message))
+	if text, err := cmd.Text(); err == nil {
+		message := []byte(text)
+		ref := taskRef{call.task.queue, messageText(message, fieldID)}
+		late := h.throttle.missedDeadline(message, time.Now())
+		h.throttle.attempts.begin(ref, message, late)
+		if last, ok := without(message, fieldRetry); ok && late != nil {
+			cmd.SetVal(string(last)) // asynq archives it at once; finish gives the retries back
+		}
 	}
 	return nil
 }
@@ -99,7 +107,15 @@ func (h *hook) dequeue(ctx context.Context, next redis.ProcessHook, cmd *redis.C
 // finish lets asynq put a task down, unless it was denied.
 func (h *hook) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call scriptCall) error {
 	now, a := h.throttle.attempts.get(call.task)
-	if now.denied == nil || call.verb == "requeue" { // asynq's requeue, at shutdown, loses nothing
+	if now.late != nil && call.verb == "archive" {
+		call.args[1] = withError(now.message, now.late.Error(), time.Now())
+		err := next(ctx, cmd)
+		if err == nil { // or else asynq calls again, as Redis does not know its script
+			h.throttle.attempts.end(call.task, a)
+		}
+		return err
+	}
+	if call.verb == "requeue" || now.denied == nil { // asynq's requeue, at shutdown, loses nothing
 		h.throttle.attempts.end(call.task, a)
 		if call.verb == "done" || call.verb == "complete" {
 			h.throttle.checkEntered(now)
@@ -119,14 +135,21 @@ func (h *hook) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cm
 }
 
 // requeue puts a denied task back to wait. Every denial ends here. While Redis does not answer
-// it goes on until the context ends, which asynq's does with the task's lease: asynq's own
-// repetition of a failed call uses a context that has ended, and can never succeed.
+// it goes on until the context ends, which asynq's does with the task's lease, or the server has
+// shut down: asynq's own repetition of a failed call uses a context that has ended, and can never
+// succeed.
 func (h *hook) requeue(ctx context.Context, task taskRef, a attempt) error {
 	queue := "asynq:{" + task.queue + "}:"
 	keys := []string{queue + "active", queue + "lease", queue + "retry", queue + "t:" + task.id}
+	if lock := messageText(a.message, fieldUniqueKey); lock != "" {
+		keys = append(keys, lock)
+	}
 	message := withError(a.message, a.denied.Error(), time.Now())
 	for pause := requeuePauseMin; ; pause = min(2*pause, requeuePauseMax) {
-		err := h.requeues.Run(ctx, h.client, keys, task.id, message, a.denied.ProcessAt.Unix(), a.nonce).Err()
+		at := a.denied.ProcessAt
+		call, cancel := context.WithTimeout(ctx, requeueTimeout)
+		err := h.requeues.Run(call, h.client, keys, task.id, message, at.Unix(), a.nonce, max(0, int(time.Until(at)/time.Second))).Err()
+		cancel()
 		if err == nil || isNotFound(err) {
 			return err
 		}
@@ -135,9 +158,11 @@ func (h *hook) requeue(ctx context.Context, task taskRef, a attempt) error {
 		}
 		select {
 		case <-time.After(pause):
+			continue
 		case <-ctx.Done():
-			return fmt.Errorf("worker: requeueing task %s, which was denied: %w", task.id, err)
+		case <-h.throttle.patience.Done():
 		}
+		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", task.id, err)
 	}
 }
 
@@ -160,6 +185,7 @@ func (t *Throttle) checkEntered(a attempt) {
 type scriptCall struct {
 	verb string // a verb of shapes, or empty for anything else
 	task taskRef
+	args []any // after the keys: the task's ID, and for most verbs its message
 }
 
 // shapes are the first keys of the calls that move a task, without "asynq:{QUEUE}:". "t:" is
@@ -191,7 +217,7 @@ func callOf(args []any) scriptCall {
 	for _, shape := range shapes {
 		if queue, ok := queueOf(keys, shape.keys, id); ok {
 			id, _ := id.(string)
-			return scriptCall{shape.verb, taskRef{queue, id}}
+			return scriptCall{shape.verb, taskRef{queue, id}, args[3+n:]}
 		}
 	}
 	return scriptCall{}

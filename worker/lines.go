@@ -41,10 +41,12 @@ const (
 
 // A task that was called may be on its way to where it can be woken: just denied and not yet
 // put down, or just planned and not yet enqueued. So it is called again, after pauses that
-// double, for a second in the one case and at most missingTries times in the other.
+// double up to longestPause: for a second in the one case, at most missingTries times in the
+// other. Most tasks that are not there were deleted, so meanwhile their room is for the next.
 const (
 	firstPause   = 10 * time.Millisecond
-	activeTries  = 7
+	longestPause = 100 * time.Millisecond
+	activeTries  = 13
 	missingTries = 2
 )
 
@@ -506,8 +508,13 @@ func (ls *lines) wakeQueue(name lineName, refs []taskRef) {
 		var again []taskRef
 		for i, r := range results {
 			switch {
-			case r == 3 && try < activeTries, r == 0 && try < missingTries:
+			case r == 3 && try < activeTries:
 				again = append(again, refs[i])
+			case r == 0 && try < missingTries:
+				again = append(again, refs[i])
+				if try == 0 {
+					ls.skip(name, refs[i].ticket())
+				}
 			case r == 0:
 				ls.leave(name, []string{refs[i].ticket()})
 			case r == 4:
@@ -522,7 +529,7 @@ func (ls *lines) wakeQueue(name lineName, refs []taskRef) {
 		case <-ls.ctx.Done():
 			return
 		}
-		pause *= 2
+		pause = min(2*pause, longestPause)
 	}
 }
 

@@ -588,7 +588,7 @@ func TestLinesChangeHands(t *testing.T) {
 					t.Errorf("%d more than the limit", n)
 				}
 				u := l.utilization(20, 2*time.Second)
-				if !row.dies && u < 0.95 || u < 0.8 {
+				if !row.dies && u < 0.93 || u < 0.8 { // looking for work every 100 ms takes up to 0.05
 					t.Errorf("utilization %.3f", u)
 				}
 				t.Logf("wakes %.2f, at most %d, utilization %.3f", mean, most, u)
@@ -827,7 +827,7 @@ func TestDeletedTasksLeave(t *testing.T) {
 		}
 		s.serve(s.ok, l.watch, quick, s.apart)
 		s.sleepUntil(l, 210, 20*time.Second)
-		if u := l.utilization(20, time.Second); u < 0.9 {
+		if u := l.utilization(20, time.Second); u < 0.93 { // 0.95 is all that 210 tasks in twenties can have
 			t.Errorf("utilization %.3f", u)
 		} else {
 			t.Logf("utilization %.3f", u)
@@ -837,6 +837,35 @@ func TestDeletedTasksLeave(t *testing.T) {
 		}
 		s.wantNobodyInLine()
 		s.wantCounters(counters{Processed: 210})
+	})
+}
+
+// A task may be called between its planning and its enqueueing: it is woken shortly after, and
+// keeps its place.
+func TestCalledBeforeEnqueued(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, time.Second))
+		limiter := s.anotherLimiter(s.redis)
+		client, l := s.planner(limiter), newLedger()
+		s.serve(s.ok, l.watch, brisk, s.apart)
+		s.planMany(client, "acme", 0, 2)
+		late := throttle.Request{Policy: "api", Tenant: "acme", Ticket: "default/late"}
+		if _, err := limiter.Plan(t.Context(), late, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		s.planMany(client, "acme", 2, 2)
+		// It is called with the next look at the line, and there at the last try to wake it.
+		for calls := 0; calls < 3; calls = int(s.redis.ZCard(t.Context(), "sluice:{api}:c").Val()) + l.count() {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(20 * time.Millisecond)
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("late"), asynq.ProcessIn(time.Hour))
+		s.sleepUntil(l, 5, 8*time.Second)
+		if order := l.got(); order[3] != "late" || l.wakesOf("late") != 2 {
+			t.Errorf("they ran in the order %q, and late woke %d times", order, l.wakesOf("late"))
+		}
+		s.wantNobodyInLine()
 	})
 }
 

@@ -10,12 +10,13 @@ import (
 )
 
 // outages log that the limiter cannot decide: once when it begins and once when it is over,
-// per class of error, and not for every task.
+// per class of error, and not for every task. So too that the clock of Redis was set back.
 type outages struct {
 	logger *slog.Logger
 
-	mu      sync.Mutex
-	byClass map[error]*outage
+	mu        sync.Mutex
+	byClass   map[error]*outage
+	catchesUp time.Time // when the clock of Redis will be where it was before it was set back
 }
 
 type outage struct {
@@ -28,13 +29,17 @@ type outage struct {
 // otherwise be logged at every task.
 const overAfter = 2 * undecidedMax
 
+// clockBehindMost is how far behind its windows the clock of Redis may be without a word: clocks
+// that are disciplined, and those of a failover's two servers, differ by less.
+const clockBehindMost = time.Second
+
 func newOutages(logger *slog.Logger) *outages {
 	return &outages{logger: logger, byClass: map[error]*outage{}}
 }
 
 func (o *outages) failed(err error, details ...any) {
 	var class error
-	for _, c := range []error{throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply} {
+	for _, c := range []error{throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock} {
 		if errors.Is(err, c) {
 			class = c
 		}
@@ -60,5 +65,23 @@ func (o *outages) decided() {
 			delete(o.byClass, class)
 			o.logger.Info("worker: tasks are decided again", "after", out.last.Sub(out.since), "undecided", out.tasks)
 		}
+	}
+}
+
+// clock logs once that the clock of Redis was set back: until it has caught up, nothing that was
+// counted before leaves a window.
+func (o *outages) clock(d throttle.Decision) {
+	if d.ClockBehind <= clockBehindMost {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	if now.After(o.catchesUp) {
+		o.logger.Warn("worker: the clock of Redis was set back: windows stand still until it has caught up",
+			"policy", d.Policy, "tenant", d.Tenant, "behind", d.ClockBehind)
+	}
+	if at := now.Add(d.ClockBehind); at.After(o.catchesUp) {
+		o.catchesUp = at
 	}
 }

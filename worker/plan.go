@@ -2,9 +2,11 @@ package worker
 
 import (
 	"context"
+	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,10 +98,11 @@ func (p *planner) place(ctx context.Context, next redis.ProcessHook, cmd *redis.
 		p.lines.start()
 	}
 	placing.request.Ticket = call.task.ticket()
-	d, err := p.limiter.Plan(ctx, placing.request, placing.maxWait, placing.backlog)
+	d, err := p.plan(ctx, placing, deadlineOf(call.message), time.Now())
 	var refused *throttle.RefusedError
+	var late *TooLateError
 	switch {
-	case errors.As(err, &refused):
+	case errors.As(err, &refused), errors.As(err, &late):
 		placing.refused = err
 		cmd.SetErr(err)
 		return err
@@ -130,6 +133,32 @@ func (p *planner) place(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	return err
 }
 
+// plan takes the place, unless the task would start too late.
+func (p *planner) plan(ctx context.Context, placing *placing, deadline, now time.Time) (throttle.Decision, error) {
+	maxWait, left := placing.maxWait, deadline.Sub(now)
+	if deadline.IsZero() {
+		return p.limiter.Plan(ctx, placing.request, maxWait, placing.backlog)
+	}
+	if left <= 0 {
+		return throttle.Decision{}, missed(placing.request.Policy, placing.request.Tenant, deadline, now)
+	}
+	if !p.mayBeSooner(placing.request.Policy) && (maxWait <= 0 || left < maxWait) {
+		maxWait = max(left, time.Microsecond)
+	}
+	d, err := p.limiter.Plan(ctx, placing.request, maxWait, placing.backlog)
+	var refused *throttle.RefusedError
+	if errors.As(err, &refused) && refused.Backlog == 0 && maxWait != placing.maxWait {
+		return d, &TooLateError{Deadline: deadline, Decision: refused.Decision, StartsAt: now.Add(refused.Decision.RetryIn)}
+	}
+	return d, err
+}
+
+// mayBeSooner says that the policy's promises are upper bounds: a deadline is not missed by them.
+func (p *planner) mayBeSooner(policy string) bool {
+	known, _ := p.limiter.Policy(policy)
+	return slices.ContainsFunc(known.Windows, func(w throttle.Window) bool { return w.Algorithm == throttle.Concurrency })
+}
+
 func (p *planner) schedule(ctx context.Context, cmd *redis.Cmd, call enqueueCall, at, now time.Time) (enqueued bool, err error) {
 	queue := "asynq:{" + call.task.queue + "}:"
 	keys := []string{queue + "t:" + call.task.id, queue + "scheduled"}
@@ -137,8 +166,8 @@ func (p *planner) schedule(ctx context.Context, cmd *redis.Cmd, call enqueueCall
 		keys = append(keys, call.lock)
 	}
 	// The lock of a unique task holds while it waits, and then as long as it was to.
-	lock := call.lockFor + int(at.Sub(now)/time.Second) + 1
-	n, err := p.places.Run(ctx, p.client, keys, call.message, call.task.id, at.Unix(), lock).Int64()
+	wait := int(at.Sub(now)/time.Second) + 1
+	n, err := p.places.Run(ctx, p.client, keys, call.message, call.task.id, at.Unix(), wait, call.lockFor, rand.Text()).Int64()
 	if err != nil {
 		cmd.SetErr(err)
 		return false, err
@@ -152,7 +181,7 @@ type enqueueCall struct {
 	task    taskRef
 	lock    string // of a unique task
 	lockFor int    // seconds
-	message any
+	message []byte
 }
 
 // enqueueOf recognises asynq's enqueue and enqueueUnique. TestCallsOfAsynq holds it to what the
@@ -169,13 +198,15 @@ func enqueueOf(args []any) (enqueueCall, bool) {
 	switch n {
 	case 2: // task, pending; message, ID, now
 		if queue, ok := queueOf(keys, []string{"t:", "pending"}, rest[1]); ok {
-			return enqueueCall{task: taskRef{queue, fmt.Sprint(rest[1])}, message: rest[0]}, true
+			message, ok := rest[0].([]byte)
+			return enqueueCall{task: taskRef{queue, fmt.Sprint(rest[1])}, message: message}, ok
 		}
 	case 3: // lock, task, pending; ID, seconds, message, now
 		lock, _ := keys[0].(string)
 		seconds, ok := rest[1].(int)
-		if queue, shaped := queueOf(keys[1:], []string{"t:", "pending"}, rest[0]); ok && shaped && strings.Contains(lock, ":unique:") {
-			return enqueueCall{taskRef{queue, fmt.Sprint(rest[0])}, lock, seconds, rest[2]}, true
+		message, isMessage := rest[2].([]byte)
+		if queue, shaped := queueOf(keys[1:], []string{"t:", "pending"}, rest[0]); ok && isMessage && shaped && strings.Contains(lock, ":unique:") {
+			return enqueueCall{taskRef{queue, fmt.Sprint(rest[0])}, lock, seconds, message}, true
 		}
 	}
 	return enqueueCall{}, false

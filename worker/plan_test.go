@@ -1,11 +1,15 @@
 package worker_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -290,6 +294,69 @@ func TestPlanningIsCutShort(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The task was enqueued, but the reply was lost, and go-redis repeats the call: the task is neither taken
+// for another with its ID nor sent out of the line.
+func TestPlanningWhoseReplyWasLost(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		s.planMany(s.planner(s.limiter), "acme", 0, 1)
+		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
+			lost := &lossyLine{key: "asynq:{default}:scheduled"}
+			client, err := worker.NewClient(dialed{lost.options(like(s.redis))}, worker.ClientConfig{Limiter: s.limiter})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID(name)), opts...)
+			if err != nil || info.State != asynq.TaskStateScheduled {
+				t.Errorf("%s: %v, %v", name, info, err)
+			}
+			if n := lost.replies.Load(); n < 2 {
+				t.Errorf("%s: answered %d times: the call was not repeated", name, n)
+			}
+			if got := s.inLine(); !slices.Contains(got, "default/"+name) {
+				t.Errorf("in line: %q, without default/%s", got, name)
+			}
+		}
+	})
+}
+
+// A lossyLine loses the first reply to a call that has the key among its arguments, and the connection
+// with it. That Redis does not know a script yet is no such reply.
+type lossyLine struct {
+	key     string
+	replies atomic.Int32
+}
+
+func (l *lossyLine) options(o *redis.Options) *redis.Options {
+	lossy, dial := *o, o.Dialer
+	lossy.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &lossyConn{Conn: conn, line: l}, err
+	}
+	return &lossy
+}
+
+type lossyConn struct {
+	net.Conn
+	asked bool
+	line  *lossyLine
+}
+
+func (c *lossyConn) Write(b []byte) (int, error) {
+	c.asked = bytes.Contains(b, []byte(c.line.key))
+	return c.Conn.Write(b)
+}
+
+func (c *lossyConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.asked && !bytes.HasPrefix(b[:n], []byte("-NOSCRIPT")) && c.line.replies.Add(1) == 1 {
+		c.Conn.Close()
+		return 0, io.EOF
+	}
+	c.asked = false
+	return n, err
 }
 
 // interrupts ends a context at the call that has the key among its arguments.

@@ -1,9 +1,13 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/signal"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -49,6 +53,9 @@ func (s *Server) Start(handler asynq.Handler) error {
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
 	defer s.throttle.Close()
+	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer ignore()
+	defer context.AfterFunc(signalled, s.throttle.Stop)()
 	return s.server.Run(s.throttled(handler))
 }
 
@@ -66,6 +73,7 @@ func (s *Server) Stop() { s.server.Stop() }
 // Shutdown stops, waits for the handlers as long as asynq.Config.ShutdownTimeout says, gives
 // the tasks of the others back, and closes the connection.
 func (s *Server) Shutdown() {
+	s.throttle.Stop()
 	s.server.Shutdown()
 	s.throttle.Close()
 	if !s.started.Load() { // otherwise asynq has closed it, or is about to

@@ -17,12 +17,14 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -91,6 +93,9 @@ const (
 	taskCheckInterval        = 100 * time.Millisecond
 )
 
+// shutdownTimeout is asynq's own, for users who name none.
+const shutdownTimeout = 8 * time.Second
+
 // A Throttle is what one asynq.Server needs to throttle its tasks: Redis, Asynq and Middleware
 // must all be put to use. It is safe for concurrent use.
 type Throttle struct {
@@ -104,6 +109,11 @@ type Throttle struct {
 	entered    atomic.Bool // the middleware has seen a task
 	guarded    atomic.Bool // Middleware was called, with success
 	missed     atomic.Bool // it was logged that the middleware saw no task
+
+	patience        context.Context // ends when the server, which shuts down, waits for nobody any more
+	endPatience     context.CancelFunc
+	shutdownTimeout time.Duration
+	stopped         sync.Once
 }
 
 // New returns a throttle for one asynq.Server, or an error that names the field of the Config
@@ -121,12 +131,16 @@ func New(c Config) (*Throttle, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	patience, endPatience := context.WithCancel(context.Background())
 	return &Throttle{
-		attempts: newAttempts(),
-		config:   c,
-		identify: identify{c.Attributes, c.Cost, c.Tenant},
-		lines:    newLines(c.Limiter, true),
-		outages:  newOutages(c.Logger),
+		attempts:        newAttempts(),
+		config:          c,
+		endPatience:     endPatience,
+		identify:        identify{c.Attributes, c.Cost, c.Tenant},
+		lines:           newLines(c.Limiter, true),
+		outages:         newOutages(c.Logger),
+		patience:        patience,
+		shutdownTimeout: shutdownTimeout,
 	}, nil
 }
 
@@ -141,9 +155,20 @@ func (t *Throttle) Redis(opt asynq.RedisConnOpt) asynq.RedisConnOpt {
 	return hooked{opt, t}
 }
 
+// Stop says that the asynq.Server is about to shut down. While Redis does not answer, denied tasks
+// are requeued again and again for as long as asynq leases them, up to 30 s; after Stop for
+// asynq.Config.ShutdownTimeout at most. What cannot be put back by then asynq recovers, as from a
+// worker that died. Without Stop a shutdown can take that much longer, and nothing else differs.
+func (t *Throttle) Stop() {
+	t.stopped.Do(func() { time.AfterFunc(t.shutdownTimeout, t.endPatience) })
+}
+
 // Close ends the looking after waiting lines, which begins with the first task that is asked for:
 // other workers take them over. Call it after the asynq.Server was shut down.
-func (t *Throttle) Close() { t.lines.close() }
+func (t *Throttle) Close() {
+	t.endPatience()
+	t.lines.close()
+}
 
 // Asynq returns the config to give to asynq.NewServer: c, with its functions wrapped so that
 // they are never asked about a denial, as that is neither a failure nor an error. A check
@@ -177,15 +202,19 @@ func (t *Throttle) Asynq(c asynq.Config) asynq.Config {
 
 	handler := c.ErrorHandler
 	c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
-		if handler == nil {
-			return
+		a := t.attempts.tell(taskOf(ctx), err)
+		if a.late != nil {
+			t.leaveLate(ctx, task, a.late)
+			err = notAgain{a.late}
 		}
 		// A middleware that panics over a denial is a bug to hear of, though the task waits.
-		denied := t.attempts.denial(taskOf(ctx)) != nil || t.denialIn(err) != nil
-		if !denied || asynq.IsPanicError(err) {
+		denied := a.denied != nil || t.denialIn(err) != nil
+		if handler != nil && (!denied || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
 	})
+
+	t.shutdownTimeout = cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout)
 
 	if c.DelayedTaskCheckInterval <= 0 { // asynq would spin on a negative one
 		c.DelayedTaskCheckInterval = delayedTaskCheckInterval
@@ -220,14 +249,16 @@ func (t *Throttle) Middleware() (asynq.MiddlewareFunc, error) {
 func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
 	t.entered.Store(true)
 	ref := taskOf(ctx)
-	known := t.attempts.enter(ref, ctx.Done())
+	a := t.attempts.enter(ref, ctx.Done())
 
 	policy, ok := t.config.Limiter.PolicyFor(task.Type())
 	switch {
 	case !ok && t.config.Unmatched == Reject:
 		return fmt.Errorf("worker: no policy matches task type %q: add one, or set Config.Unmatched to %q", task.Type(), string(Run))
 	case !ok:
-		return next.ProcessTask(ctx, task)
+		id, _ := IdentityOf(task) // for the calls that it makes
+		request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant, Ticket: ref.ticket()}
+		return t.run(ctx, a, task, next, request, throttle.Reservation{})
 	case ref == taskRef{}:
 		return fmt.Errorf("worker: task type %q: the context does not come from an asynq.Server: "+
 			"middlewares must hand on the one they get", task.Type())
@@ -242,18 +273,22 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		request.Front = retried > 0 // it had its turn, and failed in it
 	}
 
-	if err := t.miswired(ctx, known); err != nil {
-		return t.undecided(ref, request, err)
+	if deadline, ok := ctx.Deadline(); ok {
+		request.HoldFor = max(0, time.Until(deadline))
+	}
+
+	if err := t.miswired(ctx, a != nil); err != nil {
+		return t.undecided(a, request, err)
 	}
 	// Should the task's time run out meanwhile, asynq goes on at once. It did not run: it waits.
-	waits := t.attempts.deny(ref, newUndecided(request, errOutOfTime))
+	waits := t.attempts.deny(a, newUndecided(request, errOutOfTime))
 	d, err := t.config.Limiter.Reserve(ctx, request)
 	switch {
 	case isRefusal(err):
-		t.attempts.allow(ref)
+		t.attempts.allow(a)
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
 	case err != nil && ctx.Err() == nil:
-		return t.undecided(ref, request, err)
+		return t.undecided(a, request, err)
 	case ctx.Err() != nil:
 		t.outOfTime(ctx, d)
 		return waits
@@ -261,21 +296,27 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		t.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
 		t.outages.decided()
+		t.outages.clock(d)
 	}
 	if d.Granted {
-		t.attempts.allow(ref)
+		t.attempts.allow(a)
 	}
 	if t.config.OnDecision != nil {
 		t.config.OnDecision(ctx, task, d)
 	}
 	if d.Granted {
-		return next.ProcessTask(context.WithValue(ctx, decisionKey{}, d), task)
+		return t.run(context.WithValue(ctx, decisionKey{}, d), a, task, next, request, d.Reservation)
+	}
+	if late := tooLate(a.message, d); late != nil {
+		t.leave(ctx, request)
+		t.attempts.allow(a)
+		return notAgain{late}
 	}
 	delay := d.EarliestReset()
 	if request.Ticket != "" {
 		delay = fallback(d.RetryIn)
 	}
-	return t.attempts.deny(ref, &DeniedError{Decision: d, ProcessAt: wholeSecond(time.Now().Add(delay))})
+	return t.attempts.deny(a, &DeniedError{Decision: d, ProcessAt: wholeSecond(time.Now().Add(delay))})
 }
 
 // fallback is after what time a task comes by itself that stands in line and was promised to be
@@ -296,9 +337,9 @@ func (t *Throttle) miswired(ctx context.Context, known bool) error {
 }
 
 // undecided fails closed: the task is requeued like a denied one.
-func (t *Throttle) undecided(ref taskRef, r throttle.Request, cause error) error {
+func (t *Throttle) undecided(a *attempt, r throttle.Request, cause error) error {
 	t.outages.failed(cause, "policy", r.Policy, "fails", "closed")
-	return t.attempts.deny(ref, newUndecided(r, cause))
+	return t.attempts.deny(a, newUndecided(r, cause))
 }
 
 func newUndecided(r throttle.Request, cause error) *DeniedError {
@@ -367,14 +408,14 @@ func (e *DeniedError) Error() string {
 
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// denialIn returns the denial that err is about, or nil. A middleware may have put it into a
-// text: then the reason is looked for in it, among the tasks that were denied just now.
+// denialIn returns the denial that err is about, or nil. A middleware may have made something
+// else of it.
 func (t *Throttle) denialIn(err error) *DeniedError {
 	var denied *DeniedError
 	if err == nil || errors.As(err, &denied) {
 		return denied
 	}
-	return t.attempts.denialNamed(err.Error())
+	return t.attempts.denialTold(err)
 }
 
 type (

@@ -1,0 +1,132 @@
+package throttletest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A Zone is one limit_req of nginx: a leaky bucket that leaks Rate requests a second and, as it has
+// nodelay, takes Burst + 1 of them at once.
+type Zone struct{ Rate, Burst int }
+
+// An NginxProcess is a running nginx, a limiter by other people.
+type NginxProcess struct {
+	Addr string
+
+	cmd    *exec.Cmd
+	dir    string
+	exited chan struct{}
+}
+
+// Nginx starts an nginx of its own on a free loopback port, with all zones in front of the address of a
+// server. It ends with the test.
+func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
+	t.Helper()
+	if _, err := exec.LookPath("nginx"); err != nil {
+		if os.Getenv(RequireEnv) != "" {
+			t.Fatalf("nginx is not installed, and %s is set", RequireEnv)
+		}
+		t.Skip("nginx is not installed: scripts/test installs it")
+	}
+	p, err := StartNginx(t.TempDir(), upstream, zones...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	return p
+}
+
+// StartNginx is Nginx for programs that are not tests: the server works in the directory given, and
+// Stop ends it.
+func StartNginx(dir, upstream string, zones ...Zone) (*NginxProcess, error) {
+	var define, apply strings.Builder
+	for i, z := range zones {
+		fmt.Fprintf(&define, "limit_req_zone $server_name zone=zone%d:1m rate=%dr/s;\n", i, z.Rate)
+		fmt.Fprintf(&apply, "limit_req zone=zone%d", i)
+		if z.Burst > 0 {
+			fmt.Fprintf(&apply, " burst=%d nodelay", z.Burst)
+		}
+		apply.WriteString(";\n")
+	}
+	// Another process can take the port between our look and the start: then look again.
+	var said bytes.Buffer
+	for range 10 {
+		port, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		p := &NginxProcess{Addr: fmt.Sprintf("127.0.0.1:%d", port), dir: dir, exited: make(chan struct{})}
+		text := strings.NewReplacer("DIR", dir, "LISTEN", p.Addr, "UPSTREAM", upstream, "DEFINE", define.String(), "APPLY", apply.String()).Replace(nginxConfig)
+		config := filepath.Join(dir, "nginx.conf")
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			return nil, err
+		}
+		said.Reset()
+		p.cmd = exec.Command("nginx", "-p", dir, "-c", config, "-e", filepath.Join(dir, "error.log"))
+		p.cmd.Stderr = &said
+		if err := p.cmd.Start(); err != nil {
+			return nil, err
+		}
+		go func() { p.cmd.Wait(); close(p.exited) }()
+		if answers(p.Addr, p.exited) {
+			return p, nil
+		}
+		p.Stop()
+	}
+	return nil, fmt.Errorf("nginx did not start on any of 10 ports: %s", strings.TrimSpace(said.String()))
+}
+
+// Stop kills the server, if it still runs, and waits until it has ended.
+func (p *NginxProcess) Stop() {
+	p.cmd.Process.Kill()
+	<-p.exited
+}
+
+// Logged is how many answers of a status nginx has written down.
+func (p *NginxProcess) Logged(status int) (int, error) {
+	text, err := os.ReadFile(filepath.Join(p.dir, "access.log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return 0, err
+	}
+	return strings.Count(string(text), fmt.Sprintln(status)), nil
+}
+
+// One process, which is the one that Stop ends. All that it writes is in DIR.
+const nginxConfig = `
+daemon off;
+master_process off;
+pid DIR/nginx.pid;
+error_log DIR/error.log;
+events { worker_connections 1024; }
+http {
+	log_format status "$status";
+	access_log DIR/access.log status;
+	client_body_temp_path DIR/body;
+	proxy_temp_path DIR/proxy;
+	fastcgi_temp_path DIR/fastcgi;
+	uwsgi_temp_path DIR/uwsgi;
+	scgi_temp_path DIR/scgi;
+	keepalive_requests 1000000;
+	DEFINE
+	upstream far {
+		server UPSTREAM;
+		keepalive 64;
+	}
+	server {
+		listen LISTEN;
+		server_name far; # the key of the zones: an empty one is not limited
+		location / {
+			APPLY
+			proxy_pass http://far;
+			proxy_http_version 1.1;
+			proxy_set_header Connection "";
+		}
+	}
+}
+`

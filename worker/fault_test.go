@@ -1,0 +1,315 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// A fault makes some calls fail.
+type fault struct {
+	is   func(args []any) bool
+	hits func(n int) bool // by the number of such calls, from 1
+	lost bool             // the call arrives, and its reply does not
+	err  error
+
+	mu    sync.Mutex
+	calls int
+	hit   int
+}
+
+func with(value any) func([]any) bool {
+	return func(args []any) bool { return slices.Contains(args, value) }
+}
+
+// isRequeue tells our script from asynq's own retry by the number of its keys.
+func isRequeue(args []any) bool { return with("asynq:{default}:retry")(args) && args[2] == 4 }
+
+func only(n int) func(int) bool { return func(call int) bool { return call == n } }
+
+func (*fault) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*fault) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (f *fault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !f.is(cmd.Args()) {
+			return next(ctx, cmd)
+		}
+		if f.lost {
+			if err := next(ctx, cmd); err != nil {
+				return err // that Redis does not know the script yet
+			}
+		}
+		f.mu.Lock()
+		f.calls++
+		hit := f.hits(f.calls)
+		if hit {
+			f.hit++
+		}
+		f.mu.Unlock()
+		switch {
+		case hit:
+			cmd.SetErr(f.err)
+			return f.err
+		case f.lost:
+			return nil
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (f *fault) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hit
+}
+
+func (s *site) limiterOn(client *redis.Client) *throttle.Limiter {
+	s.Helper()
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return limiter
+}
+
+// A denial costs nothing on a first attempt without retries, and on the last attempt of a task that has
+// failed, whatever fails in the meantime; real failures are counted as they are without throttling.
+func TestFaultsCostNothing(t *testing.T) {
+	for name, row := range map[string]struct {
+		limiter bool // it is a call of the limiter
+		lost    bool
+		err     error
+	}{
+		"requeue is not sent":   {false, false, io.ErrUnexpectedEOF},
+		"requeue's reply lost":  {false, true, io.EOF},
+		"requeue is refused":    {false, false, errors.New("READONLY You can't write against a read only replica.")},
+		"reserve is not sent":   {true, false, io.ErrClosedPipe},
+		"reserve's reply lost":  {true, true, io.EOF},
+		"reserve is refused":    {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
+		"reserve's reply wrong": {true, false, redis.Nil},
+	} {
+		for _, failures := range []int{0, 1} { // before the denial, and all the retries there are
+			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
+				each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+					f := &fault{is: isRequeue, lost: row.lost, err: row.err, hits: only(1)}
+					if row.limiter {
+						f.is, f.hits = with("reserve"), only(1+failures)
+						client := redis.NewClient(like(s.redis))
+						defer client.Close()
+						client.AddHook(f)
+						s.limiter = s.limiterOn(client)
+					} else {
+						s.asynq = withHook{s.asynq, f}
+					}
+					if failures == 0 {
+						if d, err := s.limiterOn(s.redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
+							t.Fatal(d, err)
+						}
+					}
+					s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
+					server := s.serve(func(ctx context.Context, task *asynq.Task) error {
+						s.ok(ctx, task)
+						if failures > 0 {
+							return errors.New("boom")
+						}
+						return nil
+					})
+					s.wait("it was denied", func() bool {
+						return len(s.denials()) > 0 && f.count() == 1 && s.task("a").State == asynq.TaskStateRetry
+					})
+					if task := s.task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, "throttled: api") || len(s.runs()) != failures {
+						t.Errorf("%d retries, last error %q, ran %d times", task.Retried, task.LastErr, len(s.runs()))
+					}
+					s.wantCounters(counters{Processed: int64(failures), Failed: int64(failures), Retry: 1})
+					s.open("a")
+					if failures == 0 {
+						s.waitGone("a")
+						s.wantCounters(counters{Processed: 1})
+						s.wantTold(nil, nil)
+					} else {
+						s.waitState(asynq.TaskStateArchived, "a")
+						s.wantCounters(counters{Processed: 2, Failed: 2, Archived: 1})
+						s.wantTold([]string{"boom", "boom"}, []string{"boom"})
+						if task := s.task("a"); task.Retried != 1 || task.LastErr != "boom" {
+							t.Errorf("archived after %d retries by %q", task.Retried, task.LastErr)
+						}
+					}
+					if n := len(s.runs()); n != failures+1 || s.used() != 2 {
+						t.Errorf("ran %d times, %d used", n, s.used())
+					}
+					s.wait("no attempt is remembered", func() bool { return server.Throttle().Attempts() == 0 })
+					s.wantNobodyInLine()
+				})
+			})
+		}
+	}
+}
+
+// However an attempt ends that was granted, what it was granted stays granted, once, the task fails
+// as it does without throttling, and nothing is remembered of it.
+func TestAttemptsThatEndBadly(t *testing.T) {
+	each(t, []throttle.Policy{policy(100, time.Hour)}, func(t *testing.T, s *site) {
+		end := make(chan struct{})
+		t.Cleanup(func() { close(end) })
+		server := s.serve(func(ctx context.Context, task *asynq.Task) error {
+			s.ok(ctx, task)
+			switch id, _ := asynq.GetTaskID(ctx); id {
+			case "panics":
+				panic("oh")
+			case "cancelled":
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			<-end // it does not look at its context
+			return nil
+		})
+		ids := []string{"cancelled", "ignores", "outlives", "panics"}
+		for _, id := range ids {
+			opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
+			if id == "outlives" {
+				opts = append(opts, asynq.Timeout(time.Second))
+			}
+			s.enqueue(acmeTask(), opts...)
+		}
+		s.wait("all run", func() bool { return len(s.runs()) == 4 })
+		s.wait("they are cancelled", func() bool { // asynq may not listen yet
+			s.inspector.CancelProcessing("cancelled")
+			s.inspector.CancelProcessing("ignores")
+			return s.task("cancelled").State == asynq.TaskStateArchived && s.task("ignores").State == asynq.TaskStateArchived
+		})
+		s.waitState(asynq.TaskStateArchived, ids...)
+		s.wantCounters(counters{Processed: 4, Failed: 4, Archived: 4})
+		if n := len(s.runs()); n != 4 || s.used() != 4 || server.Throttle().Attempts() != 0 {
+			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.used(), server.Throttle().Attempts())
+		}
+	})
+}
+
+// What the middleware says of an attempt whose lease was lost says nothing of the one in which the task
+// runs now.
+func TestAttemptsAreKeptApart(t *testing.T) {
+	s := newSite(t, redis.NewClient(&redis.Options{}), policy(1, time.Hour))
+	_, ours := s.configs()
+	th, err := worker.New(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	denyOld := th.Enter("a")
+	denyNew := th.Enter("a")
+	if denyOld(); th.Denied("a") {
+		t.Error("the new attempt is denied by the old one")
+	}
+	if denyNew(); !th.Denied("a") {
+		t.Error("the new attempt is not denied")
+	}
+}
+
+// A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
+func TestShutdownWithoutRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1, time.Hour))
+		var c cable
+		s.asynq = dialed{c.options(like(s.redis))}
+		s.fill("acme")
+		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
+		server := s.serve(s.ok, calm, func(theirs *asynq.Config, ours *worker.Config) {
+			theirs.ShutdownTimeout = 3 * time.Second
+			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { c.cut() }
+		})
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		server.Shutdown()
+		if took := time.Since(begun); took < 3*time.Second || took > 10*time.Second {
+			t.Errorf("shut down in %v, want 3 s and a bit", took)
+		}
+		c.mend()
+		s.wantCounters(counters{Active: 1, Leases: 1}) // as after the death of a worker
+		time.Sleep(2 * time.Second)                    // go-redis tries to connect in the background
+	})
+}
+
+// Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each runs once,
+// completed ones too, and no place is left behind.
+func TestCallsAreLost(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := synctestSite(t, shared(4, 5*time.Second))
+				l := newLedger()
+				random := rand.New(rand.NewPCG(3, 4))
+				f := &fault{is: with("asynq:{default}:sluice:woken"), lost: lost, err: io.EOF, hits: func(int) bool { return random.IntN(3) == 0 }}
+				whole := s.asynq
+				s.asynq = withHook{whole, f}
+				s.enqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				for range 2 {
+					s.serve(s.ok, l.watch, calm, s.apart)
+				}
+				s.sleepUntil(l, 30, 8*time.Minute)
+				time.Sleep(3 * time.Minute) // for what may come after
+				if runs := s.runs(); len(runs) != 30 || len(slices.Compact(runs)) != 30 {
+					t.Errorf("ran %q, want each once", runs)
+				}
+				if f.count() == 0 || l.excess(4, 5*time.Second) != 0 {
+					t.Errorf("%d calls were lost; %d more than the limit", f.count(), l.excess(4, 5*time.Second))
+				}
+				s.wantCounters(counters{Processed: 30})
+				if n := s.redis.ZCard(t.Context(), "asynq:{default}:completed").Val(); n != 30 {
+					t.Errorf("%d tasks are completed", n)
+				}
+				if keys := s.redis.Keys(t.Context(), "sluice:{*}:*").Val(); len(keys) > 0 {
+					t.Errorf("left behind: %q", keys)
+				}
+				mean, most := l.wakesPerTask()
+				t.Logf("%d of %d calls were lost, %.2f wakes a task, at most %d", f.count(), f.calls, mean, most)
+			})
+		})
+	}
+}
+
+// A queue is paused for so long that all its denied tasks have come back by themselves: they wake at most
+// once in vain afterwards.
+func TestPausedForLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(8, 30*time.Second))
+		l := newLedger()
+		s.serve(s.ok, l.watch, calm)
+		s.enqueueMany("acme", 0, 40, asynq.MaxRetry(0))
+		time.Sleep(10 * time.Second)
+		if err := s.inspector.PauseQueue("default"); err != nil {
+			t.Fatal(err)
+		}
+		before := l.count()
+		time.Sleep(6 * time.Minute)
+		s.wantStates("default", 40-before, 0)
+		if err := s.inspector.UnpauseQueue("default"); err != nil {
+			t.Fatal(err)
+		}
+		s.sleepUntil(l, 40, 20*time.Minute)
+		if _, most := l.wakesPerTask(); most > 3 || l.excess(8, 30*time.Second) != 0 {
+			t.Errorf("a task woke %d times; %d more than the limit", most, l.excess(8, 30*time.Second))
+		}
+		s.wantCounters(counters{Processed: 40})
+		s.wantNobodyInLine()
+	})
+}

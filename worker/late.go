@@ -1,0 +1,92 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A TooLateError says that a task cannot start before its asynq.Deadline. A worker archives such
+// a task at once, by this error, and tells asynq.Config.ErrorHandler; a Client does not enqueue it.
+// Nothing is charged for it, and it has no place in line. asynq.Timeout plays no part in this, as
+// it begins anew at every attempt.
+type TooLateError struct {
+	Deadline time.Time
+
+	// Decision is the denial. If the deadline had passed before the limiter was asked, it carries
+	// the policy and the tenant alone.
+	Decision throttle.Decision
+
+	StartsAt time.Time // when it would have started, by this machine's clock
+}
+
+// Error is the decision's reason and the two times, such as "throttled: api/window, tenant acme, 2m0s:
+// would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
+func (e *TooLateError) Error() string {
+	text := fmt.Sprintf("%s: would start %s, deadline %s",
+		strings.TrimSuffix(e.Decision.Reason(), ", 0s"), e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// notAgain has asynq archive the task. A TooLateError by itself does not: a handler may return that
+// of another task, which it could not enqueue.
+type notAgain struct{ *TooLateError }
+
+func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
+
+// tooLate returns why the task of the message, which was denied, can never run, or nil if it can.
+func tooLate(message []byte, d throttle.Decision) *TooLateError {
+	deadline, startsAt := deadlineOf(message), time.Now().Add(d.RetryIn)
+	if deadline.IsZero() || startsAt.Before(deadline) || d.MayBeSooner() {
+		return nil
+	}
+	return &TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
+}
+
+// missed is for a deadline that has passed already.
+func missed(policy, tenant string, deadline, now time.Time) *TooLateError {
+	return &TooLateError{Deadline: deadline, Decision: throttle.Decision{At: now, Policy: policy, Tenant: tenant}, StartsAt: now}
+}
+
+// missedDeadline returns why a task that was just picked up does not run, or nil. Asynq does not
+// hand it on to any middleware once its deadline has passed, but fails it again and again until its
+// retries are used up. That is right for one that ran and failed. For one that could not run in time
+// because it waited, once says it.
+func (t *Throttle) missedDeadline(message []byte, now time.Time) *TooLateError {
+	deadline := deadlineOf(message)
+	if deadline.IsZero() || now.Before(deadline) {
+		return nil
+	}
+	last := messageText(message, fieldErrorMsg)
+	policy, matched := t.config.Limiter.PolicyFor(messageText(message, fieldType))
+	if !matched || last != "" && !strings.HasPrefix(last, "throttled: ") {
+		return nil
+	}
+	return missed(policy.Name, "", deadline, now)
+}
+
+// leaveLate takes the task out of the line whose deadline had passed when it was picked up.
+func (t *Throttle) leaveLate(ctx context.Context, task *asynq.Task, late *TooLateError) {
+	request, err := t.identify.request(late.Decision.Policy, task)
+	if err != nil {
+		return
+	}
+	request.Ticket = taskOf(ctx).ticket()
+	late.Decision.Tenant = request.Tenant
+	t.leave(ctx, request)
+}
+
+// leave gives the request's place in line back, if it has one.
+func (t *Throttle) leave(ctx context.Context, r throttle.Request) {
+	if r.Ticket == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	defer cancel()
+	_ = t.config.Limiter.Leave(ctx, r.Policy, r.Tenant, r.Ticket) // or it is found to be gone when it is called
+}

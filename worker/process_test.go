@@ -1,0 +1,349 @@
+//go:build unix
+
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// The test binary is a worker process too, if these say so.
+const (
+	workerEnv = "SLUICE_TEST_WORKER" // the address of its Redis
+	diesEnv   = "SLUICE_TEST_DIES"   // where it is killed, if it is
+	callsEnv  = "SLUICE_TEST_CALLS"  // the address that its handlers call, if they call one
+)
+
+func init() {
+	if addr := os.Getenv(workerEnv); addr != "" {
+		redis.SetLogger(quiet{})
+		work := work
+		if os.Getenv(callsEnv) != "" {
+			work = workAtOnce
+		}
+		if err := work(addr, os.Getenv(diesEnv)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+}
+
+// work is the worker process: its handler never ends, and Run does by a signal.
+func work(addr, dies string) error {
+	signal.Stop(notified(syscall.SIGTERM)) // os/signal's own goroutine stays
+	before := runtime.NumGoroutine()
+	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
+	limiterClient.AddHook(killer{dies, "reserve", func(args []any) bool { return slices.Contains(args, any("reserve")) }})
+	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{policy(2, time.Hour)}})
+	if err != nil {
+		return err
+	}
+	opt := withHook{asynq.RedisClientOpt{Addr: addr}, killer{dies, "requeue", func(args []any) bool {
+		return len(args) > 5 && args[5] == "asynq:{default}:retry"
+	}}}
+	server, err := worker.NewServer(opt, asynq.Config{
+		Concurrency: 2, LogLevel: asynq.FatalLevel, ShutdownTimeout: time.Second, TaskCheckInterval: 10 * time.Millisecond,
+	}, worker.Config{Limiter: limiter})
+	if err != nil {
+		return err
+	}
+	if err := server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		die(dies == "in the handler")
+		<-ctx.Done() // asynq ends it once it has put the task back
+		return ctx.Err()
+	})); err != nil {
+		return err
+	}
+	limiterClient.Close()
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			stacks := make([]byte, 1<<16)
+			return fmt.Errorf("%d goroutines are left, and %d were there before:\n%s",
+				runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+	return nil
+}
+
+func notified(sig os.Signal) chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, sig)
+	return c
+}
+
+// die is kill -9, and does not return.
+func die(now bool) {
+	if now {
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+}
+
+// A killer kills its own process before or after a call: dies is "before CALL" or "after CALL".
+type killer struct {
+	dies, call string
+	is         func(args []any) bool
+}
+
+func (killer) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (killer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (k killer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		is := k.is(cmd.Args())
+		die(is && k.dies == "before "+k.call)
+		err := next(ctx, cmd)
+		die(is && err == nil && k.dies == "after "+k.call)
+		return err
+	}
+}
+
+// process starts a worker process on the site's Redis, and tells when it has ended.
+func (s *site) process(dies string, env ...string) (*exec.Cmd, <-chan error, *journal) {
+	s.Helper()
+	cmd, log := exec.Command(os.Args[0]), &journal{}
+	cmd.Env = append(append(os.Environ(), workerEnv+"="+s.redis.Options().Addr, diesEnv+"="+dies), env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		s.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	s.Cleanup(func() { cmd.Process.Kill() })
+	return cmd, ended, log
+}
+
+func (s *site) waitEnd(ended <-chan error) (err error) {
+	s.Helper()
+	select {
+	case err = <-ended:
+	case <-time.After(50 * time.Second):
+		s.Fatal("the worker process does not end")
+	}
+	return err
+}
+
+// lapse lets the leases of all active tasks run out long ago.
+func (s *site) lapse() {
+	ctx := context.Background()
+	for _, id := range s.redis.ZRange(ctx, "asynq:{default}:lease", 0, -1).Val() {
+		s.redis.ZAdd(ctx, "asynq:{default}:lease", redis.Z{Score: float64(time.Now().Add(-time.Hour).Unix()), Member: id})
+	}
+}
+
+// A worker that is killed costs its tasks what it costs those of plain asynq: whatever is active then is
+// retried, or archived, by the recoverer of another, and all else waits as before. Of what is charged,
+// at most one task's cost for each of its handlers was for nothing.
+func TestWorkerIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		at     string
+		denied bool // the window is full
+		active int  // at least; two handlers race to the end
+		lost   int64
+	}{
+		{at: "before reserve", active: 1},
+		{at: "after reserve", active: 1, lost: 2},
+		{at: "in the handler", active: 1, lost: 2},
+		{at: "before requeue", denied: true, active: 1},
+		{at: "after requeue", denied: true},
+	} {
+		for _, retries := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s, MaxRetry %d", row.at, retries), func(t *testing.T) {
+				each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
+					if row.denied {
+						s.fill("acme", "acme")
+					}
+					ids := []string{"a", "b", "c"}
+					for _, id := range ids {
+						s.enqueue(acmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
+					}
+					filled := s.used()
+					_, ended, log := s.process(row.at)
+					if err := s.waitEnd(ended); err == nil || !strings.Contains(err.Error(), "killed") {
+						t.Fatalf("the worker process: %v\n%s", err, log)
+					}
+					active := s.redis.LRange(t.Context(), "asynq:{default}:active", 0, -1).Val()
+					if n := len(active); n < row.active || n > 2 {
+						t.Errorf("%d tasks are active", n)
+					}
+					charged := s.used() - filled
+					if charged > row.lost {
+						t.Errorf("%d units are charged, want %d at most", charged, row.lost)
+					}
+					waits := s.redis.ZRange(t.Context(), "asynq:{default}:retry", 0, -1).Val()
+					for _, id := range waits {
+						if task := s.task(id); task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: ") {
+							t.Errorf("%s waits after %d retries by %q", id, task.Retried, task.LastErr)
+						}
+					}
+
+					s.lapse()
+					s.open() // so that nobody waits
+					s.serve(s.ok)
+					var archived int64
+					for _, id := range ids {
+						if slices.Contains(active, id) && retries == 0 {
+							s.waitState(asynq.TaskStateArchived, id)
+							if task := s.task(id); task.LastErr != asynq.ErrLeaseExpired.Error() || task.Retried != 0 {
+								t.Errorf("%s was archived after %d retries by %q", id, task.Retried, task.LastErr)
+							}
+							archived++
+							continue
+						}
+						s.inspector.RunTask("default", id) // or it has come by itself
+						s.waitGone(id)
+					}
+					if n := int64(len(s.runs())); n != 3-archived || s.used() != filled+charged+n {
+						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.runs(), s.used(), filled, charged)
+					}
+					failed := int64(len(active))
+					s.wantCounters(counters{Processed: failed + 3 - archived, Failed: failed, Archived: archived})
+				})
+			})
+		}
+	}
+}
+
+// A worker that is told to end does so, and leaves no goroutine behind. Tasks in its handlers go back,
+// those that were denied wait, and none loses a retry.
+func TestWorkerIsTerminated(t *testing.T) {
+	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
+		ids := []string{"a", "b", "c", "d", "e", "f"}
+		for i, id := range ids {
+			tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
+			s.enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+		}
+		s.fill("acme", "acme", "beta")
+		cmd, ended, log := s.process("")
+		s.waitState(asynq.TaskStateRetry, ids[:5]...)
+		s.waitState(asynq.TaskStateActive, "f")
+		cmd.Process.Signal(syscall.SIGTERM)
+		if err := s.waitEnd(ended); err != nil {
+			t.Fatalf("the worker process: %v\n%s", err, log)
+		}
+		s.waitState(asynq.TaskStatePending, "f")
+		s.wantCounters(counters{Retry: 5})
+		for _, id := range ids {
+			if task := s.task(id); task.Retried != 0 || task.MaxRetry != 0 {
+				t.Errorf("%s has lost a retry: %+v", id, task)
+			}
+		}
+		s.open()
+		s.serve(s.ok)
+		for _, id := range ids {
+			s.inspector.RunTask("default", id)
+		}
+		s.waitGone(ids...)
+		if got := s.runs(); !slices.Equal(got, ids) {
+			t.Errorf("ran %q", got)
+		}
+		s.wantCounters(counters{Processed: 6})
+	})
+}
+
+// fewAtOnce is a policy whose leases run out soon.
+func fewAtOnce() throttle.Policy {
+	p := atOnce(3)
+	p.Windows[0].Lease = 5 * time.Second // no shorter, as a machine under load stands still at times
+	return p
+}
+
+// workAtOnce is a worker process whose handlers call the parent, and hold on for a while.
+func workAtOnce(addr, _ string) error {
+	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
+	defer limiterClient.Close()
+	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{fewAtOnce()}})
+	if err != nil {
+		return err
+	}
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{
+		Concurrency: 4, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond,
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
+	}, worker.Config{Limiter: limiter})
+	if err != nil {
+		return err
+	}
+	return server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		call, err := net.Dial("tcp", os.Getenv(callsEnv))
+		if err != nil {
+			return err
+		}
+		defer call.Close() // or the kernel does, when the process is killed
+		select {
+		case <-time.After(100 * time.Millisecond):
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}))
+}
+
+// Never more than the limit run at once, by the log of whoever they call, though workers are killed
+// and others come; and what the dead held is in use again.
+func TestConcurrencyOfKilledWorkers(t *testing.T) {
+	each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *site) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		g := &gauge{}
+		var calls atomic.Int64
+		go func() {
+			for {
+				call, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				calls.Add(1)
+				go g.handler(func(context.Context, *asynq.Task) error {
+					_, err := call.Read(make([]byte, 1))
+					return err
+				})(context.Background(), nil)
+			}
+		}()
+		start := func() (*exec.Cmd, <-chan error) {
+			cmd, ended, _ := s.process("", callsEnv+"="+listener.Addr().String())
+			return cmd, ended
+		}
+		var ids []string
+		for i := range 30 {
+			ids = append(ids, fmt.Sprint("t", i))
+			s.enqueue(acmeTask(), asynq.TaskID(ids[i]), asynq.MaxRetry(10))
+		}
+		first, firstEnded := start()
+		_, _ = start()
+		for round := range 2 {
+			s.wait("some have run", func() bool { return calls.Load() >= int64(8*(round+1)) })
+			first.Process.Kill()
+			s.waitEnd(firstEnded)
+			s.lapse() // or asynq's recoverer waits for half a minute
+			first, firstEnded = start()
+		}
+		s.waitGone(ids...)
+		if most := g.most.Load(); most > 3 {
+			t.Errorf("%d ran at once, the limit is 3", most)
+		}
+	})
+}

@@ -1,0 +1,432 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// A freezer is a Redis that can be stopped as by SIGSTOP: it takes connections and commands,
+// answers nothing, and does all of it when it goes on, whoever has given up meanwhile.
+type freezer struct {
+	mu    sync.Mutex
+	thaws chan struct{} // nil while it runs
+}
+
+func (f *freezer) freeze(d time.Duration) {
+	thaws := make(chan struct{})
+	f.mu.Lock()
+	f.thaws = thaws
+	f.mu.Unlock()
+	time.Sleep(d)
+	f.mu.Lock()
+	f.thaws = nil
+	f.mu.Unlock()
+	close(thaws)
+}
+
+func (f *freezer) wait() {
+	f.mu.Lock()
+	thaws := f.thaws
+	f.mu.Unlock()
+	if thaws != nil {
+		<-thaws
+	}
+}
+
+// options are those of o with every connection through the freezer.
+func (f *freezer) options(o *redis.Options) *redis.Options {
+	through := *o
+	dial := o.Dialer
+	through.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		server, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		client, inside := net.Pipe()
+		sent := make(chan []byte, 1000)
+		go func() {
+			defer close(sent)
+			for buffer := make([]byte, 64<<10); ; {
+				n, err := inside.Read(buffer)
+				if err != nil {
+					return
+				}
+				sent <- slices.Clone(buffer[:n])
+			}
+		}()
+		go func() {
+			defer server.Close()
+			for b := range sent {
+				f.wait()
+				server.Write(b)
+			}
+			f.wait()
+		}()
+		go func() {
+			defer inside.Close()
+			for buffer := make([]byte, 64<<10); ; {
+				n, err := server.Read(buffer)
+				if err != nil {
+					return
+				}
+				f.wait()
+				inside.Write(buffer[:n])
+			}
+		}()
+		return plug{client}, nil
+	}
+	return &through
+}
+
+// counted is a handler that counts the runs of every task.
+type counted struct {
+	mu   sync.Mutex
+	runs map[string]int
+}
+
+func (c *counted) handle(ctx context.Context, _ *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.runs == nil {
+		c.runs = map[string]int{}
+	}
+	c.runs[id]++
+	return nil
+}
+
+func (c *counted) done() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.runs)
+}
+
+// onceEach fails unless n tasks ran, each once.
+func (c *counted) onceEach(t testing.TB, n int) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	most := 0
+	for times := range maps.Values(c.runs) {
+		most = max(most, times)
+	}
+	if len(c.runs) != n || most != 1 {
+		t.Errorf("%d tasks ran, want %d, each once: %v", len(c.runs), n, c.runs)
+	}
+}
+
+// Redis stops answering, the limiter's own or that of all: nothing runs twice or is lost, no
+// retry is burnt, no window goes over, and it is told once.
+func TestRedisStopsAnswering(t *testing.T) {
+	for _, pause := range []time.Duration{10 * time.Second, 40 * time.Second} {
+		for _, who := range []string{"the limiter's", "all"} {
+			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := synctestSite(t, policy(4, 10*time.Second))
+					var f freezer
+					limits := f.options(like(s.redis))
+					if who == "all" {
+						s.asynq = dialed{limits}
+					}
+					client := redis.NewClient(limits)
+					defer client.Close()
+					limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.limiter = limiter
+
+					// A dequeue that Redis did when nobody waited for it any more costs a retry, as it does
+					// in plain asynq.
+					retries := asynq.MaxRetry(0)
+					if who == "all" {
+						retries = asynq.MaxRetry(3)
+					}
+					const n, late = 20, 6
+					var c counted
+					l := newLedger()
+					s.serve(c.handle, brisk, l.watch)
+					s.enqueueMany("acme", 0, n, retries)
+					time.Sleep(15 * time.Second)
+					frozen := make(chan struct{})
+					go func() { f.freeze(pause); close(frozen) }()
+					if who == "all" {
+						<-frozen
+					}
+					for i := range late {
+						s.enqueue(worker.NewTask(worker.Identity{Tenant: "initech"}, "x", nil), asynq.TaskID(fmt.Sprint("late", i)), retries)
+					}
+					<-frozen
+					for end := time.Now().Add(10 * time.Minute); c.done() < n+late && time.Now().Before(end); {
+						time.Sleep(time.Second)
+					}
+					time.Sleep(2 * time.Minute) // for whatever would run again
+					c.onceEach(t, n+late)
+					for _, tenant := range []string{"acme", "initech"} {
+						if over := l.of(tenant).excess(4, 10*time.Second); over > 0 {
+							t.Errorf("%s was granted %d above its limit", tenant, over)
+						}
+					}
+					// For 12 s go-redis repeats the call, and nobody notices.
+					begun, over := s.log.count("worker: tasks go undecided"), s.log.count("worker: tasks are decided again")
+					if begun > 1 || begun != over || who != "all" && pause > 12*time.Second && begun == 0 {
+						t.Errorf("want the outage logged once:\n%s", s.log)
+					}
+					if who == "all" {
+						if n := s.counters().Archived; n != 0 {
+							t.Errorf("%d tasks were archived", n)
+						}
+						return
+					}
+					s.wantCounters(counters{Processed: n + late})
+					s.wantTold(nil, nil)
+				})
+			})
+		}
+	}
+}
+
+// of is the ledger of one tenant alone.
+func (l *ledger) of(tenant string) *ledger {
+	return &ledger{grants: slices.DeleteFunc(l.sorted(), func(g granted) bool { return g.tenant != tenant })}
+}
+
+// A place is where a Redis is found, which may change: as when it is restarted.
+type place struct{ addr atomic.Value }
+
+func (p *place) options() *redis.Options {
+	return &redis.Options{
+		Addr: "redis.test:6379", DialerRetries: 1,
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, p.addr.Load().(string))
+		},
+		MaxRetries: 1, ReadTimeout: 500 * time.Millisecond, MinRetryBackoff: time.Millisecond, MaxRetryBackoff: time.Millisecond,
+	}
+}
+
+// start starts a redis-server in the directory, which its last one has left.
+func (p *place) start(t *testing.T, dir string, args ...string) *throttletest.Process {
+	t.Helper()
+	process, err := throttletest.Start(dir, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(process.Stop)
+	p.addr.Store(process.Addr)
+	return process
+}
+
+// newPlace starts a redis-server, or skips the test where there is none.
+func newPlace(t *testing.T, args ...string) (p *place, process *throttletest.Process, dir string) {
+	t.Helper()
+	throttletest.RedisProcess(t).Stop()
+	p, dir = &place{}, t.TempDir()
+	return p, p.start(t, dir, args...), dir
+}
+
+// faultSite is a site of which the limiter's Redis is at the place, and all of it if same is set.
+func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *site {
+	t.Helper()
+	client := redis.NewClient(p.options())
+	t.Cleanup(func() { client.Close() })
+	if same {
+		s := newSite(t, client, policies...)
+		s.asynq = dialed{p.options()}
+		return s
+	}
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policies...)
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.limiter = limiter
+	return s
+}
+
+// faulty runs the test with the limiter's Redis the same as asynq's, and another.
+func faulty(t *testing.T, test func(t *testing.T, same bool)) {
+	t.Parallel()
+	for name, same := range map[string]bool{"the same Redis": true, "another Redis": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, same)
+		})
+	}
+}
+
+// throughFault lets 3 of 9 tasks run, has the fault happen while the others wait, and waits for
+// all. The fault may call late, which enqueues 3 more that ask while it lasts.
+func (s *site) throughFault(fault func(late func())) *ledger {
+	s.Helper()
+	var c counted
+	l, n := newLedger(), 9
+	s.serve(c.handle, l.watch)
+	s.enqueueMany("acme", 0, n, asynq.MaxRetry(0))
+	s.wait("the first have run and the others wait", func() bool { return c.done() >= 3 && l.decided() == n })
+	s.wait("all are put down", func() bool { return s.counters().Active == 0 })
+	fault(func() {
+		s.enqueueMany("initech", 0, 3, asynq.MaxRetry(0))
+		n += 3
+		s.wait("it is told", func() bool { return s.log.count("worker: tasks go undecided") == 1 })
+	})
+	s.wait("all have run", func() bool { return c.done() == n })
+	s.wait("all are put down", func() bool { return s.counters().Active == 0 })
+	c.onceEach(s, n)
+	if got, want := s.counters(), (counters{Processed: int64(n)}); got != want {
+		s.Errorf("counters %+v, want %+v", got, want)
+	}
+	s.wantTold(nil, nil)
+	if s.log.count("worker: tasks go undecided") > 1 {
+		s.Errorf("want it logged once at the most:\n%s", s.log)
+	}
+	return l.of("acme")
+}
+
+// decided counts the tasks about which anything was decided.
+func (l *ledger) decided() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.wakes)
+}
+
+const faultPeriod = 1500 * time.Millisecond
+
+func TestRedisIsStoppedBySignal(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		p, process, _ := newPlace(t)
+		s := faultSite(t, p, same, policy(3, faultPeriod))
+		l := s.throughFault(func(late func()) {
+			process.Cmd.Process.Signal(syscall.SIGSTOP)
+			if !same {
+				late()
+			}
+			time.Sleep(time.Second)
+			process.Cmd.Process.Signal(syscall.SIGCONT)
+		})
+		if over := l.excess(3, faultPeriod); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}
+
+// Killed, and started anew with what it had written: the windows and the line are as they were.
+func TestRedisRestartsWithItsData(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		persist := []string{"--appendonly", "yes", "--appendfsync", "always"}
+		p, process, dir := newPlace(t, persist...)
+		s := faultSite(t, p, same, policy(3, faultPeriod))
+		l := s.throughFault(func(late func()) {
+			process.Stop()
+			if !same {
+				late()
+			}
+			time.Sleep(200 * time.Millisecond)
+			p.start(t, dir, persist...)
+		})
+		if over := l.excess(3, faultPeriod); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}
+
+// The memory is full: reads are served and writes are not.
+func TestRedisRefusesWrites(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		p, _, _ := newPlace(t)
+		s := faultSite(t, p, same, policy(3, faultPeriod))
+		admin := redis.NewClient(p.options())
+		defer admin.Close()
+		l := s.throughFault(func(late func()) {
+			admin.ConfigSet(t.Context(), "maxmemory", "1")
+			if !same {
+				late()
+			}
+			time.Sleep(faultPeriod)
+			admin.ConfigSet(t.Context(), "maxmemory", "0")
+		})
+		if over := l.excess(3, faultPeriod); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}
+
+// The scripts are gone, again and again.
+func TestRedisLosesItsScripts(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		p, _, _ := newPlace(t)
+		s := faultSite(t, p, same, policy(3, faultPeriod/5))
+		admin := redis.NewClient(p.options())
+		defer admin.Close()
+		flushing, flushes := make(chan struct{}), sync.WaitGroup{}
+		flushes.Go(func() {
+			for {
+				select {
+				case <-flushing:
+					return
+				case <-time.After(5 * time.Millisecond):
+					admin.ScriptFlush(t.Context())
+				}
+			}
+		})
+		l := s.throughFault(func(func()) {})
+		close(flushing)
+		flushes.Wait()
+		if over := l.excess(3, faultPeriod/5); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+		if s.log.String() != "" {
+			t.Errorf("nothing was to be noticed:\n%s", s.log)
+		}
+	})
+}
+
+// The limiter's Redis starts anew with nothing, while asynq still has the tasks: they come by
+// their fallback at the latest, and those that come after them do not wait for them.
+func TestLimitersRedisRestartsEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(4, 10*time.Second))
+		own := synctestSite(t, policy(4, 10*time.Second))
+		s.limiter = own.limiter
+		const n = 24
+		var c counted
+		l := newLedger()
+		s.serve(c.handle, brisk, l.watch)
+		s.enqueueMany("acme", 0, n, asynq.MaxRetry(0))
+		time.Sleep(25 * time.Second)
+		own.redis.FlushAll(t.Context())
+		own.redis.ScriptFlush(t.Context())
+		flushed := time.Now()
+		s.enqueueMany("acme", n, 4, asynq.MaxRetry(0))
+		for end := time.Now().Add(10 * time.Minute); c.done() < n+4 && time.Now().Before(end); {
+			time.Sleep(time.Second)
+		}
+		if took := time.Since(flushed); took > 5*time.Minute { // the last was promised 100 s, and two minutes
+			t.Errorf("it took %v", took)
+		}
+		time.Sleep(2 * time.Minute)
+		c.onceEach(t, n+4)
+		s.wantCounters(counters{Processed: n + 4})
+		s.wantTold(nil, nil)
+		after := &ledger{grants: slices.DeleteFunc(l.sorted(), func(g granted) bool { return g.at.Before(flushed) })}
+		if over := after.excess(4, 10*time.Second); over > 0 {
+			t.Errorf("%d were granted above the limit since", over)
+		}
+		own.wantNobodyInLine()
+	})
+}

@@ -1,0 +1,220 @@
+package httpthrottle
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// Numbers in X-RateLimit-Reset from here on are seconds since 1970, and from the other on
+// milliseconds; smaller ones are seconds from now. No limit lasts for 31 years.
+const (
+	epochSeconds      = 1_000_000_000
+	epochMilliseconds = 1_000_000_000_000
+)
+
+// refusal is TransportConfig.Refusal's default.
+func refusal(resp *http.Response) (time.Duration, bool) {
+	retryIn, told := retryAfter(resp)
+	exhausted := false
+	for _, r := range remainders(resp.Header, clock(resp), map[string]bool{throttle.Requests: true}) {
+		if r.left == 0 {
+			exhausted = true
+			if !told {
+				retryIn = max(retryIn, r.reset)
+			}
+		}
+	}
+	switch resp.StatusCode {
+	case http.StatusTooManyRequests:
+		return retryIn, true
+	case http.StatusServiceUnavailable:
+		return retryIn, told
+	case http.StatusForbidden: // GitHub says so too
+		return retryIn, told || exhausted
+	}
+	return 0, false
+}
+
+// retryAfter reads Retry-After: seconds, or a date by the far side's clock.
+func retryAfter(resp *http.Response) (time.Duration, bool) {
+	value := strings.TrimSpace(resp.Header.Get("Retry-After"))
+	if date, err := http.ParseTime(value); err == nil {
+		return max(0, date.Sub(clock(resp))), true
+	}
+	return seconds(value)
+}
+
+// seconds reads a number of seconds, 0 or more, also with a fraction; too large a one is the largest.
+func seconds(value string) (time.Duration, bool) {
+	n, err := strconv.ParseFloat(value, 64)
+	if err != nil || math.IsNaN(n) || n < 0 {
+		return 0, false
+	}
+	return time.Duration(math.Ceil(min(n, MaxPause.Seconds()*1000) * float64(time.Second))), true
+}
+
+// A remainder is how many units the far side lets through until it resets.
+type remainder struct {
+	unit  string
+	left  int64
+	reset time.Duration // above 0
+}
+
+// remainders reads what the answer says is left, by the first of these that it has:
+//
+//   - RateLimit, by draft-ietf-httpapi-ratelimit-headers-08 and later, or as in 07;
+//   - RateLimit-Remaining and -Reset, as in the drafts before;
+//   - X-RateLimit-Remaining and -Reset, also spelt X-Rate-Limit.
+//
+// The latter two also with a unit behind them, as in X-RateLimit-Remaining-Tokens. What is malformed
+// is as if it was not there.
+func remainders(h http.Header, now time.Time, units map[string]bool) []remainder {
+	if all := structured(h, units); len(all) > 0 {
+		return all
+	}
+	for _, prefix := range []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"} {
+		var all []remainder
+		add := func(unit, suffix string) {
+			left, err := strconv.ParseInt(h.Get(prefix+"Remaining"+suffix), 10, 64)
+			reset, ok := resetIn(h.Get(prefix+"Reset"+suffix), now)
+			if err == nil && ok {
+				all = appendValid(all, remainder{unit, left, reset})
+			}
+		}
+		if units[throttle.Requests] {
+			add(throttle.Requests, "")
+		}
+		for unit := range units {
+			add(unit, "-"+unit)
+		}
+		if len(all) > 0 {
+			return all
+		}
+	}
+	return nil
+}
+
+func appendValid(all []remainder, r remainder) []remainder {
+	if r.left < 0 || r.left > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
+		return all
+	}
+	return append(all, r)
+}
+
+// structured reads the RateLimit field, with the units of RateLimit-Policy.
+func structured(h http.Header, units map[string]bool) []remainder {
+	values := h.Values("RateLimit")
+	if len(values) == 0 {
+		return nil
+	}
+	var all []remainder
+	list, err := httpsfv.UnmarshalList(values)
+	if err != nil {
+		return dictionary(values)
+	}
+	unitOf := quotaUnits(h)
+	for _, member := range list {
+		item, ok := member.(httpsfv.Item)
+		if !ok {
+			continue
+		}
+		unit, known := unitOf[nameOf(item)]
+		if !known {
+			unit = throttle.Requests
+		}
+		left, ok := integer(item.Params, "r")
+		reset, timed := integer(item.Params, "t")
+		if ok && timed && units[unit] {
+			all = appendValid(all, remainder{unit, left, time.Duration(min(reset, 1e9)) * time.Second})
+		}
+	}
+	return all
+}
+
+// dictionary reads the field as draft 07 has it: limit=100, remaining=50, reset=5.
+func dictionary(values []string) []remainder {
+	members, err := httpsfv.UnmarshalDictionary(values)
+	if err != nil {
+		return nil
+	}
+	number := func(key string) (int64, bool) {
+		member, _ := members.Get(key)
+		item, ok := member.(httpsfv.Item)
+		if !ok {
+			return 0, false
+		}
+		n, ok := item.Value.(int64)
+		return n, ok
+	}
+	left, ok := number("remaining")
+	reset, timed := number("reset")
+	if !ok || !timed {
+		return nil
+	}
+	return appendValid(nil, remainder{throttle.Requests, left, time.Duration(min(reset, 1e9)) * time.Second})
+}
+
+// quotaUnits are the units that RateLimit-Policy names, by policy.
+func quotaUnits(h http.Header) map[string]string {
+	list, err := httpsfv.UnmarshalList(h.Values("RateLimit-Policy"))
+	if err != nil {
+		return nil
+	}
+	units := map[string]string{}
+	for _, member := range list {
+		if item, ok := member.(httpsfv.Item); ok {
+			if unit, ok := item.Params.Get("qu"); ok {
+				units[nameOf(item)], _ = unit.(string)
+			}
+		}
+	}
+	return units
+}
+
+func nameOf(item httpsfv.Item) string {
+	switch name := item.Value.(type) {
+	case string:
+		return name
+	case httpsfv.Token:
+		return string(name)
+	}
+	return ""
+}
+
+func integer(params *httpsfv.Params, key string) (int64, bool) {
+	value, _ := params.Get(key)
+	n, ok := value.(int64)
+	return n, ok
+}
+
+// resetIn reads when the far side resets: seconds from now, seconds or milliseconds since 1970, or a
+// duration such as 6m0s.
+func resetIn(value string, now time.Time) (time.Duration, bool) {
+	value = strings.TrimSpace(value)
+	if d, err := time.ParseDuration(value); err == nil && d > 0 {
+		return d, true
+	}
+	n, err := strconv.ParseFloat(value, 64)
+	switch {
+	case err != nil || math.IsNaN(n) || n <= 0 || n >= 1000*epochMilliseconds:
+		return 0, false
+	case n >= epochMilliseconds:
+		return time.UnixMilli(int64(n)).Sub(now), true
+	case n >= epochSeconds:
+		return time.UnixMilli(int64(n * 1000)).Sub(now), true
+	}
+	return seconds(value)
+}
+
+// fromCache reports whether an answer is an old one, whose numbers say nothing of now.
+func fromCache(h http.Header) bool {
+	age, ok := seconds(h.Get("Age"))
+	return ok && age > 0
+}

@@ -1,0 +1,104 @@
+package httpthrottle
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// ErrLeaseLost is why a call, or a handler's context, was ended: the hold of a Concurrency window ran
+// out, because Redis could not be reached for as long as the lease, and the room is somebody else's.
+var ErrLeaseLost = errors.New("httpthrottle: the hold of a concurrency window was lost")
+
+// A hold keeps what Concurrency windows hold for a reservation, by renewing it, until it is ended. One
+// of a reservation that holds nothing does nothing.
+type hold struct {
+	cancel      context.CancelCauseFunc
+	limiter     *throttle.Limiter
+	logger      *slog.Logger
+	once        sync.Once
+	outer       context.Context
+	reservation throttle.Reservation
+	stop        chan struct{}
+	stopped     chan struct{}
+}
+
+// newHold begins to renew. The context returned ends with the hold, with ErrLeaseLost if that is lost.
+func newHold(outer context.Context, l *throttle.Limiter, r throttle.Reservation, logger *slog.Logger) (context.Context, *hold) {
+	h := &hold{limiter: l, logger: logger, outer: outer, reservation: r}
+	lease := l.Lease(r)
+	if lease == 0 {
+		return outer, h
+	}
+	ctx, cancel := context.WithCancelCause(outer)
+	h.cancel, h.stop, h.stopped = cancel, make(chan struct{}), make(chan struct{})
+	go h.renew(lease / 3)
+	return ctx, h
+}
+
+func (h *hold) renew(every time.Duration) {
+	defer close(h.stopped)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case <-tick.C:
+		}
+		afterward(h.outer, func(ctx context.Context) {
+			switch held, err := h.limiter.Renew(ctx, h.reservation); {
+			case err != nil:
+				h.logger.Warn("httpthrottle: a hold of a concurrency window was not renewed", "policy", h.reservation.Policy, "error", err)
+			case !held:
+				h.cancel(ErrLeaseLost)
+			}
+		})
+	}
+}
+
+// end ends the hold, once, by what is to be done then. A renewal under way is awaited: after the
+// release it would take the room again.
+func (h *hold) end(do func(context.Context)) {
+	h.once.Do(func() {
+		if h.stop != nil {
+			close(h.stop)
+			<-h.stopped
+			defer h.cancel(context.Canceled)
+		}
+		afterward(h.outer, do)
+	})
+}
+
+func (h *hold) release(ctx context.Context) {
+	if h.stop == nil {
+		return
+	}
+	if err := h.limiter.Release(ctx, h.reservation); err != nil {
+		h.logger.Warn("httpthrottle: a hold of a concurrency window was not released, and runs out", "policy", h.reservation.Policy, "error", err)
+	}
+}
+
+// until ends the hold with the answer's body, or the caller's context.
+func (h *hold) until(outer context.Context, resp *http.Response) {
+	if h.stop == nil {
+		return
+	}
+	if resp.Body == nil || resp.Body == http.NoBody {
+		h.end(h.release)
+		return
+	}
+	forget := context.AfterFunc(outer, func() { h.end(h.release) })
+	b := body{resp.Body, func() { forget(); h.end(h.release) }}
+	if w, ok := resp.Body.(io.Writer); ok {
+		resp.Body = &duplex{b, w}
+	} else {
+		resp.Body = &b
+	}
+}

@@ -1,0 +1,150 @@
+package httpthrottle
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A learner passes on what the far side says of how much is left, if that is news.
+type learner struct {
+	limiter *throttle.Limiter
+	logger  *slog.Logger
+
+	mu   sync.Mutex
+	told map[string]drift // by policy, unit and scopes
+}
+
+// A drift is by how many units the far side was behind our windows when that was passed on. Redis takes
+// off what we grant since: as long as the drift stays the same there is nothing new to say.
+type drift struct {
+	units int64
+	until time.Time // when the far side resets
+}
+
+// toldMost bounds what is remembered: tenants are data.
+const toldMost = 10_000
+
+// learn takes the answer to a call in.
+func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision) {
+	retryIn, refused := t.c.Refusal(resp)
+	if retryIn <= 0 {
+		retryIn = t.c.Pause
+	}
+	retryIn = min(retryIn, MaxPause)
+	switch {
+	case job != nil && refused:
+		job.Refused(d.Policy, retryIn)
+	case job != nil:
+		job.Answered()
+	}
+	switch {
+	case d.FailedOpen != nil: // nobody to tell, and nothing to compare with
+	case refused:
+		afterward(ctx, func(ctx context.Context) {
+			if err := t.c.Limiter.Pause(ctx, d.Reservation, retryIn); err != nil {
+				t.c.Logger.Warn("httpthrottle: a refusal could not be passed on", "policy", d.Policy, "error", err)
+			}
+		})
+	default:
+		t.learner.left(ctx, resp, d)
+	}
+}
+
+// left passes on how much the far side has left, where that is less than our windows let out.
+func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Decision) {
+	if fromCache(resp.Header) {
+		return
+	}
+	units := map[string]bool{}
+	for _, w := range d.Windows {
+		units[w.Unit] = true
+	}
+	worst := map[string]remainder{}
+	most := map[string]int64{}
+	for _, r := range remainders(resp.Header, clock(resp), units) {
+		lets, ok := letsOut(d, r)
+		if !ok {
+			continue
+		}
+		if behind, seen := most[r.unit]; !seen || lets-r.left > behind {
+			most[r.unit], worst[r.unit] = lets-r.left, r
+		}
+	}
+	for unit, r := range worst {
+		key := keyOf(d, unit)
+		if !l.news(key, most[unit], r.reset) {
+			continue
+		}
+		afterward(ctx, func(ctx context.Context) {
+			if err := l.limiter.Left(ctx, d.Reservation, unit, r.left, r.reset); err != nil {
+				l.logger.Warn("httpthrottle: what is left could not be passed on", "policy", d.Policy, "error", err)
+				return
+			}
+			l.note(key, most[unit], r.reset)
+		})
+	}
+}
+
+// letsOut is an upper bound of how much our windows of the unit let out until the far side resets.
+func letsOut(d throttle.Decision, r remainder) (least int64, ok bool) {
+	for _, w := range d.Windows {
+		var refills int64
+		switch {
+		case w.Unit != r.unit || w.Algorithm == throttle.Concurrency:
+			continue
+		case w.Period > 0:
+			refills = int64(r.reset / w.Period)
+		case d.At.Add(r.reset).After(w.ResetsAt):
+			refills = 1
+		}
+		if lets := w.Remaining + refills*w.Limit; !ok || lets < least {
+			least, ok = lets, true
+		}
+	}
+	return least, ok
+}
+
+// news reports whether a drift has to be passed on: it has grown, or what was passed on has become far
+// too strict.
+func (l *learner) news(key string, behind int64, reset time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before, ok := l.told[key]
+	if !ok || !time.Now().Before(before.until) {
+		return behind > 0
+	}
+	// A reset that moved is another period of the far side.
+	moved := time.Now().Add(reset).Sub(before.until).Abs() > max(2*time.Second, reset/10)
+	return behind > before.units || behind < before.units/2 || moved && behind > 0
+}
+
+func (l *learner) note(key string, behind int64, reset time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.told) >= toldMost {
+		clear(l.told)
+	}
+	l.told[key] = drift{behind, time.Now().Add(reset)}
+}
+
+func keyOf(d throttle.Decision, unit string) string {
+	parts := []string{d.Policy, unit}
+	for _, w := range d.Windows {
+		parts = append(parts, w.Scope.Values...)
+	}
+	return strings.Join(parts, "\x00")
+}
+
+// clock is the far side's, which its times of day are by; or ours, if it does not tell.
+func clock(resp *http.Response) time.Time {
+	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+		return date
+	}
+	return time.Now()
+}

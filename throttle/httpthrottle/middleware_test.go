@@ -1,0 +1,333 @@
+package httpthrottle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// ask serves one request, of a user from an address.
+func ask(h http.Handler, ip, user string) *http.Response {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = ip + ":1234"
+	r.SetBasicAuth(user, "")
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result()
+}
+
+func byUser(r *http.Request) map[string]string {
+	user, _, _ := r.BasicAuth()
+	return map[string]string{"user": user}
+}
+
+func TestSeveralIdentitiesAtOnce(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		limiter := newLimiter(t, client, policy("site",
+			throttle.Window{Name: "address", Limit: 3, Period: time.Hour, Per: []string{"ip"}},
+			throttle.Window{Name: "person", Limit: 2, Period: 2 * time.Hour, Per: []string{"user"}}))
+		var served atomic.Int64
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site", Attributes: byUser})(
+			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) }))
+		for i, row := range []struct {
+			ip, user                 string
+			status                   int
+			limit, remaining, period string // of the tightest window
+			left                     string
+		}{
+			{"10.0.0.1", "ann", 200, "2", "1", "2h", `"address";r=2;t=3600, "person";r=1;t=7200`},
+			{"10.0.0.1", "ann", 200, "2", "0", "2h", `"address";r=1;t=3600, "person";r=0;t=7200`},
+			{"10.0.0.1", "ann", 429, "2", "0", "2h", `"address";r=1;t=3600, "person";r=0;t=7200`},
+			{"10.0.0.2", "ann", 429, "2", "0", "2h", `"address";r=3;t=0, "person";r=0;t=7200`}, // the person counts, wherever
+			{"10.0.0.1", "bob", 200, "3", "0", "1h", `"address";r=0;t=3600, "person";r=1;t=7200`},
+			{"10.0.0.1", "cid", 429, "3", "0", "1h", `"address";r=0;t=3600, "person";r=2;t=0`}, // the address counts, whoever
+			{"10.0.0.2", "cid", 200, "2", "1", "2h", `"address";r=2;t=3600, "person";r=1;t=7200`},
+		} {
+			before := served.Load()
+			resp := ask(h, row.ip, row.user)
+			if resp.StatusCode != row.status || (served.Load() > before) != (row.status == 200) {
+				t.Errorf("request %d: status %d, want %d; served %d times", i, resp.StatusCode, row.status, served.Load()-before)
+			}
+			// The clock of Redis goes on: what began a moment ago may round to a second less.
+			left := resp.Header.Get("RateLimit")
+			left = strings.NewReplacer("t=3599", "t=3600", "t=7199", "t=7200").Replace(left)
+			if left != row.left {
+				t.Errorf("request %d: RateLimit %s, want %s", i, left, row.left)
+			}
+			if policies := resp.Header.Get("RateLimit-Policy"); policies != `"address";q=3;w=3600, "person";q=2;w=7200` {
+				t.Errorf("request %d: RateLimit-Policy %s", i, policies)
+			}
+			for field, want := range map[string]string{"X-RateLimit-Limit": row.limit, "X-RateLimit-Remaining": row.remaining} {
+				if got := resp.Header.Get(field); got != want {
+					t.Errorf("request %d: %s %s, want %s", i, field, got, want)
+				}
+			}
+			period, _ := time.ParseDuration(row.period)
+			about := func(what string, seconds, want float64) {
+				if seconds > want+2 || seconds < want-60 {
+					t.Errorf("request %d: %s in %v s, want %v", i, what, seconds, want)
+				}
+			}
+			reset, _ := strconv.ParseFloat(resp.Header.Get("X-RateLimit-Reset"), 64)
+			about("resets", reset-float64(time.Now().Unix()), period.Seconds())
+			if retry := resp.Header.Get("Retry-After"); row.status == 429 {
+				seconds, err := strconv.ParseFloat(retry, 64)
+				about(fmt.Sprint("retry ", err), seconds, period.Seconds())
+			} else if retry != "" {
+				t.Errorf("request %d: Retry-After %s", i, retry)
+			}
+		}
+	})
+}
+
+// A request repeated after Retry-After is served; one a second before is not.
+func TestRetryAfterIsRoundedUp(t *testing.T) {
+	t.Parallel()
+	bubble(t, policy("site", throttle.Window{Name: "w", Limit: 1, Period: 2500 * time.Millisecond, Per: []string{"ip"}}),
+		func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(http.HandlerFunc(ok))
+			statuses := []int{ask(h, "10.0.0.1", "").StatusCode}
+			resp := ask(h, "10.0.0.1", "")
+			if retry := resp.Header.Get("Retry-After"); retry != "3" {
+				t.Errorf("Retry-After %s, want 3", retry)
+			}
+			if reset := resp.Header.Get("X-RateLimit-Reset"); reset != fmt.Sprint(time.Now().Unix()+3) {
+				t.Errorf("X-RateLimit-Reset %s, want 3 s after %d", reset, time.Now().Unix())
+			}
+			time.Sleep(2 * time.Second)
+			statuses = append(statuses, ask(h, "10.0.0.1", "").StatusCode)
+			time.Sleep(time.Second)
+			statuses = append(statuses, ask(h, "10.0.0.1", "").StatusCode)
+			if want := []int{200, 429, 200}; !slices.Equal(statuses, want) {
+				t.Errorf("after 0, 2 and 3 s: %v, want %v", statuses, want)
+			}
+		})
+}
+
+func TestAllowedRequestsAreCountedAndServed(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		limiter := newLimiter(t, client, policy("site", perHour(2, "ip")))
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site",
+			Allow: func(r *http.Request) bool { user, _, _ := r.BasicAuth(); return user == "monitor" }})(http.HandlerFunc(ok))
+		for range 5 {
+			if resp := ask(h, "10.0.0.1", "monitor"); resp.StatusCode != 200 {
+				t.Errorf("an allowed request: %d", resp.StatusCode)
+			}
+		}
+		if n := used(t, limiter, throttle.Request{Policy: "site", Attributes: map[string]string{"ip": "10.0.0.1"}}); n[0] != 5 {
+			t.Errorf("%d are counted, want 5", n[0])
+		}
+		if resp := ask(h, "10.0.0.1", "ann"); resp.StatusCode != 429 {
+			t.Errorf("another one's: %d", resp.StatusCode)
+		}
+	})
+}
+
+func TestRefusedRequestsCanBeCharged(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		window := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 60, Burst: 2, Period: time.Hour, Per: []string{"ip"}}
+		p, q := policy("charged", window, slots(5)), policy("free", window, slots(5))
+		limiter := newLimiter(t, client, p, q)
+		for _, row := range []struct {
+			policy  string
+			retries []float64 // seconds
+		}{{"free", []float64{60, 60, 60}}, {"charged", []float64{120, 180, 240}}} {
+			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: row.policy, ChargeRefused: row.policy == "charged"})(http.HandlerFunc(ok))
+			ask(h, "10.0.0.1", "")
+			ask(h, "10.0.0.1", "")
+			for i, want := range row.retries {
+				resp := ask(h, "10.0.0.1", "")
+				retry, _ := strconv.ParseFloat(resp.Header.Get("Retry-After"), 64)
+				if resp.StatusCode != 429 || retry > want || retry < want-30 {
+					t.Errorf("%s: refusal %d: status %d, Retry-After %v, want %v", row.policy, i, resp.StatusCode, retry, want)
+				}
+			}
+			if n := used(t, limiter, throttle.Request{Policy: row.policy, Attributes: map[string]string{"ip": "10.0.0.1"}}); n[1] != 0 {
+				t.Errorf("%s: refused requests hold %d slots", row.policy, n[1])
+			}
+		}
+	})
+}
+
+func TestRequestsWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
+	defer client.Close()
+	for _, row := range []struct {
+		fail   throttle.FailMode
+		status int
+		retry  string
+	}{{throttle.FailClosed, 503, "1"}, {throttle.FailOpen, 200, ""}} {
+		p := policy("site", perHour(1))
+		p.Fail = row.fail
+		log := &journal{}
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: newLimiter(t, client, p), Policy: "site",
+			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
+		for range 3 {
+			resp := ask(h, "10.0.0.1", "")
+			if resp.StatusCode != row.status || resp.Header.Get("Retry-After") != row.retry || resp.Header.Get("RateLimit") != "" {
+				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
+			}
+		}
+		if n := log.count("cannot decide"); n != 1 {
+			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
+		}
+	}
+}
+
+func TestRequestsThatCannotBeThrottled(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "user")))
+	h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site", Attributes: byUser,
+		Cost: func(r *http.Request) map[string]int64 {
+			user, _, _ := r.BasicAuth()
+			return map[string]int64{"requests": int64(len(user))}
+		}})(http.HandlerFunc(ok))
+	for user, want := range map[string]int{"ann": 200, "": 500, "a-long-name": 413} {
+		if resp := ask(h, "10.0.0.1", user); resp.StatusCode != want {
+			t.Errorf("user %q: %d, want %d", user, resp.StatusCode, want)
+		}
+	}
+}
+
+func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
+	t.Parallel()
+	bubble(t, policy("site", slots(1)), func(t *testing.T, l *throttle.Limiter, m *miniredis.Miniredis) {
+		request := throttle.Request{Policy: "site"}
+		serve := func(handler http.HandlerFunc) *http.Response {
+			return ask(newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(handler), "10.0.0.1", "")
+		}
+		resp := serve(func(w http.ResponseWriter, _ *http.Request) {
+			for range 10 {
+				time.Sleep(900 * time.Millisecond)
+				if used(t, l, request)[0] != 1 {
+					t.Fatal("a handler that runs holds nothing")
+				}
+			}
+			second := serve(ok)
+			if second.StatusCode != 429 || second.Header.Get("RateLimit-Policy") != `"slots";q=1;qu="concurrent-requests"` || second.Header.Get("RateLimit") != `"slots";r=0` {
+				t.Errorf("a second at once: %d, %v", second.StatusCode, second.Header)
+			}
+		})
+		if resp.StatusCode != 200 || used(t, l, request)[0] != 0 {
+			t.Errorf("status %d; a handler that has returned holds %d", resp.StatusCode, used(t, l, request)[0])
+		}
+
+		func() {
+			defer func() {
+				if recover() != http.ErrAbortHandler {
+					t.Error("the panic is gone")
+				}
+			}()
+			serve(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+		}()
+		if used(t, l, request)[0] != 0 {
+			t.Error("a handler that panicked holds its slot")
+		}
+
+		serve(func(_ http.ResponseWriter, r *http.Request) {
+			m.FlushAll()
+			if d, err := l.Reserve(t.Context(), request); err != nil || !d.Granted {
+				t.Error("nobody could take the slot", err)
+			}
+			<-r.Context().Done()
+			if cause := context.Cause(r.Context()); !errors.Is(cause, httpthrottle.ErrLeaseLost) {
+				t.Errorf("the context of a handler that lost its slot ended by %v", cause)
+			}
+		})
+	})
+}
+
+func TestClientIP(t *testing.T) {
+	t.Parallel()
+	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
+	for _, row := range []struct {
+		remote string
+		hops   []string
+		want   string
+	}{
+		{"192.0.2.1:80", nil, "192.0.2.1"},
+		{"192.0.2.1:80", []string{"203.0.113.9"}, "192.0.2.1"}, // who is not trusted may say what it likes
+		{"10.0.0.1:80", nil, "10.0.0.1"},
+		{"10.0.0.1:80", []string{"203.0.113.9"}, "203.0.113.9"},
+		{"10.0.0.1:80", []string{"198.51.100.7, 203.0.113.9"}, "203.0.113.9"}, // the first is the client's own word
+		{"10.0.0.1:80", []string{"198.51.100.7", "203.0.113.9, 10.2.3.4"}, "203.0.113.9"},
+		{"10.0.0.1:80", []string{"203.0.113.9, unknown, 10.2.3.4"}, "10.2.3.4"},
+		{"10.0.0.1:80", []string{"203.0.113.9:4711"}, "203.0.113.9"},
+		{"10.0.0.1:80", []string{"10.9.9.9"}, "10.9.9.9"},
+		{"[::ffff:192.0.2.1]:80", nil, "192.0.2.1"},
+		{"[2001:db8:1:2:3:4:5:6%eth0]:80", nil, "2001:db8:1:2::/64"},
+		{"[fd00::1]:80", []string{"[2001:db8::7]:99"}, "2001:db8::/64"},
+		{"[fd00::1]:80", []string{"[2001:db8::7]"}, "2001:db8::/64"},
+		{"@", []string{"203.0.113.9"}, "local"},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr, r.Header["X-Forwarded-For"] = row.remote, row.hops
+		if got := httpthrottle.ClientIP(r, proxies, 64); got != row.want {
+			t.Errorf("%s, X-Forwarded-For %q: %s, want %s", row.remote, row.hops, got, row.want)
+		}
+	}
+}
+
+func TestConfigsOfMiddlewares(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t, throttletest.Client(t, "127.0.0.1:1"), policy("site", perHour(1)))
+	for want, c := range map[string]httpthrottle.MiddlewareConfig{
+		"Limiter is nil": {},
+		`Policy ""`:      {Limiter: limiter},
+		"IPv6Bits 129":   {Limiter: limiter, Policy: "site", IPv6Bits: 129},
+	} {
+		if _, err := httpthrottle.NewMiddleware(c); err == nil || !strings.Contains(err.Error(), "httpthrottle: MiddlewareConfig."+want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+// A client of ours that knows too large a limit is told the server's, and never refused.
+func TestOurTransportUnderstandsOurMiddleware(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		limiter := newLimiter(t, client, policy("server", perHour(10)), policy("client", perHour(100)))
+		guarded := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "server"})(http.HandlerFunc(ok))
+		server := newFar(t, guarded.ServeHTTP)
+		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "client"})
+		for i := range 10 {
+			resp, err := get(t.Context(), rt, server.URL)
+			if i == 4 { // the others of the same key
+				for range 3 {
+					ask(guarded, "10.0.0.9", "")
+				}
+			}
+			var denied *throttle.DeniedError
+			switch {
+			case i < 7 && (err != nil || resp.StatusCode != 200):
+				t.Fatalf("call %d: %v", i, err)
+			case i >= 7 && !errors.As(err, &denied): // two after the others took theirs, the client knows
+				t.Fatalf("call %d was not denied: %v", i, err)
+			}
+		}
+		if n := server.calls.Load(); n != 7 {
+			t.Errorf("the server saw %d calls, want 7", n)
+		}
+	})
+}

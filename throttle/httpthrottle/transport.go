@@ -1,0 +1,303 @@
+// Package httpthrottle puts the limits of package throttle around net/http: around the calls that a
+// program makes ([Transport]), and in front of the requests that it serves ([NewMiddleware]).
+//
+// A Transport reserves for every call, and learns from the answers what the far side knows better.
+// In a job, whose context carries a [throttle.Job], a call that does not fit returns a
+// *[throttle.DeniedError], by which the job is requeued:
+//
+//	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: limiter, Policy: "github-api"})
+//	client := &http.Client{Transport: transport}
+//	response, err := client.Do(request.WithContext(ctx)) // ctx is the handler's
+//
+// To follow a call through the code, read [Transport.RoundTrip] here, then hold.go, then learn.go.
+package httpthrottle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// What TransportConfig leaves out.
+const (
+	DefaultPause = time.Second
+	MaxPause     = 24 * time.Hour
+)
+
+// pollMost is the longest sleep between two looks for room that may come sooner than is known: what
+// a Concurrency window tells is an upper bound, and who is called from a line must come soon.
+const pollMost = time.Second
+
+// afterwards bounds each call of the limiter that has to be made also when the request's context has
+// ended: releasing, cancelling, and passing on what the far side said.
+const afterwards = 5 * time.Second
+
+// TransportConfig is how calls are throttled. Its functions are called by many goroutines at once.
+type TransportConfig struct {
+	// Base makes the calls. The default is http.DefaultTransport. That a call was never made, and
+	// costs nothing, is known only of transports that tell of it as *http.Transport does.
+	Base http.RoundTripper
+
+	// LearnOnly reserves nothing, for calls of jobs that were counted when they began: what the
+	// far side says of a refusal is passed on all the same.
+	LearnOnly bool
+
+	// Limiter decides. It is required.
+	Limiter *throttle.Limiter
+
+	// Logger is told when what has to be said after a call cannot be: a release, a pause. The
+	// default is slog.Default().
+	Logger *slog.Logger
+
+	// MaxWait is for how long a call waits for its turn, at the most. The default, 0, is not at
+	// all, which is right in a job: its worker has other jobs to do. A call that is known not to
+	// fit within MaxWait, or the deadline of its context, is denied at once.
+	MaxWait time.Duration
+
+	// PassUnidentified lets calls through, uncounted, of which nobody tells the policy. By default
+	// they fail with an *UnidentifiedError.
+	PassUnidentified bool
+
+	// Pause is for how long nothing is granted after a refusal that does not say for how long. The
+	// default is DefaultPause; the most that is believed of the far side is MaxPause.
+	Pause time.Duration
+
+	// Policy is the policy of all calls, unless Request names another. The default is that of the
+	// context's throttle.Job.
+	Policy string
+
+	// Refusal tells whether an answer is a refusal to serve for now, and for how long; 0 is
+	// unknown. It must not read the body. The default knows 429; 503 with Retry-After; and 403
+	// with Retry-After or with 0 of X-RateLimit-Remaining.
+	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
+
+	// Request tells whose a call is, what it costs, and by which ticket it may stand in line; false
+	// is unknown. The default is what the context's throttle.Job says, where a Policy other than
+	// the job's own means the default cost.
+	Request func(*http.Request) (r throttle.Request, ok bool)
+}
+
+// An UnidentifiedError says that a call was not made because nobody tells which policy guards it.
+type UnidentifiedError struct {
+	Method string
+	Host   string
+}
+
+func (e *UnidentifiedError) Error() string {
+	return fmt.Sprintf("httpthrottle: %s %s: no policy is known for this call: set TransportConfig.Policy, "+
+		"or make it with the context of a job", e.Method, e.Host)
+}
+
+// A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent use.
+type Transport struct {
+	c       TransportConfig
+	learner learner
+}
+
+// NewTransport returns a transport, or an error that names the field of the config which cannot be
+// used.
+func NewTransport(c TransportConfig) (*Transport, error) {
+	if c.Limiter == nil {
+		return nil, errors.New("httpthrottle: TransportConfig.Limiter is nil: must be what throttle.New returns")
+	}
+	if _, ok := c.Limiter.Policy(c.Policy); c.Policy != "" && !ok {
+		return nil, fmt.Errorf("httpthrottle: TransportConfig.Policy %q: must be a policy of the limiter", c.Policy)
+	}
+	if c.MaxWait < 0 {
+		return nil, fmt.Errorf("httpthrottle: TransportConfig.MaxWait %v: must not be below 0", c.MaxWait)
+	}
+	if c.Pause < 0 || c.Pause > MaxPause {
+		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v", c.Pause, MaxPause)
+	}
+	if c.Base == nil {
+		c.Base = http.DefaultTransport
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Pause == 0 {
+		c.Pause = DefaultPause
+	}
+	if c.Refusal == nil {
+		c.Refusal = refusal
+	}
+	return &Transport{c, learner{limiter: c.Limiter, logger: c.Logger, told: map[string]drift{}}}, nil
+}
+
+// RoundTrip makes the call if it fits, and never repeats one. Each call of a chain of redirects
+// counts.
+//
+// Errors besides those of the base are *throttle.DeniedError if it does not fit now,
+// *UnidentifiedError, and those of Limiter.Reserve; then the call was not made. ErrLeaseLost ends a
+// call whose hold of a Concurrency window was lost. http.Client wraps all of them in *url.Error;
+// errors.As and errors.Is see through it.
+//
+// What Concurrency windows hold is renewed until the answer's body is closed or read to its end, or
+// the context ends, and then released.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	job := throttle.JobFrom(req.Context())
+	r, ok := t.identify(req, job)
+	switch {
+	case !ok && t.c.PassUnidentified:
+		return t.c.Base.RoundTrip(req)
+	case !ok:
+		closeBody(req)
+		return nil, &UnidentifiedError{req.Method, req.URL.Host}
+	case t.c.LearnOnly:
+		resp, err := t.c.Base.RoundTrip(req)
+		if err == nil {
+			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}})
+		}
+		return resp, err
+	}
+	d, err := t.reserve(req.Context(), r)
+	if err != nil {
+		closeBody(req)
+		return nil, err
+	}
+	return t.call(req, job, d)
+}
+
+// identify tells whose the call is.
+func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Request, bool) {
+	var r throttle.Request
+	switch {
+	case t.c.Request != nil:
+		var ok bool
+		if r, ok = t.c.Request(req); !ok {
+			return r, false
+		}
+		if r.Policy == "" {
+			r.Policy = t.c.Policy
+		}
+	case job != nil:
+		r = job.Request
+		r.HoldFor, r.Nonce = 0, "" // of the job, not of this call
+		if t.c.Policy != "" && t.c.Policy != r.Policy {
+			if r.Policy != "" {
+				r.Cost = nil // in units of the job's policy
+			}
+			r.Policy = t.c.Policy
+		}
+	default:
+		r.Policy = t.c.Policy
+	}
+	if deadline, ok := req.Context().Deadline(); ok && r.HoldFor == 0 {
+		r.HoldFor = max(0, time.Until(deadline))
+	}
+	return r, r.Policy != ""
+}
+
+// reserve returns a grant, after a wait if need be, or an error.
+func (t *Transport) reserve(ctx context.Context, r throttle.Request) (throttle.Decision, error) {
+	policy, _ := t.c.Limiter.Policy(r.Policy)
+	bound := slices.ContainsFunc(policy.Windows, func(w throttle.Window) bool { return w.Algorithm == throttle.Concurrency })
+	end := time.Now().Add(t.c.MaxWait)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
+	for {
+		d, err := t.c.Limiter.Reserve(ctx, r)
+		if err != nil || d.Granted {
+			return d, err
+		}
+		left, sleep := time.Until(end), d.RetryIn
+		if left <= 0 || left < d.RetryIn && !bound {
+			return d, &throttle.DeniedError{Decision: d}
+		}
+		if bound || r.Ticket != "" {
+			sleep = min(sleep, pollMost)
+		}
+		timer := time.NewTimer(min(sleep, left))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return d, fmt.Errorf("httpthrottle: %s: %w", d.Reason(), context.Cause(ctx))
+		}
+	}
+}
+
+// call makes a call that was granted.
+func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decision) (*http.Response, error) {
+	outer := req.Context()
+	if outer.Err() != nil {
+		afterward(outer, func(ctx context.Context) { t.giveBack(ctx, d) })
+		closeBody(req)
+		return nil, fmt.Errorf("httpthrottle: %w", context.Cause(outer))
+	}
+	ctx, h := newHold(outer, t.c.Limiter, d.Reservation, t.c.Logger)
+
+	var sought, sent atomic.Bool
+	trace := &httptrace.ClientTrace{
+		GetConn: func(string) { sought.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }, // from here on something may leave
+	}
+	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	if err != nil {
+		if sought.Load() && !sent.Load() {
+			h.end(func(ctx context.Context) { t.giveBack(ctx, d) })
+		} else {
+			h.end(h.release)
+		}
+		return nil, err
+	}
+	t.learn(outer, resp, job, d)
+	h.until(outer, resp)
+	return resp, nil
+}
+
+// giveBack undoes a grant by which no call was made.
+func (t *Transport) giveBack(ctx context.Context, d throttle.Decision) {
+	if _, err := t.c.Limiter.Cancel(ctx, d.Reservation); err != nil {
+		t.c.Logger.Warn("httpthrottle: what was reserved for a call that was not made counts", "policy", d.Policy, "error", err)
+	}
+}
+
+// afterward runs what must be done although the context may have ended.
+func afterward(ctx context.Context, do func(context.Context)) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwards)
+	defer cancel()
+	do(ctx)
+}
+
+// closeBody is a RoundTripper's duty, also when it makes no call.
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		req.Body.Close()
+	}
+}
+
+// A body ends its call when it is read to its end or closed.
+type body struct {
+	io.ReadCloser
+	end func()
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.end()
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
+}
+
+// A duplex is the body of an answer that switched protocols: it can be written to.
+type duplex struct {
+	body
+	io.Writer
+}

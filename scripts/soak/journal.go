@@ -1,0 +1,166 @@
+package main
+
+import (
+	"net"
+	"net/rpc"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A run is one call of a handler, as the called side saw it.
+type run struct {
+	Task, Tenant string
+	Holder       string    // which process of a worker
+	Retried      int       // asynq's count at its start
+	Granted      time.Time // by the clock of Redis; zero without Sluice, and if it was let through uncounted
+	Promised     time.Time // by the last denial; zero without one
+	Begun, Ended time.Time // Ended is zero if its end was never told
+	Failed       bool
+}
+
+// A journal is the log of runs, outside of Redis. Workers tell it of every start and end, and
+// it tells them how the run is to go.
+type journal struct {
+	mu       sync.Mutex
+	jobs     map[string]job
+	runs     []*run
+	byTask   map[string][]*run
+	promises map[string]time.Time // by task
+	denials  int
+}
+
+func newJournal(jobs []job) *journal {
+	j := &journal{jobs: map[string]job{}, byTask: map[string][]*run{}, promises: map[string]time.Time{}}
+	for _, one := range jobs {
+		j.jobs[one.ID] = one
+	}
+	return j
+}
+
+// serve answers workers until the listener is closed.
+func (j *journal) serve() (net.Listener, error) {
+	s := rpc.NewServer()
+	if err := s.RegisterName("Journal", &Calls{j}); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go s.ServeConn(conn)
+		}
+	}()
+	return l, nil
+}
+
+// Calls are those that workers make. Package rpc wants the type and its methods exported.
+type Calls struct{ journal *journal }
+
+// A Verdict is how a run is to go.
+type Verdict struct {
+	Run   int // its number
+	Work  time.Duration
+	Fail  bool
+	Panic bool
+}
+
+// A Started says that a handler begins.
+type Started struct {
+	Task, Tenant, Holder string
+	Retried              int
+	Granted              time.Time
+}
+
+// An Ended says that a handler is about to return.
+type Ended struct {
+	Run    int
+	Failed bool
+}
+
+// A Denied says what a task was promised.
+type Denied struct {
+	Task     string
+	Promised time.Time
+}
+
+// None is no reply.
+type None struct{}
+
+// Start notes the begin of a run.
+func (c *Calls) Start(s Started, v *Verdict) error {
+	j := c.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	one := j.jobs[s.Task]
+	failures := failures(j.byTask[s.Task])
+	*v = Verdict{Run: len(j.runs), Work: one.Work, Fail: failures < one.Fails || one.archives(), Panic: one.Panics}
+	r := &run{Task: s.Task, Tenant: s.Tenant, Holder: s.Holder, Retried: s.Retried, Granted: s.Granted, Promised: j.promises[s.Task], Begun: time.Now()}
+	delete(j.promises, s.Task)
+	j.runs = append(j.runs, r)
+	j.byTask[s.Task] = append(j.byTask[s.Task], r)
+	return nil
+}
+
+// End notes the end of a run.
+func (c *Calls) End(e Ended, _ *None) error {
+	j := c.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	r := j.runs[e.Run]
+	r.Ended, r.Failed = time.Now(), e.Failed
+	return nil
+}
+
+// Deny notes what a task was promised.
+func (c *Calls) Deny(d Denied, _ *None) error {
+	j := c.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.denials++
+	j.promises[d.Task] = d.Promised
+	return nil
+}
+
+// begun is how many runs have begun.
+func (j *journal) begun() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.runs)
+}
+
+// copied returns all runs as they are now.
+func (j *journal) copied() []run {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	runs := make([]run, len(j.runs))
+	for i, r := range j.runs {
+		runs[i] = *r
+	}
+	slices.SortStableFunc(runs, func(a, b run) int { return a.Begun.Compare(b.Begun) })
+	return runs
+}
+
+func failures(runs []*run) (n int) {
+	for _, r := range runs {
+		if !r.Ended.IsZero() && r.Failed {
+			n++
+		}
+	}
+	return n
+}
+
+// promised notes what the client was told at the enqueue.
+func (j *journal) promised(task string, at time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.byTask[task]) == 0 && j.promises[task].IsZero() {
+		j.promises[task] = at
+	}
+}

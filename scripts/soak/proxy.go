@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A proxy stands in front of one redis-server. It disturbs calls by their fates, and tells the
+// witness what was asked and answered.
+type proxy struct {
+	rate    float64
+	seed    uint64
+	server  string
+	witness *witness
+	calm    atomic.Bool // no more faults
+
+	mu    sync.Mutex
+	calls map[string]uint64 // so far, by kind
+}
+
+func newProxy(server string, w *witness, seed uint64, rate float64) *proxy {
+	return &proxy{rate: rate, seed: seed, server: server, witness: w, calls: map[string]uint64{}}
+}
+
+// listen takes connections of one process until the listener is closed.
+func (p *proxy) listen(holder string) (net.Listener, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go p.serve(conn, holder)
+		}
+	}()
+	return l, nil
+}
+
+// serve forwards one connection. What was forwarded is watched to its reply, also when the
+// client is gone: Redis does it all the same.
+func (p *proxy) serve(client net.Conn, holder string) {
+	defer client.Close()
+	server, err := net.Dial("tcp", p.server)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	calls := make(chan wireCall, 1<<16)
+	var gone atomic.Bool
+	go func() {
+		defer close(calls)
+		defer gone.Store(true)
+		p.forward(client, server, calls)
+	}()
+	replies := bufio.NewReader(server)
+	for call := range calls {
+		if call.kind == "subscribe" || call.kind == "psubscribe" {
+			go func() {
+				for range calls { // closed when the client goes
+				}
+				server.Close()
+			}()
+			io.Copy(client, replies)
+			return
+		}
+		reply, err := readValue(replies)
+		for err == nil && reply[0] == '>' {
+			client.Write(reply)
+			reply, err = readValue(replies)
+		}
+		if err != nil {
+			return
+		}
+		delivered := false
+		if call.fate == dropped {
+			gone.Store(true)
+			client.Close()
+		} else if !gone.Load() {
+			_, err := client.Write(reply)
+			delivered = err == nil
+		}
+		p.witness.saw(call, reply, holder, delivered)
+	}
+}
+
+func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall) {
+	requests := bufio.NewReader(client)
+	for {
+		request, err := readValue(requests)
+		if err != nil {
+			return
+		}
+		words, err := words(request)
+		if err != nil {
+			client.Close()
+			return
+		}
+		call := callOf(words)
+		var pause time.Duration
+		call.fate, pause = p.draw(call.kind)
+		time.Sleep(pause)
+		if call.fate == cut {
+			client.Close()
+			return
+		}
+		calls <- call
+		if _, err := server.Write(request); err != nil {
+			client.Close()
+			return
+		}
+	}
+}
+
+// draw says what happens to the next call of a kind.
+func (p *proxy) draw(kind string) (fate, time.Duration) {
+	if p.calm.Load() || slices.Contains(handshake, kind) {
+		return passes, 0
+	}
+	p.mu.Lock()
+	n := p.calls[kind]
+	p.calls[kind]++
+	p.mu.Unlock()
+	f, pause := fateOf(p.seed, kind, n, p.rate)
+	if f != passes {
+		p.witness.mu.Lock()
+		p.witness.faults[f]++
+		p.witness.mu.Unlock()
+	}
+	return f, pause
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// A figure is one line of the report, and the bar it has to clear, if it has one.
+type figure struct {
+	Name       string   `json:"name"`
+	Unit       string   `json:"unit,omitempty"`
+	Sluice     *float64 `json:"sluice,omitempty"`
+	Control    *float64 `json:"control,omitempty"`
+	Difference *float64 `json:"difference,omitempty"`
+	Bar        string   `json:"bar,omitempty"`
+	Missed     bool     `json:"missed"`
+}
+
+// What a bar asks for.
+const (
+	noBar      = ""
+	zero       = "0"            // of Sluice
+	notAbove   = "<= 0"         // of Sluice
+	difference = "difference 0" // Sluice's is not above the control's
+	unjudged   = "interrupted"  // cannot be said
+)
+
+func number[T int | int64 | float64](n T) *float64 { return new(float64(n)) }
+
+func perThousand(n, of int) *float64 { return new(float64(1000*n) / float64(max(of, 1))) }
+
+func seconds(d time.Duration) *float64 { return new(float64(d.Milliseconds()) / 1000) }
+
+func newFigure(name, unit string, sluice, control *float64, bar string) figure {
+	f := figure{Name: name, Unit: unit, Sluice: sluice, Control: control, Bar: bar}
+	if sluice != nil && control != nil {
+		f.Difference = new(*sluice - *control)
+	}
+	switch bar {
+	case zero:
+		f.Missed = *sluice != 0
+	case notAbove:
+		f.Missed = *sluice > 0
+	case difference:
+		f.Missed = *f.Difference > 0
+	case unjudged:
+		f.Missed = true
+	}
+	return f
+}
+
+// figures are those of a soak. One that was interrupted has unfinished tasks, which say nothing.
+func figures(sluice, control evidence, interrupted bool) []figure {
+	s, c := count(sluice), count(control)
+	var all []figure
+	both := func(name string, a, b []string, bar string) {
+		all = append(all, newFigure(name, "", number(len(a)), number(len(b)), bar))
+	}
+	split := func(name string, a, aUnexcused, b, bUnexcused []string) {
+		both(name, a, b, noBar)
+		both("- without a fault to blame", aUnexcused, bUnexcused, difference)
+	}
+	own := func(name, unit string, value *float64, bar string) {
+		all = append(all, newFigure(name, unit, value, nil, bar))
+	}
+	unfinished, places := zero, zero
+	if interrupted {
+		unfinished, places = unjudged, noBar
+	}
+	all = append(all, newFigure("tasks enqueued", "", number(len(sluice.enqueued)), number(len(control.enqueued)), noBar))
+	all = append(all, newFigure("runs", "", number(len(sluice.runs)), number(len(control.runs)), noBar))
+	both("ended well", s.succeeded, c.succeeded, noBar)
+	both("archived by failures of their own", s.failed, c.failed, noBar)
+	both("lost", s.lost, c.lost, zero)
+	both("unfinished", s.unfinished, c.unfinished, unfinished)
+	split("duplicated runs", s.duplicated, s.duplicatedUnexcused, c.duplicated, c.duplicatedUnexcused)
+	split("archived early", s.archived, s.archivedUnexcused, c.archived, c.archivedUnexcused)
+	split("retries burnt", s.burnt, s.burntUnexcused, c.burnt, c.burntUnexcused)
+	all = append(all,
+		newFigure("- per 1,000 pick-ups", "", perThousand(len(s.burnt), sluice.pickUps), perThousand(len(c.burnt), control.pickUps), noBar),
+		newFigure("pick-ups", "", number(sluice.pickUps), number(control.pickUps), noBar))
+	own("runs that had waited", "", number(s.waited), noBar)
+	own("denials", "", number(sluice.denials), noBar)
+	own("excess", "units", number(s.excess), notAbove)
+	own("runs not charged", "", number(len(s.uncharged)), zero)
+	own("charged without a run", "units", number(s.leaked), noBar)
+	own("- without a fault to blame", "units", number(s.leakedUnexcused), zero)
+	own("waited outside of the line", "", number(len(sluice.strays)), zero)
+	own("places left in line", "", number(len(sluice.places)), places)
+	own("granted after the promise, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
+	own("granted after the promise, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
+	own("granted after the promise, most", "s", seconds(quantile(s.late, 1)), noBar)
+	all = append(all,
+		newFigure("fault to next run, p50", "s", seconds(quantile(s.recoveries, 0.5)), seconds(quantile(c.recoveries, 0.5)), noBar),
+		newFigure("fault to next run, most", "s", seconds(quantile(s.recoveries, 1)), seconds(quantile(c.recoveries, 1)), noBar))
+	for _, kind := range []string{string(cut), string(dropped), string(delayed), kill, term, stop, flush} {
+		all = append(all, newFigure("fault: "+kind, "", number(sluice.counts[kind]), number(control.counts[kind]), noBar))
+	}
+	for _, kind := range []string{dequeues, enqueues, finishes, limiterCalls} {
+		all = append(all, newFigure("replies lost: "+kind, "", number(sluice.lost[kind]), number(control.lost[kind]), noBar))
+	}
+	return all
+}
+
+func missed(figures []figure) (n int) {
+	for _, f := range figures {
+		if f.Missed {
+			n++
+		}
+	}
+	return n
+}
+
+func printFigures(w io.Writer, figures []figure, seed uint64, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(map[string]any{"seed": seed, "figures": figures})
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "FIGURE\tSLUICE\tCONTROL\tDIFFERENCE\tBAR\t\n")
+	for _, f := range figures {
+		verdict := ""
+		if f.Missed {
+			verdict = "MISSED"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", f.Name, f.text(f.Sluice), f.text(f.Control), f.text(f.Difference), f.Bar, verdict)
+	}
+	return t.Flush()
+}
+
+func (f figure) text(value *float64) string {
+	if value == nil {
+		return ""
+	}
+	return strings.TrimSpace(strconv.FormatFloat(math.Round(*value*1000)/1000, 'f', -1, 64) + " " + f.Unit)
+}
+
+// explain prints the stories of tasks that miss a bar: what was seen of them, in order.
+func explain(w io.Writer, name string, e evidence, holds func(task string) []hold, interrupted bool) {
+	const most = 5 // of each kind
+	t := count(e)
+	if interrupted {
+		t.unfinished, e.places = nil, nil
+	}
+	told := map[string]bool{}
+	for _, cases := range []struct {
+		what  string
+		tasks []string
+	}{
+		{"lost", t.lost}, {"unfinished", t.unfinished}, {"duplicated", t.duplicatedUnexcused},
+		{"archived early", t.archivedUnexcused}, {"burnt a retry", t.burntUnexcused}, {"not charged", t.uncharged},
+		{"outside of the line", e.strays}, {"left in line", e.places},
+	} {
+		for _, id := range cases.tasks[:min(most, len(cases.tasks))] {
+			if told[id] {
+				continue
+			}
+			told[id] = true
+			i := slices.IndexFunc(e.jobs, func(j job) bool { return j.ID == id })
+			if i < 0 {
+				fmt.Fprintf(w, "%s: %s: %s: no such task\n", name, id, cases.what)
+				continue
+			}
+			j := e.jobs[i]
+			end, there := e.ends[id]
+			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, planned %v, retained %v, delay %v; at the end there %v, %v, retried %d\n",
+				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Planned, j.Retained, j.Delay, there, end.state, end.retried)
+			for _, h := range holds(id) {
+				fmt.Fprintf(w, "  %s picked up by %s, lost %v, put down %s by %s\n", clock(h.At), h.Holder, h.Lost, clock(h.Ended), h.EndedBy)
+			}
+			for _, r := range e.runs {
+				if r.Task == id {
+					fmt.Fprintf(w, "  %s run by %s, granted %s, promised %s, retried %d, ended %s, failed %v\n",
+						clock(r.Begun), r.Holder, clock(r.Granted), clock(r.Promised), r.Retried, clock(r.Ended), r.Failed)
+				}
+			}
+		}
+	}
+}
+
+func clock(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.Format("15:04:05.000000")
+}

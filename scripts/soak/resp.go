@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+)
+
+var errProtocol = errors.New("not the protocol of Redis")
+
+// readValue reads one value of the Redis protocol (RESP 2 and 3) and returns it as it came.
+func readValue(r *bufio.Reader) ([]byte, error) {
+	var raw bytes.Buffer
+	err := copyValue(&raw, r)
+	return raw.Bytes(), err
+}
+
+func copyValue(raw *bytes.Buffer, r *bufio.Reader) error {
+	line, err := r.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	raw.Write(line)
+	if len(line) < 3 {
+		return fmt.Errorf("%w: %q", errProtocol, line)
+	}
+	kind, rest := line[0], string(bytes.TrimSpace(line[1:]))
+	switch kind {
+	case '+', '-', ':', ',', '#', '(', '_':
+		return nil
+	}
+	n, err := strconv.ParseInt(rest, 10, 64)
+	if err != nil {
+		return fmt.Errorf("%w: %q", errProtocol, line)
+	}
+	switch kind {
+	case '$', '=', '!':
+		if n < 0 {
+			return nil
+		}
+		_, err := io.CopyN(raw, r, n+2)
+		return err
+	case '%':
+		n *= 2
+	case '*', '~', '>':
+	default:
+		return fmt.Errorf("%w: %q", errProtocol, line)
+	}
+	for range n {
+		if err := copyValue(raw, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// words are the bulk strings of a command.
+func words(command []byte) ([]string, error) {
+	r := bufio.NewReader(bytes.NewReader(command))
+	line, err := r.ReadString('\n')
+	if err != nil || line[0] != '*' {
+		return nil, fmt.Errorf("%w: a command that begins with %.20q", errProtocol, command)
+	}
+	var words []string
+	for {
+		word, ok := bulk(r)
+		if !ok {
+			break
+		}
+		words = append(words, word)
+	}
+	if len(words) == 0 {
+		return nil, fmt.Errorf("%w: a command that begins with %.20q", errProtocol, command)
+	}
+	return words, nil
+}
+
+// bulk reads one bulk string; it is false for anything else, nil included.
+func bulk(r *bufio.Reader) (string, bool) {
+	line, err := r.ReadString('\n')
+	if err != nil || line[0] != '$' {
+		return "", false
+	}
+	n, err := strconv.Atoi(line[1 : len(line)-2])
+	if err != nil || n < 0 {
+		return "", false
+	}
+	text := make([]byte, n+2)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return "", false
+	}
+	return string(text[:n]), true
+}

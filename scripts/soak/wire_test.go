@@ -1,0 +1,355 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// TestMain is also the worker that a soak starts: this program, with other arguments.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == workerCommand {
+		if err := work(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	redis.SetLogger(quiet{}) // connections break on purpose here
+	os.Exit(m.Run())
+}
+
+func TestReadValue(t *testing.T) {
+	t.Parallel()
+	values := []string{
+		"+OK\r\n", "-NOT FOUND\r\n", ":1\r\n", "_\r\n", "#t\r\n", ",1.5\r\n", "$-1\r\n", "*-1\r\n", "$0\r\n\r\n",
+		"$6\r\na\r\nb\r\n\r\n", "*2\r\n$1\r\na\r\n*1\r\n:1\r\n", "%1\r\n+a\r\n*1\r\n$-1\r\n", ">2\r\n+a\r\n+b\r\n", "~0\r\n",
+	}
+	r := bufio.NewReader(strings.NewReader(strings.Join(values, "")))
+	for _, want := range values {
+		if got, err := readValue(r); string(got) != want || err != nil {
+			t.Errorf("%q, %v, want %q", got, err, want)
+		}
+	}
+	if _, err := readValue(r); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+	for _, bad := range []string{"?\r\n", "GET a\r\n", "$x\r\n", "\r\n"} {
+		if _, err := readValue(bufio.NewReader(strings.NewReader(bad))); !errors.Is(err, errProtocol) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	got, err := words([]byte("*2\r\n$3\r\nGET\r\n$3\r\na\r\n\r\n"))
+	if err != nil || !slices.Equal(got, []string{"GET", "a\r\n"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := words([]byte("+OK\r\n")); !errors.Is(err, errProtocol) {
+		t.Error(err)
+	}
+}
+
+// A watched is a Redis behind a proxy.
+type watched struct {
+	*testing.T
+	proxy   *proxy
+	witness *witness
+}
+
+func newWatched(t *testing.T, client *redis.Client, seed uint64, rate float64) *watched {
+	w := newWitness()
+	return &watched{t, newProxy(client.Options().Addr, w, seed, rate), w}
+}
+
+func (w *watched) opt(holder string) asynq.RedisClientOpt {
+	w.Helper()
+	l, err := w.proxy.listen(holder)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { l.Close() })
+	return asynq.RedisClientOpt{Addr: l.Addr().String()}
+}
+
+func (w *watched) wait(what string, condition func() bool) {
+	w.Helper()
+	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func quick(concurrency int) asynq.Config {
+	return asynq.Config{
+		Concurrency: concurrency, DelayedTaskCheckInterval: 20 * time.Millisecond, LogLevel: asynq.FatalLevel,
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 }, TaskCheckInterval: 10 * time.Millisecond,
+	}
+}
+
+// Every way in which asynq, and Sluice for a task that is denied, puts a task down is seen.
+func TestWitnessSeesHowTasksEnd(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		w := newWatched(t, client, 1, 0)
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
+			Name: "api", Match: []string{"denied"}, Windows: []throttle.Window{{Name: "one", Limit: 1, Period: time.Hour}},
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
+			t.Fatal(d, err)
+		}
+		server, err := worker.NewServer(w.opt("w.1"), quick(2), worker.Config{Limiter: limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := asynq.NewClient(w.opt("producer"))
+		defer plain.Close()
+		for id, opts := range map[string][]asynq.Option{
+			"done": nil, "kept": {asynq.Retention(time.Hour)}, "unique": {asynq.Unique(time.Hour)},
+			"archived": {asynq.MaxRetry(0)}, "retried": {asynq.MaxRetry(1)}, "denied": {asynq.MaxRetry(0)},
+		} {
+			task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
+			if _, err := plain.Enqueue(task, append(opts, asynq.TaskID(id))...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+			if task.Type() == "archived" || task.Type() == "retried" {
+				return errFault
+			}
+			return nil
+		})); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+		for id, n := range map[string]int{"done": 1, "kept": 1, "unique": 1, "archived": 1, "retried": 2, "denied": 1} {
+			w.wait(id+" has ended", func() bool {
+				story := w.witness.story(id)
+				return len(story) == n && !story[n-1].Ended.IsZero()
+			})
+			for _, h := range w.witness.story(id) {
+				if h.Holder != "w.1" || h.EndedBy != "w.1" || h.Lost {
+					t.Errorf("%s: %+v", id, h)
+				}
+			}
+			w.witness.died("w.1")
+			if got := w.witness.excused(id); len(got) != 0 {
+				t.Errorf("%s: excused, though it was put down before its worker died: %v", id, got)
+			}
+		}
+		if got := w.witness.orphans(); len(got) != 0 {
+			t.Errorf("orphans: %q", got)
+		}
+	})
+}
+
+// seedFor returns a seed by which the second call of a kind loses its reply, and those around it
+// go well: the first is told that Redis does not know the script.
+func seedFor(kind string) uint64 {
+	for seed := uint64(1); ; seed++ {
+		var fates [20]fate
+		for i := range fates {
+			fates[i], _ = fateOf(seed, kind, uint64(i), 0.1)
+		}
+		if fates == [20]fate{1: dropped} {
+			return seed
+		}
+	}
+}
+
+// A task whose pick-up was answered into a cut connection has a fault to blame, and so has one
+// whose worker dies while it holds it.
+func TestWitnessSeesWhatFaultsHit(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		w := newWatched(t, client, seedFor(dequeues), 0.1)
+		plain := asynq.NewClientFromRedisClient(client)
+		for _, id := range []string{"lost", "held"} {
+			if _, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		server := asynq.NewServer(w.opt("w.1"), quick(1))
+		var running atomic.Bool
+		finish := make(chan struct{})
+		if err := server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			running.Store(true)
+			<-finish
+			return nil
+		})); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+		defer close(finish)
+		w.wait("a task runs", running.Load)
+		if story := w.witness.story("lost"); len(story) != 1 || !story[0].Lost {
+			t.Errorf("lost: %+v", story)
+		}
+		if got := w.witness.orphans(); !slices.Equal(got, []string{"lost"}) {
+			t.Errorf("orphans: %q", got)
+		}
+		if got := w.witness.excused("held"); len(got) != 0 {
+			t.Errorf("excused before its worker died: %+v", got)
+		}
+		w.witness.died("w.1")
+		for _, id := range []string{"lost", "held"} {
+			if got := w.witness.excused(id); len(got) != 1 {
+				t.Errorf("%s: excused %d times, want once", id, len(got))
+			}
+		}
+	})
+}
+
+func TestLostRepliesOfEnqueues(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		w := newWatched(t, client, seedFor(enqueues), 0.1)
+		plain := asynq.NewClient(w.opt("producer"))
+		defer plain.Close()
+		for _, id := range []string{"a", "b"} {
+			if _, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id)); err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) {
+				t.Fatal(err)
+			}
+		}
+		w.wait("the loss is seen", func() bool {
+			w.witness.mu.Lock()
+			defer w.witness.mu.Unlock()
+			return w.witness.again["a"] && w.witness.lost[enqueues] > 0
+		})
+		if w.witness.again["b"] {
+			t.Error("b was enqueued without a fault")
+		}
+	})
+}
+
+func TestFates(t *testing.T) {
+	t.Parallel()
+	const n, rate = 20_000, 0.01
+	got := map[fate]float64{}
+	for i := range uint64(n) {
+		f, pause := fateOf(7, dequeues, i, rate)
+		if again, same := fateOf(7, dequeues, i, rate); again != f || same != pause {
+			t.Fatalf("call %d: %q, then %q", i, f, again)
+		}
+		if (f == delayed) != (pause > 0) {
+			t.Errorf("call %d: %q for %v", i, f, pause)
+		}
+		got[f]++
+	}
+	for _, f := range []fate{cut, dropped, delayed} {
+		if part := got[f] / n; math.Abs(part-rate) > rate/3 {
+			t.Errorf("%s: %v of all calls, want about %v", f, part, rate)
+		}
+	}
+	if f, _ := fateOf(7, dequeues, 1, 0); f != passes {
+		t.Errorf("no faults asked for, and %q", f)
+	}
+}
+
+func TestJobsAndBlowsComeFromTheSeed(t *testing.T) {
+	t.Parallel()
+	const length = 5 * time.Minute
+	jobs := makeJobs(3, length)
+	if !slices.Equal(jobs, makeJobs(3, length)) || slices.Equal(jobs, makeJobs(4, length)) {
+		t.Error("jobs are not those of the seed")
+	}
+	seen := map[string]int{}
+	for i, j := range jobs {
+		if i > 0 && j.At < jobs[i-1].At || j.At >= length {
+			t.Errorf("%s is enqueued at %v", j.ID, j.At)
+		}
+		seen[j.Tenant]++
+		for what, is := range map[string]bool{
+			"archives": j.archives(), "fails at first": j.Fails > 0 && !j.archives(), "no retries": j.MaxRetry == 0,
+			"planned": j.Planned, "retained": j.Retained, "later": j.Delay > 0, "panics": j.Panics && j.Fails > 0,
+		} {
+			if is {
+				seen[what]++
+			}
+		}
+	}
+	for _, what := range []string{"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries", "planned", "retained", "later", "panics"} {
+		if seen[what] < len(jobs)/100 {
+			t.Errorf("%d of %d jobs: %s", seen[what], len(jobs), what)
+		}
+	}
+	blows := makeBlows(3, length, 3*time.Second, 3)
+	if !slices.Equal(blows, makeBlows(3, length, 3*time.Second, 3)) {
+		t.Error("blows are not those of the seed")
+	}
+	kinds := map[string]int{}
+	for _, b := range blows {
+		kinds[b.kind]++
+		if b.at+b.lasts > length || b.worker < 0 || b.worker > 2 {
+			t.Errorf("%+v", b)
+		}
+	}
+	for _, kind := range []string{kill, term, stop, flush} {
+		if kinds[kind] == 0 {
+			t.Errorf("no blow is a %s", kind)
+		}
+	}
+	if got := makeBlows(3, length, 0, 3); got != nil {
+		t.Errorf("none asked for: %v", got)
+	}
+}
+
+func TestWrongFlags(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"-for", "1ms"}, {"-for", "x"}, {"-fault-rate", "0.2"}, {"-fault-rate", "NaN"}, {"-workers", "0"}, {"-blow-every", "-1s"}, {"extra"}} {
+		var out, complaint bytes.Buffer
+		if code := soak(t.Context(), args, &out, &complaint); code != 2 || complaint.Len() == 0 || out.Len() != 0 {
+			t.Errorf("%q: exit code %d, %q, %q", args, code, &out, &complaint)
+		}
+	}
+	var out, complaint bytes.Buffer
+	if code := soak(t.Context(), []string{"-h"}, &out, &complaint); code != 0 || !strings.Contains(out.String(), "scripts/soak/run -for 10s") || complaint.Len() != 0 {
+		t.Errorf("-h: exit code %d, %q", code, &complaint)
+	}
+}
+
+func TestSoakOfASecond(t *testing.T) {
+	t.Parallel()
+	throttletest.Redis(t) // or it is skipped
+	var out, progress bytes.Buffer
+	code := soak(t.Context(), []string{"-for", "1s", "-seed", "1", "-fault-rate", "0", "-blow-every", "0", "-workers", "2", "-json"}, &out, &progress)
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s%s", code, &out, &progress)
+	}
+	var report struct {
+		Seed    uint64
+		Figures []figure
+	}
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]figure{}
+	for _, f := range report.Figures {
+		got[f.Name] = f
+	}
+	tasks := len(makeJobs(1, time.Second))
+	ended := *got["ended well"].Sluice + *got["archived by failures of their own"].Sluice
+	if report.Seed != 1 || int(*got["tasks enqueued"].Sluice) != tasks || int(ended) != tasks || *got["runs"].Sluice != *got["runs"].Control {
+		t.Errorf("of %d tasks: %s", tasks, &out)
+	}
+}

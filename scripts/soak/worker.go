@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/rpc"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// workerCommand is the hidden subcommand by which the program starts itself as a worker.
+const workerCommand = "worker"
+
+// slots is how many tasks a worker runs at once.
+const slots = 8
+
+var errFault = errors.New("a failure that was asked for")
+
+// A crewman is one process that works.
+type crewman struct {
+	holder  string
+	journal *rpc.Client
+}
+
+// work runs a worker until SIGTERM, or until the parent is gone.
+func work(args []string) error {
+	flags := flag.NewFlagSet(workerCommand, flag.ContinueOnError)
+	holder := flags.String("holder", "", "name of this process")
+	journal := flags.String("journal", "", "address")
+	redisAddr := flags.String("redis", "", "address")
+	throttled := flags.Bool("throttled", false, "with Sluice")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	redis.SetLogger(quiet{})
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer cancel()
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(1) // the parent is gone
+	}()
+	client, err := rpc.Dial("tcp", *journal)
+	if err != nil {
+		return err
+	}
+	c := &crewman{*holder, client}
+	opt := asynq.RedisClientOpt{Addr: *redisAddr}
+	config := asynq.Config{
+		Concurrency:              slots,
+		DelayedTaskCheckInterval: time.Second, // as Sluice's server has it, so that both stacks are alike
+		LogLevel:                 asynq.ErrorLevel,
+		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Second },
+		TaskCheckInterval:        100 * time.Millisecond,
+	}
+	if !*throttled {
+		server := asynq.NewServer(opt, config)
+		if err := server.Start(asynq.HandlerFunc(c.handle)); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		server.Shutdown()
+		return nil
+	}
+	limits := redis.NewClient(&redis.Options{Addr: *redisAddr})
+	defer limits.Close()
+	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{soakPolicy()}})
+	if err != nil {
+		return err
+	}
+	server, err := worker.NewServer(opt, config, worker.Config{
+		Limiter: limiter, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnDecision: c.decided,
+	})
+	if err != nil {
+		return err
+	}
+	if err := server.Start(asynq.HandlerFunc(c.handle)); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	server.Shutdown()
+	return nil
+}
+
+func (c *crewman) decided(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
+	if !d.Granted {
+		id, _ := asynq.GetTaskID(ctx)
+		c.journal.Go("Journal.Deny", Denied{id, d.At.Add(d.RetryIn)}, &None{}, nil)
+	}
+}
+
+// handle does what the journal says.
+func (c *crewman) handle(ctx context.Context, task *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	retried, _ := asynq.GetRetryCount(ctx)
+	identity, err := worker.IdentityOf(task)
+	if err != nil {
+		return err
+	}
+	begin := Started{Task: id, Tenant: identity.Tenant, Holder: c.holder, Retried: retried}
+	if d, ok := worker.DecisionFrom(ctx); ok && d.FailedOpen == nil {
+		begin.Granted = d.At
+	}
+	var verdict Verdict
+	if err := c.journal.Call("Journal.Start", begin, &verdict); err != nil {
+		return fmt.Errorf("telling the journal: %w", err)
+	}
+	time.Sleep(verdict.Work)
+	if err := c.journal.Call("Journal.End", Ended{verdict.Run, verdict.Fail}, &None{}); err != nil {
+		return fmt.Errorf("telling the journal: %w", err)
+	}
+	switch {
+	case verdict.Fail && verdict.Panic:
+		panic(errFault)
+	case verdict.Fail:
+		return errFault
+	}
+	return nil
+}
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}

@@ -44,11 +44,13 @@ func lineCases() []lineCase {
 		{"tenth-planned", "5 per 100 ms, planned at enqueue", func(ctx context.Context, o lineOptions) ([]figure, error) {
 			return planned(ctx, o, o.of(750, 2000), 0.85, shared("tenth", 5, 100*time.Millisecond))
 		}},
+		{"nginx", "calls through nginx: two limits at once, and 5 per 1 s without a burst", nginx},
 		{"idle", "worker processes with nothing to do", idle},
 		{"weights", "4 tenants, weights 1, 1, 1, 2, shared 50 per 1 s, one with a backlog, others later", weights},
 		{"tenants", "200 tenants, own 5 per 3 s each, shared 50 per 1 s", tenants},
 		{"lines", "300 tenants, own 1 per 1 s each: a line of its own for each", lines},
 		{"slots", "handlers of 1 s, fewer slots than the limit: 32 run at once, 50 per 1 s", slots},
+		{"at-once", "8 at once, handlers of 200 ms, full: 2,000 tasks", atOnce},
 		{"bulk", "a bulk beside nine live tenants, shared 50 per 1 s, full: 3,000 tasks", bulk},
 		{"zipf", "Zipf backlog, shared 50 per 1 s, full: 1,000 tenants", zipf},
 		{"plan-many", "one tenant plans a backlog, another one task, full: 100,000", planMany},

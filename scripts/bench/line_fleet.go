@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,13 +38,25 @@ type fleet struct {
 	crew   []*crewman
 	clean  []func()
 	work   time.Duration // of every handler
+	call   func()        // by every handler, if not nil
 
 	mu        sync.Mutex
 	tasks     map[string]*logged // by ID
 	started   int
 	startedAt time.Time     // when the newest task started
 	waited    time.Duration // of slots, for the limiter
+	stalls    []stall       // in the order of time
 }
+
+// A stall is a time in which this process or its Redis was held up by the machine: what a task
+// took longer meanwhile is not the line's doing.
+type stall struct{ from, to time.Time }
+
+// stallsFrom is how long a stall is at the least, and pulse how often one is looked for.
+const (
+	stallsFrom = 10 * time.Millisecond
+	pulse      = 5 * time.Millisecond
+)
 
 // logged is what the fleet saw of one task.
 type logged struct {
@@ -51,8 +64,10 @@ type logged struct {
 	wakes      int
 	came       time.Time // planned, or else decided first, by the clock of Redis
 	granted    time.Time // by the clock of Redis
+	picked     time.Time // picked up last
 	promised   time.Time // said last; zero if it never waited
 	started    time.Time // of the handler, by the clock of this machine, which is that of Redis
+	ended      time.Time
 }
 
 type crewman struct {
@@ -72,7 +87,37 @@ func newFleetOf(o lineOptions, policy throttle.Policy) (*fleet, error) {
 	}
 	f := &fleet{o: o, policy: policy, redis: s, tasks: map[string]*logged{}}
 	f.plain = asynq.NewClient(f.opt())
+	ctx, stop := context.WithCancel(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() { f.watchStalls(ctx) })
+	f.clean = append(f.clean, func() { stop(); watch.Wait() })
 	return f, nil
+}
+
+// watchStalls asks Redis for nothing all the time, and notes when the answer took long.
+func (f *fleet) watchStalls(ctx context.Context) {
+	for from := time.Now(); ctx.Err() == nil; from = time.Now() {
+		time.Sleep(pulse)
+		f.redis.control.Ping(ctx)
+		if to := time.Now(); to.Sub(from) > pulse+stallsFrom {
+			f.mu.Lock()
+			f.stalls = append(f.stalls, stall{from, to})
+			f.mu.Unlock()
+		}
+	}
+}
+
+// stalled is for how much of that time the machine held everything up.
+func (f *fleet) stalled(from, to time.Time) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var sum time.Duration
+	for _, s := range f.stalls {
+		if s.to.After(from) && s.from.Before(to) {
+			sum += min(to.Sub(s.from), to.Sub(from), s.to.Sub(from), s.to.Sub(s.from))
+		}
+	}
+	return sum
 }
 
 func (f *fleet) opt() asynq.RedisClientOpt {
@@ -145,7 +190,13 @@ func (f *fleet) timed(guard asynq.MiddlewareFunc) asynq.Handler {
 		f.tasks[id].started, f.startedAt = now, now
 		f.started++
 		f.mu.Unlock()
+		if f.call != nil {
+			f.call()
+		}
 		time.Sleep(f.work)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.tasks[id].ended = time.Now()
 		return nil
 	}))
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -158,6 +209,9 @@ func (f *fleet) timed(guard asynq.MiddlewareFunc) asynq.Handler {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.waited += began.Sub(came)
+		if id, ok := asynq.GetTaskID(ctx); ok && f.tasks[id] != nil {
+			f.tasks[id].picked = came
+		}
 		return err
 	})
 }
@@ -373,11 +427,17 @@ func (f *fleet) wakes() (mean float64, most int) {
 	return float64(sum) / float64(len(ran)), most
 }
 
-// fitToRunning are the times from the moment at which the next task in line fits to the start
-// of a handler: grant number k of a window with a backlog fits one period after number k - limit.
-// Only for policies all of whose windows have the same scope.
-func (f *fleet) fitToRunning() []time.Duration {
-	var took []time.Duration
+// A ride is how a task got from the moment at which the next in line fits to its handler.
+type ride struct {
+	of   *logged
+	fits time.Time
+	took time.Duration
+}
+
+// fitToRunning are the rides of those that waited: grant number k of a window with a backlog fits
+// one period after number k - limit. Only for policies all of whose windows have the same scope.
+func (f *fleet) fitToRunning() []ride {
+	var rides []ride
 	for _, ran := range f.by(f.policy.Windows[0]) {
 		for k, l := range ran {
 			fits := time.Time{}
@@ -390,11 +450,11 @@ func (f *fleet) fitToRunning() []time.Duration {
 			}
 			// One that came after that did not wait for it.
 			if !fits.IsZero() && !l.promised.IsZero() && !l.came.After(fits) {
-				took = append(took, l.started.Sub(fits))
+				rides = append(rides, ride{l, fits, l.started.Sub(fits)})
 			}
 		}
 	}
-	return took
+	return rides
 }
 
 // by are the grants that each value of the window's scope counts, in order.
@@ -454,12 +514,31 @@ func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *floa
 	), nil
 }
 
-// reaction is fitToRunning beside its bars.
+// reaction is fitToRunning beside its bars, and it tells of the slowest.
 func (f *fleet) reaction() []figure {
-	took := f.fitToRunning()
+	rides := f.fitToRunning()
+	slices.SortFunc(rides, func(a, b ride) int { return cmp.Compare(b.took, a.took) })
+	var took, own []time.Duration
+	for i, r := range rides {
+		held := f.stalled(r.fits, r.of.started)
+		took, own = append(took, r.took), append(own, r.took-held)
+		if i < 3 {
+			f.o.say("%s: room at %s, picked up %v later, granted %v, running %v; the machine stood still for %v of it",
+				r.of.id, r.fits.Format("15:04:05.000"), r.of.picked.Sub(r.fits), r.of.granted.Sub(r.fits), r.took, held)
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	longest := time.Duration(0)
+	for _, s := range f.stalls {
+		longest = max(longest, s.to.Sub(s.from))
+	}
 	return []figure{
 		{Name: "room to running p50", Value: milliseconds(quantile(took, 0.5)), Unit: "ms", AtMost: new(30.)},
 		{Name: "room to running p99", Value: milliseconds(quantile(took, 0.99)), Unit: "ms", AtMost: new(100.)},
+		{Name: "the same without the machine's stalls, p99", Value: milliseconds(quantile(own, 0.99)), Unit: "ms"},
+		{Name: "the same, longest", Value: milliseconds(quantile(own, 1)), Unit: "ms"},
+		{Name: "stall of this machine, longest", Value: milliseconds(longest), Unit: "ms"},
 	}
 }
 
@@ -471,6 +550,9 @@ func (f *fleet) calls(ctx context.Context) (float64, error) {
 	}
 	var sum int64
 	for command, line := range stats {
+		if command == "cmdstat_ping" {
+			continue // our own, to see stalls
+		}
 		var calls int64
 		if _, err := fmt.Sscanf(line, "calls=%d", &calls); err != nil {
 			return 0, fmt.Errorf("INFO commandstats: %s: %q: %w", command, line, err)

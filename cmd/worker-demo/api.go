@@ -15,8 +15,10 @@ import (
 type API struct {
 	Latency time.Duration // how long an answer takes
 	Limits  []APILimit
+	Trouble Trouble
 
 	mu      sync.Mutex
+	begun   time.Time              // the first call
 	refused map[string]int         // 429s, by tenant
 	served  map[string][]time.Time // by tenant, oldest first; "" for all of them
 }
@@ -27,6 +29,12 @@ type APILimit struct {
 	Name      string
 	PerTenant bool
 	Span      time.Duration
+}
+
+// A Trouble is a time in which an API grants half of one of its limits, and tells nobody before.
+type Trouble struct {
+	After, For time.Duration // after the first call
+	Limit      string        // the limit's name
 }
 
 // ServeHTTP serves /TENANT/anything, or answers 429 with a Retry-After.
@@ -46,12 +54,18 @@ func (a *API) admit(tenant string) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
+	if a.begun.IsZero() {
+		a.begun = now
+	}
 	for _, limit := range a.Limits {
-		log := a.served[limit.whom(tenant)]
-		if len(log) < limit.Calls {
+		log, calls := a.served[limit.whom(tenant)], limit.Calls
+		if since := now.Sub(a.begun); limit.Name == a.Trouble.Limit && since >= a.Trouble.After && since < a.Trouble.After+a.Trouble.For {
+			calls /= 2
+		}
+		if len(log) < calls {
 			continue
 		}
-		if wait := log[len(log)-limit.Calls].Add(limit.Span).Sub(now); wait > 0 {
+		if wait := log[len(log)-calls].Add(limit.Span).Sub(now); wait > 0 {
 			if a.refused == nil {
 				a.refused = map[string]int{}
 			}

@@ -35,6 +35,7 @@ func NewCaller(timeout time.Duration, concurrency int) *Caller {
 
 // A CallError says why a call failed, and whether it is worth another try.
 type CallError struct {
+	Refused    bool          // by a far side that has too much to do, and says for how long
 	RetryAfter time.Duration // the far side's word, a floor for the next try
 	Retryable  bool
 	Text       string
@@ -83,6 +84,7 @@ func statusError(res *http.Response) error {
 		e.Retryable = res.StatusCode >= 500
 	}
 	e.RetryAfter = retryAfter(res.Header.Get("Retry-After"), time.Now())
+	e.Refused = e.RetryAfter > 0 && (res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable)
 	return e
 }
 

@@ -282,6 +282,9 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	switch {
 	case !errors.As(err, &failure):
 		return err // the task was taken away, and runs again
+	case failure.Refused:
+		// All calls by the policy pause, and the job keeps its retries.
+		return fmt.Errorf("%w: %w", err, worker.RetryAfter(failure.RetryAfter))
 	case !failure.Retryable:
 		err = fmt.Errorf("%w: %w", err, asynq.SkipRetry)
 	case mayRetry(ctx):

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"net/http"
 	"reflect"
 	"strings"
 	"testing"
@@ -83,4 +86,61 @@ func TestBadJobs(t *testing.T) {
 			t.Errorf("%s\n got %v\nwant %s", c.lines, err, c.want)
 		}
 	}
+}
+
+// Whatever a jobs file holds: jobs that can be called, or an error for every bad line.
+func FuzzReadJobs(f *testing.F) {
+	for _, lines := range []string{
+		`{"tenant":"a","url":"http://x/"}`,
+		`{"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}`,
+		"\r\n\n{\n", `[1]`, `[1,2]`, `null`, `7`, `"x"`, `{} {}`, `{"":0}`, `{"URL":1}`, "\xff", "{\"tenant\":\"\xff\",\"url\":\"http://x/\"}", `{"tenant":"\u0000\ud800","url":"http://x/"}`,
+		`{"tenant":"a","url":"http://x/","cost":1e3}`, `{"tenant":"a","url":"http://x/","cost":-1}`, `{"tenant":"a","url":"http://x/","cost":9223372036854775808}`,
+		`{"tenant":"a","url":"http://x/","cost":{"requests":-9223372036854775808}}`, `{"tenant":"a","url":"http://x/","cost":null}`,
+		`{"tenant":"a","url":"http://[::1/"}`, `{"tenant":"a","url":"http://x:port/"}`, `{"tenant":"a","url":"http://x/%zz"}`, `{"tenant":"a","url":"http:// /"}`, `{"tenant":"a","url":"http:///y"}`,
+		`{"tenant":"a","url":"http://x/","headers":{"Host":"\u007f"}}`, `{"tenant":"a","url":"http://x/","headers":{"a":"\ud83d"}}`, `{"tenant":"a","url":"http://x/","method":"\u00e9"}`,
+		strings.Repeat("[", 20_000), strings.Repeat(`{"tenant":`, 5_000), strings.Repeat("{}\n", 20),
+	} {
+		f.Add([]byte(lines))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		jobs, err := ReadJobs("j", bytes.NewReader(data))
+		if err != nil {
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) > mostJobErrors+1 {
+				t.Errorf("%d lines of errors", len(lines))
+			}
+			for i, line := range lines {
+				if !strings.HasPrefix(line, "j:") && (i < mostJobErrors || !strings.HasPrefix(line, "and ")) {
+					t.Errorf("a message that is not ours: %q", line)
+				}
+			}
+			return
+		}
+		ids := map[string]bool{}
+		for _, job := range jobs {
+			if ids[job.ID] || job.ID == "" || job.Tenant == "" || job.MaxRetry < 0 {
+				t.Errorf("%+v", job)
+			}
+			ids[job.ID] = true
+			if r, err := http.NewRequest(job.Method, job.URL, strings.NewReader(job.Body)); err != nil || r.URL.Host == "" {
+				t.Errorf("%+v: %v", job, err)
+			}
+			// It travels in a task's payload.
+			payload, err := json.Marshal(job)
+			var back Job
+			if err == nil {
+				err = json.Unmarshal(payload, &back)
+			}
+			back.at = job.at
+			if len(job.Headers) == 0 {
+				back.Headers, job.Headers = nil, nil
+			}
+			if len(job.Cost) == 0 {
+				back.Cost, job.Cost = nil, nil
+			}
+			if err != nil || !reflect.DeepEqual(back, job) {
+				t.Errorf("%+v comes back as %+v, %v", job, back, err)
+			}
+		}
+	})
 }

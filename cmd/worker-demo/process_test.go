@@ -85,7 +85,8 @@ policies:
 			once := strings.Contains(d.read("jobs.jsonl"), `"id":"`+id+`",`+`"max_retry":0`)
 			calls := r.called(id)
 			lost := strings.HasSuffix(res.Error, "no retry is left: the call may have been made")
-			if res.Error != "" && !(once && underWay[id] && lost) {
+			// It may have been killed after it noted that it calls, and before it did.
+			if res.Error != "" && !(once && lost && (underWay[id] || calls == 0)) {
 				t.Errorf("%+v", res)
 			}
 			if calls > 1 && (once || !underWay[id]) || calls > 2 || res.Error == "" && calls < 1 {

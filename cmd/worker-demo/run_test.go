@@ -51,7 +51,8 @@ func TestRunCalls(t *testing.T) {
 			{ID: "nobody", Tenant: "b", Attempts: 1},
 		} {
 			r, ok := got[want.ID]
-			if !ok || r.Wakes != r.Attempts || r.WaitedMS < 0 || r.StartedAt.IsZero() {
+			// What is refused to one pauses all, and whoever was on its way comes once more.
+			if !ok || r.Wakes < r.Attempts || r.Wakes > r.Attempts+1 || r.WaitedMS < 0 || r.StartedAt.IsZero() {
 				t.Errorf("%+v", r)
 			}
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
@@ -72,7 +73,7 @@ func TestRunCalls(t *testing.T) {
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Denials != 0 || s.Dequeues != 11 || s.WakesPerJob != 1.375 || s.DrainSeconds <= 0 {
+		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Denials > 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
 			t.Errorf("%+v", s)
 		}
 		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {

@@ -10,6 +10,7 @@ import (
 
 func shortScenario() Scenario {
 	s := DefaultScenario()
+	s.API.Trouble = Trouble{}
 	s.Tenants = []ScenarioTenant{{5, "large"}, {3, "medium"}, {1, "small"}}
 	return s
 }
@@ -111,4 +112,24 @@ func TestAPI(t *testing.T) {
 			t.Errorf("a span of 4 s and a little held %d calls, want 4", most)
 		}
 	})
+}
+
+// An API that suddenly allows half is heard of by the first refusals, on all workers.
+func TestScenarioHealsATrouble(t *testing.T) {
+	t.Parallel()
+	s := shortScenario()
+	s.Tenants = []ScenarioTenant{{8, "large"}, {8, "medium"}, {8, "small"}}
+	s.API.Trouble = Trouble{After: time.Second, For: 3 * time.Second, Limit: "everybody"}
+	var stdout, stderr strings.Builder
+	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
+	if code := m.Run(t.Context(), []string{"-json"}); code != exitDone {
+		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
+	}
+	var r ScenarioReport
+	if err := json.Unmarshal([]byte(stdout.String()), &r); err != nil {
+		t.Fatal(err)
+	}
+	if !r.OK || r.Refused == 0 || r.Refused > 8 || r.RefusedMost != 8 || r.Summary.Succeeded != 24 {
+		t.Errorf("%+v", r)
+	}
 }

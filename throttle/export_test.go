@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -13,13 +14,11 @@ func (l *Limiter) SetNow(now func() int64) { l.now = now }
 // EditScripts changes the text of every script. An edit that finds nothing to change is an
 // error: it was written for another text.
 func (l *Limiter) EditScripts(edits ...func(string) string) error {
-	var err error
+	found := make([]bool, len(edits))
 	l.scripts.made, l.scripts.edit = nil, func(text string) string {
-		for _, edit := range edits {
+		for i, edit := range edits {
 			edited := edit(text)
-			if edited == text {
-				err = errors.New("throttle: an edit finds nothing to change in the script")
-			}
+			found[i] = found[i] || edited != text
 			text = edited
 		}
 		return text
@@ -27,7 +26,10 @@ func (l *Limiter) EditScripts(edits ...func(string) string) error {
 	for _, pl := range l.plans.Load().list {
 		pl.scripts = l.scripts.of(pl.Windows)
 	}
-	return err
+	if slices.Contains(found, false) {
+		return errors.New("throttle: an edit finds nothing to change in any script")
+	}
+	return nil
 }
 
 var expiry = regexp.MustCompile(`(redis\.call\('SET', .*), 'PX', .*\)\n`)
@@ -46,5 +48,12 @@ func MergeFrom(entries string) func(string) string {
 func ShiftClock(us int64) func(string) string {
 	return func(script string) string {
 		return strings.Replace(script, "+ tonumber(t[2])\n", fmt.Sprintf("+ tonumber(t[2]) + %d\n", us), 1)
+	}
+}
+
+// WithoutGrant lets every reserve take the long way.
+func (l *Limiter) WithoutGrant() {
+	for _, made := range l.scripts.made {
+		made.grant = nil
 	}
 }

@@ -17,6 +17,10 @@ import (
 // nonceKept is for how long a repeated call is recognised by its nonce.
 const nonceKept = time.Minute
 
+// detourKept is for how long a policy's calls take the long way (lua/reserve.lua) after one of them had
+// to: most of what sends a call there is so for a while, such as a line or a pause.
+const detourKept = time.Second
+
 // A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
 // together. It is safe for concurrent use.
 type Limiter struct {
@@ -240,8 +244,19 @@ func (l *Limiter) decide(ctx context.Context, c *call, what, ticket string, o pl
 		return Decision{}, err
 	}
 	ticket, budget := l.lineArguments(ticket)
-	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o), c.request.HoldFor.Microseconds())
-	d, err := l.run(ctx, c, c.scripts.reserve, args)
+	var d Decision
+	var err error
+	short := what == "reserve" && c.scripts.grant != nil && time.Since(time.Unix(0, c.detour.Load())) > detourKept
+	if short {
+		d, err = l.run(ctx, c, c.scripts.grant, c.grantArguments(l.now(), ticket != ""))
+	}
+	if !short || errors.Is(err, redis.Nil) {
+		args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o), c.request.HoldFor.Microseconds())
+		d, err = l.run(ctx, c, c.scripts.reserve, args)
+		if short {
+			c.detour.Store(time.Now().UnixNano())
+		}
+	}
 	if err == nil && what != "plan" && !d.Granted && (d.Planned || d.refused || d.RetryIn == 0) {
 		return Decision{}, fmt.Errorf("%w: policy %q: neither granted nor denied for a time", ErrReply, c.Name)
 	}
@@ -253,8 +268,12 @@ func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args [
 	if err != nil {
 		return Decision{}, classify(ctx, c.Name, err)
 	}
+	if script == c.scripts.grant {
+		reply = c.inOrder(reply)
+	}
 	d, line, err := c.decision(reply)
-	if err == nil {
+	if err == nil && line != nil {
+		c.detour.Store(time.Now().UnixNano())
 		l.tell(line)
 	}
 	return d, err

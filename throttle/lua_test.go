@@ -290,8 +290,11 @@ func TestHeadersOfState(t *testing.T) {
 // What miniredis accepts and Redis does not, and what miniredis does not have.
 func TestScriptsUseNothingSpecial(t *testing.T) {
 	allowed := []string{"ARGV", "KEYS", "ipairs", "math", "pairs", "redis", "string", "table", "tonumber", "unpack"}
+	texts := map[string]string{"grant.lua": grantLua}
 	for name, body := range bodies {
-		text := scriptText(slices.Sorted(maps.Keys(algorithms)), body, rests[name])
+		texts[name] = scriptText(slices.Sorted(maps.Keys(algorithms)), body, rests[name])
+	}
+	for name, text := range texts {
 		for _, word := range []string{"goto", "cjson", "struct", "bit", "cmsgpack", "pcall", "KEYS *=", "ARGV *=", `redis\.replicate_commands`} {
 			if found := regexp.MustCompile(`\b` + word + `\b`).FindString(code(text)); found != "" {
 				t.Errorf("%s uses %s", name, found)
@@ -336,5 +339,40 @@ func walk(p *lua.FunctionProto, visit func(p *lua.FunctionProto, line, op int, c
 	}
 	for _, inner := range p.FunctionPrototypes {
 		walk(inner, visit)
+	}
+}
+
+// What the header of grant.lua says of ARGV is what Go sends.
+func TestHeaderOfGrant(t *testing.T) {
+	p := Policy{Name: "p"}
+	for i, name := range []Algorithm{Sliding, Fixed, GCRA} {
+		w := testWindow(name)
+		w.Name, w.Per = fmt.Sprint("w", i), []string{"tenant", "user", "ip"}[:i+1]
+		p.Windows = append(p.Windows, w)
+	}
+	pl, err := newPlan(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := pl.newCall(Request{Policy: "p", Tenant: "acme", Nonce: "n", Attributes: map[string]string{"user": "bob", "ip": "1"}}, Tenant{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := header(grantLua)
+	own := regexp.MustCompile(`(?m)^--(?: ARGV |      ) (\d+) (\w+): `).FindAllStringSubmatch(head, -1)
+	each := regexp.MustCompile(`five values: (head) \([^)]*\), (cost), (p1), (p2), (p3) `).FindStringSubmatch(strings.ReplaceAll(head, "\n--         ", " "))
+	if len(own) != 3 || len(each) != 6 {
+		t.Fatalf("the header lists %d arguments and for each window %q", len(own), each)
+	}
+	if got := len(c.grantArguments(0, false)); got != len(own)+len(pl.scopes)+(len(each)-1)*len(pl.Windows) {
+		t.Errorf("Go sends %d values", got)
+	}
+	for _, index := range regexp.MustCompile(`ARGV\[i \+ (\d+)\]`).FindAllStringSubmatch(code(grantLua), -1) {
+		if n, _ := strconv.Atoi(index[1]); n > len(each)-1 {
+			t.Errorf("grant.lua reads beyond a window's values: %s", index[0])
+		}
+	}
+	if exact := `local EXACT = (\d+)`; number(t, grantLua, exact) != number(t, slidingLua, exact) {
+		t.Error("grant.lua and sliding.lua merge from different numbers on")
 	}
 }

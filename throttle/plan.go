@@ -79,8 +79,11 @@ type plan struct {
 	scopes  [][]string // the attribute lists of all windows, each once, narrow to broad
 	scopeOf []int      // by window: its place in scopes
 	scripts *scripts
+	detour  atomic.Int64 // when a call had to take the long way last (ns)
 
+	byScope   [][]int     // by scope: its windows
 	calendars []*calendar // by window: the ticks of those that have some
+	heads     []string    // by window: how its section begins (lua/state.lua)
 	shared    bool        // some scope does not contain the tenant
 	units     []string    // every unit that a window counts
 
@@ -121,9 +124,13 @@ func newPlan(p Policy) (*plan, error) {
 	}
 	slices.Sort(flowBy)
 	pl.flowBy, pl.attributes = slices.Compact(flowBy), strings.Join(lists, " ")
-	for _, w := range p.Windows {
+	pl.byScope = make([][]int, len(pl.scopes))
+	for i, w := range p.Windows {
+		pl.heads = append(pl.heads, string(byte(len(w.Name)))+w.Name+algorithms[w.Algorithm].kind)
+		scope := slices.IndexFunc(pl.scopes, func(s []string) bool { return slices.Equal(s, w.Per) })
+		pl.byScope[scope] = append(pl.byScope[scope], i)
 		pl.calendars = append(pl.calendars, newCalendar(w))
-		pl.scopeOf = append(pl.scopeOf, slices.IndexFunc(pl.scopes, func(s []string) bool { return slices.Equal(s, w.Per) }))
+		pl.scopeOf = append(pl.scopeOf, scope)
 	}
 	return pl, nil
 }
@@ -226,6 +233,40 @@ func (c *call) arguments(handed int64, own ...any) []any {
 		args = append(args, c.scopeOf[i]+1, w.Name, a.kind, c.costs[i], p[0], p[1], p[2], last, w.Unit)
 	}
 	return args
+}
+
+// grantArguments are what lua/grant.lua takes.
+func (c *call) grantArguments(handed int64, waits bool) []any {
+	args := make([]any, 0, 3+len(c.scopes)+5*len(c.windows))
+	args = append(args, handed, nonceKept.Milliseconds(), waits)
+	for _, windows := range c.byScope {
+		args = append(args, len(windows))
+		for _, i := range windows {
+			w := c.windows[i]
+			p := algorithms[w.Algorithm].params(w)
+			if w.Algorithm == Fixed {
+				p[2] = 2*p[2] + p[3]
+			}
+			args = append(args, c.heads[i], c.costs[i], p[0], p[1], p[2])
+		}
+	}
+	return args
+}
+
+// inOrder puts the windows of grant.lua's reply in the policy's order.
+func (c *call) inOrder(reply []any) []any {
+	const first, each = 4, 3
+	if len(c.scopes) == 1 || len(reply) != first+each*len(c.windows) {
+		return reply
+	}
+	ordered, from := slices.Clone(reply), first
+	for _, windows := range c.byScope {
+		for _, i := range windows {
+			copy(ordered[first+each*i:], reply[from:from+each])
+			from += each
+		}
+	}
+	return ordered
 }
 
 // lineFields is the scripts' argument "line" (lua/reserve.lua). An empty ticket does not wait.

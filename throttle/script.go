@@ -33,12 +33,18 @@ var leadLua string
 //go:embed lua/reserve.lua
 var reserveLua string
 
+//go:embed lua/grant.lua
+var grantLua string
+
 //go:embed lua/settle.lua
 var settleLua string
 
 // scripts are those of all policies whose windows count by the same algorithms: what a script does
 // not need it does not have to set up at every call.
-type scripts struct{ reserve, settle *redis.Script }
+type scripts struct {
+	grant           *redis.Script // nil where reserve has to do all
+	reserve, settle *redis.Script
+}
 
 // A scriptCache makes each script once.
 type scriptCache struct {
@@ -64,16 +70,19 @@ func (sc *scriptCache) of(windows []Window) *scripts {
 		if sc.made == nil {
 			sc.made = map[string]*scripts{}
 		}
-		sc.made[key] = &scripts{
-			reserve: sc.script(used, reserveLua, waitLua),
-			settle:  sc.script(used, settleLua, freedLua),
+		made := &scripts{
+			reserve: sc.script(scriptText(used, reserveLua, waitLua)),
+			settle:  sc.script(scriptText(used, settleLua, freedLua)),
 		}
+		if !slices.Contains(used, Calendar) && !slices.Contains(used, Concurrency) {
+			made.grant = sc.script(grantLua)
+		}
+		sc.made[key] = made
 	}
 	return sc.made[key]
 }
 
-func (sc *scriptCache) script(used []Algorithm, body, rest string) *redis.Script {
-	text := scriptText(used, body, rest)
+func (sc *scriptCache) script(text string) *redis.Script {
 	if sc.edit != nil {
 		text = sc.edit(text)
 	}

@@ -600,7 +600,7 @@ func TestWhatIsLeftIsLearntAndToldOnce(t *testing.T) {
 		call("others took all but 5, by an answer from a cache", true, 1)
 		age = "0"
 		call("others took all but 4", true, 2)
-		call("3 are left", true, 1)
+		call("3 are left, and the short way is closed", true, 2)
 		call("2 are left", true, 1)
 		call("1 is left", true, 1)
 		call("none is left", false, 1)

@@ -86,7 +86,8 @@ func readLineState(t tb, client *redis.Client, prefix string) lineState {
 	slices.Sort(st.keys)
 	for name, value := range values {
 		if name == "q" {
-			st.count, _ = strconv.Atoi(value.Val())
+			count, _ := strconv.Atoi(value.Val())
+			st.count = count - 1_000_000_000_000 // which is the line's format
 		} else {
 			st.windows[name] = value.Val()
 		}

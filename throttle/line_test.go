@@ -643,3 +643,37 @@ func TestLead(t *testing.T) {
 		lead(throttle.Leads{Take: 9}, "b")                 // and does
 	})
 }
+
+// A worker that does not know the format of a line leaves it and its windows alone: another one does.
+func TestLineOfAnotherFormat(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
+		first := sc.granted("a1", "a2")
+		sc.waits("a3")
+		if err := client.IncrBy(t.Context(), "sluice:{p}:q", 1_000_000_000_000).Err(); err != nil {
+			t.Fatal(err)
+		}
+		sc.at(10 * s)
+		keys := func() int64 { return client.DBSize(t.Context()).Val() }
+		before := keys()
+		for _, ticket := range []string{"a3", "b1", ""} {
+			r := sc.of("a3")
+			r.Ticket = ticket
+			if d, err := sc.l.Reserve(t.Context(), r); !errors.Is(err, throttle.ErrState) || d.Granted {
+				t.Errorf("%q: granted %v, %v", ticket, d.Granted, err)
+			}
+		}
+		if err := sc.l.Pump(t.Context(), "p", "a"); !errors.Is(err, throttle.ErrState) {
+			t.Errorf("Pump: %v", err)
+		}
+		if after := keys(); after != before {
+			t.Errorf("%d keys, and %d before", after, before)
+		}
+		cancel(t, sc.l, first.Reservation) // is no matter of the line
+		sc.called()
+		if err := client.IncrBy(t.Context(), "sluice:{p}:q", -1_000_000_000_000).Err(); err != nil {
+			t.Fatal(err)
+		}
+		sc.pump().called("a3")
+	})
+}

@@ -10,7 +10,7 @@
 -- runs out. So whoever is called gets through, and nobody else takes its room.
 --
 -- Keys, all behind the prefix P of the call's hash tag; a SUFFIX is a scope's key behind P:
---   q          how many tickets are in the line; no key, no line
+--   q          how many tickets are in the line, and the format of the rest (windows.lua); no key, no line
 --   t          hash: ticket -> "state rank calls promise flow costs"
 --              state: w waits, c called, s skipped (called often and never came)
 --   f          hash: flow -> "weight tenant suffixes own"; suffixes narrow to broad, by spaces
@@ -443,7 +443,7 @@ local function forget(t, flow)
     write('f', flow.id, false)
     count('w', -flow.weight)
   end
-  if redis.call('DECR', P .. 'q') <= 0 then
+  if redis.call('DECR', P .. 'q') <= LINE_FORMAT * FORMATS then
     redis.call('DEL', P .. 'q', P .. 't', P .. 'f', P .. 'a', P .. 'd', P .. 'c', P .. 'u')
     fields, changed, empty = {t = {}, f = {}, a = {}, u = {}}, {}, true
     firsts.c, firsts.d = {0}, {0}
@@ -718,7 +718,7 @@ local function join(time, others, rank)
     costs_text = own_costs, costs = parse_costs(own_costs)}
   count('c ' .. mine.id, 1)
   if alone then count('w', weight) end
-  redis.call('INCR', P .. 'q')
+  redis.call('INCRBY', P .. 'q', empty and int(LINE_FORMAT * FORMATS + 1) or 1)
   enter(t, mine, others and not front, alone)
   return t
 end

@@ -57,4 +57,6 @@ if not there_is_a_line then
     for i, scope in ipairs(scopes) do write_scope(KEYS[i], scope, now, real) end
     return reply(1, now, now, windows, now)
   end
+elseif not readable_line(there_is_a_line) then
+  return redis.error_reply('SLUICE_STATE key ' .. KEYS[#KEYS] .. ': the line is not of format ' .. LINE_FORMAT)
 end

@@ -115,4 +115,4 @@ else
   end
   status = 1
 end
-if not values[#KEYS] or not freed then return reply(status, now, now, windows, now) end
+if not values[#KEYS] or not freed or not readable_line(values[#KEYS]) then return reply(status, now, now, windows, now) end

@@ -41,6 +41,10 @@ end
 -- not granted, or that is not known any more.
 local function granted_at(value) return value and tonumber(string.match(value, '^%d+') or '') end
 
+-- A line's count is kept with the number of the line's format, in units of this.
+local LINE_FORMAT, FORMATS = 1, 1000000000000
+local function readable_line(count) return floor((tonumber(count) or 0) / FORMATS) == LINE_FORMAT end
+
 -- How many units of a scope are kept free for tickets that were called (line.lua).
 local function held_units(scope, unit, now)
   local at = scope.at['/' .. unit]

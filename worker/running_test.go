@@ -27,6 +27,13 @@ func atOnce(limit int64) throttle.Policy {
 	}
 }
 
+// atOnceOf is such a policy of another name, by which no task type is matched.
+func atOnceOf(name string, limit int64) throttle.Policy {
+	p := atOnce(limit)
+	p.Name, p.Match = name, nil
+	return p
+}
+
 func task(tenant string, cost ...map[string]int64) *asynq.Task {
 	id := worker.Identity{Tenant: tenant}
 	if len(cost) > 0 {

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"sync/atomic"
@@ -237,4 +238,64 @@ func synctestSite(t *testing.T, policies ...throttle.Policy) *site {
 	client := redis.NewClient(pipe(m))
 	t.Cleanup(func() { client.Close() })
 	return newSite(t, client, policies...)
+}
+
+// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks met.
+func TestShutdownLeavesNoConnection(t *testing.T) {
+	t.Parallel()
+	client := throttletest.Client(t, throttletest.Redis(t))
+	s := newSite(t, client, policy(2, time.Second), atOnceOf("slots", 1))
+	connections := func() int {
+		list, err := client.ClientList(t.Context()).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(list, "\n")
+	}
+	before := 0
+	for round := range 4 {
+		var servers []*worker.Server
+		for range 2 {
+			theirs, ours := s.configs()
+			server, err := worker.NewServer(s.asynq, theirs, ours)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				switch id, _ := asynq.GetTaskID(ctx); id[0] {
+				case 'p':
+					panic("on purpose")
+				case 'r':
+					if _, err := worker.Reserve(ctx, throttle.Request{Policy: "slots"}, 0); err != nil {
+						return err
+					}
+				}
+				return s.ok(ctx, task)
+			})); err != nil {
+				t.Fatal(err)
+			}
+			servers = append(servers, server)
+		}
+		planner, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"a", "p", "r", "b"} {
+			if _, err := planner.EnqueueContext(t.Context(), task("acme"), asynq.TaskID(fmt.Sprint(id, round)), asynq.MaxRetry(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.wait("some have run", func() bool { return len(s.runs()) >= 2*(round+1) })
+		for _, server := range servers {
+			server.Shutdown()
+		}
+		if err := planner.Close(); err != nil {
+			t.Error(err)
+		}
+		if round == 0 {
+			time.Sleep(100 * time.Millisecond) // until Redis has heard of the ends
+			before = connections()             // those of the limiter and of the test itself, which stay
+		}
+	}
+	s.wait("no connection is left over", func() bool { return connections() <= before+3 })
 }

@@ -27,9 +27,14 @@ func nginx(ctx context.Context, o lineOptions) ([]figure, error) {
 	if err != nil {
 		return nil, err
 	}
+	burst, err := throughNginx(ctx, o, "burst", o.of(1000, 3000), 0.95,
+		[]throttletest.Zone{{Rate: 150, Burst: 60}}, gcra("burst", 150, 60+1-30, 0))
+	if err != nil {
+		return nil, err
+	}
 	none, err := throughNginx(ctx, o, "no burst", o.of(40, 400), 0.9,
 		[]throttletest.Zone{{Rate: 5}}, gcra("spaced", 5, 1, 50*time.Millisecond))
-	return append(two, none...), err
+	return append(append(two, burst...), none...), err
 }
 
 func gcra(name string, limit, burst int64, margin time.Duration) throttle.Window {

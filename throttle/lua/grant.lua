@@ -74,7 +74,7 @@ for s = 1, count do
       if ((((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f) * 256) + g <= now then first, last = 1, 0 end
     end
     local kind = byte(head, size)
-    local used, fits, resets, payload = 0, 0, now, nil
+    local used, fits, resets, payload, kept, added = 0, 0, now, nil, '', ''
     if kind == 115 then -- s
       local data, entries = first + 8, 0
       if last > 0 then
@@ -108,9 +108,9 @@ for s = 1, count do
       elseif not denied then
         local all = used + cost
         payload = all < 256 and '\8\0\0\0\0\0\0' .. char(all) or '\8' .. pack7(all)
-        if entries > 0 then payload = payload .. sub(value, data, last) end
+        if entries > 0 then kept = sub(value, data, last) end
         if cost > 0 then
-          payload = payload .. now7 .. char(cost)
+          added = now7 .. char(cost)
           resets = now + p2
         end
       end
@@ -175,11 +175,11 @@ for s = 1, count do
     elseif not denied then
       used = used + cost
       if resets > now then
-        local length = #payload
+        local length = #payload + #kept + #added
         parts[n + 1], parts[n + 2], parts[n + 3] = head, pack7(resets), length < 256 and '\0\0' .. char(length)
           or char((length - length % 65536) / 65536, (length % 65536 - length % 256) / 256, length % 256)
-        parts[n + 4] = payload
-        n = n + 4
+        parts[n + 4], parts[n + 5], parts[n + 6] = payload, kept, added
+        n = n + 6
         if resets > ends then ends = resets end
       end
     end

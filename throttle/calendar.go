@@ -2,6 +2,7 @@ package throttle
 
 import (
 	_ "embed"
+	"hash/fnv"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,7 +33,9 @@ var calendarCounter = algorithm{
 	lua:      calendarLua,
 	capacity: func(w Window) int64 { return w.Limit },
 	params: func(w Window) [4]int64 {
-		return [4]int64{w.Limit, w.Margin.Microseconds()}
+		h := fnv.New32()
+		h.Write([]byte(w.Resets + "\n" + w.Timezone))
+		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
 	unitsIn: func(Window, time.Duration) int64 { return -1 },
 	validate: func(w Window) (string, any, string) {

@@ -229,3 +229,25 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 		})
 	})
 }
+
+// What a process gives back that calls nobody, whoever leads the line hears of.
+func TestReleaseByWhoDoesNotCall(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(slots(1)))
+		led, err := sc.l.Lead(t.Context(), "p", time.Minute, throttle.Leads{Ask: []string{""}})
+		if err != nil || len(led) != 1 {
+			t.Fatalf("leads %q, %v", led, err)
+		}
+		first := sc.granted("a1")
+		sc.waits("a2")
+		other := newLimiter(t, client, policy(slots(1)))
+		hand(t, other, sc.c)
+		release(t, other, first)
+		sc.called()
+		if led, err = sc.l.Lead(t.Context(), "p", time.Minute, throttle.Leads{Keep: []string{""}}); err != nil || len(led) != 1 {
+			t.Fatalf("the leader has to look at %q, %v", led, err)
+		}
+		sc.pump().called("a2")
+	})
+}

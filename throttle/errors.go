@@ -70,6 +70,7 @@ func (e *NeverFitsError) Error() string {
 // ticket it has a place in line.
 type DeniedError struct {
 	Decision Decision
+	Request  Request // what was asked for
 }
 
 // Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s".

@@ -251,7 +251,7 @@ func (l *Limiter) decide(ctx context.Context, c *call, what, ticket string, o pl
 		d, err = l.run(ctx, c, c.scripts.grant, c.grantArguments(l.now(), ticket != ""))
 	}
 	if !short || errors.Is(err, redis.Nil) {
-		args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o), c.request.HoldFor.Microseconds())
+		args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o), max(0, c.request.HoldFor.Microseconds()))
 		d, err = l.run(ctx, c, c.scripts.reserve, args)
 		if short {
 			c.detour.Store(time.Now().UnixNano())
@@ -341,9 +341,7 @@ func (c *call) decision(reply []any) (Decision, *Line, error) {
 	}
 	if line != nil {
 		line.Policy = c.Name
-		if !c.shared {
-			line.Tenant = c.request.Tenant
-		}
+		line.Tenant, c.waits = c.lineTenant(), line.Due >= 0
 	}
 	return d, line, nil
 }

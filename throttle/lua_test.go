@@ -216,8 +216,8 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			continue
 		}
 		for i, p := range a.params(testWindow(name).WithDefaults()) {
-			used := strings.Contains(code(a.lua), fmt.Sprintf("w.p%d", i+1))
-			sent := p != 0 || parameters[i] == "ticks" // which Go sends in place of the number
+			used := strings.Contains(code(a.lua), fmt.Sprintf("w.p%d", i+1)) || parameters[i] == "schedule" // which line.lua reads
+			sent := p != 0 || parameters[i] == "ticks"                                                      // which Go sends in place of the number
 			if unused := parameters[i] == "unused"; unused == used || unused == sent {
 				t.Errorf("%s: p%d is %q in the header, read is %v, sent %d", name, i+1, parameters[i], used, p)
 			}
@@ -361,7 +361,7 @@ func TestHeaderOfGrant(t *testing.T) {
 	head := header(grantLua)
 	own := regexp.MustCompile(`(?m)^--(?: ARGV |      ) (\d+) (\w+): `).FindAllStringSubmatch(head, -1)
 	each := regexp.MustCompile(`five values: (head) \([^)]*\), (cost), (p1), (p2), (p3) `).FindStringSubmatch(strings.ReplaceAll(head, "\n--         ", " "))
-	if len(own) != 3 || len(each) != 6 {
+	if len(own) != 4 || len(each) != 6 {
 		t.Fatalf("the header lists %d arguments and for each window %q", len(own), each)
 	}
 	if got := len(c.grantArguments(0, false)); got != len(own)+len(pl.scopes)+(len(each)-1)*len(pl.Windows) {

@@ -145,6 +145,15 @@ type call struct {
 	scoped  []Scope  // by place in plan.scopes
 	keys    []string // of the scopes, then of the nonce and the line
 	flow    string   // set if it is another than the request's
+	waits   bool     // the reply said that somebody does
+}
+
+// lineTenant is the tenant whose line the request would stand in, or empty if it is all tenants'.
+func (c *call) lineTenant() string {
+	if c.shared {
+		return ""
+	}
+	return c.request.Tenant
 }
 
 // newCall makes a request ready to send. The errors are *RequestError.
@@ -237,8 +246,8 @@ func (c *call) arguments(handed int64, own ...any) []any {
 
 // grantArguments are what lua/grant.lua takes.
 func (c *call) grantArguments(handed int64, waits bool) []any {
-	args := make([]any, 0, 3+len(c.scopes)+5*len(c.windows))
-	args = append(args, handed, nonceKept.Milliseconds(), waits)
+	args := make([]any, 0, 4+len(c.scopes)+5*len(c.windows))
+	args = append(args, handed, "reserve", nonceKept.Milliseconds(), waits)
 	for _, windows := range c.byScope {
 		args = append(args, len(windows))
 		for _, i := range windows {

@@ -2,7 +2,8 @@ package throttle
 
 import (
 	"context"
-	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,8 +22,12 @@ const (
 // Release gives back what Concurrency windows hold for a reservation, at the end of its attempt. Of
 // all other windows it changes nothing. Releasing twice, or what ran out, does nothing.
 func (l *Limiter) Release(ctx context.Context, r Reservation) error {
-	c, err := l.holder(ctx, r)
-	if c == nil || err != nil {
+	pl, ok := l.plans.Load().byName[r.Policy]
+	if !ok || r.Nonce == "" || !slices.ContainsFunc(pl.Windows, func(w Window) bool { return w.Algorithm == Concurrency }) {
+		return nil
+	}
+	c, err := l.newCall(ctx, r.Request)
+	if err != nil {
 		return err
 	}
 	_, err = l.settle(ctx, c, r, "release", "", "")
@@ -32,9 +37,12 @@ func (l *Limiter) Release(ctx context.Context, r Reservation) error {
 // Renew keeps what Concurrency windows hold for a reservation for another lease, from now on. It is
 // false if that ran out, or was given back, and the room is somebody else's now: the attempt must end.
 func (l *Limiter) Renew(ctx context.Context, r Reservation) (held bool, err error) {
-	c, err := l.holder(ctx, r)
-	if c == nil || err != nil {
-		return err == nil, err
+	if l.Lease(r) == 0 {
+		return true, nil
+	}
+	c, err := l.newCall(ctx, r.Request)
+	if err != nil {
+		return false, err
 	}
 	d, err := l.settle(ctx, c, r, "renew", "", "")
 	return d.Granted, err
@@ -56,12 +64,60 @@ func (l *Limiter) Lease(r Reservation) time.Duration {
 	return lease
 }
 
-// holder is the call of a reservation that holds something by leases, or nil.
-func (l *Limiter) holder(ctx context.Context, r Reservation) (*call, error) {
-	if l.Lease(r) == 0 {
-		return nil, nil
+// KeepRenewing renews what Concurrency windows hold for a reservation, three times a lease, until stop is
+// called, also after the context has ended: what it is held for may go on. Stop waits for a renewal under
+// way; Release must follow. Once, shortly before a lease runs out that could not be renewed, it calls
+// lost, and goes on; if a renewal is refused, because the room is somebody else's, it calls lost with
+// refused and ends. Stop is nil if the reservation holds nothing by leases.
+func (l *Limiter) KeepRenewing(ctx context.Context, r Reservation, lost func(refused bool)) (stop func()) {
+	lease := l.Lease(r)
+	if lease == 0 {
+		return nil
 	}
-	return l.newCall(ctx, r.Request)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		l.keepRenewing(ctx, r, lease, lost)
+	}()
+	return func() {
+		cancel()
+		<-stopped
+	}
+}
+
+func (l *Limiter) keepRenewing(ctx context.Context, r Reservation, lease time.Duration, lost func(refused bool)) {
+	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
+	expiry := time.AfterFunc(lease-lease/10, func() { lost(false) })
+	defer expiry.Stop()
+	timer := time.NewTimer(lease / 3)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		asked := time.Now()
+		renewal, cancel := context.WithTimeout(ctx, lease/3)
+		held, err := l.Renew(renewal, r)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			timer.Reset(lease / 20)
+		case !held:
+			lost(true)
+			return
+		default:
+			if now := l.Lease(r); now > 0 {
+				lease = now // the policy's lease may be another by now
+			}
+			expiry.Reset(lease - lease/10 - time.Since(asked))
+			timer.Reset(lease / 3)
+		}
+	}
 }
 
 // Settle says what a reservation really cost, per unit: what was estimated is corrected in all windows of
@@ -89,7 +145,7 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, actual map[string]i
 		}
 		return r, &RequestError{Policy: c.Name, Field: "actual " + printable(unit), Value: cost, Mend: mend}
 	}
-	change := false
+	change, before := false, slices.Clone(c.costs)
 	for i, w := range c.windows {
 		cost, ok := actual[w.Unit]
 		if c.costs[i] = cost - c.costs[i]; !ok || w.Algorithm == Concurrency {
@@ -100,7 +156,9 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, actual map[string]i
 	if !change {
 		return r, nil
 	}
-	if _, err := l.settle(ctx, c, r, "settle", rand.Text(), ""); err != nil {
+	// Asked for again, because nobody knows whether it was done, the same correction is made once.
+	own := sha256.Sum256(fmt.Append(nil, before, c.costs))
+	if _, err := l.settle(ctx, c, r, "settle", hex.EncodeToString(own[:16]), ""); err != nil {
 		return r, err
 	}
 	settled := maps.Clone(r.Cost)
@@ -180,5 +238,13 @@ func (l *Limiter) settle(ctx context.Context, c *call, r Reservation, what, more
 	}
 	ticket, budget := l.lineArguments("")
 	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}), at, more, word)
-	return l.run(ctx, c, c.scripts.settle, args)
+	d, err := l.run(ctx, c, c.scripts.settle, args)
+	if err == nil && c.waits && !l.Listening() {
+		// Somebody waits for what this may have given back, and nobody here calls: whoever leads the line
+		// hears of it within a second or two.
+		if _, err := l.Lead(ctx, c.Name, time.Second, Leads{Tell: []string{c.lineTenant()}}); err != nil {
+			return d, err
+		}
+	}
+	return d, err
 }

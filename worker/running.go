@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -37,14 +38,20 @@ type running struct {
 	job     *throttle.Job
 	limiter *throttle.Limiter
 
-	mu   sync.Mutex
-	own  throttle.Reservation // the task's, as it was settled last; zero if no policy guards it
-	more []*lease             // that the handler reserved
+	cancelled atomic.Bool // what the task took was given back
+
+	mu    sync.Mutex
+	ended bool                 // the handler has returned
+	more  []*lease             // that the handler reserved
+	own   throttle.Reservation // the task's, as it was settled last; zero if no policy guards it
 }
 
 type runningKey struct{}
 
-var errNotRunning = errors.New("worker: the context is not that of a throttled task's handler")
+var (
+	errNotRunning = errors.New("worker: the context is not that of a throttled task's handler")
+	errReturned   = errors.New("worker: the task's handler has returned")
+)
 
 func runningFrom(ctx context.Context) (*running, error) {
 	r, ok := ctx.Value(runningKey{}).(*running)
@@ -78,7 +85,9 @@ func Cancel(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_, err = r.limiter.Cancel(ctx, r.own)
+	if _, err = r.limiter.Cancel(ctx, r.own); err == nil {
+		r.cancelled.Store(true)
+	}
 	return err
 }
 
@@ -132,15 +141,18 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 			return throttle.Reservation{}, err
 		}
 		if d.Granted {
-			r.keep(ctx, d.Reservation)
+			if err := r.keep(ctx, d.Reservation); err != nil {
+				return throttle.Reservation{}, err
+			}
 			return d.Reservation, nil
 		}
-		pause := min(d.RetryIn, askAgain)
-		if !d.MayBeSooner() {
-			pause = d.RetryIn
+		left := time.Until(until)
+		if left <= 0 || left < d.RetryIn && !d.MayBeSooner() {
+			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
 		}
-		if time.Now().Add(pause).After(until) {
-			return throttle.Reservation{}, &throttle.DeniedError{Decision: d}
+		pause := min(d.RetryIn, left)
+		if d.MayBeSooner() || request.Ticket != "" {
+			pause = min(pause, askAgain)
 		}
 		select {
 		case <-time.After(pause):
@@ -150,7 +162,8 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 	}
 }
 
-// askAgain is how often a handler asks again that waits for what may come sooner than it was told.
+// askAgain is how often a handler asks again that waits for what may come sooner than it was told, or in
+// line, where it may be called sooner.
 const askAgain = time.Second
 
 // lines says whether tasks that a policy denies stand in line.
@@ -159,14 +172,23 @@ func (r *running) lines(policy string) bool {
 	return ok && p.Requeue != throttle.RequeueEarliestReset
 }
 
-func (r *running) keep(ctx context.Context, reservation throttle.Reservation) {
+// keep keeps a lease until the handler returns. One that has returned gets nothing more.
+func (r *running) keep(ctx context.Context, reservation throttle.Reservation) error {
 	if r.limiter.Lease(reservation) == 0 {
-		return
+		return nil
 	}
-	kept := keepLease(ctx, r.limiter, reservation, func() {})
+	kept := keepLease(ctx, r.limiter, reservation, func(bool) {})
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.more = append(r.more, kept)
+	ended := r.ended
+	if !ended {
+		r.more = append(r.more, kept)
+	}
+	r.mu.Unlock()
+	if ended {
+		kept.release()
+		return errReturned
+	}
+	return nil
 }
 
 // run runs the handler of a task that was granted, or that no policy guards, and sees to what it
@@ -176,13 +198,23 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	ctx = throttle.WithJob(context.WithValue(ctx, runningKey{}, r), r.job)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	kept := keepLease(ctx, t.config.Limiter, own, func() { cancel(ErrLeaseLost) })
+	kept := keepLease(ctx, t.config.Limiter, own, func(refused bool) {
+		if refused { // perhaps by a Cancel that is under way
+			r.mu.Lock()
+			defer r.mu.Unlock()
+		}
+		if !r.cancelled.Load() {
+			cancel(ErrLeaseLost)
+		}
+	})
 	err := func() error {
 		defer func() { // also if the handler panics
 			kept.release()
 			r.mu.Lock()
-			defer r.mu.Unlock()
-			for _, l := range r.more {
+			more := r.more
+			r.ended = true
+			r.mu.Unlock()
+			for _, l := range more {
 				l.release()
 			}
 		}()
@@ -199,13 +231,16 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	retryIn, policy, ok := r.job.Refusal()
 	switch {
 	case errors.As(err, &refused):
-		if err := Pause(ctx, refused.After); err != nil && !isRefusal(err) {
-			t.outages.failed(err, "policy", own.Policy)
+		if own.Policy != "" {
+			t.pause(ctx, own.Policy, refused.After)
 		}
 		return t.requeueFront(ctx, a, request, own.Policy, refused.After, err)
-	case errors.As(err, &denied):
-		return t.requeueFront(ctx, a, request, denied.Decision.Policy, denied.Decision.RetryIn, err)
+	case errors.As(err, &denied): // the place in line is that of the call, whose tenant and cost may be others
+		return t.requeueFront(ctx, a, denied.Request, denied.Decision.Policy, denied.Decision.RetryIn, err)
 	case ok:
+		if policy != request.Policy {
+			request.Cost = nil // in units of the task's own policy
+		}
 		return t.requeueFront(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
 		return t.undecided(a, request, err)
@@ -215,12 +250,22 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	return err
 }
 
+// pause passes a refusal on, also if the task's own time has run out.
+func (t *Throttle) pause(ctx context.Context, policy string, d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	defer cancel()
+	if err := Pause(ctx, d); err != nil && !isRefusal(err) {
+		t.outages.failed(err, "policy", policy)
+	}
+}
+
 // requeueFront requeues a task whose handler has run and could not do its work yet: to the front of
-// its tenant's in the policy's line, or for the time in which it can.
+// its tenant's in the policy's line, or for the time in which it can if it stands in none.
 func (t *Throttle) requeueFront(ctx context.Context, a *attempt, request throttle.Request, policy string, retryIn time.Duration, cause error) error {
 	d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: max(retryIn, time.Millisecond), Tenant: request.Tenant}
 	at := d.RetryIn
-	if p, ok := t.config.Limiter.Policy(policy); ok && p.Requeue != throttle.RequeueEarliestReset && t.config.Limiter.Listening() {
+	p, ok := t.config.Limiter.Policy(policy)
+	if ok && p.Requeue != throttle.RequeueEarliestReset && request.Ticket != "" && t.config.Limiter.Listening() {
 		request.Policy, request.Front = policy, true
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 		defer cancel()
@@ -241,52 +286,16 @@ func (t *Throttle) requeueFront(ctx context.Context, a *attempt, request throttl
 type lease struct {
 	limiter     *throttle.Limiter
 	reservation throttle.Reservation
-	stop        context.CancelFunc
-	stopped     chan struct{}
+	stop        func()
 }
 
-// keepLease renews until release, or until the lease is lost. Without a concurrency window it
-// returns nil.
-func keepLease(ctx context.Context, limiter *throttle.Limiter, reservation throttle.Reservation, lost func()) *lease {
-	each := limiter.Lease(reservation)
-	if each == 0 {
+// keepLease renews until release. Without a concurrency window it returns nil.
+func keepLease(ctx context.Context, limiter *throttle.Limiter, reservation throttle.Reservation, lost func(refused bool)) *lease {
+	stop := limiter.KeepRenewing(ctx, reservation, lost)
+	if stop == nil {
 		return nil
 	}
-	// It goes on after the handler's context has ended: what matters is that the handler has.
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	l := &lease{limiter, reservation, stop, make(chan struct{})}
-	go l.renew(ctx, each, lost)
-	return l
-}
-
-func (l *lease) renew(ctx context.Context, each time.Duration, lost func()) {
-	defer close(l.stopped)
-	held := time.Now() // since when the lease is sure to count
-	timer := time.NewTimer(each / 3)
-	defer timer.Stop()
-	for {
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
-		asked := time.Now()
-		renewal, cancel := context.WithTimeout(ctx, each/3)
-		ok, err := l.limiter.Renew(renewal, l.reservation)
-		cancel()
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err == nil && ok:
-			held = asked
-			timer.Reset(each / 3)
-		case err == nil || time.Since(held) > each-each/10:
-			lost()
-			return
-		default:
-			timer.Reset(each / 20)
-		}
-	}
+	return &lease{limiter, reservation, stop}
 }
 
 // release ends the renewals, and then the lease.
@@ -295,7 +304,6 @@ func (l *lease) release() {
 		return
 	}
 	l.stop()
-	<-l.stopped
 	ctx, cancel := context.WithTimeout(context.Background(), giveBackTimeout)
 	defer cancel()
 	_ = l.limiter.Release(ctx, l.reservation) // or it runs out

@@ -363,3 +363,314 @@ func TestSkipRetryAfterARefusal(t *testing.T) {
 		s.waitState(asynq.TaskStateArchived, "t")
 	})
 }
+
+// What was given back is not renewed, and its handler goes on.
+func TestCancelEndsTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, atOnce(1))
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			if err := worker.Cancel(ctx); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Minute)
+			if ctx.Err() != nil {
+				t.Errorf("the handler's context ended by %v", context.Cause(ctx))
+			}
+			return s.ok(ctx, task)
+		}, calm)
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.Timeout(time.Hour))
+		time.Sleep(3 * time.Minute)
+		if got := s.runs(); len(got) != 1 {
+			t.Errorf("ran: %q", got)
+		}
+	})
+}
+
+// A lease that is made shorter is renewed as often as it has to be.
+func TestLeaseIsMadeShorter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, atOnce(1))
+		var g gauge
+		s.serve(g.handler(func(ctx context.Context, task *asynq.Task) error {
+			time.Sleep(2 * time.Minute)
+			return s.ok(ctx, task)
+		}), calm)
+		s.enqueue(task("acme"), asynq.TaskID("a"), asynq.Timeout(time.Hour))
+		s.enqueue(task("acme"), asynq.TaskID("b"), asynq.Timeout(time.Hour))
+		time.Sleep(5 * time.Second)
+		p := atOnce(1)
+		p.Windows[0].Lease = 2 * time.Second
+		if err := s.limiter.SetPolicies([]throttle.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * time.Minute)
+		if most := g.most.Load(); most != 1 {
+			t.Errorf("%d ran at once", most)
+		}
+		if got := s.runs(); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("ran: %q", got)
+		}
+	})
+}
+
+// A stall holds up the renewals of leases: calls do not end, whatever their contexts say.
+type stall struct{ stalled atomic.Bool }
+
+func (*stall) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*stall) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (st *stall) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if st.stalled.Load() && slices.Contains(cmd.Args(), any("renew")) {
+			time.Sleep(12 * time.Second) // four attempts of three seconds
+			cmd.SetErr(context.DeadlineExceeded)
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestLeaseIsLostInAStall(t *testing.T) {
+	t.Parallel()
+	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := synctestSite(t)
+			limits := miniredis.NewMiniRedis()
+			limits.ClockTTL(true)
+			t.Cleanup(limits.Close)
+			client := redis.NewClient(pipe(limits))
+			t.Cleanup(func() { client.Close() })
+			st := &stall{}
+			client.AddHook(st)
+			p := atOnce(1)
+			p.Windows[0].Lease = lease
+			var err error
+			if s.limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}}); err != nil {
+				t.Fatal(err)
+			}
+			var told atomic.Bool
+			s.serve(func(ctx context.Context, task *asynq.Task) error {
+				if told.Load() {
+					return s.ok(ctx, task)
+				}
+				st.stalled.Store(true)
+				begun := time.Now()
+				<-ctx.Done()
+				if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+					t.Errorf("the handler's context ended by %v", cause)
+				}
+				if after := time.Since(begun); after < lease*6/10 || after >= lease {
+					t.Errorf("told after %v, with a lease of %v", after, lease)
+				}
+				told.Store(true)
+				st.stalled.Store(false)
+				return ctx.Err()
+			}, calm)
+			s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
+			time.Sleep(5 * time.Minute)
+			if got := s.runs(); !slices.Equal(got, []string{"t"}) {
+				t.Errorf("ran: %q", got)
+			}
+		})
+	}
+}
+
+// A lateAnswer keeps the answers of reserves back.
+type lateAnswer struct {
+	on   atomic.Bool
+	till chan struct{}
+}
+
+func (*lateAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*lateAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (la *lateAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if la.on.Load() && slices.Contains(cmd.Args(), any("reserve")) {
+			<-la.till
+		}
+		return err
+	}
+}
+
+// What a goroutine that a handler has left behind reserves is given back too.
+func TestReserveOutlivesTheHandler(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t)
+		limits := miniredis.NewMiniRedis()
+		limits.ClockTTL(true)
+		t.Cleanup(limits.Close)
+		client := redis.NewClient(pipe(limits))
+		t.Cleanup(func() { client.Close() })
+		la := &lateAnswer{till: make(chan struct{})}
+		client.AddHook(la)
+		second := atOnce(1)
+		second.Name, second.Match = "second", nil
+		var err error
+		if s.limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy(100, time.Minute), second}}); err != nil {
+			t.Fatal(err)
+		}
+		warm, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.limiter.Release(t.Context(), warm.Reservation); err != nil {
+			t.Fatal(err)
+		}
+		left := make(chan error, 1)
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			la.on.Store(true)
+			go func() {
+				_, err := worker.Reserve(ctx, throttle.Request{Policy: "second"}, 0)
+				left <- err
+			}()
+			time.Sleep(time.Second)
+			return s.ok(ctx, task)
+		}, calm)
+		s.enqueue(task("acme"), asynq.TaskID("t"))
+		time.Sleep(10 * time.Second)
+		la.on.Store(false)
+		close(la.till)
+		if err := <-left; err == nil {
+			t.Error("reserved after the handler had returned")
+		}
+		time.Sleep(5 * time.Minute)
+		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
+		if err != nil || d.Windows[0].Used != 0 {
+			t.Errorf("%d are held, %v", d.Windows[0].Used, err)
+		}
+	})
+}
+
+// A refusal is passed on also if the task's time has run out.
+func TestRetryAfterTheTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1000, time.Minute))
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			<-ctx.Done()
+			return worker.RetryAfter(time.Hour)
+		}, calm)
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
+		time.Sleep(time.Minute)
+		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		if err != nil || d.Granted {
+			t.Errorf("granted %v, %v", d.Granted, err)
+		}
+	})
+}
+
+// Tasks that no policy matches are requeued too, and that is no outage.
+func TestRetryAfterUnmatched(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := policy(1000, time.Minute)
+		p.Match = []string{"other"}
+		s := synctestSite(t, p)
+		var n atomic.Int64
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			if n.Add(1) == 1 {
+				return worker.RetryAfter(10 * time.Second)
+			}
+			return s.ok(ctx, task)
+		}, calm)
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		time.Sleep(time.Minute)
+		if got := s.runs(); len(got) != 1 {
+			t.Errorf("ran: %q", got)
+		}
+		if s.log.String() != "" {
+			t.Errorf("logged: %s", s.log)
+		}
+	})
+}
+
+// A handler that waits in line comes when it is called, before the time that it was promised.
+func TestReserveComesWhenCalled(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slack := policy(1, time.Minute)
+		slack.Name, slack.Match = "slack", nil
+		s := synctestSite(t, policy(1000, time.Minute), slack)
+		var waited time.Duration
+		taken, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			begun := time.Now()
+			if _, err := worker.Reserve(ctx, throttle.Request{Policy: "slack"}, 5*time.Minute); err != nil {
+				t.Error(err)
+			}
+			waited = time.Since(begun)
+			return s.ok(ctx, task)
+		}, calm)
+		s.enqueue(task("acme"), asynq.TaskID("t"))
+		time.Sleep(10 * time.Second)
+		if _, err := s.limiter.Cancel(t.Context(), taken.Reservation); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Minute)
+		if waited > 12*time.Second || waited == 0 {
+			t.Errorf("waited %v", waited)
+		}
+	})
+}
+
+// A place in another policy's line is that of the request that was denied: its tenant, its cost.
+func TestPlaceOfAnInnerReserve(t *testing.T) {
+	for name, change := range map[string]func(*throttle.Policy){
+		"same units":     func(p *throttle.Policy) { p.Windows[0].Unit = "" },
+		"in line":        func(*throttle.Policy) {},
+		"earliest reset": func(p *throttle.Policy) { p.Requeue = throttle.RequeueEarliestReset },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				own := policy(1000, time.Minute)
+				own.Windows[0].Unit = "tokens"
+				change(&own)
+				slack := policy(4, 10*time.Minute)
+				slack.Name, slack.Match = "slack", nil
+				s := synctestSite(t, own, slack)
+				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
+				if _, err := s.limiter.Reserve(t.Context(), bot); err != nil {
+					t.Fatal(err)
+				}
+				s.serve(func(ctx context.Context, task *asynq.Task) error {
+					if _, err := worker.Reserve(ctx, bot, 0); err != nil {
+						return err
+					}
+					return s.ok(ctx, task)
+				}, calm)
+				cost := map[string]int64{"tokens": 7}
+				if own.Windows[0].Unit == "" {
+					cost = nil
+				}
+				s.enqueue(task("acme", cost), asynq.TaskID("t"))
+				time.Sleep(time.Minute)
+				places, err := s.redis.HGetAll(t.Context(), "sluice:{slack:bot}:f").Result()
+				if err != nil || len(places) != 1 {
+					t.Errorf("%d flows, %v", len(places), err)
+				}
+				if keys := s.redis.Keys(t.Context(), "sluice:{slack:acme}*").Val(); len(keys) > 0 {
+					t.Errorf("left: %q", keys)
+				}
+				one := throttle.Request{Policy: "slack", Tenant: "bot"}
+				if d, err := s.limiter.Reserve(t.Context(), one); err != nil || d.Granted {
+					t.Errorf("somebody overtook: %v, %v", d.Granted, err)
+				}
+				time.Sleep(10 * time.Minute)
+				if got := s.runs(); len(got) != 1 {
+					t.Errorf("ran: %q", got)
+				}
+			})
+		})
+	}
+}

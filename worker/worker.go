@@ -305,6 +305,7 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		t.config.OnDecision(ctx, task, d)
 	}
 	if d.Granted {
+		request.Ticket = ref.ticket() // also where its own policy has no line: others of its calls may
 		return t.run(context.WithValue(ctx, decisionKey{}, d), a, task, next, request, d.Reservation)
 	}
 	if late := tooLate(a.message, d); late != nil {

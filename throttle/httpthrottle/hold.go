@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -25,42 +24,19 @@ type hold struct {
 	once        sync.Once
 	outer       context.Context
 	reservation throttle.Reservation
-	stop        chan struct{}
-	stopped     chan struct{}
+	stop        func() // nil if it holds nothing
 }
 
 // newHold begins to renew. The context returned ends with the hold, with ErrLeaseLost if that is lost.
 func newHold(outer context.Context, l *throttle.Limiter, r throttle.Reservation, logger *slog.Logger) (context.Context, *hold) {
 	h := &hold{limiter: l, logger: logger, outer: outer, reservation: r}
-	lease := l.Lease(r)
-	if lease == 0 {
+	ctx, cancel := context.WithCancelCause(outer)
+	if h.stop = l.KeepRenewing(outer, r, func(bool) { cancel(ErrLeaseLost) }); h.stop == nil {
+		cancel(nil)
 		return outer, h
 	}
-	ctx, cancel := context.WithCancelCause(outer)
-	h.cancel, h.stop, h.stopped = cancel, make(chan struct{}), make(chan struct{})
-	go h.renew(lease / 3)
+	h.cancel = cancel
 	return ctx, h
-}
-
-func (h *hold) renew(every time.Duration) {
-	defer close(h.stopped)
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-h.stop:
-			return
-		case <-tick.C:
-		}
-		afterward(h.outer, func(ctx context.Context) {
-			switch held, err := h.limiter.Renew(ctx, h.reservation); {
-			case err != nil:
-				h.logger.Warn("httpthrottle: a hold of a concurrency window was not renewed", "policy", h.reservation.Policy, "error", err)
-			case !held:
-				h.cancel(ErrLeaseLost)
-			}
-		})
-	}
 }
 
 // end ends the hold, once, by what is to be done then. A renewal under way is awaited: after the
@@ -68,8 +44,7 @@ func (h *hold) renew(every time.Duration) {
 func (h *hold) end(do func(context.Context)) {
 	h.once.Do(func() {
 		if h.stop != nil {
-			close(h.stop)
-			<-h.stopped
+			h.stop()
 			defer h.cancel(context.Canceled)
 		}
 		afterward(h.outer, do)

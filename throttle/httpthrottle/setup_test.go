@@ -75,6 +75,11 @@ func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Tr
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	if c.Base == nil { // the default one is everybody's: each httptest.Server that closes ends its connections
+		base := http.DefaultTransport.(*http.Transport).Clone()
+		t.Cleanup(base.CloseIdleConnections)
+		c.Base = base
+	}
 	transport, err := httpthrottle.NewTransport(c)
 	if err != nil {
 		t.Fatal(err)

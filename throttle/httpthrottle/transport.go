@@ -188,6 +188,9 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 			}
 			r.Policy = t.c.Policy
 		}
+		if p, ok := t.c.Limiter.Policy(r.Policy); ok && p.Requeue == throttle.RequeueEarliestReset {
+			r.Ticket = ""
+		}
 	default:
 		r.Policy = t.c.Policy
 	}
@@ -212,7 +215,7 @@ func (t *Transport) reserve(ctx context.Context, r throttle.Request) (throttle.D
 		}
 		left, sleep := time.Until(end), d.RetryIn
 		if left <= 0 || left < d.RetryIn && !bound {
-			return d, &throttle.DeniedError{Decision: d}
+			return d, &throttle.DeniedError{Decision: d, Request: r}
 		}
 		if bound || r.Ticket != "" {
 			sleep = min(sleep, pollMost)

@@ -2,7 +2,7 @@
 -- Source: the fixed window counter, by ticks that the caller worked out (calendar.go). Redis's clock
 -- chooses among them, and a call whose ticks are not around it is refused.
 --
---   parameters  limit (units), margin (us), unused, ticks (seconds since 1970 by commas, ascending)
+--   parameters  limit (units), margin (us), schedule (a number, which line.lua compares), ticks (seconds since 1970 by commas, ascending)
 --   payload     tick(7) used(7) late(7): the tick that the span began with, the units since, and those
 --               of them that may be counted after the next tick at the far side
 --
@@ -23,11 +23,12 @@ algorithms['t'] = {
       st.refused = true
       st.at = max(1, min(st.at, last - 2))
     end
+    st.tick = st.ticks[st.at]
     if payload then
       local tick = unpack7(payload, 1)
-      if tick >= st.ticks[st.at] then
-        -- Also of another calendar, which ticked later.
-        st.used, st.late = unpack7(payload, 8), unpack7(payload, 15)
+      if tick >= st.tick then
+        -- Also of another calendar, which ticked later: it goes by that until this one ticks.
+        st.tick, st.used, st.late = tick, unpack7(payload, 8), unpack7(payload, 15)
       elseif tick == st.ticks[st.at - 1] then
         st.used = unpack7(payload, 15)
       end
@@ -78,5 +79,5 @@ algorithms['t'] = {
     return st.ticks[st.late > 0 and st.at + 2 or st.at + 1] + w.margin
   end,
 
-  payload = function(w, st) return pack7(st.ticks[st.at]) .. pack7(st.used) .. pack7(st.late) end,
+  payload = function(w, st) return pack7(st.tick) .. pack7(st.used) .. pack7(st.late) end,
 }

@@ -103,8 +103,12 @@ algorithms['c'] = {
   renew = function(w, st, now, cost, held)
     local id = lease_id()
     local i = find_lease(st, id)
-    if not i and st.used + held + cost > w.limit then return 0 end
-    if i then drop_lease(st, i) end
+    if i then
+      cost = lease_units(st.data, i)
+      drop_lease(st, i)
+    elseif st.used + held + cost > w.limit then
+      return 0
+    end
     add_lease(st, now + w.lease, cost, id)
     return cost
   end,

@@ -5,9 +5,10 @@
 --
 -- KEYS  as in reserve.lua
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
---       2 nonce_ttl: milliseconds for which a repeated call is recognised
---       3 waits: 1 if a request that does not fit waits, else 0
---       4.. for every scope how many windows it has, and for each of these five values: head (as
+--       2 what: "reserve"; nothing else has a short way
+--       3 nonce_ttl: milliseconds for which a repeated call is recognised
+--       4 waits: 1 if a request that does not fit waits, else 0
+--       5.. for every scope how many windows it has, and for each of these five values: head (as
 --         a section begins: length of name, name, kind), cost, p1, p2, p3 (of kind f twice the margin,
 --         and 1 more if it begins at first use)
 -- reply as in reserve.lua, of the status 0 or 1, with the windows in the order of ARGV; or nil
@@ -46,7 +47,7 @@ end
 local now7 = pack7(now)
 local reply, denied, closes = {1, now, now, 0}, nil, false -- denied: the place in the reply of the first window that does
 local before, new, lasts = {}, {}, {} -- resets if it is denied, by place in the reply; values and their ends, by scope
-local out, i = 4, 4
+local out, i = 4, 5
 
 for s = 1, count do
   local value, at = values[s], 9
@@ -193,10 +194,10 @@ end
 
 if denied then
   -- Who waits goes the long way, and where a window closes at times the time is to be looked for.
-  if closes or ARGV[3] == '1' then return nil end
+  if closes or ARGV[4] == '1' then return nil end
   reply[1] = 0
   -- What was thought to be taken is not.
-  out, i = 4, 4
+  out, i = 4, 5
   for _ = 1, count do
     local stop = i + ARGV[i] * 5
     while i < stop do
@@ -215,5 +216,5 @@ for s = 1, count do
     redis.call('DEL', KEYS[s])
   end
 end
-redis.call('SET', KEYS[count + 1], granted_at, 'PX', ARGV[2])
+redis.call('SET', KEYS[count + 1], granted_at, 'PX', ARGV[3])
 return reply

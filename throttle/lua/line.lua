@@ -230,20 +230,21 @@ local function keep_ticket(t)
   write('t', t.id, t.state .. ' ' .. int(t.rank) .. ' ' .. t.calls .. ' ' .. int(t.promise) .. ' ' .. t.flow .. ' ' .. t.costs_text)
 end
 
--- The first node, narrow to broad, that has no room for the costs, and when it may have.
-local function blocker(flow, costs)
+-- The first node, narrow to broad, that has no room for the costs, and when it may have; called says
+-- that they are those of a ticket that was called.
+local function blocker(flow, costs, called)
   for _, suffix in ipairs(flow.suffixes) do
     local node = open_node(suffix, flow)
     if node then
       local time = now
       for _, w in ipairs(node.windows) do
-        local cost = costs[w.unit] or 0
+        local cost, opens = costs[w.unit] or 0, now
         if cost > 0 then
-          local opens = w.algorithm.fits_at(w, w.state, now, now, cost, node.held[w.unit])
+          opens = w.algorithm.fits_at(w, w.state, now, now, cost, node.held[w.unit])
           if opens > now and w.algorithm.opens_at then opens = w.algorithm.opens_at(w, w.state, now) end
-          if w.scope.told then opens = told_fits_at(w, now, opens, cost, node.held[w.unit]) end
-          time = max(time, opens)
         end
+        if w.scope.told then opens = told_fits_at(w, now, opens, cost, node.held[w.unit], called) end
+        time = max(time, opens)
       end
       if time > now then return node, time end
     end
@@ -321,6 +322,12 @@ local function unplace(flow)
   end
 end
 
+-- make_way says that the first ticket of a flow is another now: whoever was behind it may fit.
+local function make_way(flow)
+  local at = read('a', flow.id)
+  if at then due(string.match(at, '^(%S+)'), now) end
+end
+
 -- put lets the flow wait at the node with that first ticket.
 local function put(node, flow, first)
   local member = string.format('%016d ', RANK_ZERO + first.rank) .. flow.id
@@ -392,6 +399,7 @@ local function enter(t, flow, last, alone)
   if alone then
     place(flow, t)
   elseif not last and redis.call('ZRANGE', P .. 'f:' .. flow.id, 0, 0)[1] == t.id then
+    make_way(flow)
     unplace(flow)
     place(flow, t)
   end
@@ -431,7 +439,10 @@ local function forget(t, flow)
   if t.state == 'w' then
     local was_first = redis.call('ZRANK', P .. 'f:' .. flow.id, t.id) == 0
     quit(t, flow)
-    if was_first then move_up(flow) end
+    if was_first then
+      make_way(flow)
+      move_up(flow)
+    end
   else
     let_go(t, flow)
     if t.state == 'c' then take_back(t, flow) end
@@ -513,6 +524,10 @@ local function promise(flow, costs, behind, behind_all)
         end
         local fits = fits_window(w, now, now, cost, max(0, ahead) + node.held[w.unit])
         fits = min(max(fits, after_own(flow, w, cost, in_flow, behind)), MOST)
+        if fits > now then w.fits = fits end
+        time = max(time, fits)
+      elseif w.scope.told then
+        local fits = told_fits_at(w, now, now, 0, 0)
         if fits > now then w.fits = fits end
         time = max(time, fits)
       end
@@ -599,9 +614,12 @@ local function serve(suffix, calls)
   return steps
 end
 
+local limits_due = 0 -- when other limits than the known ones are looked at, if they are not yet
+
 -- soonest is when somebody must look again, or 0 if nobody waits.
 local function soonest()
   local hold_ends, node_due = first_of('c'), first_of('d')
+  if limits_due > 0 and node_due > limits_due then node_due = limits_due end
   if hold_ends == 0 or node_due == 0 then return max(hold_ends, node_due) end
   return min(hold_ends, node_due)
 end
@@ -617,7 +635,12 @@ local function limits_changed()
   end
   read_all('u', {'limits', 'limits at'})
   local known = read('u', 'limits')
-  if known == limits or now - number('limits at') < 1000000 then return false end
+  if known == limits then return false end
+  local time = number('limits at') + 1000000
+  if now < time then
+    limits_due = time
+    return false
+  end
   write('u', 'limits', limits)
   write('u', 'limits at', int(now))
   return known

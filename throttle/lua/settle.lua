@@ -58,21 +58,25 @@ if what == 'cancel' then
   if not cancelled and not other then
     local time = until_all()
     for _, w in ipairs(windows) do
-      if counts and w.cost > 0 then w.fits = w.algorithm.give_back(w, w.state, now, at, w.cost) end
+      -- What a lease holds is not what was settled since.
+      if counts and (w.cost > 0 or w.algorithm.release) then w.fits = w.algorithm.give_back(w, w.state, now, at, w.cost) end
     end
     save(windows, scopes, now, real)
     remember(CANCELLED, time)
     status, freed = 1, true
   end
 elseif what == 'release' then
+  local time = nonce and find(nonce, ' ', 1, true) and until_all() or now -- it was settled
   for _, w in ipairs(windows) do
     if w.algorithm.release then w.fits = w.algorithm.release(w, w.state, now, at, w.cost) end
-    if w.fits > 0 then status, freed = 1, true end
+    if w.fits > 0 then
+      status, freed = 1, true
+      time = max(time, now + w.lease) -- a renewal may still be on its way, or come
+    end
   end
   if freed then
     save(windows, scopes, now, real)
-    -- A renewal may still be on its way.
-    if not cancelled then remember((nonce or string.format('%.0f', at)) .. RELEASED, until_all()) end
+    if not cancelled then remember((nonce or string.format('%.0f', at)) .. RELEASED, time) end
   end
 elseif what == 'renew' then
   status = 1
@@ -90,6 +94,7 @@ elseif what == 'settle' then
     for _, w in ipairs(windows) do
       if w.cost > 0 then
         w.algorithm.take(w, w.state, now, w.cost, 0)
+        freed = true -- whoever is first in a line may wait for this window now, and hold up nobody
       elseif w.cost < 0 and counts then
         w.fits = w.algorithm.give_back(w, w.state, now, at, -w.cost)
         freed = freed or w.fits > 0
@@ -107,12 +112,11 @@ else
       told_pause(scope, now, at, tonumber(a), tonumber(b), tonumber(c))
     elseif what == 'resume' then
       told_resume(scope)
-      freed = true
     else
       told_left(scope, a, now, at, tonumber(b), now + tonumber(c))
     end
     write_scope(KEYS[tonumber(place)], scope, now, real)
   end
-  status = 1
+  status, freed = 1, true -- also by a pause: whoever is first in a line may wait elsewhere now, and hold up nobody
 end
 if not values[#KEYS] or not freed or not readable_line(values[#KEYS]) then return reply(status, now, now, windows, now) end

@@ -17,14 +17,15 @@ local function told_section(scope, name, kind, now)
   return section and section.kind == kind and section.expires > now and section
 end
 
-local function told_fits_at(w, now, from, cost, ahead)
+-- Who was called has its part of the ramp, and what others took of it by other units does not matter.
+local function told_fits_at(w, now, from, cost, ahead, called)
   local pause = told_section(w.scope, '!', 'p', now)
   if pause then
-    local gone = min(1, unpack7(pause.payload, 15) / SHARE + ahead / w.algorithm.capacity(w))
+    local gone = called and 0 or min(1, unpack7(pause.payload, 15) / SHARE + ahead / w.algorithm.capacity(w))
     from = max(from, ceil(unpack7(pause.payload, 1) + unpack7(pause.payload, 8) * gone))
   end
   local left = told_section(w.scope, '!' .. w.unit, 'r', now)
-  if left and from < left.expires and unpack7(left.payload, 1) < ahead + cost then from = left.expires end
+  if left and cost > 0 and from < left.expires and unpack7(left.payload, 1) < ahead + cost then from = left.expires end
   return from
 end
 
@@ -62,8 +63,9 @@ local function told_pause(scope, now, at, wait, ramp, ramp_most)
   local gone = 0
   if before then
     local ends, slope = unpack7(before.payload, 1), unpack7(before.payload, 8)
+    until_time = max(until_time, ends) -- exempt tenants call, and are refused, meanwhile
     if at <= unpack7(before.payload, 22) then
-      until_time, ramp, set = max(until_time, ends), slope, unpack7(before.payload, 22)
+      ramp, set = max(ramp, slope), unpack7(before.payload, 22)
       gone = unpack7(before.payload, 15)
     else
       ramp = min(max(ramp, 2 * slope), ramp_most)

@@ -101,7 +101,7 @@ end
 
 if t.state == 'c' then
   change_held(mine, t.costs, -1)
-  local blocked, free = blocker(mine, costs)
+  local blocked, free = blocker(mine, costs, true)
   if not blocked then
     t.state = 'granted'
     forget(t, mine)

@@ -96,9 +96,10 @@ local function open_windows(values, nscopes, real, first)
   return windows, scopes, now
 end
 
--- fits_window is fits_at of one window, and of what the far side said of its scope.
+-- fits_window is fits_at of one window, and of what the far side said of its scope: a pause is also for
+-- what costs nothing here.
 local function fits_window(w, now, from, cost, ahead)
-  local time = w.algorithm.fits_at(w, w.state, now, from, cost, ahead)
+  local time = cost > 0 and w.algorithm.fits_at(w, w.state, now, from, cost, ahead) or from
   if w.scope.told then time = told_fits_at(w, now, time, cost, ahead) end
   return time
 end
@@ -110,7 +111,7 @@ end
 local function fits_at(windows, now)
   local time = now
   for _, w in ipairs(windows) do
-    local fits = w.cost > 0 and fits_window(w, now, now, w.cost, 0) or now
+    local fits = fits_window(w, now, now, w.cost, 0)
     w.fits = fits > now and fits or 0
     time = max(time, fits)
   end
@@ -119,7 +120,7 @@ local function fits_at(windows, now)
     if time == from then break end
     from = time
     for _, w in ipairs(windows) do
-      if w.cost > 0 then time = max(time, fits_window(w, now, from, w.cost, 0)) end
+      time = max(time, fits_window(w, now, from, w.cost, 0))
     end
   end
   return time

@@ -1,0 +1,193 @@
+package throttle_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Whoever fits is called at once, whatever made it fit: a second look at every node never finds
+// anybody whom the first has not.
+func TestNobodyWaitsWhoFits(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) { wakeups(t, client) })
+	})
+}
+
+func wakeups(t *rapid.T, client *redis.Client) {
+	ctx := t.Context()
+	if err := client.FlushDB(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	anyWindow := func(i int) throttle.Window {
+		w := throttle.Window{
+			Name:  fmt.Sprint("w", i),
+			Limit: rapid.Int64Range(2, 4).Draw(t, "limit"),
+			Per:   rapid.SampledFrom([][]string{{}, {"tenant"}, {"region"}}).Draw(t, "per"),
+			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
+		}
+		if rapid.Bool().Draw(t, "slots") {
+			w.Algorithm, w.Lease = throttle.Concurrency, rapid.SampledFrom([]time.Duration{s, 5 * s, 30 * s}).Draw(t, "lease")
+		} else {
+			w.Period = rapid.SampledFrom([]time.Duration{s, 10 * s}).Draw(t, "period")
+		}
+		return w
+	}
+	p := policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Per: []string{}})
+	p.Remote = rapid.SampledFrom([]throttle.Remote{throttle.RemoteShared, throttle.RemoteTenant}).Draw(t, "remote")
+	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
+		p.Windows = append(p.Windows, anyWindow(i))
+	}
+	tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
+	l, c := newHanded(t, client, p)
+	var calls []string
+	due, idle := time.Duration(-1), true
+	defer l.OnLine(func(line throttle.Line) {
+		calls = append(calls, line.Calls...)
+		if line.Policy != "" {
+			due, idle = line.Due, line.Due < 0
+		}
+	})()
+	waits := map[string]throttle.Request{}
+	var runs []throttle.Reservation
+	seq := 0
+	come := func(r throttle.Request) {
+		d := reserve(t, l, r)
+		if d.Granted {
+			delete(waits, r.Ticket)
+			runs = append(runs, d.Reservation)
+		} else {
+			waits[r.Ticket] = r
+		}
+	}
+	settle := func() {
+		for n := 0; len(calls) > 0; n++ {
+			if n > 10_000 {
+				t.Fatal("calls without end")
+			}
+			next := calls[0]
+			calls = calls[1:]
+			if r, ok := waits[next]; ok {
+				come(r)
+				if _, still := waits[next]; still {
+					t.Fatalf("%s was called, came, and is denied", next)
+				}
+			}
+		}
+	}
+	pump := func() {
+		if err := l.Pump(ctx, "p", "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// look looks at everything again.
+	look := func(after string) {
+		pump()
+		settle()
+		if len(waits) == 0 {
+			return
+		}
+		if err := client.HSet(ctx, "sluice:{p}:u", "limits", "other", "limits at", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		pump()
+		if len(calls) > 0 {
+			t.Fatalf("after %s nobody had seen that %q fit", after, calls)
+		}
+	}
+	anyRequest := func(t *rapid.T) throttle.Request {
+		seq++
+		r := throttle.Request{
+			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: fmt.Sprint("t", seq),
+			Attributes: map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
+			Cost:       map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2, 0}).Draw(t, "cost")},
+			Nonce:      fmt.Sprint("n", seq),
+		}
+		if tokens {
+			r.Cost["tokens"] = rapid.Int64Range(0, 2).Draw(t, "tokens")
+		}
+		return r
+	}
+	run := func(t *rapid.T) throttle.Reservation {
+		if len(runs) == 0 {
+			t.Skip("nothing runs")
+		}
+		return runs[rapid.IntRange(max(0, len(runs)-6), len(runs)-1).Draw(t, "run")]
+	}
+	check := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	did := ""
+	t.Repeat(map[string]func(*rapid.T){
+		"come": func(t *rapid.T) { did = "come"; come(anyRequest(t)) },
+		"come many": func(t *rapid.T) {
+			did = "come many"
+			for range 5 {
+				come(anyRequest(t))
+			}
+		},
+		"come uncalled": func(t *rapid.T) {
+			did = "come uncalled"
+			if len(waits) > 0 {
+				come(waits[slices.Min(slices.Collect(maps.Keys(waits)))])
+			}
+		},
+		"leave": func(t *rapid.T) {
+			did = "leave"
+			if len(waits) > 0 {
+				ticket := slices.Min(slices.Collect(maps.Keys(waits)))
+				check(l.Leave(ctx, "p", waits[ticket].Tenant, ticket))
+				delete(waits, ticket)
+			}
+		},
+		"release": func(t *rapid.T) { did = "release"; check(l.Release(ctx, run(t))) },
+		"cancel":  func(t *rapid.T) { did = "cancel"; _, err := l.Cancel(ctx, run(t)); check(err) },
+		"settle": func(t *rapid.T) {
+			did = "settle"
+			unit := "requests"
+			if tokens {
+				unit = "tokens"
+			}
+			_, err := l.Settle(ctx, run(t), map[string]int64{unit: rapid.Int64Range(0, 3).Draw(t, "actual")})
+			check(err)
+		},
+		"pause": func(t *rapid.T) {
+			did = "pause"
+			check(l.Pause(ctx, run(t), rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause")))
+		},
+		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t))) },
+		"left": func(t *rapid.T) {
+			did = "left"
+			check(l.Left(ctx, run(t), "requests", rapid.Int64Range(0, 5).Draw(t, "left"), rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "reset")))
+		},
+		"pass": func(t *rapid.T) {
+			did = "pass"
+			c.us.Add(rapid.SampledFrom([]time.Duration{us, 100 * ms, s, 7 * s}).Draw(t, "time").Microseconds())
+		},
+		"pass until due": func(t *rapid.T) {
+			did = "pass until due"
+			if !idle && due > 0 {
+				c.us.Add(due.Microseconds())
+			}
+		},
+		"": func(t *rapid.T) { settle(); look(did) },
+	})
+	for turn := 0; len(waits) > 0; turn++ {
+		if turn > 3000 || idle {
+			t.Fatalf("%d wait for ever", len(waits))
+		}
+		c.us.Add(max(due, 0).Microseconds())
+		look("nothing")
+	}
+}

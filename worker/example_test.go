@@ -115,7 +115,11 @@ func ExampleThrottle() {
 	if err := server.Start(mux); err != nil {
 		log.Fatal(err)
 	}
-	defer server.Shutdown()
+	defer func() {
+		throttled.Stop()
+		server.Shutdown()
+		throttled.Close()
+	}()
 
 	client := asynq.NewClient(redisOpt)
 	defer client.Close()

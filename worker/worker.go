@@ -12,6 +12,8 @@
 //	middleware, err := t.Middleware()
 //	mux.Use(middleware)
 //
+// and ends it by Stop, the server's Shutdown, and Close.
+//
 // To follow a task through the code, read [Throttle.Middleware] here, then hook.go, then
 // lua/requeue.lua.
 package worker

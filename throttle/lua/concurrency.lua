@@ -18,10 +18,7 @@ local function lease_id()
   return (string.gsub(sub(redis.sha1hex(KEYS[#KEYS - 1]), 1, 16), '..', function(hex) return char(tonumber(hex, 16)) end))
 end
 
-local function lease_units(data, i)
-  local a, b, c, d, e = byte(data, i + 7, i + 11)
-  return (((a * 256 + b) * 256 + c) * 256 + d) * 256 + e
-end
+local function lease_units(data, i) return unpack5(data, i + 7) end
 
 -- The place of a lease in st.data, or nil.
 local function find_lease(st, id)
@@ -41,9 +38,7 @@ local function drop_lease(st, i)
 end
 
 local function add_lease(st, expires, units, id)
-  local hi = floor(units / 65536)
-  local lo = units - hi * 65536
-  local entry = pack7(expires) .. char(floor(hi / 65536), floor(hi / 256) % 256, hi % 256, floor(lo / 256), lo % 256) .. id
+  local entry = pack7(expires) .. pack5(units) .. id
   local i = #st.data + 1 -- leases of another length may be there
   while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
   st.data = sub(st.data, st.first, i - 1) .. entry .. sub(st.data, i)

@@ -15,15 +15,12 @@ local UNITS_MAX = 1099511627775
 
 local function entry_units(data, i, width)
   if width == 8 then return byte(data, i + 7) end
-  local a, b, c, d, e = byte(data, i + 7, i + 11)
-  return (((a * 256 + b) * 256 + c) * 256 + d) * 256 + e
+  return unpack5(data, i + 7)
 end
 
 local function pack_entry(time, units, width)
   if width == 8 then return pack7(time) .. char(units) end
-  local hi = floor(units / 65536)
-  local lo = units - hi * 65536
-  return pack7(time) .. char(floor(hi / 65536), floor(hi / 256) % 256, hi % 256, floor(lo / 256), lo % 256)
+  return pack7(time) .. pack5(units)
 end
 
 local function widen(st)

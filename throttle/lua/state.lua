@@ -32,6 +32,18 @@ local function unpack7(s, i)
   return ((((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f) * 256) + g
 end
 
+-- A 5-byte integer: units.
+local function pack5(n)
+  local hi = floor(n / 65536)
+  local lo = n - hi * 65536
+  return char(floor(hi / 65536), floor(hi / 256) % 256, hi % 256, floor(lo / 256), lo % 256)
+end
+
+local function unpack5(s, i)
+  local a, b, c, d, e = byte(s, i, i + 4)
+  return (((a * 256 + b) * 256 + c) * 256 + d) * 256 + e
+end
+
 local function pack3(n)
   return char(floor(n / 65536), floor(n / 256) % 256, n % 256)
 end

@@ -46,9 +46,7 @@ local function told_take(scope, windows, now)
   for unit, cost in pairs(costs) do
     local left = told_section(scope, '!' .. unit, 'r', now)
     if left then
-      local hi = floor(cost / 65536)
-      local lo = cost - hi * 65536
-      local entries = sub(left.payload, 15) .. pack7(now) .. char(floor(hi / 65536), floor(hi / 256) % 256, hi % 256, floor(lo / 256), lo % 256)
+      local entries = sub(left.payload, 15) .. pack7(now) .. pack5(cost)
       put_section(scope, '!' .. unit, 'r', left.expires,
         pack7(max(0, unpack7(left.payload, 1) - cost)) .. sub(left.payload, 8, 14) .. sub(entries, -12 * GRANTS))
     end
@@ -89,8 +87,7 @@ local function told_left(scope, unit, now, at, units, resets)
     entries = sub(before.payload, i)
   end
   for i = 1, #entries, 12 do
-    local a, b, c, d, e = byte(entries, i + 7, i + 11)
-    units = units - ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e)
+    units = units - unpack5(entries, i + 7)
   end
   put_section(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   scope.told = true

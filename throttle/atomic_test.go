@@ -91,7 +91,7 @@ func TestReplyOfEveryWindow(t *testing.T) {
 		if d.Policy != "p" || d.Tenant != "acme" || !d.At.Equal(at(1*s)) || d.RetryIn != 0 || d.Reason() != "" || d.EarliestReset() != 0 {
 			t.Errorf("got %+v", d)
 		}
-		if nonce := d.Reservation.Nonce; nonce == "" || !d.Reservation.At.Equal(d.At) || d.Reservation.Tenant != "acme" {
+		if len(d.Reservation.ID) != 16 || !d.Reservation.At.Equal(d.At) || d.Reservation.Tenant != "acme" {
 			t.Errorf("reservation %+v", d.Reservation)
 		}
 

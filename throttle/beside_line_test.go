@@ -10,37 +10,12 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// What changes beside a line is seen at once, and correcting twice corrects once.
-func TestChangesBesideALine(t *testing.T) {
+// What is corrected, paused or released beside a line counts once.
+func TestCorrectionsBesideALine(t *testing.T) {
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"limits change twice within a second": {policy(sharedWindow(1, h)), func(sc *scene) {
-			sc.granted("a1")
-			sc.waits("a2")
-			sc.at(500 * ms)
-			setPolicy(sc.t, sc.l, sharedWindow(2, h))
-			sc.pump().called()
-			sc.dueIn(500 * ms)
-			sc.at(1 * s).pump().called("a2")
-		}},
-		"another calendar resets sooner": {policy(quota(1, "0 0 1 * *", "")), func(sc *scene) {
-			sc.granted("a1")
-			sc.waits("a2")
-			sc.at(10 * m)
-			setPolicy(sc.t, sc.l, quota(1, "0 * * * *", ""))
-			sc.pump().called("a2") // it has reset since
-		}},
-		"the far side has more left": {policy(sharedWindow(10, 10*s)), func(sc *scene) {
-			first := sc.granted("a1")
-			sc.at(1 * ms)
-			second := sc.granted("a2")
-			sc.left(first.Reservation, 0, m)
-			sc.waits("a3")
-			sc.at(2*ms).left(second.Reservation, 5, m)
-			sc.called("a3")
-		}},
 		"a refusal during a pause": {policy(sharedWindow(10, 10*s)), func(sc *scene) {
 			sc.pause(byHand("a"), h)
 			sc.at(1 * s)

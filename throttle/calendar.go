@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	_ "embed"
 	"hash/fnv"
 	"strconv"
 	"strings"
@@ -11,9 +10,6 @@ import (
 
 	"github.com/robfig/cron/v3"
 )
-
-//go:embed lua/calendar.lua
-var calendarLua string
 
 // Ticks sent with every call: those of tickSlack around this machine's time, ticksBefore more before
 // and ticksAfter more after it. The clock of Redis may differ by the slack at least: the span that it
@@ -27,16 +23,23 @@ const (
 // ticksChecked is how many ticks a margin is held against.
 const ticksChecked = 400
 
-// The fixed window counter by the ticks of a calendar; see lua/calendar.lua.
+// The fixed window counter by the ticks of a calendar; see internal/script/lua/calendar.lua.
 var calendarCounter = algorithm{
 	kind:     "t",
-	lua:      calendarLua,
+	file:     "calendar",
 	capacity: func(w Window) int64 { return w.Limit },
+	defaults: func(w *Window) {
+		if w.Timezone == "" {
+			w.Timezone = "UTC"
+		}
+	},
+	options: []option{optionMargin, optionResets, optionTimezone},
 	params: func(w Window) [4]int64 {
 		h := fnv.New32()
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
+	ticks:   newCalendar,
 	unitsIn: func(Window, time.Duration) int64 { return -1 },
 	validate: func(w Window) (string, any, string) {
 		zone, err := time.LoadLocation(w.Timezone)
@@ -74,17 +77,14 @@ type calendar struct {
 	until time.Time // to here
 }
 
-// newCalendar returns nil for windows that have no ticks. The window is valid.
+// newCalendar returns the calendar of a valid window.
 func newCalendar(w Window) *calendar {
-	if w.Algorithm != Calendar {
-		return nil
-	}
 	zone, _ := time.LoadLocation(w.Timezone)
 	schedule, _ := cron.ParseStandard(w.Resets)
 	return &calendar{margin: w.Margin, schedule: schedule, zone: zone}
 }
 
-// around is the ticks around a time, as lua/calendar.lua takes them.
+// around is the ticks around a time, as internal/script/lua/calendar.lua takes them.
 func (c *calendar) around(now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -75,9 +75,9 @@ func TestCalendarPromises(t *testing.T) {
 			ticket := []string{"a1", "a2", "a3", "a4"}[i]
 			sc.denied(ticket, day(t, want)-day(t, "2027-01-31T00:00:00Z"))
 		}
-		sc.at(day(t, "2027-02-01T00:00:00Z")).pump().called("a1")
-		sc.granted("a1")
-		sc.at(day(t, "2027-03-01T00:00:00Z")).pump().called("a2")
+		sc.at(day(t, "2027-02-01T00:00:00Z") - us).takes()
+		sc.at(day(t, "2027-02-01T00:00:00Z")).takes("a1")
+		sc.at(day(t, "2027-03-01T00:00:00Z")).takes("a2")
 	})
 }
 

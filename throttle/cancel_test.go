@@ -112,11 +112,11 @@ func TestCancel(t *testing.T) {
 }
 
 // Only this reservation is given back by it, however late the call is repeated.
-func TestCancelRepeatedAfterTheNonceWasReserved(t *testing.T) {
+func TestCancelRepeatedAfterTheKeyWasReserved(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, three())
 		r := acme(4)
-		r.Nonce = "n"
+		r.IdempotencyKey = "n"
 		first := reserve(t, l, r).Reservation
 		cancel(t, l, first)
 		c.set(1 * s)
@@ -134,16 +134,17 @@ func TestCancelRepeatedAfterTheNonceWasReserved(t *testing.T) {
 }
 
 // A cancelled reservation is remembered as long as its units would have counted, and by real
-// time at least as long as a nonce.
+// time at least as long as an idempotency key.
 func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
 			w := throttle.Window{Name: "w", Limit: 10, Period: period}
 			l := newLimiter(t, client, policy(w))
 			r := acme(1)
-			r.Nonce = period.String()
-			cancel(t, l, reserve(t, l, r).Reservation)
-			ttl, err := client.PTTL(t.Context(), "sluice:{p:acme}:n:"+r.Nonce).Result()
+			r.IdempotencyKey = period.String()
+			made := reserve(t, l, r).Reservation
+			cancel(t, l, made)
+			ttl, err := client.PTTL(t.Context(), "sluice:{p}:n:"+made.ID).Result()
 			if err != nil || ttl > want+s || ttl < want-30*s {
 				t.Errorf("period %v: kept for %v (%v), want %v", period, ttl, err, want)
 			}
@@ -194,25 +195,20 @@ func TestCancelOfNothing(t *testing.T) {
 		if after := dump(t, client); !maps.Equal(before, after) {
 			t.Errorf("Redis was changed:\n%q\n%q", before, after)
 		}
-		r := acme(1)
-		r.Nonce = "made up"
-		if d := cancel(t, l, throttle.Reservation{Request: r}); !slices.Equal(used(d), []int64{5, 5, 5}) {
+		if d := cancel(t, l, made(acme(1), "0123456789abcdef")); !slices.Equal(used(d), []int64{5, 5, 5}) {
 			t.Errorf("granted never, and given back: used %v", used(d))
 		}
 	})
 }
 
-// From 1024 entries on grants are merged into ticks of a 1024th of the period, here 10 ms.
+// Above a limit of 128, what is granted within a 128th of the period, here 80 ms, is merged.
 func TestCancelOfMergedGrants(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 2000, Period: 10240 * ms}))
-		if err := l.EditScripts(throttle.WithoutExpiry, throttle.MergeFrom("2")); err != nil {
-			t.Fatal(err)
-		}
 		const grants = 12
 		var made []throttle.Reservation
 		for i := range int64(grants) {
-			c.set(time.Duration(i) * 3 * ms) // kept as 0, 3, 3 x 10, 3 x 20, 4 x 30 and 40 ms
+			c.set(time.Duration(i) * 30 * ms) // kept as 3 x 60, 3 x 150, 3 x 240 and 3 x 330 ms
 			made = append(made, reserve(t, l, acme(100+i)).Reservation)
 		}
 		want := int64(grants*100 + grants*(grants-1)/2)

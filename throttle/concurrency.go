@@ -1,13 +1,9 @@
 package throttle
 
 import (
-	_ "embed"
 	"fmt"
 	"time"
 )
-
-//go:embed lua/concurrency.lua
-var concurrencyLua string
 
 // Bounds of a Concurrency window.
 const (
@@ -17,11 +13,18 @@ const (
 	MaxConcurrency = 10_000
 )
 
-// The counting semaphore with leases; see lua/concurrency.lua.
+// The counting semaphore with leases; see internal/script/lua/concurrency.lua.
 var concurrency = algorithm{
 	kind:     "c",
-	lua:      concurrencyLua,
+	file:     "concurrency",
 	capacity: func(w Window) int64 { return w.Limit },
+	defaults: func(w *Window) {
+		if w.Lease == 0 {
+			w.Lease = DefaultLease
+		}
+	},
+	leases:  true,
+	options: []option{optionLease},
 	params: func(w Window) [4]int64 {
 		return [4]int64{w.Limit, w.Lease.Microseconds()}
 	},

@@ -6,63 +6,19 @@ import (
 	"time"
 )
 
-// A Request asks one policy for capacity.
-type Request struct {
-	// Attributes are what scopes other than the tenant are counted by, such as
-	// {"user": "bob", "ip": "10.0.0.1"}. Every attribute that a window's scope names must be
-	// here, with 1 to MaxValueBytes bytes of any kind.
-	Attributes map[string]string
-
-	// Cost is how many units the request takes, per unit: 0 to MaxLimit. It costs 1 of
-	// Requests and 0 of everything else unless it says otherwise here.
-	Cost map[string]int64
-
-	// Exempt has the request counted, but never denied, whoever the tenant is.
-	Exempt bool
-
-	// Front, for a ticket that is not in line yet, takes a place before the others of the same
-	// scopes instead of behind them: for a job that ran, failed and comes again.
-	Front bool
-
-	// HoldFor is for how long, at the most, what Concurrency windows grant is held: the timeout of
-	// a job, say. Promises go by it until the first that was granted is given back. 0 is not known.
-	HoldFor time.Duration
-
-	// Nonce identifies this one call: a call repeated with the same nonce within a minute is
-	// charged once. Empty means a new one, which is right unless the caller itself repeats.
-	Nonce string
-
-	// Policy is the policy's name.
-	Policy string
-
-	// Tenant is the value of the attribute "tenant", 1 to MaxValueBytes bytes of any kind.
-	// It may be empty if no window of the policy is counted by tenant.
-	Tenant string
-
-	// Ticket identifies who asks, across calls: in a worker, queue and task ID. A request with
-	// a ticket that is denied waits in line under it, and is called when it fits (OnLine).
-	// Without one, or while nobody listens to OnLine, it is granted if it fits behind all that
-	// wait, and waits for nothing.
-	Ticket string
-}
-
-func (r Request) costOf(unit string) int64 {
-	cost, ok := r.Cost[unit]
-	if !ok && unit == Requests {
-		cost = 1
-	}
-	return cost
-}
-
 // A Reservation is capacity that was granted. It is plain data: another process can cancel,
 // release or settle it.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond
+	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
 }
 
 // A Decision is the answer to a request, with the state of every window after it.
 type Decision struct {
+	// AlreadyQueued says that the ticket was in line before this call.
+	AlreadyQueued bool
+
 	// At is when this was decided, by the clock of Redis.
 	At time.Time
 
@@ -80,22 +36,26 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows. For Peek: that it would have been.
 	Granted bool
 
-	// Known says that Plan found the ticket in line already, and left it at its place.
-	Known bool
-
-	// Planned says that Plan took a place in line; RetryIn is when it is expected to fit.
-	Planned bool
-
 	Policy string
 
-	refused bool // Plan took no place
+	// Queued says that the ticket stands in line: it was denied, and joined.
+	Queued bool
 
 	// Reservation is what was granted, for Cancel; zero unless Reserve granted.
 	Reservation Reservation
 
-	// RetryIn is how long after At the whole cost fits, if nobody else takes it first.
-	// It is 0 if granted, else at least 1 microsecond, and never rounded down.
+	// RetryIn is how long after At the whole cost fits, at the earliest: given who waits before
+	// it, and if nobody else takes it first. It is 0 if granted, else at least 1 microsecond unless
+	// the ticket is queued, and never rounded down.
 	RetryIn time.Duration
+
+	// RetryInLeast is a lower bound of the same, whatever becomes of others that wait: by it a job is
+	// known to be too late.
+	RetryInLeast time.Duration
+
+	// RetryInMost is an upper bound of the same, under the same conditions. It equals RetryIn where
+	// that is exact.
+	RetryInMost time.Duration
 
 	Tenant string
 
@@ -119,10 +79,13 @@ type WindowState struct {
 	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
 }
 
-// MayBeSooner says that RetryIn is an upper bound: a Concurrency window denied, and what it holds may
-// be given back at any time.
+// MayBeSooner says that a Concurrency window denied: what it holds may be given back at any time, and
+// RetryIn is when that is expected.
 func (d Decision) MayBeSooner() bool {
-	return slices.ContainsFunc(d.Windows, func(w WindowState) bool { return w.Denied && w.Algorithm == Concurrency })
+	return slices.ContainsFunc(d.Windows, func(w WindowState) bool {
+		a := algorithms[w.Algorithm]
+		return w.Denied && a != nil && a.leases
+	})
 }
 
 // EarliestReset is how long after At any of the windows that denied would have room for the

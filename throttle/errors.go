@@ -1,9 +1,16 @@
 package throttle
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 var (
@@ -66,8 +73,7 @@ func (e *NeverFitsError) Error() string {
 		e.Policy, e.Window, e.Cost, e.Unit, e.Capacity)
 }
 
-// A DeniedError says that a call was not made, because it does not fit now. Nothing was taken; with a
-// ticket it has a place in line.
+// A DeniedError says that a call was not made, because it does not fit now. Nothing was taken.
 type DeniedError struct {
 	Decision Decision
 	Request  Request // what was asked for
@@ -87,18 +93,52 @@ func (e *WaitError) Error() string {
 	return fmt.Sprintf("throttle: %s: would have to wait past the context's deadline", e.Decision.Reason())
 }
 
-// A RefusedError says that Plan took no place, because the request would start too late or
-// because too many of its kind wait already.
+// A RefusedError says that Join took no place, because the ticket would start too late or because too
+// many of its flow wait already. One of Backlog, MaxWait and Deadline is set: the limit that was met.
 type RefusedError struct {
-	Decision Decision // RetryIn is when it would have started
-	Backlog  int      // the limit that was met; 0 if MaxWait was
-	MaxWait  time.Duration
+	Decision Decision      // RetryInLeast to RetryInMost is when it would have started
+	Backlog  int           // tickets
+	MaxWait  time.Duration // shorter than RetryInMost
+	Deadline time.Duration // shorter than RetryInLeast
 }
 
 func (e *RefusedError) Error() string {
-	if e.Backlog > 0 {
-		return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already", e.Decision.Policy, printable(e.Decision.Tenant), e.Backlog)
+	tenant := printable(e.Decision.Tenant)
+	switch {
+	case e.Backlog > 0:
+		return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already", e.Decision.Policy, tenant, e.Backlog)
+	case e.Deadline > 0:
+		return fmt.Sprintf("throttle: policy %q: tenant %s would wait for %v, past the deadline in %v",
+			e.Decision.Policy, tenant, roundUp(e.Decision.RetryInLeast), e.Deadline)
 	}
 	return fmt.Sprintf("throttle: policy %q: tenant %s would wait for %v, longer than %v",
-		e.Decision.Policy, printable(e.Decision.Tenant), roundUp(e.Decision.RetryIn), e.MaxWait)
+		e.Decision.Policy, tenant, roundUp(e.Decision.RetryInMost), e.MaxWait)
+}
+
+// classify wraps an error of a call in our class for it, and keeps it for errors.Is.
+func classify(ctx context.Context, policy string, err error) error {
+	if ended := ctx.Err(); ended != nil {
+		if !errors.Is(err, ended) {
+			err = fmt.Errorf("%w: %w", ended, err)
+		}
+		return fmt.Errorf("throttle: policy %q: %w", policy, err)
+	}
+	// Whatever is not an answer of Redis is about the way to it: a network, TLS, a closed pipe or pool.
+	// Of OOM, READONLY and their like Redis says too which line of the script met them.
+	var answer redis.Error
+	var shape *script.ReplyError
+	var state *script.StateError
+	var number *strconv.NumError // of what should be a length
+	class := ErrUnavailable
+	switch text := err.Error(); {
+	case strings.Contains(text, "SLUICE_STATE"):
+		class = ErrState
+	case strings.Contains(text, "SLUICE_CLOCK"):
+		class = ErrClock
+	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state), strings.HasPrefix(text, "redis: unexpected type="),
+		strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"),
+		errors.As(err, &number), errors.As(err, &answer) && strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script"):
+		class = ErrReply
+	}
+	return fmt.Errorf("%w: policy %q: %w", class, policy, err)
 }

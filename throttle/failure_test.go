@@ -22,7 +22,7 @@ import (
 )
 
 // The key of acme's windows in policy p.
-const acmeKey = "sluice:{p:acme}:w:tenant:acme"
+const acmeKey = "sluice:{p}:w:tenant:acme"
 
 // impatient is a client that gives up at once.
 func impatient(t *testing.T, addr string) *redis.Client {
@@ -62,7 +62,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 	before := dump(t, client)
 	_, reserved := l.Reserve(t.Context(), acme(1))
 	_, peeked := l.Peek(t.Context(), acme(1))
-	_, cancelled := l.Cancel(t.Context(), throttle.Reservation{Request: nonce(acme(1), "n"), At: at(0)})
+	_, cancelled := l.Cancel(t.Context(), throttle.Reservation{Request: acme(1), At: at(0), ID: "0123456789abcdef"})
 	for _, err := range []error{reserved, peeked, cancelled} {
 		if !errors.Is(err, class) {
 			t.Errorf("%s: got %v, want %v", what, err, class)
@@ -79,7 +79,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		p.Fail = throttle.FailOpen // which this is no case of
 		l, _ := newHanded(t, client, p)
 		reserve(t, l, acme(1))
-		key := strings.Replace(acmeKey, "p:acme", "p", 1)
+		key := acmeKey
 		good, err := client.Get(t.Context(), key).Result()
 		if err != nil {
 			t.Fatal(err)
@@ -204,7 +204,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
 		t.Errorf("%s: Wait: %+v, %v", what, d, err)
 	}
-	if _, err := l.Cancel(t.Context(), throttle.Reservation{Request: nonce(r, "n")}); !errors.Is(err, throttle.ErrUnavailable) {
+	if _, err := l.Cancel(t.Context(), made(r, "0123456789abcdef")); !errors.Is(err, throttle.ErrUnavailable) {
 		t.Errorf("%s: Cancel: %v", what, err)
 	}
 }
@@ -326,16 +326,12 @@ func TestRedisThatCannotServe(t *testing.T) {
 
 // A script that breaks is our fault, not Redis's: nothing fails open on it.
 func TestReplyThatIsNone(t *testing.T) {
-	broken := func(script string) string {
-		return strings.Replace(script, "local status, freed = ", "nothing.at = all\nlocal status, freed = ", 1) + "\n"
-	}
 	p := three()
 	p.Fail = throttle.FailOpen
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, p)
-		if err := l.EditScripts(func(script string) string {
-			script = strings.Replace(script, "local now7 = pack7", "local now7 = nothing", 1)
-			return strings.Replace(broken(script), "local time = fits_at", "local time = nothing", 1)
+		if err := l.EditScripts(func(text string) string {
+			return strings.Replace(text, "local function read_extra(", "nothing.at = all\nlocal function read_extra(", 1)
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -1,18 +1,23 @@
 package throttle
 
 import (
-	_ "embed"
 	"time"
 )
 
-//go:embed lua/fixed.lua
-var fixedLua string
-
-// The fixed window counter; see lua/fixed.lua.
+// The fixed window counter; see internal/script/lua/fixed.lua.
 var fixed = algorithm{
 	kind:     "f",
-	lua:      fixedLua,
+	file:     "fixed",
 	capacity: func(w Window) int64 { return w.Limit },
+	defaults: func(w *Window) {
+		if w.Anchor == "" {
+			w.Anchor = AnchorClock
+		}
+	},
+	grantsWithin: func(w Window) (int64, time.Duration, bool) {
+		return w.Limit, w.Period, w.Margin == 0 // with a margin it closes at times, whatever it has counted
+	},
+	options: []option{optionAnchor, optionMargin, optionPeriod},
 	params: func(w Window) [4]int64 {
 		firstUse := int64(0)
 		if w.Anchor == AnchorFirstUse {

@@ -1,20 +1,22 @@
 package throttle
 
 import (
-	_ "embed"
 	"fmt"
 	"math/big"
 	"time"
 )
 
-//go:embed lua/gcra.lua
-var gcraLua string
-
-// The generic cell rate algorithm; see lua/gcra.lua.
+// The generic cell rate algorithm; see internal/script/lua/gcra.lua.
 var gcra = algorithm{
 	kind:     "g",
-	lua:      gcraLua,
+	file:     "gcra",
 	capacity: func(w Window) int64 { return w.Burst },
+	defaults: func(w *Window) {
+		if w.Burst == 0 {
+			w.Burst = w.Limit
+		}
+	},
+	options: []option{optionBurst, optionMargin, optionPeriod},
 	params: func(w Window) [4]int64 {
 		scale, drain := gcraRate(w)
 		return [4]int64{w.Burst * scale, scale, drain}

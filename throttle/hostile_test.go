@@ -22,7 +22,7 @@ var hostileNames = []string{
 	strings.Repeat("\n", throttle.MaxValueBytes), strings.Repeat("}", throttle.MaxValueBytes),
 }
 
-// Tenants, attributes and tickets are data in the line too: each waits, is called by its own name
+// Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by its own name
 // and leaves, beside all others, and nothing stays.
 func TestHostileNamesInALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -36,72 +36,68 @@ func TestHostileNamesInALine(t *testing.T) {
 			}
 			client.FlushDB(t.Context())
 			sc := newScene(t, client, p)
-			request := func(tenant, user, ticket string) throttle.Request {
-				return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"user": user}, Ticket: ticket}
+			type names struct{ tenant, user, queue, id, key string }
+			var all []names
+			for i, name := range hostileNames {
+				other := func(n int) string { return hostileNames[(i+n)%len(hostileNames)] }
+				all = append(all, names{name, other(3), other(5), other(7), other(11)[:min(len(other(11)), throttle.MaxKeyBytes)]})
 			}
-			var tickets []string
-			for i, tenant := range hostileNames {
-				user, ticket := hostileNames[(i+3)%len(hostileNames)], "default/"+tenant
-				if d := reserve(t, sc.l, request(tenant, user, ticket)); !d.Granted {
-					t.Fatalf("%q is denied", tenant)
+			request := func(n names) throttle.Request {
+				return throttle.Request{
+					Policy: "p", Tenant: n.tenant, Attributes: map[string]string{"user": n.user}, Ticket: throttle.TicketID{Queue: n.queue, ID: n.id}, Key: n.key,
 				}
-				before := dumpAll(t, client)
-				if d := reserve(t, sc.l, request(tenant, user, ticket)); d.Granted || d.RetryIn != 10*s {
-					t.Fatalf("%q: granted %v in %v", tenant, d.Granted, d.RetryIn)
+			}
+			for _, n := range all {
+				if d := reserve(t, sc.l, request(n)); !d.Granted {
+					t.Fatalf("%q is denied", n)
 				}
-				if d, err := sc.l.Plan(t.Context(), request(tenant, user, "plan/"+tenant), 0, 0); err != nil || d.RetryIn != 20*s {
-					t.Fatalf("%q: planned for %v, %v", tenant, d.RetryIn, err)
+				before := dump(t, client)
+				if d := reserve(t, sc.l, request(n)); d.Granted || d.RetryIn != 10*s {
+					t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
+				}
+				later := throttle.Ticket{TicketID: throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}, Request: request(n), Key: n.key}
+				places, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{later})
+				if err != nil || places[0].Err != nil || places[0].StartsIn != 20*s || places[0].AlreadyQueued {
+					t.Fatalf("%q: %+v, %v", n, places, err)
 				}
 				for key, value := range before {
-					if after := client.Exists(t.Context(), key).Val(); after != 1 {
-						t.Errorf("%q took the key %q away, which was %q", tenant, key, value)
+					if client.Exists(t.Context(), key).Val() != 1 {
+						t.Errorf("%q took the key %q away, which was %q", n, key, value)
 					}
 				}
-				tickets = append(tickets, ticket)
-			}
-			if err := sc.l.Retune(t.Context(), "p", hostileNames[0]); err != nil {
-				t.Error(err)
 			}
 			sc.at(10 * s)
-			for _, tenant := range hostileNames {
-				if err := sc.l.Pump(t.Context(), "p", tenant); err != nil {
-					t.Fatal(err)
-				}
+			taken, err := sc.l.Take(t.Context(), "p", throttle.TakeOptions{Queues: hostileNames, Max: throttle.MaxTake})
+			if err != nil || len(taken.Tickets) != len(all) {
+				t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
 			}
-			if called := slices.Sorted(slices.Values(sc.calls)); !slices.Equal(called, slices.Sorted(slices.Values(tickets))) {
-				t.Errorf("called %q, want %q", called, tickets)
-			}
-			for i, tenant := range hostileNames {
-				user := hostileNames[(i+3)%len(hostileNames)]
-				if d := reserve(t, sc.l, request(tenant, user, "default/"+tenant)); !d.Granted || d.Windows[0].Used != 1 || d.Windows[1].Used != 1 {
-					t.Errorf("%q: %+v", tenant, d)
+			for _, n := range all {
+				i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.TicketID == request(n).Ticket })
+				if i < 0 {
+					t.Errorf("%q was not taken", n)
+					continue
 				}
-				if err := sc.l.Leave(t.Context(), "p", tenant, "plan/"+tenant); err != nil {
+				got := taken.Tickets[i]
+				if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !sc.l.Same(got, request(n)) {
+					t.Errorf("%q was taken as %+v", n, got)
+				}
+				if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
+					t.Errorf("%q: %+v", n, w)
+				}
+				if err := sc.l.Leave(t.Context(), "p", throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}); err != nil {
 					t.Error(err)
 				}
+			}
+			if err := sc.l.Acknowledge(t.Context(), "p"); err != nil {
+				t.Error(err)
 			}
 			for _, key := range client.Keys(t.Context(), "*").Val() {
 				if kind := client.Type(t.Context(), key).Val(); kind != "string" || strings.HasSuffix(key, ":q") {
 					t.Errorf("the line has left the %s %q", kind, key)
 				}
 			}
-			// Who leads which line is told by name as well.
-			led, err := sc.l.Lead(t.Context(), "p", time.Second, throttle.Leads{Ask: hostileNames})
-			if err != nil || !slices.Equal(led, hostileNames) {
-				t.Errorf("leads %q, %v", led, err)
-			}
 		}
 	})
-}
-
-// dumpAll returns a text for every key, whatever it holds.
-func dumpAll(t tb, client *redis.Client) map[string]string {
-	t.Helper()
-	all := map[string]string{}
-	for _, key := range client.Keys(t.Context(), "*").Val() {
-		all[key] = client.Type(t.Context(), key).Val()
-	}
-	return all
 }
 
 // As many windows as a policy may have, each of a unit and a scope of its own, with a line. (On
@@ -128,7 +124,7 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 	sc := newScene(t, client, p)
 	ticket := func(name string) throttle.Request {
 		r := r
-		r.Ticket = name
+		r.Ticket = ticketID(name)
 		return r
 	}
 	if d := reserve(t, sc.l, ticket("a1")); !d.Granted {
@@ -142,16 +138,11 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 	if d := peek(t, sc.l, r); d.Granted || d.RetryIn != 30*s {
 		t.Errorf("who waits for nothing: granted %v in %v", d.Granted, d.RetryIn)
 	}
-	sc.at(10 * s).pump().called("a2")
-	if d := reserve(t, sc.l, ticket("a2")); !d.Granted {
-		t.Fatalf("a2 is denied for %v", d.RetryIn)
-	} else if d = cancel(t, sc.l, d.Reservation); slices.Max(used(d)) != 0 {
+	sc.at(10 * s).takes("a2")
+	if d := cancel(t, sc.l, sc.took["a2"].Decision.Reservation); slices.Max(used(d)) != 0 {
 		t.Errorf("used %v", used(d))
 	}
-	sc.called("a3")
-	if d := reserve(t, sc.l, ticket("a3")); !d.Granted {
-		t.Fatalf("a3 is denied for %v", d.RetryIn)
-	}
+	sc.takes("a3")
 	if n := client.Exists(t.Context(), "sluice:{p}:q").Val(); n != 0 {
 		t.Error("the line is not empty")
 	}
@@ -182,12 +173,10 @@ func TestLargestNumbers(t *testing.T) {
 					}
 					last = max(last, d.RetryIn)
 				}
-				sc.at(last).pump()
-				if len(sc.calls) == 0 && sc.due < 0 {
-					t.Errorf("nobody is called after %v, and nobody is to look again", last)
-				}
-				if faults := readLineState(t, client, "sluice:{p}:").faults(midnight+last.Microseconds(), nil); len(faults) > 0 {
-					t.Errorf("%q", faults)
+				sc.at(last)
+				taken, err := sc.l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
+					t.Errorf("after %v took %+v, %v", last, taken, err)
 				}
 			})
 		})

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// A Job is what the context of a job tells the calls that it makes: whose they are, and, back, what
-// the far side said to them. Its methods are safe for concurrent use; Request must not change once
-// the job runs.
+// A Job carries a running job's identity to the calls that it makes, and notes whether the upstream
+// refused one. Its methods are safe for concurrent use; Request must not change once the job runs.
 type Job struct {
 	// Request is whose the calls are. Its Policy may be empty: then whoever makes a call knows it.
 	Request Request
@@ -33,7 +32,7 @@ func JobFrom(ctx context.Context) *Job {
 	return j
 }
 
-// Refused says that the far side refused the job's newest call, which a policy guards, and for how
+// Refused says that the upstream refused the job's newest call, which a policy guards, and for how
 // long it will. Of several refusals the longest counts.
 func (j *Job) Refused(policy string, retryIn time.Duration) {
 	until := time.Now().Add(retryIn)
@@ -51,7 +50,7 @@ func (j *Job) Answered() {
 	j.refused = nil
 }
 
-// Refusal tells whether the job's newest call was refused: by which policy's far side, and how long
+// Refusal tells whether the job's newest call was refused: by which policy's upstream, and how long
 // from now on it will be, 0 if that has passed.
 func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	j.mu.Lock()

@@ -2,36 +2,31 @@ package throttle
 
 import (
 	"context"
-	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
-
-// nonceKept is for how long a repeated call is recognised by its nonce.
-const nonceKept = time.Minute
-
-// detourKept is for how long a policy's calls take the long way (lua/reserve.lua) after one of them had
-// to: most of what sends a call there is so for a while, such as a line or a pause.
-const detourKept = time.Second
 
 // A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
 // together. It is safe for concurrent use.
+//
+// Calls of one policy that are made while another one is under way go to Redis together. Each keeps
+// its own context and its own error.
 type Limiter struct {
-	client    redis.UniversalClient
-	lead      *redis.Script
-	line      atomic.Pointer[listener]
-	listening sync.Mutex   // guards changes of line
-	now       func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
-	plans     atomic.Pointer[plans]
-	scripts   scriptCache
-	tenants   TenantFunc
+	library  script.Library
+	now      func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
+	policies atomic.Pointer[policySet]
+	runner   *script.Runner
+	setting  sync.Mutex // held by SetPolicies
+	tenants  TenantFunc
 }
 
 // A TenantFunc looks a tenant up, for instance in a user's own database of plans. Not found
@@ -56,125 +51,190 @@ func New(c Config) (*Limiter, error) {
 	if c.Client == nil {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
-	l := &Limiter{
-		client:  c.Client,
-		lead:    redis.NewScript(leadLua),
-		now:     func() int64 { return 0 },
-		tenants: c.Tenants,
-	}
+	l := &Limiter{now: func() int64 { return 0 }, tenants: c.Tenants}
+	l.runner = script.NewRunner(c.Client, func() int64 { return l.now() })
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-// SetPolicies replaces all policies at once, for calls that begin later. The counts of windows
-// that keep their policy, name, algorithm and scope go on. On error, a *PolicyError, nothing
+// SetPolicies replaces all policies at once, for calls that begin later. The counts of windows that
+// keep their policy, name, algorithm and scope go on. A policy that is removed while tickets wait
+// in its line goes on being taken from: see TakePolicies. On error, a *PolicyError, nothing
 // changes.
 func (l *Limiter) SetPolicies(policies []Policy) error {
-	ps, err := newPlans(policies, &l.scripts)
+	set, err := compile(policies, &l.library)
 	if err != nil {
 		return err
 	}
-	l.plans.Store(ps)
-	l.listening.Lock()
-	top := l.line.Load()
-	l.listening.Unlock()
-	for ; top != nil; top = top.before {
-		top.listen(Line{})
-	}
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	set.follow(l.policies.Load(), l.runner)
+	l.policies.Store(set)
 	return nil
 }
 
-// Policy returns the policy of that name, with its defaults written out.
-func (l *Limiter) Policy(name string) (Policy, bool) {
-	pl, ok := l.plans.Load().byName[name]
-	if !ok {
-		return Policy{}, false
+// follow takes over what goes on by name.
+func (set *policySet) follow(before *policySet, r *script.Runner) {
+	set.former = map[string]*compiledPolicy{}
+	if before != nil {
+		for _, all := range []map[string]*compiledPolicy{before.former, before.byName} {
+			for name, cp := range all {
+				if now := set.byName[name]; now != nil {
+					now.perName = cp.perName
+				} else {
+					set.former[name] = cp
+				}
+			}
+		}
 	}
-	return pl.Policy, true
+	for _, cp := range set.list {
+		if cp.perName == nil {
+			cp.perName = &perName{batcher: r.NewBatcher(), taker: r.NewTaker()}
+		}
+	}
 }
 
-// PolicyFor returns the policy whose globs match the task type, with its defaults written out.
+// Policy returns a copy of the policy of that name, with its defaults written out.
+func (l *Limiter) Policy(name string) (Policy, bool) { return l.policies.Load().byName[name].copy() }
+
+// PolicyFor returns a copy of the policy whose globs match the task type, with its defaults written
+// out. Match is the cheaper way to know which it is.
 func (l *Limiter) PolicyFor(taskType string) (Policy, bool) {
-	pl := l.plans.Load().match(taskType)
-	if pl == nil {
-		return Policy{}, false
-	}
-	return pl.Policy, true
+	return l.policies.Load().match(taskType).copy()
 }
 
-// Policies returns all policies, with their defaults written out, in the order they were given.
-// They are copies, to change and to set.
+// Policies returns copies of all policies, with their defaults written out, in the order they were
+// given.
 func (l *Limiter) Policies() []Policy {
 	var policies []Policy
-	for _, pl := range l.plans.Load().list {
-		policies = append(policies, pl.Policy.WithDefaults())
+	for _, cp := range l.policies.Load().list {
+		policies = append(policies, cp.Policy.WithDefaults())
 	}
 	return policies
 }
 
-// Reserve takes the request's cost from all windows of its policy, or from none, and returns
-// at once: Decision.Granted says which. A denial is not an error.
-//
-// Errors are ErrUnknownPolicy, *RequestError and *NeverFitsError for requests that can never
-// be granted, ErrUnavailable (unless the policy fails open), ErrState, ErrReply, the context's
-// error, and whatever the TenantFunc returned, wrapped. Nothing runs on an error.
-func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
-	if r.Nonce == "" {
-		r.Nonce = rand.Text()
+func (cp *compiledPolicy) copy() (Policy, bool) {
+	if cp == nil {
+		return Policy{}, false
 	}
-	c, err := l.newCall(ctx, r)
+	return cp.Policy.WithDefaults(), true
+}
+
+// A PolicyInfo is what has to be known of a policy at every job.
+type PolicyInfo struct {
+	Fail    FailMode
+	Leases  bool // some window is a Concurrency window: what it grants has to be renewed and released
+	Name    string
+	Requeue Requeue
+}
+
+// Match returns what Limiter.PolicyFor does, in short, and is made for every job.
+func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
+	return l.policies.Load().match(taskType).info()
+}
+
+// Lookup returns what Limiter.Policy does, in short, and is made for every job.
+func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
+	return l.policies.Load().byName[policy].info()
+}
+
+func (cp *compiledPolicy) info() (PolicyInfo, bool) {
+	if cp == nil {
+		return PolicyInfo{}, false
+	}
+	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, Name: cp.Name, Requeue: cp.Requeue}, true
+}
+
+// Reserve takes the request's cost from all windows of its policy, or from none, and returns at
+// once: Decision.Granted says which. A denial is not an error. A request with a ticket that is
+// denied stands in line afterwards: Decision.Queued.
+//
+// Errors are ErrUnknownPolicy, *RequestError and *NeverFitsError for requests that can never be
+// granted, ErrUnavailable (unless the policy fails open), ErrState, ErrClock, ErrReply, the
+// context's error, and whatever the TenantFunc returned, wrapped. Nothing runs on an error.
+func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
+	o, err := l.checked(ctx, r)
 	if err != nil {
 		return Decision{}, err
 	}
-	what := "reserve"
-	if c.tenant.Exempt {
-		what = "exempt"
+	return l.reserve(ctx, o, 0, reservationID(r))
+}
+
+// reserve reserves under an ID; at is when what is granted anew was granted before, or 0.
+func (l *Limiter) reserve(ctx context.Context, o *operation, at int64, id string) (Decision, error) {
+	op, r := script.Reserve, o.request
+	if o.tenant.Exempt {
+		op = script.Exempt
 	}
-	d, err := l.decide(ctx, c, what, r.Ticket, planOptions{})
-	if errors.Is(err, ErrUnavailable) && c.Fail == FailOpen && ctx.Err() == nil {
+	ask := o.waiting(op, id)
+	ask.At = at
+	a, err := o.do(ctx, ask)
+	if errors.Is(err, ErrUnavailable) && o.Fail == FailOpen && ctx.Err() == nil {
 		return Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}, nil
 	}
-	if d.Granted {
-		d.Reservation = Reservation{Request: r, At: d.At}
+	if err != nil {
+		return Decision{}, err
 	}
-	return d, err
+	d := o.decision(a)
+	if d.Granted {
+		d.Reservation = Reservation{Request: r, At: d.At, ID: ask.ID}
+	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
+		return Decision{}, o.unlike(a)
+	}
+	return d, nil
+}
+
+// reservationID returns an ID for what a request may be granted. A repeat by the same idempotency key
+// means the same reservation.
+func reservationID(r Request) string {
+	if r.IdempotencyKey == "" {
+		return script.NewID()
+	}
+	sum := sha256.Sum256([]byte(script.OnceKey(r.Tenant, r.IdempotencyKey)))
+	return hex.EncodeToString(sum[:8])
 }
 
 // Peek tells what Reserve would answer, and changes nothing. It differs from Reserve also in
 // that it never fails open.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
-	r.Nonce = "peek" // not used, but every call has one
-	c, err := l.newCall(ctx, r)
+	o, err := l.checked(ctx, r)
 	if err != nil {
 		return Decision{}, err
 	}
-	return l.decide(ctx, c, "peek", r.Ticket, planOptions{})
+	ask := o.waiting(script.Peek, "")
+	ask.Once = ""
+	a, err := o.do(ctx, ask)
+	if err != nil {
+		return Decision{}, err
+	}
+	d := o.decision(a)
+	if !d.Granted && (a.Status != script.Denied || d.RetryIn == 0) {
+		return Decision{}, o.unlike(a)
+	}
+	return d, nil
 }
 
 // Check returns the error by which every Reserve of this request would fail, whatever is in
 // use: ErrUnknownPolicy, *RequestError or *NeverFitsError, or that of the TenantFunc. It
 // differs from Peek in that it does not ask Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
-	r.Nonce = "check" // not used, but every call has one
-	c, err := l.newCall(ctx, r)
-	if err != nil {
-		return err
-	}
-	return c.checkCosts()
+	_, err := l.checked(ctx, r)
+	return err
 }
 
 // askAgain is how often Wait asks for what may fit sooner than it was told.
 const askAgain = time.Second
 
 // Wait reserves, and while it is denied sleeps for RetryIn and reserves again, or for a second where
-// a Concurrency window denied. It is for use outside of a job queue: inside one, a denied job gives its
-// worker back.
+// a Concurrency window denied. It stands in no line, whatever the request's ticket. It is for use
+// outside of a job queue: inside one, a denied job gives its worker back.
 //
 // It returns a *WaitError, at once, if the context's deadline comes before the request can
 // fit, and the context's error if it ends during the sleep. Otherwise errors are Reserve's.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
+	r.Ticket, r.Key, r.Front = TicketID{}, "", false
 	for {
 		d, err := l.Reserve(ctx, r)
 		if err != nil || d.Granted {
@@ -191,189 +251,149 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return d, fmt.Errorf("throttle: %s: %w", d.Reason(), context.Cause(ctx))
+			return d, fmt.Errorf("throttle: %s: %w", d.Reason(), ended(ctx))
 		}
 	}
 }
 
-// Cancel gives the units of a reservation back, as far as they still count: never more than it
-// took, and once, however often it is called. The decision returned carries the windows as
-// they are then. A reservation that failed open took nothing, and cancelling it does nothing.
-func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
-	if r.Nonce == "" {
-		return Decision{}, nil
+// ended is the context's error, with its cause if that is another.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
 	}
-	c, err := l.newCall(ctx, r.Request)
-	if err != nil {
-		return Decision{}, err
-	}
-	return l.settle(ctx, c, r, "cancel", "", "")
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
-func (l *Limiter) newCall(ctx context.Context, r Request) (*call, error) {
-	pl, ok := l.plans.Load().byName[r.Policy]
-	if !ok {
-		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(r.Policy))
+// find returns the policy of that name; with former also one that was removed.
+func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
+	set := l.policies.Load()
+	cp := set.byName[policy]
+	if cp == nil && former {
+		cp = set.former[policy]
 	}
-	t, err := l.tenant(ctx, pl, r.Tenant)
+	if cp == nil {
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(policy))
+	}
+	return cp, nil
+}
+
+// checked makes a request ready that asks for capacity.
+func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
+	cp, err := l.find(r.Policy, false)
+	if err != nil {
+		return nil, err
+	}
+	o, err := l.operation(ctx, cp, r)
+	if err != nil {
+		return nil, err
+	}
+	return o, o.checkCosts()
+}
+
+func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
+	t, err := l.tenant(ctx, cp, r.Tenant)
 	if err != nil {
 		return nil, err
 	}
 	t.Exempt = t.Exempt || r.Exempt
-	return pl.newCall(r, t)
+	return cp.newOperation(r, t)
 }
 
 // tenant is what the TenantFunc says of the tenant, or else the policy.
-func (l *Limiter) tenant(ctx context.Context, pl *plan, name string) (Tenant, error) {
+func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (Tenant, error) {
 	if l.tenants == nil {
-		return pl.Tenants[name], nil
+		return cp.Tenants[name], nil
 	}
-	t, found, err := l.tenants(ctx, pl.Name, name)
+	t, found, err := l.tenants(ctx, cp.Name, name)
 	if err != nil {
-		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", pl.Name, cut(name), err)
+		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, cut(name), err)
 	}
 	if !found {
-		return pl.Tenants[name], nil
+		return cp.Tenants[name], nil
 	}
 	t = t.withDefaults()
-	return t, pl.validateTenant(name, t)
+	return t, cp.validateTenant(name, t)
 }
 
-func (l *Limiter) decide(ctx context.Context, c *call, what, ticket string, o planOptions) (Decision, error) {
-	if err := c.checkCosts(); err != nil {
-		return Decision{}, err
+// waiting is a request that may have to wait, or that those who wait matter to.
+func (o *operation) waiting(op, id string) script.Request {
+	ask := o.ask(op, id)
+	ask.Hold = max(0, o.request.HoldFor.Microseconds())
+	ask.Place = o.place()
+	if o.request.Ticket != (TicketID{}) {
+		ask.Ticket = script.TicketName(o.request.Ticket.Queue, o.request.Ticket.ID)
 	}
-	ticket, budget := l.lineArguments(ticket)
-	var d Decision
-	var err error
-	short := what == "reserve" && c.scripts.grant != nil && time.Since(time.Unix(0, c.detour.Load())) > detourKept
-	if short {
-		d, err = l.run(ctx, c, c.scripts.grant, c.grantArguments(l.now(), ticket != ""))
-	}
-	if !short || errors.Is(err, redis.Nil) {
-		args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, o), max(0, c.request.HoldFor.Microseconds()))
-		d, err = l.run(ctx, c, c.scripts.reserve, args)
-		if short {
-			c.detour.Store(time.Now().UnixNano())
-		}
-	}
-	if err == nil && what != "plan" && !d.Granted && (d.Planned || d.refused || d.RetryIn == 0) {
-		return Decision{}, fmt.Errorf("%w: policy %q: neither granted nor denied for a time", ErrReply, c.Name)
-	}
-	return d, err
+	return ask
 }
 
-func (l *Limiter) run(ctx context.Context, c *call, script *redis.Script, args []any) (Decision, error) {
-	reply, err := script.Run(ctx, l.client, c.keys, args...).Slice()
+// do sends one request. Its errors are those of the call and of the request, classified.
+func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
+	answers, err := o.batcher.Do(ctx, o.script, ask)
+	if err == nil {
+		err = answers[0].Err
+	}
 	if err != nil {
-		return Decision{}, classify(ctx, c.Name, err)
+		return script.Answer{}, classify(ctx, o.Name, err)
 	}
-	if script == c.scripts.grant {
-		reply = c.inOrder(reply)
-	}
-	d, line, err := c.decision(reply)
-	if err == nil && line != nil {
-		c.detour.Store(time.Now().UnixNano())
-		l.tell(line)
-	}
-	return d, err
+	return answers[0], nil
 }
 
-// decision reads a script's reply (lua/reserve.lua).
-func (c *call) decision(reply []any) (Decision, *Line, error) {
-	bad := fmt.Errorf("%w: policy %q: %d values for %d windows", ErrReply, c.Name, len(reply), len(c.windows))
-	numbers := 4 + 3*len(c.windows)
-	if len(reply) < numbers {
-		return Decision{}, nil, bad
-	}
-	n := make([]int64, min(len(reply), numbers+1))
-	for i := range n {
-		var ok bool
-		if n[i], ok = reply[i].(int64); !ok {
-			return Decision{}, nil, bad
-		}
-	}
-	status, at, fits, behind := n[0], n[1], n[2], n[3]
-	if status < statusDenied || status > statusPlannedBefore {
-		return Decision{}, nil, bad
-	}
+func (o *operation) unlike(a script.Answer) error {
+	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
+}
+
+// decision is what an answer says to the caller.
+func (o *operation) decision(a script.Answer) Decision {
 	d := Decision{
-		At:          time.UnixMicro(at),
-		ClockBehind: micros(behind),
-		Exempt:      c.tenant.Exempt,
-		Granted:     status == statusGranted || status == statusGrantedBefore || c.tenant.Exempt,
-		Known:       status == statusPlannedBefore,
-		Planned:     status == statusPlanned || status == statusPlannedBefore,
-		Policy:      c.Name,
-		refused:     status == statusTooLate || status == statusBacklog,
-		Tenant:      c.request.Tenant,
-		Windows:     make([]WindowState, len(c.windows)),
+		AlreadyQueued: a.Status == script.WaitedBefore,
+		At:            time.UnixMicro(a.At),
+		ClockBehind:   micros(a.Behind),
+		Exempt:        o.tenant.Exempt,
+		Granted:       a.Status == script.Granted || a.Status == script.GrantedBefore || o.tenant.Exempt,
+		Policy:        o.Name,
+		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
+		Tenant:        o.request.Tenant,
 	}
 	if !d.Granted {
-		d.RetryIn = micros(fits - at)
+		d.RetryIn = micros(a.Time - a.At)
+		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
+		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
 	}
-	for i, w := range c.windows {
-		used, fits, resets := n[4+3*i], n[5+3*i], n[6+3*i]
-		if used < 0 {
-			return Decision{}, nil, bad
-		}
-		capacity := algorithms[w.Algorithm].capacity(w)
-		d.Windows[i] = WindowState{
+	if a.Windows != nil {
+		d.Windows = o.states(a.Windows, a.At, d.Granted)
+	}
+	return d
+}
+
+// states is what the windows look like at a time.
+func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
+	states := make([]WindowState, len(o.windows))
+	for i, w := range o.windows {
+		answer, capacity := windows[i], o.known[i].capacity(w)
+		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,
-			Denied:    !d.Granted && fits > at,
+			Denied:    !granted && answer.Fits > at,
 			Limit:     w.Limit,
 			Name:      w.Name,
 			Period:    w.Period,
-			Remaining: max(0, capacity-used),
-			ResetsAt:  time.UnixMicro(resets),
-			Scope:     c.scoped[c.scopeOf[i]],
+			Remaining: max(0, capacity-answer.Used),
+			ResetsAt:  time.UnixMicro(answer.Resets),
+			Scope:     o.scope(o.scopeOf[i]),
 			Unit:      w.Unit,
-			Used:      used,
+			Used:      answer.Used,
 		}
-		if d.Windows[i].Denied {
-			d.Windows[i].RetryIn = micros(fits - at)
+		if states[i].Denied {
+			states[i].RetryIn = micros(answer.Fits - at)
 		}
 	}
-	line, ok := readLine(reply[numbers:], at)
-	if !ok {
-		return Decision{}, nil, bad
-	}
-	if line != nil {
-		line.Policy = c.Name
-		line.Tenant, c.waits = c.lineTenant(), line.Due >= 0
-	}
-	return d, line, nil
+	return states
 }
 
-// micros turns microseconds into a duration that is never negative and never overflows.
-func micros(us int64) time.Duration {
-	const most = int64(1<<63-1) / int64(time.Microsecond)
-	return time.Duration(min(max(us, 0), most)) * time.Microsecond
-}
-
-// classify wraps an error of go-redis in our class for it, and keeps it for errors.Is.
-func classify(ctx context.Context, policy string, err error) error {
-	if ended := ctx.Err(); ended != nil {
-		if !errors.Is(err, ended) {
-			err = fmt.Errorf("%w: %w", ended, err)
-		}
-		return fmt.Errorf("throttle: policy %q: %w", policy, err)
-	}
-	// Whatever is not an answer of Redis is about the way to it: a network, TLS, a closed pipe or pool.
-	// Of OOM, READONLY and their like Redis says too which line of the script met them.
-	var reply redis.Error
-	var number *strconv.NumError // of what should be a length
-	class := ErrUnavailable
-	switch text := err.Error(); {
-	case strings.Contains(text, "SLUICE_STATE"):
-		class = ErrState
-	case strings.Contains(text, "SLUICE_CLOCK"):
-		class = ErrClock
-	case errors.Is(err, redis.Nil), strings.HasPrefix(text, "redis: unexpected type="),
-		strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"),
-		errors.As(err, &number), errors.As(err, &reply) && strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script"):
-		class = ErrReply
-	}
-	return fmt.Errorf("%w: policy %q: %w", class, policy, err)
+// scope is a copy, as whoever gets a decision may change it.
+func (o *operation) scope(i int) Scope {
+	n := len(o.scopes[i])
+	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)
+	return Scope{Attributes: both[:n:n], Values: both[n:]}
 }

@@ -1,261 +1,303 @@
 package throttle_test
 
 import (
-	"encoding/binary"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/throttle"
 )
 
-// besidesUnits are the fields of u that no ticket accounts for.
-var besidesUnits = regexp.MustCompile("^(v .*|t .*|rank|front|limits|limits at)$")
+const lineZero = 1 << 52 // the rank before the first
 
-// A lineState is a line as its keys hold it (lua/line.lua).
+// A lineState is a line as its keys hold it (internal/script/lua/line.lua).
 type lineState struct {
-	calls   map[string]float64            // c
-	count   int                           // q
-	due     map[string]float64            // d
-	flows   map[string]string             // f
-	keys    []string                      // all of the line, without windows and nonces
-	nodes   map[string]map[string]float64 // n:
-	places  map[string]string             // a
-	tickets map[string]string             // t
-	units   map[string]string             // u
-	waiting map[string]map[string]float64 // f:
-	windows map[string]string             // w:
+	keys   map[string]bool // all of the line: whether each has a TTL
+	values map[string]string
+	hashes map[string]map[string]string
+	sets   map[string]map[string]float64
 }
 
-func readLineState(t tb, client *redis.Client, prefix string) lineState {
+func readLine(t tb, client *redis.Client) lineState {
 	t.Helper()
-	ctx := t.Context()
+	ctx, prefix := t.Context(), "sluice:{p}:"
 	keys, err := client.Keys(ctx, prefix+"*").Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	st := lineState{nodes: map[string]map[string]float64{}, waiting: map[string]map[string]float64{}, windows: map[string]string{}}
 	pipe := client.Pipeline()
-	scores := map[string]*redis.ZSliceCmd{}
-	hashes := map[string]*redis.MapStringStringCmd{}
-	values := map[string]*redis.StringCmd{}
+	values, hashes, sets := map[string]*redis.StringCmd{}, map[string]*redis.MapStringStringCmd{}, map[string]*redis.ZSliceCmd{}
+	ttls := map[string]*redis.DurationCmd{}
 	for _, key := range keys {
-		name := strings.TrimPrefix(key, prefix)
-		switch {
-		case name == "lines":
-			continue
-		case strings.HasPrefix(name, "w:"):
-			values[name] = pipe.Get(ctx, key)
-			continue
-		case strings.HasPrefix(name, "n:") && !strings.HasPrefix(name, "n:w:"):
-			continue // a nonce
+		switch name := strings.TrimPrefix(key, prefix); {
 		case name == "q":
 			values[name] = pipe.Get(ctx, key)
-		case name == "c", name == "d", strings.HasPrefix(name, "f:"), strings.HasPrefix(name, "n:"):
-			scores[name] = pipe.ZRangeWithScores(ctx, key, 0, -1)
-		default:
+		case name == "t", name == "f", name == "u", name == "z":
 			hashes[name] = pipe.HGetAll(ctx, key)
+		case name == "k", strings.HasPrefix(name, "f:"), strings.HasPrefix(name, "d:"), strings.HasPrefix(name, "g:"),
+			strings.HasPrefix(name, "n:") && strings.Contains(name, "|"):
+			sets[name] = pipe.ZRangeWithScores(ctx, key, 0, -1)
+		default: // windows, and what is known of calls
+			continue
 		}
-		st.keys = append(st.keys, name)
+		ttls[strings.TrimPrefix(key, prefix)] = pipe.TTL(ctx, key)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}
-	set := func(name string) map[string]float64 {
-		all := map[string]float64{}
-		if scores[name] != nil {
-			for _, z := range scores[name].Val() {
-				all[z.Member.(string)] = z.Score
-			}
-		}
-		return all
+	st := lineState{keys: map[string]bool{}, values: map[string]string{}, hashes: map[string]map[string]string{}, sets: map[string]map[string]float64{}}
+	for name, ttl := range ttls {
+		st.keys[name] = ttl.Val() > 0
 	}
-	hash := func(name string) map[string]string {
-		if hashes[name] == nil {
-			return map[string]string{}
-		}
-		return hashes[name].Val()
-	}
-	st.calls, st.due = set("c"), set("d")
-	st.flows, st.places, st.tickets, st.units = hash("f"), hash("a"), hash("t"), hash("u")
-	slices.Sort(st.keys)
 	for name, value := range values {
-		if name == "q" {
-			count, _ := strconv.Atoi(value.Val())
-			st.count = count - 1_000_000_000_000 // which is the line's format
-		} else {
-			st.windows[name] = value.Val()
-		}
+		st.values[name] = value.Val()
 	}
-	for name := range scores {
-		if flow, ok := strings.CutPrefix(name, "f:"); ok {
-			st.waiting[flow] = set(name)
-		} else if suffix, ok := strings.CutPrefix(name, "n:"); ok {
-			st.nodes[suffix] = set(name)
+	for name, hash := range hashes {
+		st.hashes[name] = hash.Val()
+	}
+	for name, set := range sets {
+		st.sets[name] = map[string]float64{}
+		for _, z := range set.Val() {
+			st.sets[name][z.Member.(string)] = z.Score
 		}
 	}
 	return st
 }
 
-// heldUnits reads the sections "/UNIT" of a scope's value (lua/state.lua).
-func heldUnits(value string, now int64) map[string]int64 {
-	seven := func(s string) int64 { return int64(binary.BigEndian.Uint64([]byte("\x00" + s[:7]))) }
-	held := map[string]int64{}
-	for rest := value[min(8, len(value)):]; rest != ""; {
-		n := int(rest[0])
-		name, head := rest[1:1+n], rest[1+n:]
-		size := int(head[8])<<16 | int(head[9])<<8 | int(head[10])
-		if unit, ok := strings.CutPrefix(name, "/"); ok && seven(head[1:]) > now {
-			if units := seven(head[11:]); units > 0 {
-				held[unit] = units
-			}
-		}
-		rest = head[11+size:]
-	}
-	return held
+// A tally is what a flow or a node has to count.
+type tally struct {
+	tickets int
+	units   map[string][]int64 // by unit: what each ticket costs
 }
 
-// faults lists what in the keys of a line does not agree with the tickets in it. With windows,
-// what is held has to agree too.
-func (st lineState) faults(now int64, windows []throttle.Window) []string {
-	var faults []string
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
-	if st.count != len(st.tickets) {
-		fault("q is %d for %d tickets", st.count, len(st.tickets))
+func (c *tally) add(costs string) {
+	c.tickets++
+	if c.units == nil {
+		c.units = map[string][]int64{}
 	}
-	if len(st.tickets) == 0 && len(st.keys) > 0 {
-		fault("nobody is in line, but there are %q", st.keys)
-	}
-	units := map[string]int64{} // what u must hold
-	held := map[string]int64{}  // "SUFFIX UNIT"
-	lapsed := false             // some hold has ended that no call has seen yet
-	first := map[string]int64{} // rank of a flow's first waiter
-	waiting := map[string]map[string]float64{}
-	calls := map[string]bool{}
-	counted := map[string]bool{} // "ATTRIBUTES UNIT" that are held for
-	for _, w := range windows {
-		w = w.WithDefaults()
-		counted[strings.Join(w.Per, ",")+" "+w.Unit] = true
-	}
-	flowOf := func(id string) (weight int64, suffixes []string) {
-		head, _, _ := strings.Cut(st.flows[id], ";")
-		fields := strings.Split(head, " ")
-		if len(fields) < 3 {
-			fault("flow %q has the record %q", id, st.flows[id])
-			return 0, nil
+	for _, cost := range strings.Split(costs, ",") {
+		if unit, n, ok := strings.Cut(cost, "="); ok {
+			units, _ := strconv.ParseInt(n, 10, 64)
+			c.units[unit] = append(c.units[unit], units)
 		}
-		weight, _ = strconv.ParseInt(fields[0], 10, 64)
-		return weight, fields[2:]
 	}
-	flows := map[string]bool{}
-	for ticket, record := range st.tickets {
-		fields := strings.Split(record, " ")
-		if len(fields) != 6 {
+}
+
+// differs tells how "requests=1" or "requests=3/1/2" is not what was counted.
+func (c *tally) differs(tickets, text string) string {
+	if tickets != strconv.Itoa(c.tickets) {
+		return fmt.Sprintf("says %s tickets, there are %d", tickets, c.tickets)
+	}
+	said := map[string]bool{}
+	for _, part := range strings.Split(text, ",") {
+		unit, n, ok := strings.Cut(part, "=")
+		if !ok {
+			continue
+		}
+		said[unit] = true
+		var sum, least, most, want int64
+		if strings.Contains(n, "/") {
+			if _, err := fmt.Sscanf(n, "%d/%d/%d", &sum, &least, &most); err != nil {
+				return err.Error()
+			}
+		} else {
+			least, _ = strconv.ParseInt(n, 10, 64)
+			sum, most = least*int64(c.tickets), least
+			if len(c.units[unit]) != c.tickets {
+				return fmt.Sprintf("says that all %d cost %s, there are %v", c.tickets, part, c.units)
+			}
+		}
+		for _, n := range c.units[unit] {
+			want += n
+			if n < least || n > most {
+				return fmt.Sprintf("says %s, and one costs %d", part, n)
+			}
+		}
+		if sum != want {
+			return fmt.Sprintf("says %s, there are %d", part, want)
+		}
+	}
+	for unit := range c.units {
+		if !said[unit] {
+			return fmt.Sprintf("says %q, and nothing of %s", text, unit)
+		}
+	}
+	return ""
+}
+
+// faults lists what in the keys of a line does not agree with the tickets in it. A test's keys
+// have a TTL only where days are kept: withTTL.
+func (st lineState) faults(withTTL bool) (faults []string) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	tickets, records, facts, queues := st.hashes["t"], st.hashes["f"], st.hashes["u"], st.hashes["z"]
+	if n, _ := strconv.Atoi(st.values["q"]); n != len(tickets) {
+		fault("q is %q for %d tickets", st.values["q"], len(tickets))
+	}
+	if len(tickets) == 0 {
+		for name := range st.keys {
+			if name != "k" {
+				fault("nobody is in line, but there is %q", name)
+			}
+		}
+	}
+	for name, ttl := range st.keys {
+		if withTTL && !ttl {
+			fault("%q has no TTL", name)
+		}
+	}
+	flows, nodes, of := map[string]*tally{}, map[string]*tally{}, map[string]*tally{}
+	ranks := map[string]map[string]float64{} // by flow and ticket
+	count := func(in map[string]*tally, name, costs string) {
+		if in[name] == nil {
+			in[name] = &tally{}
+		}
+		in[name].add(costs)
+	}
+	onlyTenants := true
+	for _, record := range records {
+		for _, suffix := range strings.Split(strings.Fields(record)[7], "+") {
+			attributes, _, _ := strings.Cut(strings.TrimPrefix(suffix, "w:"), ":")
+			onlyTenants = onlyTenants && (attributes == "" || attributes == "tenant")
+		}
+	}
+	for ticket, record := range tickets {
+		fields := strings.Fields(record)
+		if len(fields) != 5 || len(fields[1]) != 16 {
 			fault("ticket %q has the record %q", ticket, record)
 			continue
 		}
-		state, flow := fields[0], fields[4]
-		rank, _ := strconv.ParseInt(fields[1], 10, 64)
-		weight, suffixes := flowOf(flow)
-		if !flows[flow] {
-			flows[flow] = true
-			units["w"] += weight
+		flow := fields[2]
+		queue, _, _ := strings.Cut(ticket, "/")
+		if !strings.HasPrefix(flow, queue+"|") {
+			fault("ticket %q is in the flow %q", ticket, flow)
 		}
-		units["c "+flow]++
-		costs := map[string]int64{}
-		for _, cost := range strings.Split(fields[5], ",") {
-			if unit, n, ok := strings.Cut(cost, "="); ok {
-				costs[unit], _ = strconv.ParseInt(n, 10, 64)
-			}
+		count(flows, flow, fields[0])
+		count(of, queue, fields[0])
+		if ranks[flow] == nil {
+			ranks[flow] = map[string]float64{}
 		}
-		if state != "w" {
-			calls[ticket] = true
-			lapsed = lapsed || st.calls[ticket] <= float64(now)
-			if _, ok := st.calls[ticket]; !ok {
-				fault("ticket %q is called, but not in c", ticket)
-			}
-			for _, suffix := range suffixes {
-				attributes := strings.Split(suffix, ":")[1]
-				for unit, n := range costs {
-					if state == "c" && counted[attributes+" "+unit] {
-						held[suffix+" "+unit] += n
-					}
-				}
-			}
+		ranks[flow][ticket], _ = strconv.ParseFloat(fields[1], 64)
+		own := strings.Fields(records[flow])
+		if len(own) < 9 {
+			fault("flow %q has the record %q", flow, records[flow])
 			continue
 		}
-		if waiting[flow] == nil {
-			waiting[flow], first[flow] = map[string]float64{}, rank
-		}
-		waiting[flow][ticket] = float64(rank)
-		first[flow] = min(first[flow], rank)
-		for unit, n := range costs {
-			units["f "+flow+" "+unit] += n
-			for _, suffix := range suffixes {
-				units["n "+suffix+" "+unit] += n
-			}
-		}
-	}
-	for id := range st.flows {
-		if !flows[id] {
-			fault("flow %q has a record, but no ticket", id)
-		}
-	}
-	if len(st.calls) != len(calls) {
-		fault("%d in c, %d called or skipped", len(st.calls), len(calls))
-	}
-	if !maps.EqualFunc(st.waiting, waiting, maps.Equal) {
-		fault("waiting by flow is %v, by ticket %v", st.waiting, waiting)
-	}
-	for field, n := range units {
-		if st.units[field] != strconv.FormatInt(n, 10) {
-			fault("u says of %q %q, want %d", field, st.units[field], n)
-		}
-	}
-	for field, n := range st.units {
-		if _, ok := units[field]; !ok && !besidesUnits.MatchString(field) {
-			fault("u says of %q %q, want nothing", field, n)
-		}
-	}
-	placed := 0
-	for suffix, members := range st.nodes {
-		placed += len(members)
-		if _, ok := st.due[suffix]; !ok {
-			fault("flows wait at %q, which is never due", suffix)
-		}
-	}
-	if placed != len(st.places) || placed != len(waiting) {
-		fault("%d flows at nodes, %d in a, %d with waiters", placed, len(st.places), len(waiting))
-	}
-	for flow := range waiting {
-		suffix, member, _ := strings.Cut(st.places[flow], " ")
-		if want := fmt.Sprintf("%016d %s", 1<<52+first[flow], flow); member != want {
-			fault("flow %q is in a as %q, want %q", flow, member, want)
-		}
-		if _, ok := st.nodes[suffix][member]; !ok {
-			fault("flow %q does not wait at %q", flow, suffix)
-		}
-	}
-	if windows != nil && !lapsed {
-		for suffix, value := range st.windows {
-			for unit, n := range heldUnits(value, now) {
-				if want := held[suffix+" "+unit]; want != n {
-					fault("%d %s are held at %q, want %d", n, unit, suffix, want)
+		if !onlyTenants {
+			for _, suffix := range strings.Split(own[7], "+") {
+				if suffix != "w:" {
+					count(nodes, queue+"|"+suffix, fields[0])
 				}
-				delete(held, suffix+" "+unit)
 			}
 		}
-		for name, n := range held {
-			if n > 0 {
-				fault("nothing is held of %q, want %d", name, n)
+		count(nodes, queue+"|w:", fields[0])
+	}
+	if len(faults) > 0 {
+		return faults
+	}
+
+	weights := map[string]int64{}
+	members := map[string]string{} // of nodes, by flow: "NODE MEMBER"
+	for name, set := range st.sets {
+		node, ok := strings.CutPrefix(name, "n:")
+		if !ok {
+			continue
+		}
+		for member, score := range set {
+			rank, flow, _ := strings.Cut(member, " ")
+			if members[flow] != "" {
+				fault("flow %q waits at %q and at %q", flow, members[flow], node)
 			}
+			members[flow] = node + " " + member
+			if attributes := strings.Split(node, ":")[1]; attributes == "tenant" && fmt.Sprintf("%.0f", score) != strings.TrimLeft(rank, "0") {
+				fault("%q waits at %q by %f", member, node, score)
+			}
+		}
+		queue, suffix, _ := strings.Cut(node, "|")
+		if _, ok := st.sets["d:"+queue][suffix]; !ok {
+			fault("flows wait at %q, which is never due", node)
+		}
+	}
+	for flow, record := range records {
+		if flows[flow] == nil {
+			fault("flow %q has a record, but no ticket", flow)
+			continue
+		}
+		fields := strings.Fields(strings.Split(record, ";")[0])
+		queue, _, _ := strings.Cut(flow, "|")
+		weight, _ := strconv.ParseInt(fields[5], 10, 64)
+		weights[queue] += weight
+		if how := flows[flow].differs(fields[0], fields[8]); how != "" {
+			fault("flow %q %s", flow, how)
+		}
+		if !maps.Equal(st.sets["f:"+flow], ranks[flow]) {
+			fault("flow %q has %v, by ticket %v", flow, st.sets["f:"+flow], ranks[flow])
+		}
+		first := fmt.Sprintf("%016.0f", slices.Min(slices.Collect(maps.Values(ranks[flow]))))
+		if want := queue + "|" + fields[2] + " " + first + " " + flow; members[flow] != want || fields[3] != first {
+			fault("flow %q waits as %q, want %q; its record is %q", flow, members[flow], want, record)
+		}
+		delete(members, flow)
+	}
+	for flow := range members {
+		fault("flow %q waits at %q, and has no tickets", flow, members[flow])
+	}
+	for name := range st.sets {
+		if flow, ok := strings.CutPrefix(name, "f:"); ok && flows[flow] == nil {
+			fault("%q is left", name)
+		}
+		if node, ok := strings.CutPrefix(name, "g:"); ok && nodes[node] == nil {
+			fault("%q is left", name)
+		}
+		if queue, ok := strings.CutPrefix(name, "d:"); ok && queues[queue] == "" {
+			fault("%q is left", name)
+		}
+	}
+	for name, node := range nodes {
+		fields := append(strings.Fields(facts["n "+name]), "", "", "")
+		if how := node.differs(fields[0], fields[2]); how != "" {
+			fault("node %q %s", name, how)
+		}
+	}
+	for field := range facts {
+		if node, ok := strings.CutPrefix(field, "n "); ok && nodes[node] == nil {
+			fault("u has %q, where nobody waits", field)
+		}
+	}
+	for queue, record := range queues {
+		fields := append(strings.Fields(record), "", "", "")
+		n := 0
+		if of[queue] != nil {
+			n = of[queue].tickets
+		}
+		if fields[1] != strconv.Itoa(n) || fields[2] != strconv.FormatInt(weights[queue], 10) {
+			fault("queue %q is %q, it has %d tickets and %d", queue, record, n, weights[queue])
+		}
+	}
+	for queue := range of {
+		if queues[queue] == "" {
+			fault("z has nothing of %q", queue)
 		}
 	}
 	slices.Sort(faults)
 	return faults
+}
+
+// agrees fails the test if the keys of the line do not agree with each other.
+func agrees(t tb, client *redis.Client) {
+	t.Helper()
+	if faults := readLine(t, client).faults(false); len(faults) > 0 {
+		t.Fatalf("the line does not agree:\n%s", strings.Join(faults, "\n"))
+	}
+}
+
+// isGone fails the test if anything of a line is left, but for takes that are not acknowledged.
+func isGone(t tb, client *redis.Client) {
+	t.Helper()
+	for name := range readLine(t, client).keys {
+		if name != "k" {
+			t.Errorf("%s is left", name)
+		}
+	}
 }

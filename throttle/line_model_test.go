@@ -3,7 +3,6 @@ package throttle_test
 import (
 	"errors"
 	"fmt"
-	"math/big"
 	"slices"
 	"strings"
 	"testing"
@@ -16,567 +15,376 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A ledger is what the called side notes of all grants, kept outside of Redis.
-type ledger struct{ entries []ledgerEntry }
-
-type ledgerEntry struct {
-	at      int64 // us
-	request throttle.Request
-}
-
-func (l *ledger) strike(r throttle.Reservation) {
-	l.entries = slices.DeleteFunc(l.entries, func(e ledgerEntry) bool { return e.request.Nonce == r.Nonce && e.at == r.At.UnixMicro() })
-}
-
-// note adds a grant and tells by brute force by how many units it made the policy's windows go
-// over, as their limits are now.
-func (l *ledger) note(p throttle.Policy, r throttle.Reservation) (worst int64) {
-	l.entries = append(l.entries, ledgerEntry{r.At.UnixMicro(), r.Request})
-	now := r.At.UnixMicro()
-	for _, w := range p.WithDefaults().Windows {
-		period := (w.Period + w.Margin).Microseconds()
-		var units int64
-		for i := len(l.entries) - 1; i >= 0; i-- {
-			e := l.entries[i]
-			if lineScope(w, e.request) != lineScope(w, r.Request) || lineCost(w, e.request) == 0 {
-				continue
-			}
-			switch w.Algorithm {
-			case throttle.Sliding:
-				if e.at > now-period {
-					units += lineCost(w, e.request)
-				}
-				worst = max(worst, units-w.Limit)
-			case throttle.Fixed: // by the clock
-				if e.at/period == now/period {
-					units += lineCost(w, e.request)
-				}
-				worst = max(worst, units-w.Limit)
-			case throttle.GCRA:
-				units += lineCost(w, e.request)
-				drained := new(big.Int).Mul(big.NewInt(now-e.at), big.NewInt(w.Limit))
-				worst = max(worst, units-w.Burst-drained.Quo(drained, big.NewInt(period)).Int64())
-			}
+// Whatever comes, goes, is lost and is changed in whatever order: nothing is over, nobody is
+// overtaken in its flow, nobody waits who fits, the keys agree after every step, and in the end all
+// are through and nothing is left.
+func TestLineHoldsWhateverHappens(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		histories, n := 60, 0
+		if strings.HasSuffix(t.Name(), "/miniredis") {
+			histories = 15 // it is ten times as slow
 		}
-	}
-	return worst
+		rapid.Check(t, func(t *rapid.T) {
+			if n++; n <= histories {
+				crowdHistory(t, client)
+			}
+		})
+	})
 }
 
-func lineScope(w throttle.Window, r throttle.Request) string {
-	var values []string
-	for _, a := range w.Per {
-		if a == throttle.TenantAttribute {
-			values = append(values, r.Tenant)
-		} else {
-			values = append(values, r.Attributes[a])
-		}
-	}
-	return strings.Join(values, "\n")
-}
-
-func lineCost(w throttle.Window, r throttle.Request) int64 {
-	if cost, ok := r.Cost[w.Unit]; ok || w.Unit != throttle.Requests {
-		return cost
-	}
-	return 1
-}
-
-// A crowd is the model of what stands in line: who came in which order, who was called and who
-// does not come though called. It says what the limiter must never do.
+// A crowd is the model of a line: who waits where, in plain lists. What the windows hold is the
+// model's of every algorithm.
 type crowd struct {
-	t       *rapid.T
-	client  *redis.Client
-	c       *clock
-	l       *throttle.Limiter
-	p       throttle.Policy
-	ledger  ledger
-	all     []*waiter // in the order of joining
-	arrive  []*waiter // called and on their way
-	coming  *waiter   // asks just now
-	passed  *waiter   // was called by that although it came later
-	deaf    bool      // calls are lost
-	stepped bool      // the clock was set back
-	changed bool      // a limit was changed: what is refused now may have been promised
-	made    []throttle.Reservation
-	seq     int
-	due     int64
-	empty   bool
-	exempt  bool
+	t         *rapid.T
+	client    *redis.Client
+	c         *clock
+	p         throttle.Policy
+	servers   []*throttle.Limiter
+	m         *model
+	flows     map[string][]*standing
+	taken     []had               // what was taken and is not given back
+	lost      map[string]lostTake // by ticket: taken by a process that is gone
+	seq       int
+	asked     int  // servers that ever were
+	nested    bool // of two scopes of a request one contains the other
+	same      bool // all cost the same
+	changedAt int64
 }
 
-type waiter struct {
+type standing struct {
+	id      throttle.TicketID
 	request throttle.Request
-	done    bool // granted or left
-	gone    bool // its job was deleted, and nobody told the line
-	late    bool // a call of it was lost once, or it stood in front: order is not promised
-	called  bool
+	rank    int64
 }
 
-func (w *waiter) flow() string {
-	return w.request.Tenant + "/" + w.request.Attributes["user"] + "/" + w.request.Attributes["region"]
+// A had ticket is what a standing one becomes.
+type had struct {
+	throttle.TakenTicket
+	request throttle.Request
 }
 
-func (cr *crowd) find(ticket string) *waiter {
-	for _, w := range cr.all {
-		if w.request.Ticket == ticket {
-			return w
+type lostTake struct {
+	at int64
+	standing
+}
+
+func (cr *crowd) flow(id throttle.TicketID, r throttle.Request) string {
+	values := []string{id.Queue, r.Tenant}
+	for _, w := range cr.p.Windows {
+		values = append(values, scopeOf(w, r).String())
+	}
+	return strings.Join(values, "/")
+}
+
+func (cr *crowd) find(id throttle.TicketID) (flow string, i int) {
+	for flow, list := range cr.flows {
+		if i := slices.IndexFunc(list, func(w *standing) bool { return w.id == id }); i >= 0 {
+			return flow, i
 		}
 	}
-	cr.t.Fatalf("%q was called and never came", ticket)
-	return nil
+	return "", -1
 }
 
-func (cr *crowd) listen(line throttle.Line) {
-	cr.due, cr.empty = cr.c.us.Load()+line.Due.Microseconds(), line.Due < 0
-	for _, ticket := range line.Calls {
-		w := cr.find(ticket)
-		if w.done {
-			cr.t.Fatalf("%s was called after it was granted or left", ticket)
-		}
-		cr.turn(w)
-		w.called = true
-		switch {
-		case cr.deaf:
-			w.late, w.called = true, false
-		case w.gone:
-			w.late = true
-			cr.arrive = append(cr.arrive, w) // to be told
-		default:
-			cr.arrive = append(cr.arrive, w)
+func (cr *crowd) remove(id throttle.TicketID) {
+	if flow, i := cr.find(id); i >= 0 {
+		if cr.flows[flow] = slices.Delete(cr.flows[flow], i, i+1); len(cr.flows[flow]) == 0 {
+			delete(cr.flows, flow)
 		}
 	}
 }
 
-// turn fails if somebody of the same flow who came before w still waits to be called.
-func (cr *crowd) turn(w *waiter) {
-	if w.late {
-		return
-	}
-	for _, before := range cr.all {
-		if before == w {
+func (cr *crowd) insert(w standing) {
+	flow := cr.flow(w.id, w.request)
+	i, _ := slices.BinarySearchFunc(cr.flows[flow], w.rank, func(w *standing, rank int64) int { return int(w.rank - rank) })
+	cr.flows[flow] = slices.Insert(cr.flows[flow], i, &w)
+}
+
+// append stands behind all, or in front of all: of ranks only the order matters.
+func (cr *crowd) append(id throttle.TicketID, r throttle.Request) {
+	if flow, i := cr.find(id); i >= 0 {
+		if flow == cr.flow(id, r) {
 			return
 		}
-		if before.flow() == w.flow() && !before.done && !before.called && !before.late && !before.gone {
-			if before == cr.coming {
-				cr.passed = w // right, if it is granted in the same call
-				continue
+		cr.remove(id)
+	}
+	st := readLine(cr.t, cr.client)
+	fields := strings.Fields(st.hashes["t"][id.Queue+"/"+id.ID])
+	if len(fields) < 2 {
+		cr.t.Fatalf("%v does not stand in line", id)
+	}
+	var rank int64
+	fmt.Sscan(fields[1], &rank)
+	cr.insert(standing{id, r, rank - lineZero})
+	cr.c.us.Add(1) // no two joins are at the same time
+	for _, list := range cr.flows {
+		for _, w := range list {
+			if front := w.request.Front; w.id != id && (r.Front && rank-lineZero >= w.rank || !r.Front && !front && rank-lineZero <= w.rank) {
+				cr.t.Fatalf("%v got the rank %d, and %v has %d", id, rank-lineZero, w.id, w.rank)
 			}
-			cr.t.Fatalf("%s goes before %s", w.request.Ticket, before.request.Ticket)
 		}
 	}
 }
 
-func (cr *crowd) come(w *waiter) throttle.Decision {
+func (cr *crowd) waiting() (all []*standing) {
+	for _, list := range cr.flows {
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, func(a, b *standing) int { return int(a.rank - b.rank) })
+	return all
+}
+
+func known(r throttle.Reservation) throttle.Reservation {
+	r.IdempotencyKey = "id " + r.ID
+	return r
+}
+
+// fatal fails the test with all that is kept.
+func (cr *crowd) fatal(format string, args ...any) {
 	cr.t.Helper()
-	cr.seq++
-	r := w.request
-	r.Nonce = fmt.Sprint("n", cr.seq)
-	cr.coming, cr.passed = w, nil
-	d := reserve(cr.t, cr.l, r)
-	cr.coming = nil
-	if cr.passed != nil && !d.Granted {
-		cr.t.Fatalf("%s goes before %s", cr.passed.request.Ticket, r.Ticket)
+	var lines []string
+	for key, value := range dump(cr.t, cr.client) {
+		if !strings.Contains(key, ":k:") && !strings.Contains(key, ":r:") {
+			lines = append(lines, fmt.Sprintf("%s %q", strings.TrimPrefix(key, "sluice:{p}:"), value))
+		}
 	}
+	slices.Sort(lines)
+	cr.t.Fatalf("%s\n%d %+v\n%s", fmt.Sprintf(format, args...), cr.now(), cr.p.Windows, strings.Join(lines, "\n"))
+}
+
+func (cr *crowd) now() int64 { return cr.c.us.Load() }
+
+// grant charges the model, which says that it fits.
+func (cr *crowd) grant(r throttle.Reservation, what any) {
+	if d := cr.m.reserve(known(r).Request, cr.now()); !d.Granted || !d.At.Equal(r.At) {
+		cr.fatal("%v was granted at %v, the model says %s", what, r.At, describe(d))
+	}
+}
+
+// shares reports whether two requests are counted together anywhere.
+func (cr *crowd) shares(a, b throttle.Request) bool {
+	return slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return scopeOf(w, a).String() == scopeOf(w, b).String() })
+}
+
+func (cr *crowd) reserve(r throttle.Request) {
+	d, err := cr.servers[0].Reserve(cr.t.Context(), r)
+	if cr.m.neverFits(r) {
+		if !errors.As(err, new(*throttle.NeverFitsError)) {
+			cr.fatal("a cost that never fits: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		cr.t.Fatal(err)
+	}
+	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
-		if !w.called {
-			cr.turn(w)
+		// Who waits for a slot only, where no window is shared, holds up nobody who has one.
+		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return len(w.Per) == 0 })
+		if flow := cr.flows[cr.flow(r.Ticket, r)]; len(flow) > 0 && flow[0].id != r.Ticket && (shared || !cr.fits(flow[0])) {
+			cr.fatal("%v is let in before %v", r.Ticket, flow[0].id)
 		}
-		w.done = true
-		cr.granted(d)
-	} else {
-		if d.RetryIn <= 0 {
-			cr.t.Fatalf("%s is denied for %v", r.Ticket, d.RetryIn)
-		}
-		if w.called && !cr.changed {
-			cr.t.Fatalf("%s was called, came, and is denied for %v", r.Ticket, d.RetryIn)
-		}
-		w.called = false
+		cr.grant(d.Reservation, r.Ticket)
+		cr.remove(r.Ticket)
+		return
 	}
-	return d
-}
-
-func (cr *crowd) granted(d throttle.Decision) {
-	if d.Exempt {
-		cr.exempt = true
+	if fits.Granted && !slices.ContainsFunc(cr.waiting(), func(w *standing) bool { return w.id != r.Ticket && cr.shares(w.request, r) }) {
+		cr.fatal("%v is denied for %v, fits, and nobody waits beside it", r.Ticket, d.RetryIn)
 	}
-	over := cr.ledger.note(cr.p, d.Reservation)
-	if over > 0 && !d.Exempt && !cr.changed && !cr.exempt {
-		cr.t.Fatalf("%d units over at %d", over, d.At.UnixMicro()-midnight)
+	if d.RetryIn < fits.RetryIn || d.RetryInMost < d.RetryIn {
+		cr.fatal("%v is denied for %v to %v, it fits in %v", r.Ticket, d.RetryIn, d.RetryInMost, fits.RetryIn)
 	}
-	cr.made = append(cr.made, d.Reservation)
-}
-
-// arrivals lets everybody come who was called; of jobs that are gone the worker tells.
-func (cr *crowd) arrivals(n int) {
-	for ; len(cr.arrive) > 0 && n > 0; n-- {
-		w := cr.arrive[0]
-		cr.arrive = cr.arrive[1:]
-		switch {
-		case w.done:
-		case w.gone:
-			cr.leave(w)
-		default:
-			cr.come(w)
-		}
+	if d.Queued != (r.Ticket != throttle.TicketID{}) {
+		cr.fatal("%v is queued: %v", r.Ticket, d.Queued)
+	} else if d.Queued {
+		cr.append(r.Ticket, r)
 	}
 }
 
-func (cr *crowd) leave(w *waiter) {
-	w.done = true
-	if err := cr.l.Leave(cr.t.Context(), "p", w.request.Tenant, w.request.Ticket); err != nil {
+func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
+	stands := func() string {
+		st := readLine(cr.t, cr.client)
+		delete(st.hashes, "z") // forgets queues, too
+		return fmt.Sprint(st.hashes, st.sets)
+	}
+	before, known := stands(), false
+	if _, i := cr.find(r.Ticket); i >= 0 {
+		known = true
+	}
+	places, err := cr.servers[0].Join(cr.t.Context(), "p", []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, MaxWait: maxWait, Backlog: backlog}})
+	if err != nil {
+		cr.t.Fatal(err)
+	}
+	switch err := places[0].Err; {
+	case err == nil:
+		if n := len(cr.flows[cr.flow(r.Ticket, r)]); backlog > 0 && n >= backlog && !known {
+			cr.fatal("%v joined %d others", r.Ticket, n)
+		}
+		cr.append(r.Ticket, r)
+	case errors.As(err, new(*throttle.RefusedError)) && (maxWait > 0 || backlog > 0):
+		if after := stands(); after != before && !known {
+			cr.fatal("a refusal made\n%s\nof\n%s", after, before)
+		} else if known {
+			cr.remove(r.Ticket) // it had been in another flow
+		}
+	case !errors.As(err, new(*throttle.NeverFitsError)) || !cr.m.neverFits(r):
 		cr.t.Fatal(err)
 	}
 }
 
-func (cr *crowd) pump() {
-	tenants := []string{""}
-	if !cr.shared() {
-		tenants = []string{"a", "b", "c"}
+// lostAreBack puts in line what was put back in a take.
+func (cr *crowd) lostAreBack() {
+	for id, lost := range cr.lost {
+		if cr.now() >= lost.at+(5*s).Microseconds() {
+			delete(cr.lost, id)
+			if _, i := cr.find(lost.id); i < 0 {
+				cr.insert(lost.standing)
+			}
+		}
 	}
-	var due int64
-	for _, tenant := range tenants {
-		if err := cr.l.Pump(cr.t.Context(), "p", tenant); err != nil {
+}
+
+// acknowledge lets the servers that are alive say that they got what they took. Whoever owes that puts
+// back what is lost.
+func (cr *crowd) acknowledge() {
+	for _, server := range cr.servers {
+		if err := server.Acknowledge(cr.t.Context(), "p"); err != nil {
 			cr.t.Fatal(err)
 		}
-		if !cr.empty && (due == 0 || cr.due < due) {
-			due = cr.due
-		}
 	}
-	cr.due, cr.empty = due, due == 0
-}
-
-func (cr *crowd) shared() bool {
-	return slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool {
-		return w.Per != nil && !slices.Contains(w.Per, throttle.TenantAttribute)
-	})
-}
-
-func (cr *crowd) prefixes() []string {
-	if !cr.shared() {
-		return []string{"sluice:{p:a}:", "sluice:{p:b}:", "sluice:{p:c}:"}
-	}
-	return []string{"sluice:{p}:"}
-}
-
-// state is all that is kept, as text.
-func (cr *crowd) state() string {
-	var all []lineState
-	for _, prefix := range cr.prefixes() {
-		all = append(all, readLineState(cr.t, cr.client, prefix))
-	}
-	return fmt.Sprintf("%+v", all)
-}
-
-func (cr *crowd) agree() {
-	cr.t.Helper()
-	for _, prefix := range cr.prefixes() {
-		st := readLineState(cr.t, cr.client, prefix)
-		windows := cr.p.Windows
-		if cr.stepped {
-			windows = nil // holds go by the time of the windows, which is ahead
-		}
-		if faults := st.faults(cr.c.us.Load(), windows); len(faults) > 0 {
-			cr.t.Fatalf("%s does not agree:\n%s", prefix, strings.Join(faults, "\n"))
+	tickets := readLine(cr.t, cr.client).hashes["t"]
+	for _, lost := range cr.lost {
+		if tickets[lost.id.Queue+"/"+lost.id.ID] != "" {
+			cr.lostAreBack()
+			return
 		}
 	}
 }
 
-// pass lets time go by. Whoever was called comes before the hold ends.
 func (cr *crowd) pass(d time.Duration) {
-	if d >= time.Second {
-		cr.arrivals(1000)
-	}
+	cr.acknowledge()
 	cr.c.us.Add(d.Microseconds())
 }
 
-// drain lets everybody through: no call is lost any more, and every minute all that wait come by
-// themselves. What does not end is a place that was lost.
-func (cr *crowd) drain() {
-	cr.deaf = false
-	left := func() (n int) {
-		for _, w := range cr.all {
-			if !w.done {
-				n++
-			}
-		}
-		return n
+// take takes once, and checks what it got.
+func (cr *crowd) take(server *throttle.Limiter, most int, queues ...string) throttle.Taken {
+	taken, err := server.Take(cr.t.Context(), "p", throttle.TakeOptions{Queues: queues, Max: most})
+	if err != nil {
+		cr.t.Fatal(err)
 	}
-	fallback := cr.c.us.Load() + time.Minute.Microseconds()
-	for turn := 0; left() > 0; turn++ {
-		if turn > 2000 {
-			cr.t.Fatalf("%d still wait after %v", left(), time.Duration(cr.c.us.Load()-midnight)*us)
+	cr.lostAreBack()
+	for _, ticket := range taken.Tickets {
+		flow, i := cr.find(ticket.TicketID)
+		if i != 0 {
+			cr.fatal("%v is taken as number %d of its flow", ticket.TicketID, i+1)
 		}
-		cr.pump()
-		for len(cr.arrive) > 0 {
-			cr.arrivals(1000)
+		w := cr.flows[flow][0]
+		if w.rank != ticket.Rank-lineZero || ticket.NeverFits != cr.m.neverFits(w.request) || !slices.Contains(queues, ticket.Queue) {
+			cr.fatal("taken is %+v, the model has %+v", ticket, w)
 		}
-		now := cr.c.us.Load()
-		if now >= fallback {
-			for _, w := range cr.all {
-				switch {
-				case w.done:
-				case w.gone:
-					w.late = true
-				default:
-					cr.come(w)
-				}
-			}
-			fallback = now + time.Minute.Microseconds()
-			cr.agree()
+		cr.remove(ticket.TicketID)
+		if !ticket.NeverFits {
+			cr.grant(ticket.Decision.Reservation, ticket.TicketID)
+			cr.taken = append(cr.taken, had{ticket, w.request})
+		}
+	}
+	if len(taken.Tickets) > most {
+		cr.fatal("%d are taken of %d", len(taken.Tickets), most)
+	}
+	waits := slices.ContainsFunc(cr.waiting(), func(w *standing) bool { return slices.Contains(queues, w.id.Queue) })
+	if waits != (taken.Next >= 0) || taken.Next > s {
+		cr.fatal("some wait: %v, ask again in %v", waits, taken.Next)
+	}
+	if taken.Next != 0 {
+		cr.conserves(taken.Next, queues)
+	}
+	return taken
+}
+
+// fits says of a ticket that never does that it does: it is handed out.
+func (cr *crowd) fits(w *standing) bool {
+	return cr.m.neverFits(w.request) || cr.m.peek(w.request, cr.now()).Granted
+}
+
+// conserves fails if somebody fits who was not taken, or fits before the line is asked again.
+func (cr *crowd) conserves(next time.Duration, queues []string) {
+	if cr.now() < cr.changedAt+s.Microseconds() {
+		return // changes are looked at once a second
+	}
+	for _, list := range cr.flows {
+		w := list[0]
+		if !slices.Contains(queues, w.id.Queue) {
 			continue
 		}
-		next := fallback
-		if !cr.empty {
-			next = min(next, max(cr.due, now+1))
+		if exact := cr.same; exact {
+			if cr.m.neverFits(w.request) {
+				cr.fatal("%v never fits, and was not handed out", w.id)
+			}
+			d := cr.m.peek(w.request, cr.now())
+			if late := next - d.RetryIn; d.Granted || late > time.Duration(cr.asked)*5*ms {
+				cr.fatal("%v fits in %v, and the line is asked in %v", w.id, d.RetryIn, next)
+			}
+		} else if cr.fits(w) && !slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
+			return g != w && g.id.Queue == w.id.Queue && cr.shares(g.request, w.request) && !cr.fits(g)
+		}) {
+			cr.fatal("%v fits, and was not taken", w.id)
 		}
-		cr.c.us.Store(next)
+	}
+}
+
+// takeAll takes until the line says to wait.
+func (cr *crowd) takeAll(queues ...string) (next time.Duration) {
+	for n := 0; ; n++ {
+		if taken := cr.take(cr.servers[0], throttle.MaxTake, queues...); taken.Next != 0 {
+			return taken.Next
+		} else if n > 50 {
+			cr.t.Fatal("takes without end")
+		}
+	}
+}
+
+func (cr *crowd) set() {
+	for _, server := range cr.servers {
+		if err := server.SetPolicies([]throttle.Policy{cr.p}); err != nil {
+			cr.t.Fatal(err)
+		}
+		if err := server.Refresh(cr.t.Context(), "p"); err != nil {
+			cr.t.Fatal(err)
+		}
+	}
+}
+
+func (cr *crowd) newServer() *throttle.Limiter {
+	cr.asked++
+	l := newLimiter(cr.t, cr.client, cr.p)
+	l.SetNow(cr.c.us.Load)
+	if err := l.EditScripts(throttle.WithoutShortExpiry); err != nil {
+		cr.t.Fatal(err)
+	}
+	if err := l.Refresh(cr.t.Context(), "p"); err != nil {
+		cr.t.Fatal(err)
+	}
+	return l
+}
+
+func (cr *crowd) agree() {
+	if faults := readLine(cr.t, cr.client).faults(true); len(faults) > 0 {
+		cr.fatal("the line does not agree:\n%s", strings.Join(faults, "\n"))
+	}
+}
+
+// drain lets everybody through. What does not end is a place that was lost.
+func (cr *crowd) drain() {
+	for turn := 0; len(cr.flows)+len(cr.lost) > 0; turn++ {
+		next := cr.takeAll("q1", "q2")
+		if turn > 3000 {
+			cr.fatal("%d wait for ever", len(cr.waiting()))
+		}
+		if next < 0 {
+			next = s // for those whose process was lost
+		}
+		cr.pass(next)
 	}
 	cr.agree()
-	for _, key := range cr.client.Keys(cr.t.Context(), "sluice:*").Val() {
-		name := key[strings.Index(key, "}:")+2:]
-		if !strings.HasPrefix(name, "w:") && !strings.HasPrefix(name, "n:n") && name != "lines" {
-			cr.t.Fatalf("nobody waits, and %s is left", key)
-		}
-		if strings.HasPrefix(name, "w:") {
-			if held := heldUnits(cr.client.Get(cr.t.Context(), key).Val(), cr.c.us.Load()); len(held) > 0 {
-				cr.t.Fatalf("nobody waits, and %v are held at %s", held, name)
-			}
-		}
-	}
-}
-
-func anyLineWindow(t *rapid.T, i int, per [][]string) throttle.Window {
-	w := throttle.Window{
-		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.Sliding, throttle.Sliding, throttle.Fixed, throttle.GCRA}).Draw(t, "algorithm"),
-		Limit:     rapid.Int64Range(3, 8).Draw(t, "limit"),
-		Name:      fmt.Sprint("w", i),
-		Per:       rapid.SampledFrom(per).Draw(t, "per"),
-		Period:    rapid.SampledFrom([]time.Duration{100 * ms, s, 3 * s, 10 * s}).Draw(t, "period"),
-		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
-	}
-	if w.Algorithm == throttle.GCRA {
-		w.Burst = rapid.Int64Range(3, 5).Draw(t, "burst")
-	}
-	return w
-}
-
-func crowdSequence(t *rapid.T, client *redis.Client) {
-	if err := client.FlushDB(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	per := [][]string{{"tenant"}, {"tenant", "user"}, {}, {"region"}, {"tenant", "region"}}
-	if rapid.IntRange(0, 5).Draw(t, "kind") == 0 {
-		per = [][]string{{"tenant"}, {"tenant", "user"}}
-	}
-	p := throttle.Policy{Name: "p", Tenants: map[string]throttle.Tenant{}}
-	tokens := false
-	for i := range rapid.IntRange(1, 4).Draw(t, "windows") {
-		p.Windows = append(p.Windows, anyLineWindow(t, i, per))
-		tokens = tokens || p.Windows[i].Unit == "tokens"
-	}
-	l, c := newHanded(t, client, p)
-	cr := &crowd{t: t, client: client, c: c, l: l, p: p}
-	defer l.OnLine(cr.listen)()
-
-	anyRequest := func(t *rapid.T) throttle.Request {
-		cr.seq++
-		r := throttle.Request{
-			Attributes: map[string]string{
-				"user":   rapid.SampledFrom([]string{"bob", "eve"}).Draw(t, "user"),
-				"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region"),
-			},
-			Cost:   map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 1, 2, 3, 0}).Draw(t, "cost")},
-			Policy: "p",
-			Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
-			Ticket: fmt.Sprintf("t%03d", cr.seq),
-		}
-		if tokens {
-			r.Cost["tokens"] = rapid.Int64Range(0, 3).Draw(t, "tokens")
-		}
-		return r
-	}
-	waiting := func(t *rapid.T) *waiter {
-		var all []*waiter
-		for _, w := range cr.all {
-			if !w.done && !w.gone {
-				all = append(all, w)
-			}
-		}
-		if len(all) == 0 {
-			t.Skip("nobody waits")
-		}
-		return rapid.SampledFrom(all).Draw(t, "waiter")
-	}
-	set := func(t *rapid.T) {
-		cr.changed = true
-		if err := l.SetPolicies([]throttle.Policy{cr.p}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	join := func(t *rapid.T, r throttle.Request) *waiter {
-		w := &waiter{request: r, late: r.Front}
-		cr.all = append(cr.all, w)
-		return w
-	}
-	actions := map[string]func(*rapid.T){
-		"join": func(t *rapid.T) { cr.come(join(t, anyRequest(t))) },
-		"join many": func(t *rapid.T) {
-			r := anyRequest(t)
-			for range rapid.IntRange(2, 8).Draw(t, "times") {
-				cr.seq++
-				r.Ticket = fmt.Sprintf("t%03d", cr.seq)
-				cr.come(join(t, r))
-			}
-		},
-		"join in front": func(t *rapid.T) {
-			r := anyRequest(t)
-			r.Front = true
-			cr.come(join(t, r))
-		},
-		"plan": func(t *rapid.T) {
-			w := join(t, anyRequest(t))
-			maxWait := rapid.SampledFrom([]time.Duration{0, 0, 2 * s}).Draw(t, "max wait")
-			backlog := rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "backlog")
-			before := cr.state()
-			d, err := l.Plan(t.Context(), w.request, maxWait, backlog)
-			if errors.As(err, new(*throttle.RefusedError)) {
-				w.done = true
-				if after := cr.state(); after != before {
-					t.Fatalf("a refusal made\n%s\nof\n%s", after, before)
-				}
-				return
-			}
-			if err != nil || !d.Planned {
-				t.Fatalf("planned %v, %v", d.Planned, err)
-			}
-			if d.RetryIn == 0 {
-				cr.turn(w)
-				w.called = true
-				cr.arrive = append(cr.arrive, w)
-			}
-		},
-		"come uncalled": func(t *rapid.T) { cr.come(waiting(t)) },
-		"other costs": func(t *rapid.T) {
-			w := waiting(t)
-			w.request.Cost = anyRequest(t).Cost
-			w.called, w.late = false, true // what is kept free for it is something else
-			cr.come(w)
-		},
-		"other user": func(t *rapid.T) {
-			w := waiting(t)
-			w.request.Attributes = anyRequest(t).Attributes
-			w.called, w.late = false, true
-			cr.come(w)
-		},
-		"vanish": func(t *rapid.T) { waiting(t).gone = true },
-		"leave":  func(t *rapid.T) { cr.leave(waiting(t)) },
-		"without ticket": func(t *rapid.T) {
-			r := anyRequest(t)
-			r.Ticket, r.Nonce = "", fmt.Sprint("n", cr.seq)
-			if d := reserve(t, l, r); d.Granted {
-				cr.granted(d)
-			}
-		},
-		"peek": func(t *rapid.T) {
-			before := cr.state()
-			peek(t, l, anyRequest(t))
-			if after := cr.state(); after != before {
-				t.Fatalf("Peek made\n%s\nof\n%s", after, before)
-			}
-		},
-		"cancel": func(t *rapid.T) {
-			if len(cr.made) == 0 {
-				t.Skip("nothing was granted yet")
-			}
-			i := rapid.IntRange(0, len(cr.made)-1).Draw(t, "reservation")
-			cr.ledger.strike(cr.made[i])
-			cancel(t, l, cr.made[i])
-			cr.made = slices.Delete(cr.made, i, i+1)
-		},
-		"repeat": func(t *rapid.T) {
-			if len(cr.made) == 0 {
-				t.Skip("nothing was granted yet")
-			}
-			made := rapid.SampledFrom(cr.made).Draw(t, "reservation")
-			d, err := l.Reserve(t.Context(), made.Request)
-			if errors.As(err, new(*throttle.NeverFitsError)) {
-				return // by the limits as they are now
-			}
-			if err != nil || !d.Granted || !d.At.Equal(made.At) {
-				t.Fatalf("a call repeated: %+v, %v", d, err)
-			}
-		},
-		"pump":   func(t *rapid.T) { cr.pump() },
-		"arrive": func(t *rapid.T) { cr.arrivals(rapid.IntRange(1, 5).Draw(t, "arrivals")) },
-		"skip": func(t *rapid.T) {
-			if len(cr.arrive) == 0 {
-				t.Skip("nobody was called")
-			}
-			w := cr.arrive[0]
-			cr.arrive = cr.arrive[1:]
-			w.called, w.late = false, true
-			if err := l.Skip(t.Context(), "p", w.request.Tenant, w.request.Ticket); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"step back": func(t *rapid.T) {
-			cr.arrivals(1000)
-			if rapid.IntRange(0, 3).Draw(t, "whether") == 0 {
-				cr.stepped = true
-				cr.c.us.Add(-rapid.SampledFrom([]time.Duration{ms, s, 5 * s}).Draw(t, "back").Microseconds())
-			}
-		},
-		"lose calls": func(t *rapid.T) {
-			cr.arrivals(1000)
-			cr.deaf = true
-			cr.pump()
-			cr.deaf = false
-		},
-		"pass": func(t *rapid.T) {
-			cr.pass(rapid.SampledFrom([]time.Duration{us, 10 * ms, 100 * ms, 500 * ms, s, 3 * s, 12 * s, 70 * s}).Draw(t, "time"))
-		},
-		"pass until due": func(t *rapid.T) {
-			cr.arrivals(1000)
-			if wait := cr.due - cr.c.us.Load(); !cr.empty && wait > 0 {
-				cr.pass(time.Duration(wait) * us)
-			}
-			cr.pump()
-		},
-		"change a limit": func(t *rapid.T) {
-			i := rapid.IntRange(0, len(cr.p.Windows)-1).Draw(t, "window")
-			cr.p.Windows = slices.Clone(cr.p.Windows)
-			cr.p.Windows[i].Limit = rapid.Int64Range(3, 8).Draw(t, "limit")
-			set(t)
-		},
-		"change a weight": func(t *rapid.T) {
-			cr.p.Tenants = map[string]throttle.Tenant{"b": {Weight: rapid.Float64Range(0.5, 4).Draw(t, "weight")}}
-			if err := l.SetPolicies([]throttle.Policy{cr.p}); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"exempt": func(t *rapid.T) {
-			w := waiting(t)
-			tenant := w.request.Tenant
-			w.late = true // it may overtake
-			cr.p.Tenants = map[string]throttle.Tenant{tenant: {Exempt: true}}
-			set(t)
-			if d := cr.come(w); !d.Granted {
-				t.Fatal("an exempt tenant is denied")
-			}
-			cr.p.Tenants = nil
-			set(t)
-		},
-		"": func(t *rapid.T) { cr.agree() },
-	}
-	t.Repeat(actions)
-	cr.arrivals(1000)
-	cr.drain()
-}
-
-// Whatever comes, goes, is lost and is changed in whatever order: nothing is over, nobody is
-// lost or overtaken in its flow, the keys agree after every step, and nothing is left in the end.
-func TestLineHoldsWhateverHappens(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		rapid.Check(t, func(t *rapid.T) { crowdSequence(t, client) })
-	})
+	isGone(cr.t, cr.client)
 }

@@ -14,7 +14,7 @@ import (
 // a window was last empty, and works every answer out from that log.
 type model struct {
 	exempt  string           // this tenant is
-	granted map[string]int64 // by nonce: when; 0 after its cancel
+	granted map[string]int64 // by key: when; 0 after its cancel
 	last    map[string]int64 // by scope: time does not run backwards from here
 	logs    map[string]*grantLog
 	windows []throttle.Window // with their defaults, as they hold now
@@ -30,7 +30,7 @@ type grantLog struct {
 type event struct {
 	at        int64
 	cancelled bool
-	nonce     string
+	key       string
 	of        *event // the grant that a cancel is of
 	units     int64
 	window    throttle.Window // as it held then
@@ -159,6 +159,7 @@ func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision 
 	}
 	if !granted {
 		d.RetryIn = time.Duration(retryAt-decided) * us
+		d.RetryInLeast, d.RetryInMost = d.RetryIn, d.RetryIn // nobody waits
 	}
 	for i, w := range v.model.windows {
 		log := v.logs[i].events
@@ -193,7 +194,7 @@ func (m *model) peek(r throttle.Request, real int64) throttle.Decision {
 
 func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
 	v := m.look(r, real)
-	if before := m.granted[r.Nonce]; before != 0 {
+	if before := m.granted[r.IdempotencyKey]; before != 0 {
 		return v.decision(true, before, 0)
 	}
 	if !v.fits() && r.Tenant != m.exempt {
@@ -201,17 +202,17 @@ func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
 	}
 	var events []*event
 	for _, w := range m.windows {
-		events = append(events, &event{at: v.now, nonce: r.Nonce, units: costOf(w, r), window: w})
+		events = append(events, &event{at: v.now, key: r.IdempotencyKey, units: costOf(w, r), window: w})
 	}
 	v.write(events)
-	m.granted[r.Nonce] = v.now
+	m.granted[r.IdempotencyKey] = v.now
 	return v.decision(true, v.now, 0)
 }
 
 func (m *model) cancel(r throttle.Reservation, real int64) throttle.Decision {
 	v := m.look(r.Request, real)
 	at := r.At.UnixMicro()
-	if m.granted[r.Nonce] != at {
+	if m.granted[r.IdempotencyKey] != at {
 		return v.decision(r.Tenant == m.exempt, v.now, v.now)
 	}
 	var events []*event
@@ -223,7 +224,7 @@ func (m *model) cancel(r throttle.Reservation, real int64) throttle.Decision {
 		events = append(events, e)
 	}
 	v.write(events)
-	m.granted[r.Nonce] = 0
+	m.granted[r.IdempotencyKey] = 0
 	return v.decision(true, v.now, 0)
 }
 
@@ -231,7 +232,7 @@ func (m *model) cancel(r throttle.Reservation, real int64) throttle.Decision {
 // granted anew, the last.
 func (v *view) grant(i int, r throttle.Reservation) *event {
 	for _, e := range slices.Backward(v.logs[i].events) {
-		if e.of == nil && e.nonce == r.Nonce && e.at == r.At.UnixMicro() {
+		if e.of == nil && e.key == r.IdempotencyKey && e.at == r.At.UnixMicro() {
 			return e
 		}
 	}

@@ -41,7 +41,7 @@ type Policy struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Remote says whom the far side means when it refuses a call or tells how many are left. The
+	// Remote says whom the upstream means when it refuses a call or tells how many are left. The
 	// default is RemoteShared if some window is shared between tenants, else RemoteTenant.
 	Remote Remote
 
@@ -76,7 +76,7 @@ type Window struct {
 	Limit int64
 
 	// Margin is kept free of grants beside the period, so that calls which leave on time but
-	// arrive bunched do not exceed the limit at the far side. The default is 0, the largest
+	// arrive bunched do not exceed the limit at the upstream. The default is 0, the largest
 	// value is Period; for a Fixed window by the clock, and a Calendar, less than half of what lies
 	// between two resets. A Concurrency window has none.
 	Margin time.Duration
@@ -123,7 +123,7 @@ type Override struct {
 	Limit int64
 }
 
-// A Remote says whose limits at the far side a policy stands for (Limiter.Pause).
+// A Remote says whose limits at the upstream a policy stands for (Limiter.Pause).
 type Remote string
 
 const (
@@ -192,17 +192,8 @@ func (w Window) WithDefaults() Window {
 	if w.Algorithm == "" {
 		w.Algorithm = Sliding
 	}
-	if w.Anchor == "" && w.Algorithm == Fixed {
-		w.Anchor = AnchorClock
-	}
-	if w.Burst == 0 && w.Algorithm == GCRA {
-		w.Burst = w.Limit
-	}
-	if w.Lease == 0 && w.Algorithm == Concurrency {
-		w.Lease = DefaultLease
-	}
-	if w.Timezone == "" && w.Algorithm == Calendar {
-		w.Timezone = "UTC"
+	if a := algorithms[w.Algorithm]; a != nil && a.defaults != nil {
+		a.defaults(&w)
 	}
 	if w.Per == nil {
 		w.Per = []string{TenantAttribute}
@@ -309,7 +300,7 @@ func (w Window) validate(policy string) error {
 	if w.Limit < 1 || w.Limit > MaxLimit {
 		return bad("limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit)))
 	}
-	timeless := w.Algorithm == Concurrency || w.Algorithm == Calendar
+	timeless := !algorithm.has(optionPeriod)
 	switch {
 	case timeless && w.Period != 0:
 		return bad("period", w.Period, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
@@ -322,8 +313,8 @@ func (w Window) validate(policy string) error {
 		return bad("period", w.Period, "must be whole microseconds")
 	}
 	switch {
-	case w.Algorithm == Concurrency && w.Margin != 0:
-		return bad("margin", w.Margin, `is not for windows with "algorithm: concurrency"`)
+	case w.Margin != 0 && !algorithm.has(optionMargin):
+		return bad("margin", w.Margin, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
 	case w.Margin < 0 || w.Margin > w.Period && !timeless:
 		return bad("margin", w.Margin, fmt.Sprintf("must be 0 to the period, %v", w.Period))
 	case w.Margin > MaxPeriod:
@@ -346,20 +337,23 @@ func (w Window) validate(policy string) error {
 			return bad("per", w.Per, "must name every attribute once")
 		}
 	}
-	if w.Burst != 0 && w.Algorithm != GCRA {
-		return bad("burst", w.Burst, `is for windows with "algorithm: gcra"`)
+	for _, f := range []struct {
+		option option
+		value  any
+		set    bool
+	}{
+		{optionBurst, w.Burst, w.Burst != 0},
+		{optionLease, w.Lease, w.Lease != 0},
+		{optionResets, w.Resets, w.Resets != ""},
+		{optionTimezone, w.Timezone, w.Timezone != ""},
+		{optionAnchor, string(w.Anchor), w.Anchor != ""},
+	} {
+		if f.set && !algorithm.has(f.option) {
+			return bad(string(f.option), f.value, `is for windows with "algorithm: `+strings.ReplaceAll(algorithmNames(f.option), `"`, "")+`"`)
+		}
 	}
-	if w.Lease != 0 && w.Algorithm != Concurrency {
-		return bad("lease", w.Lease, `is for windows with "algorithm: concurrency"`)
-	}
-	if w.Resets != "" && w.Algorithm != Calendar {
-		return bad("resets", w.Resets, `is for windows with "algorithm: calendar"`)
-	}
-	if w.Timezone != "" && w.Algorithm != Calendar {
-		return bad("timezone", w.Timezone, `is for windows with "algorithm: calendar"`)
-	}
-	if w.Anchor != "" && w.Algorithm != Fixed {
-		return bad("anchor", string(w.Anchor), `is for windows with "algorithm: fixed"`)
+	if algorithm.validate == nil {
+		return nil
 	}
 	if field, value, mend := algorithm.validate(w); mend != "" {
 		return bad(field, value, mend)
@@ -401,7 +395,7 @@ func (t Tenant) apply(w Window) Window {
 		return w
 	}
 	if o.Limit != 0 {
-		if w.Algorithm == GCRA && o.Burst == 0 && w.Burst == w.Limit {
+		if o.Burst == 0 && w.Burst == w.Limit { // the default
 			w.Burst = o.Limit
 		}
 		w.Limit = o.Limit

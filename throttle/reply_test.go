@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,7 +24,11 @@ func (said) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPip
 
 func (s *said) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	return func(_ context.Context, cmd redis.Cmder) error {
-		cmd.(*redis.Cmd).SetVal(s.reply)
+		script, ok := cmd.(*redis.Cmd)
+		if !ok {
+			return errors.New("only scripts are answered")
+		}
+		script.SetVal(s.reply)
 		return nil
 	}
 }
@@ -80,26 +85,34 @@ func readValues(b []byte) (reply []any) {
 func FuzzReply(f *testing.F) {
 	const us = 1_800_000_000_000_000
 	now := int64(us)
+	taken := "q/1 key q|acme requests=1 7 1 acme 0123456789abcdef 1:5:1800000000000005,2:9:1800000000000009 1800000000000000"
 	for _, reply := range [][]any{
+		// status, at, and for each window used and resets
+		{1, now, 1, now + 5, 2, now + 9}, {2, now - 9, 1, now, 2, now}, {1, now}, {8, now}, {8, now, 1, now, 2, now}, {6, now}, {1, now, 1, now + 5, 2},
+		// status + 16, at, time, most, behind, nudge, and for each window used, fits and resets
 		{},
-		{1, now, now, 0, 1, 0, now + 5, 2, 0, now + 9},                                // granted
-		{2, now - 9, now - 9, 0, 1, 0, now, 2, 0, now},                                // granted before
-		{0, now, now + 7, 0, 1, now + 7, now + 9, 2, 0, now + 9},                      // denied
-		{0, now, now + 7, 61_000_000, 1, now + 7, now + 9, 2, 0, now + 9},             // by a clock that was set back
-		{0, now, now, 0, 1, 0, now, 2, 0, now},                                        // denied for no time
-		{3, now, now + 7, 0, 1, 0, now, 2, 0, now, now + 5, "default/a", "default%2"}, // planned, with a line
-		{4, now, now + 7, 0, 1, 0, now, 2, 0, now, 0},
-		{5, now, now, 0, 1, 0, now, 2, 0, now, 0},
-		{6, now, now + 7, 0, 1, 0, now, 2, 0, now, now, "\xff%zz", ""},
-		{7, now, now + 7, 0, 1, now + 7, now, 2, 0, now},
-		{int64(-1), now, now, 0, 1, 0, now, 2, 0, now},
-		{1, now, now, 0, 1, 0, now, 2, 0},
-		{1, now, now, 0, 1, 0, now, 2, 0, now, "due"},
-		{1, now, now, 0, 1, 0, now, 2, 0, now, now, 5},
-		{1, now, now, 0, int64(math.MinInt64), 0, now, int64(math.MaxInt64), 0, now},
-		{0, int64(math.MaxInt64), int64(math.MinInt64), int64(math.MinInt64), 1, int64(math.MaxInt64), int64(math.MinInt64), 1, 0, 0},
+		{17, now, now, now, 0, 0, 1, 0, now + 5, 2, 0, now + 9},                                   // granted
+		{18, now - 9, now - 9, now - 9, 0, 0, 1, 0, now, 2, 0, now},                               // granted before
+		{16, now, now + 7, now + 8, 0, 0, 1, now + 7, now + 9, 2, 0, now + 9},                     // denied
+		{16, now, now + 7, now + 7, 61_000_000, 0, 1, now + 7, now + 9, 2, 0, now + 9},            // by a clock that was set back
+		{16, now, now, now, 0, 0, 1, 0, now, 2, 0, now},                                           // denied for no time
+		{19, now, now + 7, now + 6, 0, 0, 1, 0, now, 2, 0, now},                                   // joined
+		{19, now, now, now, 0, 1},                                                                 // joined, by Join
+		{20, now, now + 7, now + 7, 0, 0}, {21, now, now, now, 0, 0}, {23, now, now + 7, 0, 0, 0}, // refused
+		{22, now, now + 7, now + 9, 0, 0, 1, 0, now, 2, 0, now},
+		{24, now, now, now, 0, 0, 1, 0, now, 2, 0, now}, {24, now, now, now, 0, 0},
+		{9, "SLUICE_STATE key"}, {9, "SLUICE_CLOCK window"}, {9, "ERR"}, {9, 7}, {25, "SLUICE_STATE key"},
+		{26, now, now + 7, 0, 0, 0, 1, now + 7, now, 2, 0, now},
+		{int64(-1), now, now, now, 0, 0, 1, 0, now, 2, 0, now},
+		{17, now, now, now, 0, 0, 1, 0, now, 2, 0},
+		{17, now, now, now, 0, 0, 1, 0, now, 2, 0, now, "more"},
+		{17, now, now, now, 0, 0, int64(math.MinInt64), 0, now, int64(math.MaxInt64), 0, now},
+		{16, int64(math.MaxInt64), int64(math.MinInt64), int64(math.MaxInt64), int64(math.MinInt64), 1, 1, int64(math.MaxInt64), int64(math.MinInt64), 1, 0, 0},
 		{nil, math.NaN(), errors.New(""), []any{}},
-		{0, now, now, 0}, {0, now, now, 0, now + 4, "default/a"}, // of Pump
+		{now, 0, 0}, {now, now + 4, 0, taken}, {now, now, 0, taken, taken, ""}, {now, int64(-5), 0, strings.Replace(taken, "requests=1", "-", 1)},
+		{now, now, 0, strings.Replace(taken, " 1 acme", " 7 acme", 1)}, {now, now, 0, strings.Replace(taken, "1:5:1800000000000005,2:9:1800000000000009", "-", 1)},
+		{now, now, 0, strings.Replace(taken, "q|acme", "other|%zz,x,|", 1)}, {now, now, 0, strings.Replace(taken, ",2:9:1800000000000009", "", 1)},
+		{now, now, 0, strings.Replace(taken, "1:5", "-1:5", 1)}, {now, now, 0, strings.Replace(taken, "requests=1", "requests=99999999999999999999,=,x", 1)},
 	} {
 		f.Add(written(reply...))
 	}
@@ -116,34 +129,29 @@ func FuzzReply(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	var lines []throttle.Line
-	f.Cleanup(l.OnLine(func(line throttle.Line) { lines = append(lines, line) }))
 	r := acme(1)
-	r.Ticket = "default/a"
+	r.Ticket = ticketID("a")
 
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s.reply, lines = readValues(b), nil
+		s.reply = readValues(b)
 		ctx := t.Context()
 		check := func(verb string, d throttle.Decision, err error) {
 			t.Helper()
-			var refused *throttle.RefusedError
 			switch {
-			case errors.Is(err, throttle.ErrReply):
+			case errors.Is(err, throttle.ErrReply), errors.Is(err, throttle.ErrState), errors.Is(err, throttle.ErrClock):
 				if d.Granted || d.Windows != nil {
 					t.Errorf("%s of %v: %v with %+v", verb, s.reply, err, d)
 				}
 				return
-			case errors.As(err, &refused) && verb == "Plan":
-				_ = refused.Error()
 			case err != nil:
 				t.Errorf("%s of %v: %v", verb, s.reply, err)
 				return
 			}
-			if status, ok := s.reply[0].(int64); !ok || status < 0 || status > 6 {
+			if status, ok := s.reply[0].(int64); !ok || status < 0 || status%16 > 8 || status > 31 {
 				t.Errorf("%s of %v: taken for a decision", verb, s.reply)
 			}
-			if len(d.Windows) != 2 || d.ClockBehind < 0 || d.RetryIn < 0 || d.Granted && d.RetryIn != 0 ||
-				!d.Granted && d.RetryIn == 0 && (verb == "Reserve" || verb == "Peek") {
+			if len(d.Windows) != 2 || d.ClockBehind < 0 || d.RetryIn < 0 || d.RetryInMost < d.RetryIn || d.Granted && d.RetryInMost != 0 ||
+				!d.Granted && d.RetryIn == 0 && (verb == "Reserve" && !d.Queued || verb == "Peek") {
 				t.Errorf("%s of %v: %+v", verb, s.reply, d)
 			}
 			for _, w := range d.Windows {
@@ -157,7 +165,7 @@ func FuzzReply(f *testing.F) {
 		}
 		d, err := l.Reserve(ctx, r)
 		check("Reserve", d, err)
-		if err == nil && d.Granted && d.Reservation.Nonce == "" {
+		if err == nil && d.Granted && len(d.Reservation.ID) != 16 {
 			t.Errorf("Reserve of %v: no reservation", s.reply)
 		}
 		d, err = l.Peek(ctx, r)
@@ -169,22 +177,36 @@ func FuzzReply(f *testing.F) {
 		if err == nil && !d.Granted {
 			t.Errorf("an exempt tenant's Reserve of %v: %+v", s.reply, d)
 		}
-		d, err = l.Plan(ctx, r, time.Hour, 5)
-		check("Plan", d, err)
-		d, err = l.Cancel(ctx, throttle.Reservation{Request: nonce(r, "n"), At: time.UnixMicro(us)})
+		d, err = l.Cancel(ctx, throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"})
 		check("Cancel", d, err)
-		for _, err := range []error{l.Leave(ctx, "p", "acme", "default/a"), l.Skip(ctx, "p", "acme", "default/a"), l.Pump(ctx, "p", "acme")} {
-			if err != nil && !errors.Is(err, throttle.ErrReply) {
-				t.Errorf("%v: %v", s.reply, err)
+		known := func(err error) bool {
+			return err == nil || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) || errors.Is(err, throttle.ErrClock)
+		}
+		places, err := l.Join(ctx, "p", []throttle.Ticket{{TicketID: r.Ticket, Request: r, MaxWait: time.Hour, Backlog: 5}})
+		if !known(err) || (err == nil) != (len(places) == 1) {
+			t.Errorf("Join of %v: %v, %v", s.reply, places, err)
+		}
+		for _, p := range places {
+			var refused *throttle.RefusedError
+			if p.Err != nil && (!errors.As(p.Err, &refused) || refused.Error() == "") || p.StartsIn < 0 || p.StartsInMost < p.StartsIn || p.Nudge && p.Err != nil {
+				t.Errorf("Join of %v: %+v", s.reply, p)
 			}
 		}
-		if _, err := l.Lead(ctx, "p", time.Second, throttle.Leads{Take: 1}); err != nil && !errors.Is(err, throttle.ErrReply) {
-			t.Errorf("Lead of %v: %v", s.reply, err)
+		if err := l.Leave(ctx, "p", r.Ticket); !known(err) {
+			t.Errorf("Leave of %v: %v", s.reply, err)
 		}
-		for _, line := range lines {
-			if line.Policy != "p" {
-				t.Errorf("a line of %+v", line)
+		got, err := l.Take(ctx, "p", throttle.TakeOptions{Queues: []string{"q"}, Max: 5})
+		if !known(err) {
+			t.Errorf("Take of %v: %v", s.reply, err)
+		}
+		for _, ticket := range got.Tickets {
+			d := ticket.Decision
+			if ticket.Queue != "q" || d.Granted == ticket.NeverFits || len(d.Windows) != 2 && d.Windows != nil {
+				t.Errorf("Take of %v: %+v", s.reply, ticket)
 			}
+		}
+		if err := l.Acknowledge(ctx, "p"); !known(err) {
+			t.Errorf("Acknowledge of %v: %v", s.reply, err)
 		}
 	})
 }

@@ -7,72 +7,87 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// After a pause, one window's worth is let out evenly over a ramp: as long as the pause was, within
-// rampMin and rampMost. Whatever is refused on the ramp or shortly after it doubles the next one.
-const (
-	rampMin  = time.Second
-	rampMost = time.Minute
-)
+// Cancel gives the units of a reservation back, as far as they still count: never more than it
+// took, and once, however often it is called. The decision returned carries the windows as
+// they are then; Granted says that something was done. A reservation that failed open took nothing, and
+// cancelling it does nothing. Errors are Reserve's.
+func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
+	if r.ID == "" {
+		return Decision{}, nil
+	}
+	o, err := l.reserved(ctx, r)
+	if err != nil {
+		return Decision{}, err
+	}
+	a, err := o.settle(ctx, r, script.Cancel, "")
+	if err != nil {
+		return Decision{}, err
+	}
+	return o.decision(a), nil
+}
 
 // Release gives back what Concurrency windows hold for a reservation, at the end of its attempt. Of
-// all other windows it changes nothing. Releasing twice, or what ran out, does nothing.
+// all other windows it changes nothing. Releasing twice, or what ran out, does nothing. Errors are
+// Reserve's, but an unknown policy holds nothing.
 func (l *Limiter) Release(ctx context.Context, r Reservation) error {
-	pl, ok := l.plans.Load().byName[r.Policy]
-	if !ok || r.Nonce == "" || !slices.ContainsFunc(pl.Windows, func(w Window) bool { return w.Algorithm == Concurrency }) {
+	cp, err := l.find(r.Policy, true)
+	if err != nil || r.ID == "" || !cp.leases {
 		return nil
 	}
-	c, err := l.newCall(ctx, r.Request)
+	o, err := l.reserved(ctx, r)
 	if err != nil {
 		return err
 	}
-	_, err = l.settle(ctx, c, r, "release", "", "")
+	_, err = o.settle(ctx, r, script.Release, "")
 	return err
 }
 
 // Renew keeps what Concurrency windows hold for a reservation for another lease, from now on. It is
 // false if that ran out, or was given back, and the room is somebody else's now: the attempt must end.
+// Errors are Reserve's.
 func (l *Limiter) Renew(ctx context.Context, r Reservation) (held bool, err error) {
 	if l.Lease(r) == 0 {
 		return true, nil
 	}
-	c, err := l.newCall(ctx, r.Request)
+	o, err := l.reserved(ctx, r)
 	if err != nil {
 		return false, err
 	}
-	d, err := l.settle(ctx, c, r, "renew", "", "")
-	return d.Granted, err
+	a, err := o.settle(ctx, r, script.Renew, "")
+	return a.Status == script.Granted, err
 }
 
 // Lease is the shortest lease of the Concurrency windows in which a reservation holds something, or
 // 0 if there are none: it has to be renewed before, and released in the end.
 func (l *Limiter) Lease(r Reservation) time.Duration {
-	pl, ok := l.plans.Load().byName[r.Policy]
-	if !ok || r.Nonce == "" {
+	cp, err := l.find(r.Policy, true)
+	if err != nil || r.ID == "" || !cp.leases {
 		return 0
 	}
 	lease := time.Duration(0)
-	for _, w := range pl.Windows {
-		if w.Algorithm == Concurrency && r.Request.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+	for i, w := range cp.Windows {
+		if cp.known[i].leases && r.Request.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}
 	return lease
 }
 
-// KeepRenewing renews what Concurrency windows hold for a reservation, three times a lease, until stop is
-// called, also after the context has ended: what it is held for may go on. Stop waits for a renewal under
-// way; Release must follow. Once, shortly before a lease runs out that could not be renewed, it calls
-// lost, and goes on; if a renewal is refused, because the room is somebody else's, it calls lost with
-// refused and ends. Stop is nil if the reservation holds nothing by leases.
+// KeepRenewing renews what Concurrency windows hold for a reservation, three times a lease, until
+// stop is called, also after the context has ended: what it is held for may go on. Stop waits for a
+// renewal under way; Release must follow. Once, shortly before a lease runs out that could not be
+// renewed, it calls lost, and goes on; if a renewal is refused, because the room is somebody
+// else's, it calls lost with refused and ends. If the reservation holds nothing by leases (Lease is
+// 0), it does nothing; neither does stop.
 func (l *Limiter) KeepRenewing(ctx context.Context, r Reservation, lost func(refused bool)) (stop func()) {
 	lease := l.Lease(r)
 	if lease == 0 {
-		return nil
+		return func() {}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
@@ -120,45 +135,37 @@ func (l *Limiter) keepRenewing(ctx context.Context, r Reservation, lease time.Du
 	}
 }
 
-// Settle says what a reservation really cost, per unit: what was estimated is corrected in all windows of
-// the unit, except for Concurrency windows. What is too much is given back, as far as it still
-// counts, and called for; what is too little is taken, now and above the limit if need be, and later requests wait
-// for it. Units that are not named stay as they are. It returns the reservation as it is then, for a later Settle or
-// Cancel; after a Cancel it changes nothing. Errors are Reserve's.
+// Settle says what a reservation really cost, per unit, and corrects it in all windows of the unit
+// but Concurrency windows. Overestimates are refunded at once, as far as they still count.
+// Underestimates are charged at once, even above the limit, and later requests wait for them. Units
+// that are not named stay as they are.
+//
+// It returns the reservation as it is then, for a later Settle or Cancel. After a Cancel it changes
+// nothing. The same correction, asked for again, is made once. Errors are Reserve's.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, actual map[string]int64) (Reservation, error) {
-	if r.Nonce == "" {
+	if r.ID == "" {
 		return r, nil
 	}
-	c, err := l.newCall(ctx, r.Request)
+	o, err := l.reserved(ctx, r)
 	if err != nil {
 		return r, err
 	}
-	for unit, cost := range actual {
-		mend := ""
-		switch {
-		case !slices.Contains(c.units, unit) && unit != Requests:
-			mend = "no window counts this unit, but " + strings.Join(c.units, ", ")
-		case cost < 0 || cost > MaxLimit:
-			mend = fmt.Sprintf("must be 0 to %d", int64(MaxLimit))
-		default:
-			continue
-		}
-		return r, &RequestError{Policy: c.Name, Field: "actual " + printable(unit), Value: cost, Mend: mend}
+	if err := o.checkUnits("actual", actual); err != nil {
+		return r, err
 	}
-	change, before := false, slices.Clone(c.costs)
-	for i, w := range c.windows {
+	change, before := false, slices.Clone(o.costs)
+	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if c.costs[i] = cost - c.costs[i]; !ok || w.Algorithm == Concurrency {
-			c.costs[i] = 0
+		if o.costs[i] = cost - o.costs[i]; !ok || o.known[i].leases {
+			o.costs[i] = 0
 		}
-		change = change || c.costs[i] != 0
+		change = change || o.costs[i] != 0
 	}
 	if !change {
 		return r, nil
 	}
-	// Asked for again, because nobody knows whether it was done, the same correction is made once.
-	own := sha256.Sum256(fmt.Append(nil, before, c.costs))
-	if _, err := l.settle(ctx, c, r, "settle", hex.EncodeToString(own[:16]), ""); err != nil {
+	correction := sha256.Sum256(fmt.Append(nil, before, o.costs))
+	if _, err := o.settle(ctx, r, script.Settle, script.SettleWord(hex.EncodeToString(correction[:8]), o.costs)); err != nil {
 		return r, err
 	}
 	settled := maps.Clone(r.Cost)
@@ -170,81 +177,20 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, actual map[string]i
 	return r, nil
 }
 
-// Pause grants nothing for a while to whom the far side refused a call: the scopes that the policy's
-// Remote names, with the values that the reservation was granted by. On every worker; who waits keeps its place. What is
-// refused later extends the pause; afterwards the windows open gradually. A reservation that was
-// never granted, with its Request alone, pauses from now on: for instance by hand.
-//
-// The pause is 1 microsecond to MaxPeriod. Errors are Reserve's.
-func (l *Limiter) Pause(ctx context.Context, r Reservation, pause time.Duration) error {
-	if pause <= 0 || pause > MaxPeriod {
-		return &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Mend: fmt.Sprintf("must be above 0 and at most %v", MaxPeriod)}
-	}
-	ramp := min(max(pause, rampMin), rampMost)
-	return l.told(ctx, r, "pause", fmt.Sprintf("%d %d %d", max(1, pause.Microseconds()), ramp.Microseconds(), rampMost.Microseconds()))
-}
-
-// Resume ends a pause at once, and the gradual opening after one. It is Pause's opposite, by hand.
-func (l *Limiter) Resume(ctx context.Context, r Reservation) error {
-	return l.told(ctx, r, "resume", "0 0 0")
-}
-
-// Left says how many units the far side has left, until it resets, by its answer to the reservation's
-// call. What was granted since is taken off; if the windows would let out more, they do not: others
-// use the same key. The scopes are those of Pause. Units are 0 to MaxLimit, reset is above 0 and at most MaxPeriod.
-func (l *Limiter) Left(ctx context.Context, r Reservation, unit string, units int64, reset time.Duration) error {
-	bad := func(field string, value any, mend string) error {
-		return &RequestError{Policy: r.Policy, Field: field, Value: value, Mend: mend}
-	}
-	switch {
-	case !nameShape.MatchString(unit):
-		return bad("unit", unit, nameMend)
-	case units < 0 || units > MaxLimit:
-		return bad("left", units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
-	case reset <= 0 || reset > MaxPeriod:
-		return bad("reset", reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
-	}
-	return l.told(ctx, r, "left", fmt.Sprintf("%s %d %d", unit, units, max(1, reset.Microseconds())))
-}
-
-// told runs the part of settle.lua that is about the far side's word.
-func (l *Limiter) told(ctx context.Context, r Reservation, what, word string) error {
-	if r.Nonce == "" {
-		r.Nonce = what // not used, but every call has one
-	}
-	c, err := l.newCall(ctx, r.Request)
+// reserved makes the request of a reservation ready, also of a policy that was removed since.
+func (l *Limiter) reserved(ctx context.Context, r Reservation) (*operation, error) {
+	cp, err := l.find(r.Policy, true)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var places, all []string
-	for i, attributes := range c.scopes {
-		place := strconv.Itoa(i + 1)
-		all = append(all, place)
-		if slices.Contains(attributes, TenantAttribute) == (c.Remote == RemoteTenant) {
-			places = append(places, place)
-		}
-	}
-	if len(places) == 0 {
-		places = all
-	}
-	_, err = l.settle(ctx, c, r, what, strings.Join(places, ","), word)
-	return err
+	return l.operation(ctx, cp, r.Request)
 }
 
-func (l *Limiter) settle(ctx context.Context, c *call, r Reservation, what, more, word string) (Decision, error) {
-	at := int64(0)
-	if !r.At.IsZero() {
-		at = r.At.UnixMicro()
+// settle sends what becomes of a reservation after it was granted.
+func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {
+	ask := o.ask(op, r.ID)
+	if ask.Word = word; !r.At.IsZero() {
+		ask.At = r.At.UnixMicro()
 	}
-	ticket, budget := l.lineArguments("")
-	args := c.arguments(l.now(), what, nonceKept.Milliseconds(), c.lineFields(ticket, budget, planOptions{}), at, more, word)
-	d, err := l.run(ctx, c, c.scripts.settle, args)
-	if err == nil && c.waits && !l.Listening() {
-		// Somebody waits for what this may have given back, and nobody here calls: whoever leads the line
-		// hears of it within a second or two.
-		if _, err := l.Lead(ctx, c.Name, time.Second, Leads{Tell: []string{c.lineTenant()}}); err != nil {
-			return d, err
-		}
-	}
-	return d, err
+	return o.do(ctx, ask)
 }

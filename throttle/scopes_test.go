@@ -190,8 +190,8 @@ func TestHostileTenantNames(t *testing.T) {
 		for round := range int64(2) {
 			for _, name := range names {
 				before := dump(t, client)
-				r := throttle.Request{Policy: "p", Tenant: name, Nonce: name + fmt.Sprint(round)}
-				r.Nonce = r.Nonce[max(0, len(r.Nonce)-throttle.MaxValueBytes):]
+				r := throttle.Request{Policy: "p", Tenant: name, IdempotencyKey: name + fmt.Sprint(round)}
+				r.IdempotencyKey = r.IdempotencyKey[max(0, len(r.IdempotencyKey)-throttle.MaxValueBytes):]
 				if d := reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 || d.Windows[0].Scope.Values[0] != name {
 					t.Errorf("%q: %+v", name, d)
 				}
@@ -202,7 +202,7 @@ func TestHostileTenantNames(t *testing.T) {
 						changed++
 					}
 				}
-				if changed != 2 { // its windows and the nonce
+				if changed != 3 { // its windows, its idempotency key and what the process did last
 					t.Errorf("%q changed %d keys", name, changed)
 				}
 				for _, user := range []string{"bob", name, "x," + name} {

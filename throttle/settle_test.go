@@ -33,7 +33,7 @@ func settle(t tb, l *throttle.Limiter, r throttle.Reservation, tokens int64) thr
 func (sc *scene) used(want int64) {
 	sc.t.Helper()
 	r := sc.of("peek")
-	r.Tenant, r.Ticket = "a", ""
+	r.Tenant, r.Ticket = "a", throttle.TicketID{}
 	if d := peek(sc.t, sc.l, r); d.Windows[len(d.Windows)-1].Used != want {
 		sc.t.Errorf("%d tokens are counted, want %d", d.Windows[len(d.Windows)-1].Used, want)
 	}
@@ -43,13 +43,12 @@ func TestSettleScenes(t *testing.T) {
 	t.Parallel()
 	p := policy(sharedWindow(10, 10*s), tokens(4000, 60*s))
 	for name, play := range map[string]func(sc *scene){
-		"what is too much is given back, and called for": func(sc *scene) {
+		"what is too much is given back, for those who wait": func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			sc.waits("a3") // 1500 of the 1000 that are left
 			sc.at(2*s).settle(first.Reservation, 900)
-			sc.called("a3")
-			sc.granted("a3")
+			sc.takes("a3")
 			sc.used(3900)
 		},
 		"what is too little is a debt": func(sc *scene) {

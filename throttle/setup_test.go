@@ -66,6 +66,11 @@ func policy(windows ...throttle.Window) throttle.Policy {
 	return throttle.Policy{Name: "p", Windows: windows}
 }
 
+// made is a reservation that was never granted, unless by that ID.
+func made(r throttle.Request, id string) throttle.Reservation {
+	return throttle.Reservation{Request: r, ID: id}
+}
+
 // acme is one request of the usual tenant.
 func acme(cost int64) throttle.Request {
 	return throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{throttle.Requests: cost}}
@@ -98,20 +103,30 @@ func cancel(t tb, l *throttle.Limiter, r throttle.Reservation) throttle.Decision
 	return d
 }
 
-// dump returns the bytes of every key.
+// dump returns what is under every key, whatever its type.
 func dump(t tb, client *redis.Client) map[string]string {
 	t.Helper()
 	keys, err := client.Keys(t.Context(), "*").Result()
-	if err != nil || len(keys) == 0 {
-		return map[string]string{}
-	}
-	values, err := client.MGet(t.Context(), keys...).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := make(map[string]string, len(keys))
-	for i, key := range keys {
-		all[key] = fmt.Sprint(values[i])
+	for _, key := range keys {
+		var value any
+		switch kind := client.Type(t.Context(), key).Val(); kind {
+		case "string":
+			value, err = client.Get(t.Context(), key).Result()
+		case "hash":
+			value, err = client.HGetAll(t.Context(), key).Result()
+		case "zset":
+			value, err = client.ZRangeWithScores(t.Context(), key, 0, -1).Result()
+		default:
+			t.Fatalf("%q is a %s", key, kind)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[key] = fmt.Sprint(value)
 	}
 	return all
 }

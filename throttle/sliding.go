@@ -1,23 +1,20 @@
 package throttle
 
 import (
-	_ "embed"
 	"time"
 )
 
-//go:embed lua/sliding.lua
-var slidingLua string
-
-// The sliding window log, packed; see lua/sliding.lua.
+// The sliding window log, packed; see internal/script/lua/sliding.lua.
 var sliding = algorithm{
-	kind:     "s",
-	lua:      slidingLua,
-	capacity: func(w Window) int64 { return w.Limit },
+	kind:         "s",
+	file:         "sliding",
+	capacity:     func(w Window) int64 { return w.Limit },
+	grantsWithin: func(w Window) (int64, time.Duration, bool) { return w.Limit, w.Period + w.Margin, true },
+	options:      []option{optionMargin, optionPeriod},
 	params: func(w Window) [4]int64 {
 		return [4]int64{w.Limit, (w.Period + w.Margin).Microseconds()}
 	},
 	unitsIn: func(w Window, span time.Duration) int64 {
 		return w.Limit * ceilDiv(int64(span), int64(w.Period+w.Margin))
 	},
-	validate: func(Window) (string, any, string) { return "", nil, "" },
 }

@@ -15,8 +15,8 @@ import (
 )
 
 // Redis loses a line, its windows or both, by a restart without persistence or by a person: whoever
-// waits is granted once all the same, called or by the fallback, nothing that is still counted goes
-// over, and nothing is left behind.
+// waits is taken all the same, from the line or after it joined again as forward has it do, nothing
+// that is still counted goes over, and nothing is left behind.
 func TestKeysOfALineVanish(t *testing.T) {
 	p := policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, sharedWindow(3, 10*s))
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -24,37 +24,29 @@ func TestKeysOfALineVanish(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 7))
 			client.FlushDB(t.Context())
 			l, c := newHanded(t, client, p)
-			var calls []string
-			end := l.OnLine(func(line throttle.Line) { calls = append(calls, line.Calls...) })
+			request := func(ticket string) throttle.Request {
+				return throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: ticketID(ticket)}
+			}
 			logs := map[string][]grant{}
-			var waiting []string
-			come := func(ticket string) {
-				t.Helper()
-				d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: ticket})
-				if err != nil {
-					t.Fatalf("seed %d: %s: %v", seed, ticket, err)
+			note := func(d throttle.Decision) {
+				for _, w := range d.Windows {
+					logs[w.Name+w.Scope.String()] = append(logs[w.Name+w.Scope.String()], grant{d.At.UnixMicro(), 1})
 				}
-				i := slices.Index(waiting, ticket)
-				switch {
-				case d.Granted:
-					for _, w := range d.Windows {
-						logs[w.Name+w.Scope.String()] = append(logs[w.Name+w.Scope.String()], grant{d.At.UnixMicro(), 1})
-					}
-					if i >= 0 {
-						waiting = slices.Delete(waiting, i, i+1)
-					}
-				case i < 0:
+			}
+			var waiting []string
+			for i := range 15 {
+				c.set(time.Duration(i) * 400 * ms)
+				ticket := fmt.Sprint(string("abc"[random.IntN(3)]), i)
+				if d := reserve(t, l, request(ticket)); d.Granted {
+					note(d)
+				} else {
 					waiting = append(waiting, ticket)
 				}
 			}
-			for i := range 15 {
-				c.set(time.Duration(i) * 400 * ms)
-				come(fmt.Sprint(string("abc"[random.IntN(3)]), i))
-			}
 			lost := []string{"everything", "the line", "some windows"}[seed%3]
 			for _, key := range client.Keys(t.Context(), "*").Val() {
-				window := strings.HasPrefix(key, "sluice:{p}:w:")
-				if lost == "everything" || lost == "the line" && !window || lost == "some windows" && window && random.IntN(2) == 0 {
+				window, coin := strings.HasPrefix(key, "sluice:{p}:w:"), random.IntN(2) == 0
+				if lost == "everything" || lost == "the line" && !window || lost == "some windows" && window && coin {
 					client.Del(t.Context(), key)
 				}
 			}
@@ -66,18 +58,27 @@ func TestKeysOfALineVanish(t *testing.T) {
 					t.Fatalf("seed %d, without %s: %q wait", seed, lost, waiting)
 				}
 				c.set(now)
-				if err := l.Pump(t.Context(), "p", "a"); err != nil {
-					t.Fatalf("seed %d, without %s: %v", seed, lost, err)
-				}
-				if now%m == 0 {
-					calls = append(calls, waiting...) // the fallback
-				}
-				for _, ticket := range calls {
-					if slices.Contains(waiting, ticket) {
-						come(ticket)
+				if now%m == 0 { // forward
+					var tickets []throttle.Ticket
+					for _, ticket := range waiting {
+						tickets = append(tickets, throttle.Ticket{TicketID: ticketID(ticket), Request: request(ticket)})
+					}
+					if places, err := l.Join(t.Context(), "p", tickets); err != nil {
+						t.Fatalf("seed %d, without %s: %+v, %v", seed, lost, places, err)
 					}
 				}
-				calls = nil
+				taken, err := l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				if err != nil {
+					t.Fatalf("seed %d, without %s: %v", seed, lost, err)
+				}
+				for _, ticket := range taken.Tickets {
+					i := slices.Index(waiting, ticket.ID)
+					if i < 0 {
+						t.Fatalf("seed %d, without %s: %s was taken twice", seed, lost, ticket.ID)
+					}
+					waiting = slices.Delete(waiting, i, i+1)
+					note(ticket.Decision)
+				}
 			}
 			for name, log := range logs {
 				i := slices.IndexFunc(p.Windows, func(w throttle.Window) bool { return strings.HasPrefix(name, w.Name) })
@@ -86,12 +87,14 @@ func TestKeysOfALineVanish(t *testing.T) {
 				}
 			}
 			c.set(20 * m)
+			if _, err := l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); err != nil {
+				t.Fatal(err)
+			}
 			for _, key := range client.Keys(t.Context(), "*").Val() {
 				if kind := client.Type(t.Context(), key).Val(); kind != "string" {
 					t.Errorf("seed %d, without %s: the %s %q is left", seed, lost, kind, key)
 				}
 			}
-			end()
 		}
 	})
 }

@@ -41,7 +41,7 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 		var waited []time.Duration
 		for range 4 {
 			d, err := l.Wait(t.Context(), acme(1))
-			if err != nil || !d.Granted || d.Reservation.Nonce == "" {
+			if err != nil || !d.Granted || d.Reservation.ID == "" {
 				t.Fatalf("granted %v, %v", d.Granted, err)
 			}
 			waited = append(waited, time.Since(start))

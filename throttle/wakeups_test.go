@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Whoever fits is called at once, whatever made it fit: a second look at every node never finds
+// Whoever fits is taken, whatever made it fit: a second look at every node never finds
 // anybody whom the first has not. The scopes are such that one contains the other. Where two cross, as
 // [tenant] and [region] do, a grant may move the obstacle of whoever is first elsewhere, and who is
 // behind it waits until the node is due (docs/line.md).
@@ -50,68 +51,66 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	}
 	tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
 	l, c := newHanded(t, client, p)
-	var calls []string
-	due, idle := time.Duration(-1), true
-	defer l.OnLine(func(line throttle.Line) {
-		calls = append(calls, line.Calls...)
-		if line.Policy != "" {
-			due, idle = line.Due, line.Due < 0
-		}
-	})()
 	waits := map[string]throttle.Request{}
 	var runs []throttle.Reservation
+	next := time.Duration(-1)
 	seq := 0
 	come := func(r throttle.Request) {
 		d := reserve(t, l, r)
 		if d.Granted {
-			delete(waits, r.Ticket)
+			delete(waits, r.Ticket.ID)
 			runs = append(runs, d.Reservation)
 		} else {
-			waits[r.Ticket] = r
+			waits[r.Ticket.ID] = r
 		}
 	}
-	settle := func() {
-		for n := 0; len(calls) > 0; n++ {
-			if n > 10_000 {
-				t.Fatal("calls without end")
+	take := func() (ids []string) {
+		for n := 0; ; n++ {
+			taken, err := l.Take(ctx, "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+			if err != nil {
+				t.Fatal(err)
 			}
-			next := calls[0]
-			calls = calls[1:]
-			if r, ok := waits[next]; ok {
-				come(r)
-				if _, still := waits[next]; still {
-					t.Fatalf("%s was called, came, and is denied", next)
+			for _, ticket := range taken.Tickets {
+				if _, waiting := waits[ticket.ID]; !waiting || ticket.NeverFits {
+					t.Fatalf("took %+v, who does not wait", ticket)
 				}
+				delete(waits, ticket.ID)
+				ids = append(ids, ticket.ID)
+				runs = append(runs, ticket.Decision.Reservation)
 			}
-		}
-	}
-	pump := func() {
-		if err := l.Pump(ctx, "p", "a"); err != nil {
-			t.Fatal(err)
+			if next = taken.Next; next != 0 {
+				return ids
+			}
+			if n > 100 {
+				t.Fatal("takes without end")
+			}
 		}
 	}
 	// look looks at everything again.
 	look := func(after string) {
-		pump()
-		settle()
+		take()
+		if (next < 0) != (len(waits) == 0) {
+			t.Fatalf("after %s: %d wait, the line is asked again after %v", after, len(waits), next)
+		}
 		if len(waits) == 0 {
 			return
 		}
-		if err := client.HSet(ctx, "sluice:{p}:u", "limits", "other", "limits at", 0).Err(); err != nil {
+		line := strings.Fields(client.HGet(ctx, "sluice:{p}:u", "line").Val()) // rank, front, limits_at, hour
+		line[2] = "0"
+		if err := client.HSet(ctx, "sluice:{p}:u", "limits", "other", "line", strings.Join(line, " ")).Err(); err != nil {
 			t.Fatal(err)
 		}
-		pump()
-		if len(calls) > 0 {
-			t.Fatalf("after %s nobody had seen that %q fit", after, calls)
+		if ids := take(); len(ids) > 0 {
+			t.Fatalf("after %s nobody had seen that %q fit", after, ids)
 		}
 	}
 	anyRequest := func(t *rapid.T) throttle.Request {
 		seq++
 		r := throttle.Request{
-			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: fmt.Sprint("t", seq),
-			Attributes: map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
-			Cost:       map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
-			Nonce:      fmt.Sprint("n", seq),
+			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: ticketID(fmt.Sprint("t", seq)),
+			Attributes:     map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
+			Cost:           map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
+			IdempotencyKey: fmt.Sprint("n", seq),
 		}
 		if tokens {
 			r.Cost["tokens"] = rapid.Int64Range(0, 2).Draw(t, "tokens")
@@ -138,8 +137,8 @@ func wakeups(t *rapid.T, client *redis.Client) {
 				come(anyRequest(t))
 			}
 		},
-		"come uncalled": func(t *rapid.T) {
-			did = "come uncalled"
+		"come again": func(t *rapid.T) {
+			did = "come again"
 			if len(waits) > 0 {
 				come(waits[slices.Min(slices.Collect(maps.Keys(waits)))])
 			}
@@ -148,7 +147,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			did = "leave"
 			if len(waits) > 0 {
 				ticket := slices.Min(slices.Collect(maps.Keys(waits)))
-				check(l.Leave(ctx, "p", waits[ticket].Tenant, ticket))
+				check(l.Leave(ctx, "p", ticketID(ticket)))
 				delete(waits, ticket)
 			}
 		},
@@ -178,17 +177,15 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		},
 		"pass until due": func(t *rapid.T) {
 			did = "pass until due"
-			if !idle && due > 0 {
-				c.us.Add(due.Microseconds())
-			}
+			c.us.Add(max(0, next.Microseconds()))
 		},
-		"": func(t *rapid.T) { settle(); look(did) },
+		"": func(t *rapid.T) { look(did) },
 	})
 	for turn := 0; len(waits) > 0; turn++ {
-		if turn > 3000 || idle {
+		if turn > 3000 {
 			t.Fatalf("%d wait for ever", len(waits))
 		}
-		c.us.Add(max(due, 0).Microseconds())
+		c.us.Add(max(next.Microseconds(), 1))
 		look("nothing")
 	}
 }

@@ -38,17 +38,16 @@ func (p Policy) alwaysFirst(tight, loose Window) bool {
 }
 
 func alwaysFirst(tight, loose Window) bool {
-	if tight.Unit != loose.Unit || loose.Period == 0 || loose.Algorithm == GCRA {
+	grants := algorithms[loose.Algorithm].grantsWithin
+	if tight.Unit != loose.Unit || grants == nil {
 		return false
-	}
-	if loose.Algorithm == Fixed && loose.Margin > 0 {
-		return false // it closes at times, whatever it has counted
 	}
 	for _, attribute := range tight.Per {
 		if !slices.Contains(loose.Per, attribute) {
 			return false // loose adds up over several counts of tight
 		}
 	}
-	most := algorithms[tight.Algorithm].unitsIn(tight, loose.Period+loose.Margin)
-	return most >= 0 && most <= loose.Limit
+	units, span, ok := grants(loose)
+	most := algorithms[tight.Algorithm].unitsIn(tight, span)
+	return ok && most >= 0 && most <= units
 }

@@ -8,33 +8,37 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// forgetAfter is for how long an attempt is remembered whose end is not seen: asynq makes no
-// call for a task whose lease it has lost. It is long enough for the recoverer of this server
-// to find a denied task that could not be requeued.
+// forgetAfter is how long an attempt is remembered whose end is not seen: asynq makes no call for a task
+// whose lease it has lost. It is long enough for the recoverer of this server to find a denied task that
+// could not be requeued.
 const forgetAfter = time.Hour
 
-// A taskRef names a task: IDs are unique per queue only.
-type taskRef struct{ queue, id string }
-
-// taskOf returns the task that asynq made the context for, or an empty taskRef.
-func taskOf(ctx context.Context) taskRef {
+// taskOf returns the task that asynq made the context for, or an empty Ref.
+func taskOf(ctx context.Context) asynqredis.Ref {
 	queue, _ := asynq.GetQueueName(ctx)
 	id, _ := asynq.GetTaskID(ctx)
-	return taskRef{queue, id}
+	return asynqredis.Ref{Queue: queue, ID: id}
 }
 
-// An attempt is one pick-up of a task by this server, from asynq's dequeue to the call by which
-// asynq ends it.
+// An attempt is one pick-up of a task by this server, from asynq's dequeue to the call by which asynq ends it.
 type attempt struct {
+	asynqredis.Ref
 	begun   time.Time
-	denied  *DeniedError    // what the middleware said last, if that was a denial
-	done    <-chan struct{} // of the handler's context; nil before the middleware
-	late    *TooLateError   // why it was not to run at all, if its deadline had passed when it was picked up
-	message []byte          // the task as it was stored when it was picked up
-	nonce   string          // identifies the denial to requeue.lua
-	told    string          // the error that asynq told the ErrorHandler
+	grant   *dispatch.Grant    // what it was granted in line; nil if it was pending
+	message asynqredis.Message // the task as it was stored when it was picked up
+
+	denied *DeniedError    // what the middleware said last, if that was a denial
+	done   <-chan struct{} // of the handler's context; nil before the middleware
+	freed  bool            // its slot is free again
+	late   *TooLateError   // why it was not to run at all, if its deadline had passed when it was picked up
+	mark   string          // of the join of a denied task; "" if it waits in no line
+	nonce  string          // identifies the denial to a requeue that is repeated
+	told   string          // the error that asynq told the ErrorHandler
 }
 
 func (a *attempt) running() bool {
@@ -49,67 +53,92 @@ func (a *attempt) running() bool {
 	}
 }
 
-// attempts are those that go on, by task: as many as the server has workers, and a few whose
-// end was not seen.
+// attempts are those that go on, by task: as many as the server has workers, and a few whose end was not seen.
 type attempts struct {
+	free func() // is told that a slot is free again
+
 	mu     sync.Mutex
-	byTask map[taskRef]*attempt
+	byTask map[asynqredis.Ref]*attempt
 	swept  time.Time
 }
 
-func newAttempts() *attempts {
-	return &attempts{byTask: map[taskRef]*attempt{}, swept: time.Now()}
+func newAttempts(free func()) *attempts {
+	return &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: free, swept: time.Now()}
 }
 
 // begin remembers a task that was picked up, and forgets its attempt before.
-func (as *attempts) begin(ref taskRef, message []byte, late *TooLateError) {
+func (as *attempts) begin(task dispatch.Task, late *TooLateError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
-	as.byTask[ref] = &attempt{begun: now, late: late, message: message}
+	if before := as.byTask[task.Ref]; before != nil {
+		as.release(before)
+	}
+	as.byTask[task.Ref] = &attempt{Ref: task.Ref, begun: now, grant: task.Grant, late: late, message: task.Message}
 	if now.Sub(as.swept) < time.Minute {
 		return
 	}
 	as.swept = now
 	for ref, a := range as.byTask {
 		if !a.running() && now.Sub(a.begun) > forgetAfter {
+			as.release(a)
 			delete(as.byTask, ref)
 		}
 	}
 }
 
-// enter notes that the middleware decides about the task, anew if it was called before. What it
-// decides is noted with the attempt that is returned, as the task may have been picked up again by
-// then. That is nil if the task was not picked up through our connection.
-func (as *attempts) enter(ref taskRef, done <-chan struct{}) *attempt {
+// release frees the slot of an attempt, once. The lock is held.
+func (as *attempts) release(a *attempt) {
+	if !a.freed {
+		a.freed = true
+		as.free()
+	}
+}
+
+// enter notes that the middleware decides about the task, anew if it was called before. What it decides is noted with
+// the attempt that is returned, as the task may have been picked up again by then. That is nil if the task was not
+// picked up through our connection. Its slot is free when the context ends: asynq may make no call at its end.
+func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a := as.byTask[ref]
-	if a != nil {
-		a.denied, a.done = nil, done
+	if a == nil {
+		return nil
 	}
+	if a.done == nil {
+		context.AfterFunc(ctx, func() {
+			as.mu.Lock()
+			defer as.mu.Unlock()
+			as.release(a)
+		})
+	}
+	a.denied, a.mark, a.done = nil, "", ctx.Done()
 	return a
 }
 
-// deny notes the denial, and returns it.
-func (as *attempts) deny(a *attempt, denied *DeniedError) error {
-	as.note(a, denied)
+// deny notes the denial, and the mark by which the task waits in line, and returns the denial.
+func (as *attempts) deny(a *attempt, denied *DeniedError, mark string) error {
+	as.note(a, denied, mark)
 	return denied
 }
 
 // allow takes a denial back.
-func (as *attempts) allow(a *attempt) { as.note(a, nil) }
+func (as *attempts) allow(a *attempt) { as.note(a, nil, "") }
 
-func (as *attempts) note(a *attempt, denied *DeniedError) {
+func (as *attempts) note(a *attempt, denied *DeniedError, mark string) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a != nil {
-		a.denied, a.nonce = denied, rand.Text()
+	if a == nil {
+		return
+	}
+	a.denied, a.mark = denied, mark
+	if denied != nil {
+		a.nonce = rand.Text()
 	}
 }
 
 // get returns a copy of the attempt as it is now, and the attempt itself for end.
-func (as *attempts) get(ref taskRef) (attempt, *attempt) {
+func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	if a := as.byTask[ref]; a != nil {
@@ -118,9 +147,9 @@ func (as *attempts) get(ref taskRef) (attempt, *attempt) {
 	return attempt{}, nil
 }
 
-// tell notes the error that asynq tells the ErrorHandler of a task, and returns the attempt as
-// it is now. Asynq's next questions are about that error, and do not say which task it is of.
-func (as *attempts) tell(ref taskRef, err error) attempt {
+// tell notes the error that asynq tells the ErrorHandler of a task, and returns the attempt as it is now. Asynq's next
+// questions are about that error, and do not say which task it is of.
+func (as *attempts) tell(ref asynqredis.Ref, err error) attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a := as.byTask[ref]
@@ -131,8 +160,8 @@ func (as *attempts) tell(ref taskRef, err error) attempt {
 	return *a
 }
 
-// denialTold returns the denial of which asynq told the ErrorHandler by this error, whatever some
-// middleware made of it, or nil. It is nil also if a task fails by the same text just now.
+// denialTold returns the denial of which asynq told the ErrorHandler by this error, whatever some middleware made of
+// it, or nil. It is nil also if a task fails by the same text just now.
 func (as *attempts) denialTold(err error) *DeniedError {
 	if errors.Is(err, asynq.ErrLeaseExpired) { // asynq's recoverer says it of tasks that nobody told of
 		return nil
@@ -153,10 +182,13 @@ func (as *attempts) denialTold(err error) *DeniedError {
 	return denied
 }
 
-// end forgets the attempt, unless the task has been picked up again since.
-func (as *attempts) end(ref taskRef, a *attempt) {
+// end forgets the attempt, unless the task has been picked up again since, and frees its slot.
+func (as *attempts) end(ref asynqredis.Ref, a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
+	if a != nil {
+		as.release(a)
+	}
 	if as.byTask[ref] == a {
 		delete(as.byTask, ref)
 	}

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,31 +15,25 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // skewed makes Redis run by another clock for the limiter's scripts, as time goes on.
 type skewed struct{ by time.Duration }
 
-func (skewed) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (skewed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (o skewed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if args := cmd.Args(); strings.HasPrefix(cmd.Name(), "eval") {
-			now := 3 + args[2].(int) // the first argument of each of our scripts
-			args[now] = time.Now().Add(o.by).UnixMicro()
-		}
-		return next(ctx, cmd)
+func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if args := cmd.Args(); strings.HasPrefix(cmd.Name(), "eval") {
+		now := 3 + args[2].(int) // the first argument of each of our scripts
+		args[now] = time.Now().Add(o.by).UnixMicro()
 	}
+	return next(ctx, cmd)
 }
 
 // limitByClock gives the site a limiter whose Redis has another clock.
 func (s *site) limitByClock(by time.Duration) {
 	s.Helper()
 	client := redis.NewClient(like(s.redis))
-	client.AddHook(skewed{by})
+	client.AddHook(hooktest.Hook(skewed{by}.see))
 	s.Cleanup(func() { client.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
 	if err != nil {
@@ -83,33 +78,40 @@ func TestWorkersClocksAreOff(t *testing.T) {
 // and until when those are that it forwards.
 type ahead struct{ by time.Duration }
 
-func (ahead) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (ahead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (a ahead) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		args := cmd.Args()
-		if !strings.HasPrefix(cmd.Name(), "eval") {
-			return next(ctx, cmd)
-		}
-		seconds := 0
-		switch last := fmt.Sprint(args[2+args[2].(int)]); {
-		case args[2] == 4 && fmt.Sprint(args[5]) == "asynq:{default}:retry": // ours
-			seconds = 9
-		case args[2] == 2 && last == "asynq:{default}:pending" && (args[3] == "asynq:{default}:retry" || args[3] == "asynq:{default}:scheduled"):
-			seconds = 5
-		}
-		if seconds > 0 {
-			at, ok := args[seconds].(int64)
-			if !ok {
-				panic(fmt.Sprintf("no time in %v", args))
-			}
-			args[seconds] = at + int64(a.by/time.Second)
-		}
+func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	args := cmd.Args()
+	if !strings.HasPrefix(cmd.Name(), "eval") {
 		return next(ctx, cmd)
 	}
+	shift := func(i int) {
+		switch at := args[i].(type) {
+		case int64:
+			args[i] = at + int64(a.by/time.Second)
+		case string:
+			if seconds, err := strconv.ParseInt(at, 10, 64); err == nil {
+				args[i] = strconv.FormatInt(seconds+int64(a.by/time.Second), 10)
+			}
+		}
+	}
+	keys := args[2].(int)
+	from := fmt.Sprint(args[3])
+	_, number := args[min(5, len(args)-1)].(int64)
+	switch {
+	case isRequeue(args):
+		shift(9)
+	case keys == 1 && number && len(args) == 7: // due
+		shift(5)
+	case keys == 1 && number && from == "asynq:{default}:scheduled": // rescore
+		for i := 8; i < len(args); i += 3 {
+			shift(i)
+		}
+	case keys == 3 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // forward
+		shift(8)
+		for i := 11; i < len(args); i += 3 {
+			shift(i)
+		}
+	}
+	return next(ctx, cmd)
 }
 
 // Workers differ about what time it is. By less than the fallback is late, that costs nothing; by
@@ -123,7 +125,7 @@ func TestWorkersClocksDiffer(t *testing.T) {
 				l := newLedger()
 				s.serve(c.handle, brisk, l.watch)
 				right := s.asynq
-				s.asynq = withHook{right, ahead{by}}
+				s.asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
 				s.serve(c.handle, brisk, l.watch, s.apart)
 				s.asynq = right
 				s.enqueueMany("acme", 0, 16, asynq.MaxRetry(0))

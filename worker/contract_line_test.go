@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // callsOfAsynqsClient are the calls of asynq 0.26 that enqueue a task, and that of Inspector.RunTask: the
@@ -26,15 +27,14 @@ var callsOfAsynqsClient = map[string]string{
 	"run":              "2fb646810e3433bbe85fba1a6b407eb3eced7b63 keys :t:ID :pending :groups args ID | : | :g:",
 }
 
-// plan.go knows asynq's calls by their shape, and lua/place.lua and lua/wake.lua do what asynq does to a
-// task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
+// The client's hook knows asynq's calls by their shape, and our scripts do what asynq does to a task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynqsClient(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	calls := &clientCalls{of: map[string]string{}}
-	client := asynq.NewClient(withHook{s.asynq, calls})
+	client := asynq.NewClient(hooktest.With(s.asynq, hooktest.Hook(calls.see)))
 	defer client.Close()
-	inspector := asynq.NewInspector(withHook{s.asynq, calls})
+	inspector := asynq.NewInspector(hooktest.With(s.asynq, hooktest.Hook(calls.see)))
 	defer inspector.Close()
 	for name, opts := range map[string][]asynq.Option{
 		"enqueue":          {},
@@ -55,8 +55,8 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 		if got := calls.of[name]; got != want {
 			t.Errorf("asynq calls %s otherwise than is expected:\n got %s\nwant %s\n"+
 				"Compare its script in asynq's internal/rdb with that of v0.26.0. Then see to\n"+
-				" - enqueueOf in plan.go: are the keys and arguments still these?\n"+
-				" - lua/place.lua: does it still leave a task as schedule does? lua/wake.lua: as run does?\n"+
+				" - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
+				" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? activate.lua: as enqueue does?\n"+
 				"and write the new call here.", name, got, want)
 		}
 	}
@@ -65,9 +65,9 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 	}
 }
 
-// What the planner recognises it does itself, and what it does not goes through: of the calls above, an
-// enqueue becomes a place in line, and a schedule stays asynq's.
-func TestPlannerRecognisesAsynqsCalls(t *testing.T) {
+// What the client's hook recognises joins a line, and what it does not goes through: of the calls above, the enqueues
+// are ours, and a schedule stays asynq's.
+func TestClientRecognisesAsynqsCalls(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), shared(1, time.Hour))
 	client := s.planner(s.limiter)
@@ -102,43 +102,36 @@ type clientCalls struct {
 	of   map[string]string
 }
 
-func (*clientCalls) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (*clientCalls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (c *clientCalls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		args := cmd.Args()
-		if err != nil || args[0] != "evalsha" && args[0] != "eval" {
-			return err
-		}
-		sha := args[1].(string)
-		if args[0] == "eval" {
-			sha = fmt.Sprintf("%x", sha1.Sum([]byte(sha)))
-		}
-		n := args[2].(int)
-		var keys, argv []string
-		for _, key := range args[3 : 3+n] {
-			keys = append(keys, date.ReplaceAllString(key.(string), "*"))
-		}
-		for _, arg := range args[3+n:] {
-			switch arg := arg.(type) {
-			case []byte:
-				argv = append(argv, "task")
-			case string:
-				argv = append(argv, arg)
-			default:
-				argv = append(argv, fmt.Sprintf("%T", arg))
-			}
-		}
-		call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(keys, " "), strings.Join(argv, " | "))
-		for _, name := range []string{c.name, "schedule"} {
-			call = strings.ReplaceAll(call, "id of "+name, "ID")
-			call = strings.ReplaceAll(call, "unique:"+name+":", "unique:TYPE:")
-		}
-		c.of[c.name] = strings.ReplaceAll(call, "asynq:{default}:", ":")
+func (c *clientCalls) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	args := cmd.Args()
+	if err != nil || args[0] != "evalsha" && args[0] != "eval" {
 		return err
 	}
+	sha := args[1].(string)
+	if args[0] == "eval" {
+		sha = fmt.Sprintf("%x", sha1.Sum([]byte(sha)))
+	}
+	n := args[2].(int)
+	var keys, argv []string
+	for _, key := range args[3 : 3+n] {
+		keys = append(keys, date.ReplaceAllString(key.(string), "*"))
+	}
+	for _, arg := range args[3+n:] {
+		switch arg := arg.(type) {
+		case []byte:
+			argv = append(argv, "task")
+		case string:
+			argv = append(argv, arg)
+		default:
+			argv = append(argv, fmt.Sprintf("%T", arg))
+		}
+	}
+	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(keys, " "), strings.Join(argv, " | "))
+	for _, name := range []string{c.name, "schedule"} {
+		call = strings.ReplaceAll(call, "id of "+name, "ID")
+		call = strings.ReplaceAll(call, "unique:"+name+":", "unique:TYPE:")
+	}
+	c.of[c.name] = strings.ReplaceAll(call, "asynq:{default}:", ":")
+	return err
 }

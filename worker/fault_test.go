@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // A fault makes some calls fail.
@@ -32,46 +33,41 @@ type fault struct {
 	hit   int
 }
 
-func with(value any) func([]any) bool {
-	return func(args []any) bool { return slices.Contains(args, value) }
+func with(value string) func([]any) bool {
+	return func(args []any) bool { return slices.Contains(args, any(value)) }
 }
 
-// isRequeue tells our script from asynq's own retry by the number of its keys.
-func isRequeue(args []any) bool { return with("asynq:{default}:retry")(args) && args[2] == 4 }
+// isRequeue recognises the requeue of a task that was denied.
+func isRequeue(args []any) bool {
+	return with("asynq:{default}:scheduled")(args) && args[2] == 4 && args[3] == "asynq:{default}:active" && args[6] != "asynq:{default}:pending"
+}
 
 func only(n int) func(int) bool { return func(call int) bool { return call == n } }
 
-func (*fault) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (*fault) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (f *fault) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if !f.is(cmd.Args()) {
-			return next(ctx, cmd)
-		}
-		if f.lost {
-			if err := next(ctx, cmd); err != nil {
-				return err // that Redis does not know the script yet
-			}
-		}
-		f.mu.Lock()
-		f.calls++
-		hit := f.hits(f.calls)
-		if hit {
-			f.hit++
-		}
-		f.mu.Unlock()
-		switch {
-		case hit:
-			cmd.SetErr(f.err)
-			return f.err
-		case f.lost:
-			return nil
-		}
+func (f *fault) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if !f.is(cmd.Args()) {
 		return next(ctx, cmd)
 	}
+	if f.lost {
+		if err := next(ctx, cmd); err != nil {
+			return err // that Redis does not know the script yet
+		}
+	}
+	f.mu.Lock()
+	f.calls++
+	hit := f.hits(f.calls)
+	if hit {
+		f.hit++
+	}
+	f.mu.Unlock()
+	switch {
+	case hit:
+		cmd.SetErr(f.err)
+		return f.err
+	case f.lost:
+		return nil
+	}
+	return next(ctx, cmd)
 }
 
 func (f *fault) count() int {
@@ -80,16 +76,12 @@ func (f *fault) count() int {
 	return f.hit
 }
 
-func (s *site) limiterOn(client *redis.Client) *throttle.Limiter {
-	s.Helper()
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
-	if err != nil {
-		s.Fatal(err)
-	}
-	return limiter
+// isForward recognises the move of tasks to retry that are due.
+func isForward(args []any) bool {
+	return len(args) > 5 && args[2] == 3 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
 }
 
-// A denial costs nothing on a first attempt without retries, and on the last attempt of a task that has
+// To wait costs nothing on a first attempt without retries, and before the last attempt of a task that has
 // failed, whatever fails in the meantime; real failures are counted as they are without throttling.
 func TestFaultsCostNothing(t *testing.T) {
 	for name, row := range map[string]struct {
@@ -97,26 +89,27 @@ func TestFaultsCostNothing(t *testing.T) {
 		lost    bool
 		err     error
 	}{
-		"requeue is not sent":   {false, false, io.ErrUnexpectedEOF},
-		"requeue's reply lost":  {false, true, io.EOF},
-		"requeue is refused":    {false, false, errors.New("READONLY You can't write against a read only replica.")},
-		"reserve is not sent":   {true, false, io.ErrClosedPipe},
-		"reserve's reply lost":  {true, true, io.EOF},
-		"reserve is refused":    {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
-		"reserve's reply wrong": {true, false, redis.Nil},
+		"asynq's is not sent":   {false, false, io.ErrUnexpectedEOF},
+		"asynq's reply lost":    {false, true, io.EOF},
+		"asynq's is refused":    {false, false, errors.New("READONLY You can't write against a read only replica.")},
+		"limiter's is not sent": {true, false, io.ErrClosedPipe},
+		"limiter's reply lost":  {true, true, io.EOF},
+		"limiter's is refused":  {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
+		"limiter's reply wrong": {true, false, redis.Nil},
 	} {
-		for _, failures := range []int{0, 1} { // before the denial, and all the retries there are
+		// Before it waits, and all the retries there are: the task is denied, and requeued, or due, and joins.
+		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
 				each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-					f := &fault{is: isRequeue, lost: row.lost, err: row.err, hits: only(1)}
+					f := &fault{is: []func([]any) bool{isRequeue, isForward}[failures], lost: row.lost, err: row.err, hits: only(1)}
 					if row.limiter {
-						f.is, f.hits = with("reserve"), only(1+failures)
+						f.is = with([]string{"reserve", "join"}[failures])
 						client := redis.NewClient(like(s.redis))
 						defer client.Close()
-						client.AddHook(f)
+						client.AddHook(hooktest.Hook(f.see))
 						s.limiter = s.limiterOn(client)
 					} else {
-						s.asynq = withHook{s.asynq, f}
+						s.asynq = hooktest.With(s.asynq, hooktest.Hook(f.see))
 					}
 					if failures == 0 {
 						if d, err := s.limiterOn(s.redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
@@ -131,13 +124,14 @@ func TestFaultsCostNothing(t *testing.T) {
 						}
 						return nil
 					})
-					s.wait("it was denied", func() bool {
-						return len(s.denials()) > 0 && f.count() == 1 && s.task("a").State == asynq.TaskStateRetry
+					s.wait("it waits in line", func() bool {
+						return f.count() == 1 && s.task("a").State == asynq.TaskStateScheduled && len(s.inLine()) == 1
 					})
-					if task := s.task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, "throttled: api") || len(s.runs()) != failures {
+					last := []string{"throttled: api", "boom"}[failures]
+					if task := s.task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, last) || len(s.runs()) != failures {
 						t.Errorf("%d retries, last error %q, ran %d times", task.Retried, task.LastErr, len(s.runs()))
 					}
-					s.wantCounters(counters{Processed: int64(failures), Failed: int64(failures), Retry: 1})
+					s.wantCounters(counters{Processed: int64(failures), Failed: int64(failures), Scheduled: 1})
 					s.open("a")
 					if failures == 0 {
 						s.waitGone("a")
@@ -256,9 +250,9 @@ func TestCallsAreLost(t *testing.T) {
 				s := synctestSite(t, shared(4, 5*time.Second))
 				l := newLedger()
 				random := rand.New(rand.NewPCG(3, 4))
-				f := &fault{is: with("asynq:{default}:sluice:woken"), lost: lost, err: io.EOF, hits: func(int) bool { return random.IntN(3) == 0 }}
+				f := &fault{is: isPickCall, lost: lost, err: io.EOF, hits: func(int) bool { return random.IntN(3) == 0 }}
 				whole := s.asynq
-				s.asynq = withHook{whole, f}
+				s.asynq = hooktest.With(whole, hooktest.Hook(f.see))
 				s.enqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				for range 2 {
@@ -301,7 +295,7 @@ func TestPausedForLong(t *testing.T) {
 		}
 		before := l.count()
 		time.Sleep(6 * time.Minute)
-		s.wantStates("default", 40-before, 0)
+		s.wantStates("default", 0, 40-before)
 		if err := s.inspector.UnpauseQueue("default"); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // A TooLateError says that a task cannot start before its asynq.Deadline. A worker archives such
@@ -40,8 +41,8 @@ type notAgain struct{ *TooLateError }
 func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
 
 // tooLate returns why the task of the message, which was denied, can never run, or nil if it can.
-func tooLate(message []byte, d throttle.Decision) *TooLateError {
-	deadline, startsAt := deadlineOf(message), time.Now().Add(d.RetryIn)
+func tooLate(message asynqredis.Message, d throttle.Decision) *TooLateError {
+	deadline, startsAt := message.Deadline(), time.Now().Add(d.RetryInLeast)
 	if deadline.IsZero() || startsAt.Before(deadline) || d.MayBeSooner() {
 		return nil
 	}
@@ -57,13 +58,13 @@ func missed(policy, tenant string, deadline, now time.Time) *TooLateError {
 // hand it on to any middleware once its deadline has passed, but fails it again and again until its
 // retries are used up. That is right for one that ran and failed. For one that could not run in time
 // because it waited, once says it.
-func (t *Throttle) missedDeadline(message []byte, now time.Time) *TooLateError {
-	deadline := deadlineOf(message)
+func (t *Throttle) missedDeadline(message asynqredis.Message, now time.Time) *TooLateError {
+	deadline := message.Deadline()
 	if deadline.IsZero() || now.Before(deadline) {
 		return nil
 	}
-	last := messageText(message, fieldErrorMsg)
-	policy, matched := t.config.Limiter.PolicyFor(messageText(message, fieldType))
+	last := message.LastError()
+	policy, matched := t.config.Limiter.Match(message.Type())
 	if !matched || last != "" && !strings.HasPrefix(last, "throttled: ") {
 		return nil
 	}
@@ -76,17 +77,20 @@ func (t *Throttle) leaveLate(ctx context.Context, task *asynq.Task, late *TooLat
 	if err != nil {
 		return
 	}
-	request.Ticket = taskOf(ctx).ticket()
 	late.Decision.Tenant = request.Tenant
-	t.leave(ctx, request)
+	ref := taskOf(ctx)
+	if identity, err := t.asynq.Load().Identity(ctx); err == nil {
+		request.Ticket = throttle.TicketID{Queue: identity + "/" + ref.Queue, ID: ref.ID}
+		t.leave(ctx, request)
+	}
 }
 
 // leave gives the request's place in line back, if it has one.
 func (t *Throttle) leave(ctx context.Context, r throttle.Request) {
-	if r.Ticket == "" {
+	if r.Ticket == (throttle.TicketID{}) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
-	_ = t.config.Limiter.Leave(ctx, r.Policy, r.Tenant, r.Ticket) // or it is found to be gone when it is called
+	_ = t.config.Limiter.Leave(ctx, r.Policy, r.Ticket) // or it is found to be gone when it is taken
 }

@@ -27,7 +27,7 @@ type outage struct {
 // overAfter is how long no decision must have failed before an outage counts as over: those
 // that failed have come back by then. One tenant's trouble beside another's success would
 // otherwise be logged at every task.
-const overAfter = 2 * undecidedMax
+const overAfter = 20 * time.Second
 
 // clockBehindMost is how far behind its windows the clock of Redis may be without a word: clocks
 // that are disciplined, and those of a failover's two servers, differ by less.

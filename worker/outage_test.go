@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // limitThrough lets the limiter reach its Redis, the same or another, through the cable.
@@ -44,7 +45,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		for _, id := range ids {
 			s.wait("it is requeued", func() bool {
 				task := s.task(id)
-				return task.State == asynq.TaskStateRetry && strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") &&
+				return task.State == asynq.TaskStateScheduled && strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") &&
 					strings.Contains(task.LastErr, ": throttle: redis is unavailable: ") && task.Retried == 0
 			})
 		}
@@ -168,7 +169,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		defer slow.Close()
 		var late atomic.Bool
 		late.Store(true)
-		slow.AddHook(&slowReply{&late})
+		slow.AddHook(hooktest.Hook(slowReply{&late}.see))
 		limiter, err := throttle.New(throttle.Config{Client: slow, Policies: s.limiter.Policies()})
 		if err != nil {
 			t.Fatal(err)
@@ -202,19 +203,12 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 // slowReply holds replies to scripts back for 5 s.
 type slowReply struct{ on *atomic.Bool }
 
-func (slowReply) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (slowReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (s slowReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if s.on.Load() && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
-			time.Sleep(5 * time.Second)
-		}
-		return err
+func (s slowReply) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	if s.on.Load() && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
+		time.Sleep(5 * time.Second)
 	}
+	return err
 }
 
 // Asynq's Redis goes away just when a task was denied. Asynq would leave the task active until
@@ -233,8 +227,8 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 				}
 			}
 		})
-		s.waitState(asynq.TaskStateRetry, "a")
-		s.wantCounters(counters{Retry: 1})
+		s.waitState(asynq.TaskStateScheduled, "a")
+		s.wantCounters(counters{Scheduled: 1})
 		s.open("a")
 		s.waitGone("a")
 		s.wantCounters(counters{Processed: 1})
@@ -261,7 +255,7 @@ func TestRequeueAfterTheLease(t *testing.T) {
 		s.wantCounters(counters{Active: 1, Leases: 1})
 		c.mend()
 		time.Sleep(2 * time.Minute)
-		if task := s.task("a"); task.State != asynq.TaskStateRetry || task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: api/window") {
+		if task := s.task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: api/window") {
 			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
 		}
 		time.Sleep(10 * time.Minute)
@@ -273,8 +267,8 @@ func TestRequeueAfterTheLease(t *testing.T) {
 func TestRequeueOfTheRecovererFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
-		refused := &losesReply{ofScriptWithKey: "asynq:{default}:retry", unsent: true}
-		s.asynq = withHook{s.asynq, refused}
+		refused := &losesReply{unsent: true}
+		s.asynq = hooktest.With(s.asynq, hooktest.Hook(refused.see))
 		s.fill("acme")
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
 		server := s.serve(s.ok, calm)
@@ -298,11 +292,11 @@ func TestRequeueOfTheRecovererFails(t *testing.T) {
 func TestRequeueWhoseReplyWasLost(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		running, finish := make(chan struct{}), make(chan struct{})
-		lost := &losesReply{ofScriptWithKey: "asynq:{default}:retry", meanwhile: func() {
+		lost := &losesReply{meanwhile: func() {
 			s.open("a")
 			<-running
 		}}
-		s.asynq = withHook{s.asynq, lost}
+		s.asynq = hooktest.With(s.asynq, hooktest.Hook(lost.see))
 		s.fill("acme")
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -370,8 +364,10 @@ func TestAttemptsAreForgotten(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		running, ended := make(chan struct{}), make(chan struct{})
-		close(ended)
+		running, stop := context.WithCancel(context.Background())
+		defer stop()
+		ended, end := context.WithCancel(running)
+		end()
 		th.Attempt("before the middleware", nil)
 		th.Attempt("running", running)
 		th.Attempt("ended", ended)
@@ -381,12 +377,12 @@ func TestAttemptsAreForgotten(t *testing.T) {
 			t.Errorf("%d attempts are remembered, want all 4", th.Attempts())
 		}
 		time.Sleep(2 * time.Minute)
-		end := th.EndOf("new")
+		endNew := th.EndOf("new")
 		th.Attempt("new", nil)
 		if th.Attempts() != 2 {
 			t.Errorf("%d attempts are remembered, want the running and the new one", th.Attempts())
 		}
-		end()
+		endNew()
 		if th.Attempts() != 2 {
 			t.Error("the end of an attempt was taken for that of the next one")
 		}
@@ -397,54 +393,33 @@ func TestAttemptsAreForgotten(t *testing.T) {
 	})
 }
 
-// withHook makes the clients of opt, with a further hook.
-type withHook struct {
-	opt  asynq.RedisConnOpt
-	hook redis.Hook
-}
-
-func (w withHook) MakeRedisClient() any {
-	client := w.opt.MakeRedisClient().(*redis.Client)
-	client.AddHook(w.hook)
-	return client
-}
-
-// losesReply loses the first reply to our own script, which is known by its third key, or all
-// calls of it before they are sent.
+// losesReply loses the first reply to the requeue of a denied task, or all such calls before they are sent.
 type losesReply struct {
-	ofScriptWithKey string
-	meanwhile       func()
-	unsent          bool
-	calls           journal
+	meanwhile func()
+	unsent    bool
+	calls     journal
 }
 
 func (l *losesReply) repeated() bool { return l.calls.count("ok") > 1 }
 
-func (l *losesReply) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (l *losesReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (l *losesReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		args := cmd.Args()
-		if len(args) < 6 || args[2] != 4 || args[5] != l.ofScriptWithKey {
-			return next(ctx, cmd)
-		}
-		if l.unsent {
-			io.WriteString(&l.calls, "ok")
-			cmd.SetErr(io.ErrUnexpectedEOF)
-			return io.ErrUnexpectedEOF
-		}
-		if err := next(ctx, cmd); err != nil {
-			return err
-		}
+func (l *losesReply) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	args := cmd.Args()
+	if !isRequeue(args) {
+		return next(ctx, cmd)
+	}
+	if l.unsent {
 		io.WriteString(&l.calls, "ok")
-		if l.calls.count("ok") > 1 {
-			return nil
-		}
-		l.meanwhile()
 		cmd.SetErr(io.ErrUnexpectedEOF)
 		return io.ErrUnexpectedEOF
 	}
+	if err := next(ctx, cmd); err != nil {
+		return err
+	}
+	io.WriteString(&l.calls, "ok")
+	if l.calls.count("ok") > 1 {
+		return nil
+	}
+	l.meanwhile()
+	cmd.SetErr(io.ErrUnexpectedEOF)
+	return io.ErrUnexpectedEOF
 }

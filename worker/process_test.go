@@ -22,6 +22,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // The test binary is a worker process too, if these say so.
@@ -51,14 +52,12 @@ func work(addr, dies string) error {
 	signal.Stop(notified(syscall.SIGTERM)) // os/signal's own goroutine stays
 	before := runtime.NumGoroutine()
 	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
-	limiterClient.AddHook(killer{dies, "reserve", func(args []any) bool { return slices.Contains(args, any("reserve")) }})
+	limiterClient.AddHook(hooktest.Hook(killer{dies, "reserve", func(args []any) bool { return slices.Contains(args, any("reserve")) }}.see))
 	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{policy(2, time.Hour)}})
 	if err != nil {
 		return err
 	}
-	opt := withHook{asynq.RedisClientOpt{Addr: addr}, killer{dies, "requeue", func(args []any) bool {
-		return len(args) > 5 && args[5] == "asynq:{default}:retry"
-	}}}
+	opt := hooktest.With(asynq.RedisClientOpt{Addr: addr}, hooktest.Hook(killer{dies, "requeue", isRequeue}.see))
 	server, err := worker.NewServer(opt, asynq.Config{
 		Concurrency: 2, LogLevel: asynq.FatalLevel, ShutdownTimeout: time.Second, TaskCheckInterval: 10 * time.Millisecond,
 	}, worker.Config{Limiter: limiter})
@@ -103,19 +102,12 @@ type killer struct {
 	is         func(args []any) bool
 }
 
-func (killer) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (killer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (k killer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		is := k.is(cmd.Args())
-		die(is && k.dies == "before "+k.call)
-		err := next(ctx, cmd)
-		die(is && err == nil && k.dies == "after "+k.call)
-		return err
-	}
+func (k killer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	is := k.is(cmd.Args())
+	die(is && k.dies == "before "+k.call)
+	err := next(ctx, cmd)
+	die(is && err == nil && k.dies == "after "+k.call)
+	return err
 }
 
 // process starts a worker process on the site's Redis, and tells when it has ended.
@@ -191,7 +183,7 @@ func TestWorkerIsKilled(t *testing.T) {
 					if charged > row.lost {
 						t.Errorf("%d units are charged, want %d at most", charged, row.lost)
 					}
-					waits := s.redis.ZRange(t.Context(), "asynq:{default}:retry", 0, -1).Val()
+					waits := s.redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
 					for _, id := range waits {
 						if task := s.task(id); task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: ") {
 							t.Errorf("%s waits after %d retries by %q", id, task.Retried, task.LastErr)
@@ -236,14 +228,14 @@ func TestWorkerIsTerminated(t *testing.T) {
 		}
 		s.fill("acme", "acme", "beta")
 		cmd, ended, log := s.process("")
-		s.waitState(asynq.TaskStateRetry, ids[:5]...)
+		s.waitState(asynq.TaskStateScheduled, ids[:5]...)
 		s.waitState(asynq.TaskStateActive, "f")
 		cmd.Process.Signal(syscall.SIGTERM)
 		if err := s.waitEnd(ended); err != nil {
 			t.Fatalf("the worker process: %v\n%s", err, log)
 		}
 		s.waitState(asynq.TaskStatePending, "f")
-		s.wantCounters(counters{Retry: 5})
+		s.wantCounters(counters{Scheduled: 5})
 		for _, id := range ids {
 			if task := s.task(id); task.Retried != 0 || task.MaxRetry != 0 {
 				t.Errorf("%s has lost a retry: %+v", id, task)

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // ErrLeaseLost is the cause by which a handler's context ends when what a concurrency window held
@@ -107,8 +108,9 @@ func Pause(ctx context.Context, d time.Duration) error {
 // Reserve takes more, in a handler: for a second call, or by a second policy. What the request leaves
 // empty is the task's own: tenant, attributes, and policy. While it is denied it waits, up to `wait`
 // and never past the context's deadline; then it returns a *throttle.DeniedError. A handler that returns that
-// error has its task requeued at no cost, with its place in that policy's line. The task begins anew
-// then, and takes its own policy's cost again, unless it is given back by Cancel before.
+// error has its task requeued at no cost, until the time that the denial told; then it joins the line of its own
+// policy, at the front. The task begins anew then, and takes its own policy's cost again, unless it is given back
+// by Cancel before.
 //
 // What concurrency windows hold is given back when the handler returns, or by throttle.Limiter.Release.
 // Other errors are throttle.Limiter.Reserve's, and the context's.
@@ -126,9 +128,6 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 	}
 	if request.Attributes == nil {
 		request.Attributes = task.Attributes
-	}
-	if request.Ticket == "" && r.lines(request.Policy) {
-		request.Ticket = task.Ticket
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline))
@@ -150,10 +149,11 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 		if left <= 0 || left < d.RetryIn && !d.MayBeSooner() {
 			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
 		}
-		pause := min(d.RetryIn, left)
-		if d.MayBeSooner() || request.Ticket != "" {
-			pause = min(pause, askAgain)
+		again := askAgain // limits may be raised, and what was taken given back
+		if d.MayBeSooner() {
+			again = askForSlot
 		}
+		pause := min(max(d.RetryIn, time.Millisecond), left, again)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -162,15 +162,12 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 	}
 }
 
-// askAgain is how often a handler asks again that waits for what may come sooner than it was told, or in
-// line, where it may be called sooner.
-const askAgain = time.Second
-
-// lines says whether tasks that a policy denies stand in line.
-func (r *running) lines(policy string) bool {
-	p, ok := r.limiter.Policy(policy)
-	return ok && p.Requeue != throttle.RequeueEarliestReset
-}
+// A handler that waits asks again at the time that it was told, and so often before: for a slot that somebody holds more
+// often.
+const (
+	askAgain   = time.Second
+	askForSlot = 100 * time.Millisecond
+)
 
 // keep keeps a lease until the handler returns. One that has returned gets nothing more.
 func (r *running) keep(ctx context.Context, reservation throttle.Reservation) error {
@@ -194,7 +191,9 @@ func (r *running) keep(ctx context.Context, reservation throttle.Reservation) er
 // run runs the handler of a task that was granted, or that no policy guards, and sees to what it
 // says of the far side.
 func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, own throttle.Reservation) error {
-	r := &running{job: &throttle.Job{Request: request}, limiter: t.config.Limiter, own: own}
+	calls := request // those of its calls stand in no line
+	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
+	r := &running{job: &throttle.Job{Request: calls}, limiter: t.config.Limiter, own: own}
 	ctx = throttle.WithJob(context.WithValue(ctx, runningKey{}, r), r.job)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -209,13 +208,13 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	})
 	err := func() error {
 		defer func() { // also if the handler panics
-			kept.release()
+			t.release(kept)
 			r.mu.Lock()
 			more := r.more
 			r.ended = true
 			r.mu.Unlock()
 			for _, l := range more {
-				l.release()
+				t.release(l)
 			}
 		}()
 		return next.ProcessTask(ctx, task)
@@ -235,19 +234,26 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 			t.pause(ctx, own.Policy, refused.After)
 		}
 		return t.requeueFront(ctx, a, request, own.Policy, refused.After, err)
-	case errors.As(err, &denied): // the place in line is that of the call, whose tenant and cost may be others
-		return t.requeueFront(ctx, a, denied.Request, denied.Decision.Policy, denied.Decision.RetryIn, err)
-	case ok:
-		if policy != request.Policy {
-			request.Cost = nil // in units of the task's own policy
-		}
+	case errors.As(err, &denied):
+		return t.requeueAt(a, request, denied.Decision.Policy, denied.Decision.RetryIn, err)
+	case ok && policy == request.Policy:
 		return t.requeueFront(ctx, a, request, policy, retryIn, err)
+	case ok:
+		return t.requeueAt(a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
-		return t.undecided(a, request, err)
+		return t.unavailable(a, request, err)
 	case errors.Is(context.Cause(ctx), ErrLeaseLost):
-		return t.requeueFront(ctx, a, request, own.Policy, undecidedMin, err)
+		return t.requeueAt(a, request, own.Policy, unavailableMin, err)
 	}
 	return err
+}
+
+// release ends a lease, and has the line asked that may wait for it.
+func (t *Throttle) release(l *lease) {
+	if l != nil {
+		l.release()
+		t.dispatcher().Freed(l.reservation.Policy)
+	}
 }
 
 // pause passes a refusal on, also if the task's own time has run out.
@@ -259,27 +265,31 @@ func (t *Throttle) pause(ctx context.Context, policy string, d time.Duration) {
 	}
 }
 
-// requeueFront requeues a task whose handler has run and could not do its work yet: to the front of
-// its tenant's in the policy's line, or for the time in which it can if it stands in none.
+// requeueFront requeues a task whose own policy is paused by now: to the front of its tenant's in line.
 func (t *Throttle) requeueFront(ctx context.Context, a *attempt, request throttle.Request, policy string, retryIn time.Duration, cause error) error {
-	d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: max(retryIn, time.Millisecond), Tenant: request.Tenant}
-	at := d.RetryIn
-	p, ok := t.config.Limiter.Policy(policy)
-	if ok && p.Requeue != throttle.RequeueEarliestReset && request.Ticket != "" && t.config.Limiter.Listening() {
-		request.Policy, request.Front = policy, true
+	if request.Ticket != (throttle.TicketID{}) && a != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 		defer cancel()
-		planned, err := t.config.Limiter.Plan(ctx, request, 0, 0)
-		if err == nil {
-			switch {
-			case planned.RetryIn > 0:
-				d, at = planned, fallback(planned.RetryIn)
-			case !planned.Exempt:
-				at = 0 // it is called: nobody else will wake it
+		request.Front = true
+		ticket := throttle.Ticket{TicketID: request.Ticket, Key: request.Key, Request: request}
+		places, err := t.config.Limiter.Join(ctx, request.Policy, []throttle.Ticket{ticket})
+		if err == nil && places[0].Err == nil && !places[0].Exempt {
+			d := throttle.Decision{
+				At: time.Now(), Policy: request.Policy, Queued: true, RetryIn: places[0].StartsIn,
+				RetryInMost: places[0].StartsInMost, Tenant: request.Tenant,
 			}
+			return t.waitInLine(a, d, cause)
 		}
 	}
-	return t.attempts.deny(a, &DeniedError{Cause: cause, Decision: d, ProcessAt: wholeSecond(time.Now().Add(at))})
+	return t.requeueAt(a, request, policy, retryIn, cause)
+}
+
+// requeueAt requeues a task whose handler has run and could not do its work yet, for when it can. Then it joins the line of
+// its own policy, at the front.
+func (t *Throttle) requeueAt(a *attempt, request throttle.Request, policy string, retryIn time.Duration, cause error) error {
+	d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: max(retryIn, time.Millisecond), Tenant: request.Tenant}
+	at := asynqredis.WholeSecond(time.Now().Add(d.RetryIn))
+	return t.attempts.deny(a, &DeniedError{Cause: cause, Decision: d, ProcessAt: at}, asynqredis.FrontMark)
 }
 
 // A lease keeps what concurrency windows hold for a reservation.
@@ -291,11 +301,10 @@ type lease struct {
 
 // keepLease renews until release. Without a concurrency window it returns nil.
 func keepLease(ctx context.Context, limiter *throttle.Limiter, reservation throttle.Reservation, lost func(refused bool)) *lease {
-	stop := limiter.KeepRenewing(ctx, reservation, lost)
-	if stop == nil {
+	if limiter.Lease(reservation) == 0 {
 		return nil
 	}
-	return &lease{limiter, reservation, stop}
+	return &lease{limiter, reservation, limiter.KeepRenewing(ctx, reservation, lost)}
 }
 
 // release ends the renewals, and then the lease.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 func atOnce(limit int64) throttle.Policy {
@@ -207,7 +208,7 @@ func TestRetryAfter(t *testing.T) {
 		one := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 1 }
 		s.serve(handler, one)
 		s.enqueue(task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
-		s.waitState(asynq.TaskStateRetry, "first")
+		s.waitState(asynq.TaskStateScheduled, "first")
 		if text := s.task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "far side refuses calls for 1.5s") {
 			t.Errorf("the task's last error is %q", text)
 		}
@@ -418,19 +419,13 @@ func TestLeaseIsMadeShorter(t *testing.T) {
 // A stall holds up the renewals of leases: calls do not end, whatever their contexts say.
 type stall struct{ stalled atomic.Bool }
 
-func (*stall) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (*stall) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-func (st *stall) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if st.stalled.Load() && slices.Contains(cmd.Args(), any("renew")) {
-			time.Sleep(12 * time.Second) // four attempts of three seconds
-			cmd.SetErr(context.DeadlineExceeded)
-			return cmd.Err()
-		}
-		return next(ctx, cmd)
+func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if st.stalled.Load() && slices.Contains(cmd.Args(), any("renew")) {
+		time.Sleep(12 * time.Second) // four attempts of three seconds
+		cmd.SetErr(context.DeadlineExceeded)
+		return cmd.Err()
 	}
+	return next(ctx, cmd)
 }
 
 func TestLeaseIsLostInAStall(t *testing.T) {
@@ -444,7 +439,7 @@ func TestLeaseIsLostInAStall(t *testing.T) {
 			client := redis.NewClient(pipe(limits))
 			t.Cleanup(func() { client.Close() })
 			st := &stall{}
-			client.AddHook(st)
+			client.AddHook(hooktest.Hook(st.see))
 			p := atOnce(1)
 			p.Windows[0].Lease = lease
 			var err error
@@ -484,18 +479,12 @@ type lateAnswer struct {
 	till chan struct{}
 }
 
-func (*lateAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (*lateAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-func (la *lateAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if la.on.Load() && slices.Contains(cmd.Args(), any("reserve")) {
-			<-la.till
-		}
-		return err
+func (la *lateAnswer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	if la.on.Load() && slices.Contains(cmd.Args(), any("reserve")) {
+		<-la.till
 	}
+	return err
 }
 
 // What a goroutine that a handler has left behind reserves is given back too.
@@ -509,7 +498,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 		client := redis.NewClient(pipe(limits))
 		t.Cleanup(func() { client.Close() })
 		la := &lateAnswer{till: make(chan struct{})}
-		client.AddHook(la)
+		client.AddHook(hooktest.Hook(la.see))
 		second := atOnce(1)
 		second.Name, second.Match = "second", nil
 		var err error
@@ -623,18 +612,17 @@ func TestReserveComesWhenCalled(t *testing.T) {
 	})
 }
 
-// A place in another policy's line is that of the request that was denied: its tenant, its cost.
-func TestPlaceOfAnInnerReserve(t *testing.T) {
+// A handler whose own reserve is denied stands in no other policy's line: its task waits for as long as the denial told, and
+// then in the line of its own policy, at the front.
+func TestDeniedInAHandler(t *testing.T) {
 	for name, change := range map[string]func(*throttle.Policy){
-		"same units":     func(p *throttle.Policy) { p.Windows[0].Unit = "" },
-		"in line":        func(*throttle.Policy) {},
+		"when it fits":   func(*throttle.Policy) {},
 		"earliest reset": func(p *throttle.Policy) { p.Requeue = throttle.RequeueEarliestReset },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				own := policy(1000, time.Minute)
-				own.Windows[0].Unit = "tokens"
+				own := policy(1, 15*time.Minute)
 				change(&own)
 				slack := policy(4, 10*time.Minute)
 				slack.Name, slack.Match = "slack", nil
@@ -644,32 +632,33 @@ func TestPlaceOfAnInnerReserve(t *testing.T) {
 					t.Fatal(err)
 				}
 				s.serve(func(ctx context.Context, task *asynq.Task) error {
-					if _, err := worker.Reserve(ctx, bot, 0); err != nil {
-						return err
+					if id, _ := asynq.GetTaskID(ctx); id == "t" {
+						if _, err := worker.Reserve(ctx, bot, 0); err != nil {
+							return err
+						}
 					}
 					return s.ok(ctx, task)
 				}, calm)
-				cost := map[string]int64{"tokens": 7}
-				if own.Windows[0].Unit == "" {
-					cost = nil
-				}
-				s.enqueue(task("acme", cost), asynq.TaskID("t"))
+				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
-				places, err := s.redis.HGetAll(t.Context(), "sluice:{slack:bot}:f").Result()
-				if err != nil || len(places) != 1 {
-					t.Errorf("%d flows, %v", len(places), err)
+				s.wantNobodyInLine()
+				if info := s.task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-9*time.Minute).Abs() > 2*time.Second {
+					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
-				if keys := s.redis.Keys(t.Context(), "sluice:{slack:acme}*").Val(); len(keys) > 0 {
-					t.Errorf("left: %q", keys)
-				}
-				one := throttle.Request{Policy: "slack", Tenant: "bot"}
-				if d, err := s.limiter.Reserve(t.Context(), one); err != nil || d.Granted {
-					t.Errorf("somebody overtook: %v, %v", d.Granted, err)
-				}
+				s.enqueue(task("acme"), asynq.TaskID("later"))
 				time.Sleep(10 * time.Minute)
-				if got := s.runs(); len(got) != 1 {
+				if got := s.inLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
+					t.Errorf("in line: %q", got)
+				}
+				time.Sleep(5 * time.Minute)
+				if got := s.runs(); name == "when it fits" && !slices.Equal(got, []string{"t"}) {
 					t.Errorf("ran: %q", got)
 				}
+				time.Sleep(16 * time.Minute)
+				if got := s.runs(); !slices.Equal(got, []string{"later", "t"}) {
+					t.Errorf("ran: %q", got)
+				}
+				s.wantCounters(counters{Processed: 2})
 			})
 		})
 	}

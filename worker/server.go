@@ -68,7 +68,10 @@ func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 }
 
 // Stop stops picking up tasks; those that run go on. Shutdown must follow.
-func (s *Server) Stop() { s.server.Stop() }
+func (s *Server) Stop() {
+	s.throttle.pickNoMore()
+	s.server.Stop()
+}
 
 // Shutdown stops, waits for the handlers as long as asynq.Config.ShutdownTimeout says, gives
 // the tasks of the others back, and closes the connection.

@@ -102,6 +102,16 @@ func like(client *redis.Client) *redis.Options {
 	return &redis.Options{Addr: o.Addr, Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig}
 }
 
+// synctestSite is a site in a bubble, on a miniredis.
+func synctestSite(t *testing.T, policies ...throttle.Policy) *site {
+	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	t.Cleanup(m.Close)
+	client := redis.NewClient(pipe(m))
+	t.Cleanup(func() { client.Close() })
+	return newSite(t, client, policies...)
+}
+
 // configs are those of a server that records what the user's functions are told.
 func (s *site) configs() (asynq.Config, worker.Config) {
 	return asynq.Config{
@@ -196,7 +206,7 @@ func (s *site) fill(tenants ...string) {
 	}
 }
 
-// open lets every task of the policies through from now on, and wakes the tasks given.
+// open lets every task of the policies through from now on, and has those given run at once, whatever they wait for.
 func (s *site) open(ids ...string) {
 	s.Helper()
 	policies := s.limiter.Policies()
@@ -208,8 +218,8 @@ func (s *site) open(ids ...string) {
 	if err := s.limiter.SetPolicies(policies); err != nil {
 		s.Fatal(err)
 	}
-	if len(ids) > 0 {
-		s.wake(ids...) // those that stand in line may have been called, and have run, by now
+	for _, id := range ids { // those that stand in line may have been taken, and have run, by now
+		_ = s.inspector.RunTask("default", id)
 	}
 }
 
@@ -251,7 +261,7 @@ func (s *site) waitGone(ids ...string) {
 }
 
 // counters are what asynq's tools show of the queue.
-type counters struct{ Processed, Failed, Active, Leases, Retry, Archived int64 }
+type counters struct{ Processed, Failed, Active, Leases, Scheduled, Retry, Archived int64 }
 
 func (s *site) counters() counters {
 	s.Helper()
@@ -268,6 +278,7 @@ func (s *site) counters() counters {
 		Failed:    number("failed"),
 		Active:    s.redis.LLen(ctx, "asynq:{default}:active").Val(),
 		Leases:    s.redis.ZCard(ctx, "asynq:{default}:lease").Val(),
+		Scheduled: s.redis.ZCard(ctx, "asynq:{default}:scheduled").Val(),
 		Retry:     s.redis.ZCard(ctx, "asynq:{default}:retry").Val(),
 		Archived:  s.redis.ZCard(ctx, "asynq:{default}:archived").Val(),
 	}
@@ -394,4 +405,33 @@ func closedLikeTCP(err error) error {
 		return net.ErrClosed
 	}
 	return err
+}
+
+func (s *site) limiterOn(client *redis.Client) *throttle.Limiter {
+	s.Helper()
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return limiter
+}
+
+// used is how much of acme's window is used.
+func (s *site) used() int64 {
+	s.Helper()
+	d, err := s.limiter.Peek(context.Background(), throttle.Request{Policy: "api", Tenant: "acme"})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return d.Windows[0].Used
+}
+
+// stored returns the fields by which asynq keeps a task.
+func (s *site) stored(id string) map[string]string {
+	s.Helper()
+	fields, err := s.redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return fields
 }

@@ -1,10 +1,8 @@
 package worker_test
 
 import (
-	"bytes"
 	"reflect"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
@@ -42,18 +40,5 @@ func TestNoIdentityNoHeaders(t *testing.T) {
 	}
 	if id, err := worker.IdentityOf(asynq.NewTask("x", nil)); err != nil || !reflect.DeepEqual(id, worker.Identity{}) {
 		t.Errorf("a plain task has the identity %+v, %v", id, err)
-	}
-}
-
-// A task may be denied thousands of times.
-func TestMessagesDoNotGrow(t *testing.T) {
-	message := worker.WithError([]byte("\x0a\x01x\x1a\x01a"), "one", time.Unix(1_800_000_000, 0))
-	for range 10 {
-		if again := worker.WithError(message, "two", time.Unix(1_800_000_001, 0)); len(again) != len(message) || !bytes.Contains(again, []byte("two")) {
-			t.Fatalf("%q becomes %q", message, again)
-		}
-	}
-	if got := worker.WithError([]byte("\x0a\x09x"), "one", time.Now()); string(got) != "\x0a\x09x" {
-		t.Errorf("what is no message becomes %q", got)
 	}
 }

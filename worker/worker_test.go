@@ -128,7 +128,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 				}
 				defer server.Shutdown()
 
-				s.waitState(asynq.TaskStateRetry, ids...)
+				s.waitState(asynq.TaskStateScheduled, ids...)
 				reason := map[string]string{}
 				for _, d := range s.denials() {
 					reason[d.Tenant] = d.Reason()
@@ -153,7 +153,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
 					}
 				}
-				s.wantCounters(counters{Retry: int64(len(ids))})
+				s.wantCounters(counters{Scheduled: int64(len(ids))})
 				if _, err := s.plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
 					t.Errorf("the unique task has lost its lock: %v", err)
 				}
@@ -213,7 +213,7 @@ func TestMiddlewareThatTriesAgain(t *testing.T) {
 }
 
 // Real failures use up the retries, and nothing else does.
-func TestRealFailuresAmongDenials(t *testing.T) {
+func TestRealFailuresInLine(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -224,8 +224,8 @@ func TestRealFailuresAmongDenials(t *testing.T) {
 		if task := s.task("a"); task.Retried != 2 || task.LastErr != "boom" {
 			t.Errorf("archived after %d retries by %q, want 2 by boom", task.Retried, task.LastErr)
 		}
-		if len(s.runs()) != 3 || len(s.denials()) < 2 {
-			t.Errorf("%d runs, %d denials; want 3, and a denial before each retry", len(s.runs()), len(s.denials()))
+		if len(s.runs()) != 3 || len(s.denials()) != 0 {
+			t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.runs()), len(s.denials()))
 		}
 		s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
 		s.wantTold([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
@@ -241,20 +241,21 @@ func TestDefaultsOfAsynq(t *testing.T) {
 	s.serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(c *asynq.Config, _ *worker.Config) {
 		*c = asynq.Config{LogLevel: asynq.FatalLevel}
 	})
-	s.waitState(asynq.TaskStateRetry, "a", "denied")
+	s.waitState(asynq.TaskStateRetry, "a")
+	s.waitState(asynq.TaskStateScheduled, "denied")
 	if task := s.task("a"); task.Retried != 1 || task.LastErr != "boom" || time.Until(task.NextProcessAt) < 10*time.Second {
 		t.Errorf("retried %d, last error %q, next in %v; want asynq's 1, boom and 15 s or more", task.Retried, task.LastErr, time.Until(task.NextProcessAt))
 	}
-	s.wantCounters(counters{Processed: 1, Failed: 1, Retry: 2})
+	s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
 	th, err := worker.New(worker.Config{Limiter: s.limiter})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for set, want := range map[time.Duration][2]time.Duration{
-		-1:          {time.Second, 100 * time.Millisecond},
-		0:           {time.Second, 100 * time.Millisecond},
-		time.Minute: {time.Minute, time.Minute},
+		-1:          {0, time.Millisecond}, // 0 is asynq's own
+		0:           {0, time.Millisecond},
+		time.Minute: {time.Minute, time.Millisecond}, // the waiting is ours
 	} {
 		c := th.Asynq(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
 		if got := [2]time.Duration{c.DelayedTaskCheckInterval, c.TaskCheckInterval}; got != want {
@@ -336,8 +337,8 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 			d.Windows[1].Scope.Values[0] != id.Attributes["user"] {
 			t.Errorf("decision %+v", d)
 		}
-		if !strings.HasPrefix(d.Reservation.Ticket, "default/") || len(d.Reservation.Ticket) < 20 {
-			t.Errorf("ticket %q, want queue and task ID", d.Reservation.Ticket)
+		if ticket := d.Reservation.Ticket; !strings.HasSuffix(ticket.Queue, "/default") || len(ticket.ID) < 20 {
+			t.Errorf("ticket %q, want queue and task ID", ticket)
 		}
 		if <-unmatched {
 			t.Error("an unmatched task has a decision")
@@ -353,7 +354,7 @@ func TestEarliestReset(t *testing.T) {
 		s.fill("acme")
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
 		s.serve(s.ok)
-		s.waitState(asynq.TaskStateRetry, "a")
+		s.waitState(asynq.TaskStateScheduled, "a")
 		if in := time.Until(s.task("a").NextProcessAt); in > time.Hour+time.Second || in < 50*time.Minute {
 			t.Errorf("comes back in %v, want an hour", in)
 		}
@@ -410,14 +411,3 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 type noClient struct{}
 
 func (noClient) MakeRedisClient() any { return http.DefaultClient }
-
-func TestWholeSecond(t *testing.T) {
-	second := time.Unix(1_800_000_000, 0)
-	for in, want := range map[time.Duration]time.Duration{
-		0: 0, 1: time.Second, time.Microsecond: time.Second, 999 * time.Millisecond: time.Second, time.Second: time.Second,
-	} {
-		if got := worker.WholeSecond(second.Add(in)); !got.Equal(second.Add(want)) {
-			t.Errorf("%v becomes %v, want %v", in, got.Sub(second), want)
-		}
-	}
-}

@@ -35,8 +35,8 @@ func NewCaller(timeout time.Duration, concurrency int) *Caller {
 
 // A CallError says why a call failed, and whether it is worth another try.
 type CallError struct {
-	Refused    bool          // by a far side that has too much to do, and says for how long
-	RetryAfter time.Duration // the far side's word, a floor for the next try
+	Refused    bool          // by an upstream that has too much to do, and says for how long
+	RetryAfter time.Duration // the upstream's word, a floor for the next try
 	Retryable  bool
 	Text       string
 }
@@ -102,7 +102,7 @@ func retryAfter(header string, now time.Time) time.Duration {
 
 // retryDelay is how long a failed job waits for its next try: 1 s, 2 s, 4 s and so on to a
 // minute, with up to half more so that jobs which failed together do not come back together,
-// and no less than the far side asked for.
+// and no less than the upstream asked for.
 func retryDelay(retried int, err error, _ *asynq.Task) time.Duration {
 	if errors.Is(err, asynq.ErrLeaseExpired) {
 		return 0 // it has waited for its lease

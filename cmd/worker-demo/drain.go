@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +34,7 @@ type Drain struct {
 	Concurrency int
 	Jobs        []Job
 	Limiter     *throttle.Limiter
+	OnDecision  func(job string, d throttle.Decision) // may be nil
 	Progress    *Progress
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
@@ -214,28 +216,76 @@ func (d *Drain) breakOff(err error) {
 	}
 }
 
+// enqueueMost is how many jobs are enqueued at once.
+const enqueueMost = 500
+
+// enqueue enqueues jobs that take their place in line at once, and then those of a plain client.
 func (d *Drain) enqueue(ctx context.Context, client *worker.Client, jobs []*Job) error {
+	var joining, plain []*Job
 	for _, job := range jobs {
-		body, err := json.Marshal(payload{*job, time.Now()})
+		if job.plain {
+			plain = append(plain, job)
+		} else {
+			joining = append(joining, job)
+		}
+	}
+	for batch := range slices.Chunk(joining, enqueueMost) {
+		tasks := make([]*asynq.Task, len(batch))
+		for i, job := range batch {
+			var err error
+			if tasks[i], err = d.task(job); err != nil {
+				return err
+			}
+		}
+		for i, result := range client.EnqueueBatch(ctx, tasks) {
+			if ctx.Err() != nil {
+				return nil // whoever ended it knows
+			}
+			if err := enqueued(batch[i], result.Err); err != nil {
+				return err
+			}
+		}
+	}
+	asynqs := asynq.NewClientFromRedisClient(d.Client)
+	for _, job := range plain {
+		task, err := d.task(job)
 		if err != nil {
 			return err
 		}
-		task := worker.NewTask(worker.Identity{Cost: job.Cost, Tenant: job.Tenant}, job.Type, body,
-			asynq.MaxRetry(job.MaxRetry), asynq.Queue(d.Queue), asynq.Retention(retention), asynq.TaskID(job.ID))
-		_, err = client.EnqueueContext(ctx, task)
+		_, err = asynqs.EnqueueContext(ctx, task)
 		if ctx.Err() != nil {
-			return nil // whoever ended it knows
+			return nil
 		}
-		if err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) {
-			return fmt.Errorf("%s: enqueueing job %q: %w", job.at, job.ID, err)
+		if err := enqueued(job, err); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+func (d *Drain) task(job *Job) (*asynq.Task, error) {
+	body, err := json.Marshal(payload{*job, time.Now()})
+	if err != nil {
+		return nil, err
+	}
+	return worker.NewTask(worker.Identity{Cost: job.Cost, Tenant: job.Tenant}, job.Type, body,
+		asynq.MaxRetry(job.MaxRetry), asynq.Queue(d.Queue), asynq.Retention(retention), asynq.TaskID(job.ID)), nil
+}
+
+// enqueued takes a job for enqueued that is there already.
+func enqueued(job *Job, err error) error {
+	if err == nil || errors.Is(err, asynq.ErrTaskIDConflict) {
+		return nil
+	}
+	return fmt.Errorf("%s: enqueueing job %q: %w", job.at, job.ID, err)
+}
+
 // decided counts what the throttle decided of one task that a worker picked up.
 func (d *Drain) decided(ctx context.Context, _ *asynq.Task, decision throttle.Decision) {
 	id, _ := asynq.GetTaskID(ctx)
+	if d.OnDecision != nil {
+		d.OnDecision(id, decision)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.counts.Dequeues++

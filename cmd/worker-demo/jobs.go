@@ -28,7 +28,8 @@ type Job struct {
 	Type     string            `json:"type"`
 	URL      string            `json:"url"`
 
-	at string // "jobs.jsonl:12", for messages
+	at    string // "jobs.jsonl:12", for messages
+	plain bool   // enqueued by an asynq.Client that knows of no line
 }
 
 // A Cost is what a job takes, per unit. In JSON it is an object, or a number of requests.
@@ -54,7 +55,7 @@ const (
 const mostJobErrors = 10
 
 // ReadJobs reads one job per line; empty lines are skipped. The error names every bad line (the
-// first mostJobErrors of them), with the mend.
+// first mostJobErrors of them), with a hint.
 func ReadJobs(name string, r io.Reader) ([]Job, error) {
 	var jobs []Job
 	var errs []error
@@ -98,7 +99,7 @@ func joinFirst(errs []error) error {
 // A field is a key that a job's line may hold.
 type field struct {
 	name   string
-	mend   string
+	hint   string
 	target func(*Job) any
 }
 
@@ -134,7 +135,7 @@ func parseJob(line []byte) (Job, error) {
 		}
 		hasID = hasID || name == "id"
 		if err := json.Unmarshal(value, fields[i].target(&job)); err != nil {
-			return fmt.Errorf("%s %s: %s", name, shorten(string(value)), fields[i].mend)
+			return fmt.Errorf("%s %s: %s", name, shorten(string(value)), fields[i].hint)
 		}
 		return nil
 	})

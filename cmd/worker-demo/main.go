@@ -37,12 +37,12 @@ const (
 // errInterrupted ends a command whose context was cancelled.
 var errInterrupted = errors.New("interrupted")
 
-// An inputError is the user's to mend. Nothing was run.
+// An inputError is the user's to correct. Nothing was run.
 type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// badInput makes any error one that is the user's to mend.
+// badInput makes any error one that is the user's to correct.
 func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
 
 // errJobsFailed is told by the summary already.

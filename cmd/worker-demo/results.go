@@ -72,7 +72,7 @@ func (l *ResultLog) load(path string) error {
 		case !ended:
 			return l.file.Truncate(int64(whole))
 		default:
-			return fmt.Errorf("%s:%d: is not a result: %w: name another file, or mend the line", path, number, err)
+			return fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line", path, number, err)
 		}
 		whole += len(line)
 		if _, twice := l.known[r.ID]; !twice {

@@ -171,7 +171,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
 		{"no jobs file", "", roomy, []string{"-jobs", "DIR/nope"}, `-jobs: open DIR/nope: no such file or directory`},
 		{"no policy file", job(""), roomy, []string{"-policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
-		{"-out is the jobs file", job(""), roomy, []string{"-out", "JOBS"}, `-out: JOBS:1: is not a result: json: unknown field "url": name another file, or mend the line`},
+		{"-out is the jobs file", job(""), roomy, []string{"-out", "JOBS"}, `-out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
 		{"-out in no directory", job(""), roomy, []string{"-out", "DIR/nope/out"}, `-out: open DIR/nope/out: no such file or directory`},
 		{"-summary in no directory", job(""), roomy, []string{"-summary", "DIR/nope/s"}, `-summary: open DIR/nope/s: no such file or directory`},
 		{"-redis is no URL", job(""), roomy, []string{"-redis", "redis://:secret@x:y"}, `-redis: is not a URL: must be such as redis://localhost:6379/0`},

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
@@ -29,12 +31,15 @@ type Scenario struct {
 
 // A ScenarioTenant is a tenant and how many jobs it has.
 type ScenarioTenant struct {
-	Jobs int
-	Name string
+	Jobs  int
+	Name  string
+	Plain bool // they are enqueued by an asynq.Client that knows of no line
 }
 
 // concurrency is how many calls of the scenario run at once.
 const concurrency = 16
+
+const scenarioQueue = "worker-demo:scenario"
 
 // DefaultScenario takes about 25 s.
 func DefaultScenario() Scenario {
@@ -48,7 +53,7 @@ func DefaultScenario() Scenario {
 			},
 			Trouble: Trouble{After: 2 * time.Second, For: 5 * time.Second, Limit: "everybody"},
 		},
-		Tenants: []ScenarioTenant{{40, "large"}, {24, "medium"}, {8, "small"}},
+		Tenants: []ScenarioTenant{{Jobs: 40, Name: "large"}, {Jobs: 24, Name: "medium"}, {Jobs: 8, Name: "small"}, {Jobs: 6, Name: "plain", Plain: true}},
 	}
 }
 
@@ -89,6 +94,7 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 	}
 	jobs := c.Scenario.jobs("http://" + listener.Addr().String())
 	results := NewResultLog(io.Discard)
+	denials := newDenialLog()
 	c.introduce(jobs)
 	drain := &Drain{
 		Caller:      NewCaller(10*time.Second, concurrency),
@@ -96,8 +102,9 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 		Concurrency: concurrency,
 		Jobs:        jobs,
 		Limiter:     limiter,
+		OnDecision:  denials.decided,
 		Progress:    NewProgress(c.Stderr, 2*time.Second),
-		Queue:       "worker-demo:scenario",
+		Queue:       scenarioQueue,
 		Redis:       server.Opt,
 		Results:     results,
 	}
@@ -106,6 +113,7 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 		return err
 	}
 	report := c.Scenario.report(jobs, results, summary)
+	report.Denials = denials.reports(asynq.NewInspectorFromRedisClient(server.Client))
 	if c.JSON {
 		err = writeJSON(c.Stdout, report)
 	} else {
@@ -127,6 +135,11 @@ func (c *ScenarioCommand) introduce(jobs []Job) {
 		fmt.Fprintf(c.Stderr, "  %-14s %2d calls per %s, %s\n", l.Name, l.Calls, short(l.Span), l.scope())
 	}
 	fmt.Fprintln(c.Stderr, "and answers 429 to any call beyond. All jobs are enqueued at once, and throttled by the same limits.")
+	for _, t := range c.Scenario.Tenants {
+		if t.Plain {
+			fmt.Fprintf(c.Stderr, "Those of %q come from a plain asynq client: they join the line only when a worker has denied them.\n", t.Name)
+		}
+	}
 	if t := c.Scenario.API.Trouble; t.For > 0 {
 		fmt.Fprintf(c.Stderr, "After %s the API grants half of %q, for %s, and tells nobody before.\n", short(t.After), t.Limit, short(t.For))
 	}
@@ -149,7 +162,7 @@ func (s Scenario) jobs(base string) []Job {
 				id := fmt.Sprintf("%s-%03d", t.Name, i+1)
 				jobs = append(jobs, Job{
 					ID: id, MaxRetry: defaultMaxRetry, Method: http.MethodGet,
-					Tenant: t.Name, Type: "demo:call", URL: base + "/" + t.Name + "/" + id,
+					Tenant: t.Name, Type: "demo:call", URL: base + "/" + t.Name + "/" + id, plain: t.Plain,
 				})
 			}
 		}
@@ -167,6 +180,7 @@ type ScenarioReport struct {
 	Summary     Summary        `json:"summary"`
 	Tenants     []TenantReport `json:"tenants"`
 	Limits      []LimitReport  `json:"limits"`
+	Denials     []DenialReport `json:"denials"`
 }
 
 type TenantReport struct {
@@ -273,6 +287,7 @@ func (r ScenarioReport) print(w io.Writer) error {
 		fmt.Fprintf(t, "%s\t%d per %s\t%s\t%d\t%d\n", row.Limit, row.Calls, row.spanText, row.By, row.Served, row.Counted)
 	}
 	t.Flush()
+	r.printDenials(w)
 	verdict := "Every job is done, and the API never answered 429."
 	if r.RefusedMost > 0 {
 		verdict = fmt.Sprintf("Every job is done. When the API halved a limit, all workers together saw %d times 429 (%d may be):\n"+
@@ -282,10 +297,25 @@ func (r ScenarioReport) print(w io.Writer) error {
 		verdict = fmt.Sprintf("Not as it should be: every job must be done, and the API must answer 429 at most %d times.", r.RefusedMost)
 	}
 	_, err := fmt.Fprintf(w, `
-A wake is a worker picking a job up. Every job took its place in line when it was enqueued, and
-was called when its turn had come and it fitted all windows: once, unless its call was lost.
+A wake is a worker picking a job up. A job that joins the line when it is enqueued is taken when it
+fits all windows: one wake. One that was denied has two, and one that the API refused has one more.
+Expected starts move when a limit changes, as they do while the API has its trouble.
 
 %s
 `, verdict)
 	return err
+}
+
+func (r ScenarioReport) printDenials(w io.Writer) {
+	if len(r.Denials) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	t := newTable(w)
+	fmt.Fprintln(t, "DENIED\tAT\tITS LAST ERROR IN ASYNQ, WHILE IT WAITS IN LINE\tEXPECTED START\tTAKEN\tRETRIES USED")
+	for _, row := range r.Denials {
+		fmt.Fprintf(t, "%s\t%.1f s\t%s\t%.1f s\t%.1f s\t%d\n", row.Job, float64(row.AtMS)/1000, row.Reason,
+			float64(row.ExpectedMS)/1000, float64(row.TakenMS)/1000, row.Retried)
+	}
+	t.Flush()
 }

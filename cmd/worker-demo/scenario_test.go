@@ -11,19 +11,21 @@ import (
 func shortScenario() Scenario {
 	s := DefaultScenario()
 	s.API.Trouble = Trouble{}
-	s.Tenants = []ScenarioTenant{{5, "large"}, {3, "medium"}, {1, "small"}}
+	s.Tenants = []ScenarioTenant{{Jobs: 5, Name: "large"}, {Jobs: 3, Name: "medium"}, {Jobs: 6, Name: "plain", Plain: true}}
 	return s
 }
 
 func TestScenario(t *testing.T) {
 	t.Parallel()
 	e := runMain(t.Context(), "")
-	e.want(t, exitDone, "9 jobs of 3 tenants", "9 of 9 jobs done, 0 failed")
+	e.want(t, exitDone, "14 jobs of 3 tenants", `Those of "plain" come from a plain asynq client`, "14 of 14 jobs done, 0 failed")
 	for _, text := range []string{
-		"9 of 9 jobs succeeded in ",
+		"14 of 14 jobs succeeded in ",
 		"TENANT JOBS WAKES PER JOB WAITED (P50) WAITED (MAX) 429s large 5 ",
 		"tenant-burst 4 per 1s large 4 4 ",
 		"everybody 8 per 1s all ",
+		"RETRIES USED plain-00",
+		" s throttled: third-party-api/",
 		"Every job is done, and the API never answered 429.",
 	} {
 		if !strings.Contains(columns(e.stdout), text) {
@@ -40,7 +42,7 @@ func TestScenarioJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(e.stdout), &r); err != nil {
 		t.Fatal(err)
 	}
-	if s := r.Summary; !r.OK || s.Jobs != 9 || s.Succeeded != 9 || s.Failed != 0 || s.Archived != 0 || s.RedisCallsPerJob != nil ||
+	if s := r.Summary; !r.OK || s.Jobs != 14 || s.Succeeded != 14 || s.Failed != 0 || s.Archived != 0 || s.RedisCallsPerJob != nil ||
 		s.Dequeues != s.Jobs+s.Denials || s.WakesPerJob > 2 {
 		t.Errorf("%+v", r)
 	}
@@ -49,6 +51,16 @@ func TestScenarioJSON(t *testing.T) {
 	}
 	for _, row := range r.Tenants {
 		if row.Done != row.Jobs || row.Refused != 0 || row.WakesPerJob < 1 {
+			t.Errorf("%+v", row)
+		}
+	}
+	// A plain client's six jobs cannot all fit at once.
+	if len(r.Denials) < 2 || len(r.Denials) != r.Summary.Denials {
+		t.Errorf("%d denials, %+v", len(r.Denials), r.Summary)
+	}
+	for _, row := range r.Denials {
+		if row.Tenant != "plain" || row.Retried != 0 || !strings.HasPrefix(row.Reason, "throttled: third-party-api/") ||
+			row.ExpectedMS < row.AtMS || row.TakenMS < row.AtMS {
 			t.Errorf("%+v", row)
 		}
 	}
@@ -118,7 +130,7 @@ func TestAPI(t *testing.T) {
 func TestScenarioHealsATrouble(t *testing.T) {
 	t.Parallel()
 	s := shortScenario()
-	s.Tenants = []ScenarioTenant{{8, "large"}, {8, "medium"}, {8, "small"}}
+	s.Tenants = []ScenarioTenant{{Jobs: 8, Name: "large"}, {Jobs: 8, Name: "medium"}, {Jobs: 8, Name: "small"}}
 	s.API.Trouble = Trouble{After: time.Second, For: 3 * time.Second, Limit: "everybody"}
 	var stdout, stderr strings.Builder
 	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-redis/redis_rate/v10"
@@ -77,37 +78,73 @@ func contestants(client redis.UniversalClient) ([]contestant, error) {
 	return all, nil
 }
 
-func sluice(client redis.UniversalClient, name string, limit int, windows []throttle.Window) (contestant, error) {
+// A reserveFunc asks once for the units, and answers whether they were granted.
+type reserveFunc func(ctx context.Context, tenant string, cost int) (granted bool, err error)
+
+// ourReserve asks a limiter of ours with these windows. The tenant is also the user.
+func ourReserve(client redis.UniversalClient, windows ...throttle.Window) (reserveFunc, error) {
+	return ourReservePolicy(client, "bench", windows...)
+}
+
+func ourReservePolicy(client redis.UniversalClient, policy string, windows ...throttle.Window) (reserveFunc, error) {
 	l, err := throttle.New(throttle.Config{
 		Client:   client,
-		Policies: []throttle.Policy{{Name: "bench", Windows: windows}},
+		Policies: []throttle.Policy{{Name: policy, Windows: windows}},
 	})
 	if err != nil {
-		return contestant{}, err
+		return nil, err
 	}
-	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
+	return func(ctx context.Context, tenant string, cost int) (bool, error) {
 		d, err := l.Reserve(ctx, throttle.Request{
-			Policy: "bench", Tenant: tenant,
+			Policy: policy, Tenant: tenant,
 			Attributes: map[string]string{"user": tenant},
 			Cost:       map[string]int64{throttle.Requests: int64(cost)},
 		})
 		return d.Granted, err
+	}, nil
+}
+
+func sluice(client redis.UniversalClient, name string, limit int, windows []throttle.Window) (contestant, error) {
+	take, err := ourReserve(client, windows...)
+	if err != nil {
+		return contestant{}, err
 	}
 	return contestant{
 		name: name, limit: limit,
 		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
-		// A window that is full since long holds at most about 1,024 times of grants, because
-		// it merges them then; so does one filled by 1,000 reservations.
 		fill: func(ctx context.Context, tenant string, used int) error {
-			for ; used > 0; used -= max(1, limit/1000) {
-				if granted, err := take(ctx, tenant, min(used, max(1, limit/1000))); err != nil || !granted {
+			fill, pause := take, time.Duration(0)
+			if large := limit > 128 && windows[0].Algorithm == throttle.Sliding; large {
+				// A large window counts together what is granted together. Full since long is one that was
+				// filled over most of a period: of a short one, which is what these windows have for now.
+				short := slices.Clone(windows)
+				for i := range short {
+					short[i].Period = fillPeriod
+				}
+				if fill, err = ourReserve(client, short...); err != nil {
+					return err
+				}
+				pause = fillPeriod * 3 / 4 / fillCalls
+			}
+			each := max(1, limit/fillCalls)
+			for next := time.Now(); used > 0; used -= each {
+				granted, err := fill(ctx, tenant, min(used, each))
+				if err != nil || !granted {
 					return fmt.Errorf("filling %s: granted %t, %w", name, granted, err)
 				}
+				next = next.Add(pause)
+				time.Sleep(time.Until(next))
 			}
 			return nil
 		},
 	}, nil
 }
+
+// A large window is filled by so many calls, while its period is this.
+const (
+	fillCalls  = 1000
+	fillPeriod = 2 * time.Second
+)
 
 // redisRate makes one call for every window, as its users do: all but the last with room.
 func redisRate(client redis.UniversalClient, name string, limit, calls int) contestant {

@@ -9,7 +9,7 @@ import (
 )
 
 // atOnce: what one attempt gives back of a concurrency window is in use again at once.
-func atOnce(ctx context.Context, o lineOptions) ([]figure, error) {
+func atOnce(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	o.servers, o.slots = 2, 16
 	const limit = 8
 	f, err := newFleet(o, throttle.Window{Name: "at-once", Algorithm: throttle.Concurrency, Limit: limit, Per: []string{}})
@@ -51,9 +51,9 @@ func atOnce(ctx context.Context, o lineOptions) ([]figure, error) {
 		reuse = append(reuse, milliseconds(starts[i].Sub(ends[i-limit])))
 	}
 	return []figure{
-		{Name: "wakes per task", Value: float64(wakes) / float64(n), AtMost: new(2.2)},
+		{Name: "wakes per task", Value: float64(wakes) / float64(n), AtMost: new(wakesPlain)},
 		{Name: "most at once, over the limit", Value: float64(most - limit), AtMost: new(0.)},
-		{Name: "freed -> running, p50", Value: quantile(reuse, 0.5), Unit: "ms", AtMost: new(100.)},
-		{Name: "freed -> running, p99", Value: quantile(reuse, 0.99), Unit: "ms", AtMost: new(300.)},
+		{Name: "freed -> running, p50", Value: quantile(reuse, 0.5), Unit: "ms", AtMost: new(8.)},
+		{Name: "freed -> running, p99", Value: quantile(reuse, 0.99), Unit: "ms", AtMost: new(25.)},
 	}, nil
 }

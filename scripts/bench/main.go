@@ -15,19 +15,35 @@ import (
 
 const help = `usage: scripts/bench/run BENCHMARK [flags]
 
+  engine    what throttling costs, end to end: enqueueing, running with limits that never
+            bind and with limits that do, reaction times, idle servers, decisions, long
+            lines; beside plain asynq, redis_rate and BullMQ, each figure beside its bar
+  growth    how costs grow with windows, limits, tenants, waiting tasks and servers, beside
+            the smallest of each; as SVGs too
+  line      the waiting line, by whole fleets of workers at default settings: wakes per
+            task, utilization, shares, time to start; each figure beside its bar
   reserve   what one reserve costs: one window, two windows, two scopes; granted and
             denied; beside redis_rate, throttled, and plain scripts
-  line      the waiting line, by whole fleets of workers: wakes per task, utilization,
-            shares, time to start; each figure beside its bar
 
-Everything is started here, on a free loopback port. Examples:
+Everything is started here, on free loopback ports. What is compared runs in turn. A machine
+with a load average above 0.5 is refused: figures from a busy machine are about its other work.
+BullMQ is installed by npm into a directory that is removed again; without node it is left out.
 
-  scripts/bench/run reserve                             # all of it, one to two minutes
+Tables and JSON go to standard output, progress to standard error. The exit code is 0, 1 if a
+benchmark failed or a figure missed its bar, 2 for wrong arguments.
+
+Examples:
+
+  scripts/bench/run engine                              # all cases in short, some minutes
+  scripts/bench/run engine -list                        # which cases there are
+  scripts/bench/run engine -full -case '^run-10$'       # one of them in its full size
+  scripts/bench/run engine -full -json > engine.json    # for a machine
+  scripts/bench/run engine -case waiting -waiting 100000
+  scripts/bench/run engine -case reserve -rounds 9      # the median of nine
+  scripts/bench/run growth -full -svg docs/growth       # draws the curves
+  scripts/bench/run line -full -case '^second$'
   scripts/bench/run reserve -only 'sliding 20'          # some of it
-  scripts/bench/run reserve -json > reserve.json        # for a machine
-  scripts/bench/run line                                # all cases, about six minutes
-  scripts/bench/run line -full -case '^second$'         # one of them in its full size
-  scripts/bench/run reserve -h                          # all flags
+  scripts/bench/run engine -h                           # all flags
 `
 
 func main() {
@@ -39,6 +55,8 @@ func main() {
 // run returns the exit code: 0, 1 for a failure, 2 for wrong arguments.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	benchmarks := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
+		"engine":  engine,
+		"growth":  growth,
 		"line":    line,
 		"reserve": reserve,
 	}
@@ -69,5 +87,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// A usageError was printed already, with the flags.
+// A usageError is about wrong arguments. It was printed already.
 type usageError struct{ error }
+
+// wrongUsage says what is wrong with the arguments.
+func wrongUsage(stderr io.Writer, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	fmt.Fprintln(stderr, "bench:", err)
+	return &usageError{err}
+}

@@ -16,7 +16,7 @@ import (
 
 // nginx measures what is left of the limits of a limiter by other people, if it is to refuse nothing.
 // The policies allow for jitter: of 200 ms, in the burst, and of 10 ms, by a margin.
-func nginx(ctx context.Context, o lineOptions) ([]figure, error) {
+func nginx(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	if _, err := exec.LookPath("nginx"); err != nil {
 		o.say("left out: nginx is not installed; scripts/test installs it")
 		return nil, nil
@@ -43,7 +43,7 @@ func gcra(name string, limit, burst int64, margin time.Duration) throttle.Window
 	return w
 }
 
-func throughNginx(ctx context.Context, o lineOptions, name string, n int, bar float64, zones []throttletest.Zone, windows ...throttle.Window) ([]figure, error) {
+func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, bar float64, zones []throttletest.Zone, windows ...throttle.Window) ([]figure, error) {
 	far := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer far.Close()
 	dir, err := os.MkdirTemp("", "sluice-bench-")

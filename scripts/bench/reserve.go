@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -40,8 +39,7 @@ type row struct {
 	ServerCPU     float64 `json:"server_cpu"`              // ratio per decision
 	Throughput    float64 `json:"throughput"`              // ratio of decisions per second
 	CallsInside   float64 `json:"redis_calls_inside"`      // per decision
-	BytesATenant  int64   `json:"memory_bytes_per_tenant"` // windows full, without nonces
-	BytesAGrant   int64   `json:"memory_bytes_per_nonce"`  // for each grant of the last minute
+	BytesATenant  int64   `json:"memory_bytes_per_tenant"` // windows full
 	TenantsFilled int     `json:"memory_tenants"`          // so many were filled to know
 	samples       []sample
 }
@@ -55,6 +53,8 @@ func reserve(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	var o options
 	var asJSON bool
 	var only string
+	var load loadCheck
+	load.flag(flags)
 	flags.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	flags.IntVar(&o.calls, "calls", 4000, "`decisions` in one measurement")
 	flags.IntVar(&o.goroutines, "goroutines", 64, "`number` of goroutines that ask at the same time")
@@ -66,10 +66,13 @@ func reserve(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	var err error
 	if o.only, err = regexp.Compile(only); err != nil {
-		return fmt.Errorf("-only: %w", err)
+		return wrongUsage(stderr, "-only: %w", err)
 	}
 	if o.calls < o.goroutines || o.goroutines < 1 || o.rounds < 1 || o.tenants < 1 || flags.NArg() > 0 {
-		return errors.New("-calls must be at least -goroutines, all numbers at least 1, and nothing may follow the flags")
+		return wrongUsage(stderr, "-calls must be at least -goroutines, all numbers at least 1, and nothing may follow the flags")
+	}
+	if err := load.check(ctx, stderr); err != nil {
+		return err
 	}
 	s, err := startServer(o.goroutines)
 	if err != nil {
@@ -127,17 +130,17 @@ func measureAll(ctx context.Context, s *server, o options, stderr io.Writer) (*r
 	}
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		row.ServerTime = median(row.samples, func(s sample) float64 { return s.time })
-		row.ServerCPU = median(row.samples, func(s sample) float64 { return s.cpu })
-		row.Throughput = median(row.samples, func(s sample) float64 { return s.throughput })
-		row.CallsInside = median(row.samples, func(s sample) float64 { return s.inside })
+		row.ServerTime = medianOf(row.samples, func(s sample) float64 { return s.time })
+		row.ServerCPU = medianOf(row.samples, func(s sample) float64 { return s.cpu })
+		row.Throughput = medianOf(row.samples, func(s sample) float64 { return s.throughput })
+		row.CallsInside = medianOf(row.samples, func(s sample) float64 { return s.inside })
 		if row.Granted {
 			progress.say("memory: " + row.Name)
 			if err := s.memoryOf(ctx, all[i/2], o.tenants, row); err != nil {
 				return nil, err
 			}
 		} else {
-			row.BytesATenant, row.BytesAGrant, row.TenantsFilled = r.Rows[i-1].BytesATenant, r.Rows[i-1].BytesAGrant, r.Rows[i-1].TenantsFilled
+			row.BytesATenant, row.TenantsFilled = r.Rows[i-1].BytesATenant, r.Rows[i-1].TenantsFilled
 		}
 	}
 	progress.say(fmt.Sprintf("done in %v\n", time.Since(begin).Round(time.Second)))
@@ -159,7 +162,7 @@ func (s *server) measure(ctx context.Context, c contestant, granted bool, o opti
 	if granted {
 		used -= room
 	}
-	state, _, err := s.fill(ctx, c, used)
+	state, err := s.fill(ctx, c, used)
 	if err != nil {
 		return spent{}, err
 	}
@@ -218,41 +221,31 @@ const template = "tenant-template"
 func tenantName(i int) string { return fmt.Sprintf("tenant-%08d", i) }
 
 // A stored value, as DUMP gives it.
-type stored struct {
-	key, dump string
-	ttl       time.Duration
-}
+type stored struct{ key, dump string }
 
-// fill brings one tenant to `used` units and returns what is stored then, nonces apart.
-func (s *server) fill(ctx context.Context, c contestant, used int) (state, nonces []stored, err error) {
+// fill brings one tenant to `used` units and returns what is stored for it then. What a limiter keeps
+// for a process and not for a tenant is apart.
+func (s *server) fill(ctx context.Context, c contestant, used int) (state []stored, err error) {
 	if err := s.control.FlushAll(ctx).Err(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if used > 0 {
 		if err := c.fill(ctx, template, used); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	keys, err := s.control.Keys(ctx, "*").Result()
+	keys, err := s.control.Keys(ctx, "*"+template+"*").Result()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, key := range keys {
 		dump, err := s.control.Dump(ctx, key).Result()
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		ttl, err := s.control.PTTL(ctx, key).Result()
-		if err != nil {
-			return nil, nil, err
-		}
-		if strings.Contains(key, ":n:") {
-			nonces = append(nonces, stored{key, dump, ttl})
-		} else {
-			state = append(state, stored{key, dump, ttl})
-		}
+		state = append(state, stored{key, dump})
 	}
-	return state, nonces, nil
+	return state, nil
 }
 
 func (s *server) restore(ctx context.Context, values []stored, tenants int) error {
@@ -260,7 +253,7 @@ func (s *server) restore(ctx context.Context, values []stored, tenants int) erro
 	size := 0
 	for i := range tenants {
 		for _, v := range values {
-			pipe.Restore(ctx, strings.ReplaceAll(v.key, template, tenantName(i)), v.ttl, v.dump)
+			pipe.Restore(ctx, strings.ReplaceAll(v.key, template, tenantName(i)), period, v.dump)
 			size += len(v.key) + len(v.dump)
 		}
 		if size > 1<<20 || i == tenants-1 {
@@ -275,7 +268,7 @@ func (s *server) restore(ctx context.Context, values []stored, tenants int) erro
 
 // memoryOf finds out what a tenant with full windows takes.
 func (s *server) memoryOf(ctx context.Context, c contestant, tenants int, to *row) error {
-	state, nonces, err := s.fill(ctx, c, c.limit)
+	state, err := s.fill(ctx, c, c.limit)
 	if err != nil {
 		return err
 	}
@@ -288,17 +281,8 @@ func (s *server) memoryOf(ctx context.Context, c contestant, tenants int, to *ro
 		one += bytes
 	}
 	to.TenantsFilled = min(tenants, max(1, int(256<<20/one)))
-	if to.BytesATenant, err = s.memoryFor(ctx, state, to.TenantsFilled); err != nil {
-		return err
-	}
-	if len(nonces) > 0 {
-		bytes, err := s.memoryFor(ctx, nonces, max(1, tenants/len(nonces)))
-		if err != nil {
-			return err
-		}
-		to.BytesAGrant = bytes / int64(len(nonces))
-	}
-	return nil
+	to.BytesATenant, err = s.memoryFor(ctx, state, to.TenantsFilled)
+	return err
 }
 
 // memoryFor returns bytes per tenant.
@@ -322,7 +306,6 @@ func (r *report) print(w io.Writer) error {
 		r.Baseline, r.Rounds, r.Calls, r.Goroutines)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\tserver time\tserver CPU\tthroughput\tredis.calls\tbytes a tenant\t")
-	nonce := int64(0)
 	for _, row := range r.Rows {
 		outcome := "denied"
 		if row.Granted {
@@ -330,26 +313,20 @@ func (r *report) print(w io.Writer) error {
 		}
 		fmt.Fprintf(t, "%s, %s\t%.2f\t%.2f\t%.2f\t%.1f\t%d\t\n",
 			row.Name, outcome, row.ServerTime, row.ServerCPU, row.Throughput, row.CallsInside, row.BytesATenant)
-		nonce = max(nonce, row.BytesAGrant)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(w, "\nLess is better for server time and CPU, more for throughput. Bytes a tenant: windows full.")
-	if nonce > 0 {
-		fmt.Fprintf(w, "A grant of Sluice also keeps its nonce for a minute, in about %d bytes; peers count a repeated call twice.\n", nonce)
-	}
 	return nil
 }
 
-func median(samples []sample, value func(sample) float64) float64 {
+func medianOf(samples []sample, value func(sample) float64) float64 {
 	values := make([]float64, len(samples))
 	for i, s := range samples {
 		values[i] = value(s)
 	}
-	slices.Sort(values)
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
+	return median(values)
 }
 
 // progress goes on one line of a terminal, or in a few plain lines.

@@ -19,13 +19,16 @@ type evidence struct {
 	ends      map[string]ending         // what asynq has, by task
 	enqueued  map[string]bool           // tasks
 	excused   func(task string) []*hold // attempts that a fault ended
+	takes     []take                    // what workers had got when they were killed
 	hits      []hit                     // blows
 	jobs      []job                     //
+	locks     []string                  // tasks whose locks are held
 	lost      map[string]int            // replies that nobody got, by kind of call
 	pickUps   int                       //
 	places    []string                  // tasks that still stand in line
 	runs      []run                     // by their begin
 	strays    []string                  // tasks that waited outside of the line
+	stuck     []string                  // workers that did not end
 	throttled bool                      //
 	windows   []throttle.Window         //
 }
@@ -42,6 +45,7 @@ type tally struct {
 	burnt, burntUnexcused           []string // retries, beyond the task's own failures
 	duplicated, duplicatedUnexcused []string // runs, beyond those that its own failures ask for
 	failed                          []string // archived by their own failures, as was meant
+	locked                          []string // ended well, and their locks are held
 	lost                            []string // gone, and never ended well
 	succeeded                       []string
 	unfinished                      []string // still waiting or running
@@ -50,7 +54,7 @@ type tally struct {
 	leaked          int64           // units charged without a run
 	leakedUnexcused int64           // of them, beyond those of handlers that were killed before they could begin
 	uncharged       []string        // runs that the limiter did not count
-	late            []time.Duration // grants after the last promise, of tasks that no fault held up
+	late            []time.Duration // grants after the expected start told last, of tasks that no fault held up
 	recoveries      []time.Duration
 	waited          int // runs of tasks that were told to wait
 }
@@ -67,6 +71,7 @@ func count(e evidence) tally {
 			t.add(e, j, runs[j.ID])
 		}
 	}
+	t.locked = slices.DeleteFunc(slices.Clone(e.locks), func(id string) bool { return !slices.Contains(t.succeeded, id) })
 	t.recoveries = recoveries(e.hits, e.runs)
 	if e.throttled {
 		t.grants(e, runs)
@@ -132,10 +137,10 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 			continue
 		}
 		granted[r.Tenant]++
-		if !r.Promised.IsZero() {
+		if !r.Expected.IsZero() {
 			t.waited++
 			if len(e.excused(r.Task)) == 0 {
-				t.late = append(t.late, r.Granted.Sub(r.Promised))
+				t.late = append(t.late, r.Granted.Sub(r.Expected))
 			}
 		}
 	}
@@ -145,9 +150,14 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 	t.leakedUnexcused = t.leaked
 	for _, j := range e.jobs {
 		for _, h := range e.excused(j.ID) {
-			if !h.Lost && !slices.ContainsFunc(runs[j.ID], func(r run) bool { return r.Holder == h.Holder && !r.Begun.Before(h.At) }) {
+			if !h.Lost && !h.Taken && !slices.ContainsFunc(runs[j.ID], func(r run) bool { return r.Holder == h.Holder && !r.Begun.Before(h.At) }) {
 				t.leakedUnexcused--
 			}
+		}
+	}
+	for _, one := range e.takes {
+		if !slices.ContainsFunc(runs[one.Task], func(r run) bool { return r.Granted.Equal(one.Granted) }) {
+			t.leakedUnexcused--
 		}
 	}
 	t.leakedUnexcused = max(t.leakedUnexcused, min(t.leaked, 0))

@@ -186,6 +186,18 @@ func TestCharges(t *testing.T) {
 	}
 }
 
+func TestLocksLeft(t *testing.T) {
+	t.Parallel()
+	e := evidence{
+		ends: map[string]ending{"waits": {asynq.TaskStateScheduled, 0}}, enqueued: map[string]bool{"well": true, "waits": true},
+		excused: func(string) []*hold { return nil }, jobs: []job{{ID: "well", Unique: true}, {ID: "waits", Unique: true}},
+		locks: []string{"well", "waits"}, runs: []run{{Task: "well", Begun: noon, Ended: after(time.Second)}},
+	}
+	if got := count(e); !slices.Equal(got.locked, []string{"well"}) {
+		t.Errorf("locks left of %q", got.locked)
+	}
+}
+
 func TestRecoveries(t *testing.T) {
 	t.Parallel()
 	runs := []run{{Begun: after(time.Second)}, {Begun: after(3 * time.Second)}}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -19,11 +20,10 @@ const (
 	tenantLimit  = 20
 	windowPeriod = 2 * time.Second
 
-	// The places in the policy's line, by ticket, and the times at which those that were called
-	// get their place back or are called again (throttle/lua/line.lua).
-	placesKey    = "sluice:{" + policyName + "}:t"
-	calledKey    = "sluice:{" + policyName + "}:c"
-	ticketPrefix = queue + "%2F"
+	// The places in the policy's line, by ticket (throttle/internal/script/lua/line.lua), and the identity of
+	// asynq's Redis, which is part of their names.
+	placesKey   = "sluice:{" + policyName + "}:t"
+	identityKey = "sluice:asynq"
 
 	// The ledger never denies: what it has counted at the end is every unit ever charged.
 	ledgerWindow = "ledger"
@@ -63,9 +63,11 @@ type job struct {
 	Delay      time.Duration // ProcessIn
 	Fails      int           // how many of its runs fail, from the first on; more than MaxRetry: all
 	MaxRetry   int
+	Batched    bool // enqueued together with those of its burst, if it joins
+	Joins      bool // its line at the enqueue, by worker.Client
 	Panics     bool // its failures are panics
-	Planned    bool // by worker.Client
 	Retained   bool
+	Unique     bool
 	Work       time.Duration // of its handler
 }
 
@@ -83,7 +85,10 @@ func makeJobs(seed uint64, length time.Duration) []job {
 		j := job{ID: fmt.Sprintf("task-%05d", i), MaxRetry: 1 + r.IntN(5), Work: time.Duration(1+r.IntN(10)) * time.Millisecond}
 		j.At = time.Duration(r.Int64N(int64(length)))
 		if r.Float64() < inBursts {
-			j.At = j.At.Truncate(burstEvery) + time.Duration(r.Int64N(int64(200*time.Millisecond)))
+			j.At = j.At.Truncate(burstEvery)
+			if j.Batched = r.Float64() < 0.5; !j.Batched {
+				j.At += time.Duration(r.Int64N(int64(200 * time.Millisecond)))
+			}
 		}
 		at := r.IntN(100)
 		for _, l := range load {
@@ -102,14 +107,23 @@ func makeJobs(seed uint64, length time.Duration) []job {
 			j.Fails = r.IntN(j.MaxRetry + 1)
 		}
 		j.Panics = r.Float64() < 0.3
-		j.Planned = r.Float64() < 0.5
+		j.Joins = r.Float64() < 0.5
 		j.Retained = r.Float64() < 0.3
 		if r.Float64() < 0.1 {
 			j.Delay = time.Duration(1+r.IntN(5)) * time.Second
 		}
+		j.Unique = r.Float64() < 0.2
 		jobs[i] = j
 	}
-	slices.SortStableFunc(jobs, func(a, b job) int { return int(a.At - b.At) })
+	slices.SortStableFunc(jobs, func(a, b job) int {
+		together := func(j job) int {
+			if j.Batched && j.Joins {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(together(a), together(b)))
+	})
 	return jobs
 }
 

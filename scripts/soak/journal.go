@@ -14,7 +14,7 @@ type run struct {
 	Holder       string    // which process of a worker
 	Retried      int       // asynq's count at its start
 	Granted      time.Time // by the clock of Redis; zero without Sluice, and if it was let through uncounted
-	Promised     time.Time // by the last denial; zero without one
+	Expected     time.Time // by the last denial, or at the enqueue; zero if it was not told to wait
 	Begun, Ended time.Time // Ended is zero if its end was never told
 	Failed       bool
 }
@@ -26,12 +26,12 @@ type journal struct {
 	jobs     map[string]job
 	runs     []*run
 	byTask   map[string][]*run
-	promises map[string]time.Time // by task
+	expected map[string]time.Time // by task
 	denials  int
 }
 
 func newJournal(jobs []job) *journal {
-	j := &journal{jobs: map[string]job{}, byTask: map[string][]*run{}, promises: map[string]time.Time{}}
+	j := &journal{jobs: map[string]job{}, byTask: map[string][]*run{}, expected: map[string]time.Time{}}
 	for _, one := range jobs {
 		j.jobs[one.ID] = one
 	}
@@ -84,10 +84,10 @@ type Ended struct {
 	Failed bool
 }
 
-// A Denied says what a task was promised.
+// A Denied says when a task is expected to start that was denied.
 type Denied struct {
 	Task     string
-	Promised time.Time
+	Expected time.Time
 }
 
 // None is no reply.
@@ -101,8 +101,8 @@ func (c *Calls) Start(s Started, v *Verdict) error {
 	one := j.jobs[s.Task]
 	failures := failures(j.byTask[s.Task])
 	*v = Verdict{Run: len(j.runs), Work: one.Work, Fail: failures < one.Fails || one.archives(), Panic: one.Panics}
-	r := &run{Task: s.Task, Tenant: s.Tenant, Holder: s.Holder, Retried: s.Retried, Granted: s.Granted, Promised: j.promises[s.Task], Begun: time.Now()}
-	delete(j.promises, s.Task)
+	r := &run{Task: s.Task, Tenant: s.Tenant, Holder: s.Holder, Retried: s.Retried, Granted: s.Granted, Expected: j.expected[s.Task], Begun: time.Now()}
+	delete(j.expected, s.Task)
 	j.runs = append(j.runs, r)
 	j.byTask[s.Task] = append(j.byTask[s.Task], r)
 	return nil
@@ -118,13 +118,13 @@ func (c *Calls) End(e Ended, _ *None) error {
 	return nil
 }
 
-// Deny notes what a task was promised.
+// Deny notes when a task is expected to start.
 func (c *Calls) Deny(d Denied, _ *None) error {
 	j := c.journal
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.denials++
-	j.promises[d.Task] = d.Promised
+	j.expected[d.Task] = d.Expected
 	return nil
 }
 
@@ -156,11 +156,11 @@ func failures(runs []*run) (n int) {
 	return n
 }
 
-// promised notes what the client was told at the enqueue.
-func (j *journal) promised(task string, at time.Time) {
+// joined notes what the client was told at the enqueue.
+func (j *journal) joined(task string, at time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if len(j.byTask[task]) == 0 && j.promises[task].IsZero() {
-		j.promises[task] = at
+	if len(j.byTask[task]) == 0 && j.expected[task].IsZero() {
+		j.expected[task] = at
 	}
 }

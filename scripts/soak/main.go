@@ -58,13 +58,16 @@ Figures:
   retries burnt      asynq's count of retries beyond the task's own failures
                      A task that waits is picked up once more than without Sluice, and any pick-up
                      can meet a fault: compare them per 1,000 pick-ups
+  locks left         of unique tasks that ended well
   excess             units granted in any window of one period, over the limit, at the worst, by the
                      grants' Redis times in a log that the handlers' callee keeps; below 0: never full
   charged without a run   units the limiter counted and no handler ran for: a worker killed between
                      the grant and its handler is to blame for one
-  waited outside of the line  denied or planned, and without a place when faults were off: nobody calls it
-  granted after the promise   by how much tasks that waited got through later than told last,
+  waited outside of the line  without a place for long when faults were off, so that nobody takes it: it is
+                     found after minutes
+  granted after the expected start   by how much tasks that waited got through later than told last,
                      those aside that were picked up into a fault
+  workers that did not end    within 20 s of SIGTERM
   fault to next run  from a kill, or the end of a stop, to the next run of any task
 
 Flags:
@@ -324,7 +327,8 @@ func (o options) drainAll(ctx context.Context, stacks []*stack, say *progress) e
 func (s *stack) evidence(ctx context.Context) (evidence, error) {
 	e := evidence{
 		charged: map[string]int64{}, counts: map[string]int{}, ends: map[string]ending{}, excused: s.witness.excused,
-		hits: s.hits, jobs: s.jobs, pickUps: s.witness.pickUps(), runs: s.journal.copied(), strays: s.strays, throttled: s.throttled, windows: soakPolicy().Windows,
+		hits: s.hits, jobs: s.jobs, pickUps: s.witness.pickUps(), runs: s.journal.copied(), strays: s.strays, stuck: s.stuck,
+		takes: s.witness.killedTakes(), throttled: s.throttled, windows: soakPolicy().Windows,
 	}
 	s.mu.Lock()
 	e.enqueued = maps.Clone(s.enqueued)
@@ -349,6 +353,17 @@ func (s *stack) evidence(ctx context.Context) (evidence, error) {
 			e.ends[id] = ending{info.State, info.Retried}
 		}
 	}
+	locks := s.redis.Scan(ctx, 0, "asynq:{"+queue+"}:unique:*", 1000).Iterator()
+	for locks.Next(ctx) {
+		id, err := s.redis.Get(ctx, locks.Val()).Result()
+		if err != nil {
+			return e, err
+		}
+		e.locks = append(e.locks, id)
+	}
+	if err := locks.Err(); err != nil {
+		return e, err
+	}
 	if !s.throttled {
 		return e, nil
 	}
@@ -369,7 +384,8 @@ func (s *stack) evidence(ctx context.Context) (evidence, error) {
 	}
 	tickets, err := s.redis.HKeys(ctx, placesKey).Result()
 	for _, ticket := range tickets {
-		e.places = append(e.places, strings.TrimPrefix(ticket, ticketPrefix))
+		_, id, _ := strings.Cut(ticket, "/")
+		e.places = append(e.places, id)
 	}
 	return e, err
 }

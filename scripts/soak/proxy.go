@@ -46,7 +46,7 @@ func (p *proxy) listen(holder string) (net.Listener, error) {
 }
 
 // serve forwards one connection. What was forwarded is watched to its reply, also when the
-// client is gone: Redis does it all the same.
+// client is gone: Redis does it all the same, unless it still waits for something.
 func (p *proxy) serve(client net.Conn, holder string) {
 	defer client.Close()
 	server, err := net.Dial("tcp", p.server)
@@ -55,11 +55,14 @@ func (p *proxy) serve(client net.Conn, holder string) {
 	}
 	defer server.Close()
 	calls := make(chan wireCall, 1<<16)
-	var gone atomic.Bool
+	var gone, waits atomic.Bool
 	go func() {
 		defer close(calls)
-		defer gone.Store(true)
-		p.forward(client, server, calls)
+		p.forward(client, server, calls, &waits)
+		gone.Store(true)
+		if waits.Load() {
+			server.Close()
+		}
 	}()
 	replies := bufio.NewReader(server)
 	for call := range calls {
@@ -80,6 +83,9 @@ func (p *proxy) serve(client net.Conn, holder string) {
 		if err != nil {
 			return
 		}
+		if call.kind == waiting {
+			waits.Store(false)
+		}
 		delivered := false
 		if call.fate == dropped {
 			gone.Store(true)
@@ -92,7 +98,7 @@ func (p *proxy) serve(client net.Conn, holder string) {
 	}
 }
 
-func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall) {
+func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall, waits *atomic.Bool) {
 	requests := bufio.NewReader(client)
 	for {
 		request, err := readValue(requests)
@@ -111,6 +117,9 @@ func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall) {
 		if call.fate == cut {
 			client.Close()
 			return
+		}
+		if call.kind == waiting {
+			waits.Store(true)
 		}
 		calls <- call
 		if _, err := server.Write(request); err != nil {
@@ -136,4 +145,11 @@ func (p *proxy) draw(kind string) (fate, time.Duration) {
 		p.witness.mu.Unlock()
 	}
 	return f, pause
+}
+
+// drawn is how many calls of a kind have come so far.
+func (p *proxy) drawn(kind string) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.calls[kind]
 }

@@ -86,6 +86,7 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	all = append(all,
 		newFigure("- per 1,000 pick-ups", "", perThousand(len(s.burnt), sluice.pickUps), perThousand(len(c.burnt), control.pickUps), noBar),
 		newFigure("pick-ups", "", number(sluice.pickUps), number(control.pickUps), noBar))
+	both("locks left", s.locked, c.locked, difference)
 	own("runs that had waited", "", number(s.waited), noBar)
 	own("denials", "", number(sluice.denials), noBar)
 	own("excess", "units", number(s.excess), notAbove)
@@ -94,9 +95,10 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	own("- without a fault to blame", "units", number(s.leakedUnexcused), zero)
 	own("waited outside of the line", "", number(len(sluice.strays)), zero)
 	own("places left in line", "", number(len(sluice.places)), places)
-	own("granted after the promise, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
-	own("granted after the promise, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
-	own("granted after the promise, most", "s", seconds(quantile(s.late, 1)), noBar)
+	both("workers that did not end", sluice.stuck, control.stuck, difference)
+	own("granted after the expected start, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
+	own("granted after the expected start, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
+	own("granted after the expected start, most", "s", seconds(quantile(s.late, 1)), noBar)
 	all = append(all,
 		newFigure("fault to next run, p50", "s", seconds(quantile(s.recoveries, 0.5)), seconds(quantile(c.recoveries, 0.5)), noBar),
 		newFigure("fault to next run, most", "s", seconds(quantile(s.recoveries, 1)), seconds(quantile(c.recoveries, 1)), noBar))
@@ -157,7 +159,7 @@ func explain(w io.Writer, name string, e evidence, holds func(task string) []hol
 	}{
 		{"lost", t.lost}, {"unfinished", t.unfinished}, {"duplicated", t.duplicatedUnexcused},
 		{"archived early", t.archivedUnexcused}, {"burnt a retry", t.burntUnexcused}, {"not charged", t.uncharged},
-		{"outside of the line", e.strays}, {"left in line", e.places},
+		{"its lock is left", t.locked}, {"outside of the line", e.strays}, {"left in line", e.places},
 	} {
 		for _, id := range cases.tasks[:min(most, len(cases.tasks))] {
 			if told[id] {
@@ -171,15 +173,15 @@ func explain(w io.Writer, name string, e evidence, holds func(task string) []hol
 			}
 			j := e.jobs[i]
 			end, there := e.ends[id]
-			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, planned %v, retained %v, delay %v; at the end there %v, %v, retried %d\n",
-				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Planned, j.Retained, j.Delay, there, end.state, end.retried)
+			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; at the end there %v, %v, retried %d\n",
+				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Joins, j.Retained, j.Delay, there, end.state, end.retried)
 			for _, h := range holds(id) {
-				fmt.Fprintf(w, "  %s picked up by %s, lost %v, put down %s by %s\n", clock(h.At), h.Holder, h.Lost, clock(h.Ended), h.EndedBy)
+				fmt.Fprintf(w, "  %s picked up by %s, from the line %v, lost %v, put down %s by %s\n", clock(h.At), h.Holder, h.Taken, h.Lost, clock(h.Ended), h.EndedBy)
 			}
 			for _, r := range e.runs {
 				if r.Task == id {
-					fmt.Fprintf(w, "  %s run by %s, granted %s, promised %s, retried %d, ended %s, failed %v\n",
-						clock(r.Begun), r.Holder, clock(r.Granted), clock(r.Promised), r.Retried, clock(r.Ended), r.Failed)
+					fmt.Fprintf(w, "  %s run by %s, granted %s, expected %s, retried %d, ended %s, failed %v\n",
+						clock(r.Begun), r.Holder, clock(r.Granted), clock(r.Expected), r.Retried, clock(r.Ended), r.Failed)
 				}
 			}
 		}

@@ -94,3 +94,27 @@ func bulk(r *bufio.Reader) (string, bool) {
 	}
 	return string(text[:n]), true
 }
+
+// parts are the values of an array, each as it came; a value that is no array is its only part.
+func parts(value []byte) (all [][]byte, err error) {
+	if len(value) == 0 || value[0] != '*' {
+		return [][]byte{value}, nil
+	}
+	r := bufio.NewReader(bytes.NewReader(value))
+	if _, err := r.ReadBytes('\n'); err != nil {
+		return nil, err
+	}
+	for {
+		part, err := readValue(r)
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, part)
+	}
+}
+
+// text is what a bulk string holds.
+func text(value []byte) (string, bool) { return bulk(bufio.NewReader(bytes.NewReader(value))) }

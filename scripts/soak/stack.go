@@ -43,7 +43,8 @@ type stack struct {
 	mu       sync.Mutex
 	enqueued map[string]bool
 	strays   []string
-	suspects map[string]bool // of being strays
+	suspects map[string]time.Time // of being strays: since when
+	stuck    []string             // workers that did not end
 	hits     []hit
 	counts   map[string]int // of blows
 }
@@ -165,6 +166,9 @@ func (s *stack) endWorker(c *crew, signal os.Signal) {
 	}
 	c.cmd.Process.Signal(signal)
 	slow := time.AfterFunc(20*time.Second, func() {
+		s.mu.Lock()
+		s.stuck = append(s.stuck, c.holder())
+		s.mu.Unlock()
 		s.witness.died(c.holder())
 		c.cmd.Process.Kill()
 	})
@@ -209,9 +213,9 @@ func (s *stack) deal(ctx context.Context, b blow) error {
 
 // A producer enqueues jobs, through the proxy.
 type producer struct {
-	plain   *asynq.Client
-	planner *worker.Client // nil without Sluice
-	stack   *stack
+	plain  *asynq.Client
+	joiner *worker.Client // nil without Sluice
+	stack  *stack
 }
 
 func (s *stack) produce(ctx context.Context, begin time.Time) error {
@@ -230,58 +234,87 @@ func (s *stack) produce(ctx context.Context, begin time.Time) error {
 		if err != nil {
 			return err
 		}
-		if p.planner, err = worker.NewClient(opt, worker.ClientConfig{Limiter: limiter}); err != nil {
+		if p.joiner, err = worker.NewClient(opt, worker.ClientConfig{Limiter: limiter}); err != nil {
 			return err
 		}
-		defer p.planner.Close()
+		defer p.joiner.Close()
 	}
 	var all sync.WaitGroup
 	defer all.Wait()
 	room := make(chan struct{}, 16)
-	for _, j := range s.jobs {
+	for i := 0; i < len(s.jobs); {
+		together := p.together(s.jobs[i:])
+		i += len(together)
 		select {
-		case <-time.After(time.Until(begin.Add(j.At))):
+		case <-time.After(time.Until(begin.Add(together[0].At))):
 		case <-ctx.Done():
 			return nil
 		}
 		room <- struct{}{}
 		all.Go(func() {
-			p.enqueue(ctx, j)
+			p.enqueue(ctx, together)
 			<-room
 		})
 	}
 	return nil
 }
 
-// enqueue tries until the task is there: that its ID is taken means that it is.
-func (p *producer) enqueue(ctx context.Context, j job) {
-	opts := []asynq.Option{asynq.TaskID(j.ID), asynq.MaxRetry(j.MaxRetry)}
-	if j.Retained {
-		opts = append(opts, asynq.Retention(24*time.Hour))
+// together are those of the jobs, from the first on, that are enqueued by one call.
+func (p *producer) together(jobs []job) []job {
+	n := 1
+	for p.joiner != nil && n < len(jobs) && jobs[0].Batched && jobs[0].Joins && jobs[n].Batched && jobs[n].Joins && jobs[n].At == jobs[0].At {
+		n++
 	}
-	if j.Delay > 0 {
-		opts = append(opts, asynq.ProcessIn(j.Delay))
-	}
-	task := worker.NewTask(worker.Identity{Tenant: j.Tenant}, taskType, nil)
-	for ctx.Err() == nil {
-		var err error
-		if j.Planned && p.planner != nil {
-			var info *worker.TaskInfo
-			info, err = p.planner.EnqueueContext(ctx, task, opts...)
-			if err == nil && j.Delay == 0 {
-				p.stack.journal.promised(j.ID, info.StartsAt)
+	return jobs[:n]
+}
+
+// enqueue tries until the tasks are there: that an ID is taken means that its task is, and so does its lock.
+func (p *producer) enqueue(ctx context.Context, jobs []job) {
+	for len(jobs) > 0 && ctx.Err() == nil {
+		var failed []job
+		for i, err := range p.try(ctx, jobs) {
+			if err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) && !errors.Is(err, asynq.ErrDuplicateTask) {
+				failed = append(failed, jobs[i])
+				continue
 			}
-		} else {
-			_, err = p.plain.EnqueueContext(ctx, task, opts...)
-		}
-		if err == nil || errors.Is(err, asynq.ErrTaskIDConflict) {
 			p.stack.mu.Lock()
-			p.stack.enqueued[j.ID] = true
+			p.stack.enqueued[jobs[i].ID] = true
 			p.stack.mu.Unlock()
-			return
 		}
-		time.Sleep(100 * time.Millisecond)
+		if jobs = failed; len(jobs) > 0 {
+			time.Sleep(100 * time.Millisecond)
+		}
 	}
+}
+
+func (p *producer) try(ctx context.Context, jobs []job) []error {
+	tasks := make([]*asynq.Task, len(jobs))
+	for i, j := range jobs {
+		opts := []asynq.Option{asynq.TaskID(j.ID), asynq.MaxRetry(j.MaxRetry)}
+		if j.Retained {
+			opts = append(opts, asynq.Retention(24*time.Hour))
+		}
+		if j.Delay > 0 {
+			opts = append(opts, asynq.ProcessIn(j.Delay))
+		}
+		if j.Unique {
+			opts = append(opts, asynq.Unique(24*time.Hour))
+		}
+		tasks[i] = worker.NewTask(worker.Identity{Tenant: j.Tenant}, taskType, []byte(j.ID), opts...)
+	}
+	errs := make([]error, len(jobs))
+	if p.joiner == nil || !jobs[0].Joins {
+		for i, task := range tasks {
+			_, errs[i] = p.plain.EnqueueContext(ctx, task)
+		}
+		return errs
+	}
+	for i, result := range p.joiner.EnqueueBatch(ctx, tasks) {
+		if errs[i] = result.Err; result.Err == nil && jobs[i].Delay == 0 {
+			p.stack.journal.joined(jobs[i].ID, result.Info.StartsAt)
+		}
+	}
+	return errs
 }
 
 // waiting is how many tasks asynq has that have not ended, and Sluice's places in line.
@@ -298,10 +331,17 @@ func (s *stack) waiting(ctx context.Context) (tasks int, places int64, err error
 }
 
 // lookForStrays notes tasks that wait for long in asynq, as those do that stand in line, and do
-// not stand there. It is for the time without faults: a task that is seen so twice is no chance.
+// not stand there. It is for the time without faults: a task that is seen so for longer than a ticket is missing
+// whose worker was killed is no chance.
 func (s *stack) lookForStrays(ctx context.Context) error {
-	soon := strconv.FormatInt(time.Now().Add(10*time.Second).Unix(), 10) // retries and undecided tasks come back before that
-	seen := map[string]bool{}
+	const missing = 15 * time.Second
+	now := time.Now()
+	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10) // retries and undecided tasks come back before that
+	identity, err := s.redis.Get(ctx, identityKey).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return err
+	}
+	seen := map[string]time.Time{}
 	for _, set := range []string{"scheduled", "retry"} {
 		ids, err := s.redis.ZRangeArgs(ctx, redis.ZRangeArgs{
 			Key: "asynq:{" + queue + "}:" + set, ByScore: true, Start: soon, Stop: "+inf",
@@ -310,14 +350,18 @@ func (s *stack) lookForStrays(ctx context.Context) error {
 			return err
 		}
 		for _, id := range ids {
-			inLine, err := s.redis.HExists(ctx, placesKey, ticketPrefix+id).Result()
+			inLine, err := s.redis.HExists(ctx, placesKey, identity+"%2F"+queue+"/"+id).Result()
 			if err != nil {
 				return err
 			}
 			if inLine {
 				continue
 			}
-			if seen[id] = true; s.suspects[id] && !slices.Contains(s.strays, id) {
+			since := s.suspects[id]
+			if since.IsZero() {
+				since = now
+			}
+			if seen[id] = since; now.Sub(since) > missing && !slices.Contains(s.strays, id) {
 				s.strays = append(s.strays, id)
 			}
 		}
@@ -326,8 +370,7 @@ func (s *stack) lookForStrays(ctx context.Context) error {
 	return nil
 }
 
-// hurry lets a minute pass for the leases of workers that are gone and for tickets that did not
-// come when they were called, and has workers that start look at both.
+// hurry lets a minute pass for the leases of workers that are gone, and has workers that start look at them.
 func (s *stack) hurry(ctx context.Context) error {
 	orphans := s.witness.orphans()
 	past := float64(time.Now().Add(-31 * time.Second).Unix())
@@ -336,14 +379,8 @@ func (s *stack) hurry(ctx context.Context) error {
 			return err
 		}
 	}
-	called, err := s.redis.ZRange(ctx, calledKey, 0, -1).Result()
-	if err != nil || len(orphans)+len(called) == 0 {
-		return err
-	}
-	for _, ticket := range called {
-		if err := s.redis.ZAddXX(ctx, calledKey, redis.Z{Score: float64(time.Now().UnixMicro()), Member: ticket}).Err(); err != nil {
-			return err
-		}
+	if len(orphans) == 0 {
+		return nil
 	}
 	s.stopWorkers()
 	for _, c := range s.workers {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,22 +12,59 @@ import (
 
 // A wireCall is one command on its way to Redis.
 type wireCall struct {
-	kind string // what faults are drawn by: asynq's verb, or the name of the command
-	task string // its ID, for enqueue and for the verbs that end an attempt
-	fate fate
+	kind  string   // what faults are drawn by: what it does to tasks, or the name of the command
+	tasks []string // IDs, for enqueues and for what ends attempts
+	call  string   // by which Sluice repeats it, or undoes it, if it gets no reply; "" if nobody does
+	taken bool     // its tasks were taken from the line
+	fate  fate
 }
 
-// Verbs of asynq that matter here. All that end an attempt are told by their keys, Sluice's
-// requeue of a denied task as well.
+// Kinds of calls that matter here: asynq's own, and Sluice's in place of them.
 const (
-	dequeues     = "dequeue"
+	dequeues     = "dequeue" // also Sluice's pick
 	enqueues     = "enqueue"
-	finishes     = "finish"
+	finishes     = "finish"  // all that ends an attempt, Sluice's requeue of a denied task as well
+	restores     = "restore" // Sluice's, of tasks that no handler was found for
 	limiterCalls = "limiter" // Sluice's own
+	waiting      = "blpop"   // for a nudge
 )
 
 // handshake are commands of a new connection, which are left in peace.
 var handshake = []string{"hello", "auth", "client", "select", "subscribe", "psubscribe", "ping"}
+
+// scripts are those that matter, by the last parts of their keys, the first matching one counts.
+// "t:" stands for a task's own key.
+var scripts = []struct {
+	keys []string
+	call func(args []string) wireCall
+}{
+	{[]string{"pending", "paused", "active", "lease"}, func([]string) wireCall { return wireCall{kind: dequeues} }},
+	{[]string{"", "pending", "paused", "active", "lease"}, func(args []string) wireCall { return wireCall{kind: dequeues, call: at(args, 3)} }},
+	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall { return wireCall{kind: dequeues, call: at(args, 2), taken: true} }},
+	{[]string{"active", "lease", "scheduled", "pending"}, func(args []string) wireCall {
+		return wireCall{kind: restores, call: at(args, 1), tasks: args[min(4, len(args)):]}
+	}},
+	{[]string{"active", "lease"}, finish},
+	{[]string{"t:", "active", "lease"}, finish},
+	{[]string{"t:", "pending"}, nil}, // their task is in their key
+	{[]string{"t:", "scheduled"}, nil},
+	{[]string{"", "t:", "pending"}, nil}, // with a lock
+	{[]string{"", "t:", "scheduled"}, nil},
+}
+
+func finish(args []string) wireCall {
+	if len(args) == 0 {
+		return wireCall{kind: "script"}
+	}
+	return wireCall{kind: finishes, tasks: args[:1]}
+}
+
+func at(words []string, i int) string {
+	if i < len(words) {
+		return words[i]
+	}
+	return ""
+}
 
 // callOf tells what a command is by its keys.
 func callOf(words []string) wireCall {
@@ -42,26 +77,62 @@ func callOf(words []string) wireCall {
 		return wireCall{kind: name}
 	}
 	keys, args := words[3:3+n], words[3+n:]
-	ends := func(i int, suffix string) bool { return i < n && strings.HasSuffix(keys[i], suffix) }
-	_, id, isTask := strings.Cut(keys[0], "}:t:")
-	switch {
-	case strings.HasPrefix(keys[0], "sluice:"):
+	if strings.HasPrefix(keys[0], "sluice:") {
 		return wireCall{kind: limiterCalls}
-	case ends(0, ":pending") && ends(1, ":paused"):
-		return wireCall{kind: dequeues}
-	case len(args) > 0 && (ends(0, ":active") && ends(1, ":lease") || ends(1, ":active") && ends(2, ":lease")):
-		return wireCall{kind: finishes, task: args[0]}
-	case isTask && (ends(1, ":pending") || ends(1, ":scheduled")):
-		return wireCall{kind: enqueues, task: id}
+	}
+	for _, s := range scripts {
+		if !match(keys, s.keys) {
+			continue
+		}
+		if s.call != nil {
+			return s.call(args)
+		}
+		_, id, _ := strings.Cut(keys[slices.Index(s.keys, "t:")], "}:t:")
+		return wireCall{kind: enqueues, tasks: []string{id}}
+	}
+	const storedWith = 4 // values a task, behind three others
+	if n == 1 && match(keys, []string{"scheduled"}) && len(args) >= 3+storedWith && (len(args)-3)%storedWith == 0 && strings.HasSuffix(args[0], "}:t:") {
+		call := wireCall{kind: enqueues}
+		for i := 3; i < len(args); i += storedWith {
+			call.tasks = append(call.tasks, args[i])
+		}
+		return call
 	}
 	return wireCall{kind: "script"}
 }
 
-// taskIn returns the ID of the task that the reply to a dequeue holds, if it holds one.
-func taskIn(reply []byte) (id string, ok bool) {
+func match(keys, shape []string) bool {
+	if len(keys) < len(shape) {
+		return false
+	}
+	for i, suffix := range shape {
+		if suffix == "t:" && !strings.Contains(keys[i], "}:t:") || suffix != "t:" && suffix != "" && !strings.HasSuffix(keys[i], "}:"+suffix) {
+			return false
+		}
+	}
+	return true
+}
+
+// tasksIn returns the IDs of the tasks whose messages are in the reply to a dequeue.
+func tasksIn(reply []byte) (ids []string) {
+	values, err := parts(reply)
+	if err != nil {
+		return nil
+	}
+	for _, value := range values {
+		if message, ok := text(value); ok {
+			if id, ok := idOf([]byte(message)); ok {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids
+}
+
+// idOf returns the ID of a task by its message.
+func idOf(message []byte) (id string, ok bool) {
 	const fieldID = 3 // in asynq's internal/proto/asynq.proto
-	text, ok := bulk(bufio.NewReader(bytes.NewReader(reply)))
-	for message := []byte(text); ok && len(message) > 0; {
+	for len(message) > 0 {
 		number, kind, size := protowire.ConsumeField(message)
 		if size < 0 {
 			return "", false
@@ -76,14 +147,53 @@ func taskIn(reply []byte) (id string, ok bool) {
 	return "", false
 }
 
+// A take is a ticket that a worker got from the line, and was charged for.
+type take struct {
+	Granted time.Time // by the clock of Redis
+	Holder  string
+	Seen    time.Time
+	Task    string
+}
+
+// takesIn returns what the reply to a call of the limiter took from the line, by the ID of the grant.
+func takesIn(reply []byte) map[string]take {
+	values, err := parts(reply)
+	const first = 3 // behind two times and what the IDs begin with
+	if err != nil || len(values) <= first+1 {
+		return nil
+	}
+	base, ok := text(values[first-1])
+	if !ok {
+		return nil // it decides, and does not take
+	}
+	takes := map[string]take{}
+	for i := first; i+1 < len(values); i++ {
+		line, ok := text(values[i])
+		if !ok {
+			continue
+		}
+		// ticket costs rank flow key start tenant status, and when it was granted (throttle/internal/script/lua/take.lua)
+		fields := strings.Fields(line)
+		granted, err := strconv.ParseInt(strings.TrimSpace(strings.TrimPrefix(string(values[i+1]), ":")), 10, 64)
+		if err != nil || len(fields) != 8 || fields[7] != "1" {
+			continue
+		}
+		_, id, _ := strings.Cut(fields[0], "/")
+		takes[base+"/"+strconv.Itoa(len(takes))] = take{Granted: time.UnixMicro(granted), Task: id}
+	}
+	return takes
+}
+
 // A hold is one attempt as seen on the wire: from the reply to a worker's dequeue to the call
 // that puts the task down.
 type hold struct {
 	At      time.Time
+	Call    string    // of Sluice, which repeats it or undoes it if it gets no reply
 	Ended   time.Time // zero while it goes on
 	EndedBy string
 	Holder  string // which process of a worker
-	Lost    bool   // the worker never got the reply
+	Lost    bool   // the worker never got a reply
+	Taken   bool   // from the line, and charged then
 	Task    string
 }
 
@@ -91,20 +201,24 @@ type hold struct {
 type witness struct {
 	mu     sync.Mutex
 	faults map[fate]int
-	holds  map[string][]*hold // by task
-	killed map[string]bool    // processes
-	again  map[string]bool    // tasks whose enqueue was repeated after a lost reply
-	lost   map[string]int     // replies, by kind of call; of dequeues, those that held a task
+	holds  map[string][]*hold   // by task
+	killed map[string]time.Time // processes
+	again  map[string]bool      // tasks whose enqueue was repeated after a lost reply
+	lost   map[string]int       // replies, by kind of call; of dequeues, those that held a task
+	takes  map[string]take      // by the ID of the grant
 }
 
 func newWitness() *witness {
-	return &witness{faults: map[fate]int{}, holds: map[string][]*hold{}, killed: map[string]bool{}, again: map[string]bool{}, lost: map[string]int{}}
+	return &witness{
+		faults: map[fate]int{}, holds: map[string][]*hold{}, killed: map[string]time.Time{}, again: map[string]bool{}, lost: map[string]int{},
+		takes: map[string]take{},
+	}
 }
 
 func (w *witness) died(holder string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.killed[holder] = true
+	w.killed[holder] = time.Now()
 }
 
 // saw notes a call and its reply, which its client has got or not.
@@ -112,41 +226,76 @@ func (w *witness) saw(call wireCall, reply []byte, holder string, delivered bool
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	id, picked := "", false
+	var picked []string
 	if call.kind == dequeues {
-		id, picked = taskIn(reply)
+		picked = tasksIn(reply)
 	}
-	if !delivered && (picked || call.kind != dequeues) {
+	if !delivered && (len(picked) > 0 || call.kind != dequeues) {
 		w.lost[call.kind]++
 	}
 	switch call.kind {
 	case dequeues:
-		if picked {
-			w.holds[id] = append(w.holds[id], &hold{At: now, Holder: holder, Lost: !delivered, Task: id})
+		for _, id := range picked {
+			w.pickedUp(hold{At: now, Call: call.call, Holder: holder, Lost: !delivered, Taken: call.taken, Task: id})
 		}
 	case enqueues:
-		if !delivered && reply[0] == ':' {
-			w.again[call.task] = true
+		if !delivered && (reply[0] == ':' || reply[0] == '*') {
+			for _, id := range call.tasks {
+				w.again[id] = true
+			}
 		}
 	case finishes:
-		if len(reply) == 0 || reply[0] != '+' {
-			return
+		if reply[0] == '+' {
+			w.putDown(call, holder, now)
 		}
-		open := slices.DeleteFunc(slices.Clone(w.holds[call.task]), func(h *hold) bool { return !h.Ended.IsZero() })
-		for _, h := range open {
-			h.Ended, h.EndedBy = now, holder
+	case restores:
+		if reply[0] == ':' {
+			w.putDown(call, holder, now)
+		}
+	case limiterCalls:
+		for id, t := range takesIn(reply) {
+			if _, known := w.takes[id]; !known { // or else it is told again
+				t.Holder, t.Seen = holder, now
+				w.takes[id] = t
+			}
 		}
 	}
 }
 
-// excused are the attempts of a task that a fault ended: their worker was killed, or never knew.
-// Each may cost a retry and a further run, with or without Sluice.
+// pickedUp notes an attempt, or that a call was repeated which began it. The lock is held.
+func (w *witness) pickedUp(h hold) {
+	for _, before := range w.holds[h.Task] {
+		if h.Call != "" && before.Call == h.Call {
+			before.Lost = before.Lost && h.Lost
+			return
+		}
+	}
+	w.holds[h.Task] = append(w.holds[h.Task], &h)
+}
+
+// putDown ends attempts: what a call gives back are those of that call alone. The lock is held.
+func (w *witness) putDown(call wireCall, holder string, now time.Time) {
+	for _, id := range call.tasks {
+		for _, h := range w.holds[id] {
+			if h.Ended.IsZero() && (call.call == "" || call.call == h.Call) {
+				h.Ended, h.EndedBy = now, holder
+			}
+		}
+	}
+}
+
+// isExcused reports whether a fault ended the attempt: its worker was killed, or never knew, and has no
+// way to ask again. The lock is held.
+func (w *witness) isExcused(h *hold) bool {
+	return h.Lost && h.Call == "" || !w.killed[h.Holder].IsZero() && h.EndedBy != h.Holder
+}
+
+// excused are the attempts of a task that a fault ended. Each may cost a retry and a further run, with or
+// without Sluice.
 func (w *witness) excused(task string) []*hold {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(w.holds[task]), func(h *hold) bool {
-		return !h.Lost && !(w.killed[h.Holder] && h.EndedBy != h.Holder)
-	})
+	return slices.DeleteFunc(slices.Clone(w.holds[task]), func(h *hold) bool { return !w.isExcused(h) })
 }
 
 // orphans are tasks that are held by nobody who could put them down.
@@ -154,11 +303,24 @@ func (w *witness) orphans() (tasks []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for task, holds := range w.holds {
-		if h := holds[len(holds)-1]; h.Ended.IsZero() && (h.Lost || w.killed[h.Holder]) {
+		if h := holds[len(holds)-1]; h.Ended.IsZero() && w.isExcused(h) {
 			tasks = append(tasks, task)
 		}
 	}
 	return tasks
+}
+
+// killedTakes are what processes had taken not long before they were killed.
+func (w *witness) killedTakes() (takes []take) {
+	const within = 3 * time.Second
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, t := range w.takes {
+		if killed := w.killed[t.Holder]; !killed.IsZero() && killed.Sub(t.Seen) < within {
+			takes = append(takes, t)
+		}
+	}
+	return takes
 }
 
 // story are all attempts of a task.

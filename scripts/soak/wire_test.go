@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -109,8 +111,12 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		w := newWatched(t, client, 1, 0)
-		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
+		limits := redis.NewClient(&redis.Options{Addr: w.opt("w.1").Addr})
+		defer limits.Close()
+		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
 			Name: "api", Match: []string{"denied"}, Windows: []throttle.Window{{Name: "one", Limit: 1, Period: time.Hour}},
+		}, {
+			Name: "roomy", Match: []string{"taken"}, Windows: []throttle.Window{{Name: "many", Limit: 100, Period: time.Hour}},
 		}}})
 		if err != nil {
 			t.Fatal(err)
@@ -133,6 +139,23 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer joiner.Close()
+		before := w.proxy.drawn(enqueues)
+		for _, result := range joiner.EnqueueBatch(t.Context(), []*asynq.Task{
+			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken")),
+			worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken-2")),
+		}) {
+			if result.Err != nil {
+				t.Fatal(result.Err)
+			}
+		}
+		if after := w.proxy.drawn(enqueues); after == before {
+			t.Error("a batch of tasks was enqueued, and nobody saw it")
+		}
 		if err := server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "archived" || task.Type() == "retried" {
 				return errFault
@@ -142,13 +165,13 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		for id, n := range map[string]int{"done": 1, "kept": 1, "unique": 1, "archived": 1, "retried": 2, "denied": 1} {
+		for id, n := range map[string]int{"done": 1, "kept": 1, "unique": 1, "archived": 1, "retried": 2, "denied": 1, "taken": 1, "taken-2": 1} {
 			w.wait(id+" has ended", func() bool {
 				story := w.witness.story(id)
 				return len(story) == n && !story[n-1].Ended.IsZero()
 			})
 			for _, h := range w.witness.story(id) {
-				if h.Holder != "w.1" || h.EndedBy != "w.1" || h.Lost {
+				if h.Holder != "w.1" || h.EndedBy != "w.1" || h.Lost || h.Call == "" || h.Taken != strings.HasPrefix(id, "taken") {
 					t.Errorf("%s: %+v", id, h)
 				}
 			}
@@ -160,7 +183,55 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		if got := w.witness.orphans(); len(got) != 0 {
 			t.Errorf("orphans: %q", got)
 		}
+		w.witness.died("w.1")
+		taken := map[string]bool{}
+		for _, one := range w.witness.killedTakes() {
+			taken[one.Task] = !one.Granted.IsZero() && one.Holder == "w.1"
+		}
+		if !maps.Equal(taken, map[string]bool{"taken": true, "taken-2": true}) {
+			t.Errorf("taken from the line: %v", taken)
+		}
 	})
+}
+
+// A call that Sluice repeats until it is answered has no fault to blame for what it made active, unless its worker died.
+func TestWitnessOfRepeatedCalls(t *testing.T) {
+	t.Parallel()
+	message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), "a")
+	prefix := "asynq:{default}:"
+	for name, begin := range map[string]wireCall{
+		"pick":    callOf([]string{"evalsha", "x", "4", prefix + "scheduled", prefix + "active", prefix + "lease", prefix + "paused", prefix + "t:", "99", "call", "a", "key"}),
+		"dequeue": callOf([]string{"evalsha", "x", "5", prefix + "sluice:dequeued:p", prefix + "pending", prefix + "paused", prefix + "active", prefix + "lease", prefix + "t:", "99", "7", "call"}),
+	} {
+		w := newWitness()
+		reply := fmt.Appendf(nil, "*3\r\n:1\r\n$%d\r\n%s\r\n:4\r\n", len(message), message)
+		w.saw(begin, reply, "w.1", false)
+		if story := w.story("a"); len(story) != 1 || !story[0].Lost || story[0].Call != "call" || story[0].Taken != (name == "pick") {
+			t.Errorf("%s: %+v", name, story)
+		}
+		if len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
+			t.Errorf("%s: a lost reply is an excuse", name)
+		}
+		w.saw(begin, reply, "w.1", true)
+		if story := w.story("a"); len(story) != 1 || story[0].Lost {
+			t.Errorf("%s, repeated: %+v", name, story)
+		}
+		restore := func(call string) wireCall {
+			return callOf([]string{"evalsha", "x", "4", prefix + "active", prefix + "lease", prefix + "scheduled", prefix + "pending", prefix + "t:", call, "", "0", "a"})
+		}
+		w.saw(restore("another"), []byte(":0\r\n"), "w.1", true)
+		if story := w.story("a"); !story[0].Ended.IsZero() {
+			t.Errorf("%s: another call was undone: %+v", name, story)
+		}
+		w.died("w.1")
+		if len(w.excused("a")) != 1 || len(w.orphans()) != 1 {
+			t.Errorf("%s: a killed worker is no excuse", name)
+		}
+		w.saw(restore("call"), []byte(":1\r\n"), "w.1", false)
+		if story := w.story("a"); story[0].Ended.IsZero() || len(w.excused("a")) != 0 || len(w.orphans()) != 0 {
+			t.Errorf("%s, undone: %+v", name, story)
+		}
+	}
 }
 
 // seedFor returns a seed by which the second call of a kind loses its reply, and those around it
@@ -201,7 +272,7 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 		}
 		defer server.Shutdown()
 		defer close(finish)
-		w.wait("a task runs", running.Load)
+		w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.story("held")) > 0 })
 		if story := w.witness.story("lost"); len(story) != 1 || !story[0].Lost {
 			t.Errorf("lost: %+v", story)
 		}
@@ -238,6 +309,13 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 		})
 		if w.witness.again["b"] {
 			t.Error("b was enqueued without a fault")
+		}
+		before := w.proxy.drawn(enqueues)
+		if _, err := plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if w.proxy.drawn(enqueues) == before {
+			t.Error("a unique task was enqueued, and nobody saw it")
 		}
 	})
 }
@@ -281,14 +359,14 @@ func TestJobsAndBlowsComeFromTheSeed(t *testing.T) {
 		seen[j.Tenant]++
 		for what, is := range map[string]bool{
 			"archives": j.archives(), "fails at first": j.Fails > 0 && !j.archives(), "no retries": j.MaxRetry == 0,
-			"planned": j.Planned, "retained": j.Retained, "later": j.Delay > 0, "panics": j.Panics && j.Fails > 0,
+			"joins": j.Joins, "batched": j.Batched && j.Joins, "retained": j.Retained, "unique": j.Unique, "later": j.Delay > 0, "panics": j.Panics && j.Fails > 0,
 		} {
 			if is {
 				seen[what]++
 			}
 		}
 	}
-	for _, what := range []string{"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries", "planned", "retained", "later", "panics"} {
+	for _, what := range []string{"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries", "joins", "batched", "retained", "unique", "later", "panics"} {
 		if seen[what] < len(jobs)/100 {
 			t.Errorf("%d of %d jobs: %s", seen[what], len(jobs), what)
 		}

@@ -59,7 +59,7 @@ func work(args []string) error {
 	opt := asynq.RedisClientOpt{Addr: *redisAddr}
 	config := asynq.Config{
 		Concurrency:              slots,
-		DelayedTaskCheckInterval: time.Second, // as Sluice's server has it, so that both stacks are alike
+		DelayedTaskCheckInterval: time.Second,
 		LogLevel:                 asynq.ErrorLevel,
 		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Second },
 		TaskCheckInterval:        100 * time.Millisecond,

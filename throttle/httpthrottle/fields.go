@@ -42,7 +42,7 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 	return 0, false
 }
 
-// retryAfter reads Retry-After: seconds, or a date by the far side's clock.
+// retryAfter reads Retry-After: seconds, or a date by the upstream's clock.
 func retryAfter(resp *http.Response) (time.Duration, bool) {
 	value := strings.TrimSpace(resp.Header.Get("Retry-After"))
 	if date, err := http.ParseTime(value); err == nil {
@@ -60,7 +60,7 @@ func seconds(value string) (time.Duration, bool) {
 	return time.Duration(math.Ceil(min(n, MaxPause.Seconds()*1000) * float64(time.Second))), true
 }
 
-// A remainder is how many units the far side lets through until it resets.
+// A remainder is how many units the upstream lets through until it resets.
 type remainder struct {
 	unit  string
 	left  int64
@@ -194,7 +194,7 @@ func integer(params *httpsfv.Params, key string) (int64, bool) {
 	return n, ok
 }
 
-// resetIn reads when the far side resets: seconds from now, seconds or milliseconds since 1970, or a
+// resetIn reads when the upstream resets: seconds from now, seconds or milliseconds since 1970, or a
 // duration such as 6m0s.
 func resetIn(value string, now time.Time) (time.Duration, bool) {
 	value = strings.TrimSpace(value)

@@ -66,7 +66,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 	}
 }
 
-// Whatever the far side says, what is read of it can be passed on, or nothing is.
+// Whatever the upstream says, what is read of it can be passed on, or nothing is.
 func FuzzRemainders(f *testing.F) {
 	f.Add(`"default";r=50;t=30`, `"default";q=100;qu="tokens"`, "9", "1790003600", "12")
 	f.Add(`limit=100, remaining=50, reset=5`, `("a" "b");q=1`, "-1", "6m0s", "Mon, 05 Aug 2019 09:27:05 GMT")
@@ -92,7 +92,7 @@ func FuzzRemainders(f *testing.F) {
 	})
 }
 
-// What our windows let out until the far side resets, against which its word is held.
+// What our windows let out until the upstream resets, against which its word is held.
 func TestWhatOurWindowsLetOut(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_790_000_000, 0)

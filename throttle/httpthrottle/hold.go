@@ -31,10 +31,11 @@ type hold struct {
 func newHold(outer context.Context, l *throttle.Limiter, r throttle.Reservation, logger *slog.Logger) (context.Context, *hold) {
 	h := &hold{limiter: l, logger: logger, outer: outer, reservation: r}
 	ctx, cancel := context.WithCancelCause(outer)
-	if h.stop = l.KeepRenewing(outer, r, func(bool) { cancel(ErrLeaseLost) }); h.stop == nil {
+	if l.Lease(r) == 0 {
 		cancel(nil)
 		return outer, h
 	}
+	h.stop = l.KeepRenewing(outer, r, func(bool) { cancel(ErrLeaseLost) })
 	h.cancel = cancel
 	return ctx, h
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A learner passes on what the far side says of how much is left, if that is news.
+// A learner passes on what the upstream says of how much is left, if that is news.
 type learner struct {
 	limiter *throttle.Limiter
 	logger  *slog.Logger
@@ -20,11 +20,11 @@ type learner struct {
 	told map[string]drift // by policy, unit and scopes
 }
 
-// A drift is by how many units the far side was behind our windows when that was passed on. Redis takes
+// A drift is by how many units the upstream was behind our windows when that was passed on. Redis takes
 // off what we grant since: as long as the drift stays the same there is nothing new to say.
 type drift struct {
 	units int64
-	until time.Time // when the far side resets
+	until time.Time // when the upstream resets
 }
 
 // toldMost bounds what is remembered: tenants are data.
@@ -56,7 +56,7 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	}
 }
 
-// left passes on how much the far side has left, where that is less than our windows let out.
+// left passes on how much the upstream has left, where that is less than our windows let out.
 func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Decision) {
 	if fromCache(resp.Header) {
 		return
@@ -91,7 +91,7 @@ func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Deci
 	}
 }
 
-// letsOut is an upper bound of how much our windows of the unit let out until the far side resets.
+// letsOut is an upper bound of how much our windows of the unit let out until the upstream resets.
 func letsOut(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64
@@ -119,7 +119,7 @@ func (l *learner) news(key string, behind int64, reset time.Duration) bool {
 	if !ok || !time.Now().Before(before.until) {
 		return behind > 0
 	}
-	// A reset that moved is another period of the far side.
+	// A reset that moved is another period of the upstream.
 	moved := time.Now().Add(reset).Sub(before.until).Abs() > max(2*time.Second, reset/10)
 	return behind > before.units || behind < before.units/2 || moved && behind > 0
 }
@@ -141,7 +141,7 @@ func keyOf(d throttle.Decision, unit string) string {
 	return strings.Join(parts, "\x00")
 }
 
-// clock is the far side's, which its times of day are by; or ours, if it does not tell.
+// clock is the upstream's, which its times of day are by; or ours, if it does not tell.
 func clock(resp *http.Response) time.Time {
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		return date

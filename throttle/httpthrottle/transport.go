@@ -1,7 +1,7 @@
 // Package httpthrottle puts the limits of package throttle around net/http: around the calls that a
 // program makes ([Transport]), and in front of the requests that it serves ([NewMiddleware]).
 //
-// A Transport reserves for every call, and learns from the answers what the far side knows better.
+// A Transport reserves for every call, and learns from the answers what the upstream knows better.
 // In a job, whose context carries a [throttle.Job], a call that does not fit returns a
 // *[throttle.DeniedError], by which the job is requeued:
 //
@@ -20,7 +20,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptrace"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -33,12 +32,12 @@ const (
 	MaxPause     = 24 * time.Hour
 )
 
-// pollMost is the longest sleep between two looks for room that may come sooner than is known: what
-// a Concurrency window tells is an upper bound, and who is called from a line must come soon.
+// pollMost is the longest sleep between two looks for room that may come sooner than is known: beside a
+// line, and where a Concurrency window denied.
 const pollMost = time.Second
 
 // afterwards bounds each call of the limiter that has to be made also when the request's context has
-// ended: releasing, cancelling, and passing on what the far side said.
+// ended: releasing, cancelling, and passing on what the upstream said.
 const afterwards = 5 * time.Second
 
 // TransportConfig is how calls are throttled. Its functions are called by many goroutines at once.
@@ -68,7 +67,7 @@ type TransportConfig struct {
 	PassUnidentified bool
 
 	// Pause is for how long nothing is granted after a refusal that does not say for how long. The
-	// default is DefaultPause; the most that is believed of the far side is MaxPause.
+	// default is DefaultPause; the most that is believed of the upstream is MaxPause.
 	Pause time.Duration
 
 	// Policy is the policy of all calls, unless Request names another. The default is that of the
@@ -181,15 +180,13 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 		}
 	case job != nil:
 		r = job.Request
-		r.HoldFor, r.Nonce = 0, "" // of the job, not of this call
+		// Of the job, not of this call. A job waits in no line but its own policy's.
+		r.HoldFor, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, "", throttle.TicketID{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
 				r.Cost = nil // in units of the job's policy
 			}
 			r.Policy = t.c.Policy
-		}
-		if p, ok := t.c.Limiter.Policy(r.Policy); ok && p.Requeue == throttle.RequeueEarliestReset {
-			r.Ticket = ""
 		}
 	default:
 		r.Policy = t.c.Policy
@@ -202,8 +199,8 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 
 // reserve returns a grant, after a wait if need be, or an error.
 func (t *Transport) reserve(ctx context.Context, r throttle.Request) (throttle.Decision, error) {
-	policy, _ := t.c.Limiter.Policy(r.Policy)
-	bound := slices.ContainsFunc(policy.Windows, func(w throttle.Window) bool { return w.Algorithm == throttle.Concurrency })
+	policy, _ := t.c.Limiter.Lookup(r.Policy)
+	bound := policy.Leases
 	end := time.Now().Add(t.c.MaxWait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
 		end = deadline
@@ -217,7 +214,7 @@ func (t *Transport) reserve(ctx context.Context, r throttle.Request) (throttle.D
 		if left <= 0 || left < d.RetryIn && !bound {
 			return d, &throttle.DeniedError{Decision: d, Request: r}
 		}
-		if bound || r.Ticket != "" {
+		if bound || d.RetryInMost > d.RetryIn {
 			sleep = min(sleep, pollMost)
 		}
 		timer := time.NewTimer(min(sleep, left))

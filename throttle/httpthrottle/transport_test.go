@@ -55,7 +55,7 @@ func TestWhoseACallIs(t *testing.T) {
 		policy("other", perHour(100, "tenant", "host")))
 	server := newFar(t, ok)
 	job := func(policy string, cost map[string]int64) context.Context {
-		return throttle.WithJob(t.Context(), &throttle.Job{Request: throttle.Request{Policy: policy, Tenant: "acme", Cost: cost, Nonce: "the job's"}})
+		return throttle.WithJob(t.Context(), &throttle.Job{Request: throttle.Request{Policy: policy, Tenant: "acme", Cost: cost, IdempotencyKey: "the job's"}})
 	}
 	fixed := func(r throttle.Request, ok bool) func(*http.Request) (throttle.Request, bool) {
 		return func(*http.Request) (throttle.Request, bool) { return r, ok }
@@ -251,7 +251,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	for name, fake := range map[string]base{
 		"there is no body":  answer(http.NoBody),
 		"the call fails":    func(*http.Request) (*http.Response, error) { return nil, broken },
-		"the far side says": answer(io.NopCloser(strings.NewReader("x"))),
+		"the upstream says": answer(io.NopCloser(strings.NewReader("x"))),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -337,35 +337,24 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 	})
 }
 
-// With the job's ticket a call that is denied stands in line, and goes when it is called.
-func TestADeniedCallOfAJobStandsInLine(t *testing.T) {
+// A job waits in no line but its own policy's: a call that is denied under its ticket joins none.
+func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		limiter := newLimiter(t, client, policy("api", perHour(1)))
-		var lines []throttle.Line
-		defer limiter.OnLine(func(l throttle.Line) { lines = append(lines, l) })()
 		server := newFar(t, ok)
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
-		before, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api"})
-		if err != nil {
+		if _, err := get(t.Context(), rt, server.URL); err != nil {
 			t.Fatal(err)
 		}
-		ctx := throttle.WithJob(t.Context(), &throttle.Job{Request: throttle.Request{Ticket: "default:7"}})
+		job := &throttle.Job{Request: throttle.Request{Ticket: throttle.TicketID{Queue: "default", ID: "7"}, Key: "key", Front: true}}
 		var denied *throttle.DeniedError
-		if _, err := get(ctx, rt, server.URL); !errors.As(err, &denied) {
+		if _, err := get(throttle.WithJob(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)
 		}
-		if _, err := limiter.Cancel(t.Context(), before.Reservation); err != nil {
-			t.Fatal(err)
-		}
-		if len(lines) == 0 || !slices.Equal(lines[len(lines)-1].Calls, []string{"default:7"}) {
-			t.Fatalf("lines %v: the last does not call the job", lines)
-		}
-		if _, err := get(t.Context(), rt, server.URL); !errors.As(err, &denied) {
-			t.Errorf("somebody else has taken the place of who was called: %v", err)
-		}
-		if _, err := get(ctx, rt, server.URL); err != nil {
-			t.Errorf("the job that was called: %v", err)
+		taken, err := limiter.Take(t.Context(), "api", throttle.TakeOptions{Queues: []string{"default"}, Max: 1})
+		if err != nil || taken.Next >= 0 {
+			t.Errorf("somebody waits: %+v, %v", taken, err)
 		}
 	})
 }
@@ -479,7 +468,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 		pause  time.Duration
 	}{
 		{"seconds", 429, []string{"Retry-After", "30"}, 30 * time.Second},
-		{"a date, by the far side's clock", 429, []string{"Date", date(-day), "Retry-After", date(40*time.Second - day)}, 40 * time.Second},
+		{"a date, by the upstream's clock", 429, []string{"Date", date(-day), "Retry-After", date(40*time.Second - day)}, 40 * time.Second},
 		{"a date without a clock", 429, []string{"Retry-After", now.Add(2 * time.Hour).Format(http.TimeFormat)}, 2 * time.Hour},
 		{"no word", 429, nil, 7 * time.Second},
 		{"nonsense", 429, []string{"Retry-After", "soon"}, 7 * time.Second},
@@ -559,7 +548,7 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 				t.Errorf("learn only %v: a call after a refusal: %v", learnOnly, err)
 			}
 			if n := server.calls.Load() - before; n != 1 {
-				t.Errorf("learn only %v: the far side saw %d calls, want 1", learnOnly, n)
+				t.Errorf("learn only %v: the upstream saw %d calls, want 1", learnOnly, n)
 			}
 		}
 	})
@@ -594,18 +583,18 @@ func TestWhatIsLeftIsLearntAndToldOnce(t *testing.T) {
 		}
 		call("the first", true, 1)
 		for range 5 {
-			call("the far side counts as we do", true, 1)
+			call("the upstream counts as we do", true, 1)
 		}
 		remaining, age = 5, "7"
 		call("others took all but 5, by an answer from a cache", true, 1)
 		age = "0"
 		call("others took all but 4", true, 2)
-		call("3 are left, and the short way is closed", true, 2)
+		call("3 are left", true, 1)
 		call("2 are left", true, 1)
 		call("1 is left", true, 1)
 		call("none is left", false, 1)
 		if n := server.calls.Load(); n != 11 {
-			t.Errorf("the far side saw %d calls, want 11", n)
+			t.Errorf("the upstream saw %d calls, want 11", n)
 		}
 	})
 }

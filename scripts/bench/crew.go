@@ -1,0 +1,143 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// A crew is how asynq's servers are set up: plain ones, or ones that are throttled by a policy.
+// Whatever it does not name is as by default.
+type crew struct {
+	policy  *throttle.Policy // nil: plain asynq
+	servers int              // 0 is one
+	slots   int              // of each: asynq.Config.Concurrency
+	work    time.Duration    // of every handler
+
+	denied func(id string, d throttle.Decision) // is told of every denial, if not nil
+}
+
+// plain is the same crew without a policy.
+func (c crew) plain() crew {
+	c.policy, c.denied = nil, nil
+	return c
+}
+
+// A shift is a crew at work.
+type shift struct {
+	calls []*callLog // of each server's limiter
+	ends  []func()
+}
+
+// start starts the servers, each with connections and a limiter of its own.
+func (c crew) start(addr string, j *journal) (*shift, error) {
+	s := &shift{}
+	for i := range cmp.Or(c.servers, 1) {
+		var err error
+		if c.policy == nil {
+			err = c.startPlain(s, i, addr, j)
+		} else {
+			err = c.startThrottled(s, i, addr, j)
+		}
+		if err != nil {
+			s.end()
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// end shuts all servers down as a deploy does.
+func (s *shift) end() {
+	var all sync.WaitGroup
+	for _, end := range s.ends {
+		all.Go(end)
+	}
+	all.Wait()
+	s.ends = nil
+}
+
+func (c crew) config() asynq.Config {
+	return asynq.Config{Concurrency: c.slots, LogLevel: asynq.FatalLevel}
+}
+
+func (c crew) startPlain(s *shift, server int, addr string, j *journal) error {
+	srv := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, c.config())
+	if err := srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		j.start(start{at: time.Now(), id: id, server: server})
+		time.Sleep(c.work)
+		return nil
+	})); err != nil {
+		return err
+	}
+	s.ends = append(s.ends, srv.Shutdown)
+	return nil
+}
+
+func (c crew) startThrottled(s *shift, server int, addr string, j *journal) error {
+	client, limiter, err := newLimiter(addr, *c.policy)
+	if err != nil {
+		return err
+	}
+	calls := &callLog{}
+	client.AddHook(calls)
+	srv, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, c.config(), worker.Config{
+		Limiter: limiter,
+		Logger:  slog.New(slog.NewTextHandler(io.Discard, nil)),
+		OnDecision: func(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
+			if d.Granted {
+				return
+			}
+			j.deny()
+			if c.denied != nil {
+				id, _ := asynq.GetTaskID(ctx)
+				c.denied(id, d)
+			}
+		},
+	})
+	if err != nil {
+		client.Close()
+		return err
+	}
+	end := func() {
+		srv.Shutdown()
+		client.Close()
+	}
+	if err := srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		at := time.Now()
+		d, _ := worker.DecisionFrom(ctx)
+		id, _ := asynq.GetTaskID(ctx)
+		s := start{at: at, id: id, server: server, tenant: d.Tenant}
+		if d.Granted && d.FailedOpen == nil {
+			s.granted = d.At
+		}
+		j.start(s)
+		time.Sleep(c.work)
+		return nil
+	})); err != nil {
+		end()
+		return err
+	}
+	s.calls, s.ends = append(s.calls, calls), append(s.ends, end)
+	return nil
+}
+
+func newLimiter(addr string, policy throttle.Policy) (*redis.Client, *throttle.Limiter, error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy}})
+	if err != nil {
+		client.Close()
+		return nil, nil, err
+	}
+	return client, limiter, nil
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// Windows that are to stay full have this period, and grant so many calls in it.
+const (
+	fullPeriod = 500 * time.Millisecond
+	fullGrants = 1000
+)
+
+// engineFull: single calls to sliding windows that stay full, because somebody asks all the time. All
+// of them grant as many calls a second, so that they differ in their size only.
+func engineFull(ctx context.Context, o scenarioOptions) ([]figure, error) {
+	s, err := newReserveSite(ctx, o, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	limits := []int{20, 1_000, 100_000}
+	sides, granted, err := s.fullWindows(ctx, limits)
+	if err != nil {
+		return nil, err
+	}
+	return medians(o.rounds, func(round int) ([]figure, error) {
+		if err := s.clear(ctx); err != nil {
+			return nil, err
+		}
+		if err := fillWindows(sides); err != nil {
+			return nil, err
+		}
+		clear(granted)
+		costs, err := s.inTurns(ctx, sides...)
+		if err != nil {
+			return nil, err
+		}
+		o.say("round %d of %d: limits %v: %v, granted %v", round+1, o.rounds, limits, costs, granted)
+		var all []figure
+		for i, limit := range limits[1:] {
+			all = append(all, figure{Name: fmt.Sprintf("full window of %d: Redis CPU a decision, beside one of 20", limit), Value: costs[i+1].cpu / costs[0].cpu, AtMost: new(1.3)})
+		}
+		return all, nil
+	})
+}
+
+// fullWindows are sides that ask windows of these limits without a pause, one call after the other, and
+// how many calls each was granted. Small windows are of several tenants, for large ones a call costs more.
+func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []func() (int, error), granted []int, err error) {
+	slice := time.Duration(s.o.of(50, 150)) * time.Millisecond
+	granted = make([]int, len(limits))
+	for i, limit := range limits {
+		take, err := ourReservePolicy(s.askers, fmt.Sprint("full-", limit), throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod})
+		if err != nil {
+			return nil, nil, err
+		}
+		tenants := max(1, fullGrants/limit)
+		cost := limit * tenants / fullGrants
+		next := 0
+		sides = append(sides, func() (n int, err error) {
+			for end := time.Now().Add(slice); time.Now().Before(end); n++ {
+				ok, err := take(ctx, "tenant-"+strconv.Itoa(next%tenants), cost)
+				if err != nil {
+					return n, err
+				}
+				if ok {
+					granted[i]++
+				}
+				next++
+			}
+			return n, nil
+		})
+	}
+	return sides, granted, nil
+}
+
+// fillWindows asks until all of them are full.
+func fillWindows(sides []func() (int, error)) error {
+	for _, ask := range sides {
+		for begin := time.Now(); time.Since(begin) < fullPeriod; {
+			if _, err := ask(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

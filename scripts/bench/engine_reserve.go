@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// twoExact are two sliding windows of each tenant that never deny here.
+func twoExact() []throttle.Window {
+	return []throttle.Window{
+		{Name: "second", Limit: 100_000, Period: time.Second},
+		{Name: "minute", Limit: 1_000_000, Period: time.Minute},
+	}
+}
+
+func rateReserve(client redis.UniversalClient) reserveFunc {
+	l := redis_rate.NewLimiter(client)
+	limit := redis_rate.Limit{Rate: 100_000, Burst: 100_000, Period: time.Second}
+	return func(ctx context.Context, tenant string, cost int) (bool, error) {
+		r, err := l.AllowN(ctx, tenant, limit, cost)
+		return err == nil && r.Allowed > 0, err
+	}
+}
+
+// engineReserve: two exact windows by many goroutines, beside one call of redis_rate.
+func engineReserve(ctx context.Context, o scenarioOptions) ([]figure, error) {
+	const goroutines = 64
+	s, err := newReserveSite(ctx, o, goroutines)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	n := o.of(10_000, 80_000)
+	return medians(o.rounds, func(round int) ([]figure, error) {
+		var all []figure
+		for _, c := range []struct {
+			name    string
+			tenants int
+			cpu     float64
+		}{{"10 tenants", 10, 0.7}, {"all different", math.MaxInt, 1.0}} {
+			costs, err := s.besideRate(ctx, n, c.tenants, goroutines)
+			if err != nil {
+				return nil, err
+			}
+			o.say("round %d of %d, %s: redis_rate %v; ours %v", round+1, o.rounds, c.name, costs[0], costs[1])
+			all = append(all,
+				figure{Name: c.name + ": throughput, beside redis_rate", Value: costs[0].each / costs[1].each, AtLeast: new(2.)},
+				figure{Name: c.name + ": Redis CPU a decision, beside redis_rate's", Value: costs[1].cpu / costs[0].cpu, AtMost: &c.cpu},
+			)
+		}
+		return all, nil
+	})
+}
+
+// engineReserveOne: the same by one goroutine, which waits for each answer.
+func engineReserveOne(ctx context.Context, o scenarioOptions) ([]figure, error) {
+	s, err := newReserveSite(ctx, o, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	return medians(o.rounds, func(round int) ([]figure, error) {
+		costs, err := s.besideRate(ctx, o.of(2_000, 10_000), 10, 1)
+		if err != nil {
+			return nil, err
+		}
+		o.say("round %d of %d: redis_rate %v; ours %v", round+1, o.rounds, costs[0], costs[1])
+		return []figure{
+			{Name: "time a call, beside redis_rate's", Value: costs[1].each / costs[0].each, AtMost: new(1.2)},
+			{Name: "Redis CPU a decision, beside redis_rate's", Value: costs[1].cpu / costs[0].cpu},
+		}, nil
+	})
+}
+
+// besideRate are the costs of redis_rate and of two exact windows of ours.
+func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int) ([]cost, error) {
+	ours, err := ourReserve(s.askers, twoExact()...)
+	if err != nil {
+		return nil, err
+	}
+	return s.compare(ctx, n, tenants, goroutines, rateReserve(s.askers), ours)
+}
+
+// engineShapes: policies of other shapes beside two windows in one scope, by single calls.
+func engineShapes(ctx context.Context, o scenarioOptions) ([]figure, error) {
+	window := func(name string, period time.Duration, per ...string) throttle.Window {
+		return throttle.Window{Name: name, Limit: 1_000_000, Period: period, Per: per}
+	}
+	shapes := [][]throttle.Window{
+		{window("second", time.Second), window("minute", time.Minute)},
+		{window("second", time.Second), window("user", time.Minute, "tenant", "user")},
+		{window("second", time.Second), window("minute", time.Minute), window("hour", time.Hour), window("day", 24*time.Hour), window("week", 7*24*time.Hour)},
+	}
+	s, err := newReserveSite(ctx, o, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	var takes []reserveFunc
+	for i, windows := range shapes {
+		take, err := ourReservePolicy(s.askers, fmt.Sprint("shape-", i), windows...)
+		if err != nil {
+			return nil, err
+		}
+		takes = append(takes, take)
+	}
+	return medians(o.rounds, func(round int) ([]figure, error) {
+		costs, err := s.compare(ctx, o.of(2_000, 8_000), 100, 1, takes...)
+		if err != nil {
+			return nil, err
+		}
+		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, costs[0], costs[1], costs[2])
+		return []figure{
+			{Name: "two scopes with a window each: Redis CPU a decision, beside two windows in one scope", Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.3)},
+			{Name: "five windows in one scope: Redis CPU a decision, beside two windows in one scope", Value: costs[2].cpu / costs[0].cpu, AtMost: new(2.)},
+		}, nil
+	})
+}
+
+// A reserveSite is a site with connections for those who ask.
+type reserveSite struct {
+	*site
+	askers *redis.Client
+}
+
+func newReserveSite(ctx context.Context, o scenarioOptions, connections int) (*reserveSite, error) {
+	s, err := newSite(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.learnIdle(ctx, nil); err != nil {
+		s.stop()
+		return nil, err
+	}
+	return &reserveSite{s, redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: connections})}, nil
+}
+
+func (s *reserveSite) stop() {
+	s.askers.Close()
+	s.site.stop()
+}
+
+// compare lets each of some limiters be asked n times for tenants in turn. All must be granted.
+func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) ([]cost, error) {
+	if err := s.clear(ctx); err != nil {
+		return nil, err
+	}
+	var sides []func() (int, error)
+	for _, take := range takes {
+		asked := 0
+		sides = append(sides, func() (int, error) {
+			from := asked
+			asked += n / turns
+			return n / turns, inParallel(n/turns, goroutines, func(i int) error {
+				granted, err := take(ctx, "tenant-"+strconv.Itoa((from+i)%tenants), 1)
+				if err == nil && !granted {
+					err = errors.New("a call was denied, and all should fit")
+				}
+				return err
+			})
+		})
+	}
+	for _, act := range sides { // makes connections and loads scripts
+		if _, err := act(); err != nil {
+			return nil, err
+		}
+	}
+	return s.inTurns(ctx, sides...)
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// engineRun: what throttling costs that denies nothing. Each round runs the same backlog three times: by
+// plain asynq, by ours with tasks of our client, by ours with tasks of a plain client.
+func engineRun(n, tenants, slots int, work time.Duration, throughput float64) func(context.Context, scenarioOptions) ([]figure, error) {
+	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+		policy := unbound()
+		c := crew{policy: &policy, slots: slots, work: work}
+		s, take, err := newDrainSite(ctx, o, c)
+		if err != nil {
+			return nil, err
+		}
+		defer s.stop()
+		n := o.of(n/10, n)
+		return medians(o.rounds, func(round int) ([]figure, error) {
+			plain, err := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
+			if err != nil {
+				return nil, err
+			}
+			ours, err := s.drainOurs(ctx, c, tasks(n, tenants))
+			if err != nil {
+				return nil, err
+			}
+			theirs, err := s.drainPlain(ctx, c, tasks(n, tenants))
+			if err != nil {
+				return nil, err
+			}
+			o.say("round %d of %d: plain %v; ours %v; ours with a plain client's tasks %v", round+1, o.rounds, plain, ours, theirs)
+			figures := append(
+				beside(plain, ours, "our client's tasks", throughput),
+				beside(plain, theirs, "a plain client's tasks", throughput)...)
+			return append(figures, takenFigures(ours, take, false)...), nil
+		})
+	}
+}
+
+// engineRate: a backlog that stands at a shared window, with one of each tenant beside it, and what it
+// costs beside plain asynq, which runs the same backlog without any limit.
+func engineRate(limit int, utilization float64, barred bool) func(context.Context, scenarioOptions) ([]figure, error) {
+	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+		const tenants = 10
+		r := rate{limit, time.Second}
+		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+			shared("shared", int64(limit), r.period),
+			{Name: "tenant", Limit: int64(2 * limit / tenants), Period: r.period}, // twice a fair share
+		}}
+		c := crew{policy: &policy, slots: 32}
+		s, take, err := newDrainSite(ctx, o, c)
+		if err != nil {
+			return nil, err
+		}
+		defer s.stop()
+		n := limit * (1 + o.of(3, 20))
+		return medians(o.rounds, func(round int) ([]figure, error) {
+			plain, err := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
+			if err != nil {
+				return nil, err
+			}
+			ours, err := s.drainOurs(ctx, c, tasks(n, tenants))
+			if err != nil {
+				return nil, err
+			}
+			o.say("round %d of %d: plain %v; ours %v", round+1, o.rounds, plain, ours)
+			cpu := figure{Name: "Redis CPU a task, beside plain asynq's", Value: ours.cpu / plain.cpu}
+			if barred {
+				cpu.AtMost = new(2.)
+			}
+			figures := []figure{
+				cpu,
+				{Name: "Redis CPU a task", Value: ours.cpu, Unit: "us"},
+				{Name: "utilization", Value: r.utilization(ours.starts), AtLeast: &utilization},
+				{Name: "excess", Value: float64(r.excess(ours.starts)), Unit: "units", AtMost: new(0.)},
+				{Name: "wakes a task", Value: ours.wakes, AtMost: new(1.02)},
+			}
+			return append(figures, takenFigures(ours, take, barred)...), nil
+		})
+	}
+}
+
+// engineDefaults: a backlog of our client at a window, with nothing set but the concurrency.
+func engineDefaults(r rate, short, full int, utilization float64, react bool) func(context.Context, scenarioOptions) ([]figure, error) {
+	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("shared", int64(r.limit), r.period)}}
+		s, err := newSite(o)
+		if err != nil {
+			return nil, err
+		}
+		defer s.stop()
+		stalls := watchStalls(s.control)
+		defer stalls.end()
+		return medians(o.rounds, func(int) ([]figure, error) {
+			ours, err := s.drainOurs(ctx, crew{policy: &policy, slots: 32}, tasks(o.of(short, full), 10))
+			if err != nil {
+				return nil, err
+			}
+			wakes := figure{Name: "wakes a task", Value: ours.wakes}
+			figures := []figure{
+				{Name: "utilization", Value: r.utilization(ours.starts), AtLeast: &utilization},
+				{Name: "excess", Value: float64(r.excess(ours.starts)), Unit: "units", AtMost: new(0.)},
+			}
+			_, running := r.fits(ours.starts)
+			p50 := figure{Name: "fits to running p50", Value: milliseconds(quantile(running, 0.5)), Unit: "ms"}
+			p99 := figure{Name: "fits to running p99", Value: milliseconds(quantile(running, 0.99)), Unit: "ms"}
+			if react {
+				wakes.AtMost, p50.AtMost, p99.AtMost = new(1.02), new(5.), new(25.)
+			}
+			return append(figures, wakes, p50, p99,
+				figure{Name: "stall of this machine, longest", Value: milliseconds(stalls.longest()), Unit: "ms"}), nil
+		})
+	}
+}
+
+// newDrainSite is a site that knows what idling costs the crew, and which script takes.
+func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take string, err error) {
+	if s, err = newSite(o); err != nil {
+		return nil, "", err
+	}
+	if take, err = takeScript(ctx, s.addr()); err == nil {
+		err = s.learnIdle(ctx, &c)
+	}
+	if err != nil {
+		s.stop()
+		return nil, "", err
+	}
+	return s, take, nil
+}
+
+// drainPlain lets a crew run tasks that a plain client enqueued.
+func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) (*drained, error) {
+	if err := s.clear(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.withPlainClient(func(client *asynq.Client) error { return plainly(ctx, client)(all) }); err != nil {
+		return nil, err
+	}
+	return s.drain(ctx, c, len(all))
+}
+
+// drainOurs lets a crew run tasks that our client enqueued.
+func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) (*drained, error) {
+	if err := s.clear(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.withOurClient(*c.policy, func(client *worker.Client) error { return inBatches(ctx, client)(all) }); err != nil {
+		return nil, err
+	}
+	return s.drain(ctx, c, len(all))
+}
+
+func (d *drained) String() string {
+	return fmt.Sprintf("%.0f/s, %.1f us of Redis a task", perSecond(d.starts), d.cpu)
+}
+
+// beside are the figures of a run beside plain asynq's of the same tasks.
+func beside(plain, ours *drained, whose string, throughput float64) []figure {
+	return []figure{
+		{Name: whose + ": throughput, beside plain asynq", Value: perSecond(ours.starts) / perSecond(plain.starts), AtLeast: &throughput},
+		{Name: whose + ": Redis CPU a task, beside plain asynq's", Value: ours.cpu / plain.cpu, AtMost: new(2.)},
+		{Name: whose + ": Redis CPU a task", Value: ours.cpu, Unit: "us"},
+	}
+}
+
+// takenFigures tell how long tasks took from their take to their handlers.
+func takenFigures(d *drained, take string, barred bool) []figure {
+	taken := d.takenToStart(take)
+	p50 := figure{Name: "taken to start p50", Value: milliseconds(quantile(taken, 0.5)), Unit: "ms"}
+	p99 := figure{Name: "taken to start p99", Value: milliseconds(quantile(taken, 0.99)), Unit: "ms"}
+	if barred {
+		p50.AtMost, p99.AtMost = new(3.), new(15.)
+	}
+	return []figure{p50, p99}
+}

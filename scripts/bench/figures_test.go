@@ -1,0 +1,134 @@
+package main
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMediansAreOfEachFigure(t *testing.T) {
+	rounds := []float64{3, 1, 2}
+	figures, err := medians(len(rounds), func(round int) ([]figure, error) {
+		return []figure{{Name: "a", Value: rounds[round]}, {Name: "b", Value: 10 * rounds[round], AtMost: new(15.)}}, nil
+	})
+	if err != nil || len(figures) != 2 {
+		t.Fatalf("medians: %v, %v", figures, err)
+	}
+	if figures[0].Value != 2 || figures[0].missed() {
+		t.Errorf("a is %v, missed %t; want 2, which has no bar", figures[0].Value, figures[0].missed())
+	}
+	if figures[1].Value != 20 || !figures[1].missed() {
+		t.Errorf("b is %v, missed %t; want 20, above its bar", figures[1].Value, figures[1].missed())
+	}
+	failed := errors.New("failed")
+	if _, err := medians(2, func(int) ([]figure, error) { return nil, failed }); err != failed {
+		t.Errorf("medians of a measurement that fails: %v", err)
+	}
+}
+
+func TestNothingMeasuredClearsNoBar(t *testing.T) {
+	for _, f := range []figure{{Value: math.NaN(), AtMost: new(1.)}, {Value: math.NaN(), AtLeast: new(1.)}} {
+		if !f.missed() {
+			t.Errorf("NaN clears %s", f.bar())
+		}
+	}
+}
+
+// twoPerSecond are six grants of a window of two per second, the last pair 10 ms late, each handler
+// 2 ms after its grant.
+func twoPerSecond() []start {
+	var all []start
+	for i, ms := range []int{0, 1, 1000, 1001, 2010, 2011} {
+		granted := time.UnixMilli(int64(ms))
+		all = append(all, start{at: granted.Add(2 * time.Millisecond), granted: granted, id: strconv.Itoa(i)})
+	}
+	return all
+}
+
+func TestRate(t *testing.T) {
+	r, starts := rate{2, time.Second}, twoPerSecond()
+	if u := r.utilization(starts); math.Abs(u-2000./2011) > 1e-9 {
+		t.Errorf("utilization %v, want 2 s of 2.011 s", u)
+	}
+	if e := r.excess(starts); e != 0 {
+		t.Errorf("excess %d, want 0", e)
+	}
+	taken, running := r.fits(starts)
+	if q := quantile(taken, 1); len(taken) != 4 || q != 10*time.Millisecond {
+		t.Errorf("%d fits, the last taken after %v; want 4, 10 ms", len(taken), q)
+	}
+	if q := quantile(running, 0.5); q != 12*time.Millisecond {
+		t.Errorf("running after %v, want 12 ms", q)
+	}
+	starts[2].granted = starts[2].granted.Add(-time.Millisecond)
+	if e := r.excess(starts); e != 1 {
+		t.Errorf("excess of a grant that is 1 ms early: %d, want 1", e)
+	}
+}
+
+func TestShareError(t *testing.T) {
+	var fair, fifo []start
+	for i := range 30 {
+		fair = append(fair, start{tenant: strconv.Itoa(i % 3)})
+		fifo = append(fifo, start{tenant: strconv.Itoa(i / 10)})
+	}
+	if e := shareErrorOf(fair, 3); e > 0.1 {
+		t.Errorf("in turn: %v, want next to none", e)
+	}
+	if e := shareErrorOf(fifo, 3); e != 2 {
+		t.Errorf("one after the other: %v, want 2: one tenant has three times its share", e)
+	}
+}
+
+func TestSentFor(t *testing.T) {
+	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
+	calls := []scriptCall{{sent: at(0), answered: at(10)}, {sent: at(20), answered: at(40)}, {sent: at(30), answered: at(35)}}
+	for granted, sent := range map[int64]int64{5: 0, 15: 15, 25: 20, 32: 30, 38: 20, 50: 50} {
+		if got := sentFor(calls, at(granted)); !got.Equal(at(sent)) {
+			t.Errorf("granted at %d: sent at %d, want %d", granted, got.UnixMilli(), sent)
+		}
+	}
+}
+
+func TestArguments(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"", 2, "usage:"},
+		{"nothing", 2, `"nothing" is not a benchmark`},
+		{"engine -rounds 0", 2, "-rounds must be at least 1"},
+		{"engine -case [", 2, "-case"},
+		{"engine -case nobody -list", 2, "no case has such a name"},
+		{"engine -nobody", 2, "-nobody"},
+		{"engine -list", 0, "run-10 "},
+		{"line -list", 0, "weights "},
+		{"-h", 0, "usage:"},
+	} {
+		var said strings.Builder
+		if code := run(t.Context(), strings.Fields(c.args), &said, &said); code != c.code || !strings.Contains(said.String(), c.says) {
+			t.Errorf("%q: exit code %d, said %q; want %d, %q", c.args, code, said.String(), c.code, c.says)
+		}
+	}
+}
+
+func TestHonest(t *testing.T) {
+	starts := twoPerSecond()
+	if err := honest(starts, len(starts), true); err != nil {
+		t.Error(err)
+	}
+	if honest(starts[1:], len(starts), true) == nil {
+		t.Error("a task that did not run went unnoticed")
+	}
+	if honest(append(starts, starts[0]), len(starts), true) == nil {
+		t.Error("a task that ran twice went unnoticed")
+	}
+	starts[0].granted = time.Time{}
+	if honest(starts, len(starts), true) == nil {
+		t.Error("a task without a grant went unnoticed")
+	}
+}

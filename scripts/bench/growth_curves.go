@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A grower measures the points of a curve.
+type grower struct {
+	curve   curve
+	measure func(context.Context, scenarioOptions) ([]point, error)
+}
+
+func growths() []grower {
+	return []grower{
+		{curve{Name: "windows", Title: "One decision, by the number of windows", X: "windows in one scope", Y: "Redis CPU, beside one window"}, growWindows},
+		{curve{Name: "limit", Title: "One decision at a full sliding window, by its limit", X: "limit", Y: "Redis CPU, beside a limit of 20"}, growLimit},
+		{curve{Name: "tenants", Title: "One decision of two windows, by the number of tenants", X: "tenants", Y: "Redis CPU, beside one tenant"}, growTenants},
+		{curve{Name: "waiting", Title: "Joining a line, by its length", X: "tasks that wait", Y: "Redis CPU, beside a line of 100"}, growWaiting},
+		{curve{Name: "servers", Title: "A line of 500 per second, by the number of servers", X: "servers", Y: "takes a second, of all together"}, growServers},
+	}
+}
+
+// inRounds measures sides in turn, and returns the Redis CPU of each beside the first one's.
+func (s *site) inRounds(ctx context.Context, xs []int, sides []func() (int, error)) ([]point, error) {
+	figures, err := medians(s.o.rounds, func(round int) ([]figure, error) {
+		costs, err := s.inTurns(ctx, sides...)
+		if err != nil {
+			return nil, err
+		}
+		s.o.say("round %d of %d: %v: %v", round+1, s.o.rounds, xs, costs)
+		var all []figure
+		for i, x := range xs {
+			all = append(all, figure{Name: strconv.Itoa(x), Value: costs[i].cpu / costs[0].cpu})
+		}
+		return all, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	points := make([]point, len(xs))
+	for i, f := range figures {
+		points[i] = point{float64(xs[i]), f.Value}
+	}
+	return points, nil
+}
+
+// growDecisions compares single calls of limiters with other windows, of as many tenants each.
+func growDecisions(ctx context.Context, o scenarioOptions, xs []int, tenants func(x int) int, windows func(x int) []throttle.Window) ([]point, error) {
+	s, err := newReserveSite(ctx, o, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	each := o.of(2_000, 10_000) / turns
+	var sides []func() (int, error)
+	for _, x := range xs {
+		take, err := ourReservePolicy(s.askers, fmt.Sprint("growth-", x), windows(x)...)
+		if err != nil {
+			return nil, err
+		}
+		next := 0
+		side := func() (int, error) {
+			for range each {
+				next++
+				if _, err := take(ctx, "tenant-"+strconv.Itoa(next%tenants(x)), 1); err != nil {
+					return 0, err
+				}
+			}
+			return each, nil
+		}
+		if _, err := side(); err != nil { // makes connections and loads scripts
+			return nil, err
+		}
+		sides = append(sides, side)
+	}
+	return s.inRounds(ctx, xs, sides)
+}
+
+func growWindows(ctx context.Context, o scenarioOptions) ([]point, error) {
+	return growDecisions(ctx, o, []int{1, 2, 3, 5, 8, 16},
+		func(int) int { return 100 },
+		func(n int) (all []throttle.Window) {
+			for i := range n {
+				all = append(all, throttle.Window{Name: "window-" + strconv.Itoa(i), Limit: 1_000_000, Period: time.Duration(1+i) * time.Minute})
+			}
+			return all
+		})
+}
+
+func growTenants(ctx context.Context, o scenarioOptions) ([]point, error) {
+	return growDecisions(ctx, o, []int{1, 10, 100, 1_000, 10_000},
+		func(n int) int { return n },
+		func(int) []throttle.Window { return twoExact() })
+}
+
+func growLimit(ctx context.Context, o scenarioOptions) ([]point, error) {
+	s, err := newReserveSite(ctx, o, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	xs := []int{20, 100, 1_000, 10_000, 100_000}
+	sides, _, err := s.fullWindows(ctx, xs)
+	if err != nil {
+		return nil, err
+	}
+	if err := fillWindows(sides); err != nil {
+		return nil, err
+	}
+	return s.inRounds(ctx, xs, sides)
+}
+
+func growWaiting(ctx context.Context, o scenarioOptions) ([]point, error) {
+	s, err := newSite(o)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	if err := s.learnIdle(ctx, nil); err != nil {
+		return nil, err
+	}
+	xs := []int{100, 1_000, 10_000, 100_000}
+	if o.full {
+		xs = append(xs, 1_000_000)
+	}
+	var policies []throttle.Policy
+	for _, x := range xs {
+		policies = append(policies, lineOf(strconv.Itoa(x)))
+	}
+	joins, err := newJoins(s.addr(), policies)
+	if err != nil {
+		return nil, err
+	}
+	defer joins.close()
+	each := 2 // so that the shortest line stays short
+	var sides []func() (int, error)
+	for _, x := range xs {
+		name := strconv.Itoa(x)
+		o.say("%s join", name)
+		if err := joins.many(ctx, name, x); err != nil {
+			return nil, err
+		}
+		sides = append(sides, func() (int, error) { return each, joins.one(ctx, name, each) })
+	}
+	return s.inRounds(ctx, xs, sides)
+}
+
+func growServers(ctx context.Context, o scenarioOptions) ([]point, error) {
+	s, err := newSite(o)
+	if err != nil {
+		return nil, err
+	}
+	defer s.stop()
+	take, err := takeScript(ctx, s.addr())
+	if err != nil {
+		return nil, err
+	}
+	xs := []int{1, 3, 10}
+	if o.full {
+		xs = append(xs, 30, 100)
+	}
+	var points []point
+	for _, x := range xs {
+		figures, err := medians(o.rounds, func(int) ([]figure, error) { return s.besideOneLine(ctx, x, 500, take) })
+		if err != nil {
+			return nil, err
+		}
+		points = append(points, point{float64(x), figures[0].Value})
+	}
+	return points, nil
+}

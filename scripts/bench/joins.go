@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// joins are tickets like those of a worker's tasks, for lines from which nobody takes.
+type joins struct {
+	client  *redis.Client
+	limiter *throttle.Limiter
+	asynqID string
+}
+
+func newJoins(addr string, policies []throttle.Policy) (*joins, error) {
+	client := redis.NewClient(&redis.Options{Addr: addr, PoolSize: enqueuers})
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	return &joins{client, limiter, rand.Text()[:8]}, nil
+}
+
+func (j *joins) close() { j.client.Close() }
+
+// many joins hundreds in a call, on several goroutines.
+func (j *joins) many(ctx context.Context, policy string, n int) error {
+	return inParallel((n+batchSize-1)/batchSize, enqueuers, func(i int) error {
+		return j.join(ctx, policy, i*batchSize, min(batchSize, n-i*batchSize))
+	})
+}
+
+// one joins one in a call, one after the other.
+func (j *joins) one(ctx context.Context, policy string, n int) error {
+	for i := range n {
+		if err := j.join(ctx, policy, i, 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (j *joins) join(ctx context.Context, policy string, from, n int) error {
+	tickets := make([]throttle.Ticket, n)
+	for i := range tickets {
+		tickets[i] = throttle.Ticket{
+			TicketID: throttle.TicketID{Queue: j.asynqID + "/default", ID: taskID()},
+			Key:      rand.Text()[:16],
+			Request:  throttle.Request{Tenant: "tenant-" + strconv.Itoa((from+i)%10)},
+		}
+	}
+	places, err := j.limiter.Join(ctx, policy, tickets)
+	for _, p := range places {
+		if err == nil {
+			err = p.Err
+		}
+	}
+	return err
+}
+
+// taskID is one as long as asynq's own.
+func taskID() string {
+	text := rand.Text() + rand.Text()
+	return fmt.Sprintf("%s-%s-%s-%s-%s", text[:8], text[8:12], text[12:16], text[16:20], text[20:32])
+}
+
+// takenNothing is how many values the reply of a take has that found nothing.
+const takenNothing = 3
+
+// takeScript is the SHA of the script that takes, as it is seen when a limiter calls it.
+func takeScript(ctx context.Context, addr string) (string, error) {
+	client, limiter, err := newLimiter(addr, throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}})
+	if err != nil {
+		return "", err
+	}
+	defer client.Close()
+	calls := &callLog{}
+	client.AddHook(calls)
+	if _, err := limiter.Take(ctx, "probe", throttle.TakeOptions{Queues: []string{"nobody"}}); err != nil {
+		return "", err
+	}
+	all := calls.of("")
+	if len(all) == 0 {
+		return "", fmt.Errorf("a take called no script")
+	}
+	return all[0].sha, nil
+}

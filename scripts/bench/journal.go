@@ -1,0 +1,138 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A start is a handler that began.
+type start struct {
+	at      time.Time // by the clock of this machine, which is that of Redis
+	granted time.Time // by the clock of Redis; zero of plain asynq
+	id      string    // of the task
+	server  int
+	tenant  string // empty of plain asynq
+}
+
+// A journal is what servers wrote down outside of Redis.
+type journal struct {
+	done chan struct{} // closed when as many tasks have started as are expected
+
+	mu       sync.Mutex
+	denials  int
+	expected int
+	started  []start
+}
+
+func newJournal(tasks int) *journal {
+	return &journal{done: make(chan struct{}), expected: tasks, started: make([]start, 0, tasks)}
+}
+
+func (j *journal) start(s start) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.started = append(j.started, s)
+	if len(j.started) == j.expected {
+		close(j.done)
+	}
+}
+
+func (j *journal) deny() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.denials++
+}
+
+// starts are all so far, in the order of time.
+func (j *journal) starts() []start {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.SortedFunc(slices.Values(j.started), func(a, b start) int { return a.at.Compare(b.at) })
+}
+
+// wakes is how often a worker picked a task up, for each task that ran.
+func (j *journal) wakes() float64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return float64(len(j.started)+j.denials) / float64(len(j.started))
+}
+
+// await waits until all tasks have started, or until none has for half a minute.
+func (j *journal) await(ctx context.Context, say func(string, ...any)) error {
+	const stalled = 30 * time.Second
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	before, changed := -1, time.Now()
+	for {
+		select {
+		case <-j.done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case now := <-tick.C:
+			j.mu.Lock()
+			started := len(j.started)
+			j.mu.Unlock()
+			say("%d of %d tasks have started", started, j.expected)
+			if started != before {
+				before, changed = started, now
+			} else if now.Sub(changed) > stalled {
+				return fmt.Errorf("no task has started for %v: %d of %d have", stalled, started, j.expected)
+			}
+		}
+	}
+}
+
+// perSecond is the rate from the first start to the last.
+func perSecond(starts []start) float64 {
+	return float64(len(starts)-1) / starts[len(starts)-1].at.Sub(starts[0].at).Seconds()
+}
+
+func byGrant(starts []start) []start {
+	return slices.SortedStableFunc(slices.Values(starts), func(a, b start) int {
+		return cmp.Or(a.granted.Compare(b.granted), a.at.Compare(b.at))
+	})
+}
+
+// A rate is a shared sliding window that a backlog stands at.
+type rate struct {
+	limit  int
+	period time.Duration
+}
+
+// utilization is the time that the grants need at the least over the time that they took.
+func (r rate) utilization(starts []start) float64 {
+	granted := byGrant(starts)
+	least := float64(len(granted)-r.limit) / float64(r.limit) * r.period.Seconds()
+	return least / granted[len(granted)-1].granted.Sub(granted[0].granted).Seconds()
+}
+
+// excess is the most units granted in any period, over the limit.
+func (r rate) excess(starts []start) int {
+	worst, from := math.MinInt, 0
+	granted := byGrant(starts)
+	for i, s := range granted {
+		for s.granted.Sub(granted[from].granted) >= r.period {
+			from++
+		}
+		worst = max(worst, i-from+1-r.limit)
+	}
+	return worst
+}
+
+// fits are, of tasks that all wait from the beginning, the times from the moment at which one fits to
+// its grant and to its start: grant number k fits one period after number k - limit.
+func (r rate) fits(starts []start) (toTaken, toRunning []time.Duration) {
+	granted := byGrant(starts)
+	for k := r.limit; k < len(granted); k++ {
+		fits := granted[k-r.limit].granted.Add(r.period)
+		toTaken = append(toTaken, granted[k].granted.Sub(fits))
+		toRunning = append(toRunning, granted[k].at.Sub(fits))
+	}
+	return toTaken, toRunning
+}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// grants are the tasks that ran, in the order of their grants.
+func (f *fleet) grants() []*logged {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ran := slices.DeleteFunc(slices.Collect(maps.Values(f.tasks)), func(l *logged) bool { return l.started.IsZero() })
+	slices.SortFunc(ran, func(a, b *logged) int { return cmp.Or(a.granted.Compare(b.granted), a.started.Compare(b.started)) })
+	return ran
+}
+
+// excess is by how much any window was exceeded at the most.
+func (f *fleet) excess(at func(*logged) time.Time) int {
+	worst := math.MinInt
+	for _, w := range f.policy.Windows {
+		for _, ran := range f.by(w) {
+			times := make([]time.Time, len(ran))
+			for i, l := range ran {
+				times[i] = at(l)
+			}
+			slices.SortFunc(times, time.Time.Compare)
+			from := 0
+			for i, t := range times {
+				for t.Sub(times[from]) >= w.Period {
+					from++
+				}
+				worst = max(worst, i-from+1-int(w.Limit))
+			}
+		}
+	}
+	return worst
+}
+
+// ideal is the time from the first to the last of n grants if none is late: of a single window
+// (n - limit) x period / limit, with several the last one's place in a walk through them.
+func (f *fleet) ideal(n int) time.Duration {
+	windows := f.policy.Windows
+	if len(windows) == 1 {
+		w := windows[0]
+		return time.Duration(float64(n-int(w.Limit)) / float64(w.Limit) * float64(w.Period))
+	}
+	at := make([]time.Duration, n)
+	for k := range at {
+		for _, w := range windows {
+			if i := k - int(w.Limit); i >= 0 {
+				at[k] = max(at[k], at[i]+w.Period)
+			}
+		}
+	}
+	return at[n-1]
+}
+
+func (f *fleet) utilization() float64 {
+	ran := f.grants()
+	return f.ideal(len(ran)).Seconds() / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds()
+}
+
+// wakes are the mean and the most per task.
+func (f *fleet) wakes() (mean float64, most int) {
+	ran, sum := f.grants(), 0
+	for _, l := range ran {
+		sum += l.wakes
+		most = max(most, l.wakes)
+	}
+	return float64(sum) / float64(len(ran)), most
+}
+
+// A ride is how a task got from the moment at which the next in line fits to its handler.
+type ride struct {
+	of   *logged
+	fits time.Time
+	took time.Duration
+}
+
+// fitToRunning are the rides of those that waited: grant number k of a window with a backlog fits
+// one period after number k - limit. Only for policies all of whose windows have the same scope.
+func (f *fleet) fitToRunning() []ride {
+	var rides []ride
+	for _, ran := range f.by(f.policy.Windows[0]) {
+		for k, l := range ran {
+			fits := time.Time{}
+			for _, w := range f.policy.Windows {
+				if i := k - int(w.Limit); i >= 0 {
+					if at := ran[i].granted.Add(w.Period); at.After(fits) {
+						fits = at
+					}
+				}
+			}
+			// One that came after that did not wait for it.
+			if !fits.IsZero() && !l.promised.IsZero() && !l.came.After(fits) {
+				rides = append(rides, ride{l, fits, l.started.Sub(fits)})
+			}
+		}
+	}
+	return rides
+}
+
+// by are the grants that each value of the window's scope counts, in order.
+func (f *fleet) by(w throttle.Window) map[string][]*logged {
+	by := map[string][]*logged{}
+	for _, l := range f.grants() {
+		by[l.scope(w)] = append(by[l.scope(w)], l)
+	}
+	return by
+}
+
+// scope is the value by which a window counts the task.
+func (l *logged) scope(w throttle.Window) string {
+	if w.Per == nil {
+		return l.tenant
+	}
+	values := map[string]string{"tenant": l.tenant, "region": l.region}
+	var of []string
+	for _, attribute := range w.Per {
+		of = append(of, values[attribute])
+	}
+	return strings.Join(of, "/")
+}
+
+// lateness is how long after the time promised last the handlers started; below 0 before it.
+func (f *fleet) lateness() []time.Duration {
+	var late []time.Duration
+	for _, l := range f.grants() {
+		if !l.promised.IsZero() {
+			late = append(late, l.started.Sub(l.promised))
+		}
+	}
+	return late
+}
+
+// busy is the part of their time that handler slots spent in the limiter's calls.
+func (f *fleet) busy() float64 {
+	ran := f.grants()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waited.Seconds() / (ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds() * float64(f.o.servers*f.o.slots))
+}
+
+// drained are the figures of a backlog that was drained. Every case has them; the bars are its own.
+func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *float64) ([]figure, error) {
+	mean, most := f.wakes()
+	calls, err := f.calls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	late := f.lateness()
+	figures := []figure{
+		{Name: "wakes per task", Value: mean, AtMost: wakes},
+		{Name: "wakes of one task, most", Value: float64(most), AtMost: wakesMost},
+	}
+	if utilization != nil {
+		figures = append(figures, figure{Name: "utilization", Value: f.utilization(), AtLeast: utilization})
+	}
+	return append(figures,
+		figure{Name: "excess", Value: float64(f.excess(func(l *logged) time.Time { return l.granted })), Unit: "units", AtMost: new(0.)},
+		figure{Name: "excess by arrival", Value: float64(f.excess(func(l *logged) time.Time { return l.started })), Unit: "units"},
+		figure{Name: "Redis calls per task", Value: calls / float64(len(f.grants()))},
+		figure{Name: "lateness p50", Value: milliseconds(quantile(late, 0.5)), Unit: "ms"},
+		figure{Name: "lateness p99", Value: milliseconds(quantile(late, 0.99)), Unit: "ms"},
+		figure{Name: "slots waiting for the limiter", Value: f.busy(), AtMost: new(0.05)},
+	), nil
+}
+
+// reaction is fitToRunning beside its bars in milliseconds, which are the first engine's figures at 20 ms
+// polls. It tells of the slowest.
+func (f *fleet) reaction(p50, p99 float64) []figure {
+	rides := f.fitToRunning()
+	slices.SortFunc(rides, func(a, b ride) int { return cmp.Compare(b.took, a.took) })
+	var took, own []time.Duration
+	for i, r := range rides {
+		held := f.stalls.between(r.fits, r.of.started)
+		took, own = append(took, r.took), append(own, r.took-held)
+		if i < 3 {
+			f.o.say("%s: fits at %s, picked up %v later, granted %v, running %v; the machine stood still for %v of it",
+				r.of.id, r.fits.Format("15:04:05.000"), r.of.picked.Sub(r.fits), r.of.granted.Sub(r.fits), r.took, held)
+		}
+	}
+	return []figure{
+		{Name: "fits to running p50", Value: milliseconds(quantile(took, 0.5)), Unit: "ms", AtMost: &p50},
+		{Name: "fits to running p99", Value: milliseconds(quantile(took, 0.99)), Unit: "ms", AtMost: &p99},
+		{Name: "the same without the machine's stalls, p99", Value: milliseconds(quantile(own, 0.99)), Unit: "ms"},
+		{Name: "the same, longest", Value: milliseconds(quantile(own, 1)), Unit: "ms"},
+		{Name: "stall of this machine, longest", Value: milliseconds(f.stalls.longest()), Unit: "ms"},
+	}
+}
+
+// calls are the commands that Redis has processed since the last reset, those in scripts included.
+func (f *fleet) calls(ctx context.Context) (float64, error) {
+	stats, err := f.redis.info(ctx, "commandstats")
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for command, line := range stats {
+		if command == "cmdstat_ping" {
+			continue // our own, to see stalls
+		}
+		var calls int64
+		if _, err := fmt.Sscanf(line, "calls=%d", &calls); err != nil {
+			return 0, fmt.Errorf("INFO commandstats: %s: %q: %w", command, line, err)
+		}
+		sum += calls
+	}
+	return float64(sum), nil
+}
+
+// shareError is the largest deviation of a tenant's part of the grants from its weight's part,
+// between two times.
+func (f *fleet) shareError(from, to time.Time) float64 {
+	grants, all, weights := map[string]float64{}, 0., 0.
+	for _, l := range f.grants() {
+		if _, ok := grants[l.tenant]; !ok {
+			grants[l.tenant] = 0
+			weights += f.weight(l.tenant)
+		}
+		if !l.granted.Before(from) && l.granted.Before(to) {
+			grants[l.tenant]++
+			all++
+		}
+	}
+	worst := 0.
+	for tenant, n := range grants {
+		due := f.weight(tenant) / weights
+		worst = max(worst, math.Abs(n/all-due)/due)
+	}
+	return worst
+}
+
+func (f *fleet) weight(tenant string) float64 {
+	if t, ok := f.policy.Tenants[tenant]; ok && t.Weight > 0 {
+		return t.Weight
+	}
+	return 1
+}

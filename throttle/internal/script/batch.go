@@ -1,0 +1,238 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	maxBatch = 64 // requests of one call to Redis
+
+	// batchTimeout bounds a batch of several callers, each of whom may wait for less.
+	batchTimeout = 5 * time.Second
+)
+
+// A Batcher sends the requests of one policy name, one call to Redis at a time. Who asks while none
+// is under way sends its own at once. Those who ask meanwhile are gathered, and are sent together
+// by the next call. (Databases call it group commit.) It is safe for concurrent use.
+type Batcher struct {
+	decide func(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error)
+	seq    atomic.Int64
+
+	mu      sync.Mutex
+	busy    bool // a call is under way
+	waiting []item
+}
+
+// An item is one request that waits.
+type item struct {
+	policy  *Policy
+	request Request
+	asked   *asked // nil if nobody wants to know
+	index   int    // in asked.answers
+}
+
+// An asked is what one caller waits for.
+type asked struct {
+	ctx     context.Context
+	answers []Answer
+	err     error // the first one
+	left    int   // answers
+	done    chan struct{}
+	gone    bool   // the caller gave up
+	batch   *batch // in which some of its requests are under way
+}
+
+// A batch is a call under way for several.
+type batch struct {
+	callers int // who have not given up
+	cancel  context.CancelFunc
+}
+
+// NewBatcher returns a batcher of one policy name.
+func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
+
+// Do asks for an answer to each of the requests, in order. The error is the context's if that ends
+// first: what was granted by then is cancelled. Otherwise it is that of the call to Redis, as
+// go-redis returns it, or a *ReplyError. Requests that alone are wrong have their error in the
+// answer.
+func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Answer, error) {
+	if err := ctx.Err(); err != nil || len(requests) == 0 {
+		return nil, err
+	}
+	b.mu.Lock()
+	if !b.busy && len(requests) <= maxBatch {
+		b.busy = true
+		b.mu.Unlock()
+		answers, errs := b.run(ctx, p, requests)
+		b.mu.Lock()
+		b.next()
+		b.mu.Unlock()
+		return answers, first(errs)
+	}
+	a := &asked{ctx: ctx, answers: make([]Answer, len(requests)), left: len(requests), done: make(chan struct{})}
+	for i := range requests {
+		b.waiting = append(b.waiting, item{p, requests[i], a, i})
+	}
+	if !b.busy {
+		b.busy = true
+		b.next()
+	}
+	b.mu.Unlock()
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		if b.giveUp(a) {
+			return nil, ctx.Err()
+		}
+	}
+	return a.answers, a.err
+}
+
+func first(errs []error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp reports whether the caller is not answered yet, and then forgets it.
+func (b *Batcher) giveUp(a *asked) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.left == 0 {
+		return false
+	}
+	a.gone = true
+	kept := b.waiting[:0]
+	for _, it := range b.waiting {
+		if it.asked != a {
+			kept = append(kept, it)
+		}
+	}
+	clear(b.waiting[len(kept):])
+	b.waiting = kept
+	if a.batch != nil {
+		a.batch.leave()
+	}
+	return true
+}
+
+func (bt *batch) leave() {
+	if bt.callers--; bt.callers == 0 {
+		bt.cancel()
+	}
+}
+
+// next sends what waits, after a call has ended. The lock is held.
+func (b *Batcher) next() {
+	if len(b.waiting) == 0 {
+		b.busy, b.waiting = false, nil
+		return
+	}
+	p, ctx := b.waiting[0].policy, context.Background()
+	var items []item
+	kept := b.waiting[:0]
+	for _, it := range b.waiting {
+		if it.policy == p && len(items) < maxBatch {
+			items = append(items, it)
+		} else {
+			kept = append(kept, it)
+		}
+	}
+	clear(b.waiting[len(kept):])
+	b.waiting = kept
+
+	bt := &batch{}
+	for _, it := range items {
+		switch a := it.asked; {
+		case a == nil:
+			bt.callers++
+		case a.batch != bt:
+			a.batch = bt
+			if bt.callers++; bt.callers == 1 {
+				ctx = context.WithoutCancel(a.ctx) // for its values, such as a trace
+			}
+		}
+	}
+	ctx, bt.cancel = context.WithTimeout(ctx, batchTimeout)
+	go b.send(ctx, bt, p, items)
+}
+
+// send makes one call for several callers, and then the next.
+func (b *Batcher) send(ctx context.Context, bt *batch, p *Policy, items []item) {
+	requests := make([]Request, len(items))
+	for i := range items {
+		requests[i] = items[i].request
+	}
+	answers, errs := b.run(ctx, p, requests)
+	late := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	bt.cancel()
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, it := range items {
+		a := it.asked
+		switch {
+		case a == nil:
+		case a.gone:
+			if errs[i] == nil && granted(it.request, answers[i]) {
+				b.undo(it, answers[i])
+			}
+		default:
+			a.batch, a.answers[it.index] = nil, answers[i]
+			if err := errs[i]; err != nil && a.err == nil {
+				if late {
+					err = fmt.Errorf("no answer within %v: %v", batchTimeout, err) // which is not of the caller's context
+				}
+				a.err = err
+			}
+			if a.left--; a.left == 0 {
+				close(a.done)
+			}
+		}
+	}
+	b.next()
+}
+
+// granted reports whether a grant is this call's own. What an idempotency key got before may be
+// somebody else's.
+func granted(r Request, a Answer) bool {
+	return (r.Op == Reserve || r.Op == Exempt) && (a.Status == Granted || a.Status == GrantedBefore && r.Once == "")
+}
+
+// undo cancels, with the next call, a grant whose caller has given up.
+func (b *Batcher) undo(it item, a Answer) {
+	r := it.request
+	b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
+		Op: Cancel, ID: r.ID, At: a.At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
+	}})
+}
+
+// run makes one call to Redis. If a script fails, nobody knows by whose request: then each has a
+// call of its own. There is an answer and an error for each request.
+func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) ([]Answer, []error) {
+	answers, err := b.decide(ctx, p, b.seq.Add(1), requests)
+	errs := make([]error, len(requests))
+	if err == nil {
+		return answers, errs
+	}
+	answers = make([]Answer, len(requests))
+	alone := failed(err) && len(requests) > 1
+	for i := range requests {
+		if errs[i] = err; !alone {
+			continue
+		}
+		one, err := b.decide(ctx, p, b.seq.Add(1), requests[i:i+1])
+		if errs[i] = err; err == nil {
+			answers[i] = one[0]
+		}
+	}
+	return answers, errs
+}

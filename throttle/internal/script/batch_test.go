@@ -1,0 +1,415 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A fakeRedis decides as it is told to, one call at a time.
+type fakeRedis struct {
+	t      *testing.T
+	calls  []fakeCall
+	answer func(fakeCall) ([]Answer, error) // instead of granting all
+	gate   chan struct{}                    // if not nil, each call waits for a value
+	under  int                              // calls under way
+}
+
+type fakeCall struct {
+	ctx      context.Context
+	policy   *Policy
+	seq      int64
+	requests []Request
+}
+
+func (c fakeCall) ids() string {
+	var ids []string
+	for _, r := range c.requests {
+		id := r.ID
+		if r.Op != Reserve {
+			id = r.Op + " " + id
+		}
+		ids = append(ids, id)
+	}
+	return strings.Join(ids, ",")
+}
+
+func (f *fakeRedis) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
+	c := fakeCall{ctx, p, seq, requests}
+	if f.under++; f.under > 1 {
+		f.t.Error("two calls are under way at once")
+	}
+	defer func() { f.under-- }()
+	f.calls = append(f.calls, c)
+	if f.gate != nil {
+		select {
+		case <-f.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if f.answer != nil {
+		return f.answer(c)
+	}
+	return f.grant(c), nil
+}
+
+// grant grants all, the first at 1, the second at 2.
+func (f *fakeRedis) grant(c fakeCall) []Answer {
+	var answers []Answer
+	for i := range c.requests {
+		answers = append(answers, Answer{Status: Granted, At: int64(i + 1)})
+	}
+	return answers
+}
+
+func (f *fakeRedis) log() (log []string) {
+	for _, c := range f.calls {
+		log = append(log, c.ids())
+	}
+	return log
+}
+
+func reserveAs(id string) Request {
+	return Request{Op: Reserve, ID: id, Keys: []string{"w:" + id}, Cost: "requests=1"}
+}
+
+// inBubble runs a test on a batcher whose calls wait for the gate.
+func inBubble(t *testing.T, test func(t *testing.T, f *fakeRedis, b *Batcher)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeRedis{t: t, gate: make(chan struct{})}
+		test(t, f, &Batcher{decide: f.decide})
+	})
+}
+
+// A caller asks in a goroutine of its own.
+type caller struct {
+	answers []Answer
+	err     error
+	done    bool
+	giveUp  context.CancelFunc
+}
+
+func ask(t *testing.T, b *Batcher, p *Policy, requests ...Request) *caller {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &caller{giveUp: cancel}
+	go func() {
+		c.answers, c.err = b.Do(ctx, p, requests...)
+		c.done = true
+	}()
+	synctest.Wait()
+	return c
+}
+
+func (f *fakeRedis) open() {
+	f.gate <- struct{}{}
+	synctest.Wait()
+}
+
+func TestWhoAsksMeanwhileIsGathered(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		p := &Policy{}
+		type key struct{}
+		alone := make(chan struct{})
+		go func() {
+			defer close(alone)
+			if _, err := b.Do(context.WithValue(t.Context(), key{}, "mine"), p, reserveAs("first")); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		var callers []*caller
+		for i := range 150 {
+			callers = append(callers, ask(t, b, p, reserveAs(fmt.Sprint(i))))
+		}
+		if len(f.calls) != 1 || f.calls[0].ctx.Value(key{}) != "mine" {
+			t.Fatalf("%d calls", len(f.calls))
+		}
+		if _, bounded := f.calls[0].ctx.Deadline(); bounded {
+			t.Error("who asks alone has another context than its own")
+		}
+		for range 4 {
+			f.open()
+		}
+		<-alone
+		want, at := []int{1, 64, 64, 22}, 0
+		for i, c := range f.calls {
+			if len(c.requests) != want[i] || c.seq != int64(i+1) {
+				t.Errorf("call %d: %d requests, sequence number %d", i, len(c.requests), c.seq)
+			}
+			if i == 0 {
+				continue
+			}
+			for j, r := range c.requests {
+				if r.ID != fmt.Sprint(at) {
+					t.Errorf("call %d, request %d is %s, want %d", i, j, r.ID, at)
+				}
+				if got := callers[at]; !got.done || got.err != nil || got.answers[0].At != int64(j+1) {
+					t.Errorf("caller %d got %+v, %v", at, got.answers, got.err)
+				}
+				at++
+			}
+		}
+		go func() { f.gate <- struct{}{} }()
+		if _, err := b.Do(t.Context(), p, reserveAs("last")); err != nil || len(f.calls) != 5 {
+			t.Errorf("after all that %d calls, %v", len(f.calls), err)
+		}
+	})
+}
+
+func TestManyRequestsOfOneCaller(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		var requests []Request
+		for i := range 130 {
+			requests = append(requests, reserveAs(fmt.Sprint(i)))
+		}
+		p := &Policy{}
+		many, few := ask(t, b, p, requests...), ask(t, b, p, requests[:3]...)
+		for range 3 {
+			f.open()
+		}
+		if !many.done || many.err != nil || len(many.answers) != 130 || many.answers[129].At != 2 || !few.done || few.answers[2].At != 5 {
+			t.Errorf("%d answers, %v, last %+v; %+v", len(many.answers), many.err, many.answers[129], few.answers)
+		}
+		if n := len(f.calls); n != 3 || len(f.calls[2].requests) != 5 {
+			t.Errorf("%d calls", n)
+		}
+		if answers, err := b.Do(t.Context(), p); len(answers) != 0 || err != nil || len(f.calls) != 3 {
+			t.Errorf("nothing asked: %v, %v", answers, err)
+		}
+	})
+}
+
+func TestWhoGaveUpIsNotSent(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		p := &Policy{}
+		first, second, third := ask(t, b, p, reserveAs("a")), ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c"))
+		second.giveUp()
+		synctest.Wait()
+		if !second.done || !errors.Is(second.err, context.Canceled) {
+			t.Errorf("who gave up got %v", second.err)
+		}
+		f.open()
+		f.open()
+		if got := f.log(); !slices.Equal(got, []string{"a", "c"}) || !first.done || !third.done {
+			t.Errorf("calls %q", got)
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if _, err := b.Do(ended, p, reserveAs("d")); !errors.Is(err, context.Canceled) || len(f.calls) != 2 {
+			t.Errorf("%v, %d calls", err, len(f.calls))
+		}
+	})
+}
+
+func TestGrantOfWhoGaveUpIsCancelled(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		p := &Policy{}
+		keyed := reserveAs("keyed")
+		keyed.Once = "acme:key"
+		ask(t, b, p, reserveAs("a"))
+		var gone []*caller
+		for _, r := range []Request{reserveAs("granted"), reserveAs("granted before"), keyed, reserveAs("denied"), {Op: Join, ID: "join"}, {Op: Exempt, ID: "exempt"}} {
+			gone = append(gone, ask(t, b, p, r))
+		}
+		stays := ask(t, b, p, reserveAs("stays"))
+		statuses := map[string]int64{"granted": Granted, "granted before": GrantedBefore, "keyed": GrantedBefore, "denied": Denied, "join": Waits, "exempt": Granted}
+		f.answer = func(c fakeCall) ([]Answer, error) {
+			answers := f.grant(c)
+			for i, r := range c.requests {
+				if status, ok := statuses[r.ID]; ok && r.Op != Cancel {
+					answers[i].Status = status
+				}
+			}
+			return answers, nil
+		}
+		f.open() // and the batch is under way
+		for _, c := range gone {
+			c.giveUp()
+		}
+		synctest.Wait()
+		f.open() // they were granted, and it is cancelled
+		if !stays.done || stays.err != nil || stays.answers[0].At != 7 {
+			t.Errorf("who stayed got %+v, %v", stays.answers, stays.err)
+		}
+		next := ask(t, b, p, reserveAs("next"))
+		f.open()
+		f.open()
+		if got := f.log(); len(got) != 4 || got[2] != "cancel granted,cancel granted before,cancel exempt" || !next.done {
+			t.Fatalf("calls %q", got)
+		}
+		undo := f.calls[2].requests[1]
+		if undo.At != 2 || !slices.Equal(undo.Keys, []string{"w:granted before"}) || undo.Cost != "requests=1" || undo.Place != nil || undo.Ticket != "" {
+			t.Errorf("cancelled by %+v", undo)
+		}
+		for _, c := range gone {
+			if !c.done || !errors.Is(c.err, context.Canceled) || c.answers != nil {
+				t.Errorf("who gave up got %+v, %v", c.answers, c.err)
+			}
+		}
+	})
+}
+
+func TestABatchEndsWhenAllGaveUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		p := &Policy{}
+		ask(t, b, p, reserveAs("a"))
+		second, third := ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c"), reserveAs("d"))
+		f.open()
+		second.giveUp()
+		synctest.Wait()
+		if f.calls[1].ctx.Err() != nil {
+			t.Error("one of two gave up, and the batch ended")
+		}
+		third.giveUp()
+		synctest.Wait()
+		if f.calls[1].ctx.Err() == nil || !third.done {
+			t.Error("all gave up, and the batch goes on")
+		}
+		fourth := ask(t, b, p, reserveAs("e"))
+		f.open()
+		if !fourth.done || fourth.err != nil {
+			t.Errorf("who came next got %v", fourth.err)
+		}
+	})
+}
+
+func TestABatchIsBounded(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		p := &Policy{}
+		ask(t, b, p, reserveAs("a"))
+		c := ask(t, b, p, reserveAs("b"))
+		f.open()
+		begin := time.Now()
+		time.Sleep(batchTimeout)
+		synctest.Wait()
+		if !c.done || c.err == nil || errors.Is(c.err, context.DeadlineExceeded) || errors.Is(c.err, context.Canceled) {
+			t.Errorf("after %v: done %v, %v; the caller's own context has not ended", time.Since(begin), c.done, c.err)
+		}
+	})
+}
+
+// A replyError is what go-redis returns of an error reply.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (replyError) RedisError()     {}
+
+func TestABatchWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
+	scriptFails := replyError("ERR Error running script: nil value")
+	for name, tc := range map[string]struct {
+		err  error
+		want string // the calls
+	}{
+		"a script":  {scriptFails, "a b,c,d b c d"},
+		"a state":   {replyError("SLUICE_STATE key"), "a b,c,d b c d"},
+		"a network": {errors.New("connection refused"), "a b,c,d"},
+		"memory":    {replyError("OOM command not allowed when used memory > 'maxmemory'. script: 1"), "a b,c,d"},
+		"a reply":   {&ReplyError{"shape"}, "a b,c,d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+				p := &Policy{}
+				ask(t, b, p, reserveAs("a"))
+				callers := []*caller{ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c")), ask(t, b, p, reserveAs("d"))}
+				f.answer = func(c fakeCall) ([]Answer, error) {
+					if strings.Contains(c.ids(), "c") {
+						return nil, tc.err
+					}
+					return f.grant(c), nil
+				}
+				close(f.gate)
+				synctest.Wait()
+				if got := strings.Join(f.log(), " "); got != tc.want {
+					t.Fatalf("calls %q, want %q", got, tc.want)
+				}
+				alone := strings.HasSuffix(tc.want, " d")
+				for i, c := range callers {
+					if fails := !alone || i == 1; !c.done || fails != (c.err != nil) || fails && !errors.Is(c.err, tc.err) || !fails && c.answers[0].Status != Granted {
+						t.Errorf("caller %d got %+v, %v", i, c.answers, c.err)
+					}
+				}
+				for i, c := range f.calls {
+					if c.seq != int64(i+1) {
+						t.Errorf("call %d has the sequence number %d", i, c.seq)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestABatchIsOfOneCompiledPolicy(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		before, after := &Policy{}, &Policy{}
+		ask(t, b, before, reserveAs("a"))
+		for _, id := range []string{"b1", "c2", "d1", "e2"} {
+			p := before
+			if id[1] == '2' {
+				p = after
+			}
+			ask(t, b, p, reserveAs(id))
+		}
+		close(f.gate)
+		synctest.Wait()
+		if got := f.log(); !slices.Equal(got, []string{"a", "b1,d1", "c2,e2"}) || f.calls[1].policy != before || f.calls[2].policy != after {
+			t.Errorf("calls %q", got)
+		}
+	})
+}
+
+// Whatever comes in whatever order: everybody is answered, once, with the answer to what they asked.
+func TestBatchesUnderRace(t *testing.T) {
+	var mu sync.Mutex
+	seen := map[string]int{}
+	b := &Batcher{decide: func(_ context.Context, _ *Policy, _ int64, requests []Request) ([]Answer, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		var answers []Answer
+		for _, r := range requests {
+			seen[r.Op+r.ID]++
+			answers = append(answers, Answer{Status: Granted, At: r.At})
+		}
+		return answers, nil
+	}}
+	policies := []*Policy{{}, {}}
+	var group sync.WaitGroup
+	for i := range 32 {
+		group.Go(func() {
+			for j := range 200 {
+				ctx, cancel := t.Context(), context.CancelFunc(func() {})
+				if j%7 == 0 {
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(j)*time.Microsecond)
+				}
+				r := Request{Op: Reserve, ID: fmt.Sprint(i, " ", j), At: int64(i*1000 + j)}
+				answers, err := b.Do(ctx, policies[j%2], r)
+				if err == nil && answers[0].At != r.At || err != nil && j%7 != 0 {
+					t.Errorf("%s: %+v, %v", r.ID, answers, err)
+				}
+				cancel()
+				if err == nil {
+					mu.Lock()
+					if seen[Cancel+r.ID] != 0 {
+						t.Errorf("%s was answered and cancelled", r.ID)
+					}
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	group.Wait()
+	mu.Lock()
+	defer mu.Unlock()
+	for id, n := range seen {
+		if n != 1 {
+			t.Errorf("%s was sent %d times", id, n)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package script
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// The shapes of all keys of a policy. The first part is its prefix, and one hash tag, so that one
+// script call can reach all of them:
+//
+//	sluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
+//	sluice:{POLICY}:q                     the line's count; the only key that a call names
+//
+// The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua and
+// lua/line.lua.
+//
+// ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data: every
+// byte that is not a letter, a digit or one of _ . - ~ @ is written as %XX. So no name can collide
+// with another or reach beyond its own key.
+
+// Prefix returns what all keys of a policy begin with.
+func Prefix(policy string) string { return "sluice:{" + policy + "}:" }
+
+// ScopeKey returns the key of one scope, without the prefix.
+func ScopeKey(attributes, values []string) string {
+	var b strings.Builder
+	b.WriteString("w:")
+	b.WriteString(strings.Join(attributes, ","))
+	for i, v := range values {
+		b.WriteByte(":,"[min(i, 1)])
+		b.WriteString(Escape(v))
+	}
+	return b.String()
+}
+
+// OnceKey returns what an idempotency key is remembered by. It is the tenant's own.
+func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
+
+// TicketName returns the name of a ticket in its line.
+func TicketName(queue, id string) string { return Escape(queue) + "/" + Escape(id) }
+
+// Flow returns the name of the flow in which tickets of a queue wait that have the same values.
+func Flow(queue string, values []string) string {
+	var b strings.Builder
+	b.WriteString(Escape(queue))
+	for i, v := range values {
+		b.WriteByte("|,"[min(i, 1)])
+		b.WriteString(Escape(v))
+	}
+	return b.String()
+}
+
+// ParseFlow undoes Flow.
+func ParseFlow(flow string) (queue string, values []string) {
+	queue, list, _ := strings.Cut(flow, "|")
+	for v := range strings.SplitSeq(list, ",") {
+		values = append(values, Unescape(v))
+	}
+	return Unescape(queue), values
+}
+
+func plain(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("_.-~@", c) >= 0
+}
+
+// Escape writes a name so that it holds only letters, digits and _ . - ~ @ %.
+func Escape(s string) string {
+	for i := range len(s) {
+		if !plain(s[i]) {
+			return escapeFrom(s, i)
+		}
+	}
+	return s
+}
+
+func escapeFrom(s string, i int) string {
+	var b strings.Builder
+	b.WriteString(s[:i])
+	for ; i < len(s); i++ {
+		if plain(s[i]) {
+			b.WriteByte(s[i])
+		} else {
+			fmt.Fprintf(&b, "%%%02X", s[i])
+		}
+	}
+	return b.String()
+}
+
+// Unescape undoes Escape. It returns what Escape cannot have made as it is.
+func Unescape(s string) string {
+	if name, err := url.PathUnescape(s); err == nil {
+		return name
+	}
+	return s
+}
+
+// field is Escape for a field between spaces, where "-" stands for nothing.
+func field(s string) string {
+	switch s {
+	case "":
+		return "-"
+	case "-":
+		return "%2D"
+	}
+	return Escape(s)
+}
+
+func unfield(s string) string {
+	if s == "-" {
+		return ""
+	}
+	return Unescape(s)
+}

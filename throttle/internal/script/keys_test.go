@@ -1,0 +1,75 @@
+package script
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var hostile = []string{
+	"acme", "ACME", "a", "{acme}", "}{", "acme}:w:tenant:initech", "a:b", "a,b", ",", ":", "%41", "%", "%%", "A",
+	"a\x00b", "a\nb", "\r\n", "\xff\xfe", "é", "ünïcödé", "日本", " ", "*", "?", "[a]", "\\", "\"", "'", "w", "n", "..", "~@-_",
+	strings.Repeat("x", 512), strings.Repeat("{", 512), strings.Repeat("\xff", 512),
+}
+
+func FuzzEscape(f *testing.F) {
+	for i, s := range hostile {
+		f.Add(s, hostile[(i+1)%len(hostile)])
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		escaped := Escape(a)
+		for i := range len(escaped) {
+			if c := escaped[i]; !plain(c) && c != '%' {
+				t.Errorf("Escape(%q) = %q holds the byte %q", a, escaped, c)
+			}
+		}
+		if Unescape(escaped) != a {
+			t.Errorf("Escape(%q) = %q, which says %q", a, escaped, Unescape(escaped))
+		}
+		if (a == b) != (escaped == Escape(b)) || (a == b) != (field(a) == field(b)) {
+			t.Errorf("%q and %q are both written %q or %q", a, b, escaped, field(a))
+		}
+		if unfield(field(a)) != a || field(a) == "" || strings.ContainsAny(field(a), " :,/|\n") {
+			t.Errorf("as a field %q is %q, which says %q", a, field(a), unfield(field(a)))
+		}
+		if queue, values := ParseFlow(Flow(a, []string{b, a})); queue != a || !slices.Equal(values, []string{b, a}) {
+			t.Errorf("Flow(%q, %q, %q) says %q of %q", a, b, a, values, queue)
+		}
+		if TicketName(a, b) == TicketName(b, a) && a != b {
+			t.Errorf("tickets %q of %q and the other way round are both %q", a, b, TicketName(a, b))
+		}
+	})
+}
+
+// Keys of different scopes, values, policies and kinds differ, whatever the values are.
+func TestKeysNeverCollide(t *testing.T) {
+	seen := map[string]string{}
+	note := func(key, what string) {
+		if other, taken := seen[key]; taken && other != what {
+			t.Errorf("%s and %s are both %q", what, other, key)
+		}
+		seen[key] = what
+	}
+	for _, policy := range []string{"p", "n", "w", "q"} {
+		p := Prefix(policy)
+		note(p+"q", "the line of "+policy)
+		for _, a := range hostile {
+			for _, b := range hostile[:len(hostile)-3] {
+				note(p+"n:"+OnceKey(a, b), fmt.Sprintf("key %q of %q, policy %s", b, a, policy))
+				for _, attributes := range [][]string{{}, {"tenant"}, {"user"}, {"tenant", "user"}, {"n"}, {"w"}} {
+					values := []string{a, b}[:len(attributes)]
+					note(p+ScopeKey(attributes, values), fmt.Sprintf("scope %q = %q, policy %s", attributes, values, policy))
+				}
+			}
+		}
+	}
+	if len(seen) < 5_000 {
+		t.Errorf("only %d keys", len(seen))
+	}
+	for key := range seen {
+		if strings.Count(key, "{") != 1 || strings.Count(key, "}") != 1 {
+			t.Errorf("%q has braces in it: a cluster would look for it elsewhere", key)
+		}
+	}
+}

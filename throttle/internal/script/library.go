@@ -1,0 +1,76 @@
+package script
+
+import (
+	"embed"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed lua
+var files embed.FS
+
+// shared are the files between the algorithms and the body of a script.
+var shared = []string{"scope", "upstream", "windows", "line", "line_join"}
+
+// scripts are those of all policies that count by the same algorithms. A script has only those that
+// it needs: each costs something at every call.
+type scripts struct{ decide, take *redis.Script }
+
+// A Library makes every script once. Its zero value is ready, and safe for concurrent use.
+type Library struct {
+	// Edit, if not nil, changes the text of every script: for tests.
+	Edit func(text string) string
+
+	mu   sync.Mutex
+	made map[string]*scripts // by the names of the algorithms
+}
+
+func (l *Library) of(algorithms []string) *scripts {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name := strings.Join(algorithms, " ")
+	made := l.made[name]
+	if made == nil {
+		made = &scripts{decide: l.script(algorithms, "decide"), take: l.script(algorithms, "take")}
+		if l.made == nil {
+			l.made = map[string]*scripts{}
+		}
+		l.made[name] = made
+	}
+	return made
+}
+
+func (l *Library) script(algorithms []string, body string) *redis.Script {
+	text := Text(algorithms, body)
+	if l.Edit != nil {
+		text = l.Edit(text)
+	}
+	return redis.NewScript(text)
+}
+
+// Text puts a script together.
+func Text(algorithms []string, body string) string {
+	parts := []string{File("codec"), "local algorithms = {}\n"}
+	for _, name := range algorithms {
+		parts = append(parts, File(name))
+	}
+	for _, name := range shared {
+		parts = append(parts, File(name))
+	}
+	if body == "take" {
+		parts = append(parts, File("line_take"))
+	}
+	return strings.Join(append(parts, File(body)), "\n")
+}
+
+// File returns the text of a Lua file, by its name without ".lua".
+func File(name string) string {
+	text, err := files.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(fmt.Sprintf("script: %v", err)) // the files are part of the program
+	}
+	return string(text)
+}

@@ -1,0 +1,126 @@
+-- concurrency.lua: never more than `limit` units at once, each reservation's under a lease.
+-- Source: the counting semaphore with leases (Gray, Cheriton: "Leases", 1989). A lease is renewed
+-- while its holder runs and given back at its end; that of a dead worker runs out.
+--
+--   parameters  p1 limit (units), p2 lease (us)
+--   payload     used(7) hold(7) entry*
+--   entry       expires(7) units(5) id(8), the soonest to expire first
+--
+-- `hold` is for how long units are held (us), as far as is known: at first what the first grant said
+-- it might be, then never less than the newest, falling towards shorter ones by a quarter each. So
+-- an expected start is an upper bound as long as holders do not take longer.
+
+do
+local sub, find, ceil, max = string.sub, string.find, math.ceil, math.max
+local pack7, unpack7, pack5, unpack5 = codec.pack7, codec.unpack7, codec.pack5, codec.unpack5
+
+local LEASE = 20 -- bytes of an entry
+
+local function lease_units(data, i) return unpack5(data, i + 7) end
+
+-- The place of a lease in st.data, or nil.
+local function find_lease(st, id)
+  local from = st.first
+  while true do
+    local at = find(st.data, id, from, true)
+    if not at then return nil end
+    if at - 12 >= st.first and (at - 12 - st.first) % LEASE == 0 then return at - 12 end
+    from = at + 1
+  end
+end
+
+local function drop_lease(st, i)
+  st.used = st.used - lease_units(st.data, i)
+  st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)
+  st.first = 1
+end
+
+local function add_lease(st, expires, units, id)
+  local entry = pack7(expires) .. pack5(units) .. id
+  local i = #st.data + 1 -- leases of another length may be there
+  while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
+  st.data = sub(st.data, st.first, i - 1) .. entry .. sub(st.data, i)
+  st.first = 1
+  st.used = st.used + units
+end
+
+local function give_back_lease(st, now, at, cost, id)
+  local i = find_lease(st, id)
+  if not i then return 0 end
+  local units = lease_units(st.data, i)
+  drop_lease(st, i)
+  return units
+end
+
+algorithms['c'] = {
+  readable = function(payload) return #payload >= 14 and (#payload - 14) % LEASE == 0 end,
+
+  load = function(p1, p2, p3, p4, payload, now)
+    local st = {limit = p1, lease = p2, used = 0, hold = 0, data = '', first = 1}
+    if payload then
+      st.used, st.hold, st.data, st.first = unpack7(payload, 1), unpack7(payload, 8), payload, 15
+      while st.first <= #payload and unpack7(payload, st.first) <= now do
+        st.used = st.used - lease_units(payload, st.first)
+        st.first = st.first + LEASE
+      end
+    end
+    return st
+  end,
+
+  fits_at = function(st, now, from, cost, ahead)
+    local over = st.used + ahead + cost - st.limit
+    if over <= 0 then return from end
+    return max(from, now + ceil(over / st.limit) * max(st.hold, st.lease))
+  end,
+
+  -- What is given back is looked at when it is; a lease that runs out has to be looked for.
+  opens_at = function(st, now)
+    if st.first > #st.data then return now + st.lease end
+    return unpack7(st.data, st.first)
+  end,
+
+  take = function(st, now, cost, hold, id)
+    if st.hold == 0 then st.hold = hold end
+    add_lease(st, now + st.lease, cost, id)
+  end,
+
+  give_back = give_back_lease,
+
+  -- The holder has ended.
+  release = function(st, now, at, cost, id)
+    local units = give_back_lease(st, now, at, cost, id)
+    if units > 0 then st.hold = max(1, now - at, st.hold - ceil((st.hold - (now - at)) / 4)) end
+    return units
+  end,
+
+  -- One that ran out is taken anew if there is room.
+  renew = function(st, now, cost, id)
+    local i = find_lease(st, id)
+    if i then
+      cost = lease_units(st.data, i)
+      drop_lease(st, i)
+    elseif st.used + cost > st.limit then
+      return 0
+    end
+    add_lease(st, now + st.lease, cost, id)
+    return cost
+  end,
+
+  capacity = function(st) return st.limit end,
+
+  used = function(st) return st.used end,
+
+  resets_at = function(st, now)
+    if st.first > #st.data then return now end
+    return unpack7(st.data, #st.data - LEASE + 1)
+  end,
+
+  -- How long units are held is remembered for a while.
+  kept_until = function(st, now)
+    local last = st.first <= #st.data and unpack7(st.data, #st.data - LEASE + 1) or now
+    return max(last, st.hold > 0 and now + st.lease or now)
+  end,
+
+  payload = function(st) return pack7(st.used) .. pack7(st.hold) .. sub(st.data, st.first) end,
+}
+end

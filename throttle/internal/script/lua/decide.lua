@@ -1,0 +1,464 @@
+-- decide.lua: decides about requests of one policy, one after the other, as if each came alone.
+--
+-- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 7 + S values:
+--   1 op        a verb of the table below
+--   2 costs     "requests=1,tokens=5", "-" for none
+--   3 own       the tenant's own parameters (windows.lua); empty: the policy's
+--   4 place     "flow tenant weight key" (line.lua), "-" for what is empty: flow "QUEUE|VALUES", weight in thousandths. Empty
+--               where no line is asked
+--   5 ticket    "QUEUE/ID"; empty: does not wait
+--   6 options   of the place: "front max_wait backlog deadline rank", times in us, rank only if it is put back. Empty: all 0
+--   7 extra     empty, or "id at once hold word", "-" for what is empty:
+--               id      16 hex digits: of the reservation
+--               at      when it was granted (us); 0 if it was not yet
+--               once    end of the key by which a repeated request is known for a minute
+--               hold    for how long what is granted may be held where it has to be given back (us)
+--               word    settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
+--                       pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; left: "PLACES unit units reset"
+--                       (PLACES: the scopes meant, by number and commas; times in us)
+--   then S ends of the scopes' keys, narrow to broad
+--
+--   reserve     takes the costs in all windows or in none; with a ticket, who is denied joins the line. With `at`, what was
+--               granted then is given back first, and who waits goes after it
+--   exempt      takes them, and is never denied        peek     tells what reserve would, and changes nothing
+--   join        puts the ticket in line                put_back puts it back at its rank, with what it had been granted
+--   leave       takes the ticket out of the line       refresh  writes the flow's weight and own parameters anew
+--   cancel      gives everything back, once; of what was taken from the line, with its place, also what its tenant's tags moved by
+--   release     gives back what is held by leases
+--   renew       keeps that for as long again           settle   corrects what was taken, once for each word
+--   pause, resume, left                                what the upstream said (upstream.lua)
+--
+-- reply  for every request one of these, each followed, of reserve, exempt, peek and cancel, by what it says of every window:
+--   plain  status at                              a plain grant, or done     window: used (units) resets (us)
+--   full   status+16 at time most least behind nudge    anything else              window: used (units) fits (us, 0 for at once; of a cancel: units) resets (us)
+--   error  9 text
+--   status 0 denied, does not wait   1 granted, done   2 granted before, to the same call or key   3 joined the line   4 refused: longer than
+--          max_wait   5 refused: backlog   6 stands in line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
+--   at     when it was decided, or granted before      time, most, least  the expected start, its upper and its lower bound
+--   behind how far the clock is behind the windows, which stand still until it has caught up    nudge  1: a server should be woken
+
+local byte, char, sub, find, match, gmatch, format, max = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max
+local call = windows.read_policy()
+local KEPT = 60000 -- ms for which a repeated call is recognised
+local NEEDS_WINDOWS = {reserve = true, exempt = true, peek = true, cancel = true}
+
+local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, call.first, call.P
+local stride = 7 + nscopes
+
+-- What this process's call before this one did, if it is this very call that is repeated; and all scopes.
+local record_key = P .. 'r:' .. call.process
+local reads, suffixes, n, known = {P .. 'q', record_key}, {}, 0, {}
+for at = first + 7, #argv, stride do
+  for s = at, at + nscopes - 1 do
+    local suffix = argv[s]
+    if not known[suffix] then
+      known[suffix] = true
+      n = n + 1
+      suffixes[n], reads[n + 2] = suffix, P .. suffix
+    end
+  end
+end
+local values = redis.call('MGET', unpack(reads))
+for i = 1, n do call.raw[suffixes[i]] = values[i + 2] end
+call.waiting = (values[1] or 0) + 0
+local last = values[2] and codec.unpack7(values[2], 1) or 0
+local record = last == call.seq and values[2]
+local late = last > call.seq -- a copy of a call whose caller has given up
+
+local line -- the verbs of line_join.lua, once they are needed
+local function get_line()
+  if not line then
+    call.line = new_line(call)
+    line = new_join(call.line)
+    call.line.read_line()
+  end
+  return line
+end
+
+local NOT_GRANTED = '\0\0\0\0\0\0\0' -- stands in the record for the time of what was not
+
+local dirty = false -- something was changed that must not be done twice
+
+-- read_extra reads what only some requests have.
+local function read_extra(r, extra)
+  local id, at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+  r.id, r.at, r.hold, r.word = id, at + 0, hold + 0, word
+  if once ~= '-' then r.once = once end
+end
+
+-- read_place reads what only a line asks for.
+local function read_place(r)
+  if r.flow or r.place == '' then return end
+  r.queue, r.flow, r.tenant, r.weight, r.key = match(r.place, '^(([^|]*)%S*) (%S+) (%S+) (%S+)$')
+  r.queue, r.flow = r.flow, r.queue
+  if r.options ~= '' then
+    local front, max_wait, backlog, deadline, rank = match(r.options, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+    r.front, r.max_wait, r.backlog, r.deadline = front == '1', max_wait + 0, backlog + 0, deadline + 0
+    if r.op == 'put_back' then r.rank = rank end
+  end
+end
+
+local function once_key(r) return P .. 'n:' .. r.once end
+local function state_key(r) return P .. 'n:' .. r.id end
+
+local function lease_id(r)
+  if call.leases and not r.lease then r.lease = windows.lease_bytes(r.id) end
+  return r.lease
+end
+
+local function take(r, list, now)
+  windows.take(call, list, r.costs, now, r.hold, lease_id(r))
+  if r.once then
+    redis.call('SET', once_key(r), format('%d', now), 'PX', KEPT)
+    if redis.call('EXISTS', state_key(r)) == 1 then redis.call('SET', state_key(r), format('%d again', now), 'KEEPTTL') end
+  end
+  dirty = true
+end
+
+local function look_again(r)
+  if line then line.look_again(r.suffixes) end
+end
+
+local function granted_before(r, before)
+  if before == 1 then return r.done_at end
+  return r.once and tonumber(redis.call('GET', once_key(r)) or nil)
+end
+
+-- A verb takes the request, its scopes and their time, a place for when each window fits, and what an earlier attempt
+-- of the same call did. It returns status, at, and unless it is a plain grant or done: time, most, nudge and least.
+local verbs = {
+  reserve = function(r, list, now, fits, before)
+    local granted = granted_before(r, before)
+    if granted then return 2, granted end
+    if r.at > 0 then
+      windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
+      look_again(r)
+    end
+    local waits = r.ticket and line and line.waits(r.ticket)
+    local time = windows.fits_at(call, list, r.costs, now, fits)
+    if line then read_place(r) end
+    if time <= now and (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
+      take(r, list, now)
+      if waits then line.remove(r.ticket) end
+      return 1, now
+    end
+    if r.ticket then
+      dirty = true
+      get_line()
+      read_place(r)
+      local status, low, high, nudge, least = line.join(r, list, now)
+      return status, call.now, max(time, low), max(time, high), nudge, max(time, least or low)
+    end
+    local most = time
+    if line then
+      local low, high = line.expect(r, list, now, fits)
+      time, most = max(time, low), max(time, high)
+      -- Everything fits, and others wait for slots: they may have gone by then.
+      if time <= now then time, most = now + 100000, max(most, now + 100000) end
+    end
+    return 0, call.now, time, most, 0
+  end,
+
+  exempt = function(r, list, now, fits, before)
+    local granted = granted_before(r, before)
+    if granted then return 2, granted end
+    take(r, list, now)
+    if line and r.ticket then line.remove(r.ticket) end
+    return 1, now
+  end,
+
+  peek = function(r, list, now, fits)
+    local time = windows.fits_at(call, list, r.costs, now, fits)
+    local most = time
+    if line then
+      read_place(r)
+      if line.somebody_waits(r, r.ticket) then
+        local low, high = line.expect(r, list, now, fits)
+        time, most = max(time, low), max(most, high)
+        if time <= now then time, most = now + 100000, max(most, now + 100000) end
+      end
+    end
+    if time > now then return 0, call.now, time, most, 0 end
+    return 1, now
+  end,
+
+  join = function(r, list, now, fits, before)
+    get_line()
+    read_place(r)
+    if before == 3 and not line.waits(r.ticket) then return 3, call.now, now, now, 0 end -- it was taken since
+    dirty = true
+    local status, low, high, nudge, least = line.join(r, list, now)
+    if before == 3 then status, nudge = 3, 1 end -- a nudge too many does no harm
+    return status, call.now, low, high, nudge, least
+  end,
+}
+
+local function later_verbs()
+  function verbs.put_back(r, list, now, fits, before)
+    if before == 1 then return 1, r.done_at end
+    dirty = true
+    get_line()
+    read_place(r)
+    if line.waits(r.ticket) then return 8, now end
+    windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
+    line.take_back(r)
+    line.join(r, list, now)
+    look_again(r)
+    return 1, now
+  end
+
+  function verbs.leave(r, list, now)
+    if not line or not line.remove(r.ticket) then return 8, now end
+    dirty = true
+    return 1, now
+  end
+
+  function verbs.refresh(r, list, now)
+    if not line then return 8, now end
+    read_place(r)
+    line.refresh(r)
+    return 1, now
+  end
+
+  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the corrections that were made and whether
+  -- it was cancelled or released. Most reservations never have that key. The id of one made by an idempotency key may be granted anew later:
+  -- what became of it before is then forgotten, and what was granted before counts as cancelled.
+  local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
+
+  local function state_of(r)
+    local state = redis.call('GET', state_key(r))
+    local of = state and tonumber(match(state, '^%d+'))
+    r.again = state and find(state, AGAIN, 1, true) and AGAIN or ''
+    if of and of < r.at and r.again == '' then state = false end
+    r.cancelled = state and (of ~= r.at or find(state, CANCELLED, 1, true))
+    r.released = state and sub(state, -#RELEASED) == RELEASED
+    return state
+  end
+
+  -- until_all is when nothing of the reservation is counted any more.
+  local function until_all(r, list, now)
+    local time = now
+    for _, scope in ipairs(list) do
+      for _, i in ipairs(scope.of.windows) do
+        if r.costs[i] ~= 0 then time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now)) end
+      end
+    end
+    return time
+  end
+
+  local function remember(r, value, time)
+    redis.call('SET', state_key(r), value, 'PX', format('%d', max(math.ceil((time - call.now) / 1000), KEPT)))
+    dirty = true
+  end
+
+  function verbs.cancel(r, list, now, fits, before)
+    if before == 1 then return 1, r.done_at end
+    state_of(r)
+    if r.cancelled then return 8, now, now, now, 0 end
+    local time = until_all(r, list, now)
+    windows.give_back(call, list, r.costs, now, r.at, lease_id(r), fits)
+    remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
+    if r.once then redis.call('DEL', once_key(r)) end
+    if line then
+      read_place(r)
+      if r.flow then line.take_back(r) end
+    end
+    look_again(r)
+    return 1, now, now, now, 0
+  end
+
+  function verbs.release(r, list, now)
+    local state = state_of(r)
+    local time, freed = state and find(state, ' ', 1, true) and until_all(r, list, now) or now, false
+    for _, scope in ipairs(list) do
+      for _, i in ipairs(scope.of.windows) do
+        local algorithm, st = call.windows[i].algorithm, scope.states[i]
+        if algorithm.release then
+          scopes.touch(scope, now)
+          if algorithm.release(st, now, r.at, r.costs[i], lease_id(r)) > 0 then
+            freed = true
+            time = max(time, now + st.lease) -- a renewal may still be on its way, or come
+          end
+        end
+      end
+    end
+    if not freed then return 8, now end
+    if not r.cancelled then remember(r, (state or format('%d', r.at)) .. RELEASED, time) end
+    look_again(r)
+    return 1, now
+  end
+
+  function verbs.renew(r, list, now)
+    local status = 1
+    state_of(r)
+    for _, scope in ipairs(list) do
+      for _, i in ipairs(scope.of.windows) do
+        local algorithm = call.windows[i].algorithm
+        if algorithm.renew and r.costs[i] > 0 then
+          scopes.touch(scope, now)
+          if r.cancelled or r.released or algorithm.renew(scope.states[i], now, r.costs[i], lease_id(r)) == 0 then status = 8 end
+        end
+      end
+    end
+    dirty = true
+    return status, now
+  end
+
+  function verbs.settle(r, list, now, fits, before)
+    if before == 1 then return 1, r.done_at end
+    local id, deltas = match(r.word, '^(%S+) (%S+)$')
+    local own, state, changes = ' ' .. id, state_of(r), {}
+    for delta in gmatch(deltas, '[^,]+') do changes[#changes + 1] = tonumber(delta) end
+    if r.cancelled or state and find(state, own, 1, true) then return 8, now end
+    r.costs = changes
+    local time = until_all(r, list, now)
+    for _, scope in ipairs(list) do
+      scopes.touch(scope, now)
+      for _, i in ipairs(scope.of.windows) do
+        local algorithm, change = call.windows[i].algorithm, changes[i]
+        if change > 0 then
+          algorithm.take(scope.states[i], now, change, 0, lease_id(r))
+        elseif change < 0 and r.at <= now then
+          algorithm.give_back(scope.states[i], now, r.at, -change, lease_id(r))
+        end
+      end
+    end
+    remember(r, format('%d', r.at) .. r.again .. own .. (r.released and RELEASED or ''), time)
+    look_again(r) -- also by what was added: whoever is first may wait for this window now, and hold up nobody
+    return 1, now
+  end
+
+  local function upstream_verb(say)
+    return function(r, list, now)
+      local places, rest = match(r.word, '^(%S+) ?(.*)$')
+      for place in gmatch(places, '%d+') do
+        for _, scope in ipairs(list) do
+          if scope.number == tonumber(place) then
+            scopes.touch(scope, now)
+            say(r, scope, now, rest)
+          end
+        end
+      end
+      dirty = true
+      look_again(r)
+      return 1, now
+    end
+  end
+
+  verbs.pause = upstream_verb(function(r, scope, now, rest)
+    local wait, ramp, most = match(rest, '^(%S+) (%S+) (%S+)$')
+    upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0)
+  end)
+  verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
+  verbs.left = upstream_verb(function(r, scope, now, rest)
+    local unit, units, reset = match(rest, '^(%S+) (%S+) (%S+)$')
+    upstream().left(scope, unit, now, r.at > 0 and r.at or now, units + 0, now + reset)
+  end)
+end
+
+-- Everything that the line will be asked for in this call is read at once.
+if call.waiting > 0 or argv[first] == 'join' then
+  local tickets, flows, nodes, seen = {}, {}, {}, {}
+  for at = first, #argv, stride do
+    if argv[at + 4] ~= '' then tickets[#tickets + 1] = argv[at + 4] end
+    local flow = match(argv[at + 3], '^%S+')
+    if flow and not seen[flow] then
+      seen[flow] = true
+      flows[#flows + 1] = flow
+      local queue = match(flow, '^([^|]*)') .. '|'
+      for s = at + 7, call.only_tenants and at or at + 6 + nscopes do
+        if not seen[queue .. argv[s]] then
+          seen[queue .. argv[s]] = true
+          nodes[#nodes + 1] = 'n ' .. queue .. argv[s]
+        end
+      end
+      if not seen[queue] then
+        seen[queue] = true
+        nodes[#nodes + 1] = 'n ' .. queue .. windows.ROOT
+      end
+    end
+  end
+  call.line = new_line(call)
+  line = new_join(call.line)
+  line.prefetch(tickets, flows, nodes)
+end
+
+local out, done, count, m = {}, {}, 0, 0 -- done: what the record says of every request
+local list = {}                         -- the scopes of one request
+for at = first, #argv, stride do
+  count = count + 1
+  local own, failed = argv[at + 2], nil
+  own = own ~= '' and windows.own_parameters(call, own) or nil
+  for i = 1, nscopes do
+    local suffix = argv[at + 6 + i]
+    local scope = call.open[suffix]
+    if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
+    failed = failed or scope.failed
+    list[i] = scope
+  end
+  local now, op = windows.align(call, list), argv[at]
+  local needs_windows = NEEDS_WINDOWS[op]
+  if late then
+    out[m + 1], out[m + 2] = 8, now
+    m = m + 2
+    for i = 1, needs_windows and 2 * nwindows or 0 do out[m + i] = 0 end
+    if needs_windows then m = m + 2 * nwindows end
+  elseif failed and op ~= 'leave' then
+    out[m + 1], out[m + 2] = 9, failed
+    m = m + 2
+    done[count] = char(9) .. codec.pack7(now)
+  else
+    local verb = verbs[op]
+    if not verb then
+      later_verbs()
+      verb = verbs[op]
+    end
+    local costs_text, ticket, extra = argv[at + 1], argv[at + 4], argv[at + 6]
+    local r = {
+      op = op, costs_text = costs_text, costs = windows.costs_of(call, costs_text).windows, own = argv[at + 2], place = argv[at + 3],
+      ticket = ticket ~= '' and ticket, options = argv[at + 5], at = 0, hold = 0, suffixes = false, flow = false, queue = false, tenant = false, weight = 0, key = false,
+    }
+    if extra ~= '' then read_extra(r, extra) end
+    if line or ticket ~= '' or extra ~= '' then
+      local ends = {}
+      for i = 1, nscopes do ends[i] = argv[at + 6 + i] end
+      r.suffixes = ends
+    end
+    local before = record and byte(record, 8 * count)
+    if before then r.done_at = codec.unpack7(record, 8 * count + 1) end
+    local fits = {}
+    local status, decided, time, most, nudge, least = verb(r, list, now, fits, before)
+    done[count] = before == 1 and sub(record, 8 * count, 8 * count + 7) or (status == 1 or status == 2) and char(status) .. codec.pack7(decided) or char(status) .. NOT_GRANTED
+    local long = time or now > call.now
+    if long then
+      time = time or decided
+      out[m + 1], out[m + 2], out[m + 3], out[m + 4], out[m + 5], out[m + 6], out[m + 7] = status + 16, decided, time, most or time, least or time, now - call.now, nudge or 0
+      m = m + 7
+    else
+      out[m + 1], out[m + 2] = status, decided
+      m = m + 2
+    end
+    if needs_windows then
+      local step = long and 3 or 2
+      for s = 1, nscopes do
+        local of, states = list[s].of.windows, list[s].states
+        for j = 1, #of do
+          local i = of[j]
+          local algorithm, st, o = call.windows[i].algorithm, states[i], m + step * i
+          out[o] = algorithm.resets_at(st, now)
+          if long then
+            out[o - 2], out[o - 1] = algorithm.used(st), fits[i] or 0
+          else
+            out[o - 1] = algorithm.used(st)
+          end
+        end
+      end
+      m = m + step * nwindows
+    end
+  end
+end
+
+scopes.write_all(call)
+if call.line then call.line.finish() end
+if dirty and not late then redis.call('SET', record_key, codec.pack7(call.seq) .. table.concat(done), 'PX', KEPT) end
+return out

@@ -1,0 +1,211 @@
+-- scope.lua: the value of one scope, which holds all windows that are counted by the same attributes.
+--
+--   value    format(1) last(7) section*
+--   section  length of name(1) name kind(1) expires(7) length of payload(3) payload
+--
+-- `last` is the Redis time of the newest change: time never runs backwards from it.
+-- Sections that this call does not know (a window of an older or a newer policy) are
+-- carried along until they expire, so workers of two releases never erase each other's counts.
+-- Names that no window can have ("!...") belong to the upstream (upstream.lua).
+--
+-- algorithms[kind], the file of each, is a table of
+--   readable(payload) -> whether the bytes have the shape that load expects
+--   load(p1, p2, p3, p4, payload, now) -> st, the state as it is at `now`, from the parameters and the bytes (or nil)
+--   fits_at(st, now, from, cost, ahead, each) -> time >= from, the earliest at which `cost` units fit if `ahead`
+--                                       units go first, tickets of `each` (1: any); reads only
+--   opens_at(st, now) -> time           if there: the next look at a full window, if nothing is given back before
+--   take(st, now, cost, hold, id)       counts `cost` units, which may be held for `hold` by the reservation `id`
+--   give_back(st, now, at, cost, id) -> units, at most what was taken at `at` and still counts
+--   capacity(st) -> units, the most that ever fit
+--   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id) -> units: if there, what is
+--                                       held by a lease is given back, or kept for as long again
+--   used(st) -> units                   resets_at(st, now) -> when nothing counts any more
+--   kept_until(st, now) -> time         if there: until when the state is of use, if that is longer
+--   payload(st, now) -> bytes            longest(window) -> seconds     if there: for how long a line may have to wait for it
+
+local scopes
+do
+local byte, char, sub, ceil = string.byte, string.char, string.sub, math.ceil
+local pack7, unpack7 = codec.pack7, codec.unpack7
+
+local FORMAT = 1
+
+-- The state of a window from its bytes, by the policy's parameters or the tenant's own.
+local function load_window(scope, i, payload)
+  local window = scope.call.windows[i]
+  local algorithm, own = window.algorithm, scope.own and scope.own[window.name]
+  if payload and not algorithm.readable(payload) then
+    scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': window ' .. window.name .. ' is damaged'
+    payload = nil
+  end
+  local st
+  if own then
+    st = algorithm.load(own[1], own[2], own[3], window.p4, payload, scope.now)
+  else
+    st = algorithm.load(window.p1, window.p2, window.p3, window.p4, payload, scope.now)
+  end
+  if st.refused then
+    scope.failed = 'SLUICE_CLOCK window ' .. window.name .. ': the time of Redis is not among the ticks that were sent'
+  end
+  scope.states[i] = st
+end
+
+-- parse reads the value's sections into the windows' states; what it cannot read is said in scope.failed.
+local function parse(scope, raw)
+  local len, heads = #raw, scope.of.heads
+  if byte(raw, 1) ~= FORMAT then
+    scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': format ' .. (byte(raw, 1) or 'none') .. ' is not ' .. FORMAT
+    return
+  elseif len < 8 then
+    scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': value cut short'
+    return
+  end
+  local last, i = unpack7(raw, 2), 9
+  if last > scope.now then scope.now = last end
+  while i <= len do
+    local kind = i + byte(raw, i) + 1
+    local a, b, c = byte(raw, kind + 8, kind + 10)
+    local ends = c and kind + 10 + a * 65536 + b * 256 + c
+    if not ends or ends > len then
+      scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': section cut short'
+      return
+    end
+    local expires = unpack7(raw, kind + 1)
+    if expires > scope.now then
+      local at = heads[sub(raw, i, kind)]
+      if at then
+        load_window(scope, at, sub(raw, kind + 11, ends))
+      else
+        if byte(raw, i + 1) == 33 then -- '!'
+          scope.upstream = scope.upstream or {}
+          scope.upstream[sub(raw, i + 1, kind - 1)] = {kind = sub(raw, kind, kind), expires = expires, payload = sub(raw, kind + 11, ends)}
+        elseif not scope.of.names[sub(raw, i + 1, kind - 1)] then -- what another algorithm left cannot be read: the window starts empty
+          scope.others = scope.others or {}
+          scope.others[#scope.others + 1] = {expires = expires, bytes = sub(raw, i, ends)}
+        end
+      end
+    end
+    i = ends + 1
+  end
+end
+
+-- reload brings the states to a later time, or to other parameters.
+local function reload(scope, now)
+  local windows, list = scope.call.windows, scope.of.windows
+  local before = scope.now
+  scope.now = now
+  for j = 1, #list do
+    local i = list[j]
+    local st, algorithm = scope.states[i], windows[i].algorithm
+    local payload = algorithm.payload(st, before)
+    if algorithm.resets_at(st, before) <= before and not algorithm.kept_until then payload = nil end
+    load_window(scope, i, payload)
+  end
+end
+
+-- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its place
+-- in the policy, own the tenant's own parameters by window (or nil), which hold where the scope contains the tenant.
+local function open(call, suffix, number, own)
+  local scope, of = call.open[suffix], call.scopes[number]
+  if not of.of_tenant then own = nil end
+  if scope then
+    if scope.own ~= own then
+      scope.own = own
+      reload(scope, scope.now)
+    end
+    return scope
+  end
+  local key = call.P .. suffix
+  local raw = call.raw[suffix]
+  if raw == nil then raw = redis.call('MGET', key)[1] end -- which says of a list or a hash that it is nil
+  scope = {
+    call = call, key = key, suffix = suffix, number = number, of = of, own = own, now = call.now, states = {},
+    upstream = nil, others = nil, failed = nil, changed = nil,
+  }
+  call.open[suffix] = scope
+  if raw then
+    parse(scope, raw)
+  elseif redis.call('EXISTS', key) == 1 then
+    scope.failed = 'SLUICE_STATE key ' .. key .. ': not a string'
+  end
+  local list, states = of.windows, scope.states
+  for j = 1, #list do
+    if not states[list[j]] then load_window(scope, list[j], nil) end
+  end
+  return scope
+end
+
+-- read reads the values of scopes that will be opened, in one call.
+local function read(call, suffixes)
+  local n = #suffixes
+  if n < 2 then return end
+  local P, keys = call.P, {}
+  for i = 1, n do keys[i] = P .. suffixes[i] end
+  local values = redis.call('MGET', unpack(keys))
+  for i = 1, n do call.raw[suffixes[i]] = values[i] end
+end
+
+local function section(head, expires, payload)
+  local size = #payload
+  return head .. pack7(expires) .. char((size - size % 65536) / 65536, (size - size % 256) / 256 % 256, size % 256) .. payload
+end
+
+-- write writes what has not expired, and lets Redis forget it at its own time plus what the
+-- longest-lived section still needs. Redis counts that from the millisecond in which the script began: one
+-- more is never too early.
+local function write(call, scope)
+  local now, expires, windows, list = scope.now, 0, call.windows, scope.of.windows
+  local parts, n = {char(FORMAT) .. pack7(now)}, 1
+  for j = 1, #list do
+    local window, st = windows[list[j]], scope.states[list[j]]
+    local algorithm = window.algorithm
+    local kept = (algorithm.kept_until or algorithm.resets_at)(st, now)
+    if kept > now then
+      n = n + 1
+      parts[n] = section(window.head, kept, algorithm.payload(st, now))
+      if kept > expires then expires = kept end
+    end
+  end
+  if scope.upstream then
+    for name, s in pairs(scope.upstream) do
+      if s.expires > now then
+        n = n + 1
+        parts[n] = section(char(#name) .. name .. s.kind, s.expires, s.payload)
+        if s.expires > expires then expires = s.expires end
+      end
+    end
+  end
+  if scope.others then
+    for _, s in ipairs(scope.others) do
+      if s.expires > now then
+        n = n + 1
+        parts[n] = s.bytes
+        if s.expires > expires then expires = s.expires end
+      end
+    end
+  end
+  if n == 1 then
+    redis.call('DEL', scope.key)
+  else
+    redis.call('SET', scope.key, table.concat(parts), 'PX', string.format('%d', ceil((expires - call.now) / 1000) + 1))
+  end
+end
+
+scopes = {
+  open = open,
+  read = read,
+  reload = reload,
+
+  -- touch notes that a scope has to be written; it then stands at `now`.
+  touch = function(scope, now)
+    if now > scope.now then reload(scope, now) end
+    scope.changed = true
+  end,
+
+  write_all = function(call)
+    for _, scope in pairs(call.open) do
+      if scope.changed then write(call, scope) end
+    end
+  end,
+}
+end

@@ -1,0 +1,80 @@
+-- take.lua: takes from the line of one policy the next tickets that fit now, charged in all windows, in line order.
+--
+-- KEYS and the beginning of ARGV: windows.lua. Then
+--   1 most      how many tickets, 0 to 64
+--   2 id_base   10 hex digits: with 6 more, of the ticket's number from 1, the id of each reservation
+--   3 queues    how many; none: the take before is acknowledged, and nothing else happens
+--   then the queues, in the order in which they are served
+-- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window then has counted (units):
+--   at     when this was decided (us)
+--   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
+--   text   "ticket costs rank flow key start tenant status", status 1: granted, 7: never fits, and is not charged
+--
+-- What was taken is kept for a minute: the same call, repeated, is answered alike, but for what windows count. The next call of the
+-- process acknowledges it. What is not acknowledged for 5 s is put back by whoever takes next.
+
+local sub, gmatch, format = string.sub, string.gmatch, string.format
+local call = windows.read_policy()
+local KEPT = '60000'   -- ms
+local LOST = 5000000   -- us
+
+local P, now = call.P, call.now
+local most, nqueues = ARGV[call.first] + 0, ARGV[call.first + 2] + 0
+call.id_base = ARGV[call.first + 1]
+local own_key = P .. 'k:' .. call.process
+local values = redis.call('MGET', P .. 'q', own_key)
+call.waiting = (values[1] or 0) + 0
+
+local before, appointment = values[2], 0
+if before then
+  local seq = codec.unpack7(before, 1)
+  if seq == call.seq then
+    local out = {codec.unpack7(before, 8), codec.unpack7(before, 15), sub(before, 22, 31)}
+    for text, at in gmatch(sub(before, 32), '(%S+ %S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
+      out[#out + 1] = text
+      out[#out + 1] = at == '' and out[1] or at + 0
+      for _ = 1, #call.windows do out[#out + 1] = 0 end
+    end
+    return out
+  end
+  if seq > call.seq then return {now, 0, call.id_base} end -- a late copy: its caller has given up
+  appointment = codec.unpack7(before, 15)
+  if #before > 31 then redis.call('ZREM', P .. 'k', call.process) end
+end
+
+if call.waiting == 0 and redis.call('EXISTS', P .. 'k') == 0 then
+  if before then redis.call('DEL', own_key) end
+  return {now, 0, call.id_base}
+end
+local L = new_line(call)
+local T = new_take(L)
+for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', format('%d', now - LOST), 'LIMIT', '0', '4')) do
+  local record = redis.call('GET', P .. 'k:' .. process)
+  if record then T.put_back(record) end
+  redis.call('ZREM', P .. 'k', process)
+  redis.call('DEL', P .. 'k:' .. process)
+end
+if nqueues == 0 then
+  if before then redis.call('DEL', own_key) end
+  scopes.write_all(call)
+  L.finish()
+  return {now, 0, call.id_base}
+end
+
+local names, taken = {}, {n = 0, kept = {}}
+for i = 1, nqueues do names[i] = ARGV[call.first + 2 + i] end
+local next_time = T.take(names, most, appointment, taken)
+scopes.write_all(call)
+L.finish()
+local out = {now, next_time, call.id_base}
+for i = 1, #taken do out[3 + i] = taken[i] end
+if taken.n > 0 or next_time > 0 then
+  redis.call('SET', own_key, codec.pack7(call.seq) .. codec.pack7(now) .. codec.pack7(next_time) .. call.id_base .. table.concat(taken.kept), 'PX', KEPT)
+  if taken.n > 0 then
+    redis.call('ZADD', P .. 'k', format('%d', now), call.process)
+    expire(P .. 'k', DAY)
+  end
+elseif before then
+  redis.call('DEL', own_key)
+end
+return out

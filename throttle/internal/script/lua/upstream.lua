@@ -1,0 +1,109 @@
+-- upstream.lua: what the upstream said of a scope, in sections of its value beside those of the windows.
+--
+--   !       a pause (kind "p"): until(7) ramp(7) gone(7) set(7)
+--           Nothing is granted before `until`. From then on `ramp` is the time in which one window's
+--           worth is let out, evenly, and `gone` how much of that was granted since, in parts of
+--           SHARE. It was set for something granted at the time `set` or before.
+--   !UNIT   calls left at the upstream (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
+--           So many units are left, by the answer to a call that was granted at the time `at`; the
+--           entries are what was granted later. It expires when the upstream resets.
+
+local upstream -- made when it is first asked for: to most scopes no upstream said anything
+do
+local sub, floor, ceil, min, max = string.sub, math.floor, math.ceil, math.min, math.max
+local pack7, unpack7, pack5, unpack5 = codec.pack7, codec.unpack7, codec.pack5, codec.unpack5
+
+local made
+function upstream()
+  if made then return made end
+
+  local SHARE = 1e12
+  local GRANTS = 64 -- how many later grants are remembered at the most; older ones count as answered
+
+  local function section_of(scope, name, kind, now)
+    local section = scope.upstream and scope.upstream[name]
+    return section and section.kind == kind and section.expires > now and section
+  end
+
+  local function put(scope, name, kind, expires, payload)
+    scope.upstream = scope.upstream or {}
+    scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
+  end
+
+  -- When the upstream lets so many units through, not before `from`.
+  local function fits_at(scope, window, st, now, from, cost, ahead)
+    local paused = section_of(scope, '!', 'p', now)
+    if paused then
+      local gone = min(1, unpack7(paused.payload, 15) / SHARE + ahead / window.algorithm.capacity(st))
+      from = max(from, ceil(unpack7(paused.payload, 1) + unpack7(paused.payload, 8) * gone))
+    end
+    local rest = section_of(scope, '!' .. window.unit, 'r', now)
+    if rest and cost > 0 and from < rest.expires and unpack7(rest.payload, 1) < ahead + cost then from = rest.expires end
+    return from
+  end
+
+  -- upstream_take notes a grant: costs by window.
+  local function take(scope, costs, now)
+    local part, units = 0, {}
+    for _, i in ipairs(scope.of.windows) do
+      if costs[i] > 0 then
+        local window = scope.call.windows[i]
+        part = max(part, costs[i] / window.algorithm.capacity(scope.states[i]))
+        units[window.unit] = costs[i]
+      end
+    end
+    local paused = section_of(scope, '!', 'p', now)
+    if paused then
+      local gone = min(SHARE, unpack7(paused.payload, 15) + floor(part * SHARE))
+      put(scope, '!', 'p', paused.expires, sub(paused.payload, 1, 14) .. pack7(gone) .. sub(paused.payload, 22))
+    end
+    for unit, cost in pairs(units) do
+      local rest = section_of(scope, '!' .. unit, 'r', now)
+      if rest then
+        local entries = sub(rest.payload, 15) .. pack7(now) .. pack5(cost)
+        put(scope, '!' .. unit, 'r', rest.expires,
+          pack7(max(0, unpack7(rest.payload, 1) - cost)) .. sub(rest.payload, 8, 14) .. sub(entries, -12 * GRANTS))
+      end
+    end
+  end
+
+  -- pause_upstream notes that the upstream refused what was granted at `at`. Refusals of what was granted
+  -- before it was known are one; the next one, of what was let out since, doubles the ramp.
+  local function pause(scope, now, at, wait, ramp, ramp_most)
+    local until_time, set = now + wait, now
+    local before = section_of(scope, '!', 'p', now)
+    local gone = 0
+    if before then
+      local ends, slope = unpack7(before.payload, 1), unpack7(before.payload, 8)
+      until_time = max(until_time, ends) -- exempt tenants call, and are refused, meanwhile
+      if at <= unpack7(before.payload, 22) then
+        ramp, set = max(ramp, slope), unpack7(before.payload, 22)
+        gone = unpack7(before.payload, 15)
+      else
+        ramp = min(max(ramp, 2 * slope), ramp_most)
+      end
+    end
+    put(scope, '!', 'p', until_time + 4 * ramp, pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set))
+  end
+
+  -- left_upstream notes how many units the upstream has left after a call that was granted at `at`, until
+  -- it resets. An answer to an earlier call than the last known says nothing new.
+  local function left(scope, unit, now, at, units, resets)
+    local name = '!' .. unit
+    local before, entries = section_of(scope, name, 'r', now), ''
+    if before then
+      if at < unpack7(before.payload, 8) then return end
+      local i = 15
+      while i <= #before.payload and unpack7(before.payload, i) <= at do i = i + 12 end
+      entries = sub(before.payload, i)
+    end
+    for i = 1, #entries, 12 do
+      units = units - unpack5(entries, i + 7)
+    end
+    put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
+  end
+
+  made = {fits_at = fits_at, put = put, take = take, pause = pause, left = left}
+  return made
+end
+end

@@ -1,0 +1,184 @@
+-- windows.lua: one call: what its ARGV say of the policy, and when costs fit.
+--
+-- KEYS  1 the count of the policy's line, sluice:{POLICY}:q, whose beginning P is that of all the policy's keys
+-- ARGV  1 now: microseconds, or 0 for the clock of Redis
+--       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
+--       4 number of scopes S       5 number of windows W       6 limits: a text of the windows, by which a change is noticed
+--       7.. S lists of attributes ("tenant", "tenant,user", "" for shared), narrow to broad
+--       then W times 8 values: scope (1 to S), name, kind, unit, p1, p2, p3, p4 (see the kind's file)
+--       then what the script's own file says, from ARGV[call.first] on
+--
+-- A call is a table: P, now, process, seq, first, limits; leases: some window holds what is granted; only_tenants: no attribute but
+-- the tenant counts; scopes: list of {attributes, of_tenant, windows, heads, names}; windows: list of {name, kind, unit, algorithm, head, p1 .. p4};
+-- open: scopes by key; raw: values read ahead.
+
+local windows
+do
+local find, gmatch, char, sub = string.find, string.gmatch, string.char, string.sub
+
+-- "requests=1,tokens=5" -> {text, units = {requests = 1, tokens = 5}, windows = {1, 5}}, one table for equal texts.
+local function costs_of(call, text)
+  local costs = call.costs[text]
+  if costs then return costs end
+  local units, by_window = {}, {}
+  for unit, n in gmatch(text, '([^=,]+)=(%d+)') do units[unit] = n + 0 end
+  for i = 1, #call.windows do by_window[i] = units[call.windows[i].unit] or 0 end
+  costs = {text = text, units = units, windows = by_window}
+  call.costs[text] = costs
+  return costs
+end
+
+-- fits_window is fits_at of one window, and of what the upstream said of its scope: a pause is also for
+-- what costs nothing here.
+local function fits_window(scope, i, now, from, cost, ahead, each)
+  local window, st = scope.call.windows[i], scope.states[i]
+  local time = from
+  if cost > 0 then time = window.algorithm.fits_at(st, now, from, cost, ahead, each) end
+  if scope.upstream then time = upstream().fits_at(scope, window, st, now, time, cost, ahead) end
+  return time
+end
+
+windows = {
+  -- A request's scopes end in the one that all share, also where no window is counted by it: there a line waits for handler slots.
+  ROOT = 'w:',
+
+  costs_of = costs_of,
+  fits_window = fits_window,
+
+  read_policy = function()
+    local argv = ARGV
+    local now = argv[1] + 0
+    if now == 0 then
+      local t = redis.call('TIME')
+      now = t[1] * 1000000 + t[2]
+    end
+    local scopes, list, nscopes, nwindows = {}, {}, argv[4] + 0, argv[5] + 0
+    local leases, only_tenants = false, true
+    for i = 1, nscopes do
+      local attributes = argv[6 + i]
+      if attributes ~= '' and attributes ~= 'tenant' then only_tenants = false end
+      local of_tenant = attributes == 'tenant' or find(',' .. attributes .. ',', ',tenant,', 1, true) and true or false
+      scopes[i] = {attributes = attributes, of_tenant = of_tenant, windows = {}, heads = {}, names = {}}
+    end
+    local at = 7 + nscopes
+    for i = 1, nwindows do
+      local name, kind, scope, last = argv[at + 1], argv[at + 2], scopes[argv[at] + 0], argv[at + 7]
+      local algorithm, head = algorithms[kind], char(#name) .. name .. kind
+      if algorithm.release then leases = true end
+      list[i] = {
+        name = name, kind = kind, unit = argv[at + 3], algorithm = algorithm, head = head,
+        p1 = argv[at + 4] + 0, p2 = argv[at + 5] + 0, p3 = argv[at + 6] + 0, p4 = tonumber(last) or last,
+      }
+      scope.windows[#scope.windows + 1] = i
+      scope.heads[head] = i
+      scope.names[name] = true
+      at = at + 8
+    end
+    return {
+      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = at, limits = argv[6], leases = leases,
+      only_tenants = only_tenants, scopes = scopes, windows = list, open = {}, raw = {}, costs = {}, owns = {}, waiting = 0, id_base = '',
+    }
+  end,
+
+  -- A reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
+  lease_bytes = function(id)
+    return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
+  end,
+
+  -- The tenant's own parameters, "1 5 3000000 0;..." by place of the window, or "@burst 5 3000000 0;..." by its name as a line keeps
+  -- them -> {burst = {5, 3000000, 0}}, one table for equal texts; nil if it has none.
+  own_parameters = function(call, text)
+    if text == '' then return nil end
+    local own = call.owns[text]
+    if own then return own end
+    own = {}
+    for name, a, b, c in gmatch(text, '(%S+) (%S+) (%S+) (%S+);') do
+      local window = call.windows[tonumber(name)]
+      own[window and window.name or sub(name, 2)] = {a + 0, b + 0, c + 0}
+    end
+    call.owns[text] = own
+    return own
+  end,
+
+  -- align brings scopes to one time: that of Redis, or of their newest change if the clock was set back.
+  align = function(call, list)
+    local now, behind = call.now, false
+    for s = 1, #list do
+      local at = list[s].now
+      if at ~= now then
+        behind = true
+        if at > now then now = at end
+      end
+    end
+    if behind then
+      for s = 1, #list do
+        if list[s].now < now then scopes.reload(list[s], now) end
+      end
+    end
+    return now
+  end,
+
+  -- fits_at(call, list, costs, now, fits) -> the earliest time at which the costs of all windows of the scopes fit together;
+  -- fits, if given, gets by window when it would fit alone, or 0 for at once.
+  -- A later time can be worse for a window that closes at times: hence the repetition. It is
+  -- bounded: windows that are almost never open together get a time to look again.
+  fits_at = function(call, list, costs, now, fits)
+    local time = now
+    for s = 1, #list do
+      local scope, of = list[s], list[s].of.windows
+      for j = 1, #of do
+        local i = of[j]
+        local t = fits_window(scope, i, now, now, costs[i], 0, 1)
+        if fits then fits[i] = t > now and t or 0 end
+        if t > time then time = t end
+      end
+    end
+    local from = now
+    for _ = 1, 100 do
+      if time == from then break end
+      from = time
+      for s = 1, #list do
+        local of = list[s].of.windows
+        for j = 1, #of do
+          local t = fits_window(list[s], of[j], now, from, costs[of[j]], 0, 1)
+          if t > time then time = t end
+        end
+      end
+    end
+    return time
+  end,
+
+  -- take takes the costs in all scopes, at `now`.
+  take = function(call, list, costs, now, hold, id)
+    for s = 1, #list do
+      local scope = list[s]
+      local of, states = scope.of.windows, scope.states
+      if now > scope.now then scopes.reload(scope, now) end
+      scope.changed = true
+      for j = 1, #of do
+        local i = of[j]
+        if costs[i] > 0 then call.windows[i].algorithm.take(states[i], now, costs[i], hold, id) end
+      end
+      if scope.upstream then upstream().take(scope, costs, now) end
+    end
+  end,
+
+  -- give_back gives back what was taken at `at`; given, if there, gets the units by window.
+  give_back = function(call, list, costs, now, at, id, given)
+    for s = 1, #list do
+      local scope, of = list[s], list[s].of.windows
+      scopes.touch(scope, now)
+      for j = 1, #of do
+        local i = of[j]
+        local algorithm = call.windows[i].algorithm
+        -- What was granted later than now, before a clock was set back, is in no state any more. What a lease
+        -- holds is not what was settled since.
+        if at <= now and (costs[i] > 0 or algorithm.release) then
+          local units = algorithm.give_back(scope.states[i], now, at, costs[i], id)
+          if given then given[i] = units end
+        end
+      end
+    end
+  end,
+}
+end

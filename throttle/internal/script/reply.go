@@ -1,0 +1,216 @@
+package script
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The statuses of answers.
+const (
+	Denied        = 0
+	Granted       = 1 // or done
+	GrantedBefore = 2 // to the same request, or to the same idempotency key
+	Waits         = 3 // joined the line
+	TooLate       = 4 // refused: MaxWait
+	BacklogFull   = 5 // refused: Backlog
+	WaitedBefore  = 6 // was in line already
+	PastDeadline  = 7 // refused: Deadline; of a take: its cost never fits
+	Nothing       = 8 // nothing to do
+	Failed        = 9
+)
+
+// longForm is added to the status of an answer that says more than when it was granted.
+const longForm = 16
+
+// An Answer is what a request got. All times are in microseconds by the clock of Redis.
+type Answer struct {
+	Status  int64
+	At      int64 // when this was decided; when it was granted, if it was before
+	Time    int64 // when it is expected to fit, at the earliest
+	Most    int64 // the same, at the latest
+	Least   int64 // its lower bound, whatever becomes of others
+	Behind  int64 // how far the clock is behind the windows
+	Nudge   bool  // a server should be woken for the ticket
+	Windows []WindowAnswer
+	Err     error // *StateError, if the status is Failed
+}
+
+// A WindowAnswer is the state of one window.
+type WindowAnswer struct {
+	Used   int64 // units
+	Fits   int64 // when the cost fits this window alone, 0 for at once
+	Resets int64 // when nothing is counted any more
+	Limit  int64 // units that it holds at most; only of taken tickets
+}
+
+// Taken is the reply to a take.
+type Taken struct {
+	At      int64
+	Next    int64 // when to ask again, 0 if nobody waits
+	Tickets []TakenTicket
+}
+
+// A TakenTicket is one that left the line.
+type TakenTicket struct {
+	Queue, ID string
+	Key       string
+	Flow      string
+	Costs     string
+	Rank      int64
+	At        int64 // when it was granted (us)
+	NeverFits bool  // it was not charged
+	Tenant    string
+	Granted   string         // the ID of the reservation
+	Windows   []WindowAnswer // nil if they were of another policy
+}
+
+// A ReplyError says that a reply does not have its shape.
+type ReplyError struct{ Reason string }
+
+func (e *ReplyError) Error() string { return "script: unexpected reply: " + e.Reason }
+
+// A StateError says why one request could not be decided: SLUICE_STATE or SLUICE_CLOCK and a reason.
+type StateError struct{ Text string }
+
+func (e *StateError) Error() string { return e.Text }
+
+// failed reports whether Redis says that a script failed, rather than that it cannot run it at present.
+func failed(err error) bool {
+	var reply redis.Error
+	return err != nil && errors.As(err, &reply) && (strings.Contains(err.Error(), "SLUICE_") ||
+		strings.HasPrefix(err.Error(), "ERR ") && strings.Contains(err.Error(), "script"))
+}
+
+func hasWindows(op string) bool {
+	return op == Reserve || op == Exempt || op == Peek || op == Cancel
+}
+
+// A reader reads a flat reply from its beginning.
+type reader struct {
+	reply []any
+	at    int
+	bad   bool
+}
+
+func (r *reader) integer() int64 {
+	if r.at < len(r.reply) {
+		if n, ok := r.reply[r.at].(int64); ok {
+			r.at++
+			return n
+		}
+	}
+	r.bad = true
+	return 0
+}
+
+func (r *reader) text() string {
+	if r.at < len(r.reply) {
+		if s, ok := r.reply[r.at].(string); ok {
+			r.at++
+			return s
+		}
+	}
+	r.bad = true
+	return ""
+}
+
+// readAnswers reads the reply of a batch.
+func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {
+	r := &reader{reply: reply}
+	answers := make([]Answer, len(requests))
+	for i := range answers {
+		a := &answers[i]
+		a.Status = r.integer()
+		long := a.Status >= longForm
+		if long {
+			a.Status -= longForm
+		}
+		if r.bad || a.Status < Denied || a.Status > Failed {
+			return nil, unlike(reply, r.at, requests)
+		}
+		if a.Status == Failed {
+			a.Err = &StateError{r.text()}
+		} else {
+			a.At = r.integer()
+			a.Time, a.Most, a.Least = a.At, a.At, a.At
+			if long {
+				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
+			}
+			if hasWindows(requests[i].Op) {
+				a.Windows = make([]WindowAnswer, len(p.Windows))
+				for j := range a.Windows {
+					w := &a.Windows[j]
+					w.Used = r.integer()
+					if long {
+						w.Fits = r.integer()
+					}
+					w.Resets = r.integer()
+					r.bad = r.bad || w.Used < 0
+				}
+			}
+		}
+		if r.bad {
+			return nil, unlike(reply, r.at, requests)
+		}
+	}
+	if r.at != len(reply) {
+		return nil, unlike(reply, r.at, requests)
+	}
+	return answers, nil
+}
+
+func unlike(reply []any, at int, requests []Request) error {
+	return &ReplyError{fmt.Sprintf("value %d of %d for %d requests", at+1, len(reply), len(requests))}
+}
+
+// readTaken reads the reply of a take.
+func (p *Policy) readTaken(reply []any) (Taken, error) {
+	r := &reader{reply: reply}
+	t := Taken{At: r.integer(), Next: r.integer()}
+	base := r.text()
+	for !r.bad && r.at < len(reply) {
+		ticket, ok := readTicket(r.text())
+		ticket.At = r.integer()
+		ticket.Granted = fmt.Sprintf("%s%06x", base, len(t.Tickets)+1)
+		ticket.Windows = make([]WindowAnswer, len(p.Windows))
+		for i := range ticket.Windows {
+			ticket.Windows[i].Used = r.integer()
+			ok = ok && ticket.Windows[i].Used >= 0
+		}
+		if r.bad = r.bad || !ok; !r.bad {
+			t.Tickets = append(t.Tickets, ticket)
+		}
+	}
+	if r.bad {
+		return Taken{}, &ReplyError{fmt.Sprintf("value %d of %d of a take", r.at, len(reply))}
+	}
+	return t, nil
+}
+
+// readTicket reads "ticket costs rank flow key start tenant status".
+func readTicket(text string) (t TakenTicket, ok bool) {
+	f := strings.Split(text, " ")
+	if len(f) != 8 {
+		return t, false
+	}
+	queue, id, ok := strings.Cut(f[0], "/")
+	rank, err := strconv.ParseInt(f[2], 10, 64)
+	if !ok || err != nil || f[7] != "1" && f[7] != "7" {
+		return t, false
+	}
+	return TakenTicket{
+		Queue: Unescape(queue), ID: Unescape(id), Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
+		NeverFits: f[7] == "7", Tenant: unfield(f[6]),
+	}, true
+}
+
+func costs(field string) string {
+	if field == "-" {
+		return ""
+	}
+	return field
+}

@@ -1,0 +1,78 @@
+package script
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Runner sends calls. Redis knows it by its process ID, and a call by the sequence number that is
+// the same when the call is repeated. It is safe for concurrent use.
+type Runner struct {
+	client  redis.UniversalClient
+	now     func() int64
+	process string
+}
+
+// NewRunner returns a runner. Now is microseconds for the scripts, or 0 for the clock of Redis.
+func NewRunner(client redis.UniversalClient, now func() int64) *Runner {
+	return &Runner{client: client, now: now, process: NewID()}
+}
+
+// NewID returns 16 hex digits that nobody else has.
+func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
+
+// decide sends one batch.
+func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
+	args := p.header(r.now(), r.process, seq, len(requests)*p.size())
+	for i := range requests {
+		args = requests[i].append(args, p.leases)
+	}
+	reply, err := p.scripts.decide.Run(ctx, r.client, p.keys, args...).Slice()
+	if err != nil {
+		return nil, err
+	}
+	return p.readAnswers(reply, requests)
+}
+
+// take sends one take. Without queues it only acknowledges the one before.
+func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
+	args := p.header(r.now(), r.process, seq, 3+len(q.Queues))
+	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(q.Queues))
+	for _, queue := range q.Queues {
+		args = append(args, Escape(queue))
+	}
+	reply, err := p.scripts.take.Run(ctx, r.client, p.keys, args...).Slice()
+	if err != nil {
+		return Taken{}, err
+	}
+	return p.readTaken(reply)
+}
+
+// Waiting reports whether anybody waits in the policy's line.
+func (r *Runner) Waiting(ctx context.Context, policy string) (bool, error) {
+	n, err := r.client.Exists(ctx, Prefix(policy)+"q").Result()
+	return n > 0, err
+}
+
+// Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
+func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []string) error) error {
+	for cursor := uint64(0); ; {
+		page, next, err := r.client.HScan(ctx, Prefix(policy)+"f", cursor, "", 100).Result()
+		if err != nil {
+			return err
+		}
+		flows := make([]string, 0, len(page)/2)
+		for i := 0; i+1 < len(page); i += 2 {
+			flows = append(flows, page[i])
+		}
+		if err := do(flows); err != nil {
+			return err
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package script
+
+import (
+	"context"
+	"fmt"
+)
+
+// A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged:
+// the next one repeats it, with its sequence number, and gets the same tickets. It is safe for
+// concurrent use.
+type Taker struct {
+	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)
+
+	// turn holds one value while a call is under way; who sends it may use what follows.
+	turn     chan struct{}
+	seq      int64
+	answered bool // the call of seq, to its caller
+	owing    bool // its tickets are not acknowledged
+}
+
+// NewTaker returns a taker of one policy name.
+func (r *Runner) NewTaker() *Taker {
+	return &Taker{take: r.take, turn: make(chan struct{}, 1), answered: true}
+}
+
+// Take sends one take. It returns when the context ends, whatever Redis does; what it then would
+// have got comes with the next.
+func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
+	if err := t.lock(ctx); err != nil {
+		return Taken{}, err
+	}
+	if t.answered {
+		t.seq, t.answered = t.seq+1, false
+	}
+	type reply struct {
+		taken Taken
+		err   error
+	}
+	replied := make(chan reply)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), batchTimeout)
+	stop := context.AfterFunc(ctx, cancel)
+	go func() {
+		defer func() { <-t.turn }()
+		defer cancel()
+		defer stop()
+		taken, err := t.take(call, p, t.seq, q)
+		if err != nil && ctx.Err() == nil && call.Err() != nil {
+			err = fmt.Errorf("no answer within %v: %v", batchTimeout, err)
+		}
+		select {
+		case replied <- reply{taken, err}:
+			t.answered = err == nil
+			t.owing = err == nil && len(taken.Tickets) > 0
+		case <-ctx.Done():
+		}
+	}()
+	select {
+	case r := <-replied:
+		return r.taken, r.err
+	case <-ctx.Done():
+		return Taken{}, ctx.Err()
+	}
+}
+
+// Acknowledge says that the tickets of the last take have arrived, unless that was said.
+func (t *Taker) Acknowledge(ctx context.Context, p *Policy) error {
+	if err := t.lock(ctx); err != nil {
+		return err
+	}
+	defer func() { <-t.turn }()
+	if !t.owing || !t.answered {
+		return nil
+	}
+	t.seq++
+	if _, err := t.take(ctx, p, t.seq, TakeRequest{}); err != nil {
+		return err // nothing is lost: the next take acknowledges too
+	}
+	t.owing = false
+	return nil
+}
+
+func (t *Taker) lock(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case t.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

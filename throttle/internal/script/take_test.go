@@ -1,0 +1,111 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A fakeLine notes the takes, and answers by what is asked of it.
+type fakeLine struct {
+	mu    sync.Mutex
+	log   []string
+	reply func(ctx context.Context) (Taken, error)
+}
+
+func (f *fakeLine) take(ctx context.Context, _ *Policy, seq int64, q TakeRequest) (Taken, error) {
+	f.mu.Lock()
+	f.log = append(f.log, fmt.Sprintf("%d %v %d", seq, q.Queues, q.Max))
+	f.mu.Unlock()
+	return f.reply(ctx)
+}
+
+func (f *fakeLine) calls() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.log)
+}
+
+func newFakeTaker(f *fakeLine) *Taker {
+	return &Taker{take: f.take, turn: make(chan struct{}, 1), answered: true}
+}
+
+func got(tickets int) func(context.Context) (Taken, error) {
+	return func(context.Context) (Taken, error) { return Taken{At: 1, Tickets: make([]TakenTicket, tickets)}, nil }
+}
+
+func lost(context.Context) (Taken, error) { return Taken{}, errors.New("connection reset") }
+
+func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
+	f := &fakeLine{}
+	taker, p := newFakeTaker(f), &Policy{}
+	take := func(reply func(context.Context) (Taken, error), max int, want int) {
+		t.Helper()
+		f.reply = reply
+		taken, err := taker.Take(t.Context(), p, TakeRequest{[]string{"q"}, max})
+		if (err == nil) != (want >= 0) || err == nil && len(taken.Tickets) != want {
+			t.Errorf("%+v, %v", taken, err)
+		}
+	}
+	acknowledge := func(reply func(context.Context) (Taken, error), ok bool) {
+		t.Helper()
+		f.reply = reply
+		if err := taker.Acknowledge(t.Context(), p); (err == nil) != ok {
+			t.Error(err)
+		}
+	}
+	acknowledge(got(0), true) // nothing to say
+	take(got(2), 2, 2)
+	take(lost, 3, -1)
+	acknowledge(got(0), true) // nor here: nobody knows what was taken
+	take(lost, 4, -1)
+	take(got(1), 5, 1)
+	acknowledge(lost, false)
+	acknowledge(got(0), true)
+	acknowledge(got(0), true)
+	take(got(0), 6, 0)
+	acknowledge(got(0), true)
+	take(got(0), 7, 0)
+	want := []string{"1 [q] 2", "2 [q] 3", "2 [q] 4", "2 [q] 5", "3 [] 0", "4 [] 0", "5 [q] 6", "6 [q] 7"}
+	if !slices.Equal(f.calls(), want) {
+		t.Errorf("calls %q, want %q", f.calls(), want)
+	}
+}
+
+// The context is honoured although the call goes on, which holds up the next; what it got comes again.
+func TestATakeEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeLine{reply: func(context.Context) (Taken, error) {
+			time.Sleep(3 * time.Second) // as go-redis does, whose reads do not end with their context
+			return Taken{At: 1, Tickets: make([]TakenTicket, 1)}, nil
+		}}
+		taker, p := newFakeTaker(f), &Policy{}
+		begin := time.Now()
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+			if _, err := taker.Take(ctx, p, TakeRequest{[]string{"q"}, 1}); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			cancel()
+		}
+		if spent := time.Since(begin); spent != 500*time.Millisecond || len(f.calls()) != 1 {
+			t.Errorf("%q in %v", f.calls(), spent)
+		}
+		taken, err := taker.Take(t.Context(), p, TakeRequest{[]string{"r"}, 2})
+		if err != nil || len(taken.Tickets) != 1 || time.Since(begin) != 6*time.Second {
+			t.Errorf("%+v, %v after %v", taken, err, time.Since(begin))
+		}
+		if want := []string{"1 [q] 1", "1 [r] 2"}; !slices.Equal(f.calls(), want) {
+			t.Errorf("calls %q, want %q", f.calls(), want)
+		}
+		f.reply = func(ctx context.Context) (Taken, error) { <-ctx.Done(); return Taken{}, ctx.Err() }
+		if _, err := taker.Take(t.Context(), p, TakeRequest{[]string{"q"}, 1}); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a take without an end: %v; the caller's own context has not ended", err)
+		}
+	})
+}

@@ -1,0 +1,301 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
+)
+
+const (
+	// storedFor is when workers find a stored task whose join was lost.
+	storedFor = 2 * time.Minute
+
+	// rescoreFrom is from what wait on a stored task gets another time, so that asynq's tools tell it.
+	rescoreFrom = time.Minute
+
+	// joinTimeout bounds the join of tasks that are stored already.
+	joinTimeout = 2 * time.Second
+
+	// tidyTimeout bounds the calls after it, also if the caller's context has ended.
+	tidyTimeout = 5 * time.Second
+)
+
+// An enqueuing is one task on its way into a line.
+type enqueuing struct {
+	Enqueued
+	task   *asynq.Task
+	call   asynqredis.EnqueueCall
+	policy string
+	ticket throttle.Ticket
+}
+
+func (e *enqueuing) refuse(err error) {
+	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
+}
+
+func (e *enqueuing) waiting() asynqredis.Waiting {
+	return asynqredis.Waiting{ID: e.call.ID, JoinKey: e.ticket.Key}
+}
+
+// Tasks are enqueued in four steps: asynq's client makes messages of them (message); they are stored as scheduled;
+// they join their lines; and then what depends on their places is done. In this order no worker can take a task
+// that is not there, and whatever is lost between two steps is found by workers two minutes later.
+
+// enqueue enqueues tasks together.
+func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, opts []asynq.Option) []Enqueued {
+	all := make([]enqueuing, len(tasks))
+	var joining []*enqueuing
+	for i, task := range tasks {
+		e := &all[i]
+		e.task = task
+		if c.message(ctx, e, opts) {
+			joining = append(joining, e)
+		}
+	}
+	c.commit(ctx, joining)
+	results := make([]Enqueued, len(all))
+	for i := range all {
+		results[i] = all[i].Enqueued
+	}
+	return results
+}
+
+// commit does all steps but the first.
+func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
+	byQueue := map[string][]*enqueuing{}
+	for _, e := range tasks {
+		byQueue[e.call.Queue] = append(byQueue[e.call.Queue], e)
+	}
+	byPolicy := map[string][]*enqueuing{}
+	for queue, es := range byQueue {
+		for _, e := range c.store(ctx, queue, es) {
+			byPolicy[e.policy] = append(byPolicy[e.policy], e)
+		}
+	}
+	for _, policy := range slices.Sorted(maps.Keys(byPolicy)) {
+		c.join(ctx, policy, byPolicy[policy])
+	}
+}
+
+// message has asynq's client make the task's message, and reports whether the task is to join a line. If not it has
+// its result: asynq has enqueued it, or nobody can.
+func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
+	var caught captured
+	if e.task != nil {
+		join, err := c.request(ctx, e, opts)
+		if err != nil {
+			e.Err = err
+			return false
+		}
+		if join {
+			ctx = context.WithValue(ctx, capturedKey{}, &caught)
+		}
+	}
+	info, err := c.client.EnqueueContext(ctx, e.task, opts...)
+	if err != nil {
+		e.Err = err
+		return false
+	}
+	if e.Info = (&TaskInfo{TaskInfo: info, StartsAt: info.NextProcessAt}); !caught.ok {
+		return false
+	}
+	now := time.Now()
+	e.call = caught.call
+	e.ticket.Key = e.call.Message.JoinKey()
+	e.ticket.Request.HoldFor = e.call.Message.TimeLimit(now)
+	if deadline := e.call.Message.Deadline(); !deadline.IsZero() {
+		if e.ticket.Deadline = deadline.Sub(now); e.ticket.Deadline <= 0 {
+			e.refuse(missed(e.policy, e.ticket.Request.Tenant, deadline, now))
+			return false
+		}
+	}
+	return true
+}
+
+// request makes what the task asks for, and reports whether it is to join a line.
+func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option) (bool, error) {
+	policy, ok := c.limiter.Match(e.task.Type())
+	if !ok {
+		return false, nil
+	}
+	request, err := c.identify.request(policy.Name, e.task)
+	if err != nil {
+		return false, err
+	}
+	if err := c.limiter.Check(ctx, request); isRefusal(err) {
+		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
+	}
+	if policy.Requeue == throttle.RequeueEarliestReset {
+		return false, nil
+	}
+	e.policy, e.ticket.Request = policy.Name, request
+	for _, o := range opts {
+		switch o := o.(type) {
+		case maxWait:
+			e.ticket.MaxWait = o.value.(time.Duration)
+		case backlog:
+			e.ticket.Backlog = o.value.(int)
+		}
+	}
+	return true, nil
+}
+
+// store stores tasks of one queue, and returns those that were.
+func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*enqueuing {
+	identity, err := c.asynq.Identity(ctx)
+	at := asynqredis.WholeSecond(time.Now().Add(storedFor))
+	calls := make([]asynqredis.EnqueueCall, len(es))
+	for i, e := range es {
+		calls[i] = e.call
+	}
+	var results []asynqredis.Result
+	if err == nil {
+		results, err = c.asynq.Store(ctx, queue, calls, at)
+	}
+	var stored []*enqueuing
+	for i, e := range es {
+		switch {
+		case i >= len(results):
+			e.Info, e.Err = nil, err
+		case results[i] == asynqredis.IDTaken:
+			e.Info, e.Err = nil, fmt.Errorf("%w", asynq.ErrTaskIDConflict)
+		case results[i] == asynqredis.LockTaken:
+			e.Info, e.Err = nil, fmt.Errorf("%w", asynq.ErrDuplicateTask)
+		default:
+			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, at
+			e.ticket.TicketID = throttle.TicketID{Queue: identity + "/" + queue, ID: e.call.ID}
+			stored = append(stored, e)
+		}
+	}
+	return stored
+}
+
+// join has stored tasks join the line of a policy, and does what their places ask for.
+func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
+	places, err := c.places(ctx, policy, es)
+	now := time.Now()
+	rests := map[string]*rest{}
+	for i, e := range es {
+		after := rests[e.call.Queue]
+		if after == nil {
+			after = &rest{}
+			rests[e.call.Queue] = after
+		}
+		if err != nil || places[i].Exempt { // it joins when it is denied
+			after.activate = append(after.activate, e)
+			continue
+		}
+		place := places[i]
+		if place.Err != nil {
+			e.refuse(c.refusal(e, place.Err, now))
+			after.unstore = append(after.unstore, e)
+			continue
+		}
+		e.Info.StartsAt, e.Info.StartsAtMost = now.Add(place.StartsIn), now.Add(place.StartsInMost)
+		if place.StartsIn > rescoreFrom {
+			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0)))
+			after.rescore = append(after.rescore, e)
+		}
+		after.nudge = after.nudge || place.Nudge
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTimeout)
+	defer cancel()
+	for queue, after := range rests {
+		after.do(ctx, c.asynq, queue, policy)
+	}
+}
+
+// places joins. A ticket that was in line before is that of an earlier task with the same ID: it makes room.
+func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	tickets := make([]throttle.Ticket, len(es))
+	for i, e := range es {
+		tickets[i] = e.ticket
+	}
+	places, err := c.limiter.Join(ctx, policy, tickets)
+	if err != nil {
+		return nil, err
+	}
+	var before []int
+	var leaving []throttle.TicketID
+	var again []throttle.Ticket
+	for i, place := range places {
+		if place.AlreadyQueued {
+			before, leaving, again = append(before, i), append(leaving, tickets[i].TicketID), append(again, tickets[i])
+		}
+	}
+	if len(before) == 0 {
+		return places, nil
+	}
+	if err := c.limiter.Leave(ctx, policy, leaving...); err != nil {
+		return places, nil // then they stand where the others stood
+	}
+	placed, err := c.limiter.Join(ctx, policy, again)
+	if err != nil {
+		return nil, err
+	}
+	for i, place := range placed {
+		places[before[i]] = place
+	}
+	return places, nil
+}
+
+// refusal is the error for a task that got no place.
+func (c *Client) refusal(e *enqueuing, err error, now time.Time) error {
+	var refused *throttle.RefusedError
+	if errors.As(err, &refused) && refused.Deadline > 0 {
+		return &TooLateError{Deadline: e.call.Message.Deadline(), Decision: refused.Decision, StartsAt: now.Add(refused.Decision.RetryInLeast)}
+	}
+	return err
+}
+
+// A rest is what is to be done for stored tasks of one queue after they have joined, or have not.
+type rest struct {
+	activate, rescore, unstore []*enqueuing
+	nudge                      bool
+}
+
+func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, policy string) {
+	if r.nudge {
+		_ = client.Nudge(ctx, queue, policy) // or a worker asks by itself, some seconds later
+	}
+	if len(r.unstore) > 0 {
+		if err := client.Unstore(ctx, queue, waitings(r.unstore)); err != nil {
+			for _, e := range r.unstore { // workers find it
+				e.Err = fmt.Errorf("%w; and it was enqueued all the same: %w", e.Err, err)
+			}
+		}
+	}
+	if len(r.activate) > 0 {
+		if err := client.Activate(ctx, queue, waitings(r.activate)); err == nil { // or workers find it
+			for _, e := range r.activate {
+				e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, e.Info.StartsAt
+			}
+		}
+	}
+	if len(r.rescore) > 0 {
+		scores := make([]asynqredis.Rescored, len(r.rescore))
+		for i, e := range r.rescore {
+			scores[i] = asynqredis.Rescored{Waiting: e.waiting(), At: e.Info.NextProcessAt}
+		}
+		_ = client.Rescore(ctx, queue, scores) // or workers look after it sooner than they need to
+	}
+}
+
+func waitings(es []*enqueuing) []asynqredis.Waiting {
+	tasks := make([]asynqredis.Waiting, len(es))
+	for i, e := range es {
+		tasks[i] = e.waiting()
+	}
+	return tasks
+}

@@ -1,0 +1,451 @@
+package worker_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
+)
+
+func acmeTask(opts ...asynq.Option) *asynq.Task {
+	return worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil, opts...)
+}
+
+// wantStates fails unless the queue holds so many tasks in these states, and no others.
+func (s *site) wantStates(queue string, pending, scheduled int) {
+	s.Helper()
+	ctx := context.Background()
+	key := "asynq:{" + queue + "}:"
+	if p, n := s.redis.LLen(ctx, key+"pending").Val(), s.redis.ZCard(ctx, key+"scheduled").Val(); int(p) != pending || int(n) != scheduled {
+		s.Errorf("queue %s: %d pending and %d scheduled, want %d and %d", queue, p, n, pending, scheduled)
+	}
+	if n := len(s.redis.Keys(ctx, key+"t:*").Val()); n != pending+scheduled {
+		s.Errorf("queue %s: %d tasks are stored, want %d", queue, n, pending+scheduled)
+	}
+}
+
+// What a task in line is told: when it is expected to start, and when workers look after it.
+func TestTasksInLineAreTold(t *testing.T) {
+	each(t, []throttle.Policy{shared(2, 2*time.Minute)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		begun := time.Now()
+		infos := s.planMany(client, "acme", 0, 7)
+		for i, info := range infos {
+			wait, state := time.Duration(i/2)*2*time.Minute, asynq.TaskStateScheduled
+			at := begun.Add(wait)
+			if info.State != state || off(info.StartsAt, at) || off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) || !info.StartsAtMost.Equal(info.StartsAt) {
+				t.Errorf("task %d is %v, starts at %v, at most %v, next at %v: want %v, %v", i, info.State, info.StartsAt, info.StartsAtMost, info.NextProcessAt, state, at)
+			}
+			stored := s.task(info.ID)
+			if stored.State != state || !stored.NextProcessAt.Equal(info.NextProcessAt) {
+				t.Errorf("task %d is stored as %v, next at %v", i, stored.State, stored.NextProcessAt)
+			}
+		}
+		s.wantStates("default", 0, 7)
+		if tickets := s.inLine(); len(tickets) != 7 || tickets[0] != "default/acme-0000" {
+			t.Errorf("in line: %q", tickets)
+		}
+	})
+}
+
+// off says that two times differ by more than a machine may be slow.
+func off(a, b time.Time) bool { return a.Sub(b).Abs() > 20*time.Second }
+
+// What MaxWait and Backlog refuse leaves nothing behind.
+func TestRefusedTasksLeaveNothing(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
+		before := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val()))
+		for _, row := range []struct {
+			name    string
+			opts    []asynq.Option
+			backlog int
+			maxWait time.Duration
+			text    string
+		}{
+			{"waits too long", []asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, "longer than 1h30m0s"},
+			{"too many wait", []asynq.Option{worker.Backlog(3)}, 3, 0, "has 3 waiting already"},
+			{"waits too long, and not too many", []asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, time.Hour, "longer than 1h0m0s"},
+			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, "has 2 waiting already"},
+			{"unique", []asynq.Option{worker.Backlog(3), asynq.Unique(time.Hour)}, 3, 0, "has 3 waiting already"},
+		} {
+			info, err := client.EnqueueContext(t.Context(), acmeTask(), row.opts...)
+			var refused *throttle.RefusedError
+			if info != nil || !errors.As(err, &refused) || refused.Backlog != row.backlog || refused.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) {
+				t.Errorf("%s: %v, %v", row.name, info, err)
+			} else if refused.Decision.RetryIn < 2*time.Hour || refused.Decision.Granted {
+				t.Errorf("%s: would have waited %v", row.name, refused.Decision.RetryIn)
+			}
+		}
+		after := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val()))
+		if !slices.Equal(before, after) {
+			t.Errorf("keys %q before and %q after", before, after)
+		}
+		s.wantStates("default", 0, 3)
+		if n := len(s.inLine()); n != 3 {
+			t.Errorf("%d stand in line, want 3", n)
+		}
+		// What fits under both is planned; another tenant has a backlog of its own.
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
+			t.Error(err)
+		}
+		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "beta"}, "x", nil), worker.Backlog(1)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
+func TestConflictsKeepThePlace(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 2)
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("plain"))
+		want := s.redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
+		if len(want) != 3 {
+			t.Fatalf("in line: %v", want)
+		}
+		for _, row := range []struct {
+			name string
+			opts []asynq.Option
+			err  error
+		}{
+			{"one that was called", []asynq.Option{asynq.TaskID("acme-0000")}, asynq.ErrTaskIDConflict},
+			{"one that waits", []asynq.Option{asynq.TaskID("acme-0001")}, asynq.ErrTaskIDConflict},
+			{"one of a plain client", []asynq.Option{asynq.TaskID("plain")}, asynq.ErrTaskIDConflict},
+			{"unique", []asynq.Option{asynq.Unique(time.Minute)}, asynq.ErrDuplicateTask},
+			{"unique, with the ID", []asynq.Option{asynq.Unique(time.Minute), asynq.TaskID("unique")}, asynq.ErrDuplicateTask},
+		} {
+			for range 2 {
+				if info, err := client.EnqueueContext(t.Context(), acmeTask(), row.opts...); !errors.Is(err, row.err) {
+					t.Errorf("%s: %v, %v", row.name, info, err)
+				}
+			}
+			if got := s.redis.HGetAll(t.Context(), "sluice:{api}:t").Val(); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%s: the line was\n%v, and is\n%v", row.name, want, got)
+			}
+		}
+	})
+}
+
+// The lock of a unique task holds for as long as the task waits.
+func TestUniqueLockHoldsInLine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, time.Minute))
+		l := newLedger()
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 5)
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
+			t.Fatal(err)
+		}
+		s.serve(s.ok, l.watch, calm)
+		for l.count() < 6 {
+			if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.begun), err)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		if took := time.Since(l.begun); took < 5*time.Minute {
+			t.Errorf("it waited for %v", took)
+		}
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Unique(10*time.Second))); err != nil {
+			t.Errorf("after the task ran: %v", err)
+		}
+	})
+}
+
+// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start at
+// once and for those that wait.
+func TestTasksInLineKeepTheirOptions(t *testing.T) {
+	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		for i, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateScheduled} {
+			id := fmt.Sprint("mine/", i)
+			info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
+				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored, err := s.inspector.GetTaskInfo("my queue", id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, got := range []*asynq.TaskInfo{info.TaskInfo, stored} {
+				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour || got.Timeout != time.Minute ||
+					!got.Deadline.Equal(deadline) || got.State != state {
+					t.Errorf("%+v, want it %v", got, state)
+				}
+			}
+		}
+		if tickets := s.inLine(); !slices.Equal(tickets, []string{"my queue/mine/0", "my queue/mine/1"}) {
+			t.Errorf("in line: %q", tickets)
+		}
+		// A time in the future and a group are asynq's: these tasks take their place when they come.
+		for name, opts := range map[string][]asynq.Option{
+			"in":    {asynq.ProcessIn(time.Hour)},
+			"at":    {asynq.ProcessAt(time.Now().Add(time.Hour))},
+			"group": {asynq.Group("some")},
+		} {
+			want := asynq.TaskStateScheduled
+			if name == "group" {
+				want = asynq.TaskStateAggregating
+			}
+			info, err := client.EnqueueContext(t.Context(), acmeTask(append(opts, asynq.TaskID(name))...))
+			if err != nil || info.State != want || s.task(name).State != want {
+				t.Errorf("%s: %+v, %v", name, info, err)
+			}
+			if name != "group" && off(info.StartsAt, time.Now().Add(time.Hour)) {
+				t.Errorf("%s: starts at %v", name, info.StartsAt)
+			}
+		}
+		if n := len(s.inLine()); n != 2 {
+			t.Errorf("%d stand in line, want 2", n)
+		}
+		// One whose time has come already is like any other.
+		info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))))
+		if err != nil || info.State != asynq.TaskStateScheduled || off(info.StartsAt, time.Now().Add(2*time.Hour)) {
+			t.Errorf("in the past: %+v, %v", info, err)
+		}
+	})
+}
+
+// While the limiter's Redis is away, tasks are enqueued as asynq does.
+func TestClientWithoutTheLimitersRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, 10*time.Second))
+		l := newLedger()
+		var c cable
+		through := redis.NewClient(c.options(like(s.redis)))
+		defer through.Close()
+		client := s.planner(s.anotherLimiter(through))
+		s.planMany(client, "acme", 0, 2)
+		c.cut()
+		for i, info := range s.planMany(client, "acme", 2, 2) {
+			if info.State != asynq.TaskStatePending || off(info.StartsAt, time.Now()) {
+				t.Errorf("task %d is %v, starts at %v", i, info.State, info.StartsAt)
+			}
+		}
+		s.wantStates("default", 2, 2)
+		c.mend()
+		s.serve(s.ok, l.watch, brisk, s.apart)
+		s.sleepUntil(l, 4, 40*time.Second)
+		s.wantNobodyInLine()
+		client.Close()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// A client whose call ends while it stores the task leaves no place for a task that is not there; and a task that is
+// there without a place finds one when workers look after it.
+func TestStoringIsCutShort(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name string
+		sent bool // the call arrives, and its reply is lost
+	}{{"before the task is stored", false}, {"after it", true}} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := synctestSite(t, shared(1, time.Second))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
+				client, err := worker.NewClient(hooktest.With(s.asynq, hooktest.Hook(interrupts.see)), worker.ClientConfig{Limiter: s.limiter})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer client.Close()
+				if info, err := client.EnqueueContext(ctx, acmeTask(asynq.TaskID("cut"))); err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
+					t.Fatalf("%v, %v", info, err)
+				}
+				s.wantNobodyInLine()
+				if there := s.task("cut").ID != ""; there != row.sent {
+					t.Errorf("the task is there: %v", there)
+				}
+				s.serve(s.ok, brisk)
+				time.Sleep(3 * time.Minute)
+				if ran := len(s.runs()); (ran == 1) != row.sent {
+					t.Errorf("%d tasks ran", ran)
+				}
+			})
+		})
+	}
+}
+
+// A client whose call ends after the task was stored has enqueued it.
+func TestJoiningIsCutShort(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		limited := redis.NewClient(like(s.redis))
+		defer limited.Close()
+		interrupts := interrupts{"sluice:{api}:q", false, cancel}
+		limited.AddHook(hooktest.Hook(interrupts.see))
+		client := s.planner(s.limiterOn(limited))
+		info, err := client.EnqueueContext(ctx, acmeTask(asynq.TaskID("cut")))
+		if err != nil || info.State != asynq.TaskStatePending || s.task("cut").State != asynq.TaskStatePending {
+			t.Errorf("%v, %v; it is %v", info, err, s.task("cut").State)
+		}
+	})
+}
+
+// The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken for another with
+// its ID.
+func TestStoringWhoseReplyWasLost(t *testing.T) {
+	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
+		s.planMany(s.planner(s.limiter), "acme", 0, 1)
+		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
+			lost := &lossyLine{key: "asynq:{default}:scheduled"}
+			client, err := worker.NewClient(dialed{lost.options(like(s.redis))}, worker.ClientConfig{Limiter: s.limiter})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID(name)), opts...)
+			if err != nil || info.State != asynq.TaskStateScheduled {
+				t.Errorf("%s: %v, %v", name, info, err)
+			}
+			if n := lost.replies.Load(); n < 2 {
+				t.Errorf("%s: answered %d times: the call was not repeated", name, n)
+			}
+			if got := s.inLine(); !slices.Contains(got, "default/"+name) {
+				t.Errorf("in line: %q, without default/%s", got, name)
+			}
+		}
+	})
+}
+
+// A lossyLine loses the first reply to a call that has the key among its arguments, and the connection
+// with it. That Redis does not know a script yet is no such reply.
+type lossyLine struct {
+	key     string
+	replies atomic.Int32
+}
+
+func (l *lossyLine) options(o *redis.Options) *redis.Options {
+	lossy, dial := *o, o.Dialer
+	lossy.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &lossyConn{Conn: conn, line: l}, err
+	}
+	return &lossy
+}
+
+type lossyConn struct {
+	net.Conn
+	asked bool
+	line  *lossyLine
+}
+
+func (c *lossyConn) Write(b []byte) (int, error) {
+	c.asked = bytes.Contains(b, []byte(c.line.key))
+	return c.Conn.Write(b)
+}
+
+func (c *lossyConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.asked && !bytes.HasPrefix(b[:n], []byte("-NOSCRIPT")) && c.line.replies.Add(1) == 1 {
+		c.Conn.Close()
+		return 0, io.EOF
+	}
+	c.asked = false
+	return n, err
+}
+
+// interrupts ends a context at the call that has the key among its arguments.
+type interrupts struct {
+	key    string
+	after  bool
+	cancel context.CancelFunc
+}
+
+func (i *interrupts) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if !slices.Contains(cmd.Args(), any(i.key)) {
+		return next(ctx, cmd)
+	}
+	if i.after {
+		if err := next(ctx, cmd); err != nil {
+			return err // that Redis does not know the script yet
+		}
+	}
+	i.cancel()
+	cmd.SetErr(context.Canceled)
+	return context.Canceled
+}
+
+// Whoever is closed leaves nothing running: a bubble does not end before all its goroutines have.
+func TestEveryoneEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, 10*time.Second))
+		config, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Close(); err != nil { // that was never used
+			t.Error(err)
+		}
+		client := s.planner(s.limiter)
+		s.planMany(client, "acme", 0, 3)
+		server := s.serve(s.ok, brisk)
+		s.planMany(client, "acme", 3, 3)
+		time.Sleep(time.Second)
+		client.Close()
+		client.Close()
+		server.Shutdown()
+		if _, err := client.EnqueueContext(t.Context(), acmeTask()); err == nil {
+			t.Error("a closed client enqueues")
+		}
+
+		never, err := worker.New(worker.Config{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		never.Close()
+		never.Close()
+
+		// Who owns an asynq.Server and forgets Throttle.Close.
+		theirs, ours := s.configs()
+		brisk(&theirs, &ours)
+		forgotten, err := worker.New(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := asynq.NewServer(forgotten.Redis(s.asynq), forgotten.Asynq(theirs))
+		middleware, err := forgotten.Middleware()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.planMany(s.planner(s.limiter), "acme", 6, 3)
+		if err := own.Start(middleware(asynq.HandlerFunc(s.ok))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		own.Shutdown()
+		l := newLedger()
+		s.serve(s.ok, l.watch, brisk, s.apart)
+		s.sleepUntil(l, 7, 90*time.Second)
+	})
+}

@@ -1,0 +1,86 @@
+package worker
+
+import (
+	"context"
+	"sync"
+)
+
+// A gatherer commits tasks of many callers together: who comes while a commit is under way is in the next one. Who comes
+// while none is goes at once, alone. (Databases call it group commit.)
+type gatherer struct {
+	commit func(ctx context.Context, tasks []*enqueuing)
+
+	mu      sync.Mutex
+	busy    bool // a commit is under way
+	waiting []*gathered
+}
+
+// A gathered is one task that waits for a commit.
+type gathered struct {
+	*enqueuing
+	done chan struct{}
+}
+
+// do commits a task. If the context ends before the task is on its way, it has the context's error. One that is on its way is
+// waited for.
+func (g *gatherer) do(ctx context.Context, e *enqueuing) {
+	g.mu.Lock()
+	if !g.busy {
+		g.busy = true
+		g.mu.Unlock()
+		g.commit(ctx, []*enqueuing{e})
+		g.next()
+		return
+	}
+	own := &gathered{e, make(chan struct{})}
+	g.waiting = append(g.waiting, own)
+	g.mu.Unlock()
+	select {
+	case <-own.done:
+	case <-ctx.Done():
+		if !g.withdraw(own) {
+			<-own.done
+			return
+		}
+		e.Info, e.Err = nil, ctx.Err()
+	}
+}
+
+// withdraw takes a task back that is not on its way yet, and reports whether it was so.
+func (g *gatherer) withdraw(own *gathered) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, other := range g.waiting {
+		if other == own {
+			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// next commits, in the background, what has come meanwhile.
+func (g *gatherer) next() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := min(len(g.waiting), batchMost)
+	if n == 0 {
+		g.busy = false
+		return
+	}
+	now := g.waiting[:n:n]
+	g.waiting = g.waiting[n:]
+	go func() {
+		tasks := make([]*enqueuing, len(now))
+		for i, own := range now {
+			tasks[i] = own.enqueuing
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), tidyTimeout)
+		g.commit(ctx, tasks)
+		cancel()
+		for _, own := range now {
+			close(own.done)
+		}
+		g.next()
+	}()
+}

@@ -1,0 +1,163 @@
+// Package asynqredis is the one place that knows how asynq 0.26 keeps its tasks in Redis: its keys, its
+// messages, the shapes of its script calls, and our scripts on the same keys.
+//
+// Every script works on one queue, whose keys share a slot of a Redis Cluster, and takes many tasks a
+// call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in package
+// worker, holds what is known here to the asynq in use.
+package asynqredis
+
+import (
+	"context"
+	"crypto/rand"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// most bounds the tasks of one script call, which blocks Redis.
+const most = 250
+
+// leaseFor is for how long asynq leases a task that it picks up.
+const leaseFor = 30 * time.Second
+
+//go:embed lua
+var lua embed.FS
+
+var (
+	activateScript = script("activate")
+	dequeueScript  = script("dequeue")
+	dueScript      = script("due")
+	forwardScript  = script("lock", "forward")
+	nudgeScript    = script("nudge")
+	pickScript     = script("pick")
+	requeueScript  = script("lock", "requeue")
+	rescoreScript  = script("lock", "rescore")
+	restoreScript  = script("lock", "restore")
+	storeScript    = script("store")
+	unstoreScript  = script("unstore")
+)
+
+func script(files ...string) *redis.Script {
+	var text strings.Builder
+	for _, file := range files {
+		part, err := lua.ReadFile("lua/" + file + ".lua")
+		if err != nil {
+			panic(err) // the file is part of this package
+		}
+		text.Write(part)
+	}
+	return redis.NewScript(text.String())
+}
+
+// A Ref names a task: IDs are unique per queue only.
+type Ref struct{ Queue, ID string }
+
+// A Client runs our scripts on asynq's Redis. It is safe for concurrent use.
+type Client struct {
+	redis   redis.UniversalClient
+	process string // identifies this client's calls
+	calls   atomic.Uint64
+
+	mu       sync.Mutex
+	identity string
+	asserted time.Time
+}
+
+// New returns a client that uses the connection, which stays the caller's to close.
+func New(client redis.UniversalClient) *Client {
+	var process [8]byte
+	rand.Read(process[:])
+	return &Client{redis: client, process: hex.EncodeToString(process[:])}
+}
+
+// Call returns a key that identifies one call, however often it is repeated.
+func (c *Client) Call() string {
+	return c.process + strconv.FormatUint(c.calls.Add(1), 36)
+}
+
+// identityKept is for how long an identity is believed: who has emptied that Redis has ended it.
+const identityKept = time.Minute
+
+// Identity returns the random ID of this Redis database as a home of queues: a limiter may serve several.
+func (c *Client) Identity(ctx context.Context) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.identity != "" && time.Since(c.asserted) < identityKept {
+		return c.identity, nil
+	}
+	proposed := c.identity
+	if proposed == "" {
+		proposed = c.process[:8]
+	}
+	const key = "sluice:asynq"
+	if err := c.redis.SetNX(ctx, key, proposed, 0).Err(); err != nil {
+		return c.identity, known(c.identity, err)
+	}
+	identity, err := c.redis.Get(ctx, key).Result()
+	if err != nil {
+		return c.identity, known(c.identity, err)
+	}
+	c.identity, c.asserted = identity, time.Now()
+	return identity, nil
+}
+
+// known ignores the error if there is an identity to go on with.
+func known(identity string, err error) error {
+	if identity != "" {
+		return nil
+	}
+	return fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
+}
+
+// prefix is what all keys of a queue begin with.
+func prefix(queue string) string { return "asynq:{" + queue + "}:" }
+
+// IsNotFound reports whether the error of a requeue says that the task is not active.
+func IsNotFound(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND")
+}
+
+// WholeSecond is the first time not before at that asynq can keep: it cuts off what is less than a
+// second, and a task would come before its time.
+func WholeSecond(at time.Time) time.Time {
+	if whole := at.Truncate(time.Second); whole.Before(at) {
+		return whole.Add(time.Second)
+	}
+	return at.Truncate(0)
+}
+
+// score is a time as asynq keeps it.
+func score(at time.Time) int64 { return WholeSecond(at).Unix() }
+
+// until is how many whole seconds there are until then, at least 0.
+func until(at time.Time) int64 { return max(0, score(at)-time.Now().Unix()) }
+
+// errReply is the class of replies that are not of their script's shape.
+var errReply = errors.New("worker: unexpected reply of a script on asynq's Redis")
+
+// ReadTimeout is how long the connection waits for a reply, 0 for as long as it takes.
+func (c *Client) ReadTimeout() time.Duration {
+	switch client := c.redis.(type) {
+	case *redis.Client:
+		return max(0, client.Options().ReadTimeout)
+	case *redis.ClusterClient:
+		return max(0, client.Options().ReadTimeout)
+	case *redis.Ring:
+		return max(0, client.Options().ReadTimeout)
+	}
+	return 3 * time.Second // the default of go-redis
+}
+
+// OneSlot reports whether one command may name keys of several queues.
+func (c *Client) OneSlot() bool {
+	_, one := c.redis.(*redis.Client)
+	return one
+}

@@ -1,0 +1,69 @@
+package asynqredis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// A Due is a task whose time has come.
+type Due struct {
+	ID      string
+	Message Message
+	Mark    string // of its join, "" if it has joined no line
+}
+
+// Due tells which scheduled, or else retried, tasks of a queue are due, up to n of them.
+func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
+	reply, err := dueScript.Run(ctx, c.redis, []string{source(queue, retried)}, prefix(queue)+"t:", time.Now().Unix(), n).StringSlice()
+	if err != nil {
+		return nil, err
+	}
+	due := make([]Due, 0, len(reply)/3)
+	for i := 0; i+2 < len(reply); i += 3 {
+		due = append(due, Due{reply[i], Message(reply[i+1]), reply[i+2]})
+	}
+	return due, nil
+}
+
+// A Move is where a task goes that was due: to wait in line with a mark until a time, or without one to where
+// asynq forwards it.
+type Move struct {
+	ID   string
+	At   time.Time
+	Mark string
+}
+
+// Forward moves tasks of a queue that were due, and reports for each whether it was due still.
+func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves []Move) ([]bool, error) {
+	now := time.Now()
+	args := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
+	for _, move := range moves {
+		at := ""
+		if !move.At.IsZero() {
+			at = strconv.FormatInt(score(move.At), 10)
+		}
+		args = append(args, move.ID, at, move.Mark)
+	}
+	keys := []string{source(queue, retried), prefix(queue) + "scheduled", prefix(queue) + "pending"}
+	reply, err := forwardScript.Run(ctx, c.redis, keys, args...).Int64Slice()
+	if err != nil {
+		return nil, err
+	}
+	if len(reply) != len(moves) {
+		return nil, fmt.Errorf("%w: forward of %d tasks: %v", errReply, len(moves), reply)
+	}
+	moved := make([]bool, len(reply))
+	for i, n := range reply {
+		moved[i] = n == 1
+	}
+	return moved, nil
+}
+
+func source(queue string, retried bool) string {
+	if retried {
+		return prefix(queue) + "retry"
+	}
+	return prefix(queue) + "scheduled"
+}

@@ -1,0 +1,48 @@
+-- pick.lua: makes tasks of one queue that wait in line active, as asynq's dequeue does with pending ones.
+--
+-- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
+-- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call, then two per task: ID, join key
+-- reply per task its message, or why it is not picked: 1 active, 2 pending, 3 the queue is paused,
+--       4 anything else: it is gone, has ended, failed, or waits for something else
+--
+-- A call that is repeated, because its reply was lost, answers also by what it has picked before.
+
+local prefix, call = ARGV[1], ARGV[3]
+local paused = redis.call('EXISTS', KEYS[4]) == 1
+local reply, picked, leases = {}, {}, {}
+for i = 4, #ARGV, 2 do
+  local id = ARGV[i]
+  local key = prefix .. id
+  local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
+  local state, answer = found[1], 4
+  if state == 'scheduled' then
+    if found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1] then
+      if paused then
+        answer = 3
+      else
+        answer = found[4]
+        picked[#picked + 1] = id
+        leases[#leases + 1] = ARGV[2]
+        leases[#leases + 1] = id
+        redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
+        if found[5] and redis.call('GET', found[6]) == id then redis.call('EXPIRE', found[6], found[5]) end
+      end
+    end
+  elseif state == 'active' then
+    answer = 1
+    if found[3] == call then
+      answer = found[4]
+      leases[#leases + 1] = ARGV[2]
+      leases[#leases + 1] = id
+    end
+  elseif state == 'pending' then
+    answer = 2
+  end
+  reply[#reply + 1] = answer
+end
+if #picked > 0 then
+  redis.call('ZREM', KEYS[1], unpack(picked))
+  redis.call('LPUSH', KEYS[2], unpack(picked))
+end
+if #leases > 0 then redis.call('ZADD', KEYS[3], unpack(leases)) end
+return reply

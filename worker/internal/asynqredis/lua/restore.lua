@@ -1,0 +1,34 @@
+-- restore.lua: puts tasks of one queue that were picked or dequeued, and never handed out, back to where they were.
+--
+-- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
+-- ARGV  1 prefix of the task keys  2 key of the call that made them active
+--       3 score (s) for those that were picked, or "" for those that were pending  4 seconds until then, then the IDs
+-- reply how many were put back: those that are active by that call
+
+local restored = {}
+for i = 5, #ARGV do
+  local id = ARGV[i]
+  local key = ARGV[1] .. id
+  local found = redis.call('HMGET', key, 'state', 'sluice_call', 'unique_key', 'sluice_lock')
+  if found[1] == 'active' and found[2] == ARGV[2] and redis.call('LREM', KEYS[1], 1, id) == 1 then
+    restored[#restored + 1] = id
+    redis.call('HSET', key, 'state', ARGV[3] == '' and 'pending' or 'scheduled')
+    if ARGV[3] ~= '' and found[4] then keep_lock(found[3], id, found[4] + ARGV[4]) end
+  end
+end
+if #restored == 0 then return 0 end
+redis.call('ZREM', KEYS[2], unpack(restored))
+if ARGV[3] == '' then
+  -- Asynq takes from the right: the first of them is the next again.
+  local backwards = {}
+  for i = #restored, 1, -1 do backwards[#backwards + 1] = restored[i] end
+  redis.call('RPUSH', KEYS[4], unpack(backwards))
+else
+  local scores = {}
+  for i = 1, #restored do
+    scores[#scores + 1] = ARGV[3]
+    scores[#scores + 1] = restored[i]
+  end
+  redis.call('ZADD', KEYS[3], unpack(scores))
+end
+return #restored

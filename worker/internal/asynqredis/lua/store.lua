@@ -1,0 +1,43 @@
+-- store.lua: stores tasks of one queue as asynq's client schedules them, and marks them as ones that join a line.
+--
+-- KEYS  1 scheduled (sorted set)
+-- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there  3 seconds until then
+--       then four per task:
+--       ID, message, mark (join key, "." and when and by which call it was stored), lock: "" or "SECONDS:KEY" of a unique task
+-- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
+
+local prefix, score = ARGV[1], ARGV[2]
+local reply, scheduled = {}, {}
+for i = 4, #ARGV, 4 do
+  local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+  local key = prefix .. id
+  local found = redis.call('HMGET', key, 'state', 'sluice_join')
+  local n = 1
+  if found[1] and found[2] == mark then
+    -- The call is repeated after its reply was lost.
+  elseif lock ~= '' then
+    local colon = string.find(lock, ':', 1, true)
+    local seconds = string.sub(lock, 1, colon - 1)
+    lock = string.sub(lock, colon + 1)
+    if not redis.call('SET', lock, id, 'NX', 'EX', seconds + ARGV[3]) then
+      n = -1
+    elseif found[1] then
+      redis.call('DEL', lock)
+      n = 0
+    else
+      redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark,
+        'unique_key', lock, 'sluice_lock', seconds)
+      scheduled[#scheduled + 1] = score
+      scheduled[#scheduled + 1] = id
+    end
+  elseif found[1] then
+    n = 0
+  else
+    redis.call('HSET', key, 'msg', ARGV[i + 1], 'state', 'scheduled', 'sluice_join', mark)
+    scheduled[#scheduled + 1] = score
+    scheduled[#scheduled + 1] = id
+  end
+  reply[#reply + 1] = n
+end
+if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end
+return reply

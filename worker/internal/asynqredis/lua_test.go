@@ -1,0 +1,50 @@
+package asynqredis_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// The header of every script lists the keys and arguments that its code uses by number, in order, and no
+// other, and says what the reply is.
+func TestLuaHeaders(t *testing.T) {
+	files, err := filepath.Glob("lua/*.lua")
+	if err != nil || len(files) < 12 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Base(file)
+		if name == "lock.lua" {
+			continue // a function, which other scripts begin with
+		}
+		header, code, ok := strings.Cut(string(text), "\n\n")
+		keys, args, hasArgs := strings.Cut(header, "-- ARGV")
+		args, _, hasReply := strings.Cut(args, "-- reply")
+		if !ok || !hasArgs || !hasReply || !strings.HasPrefix(header, "-- "+name+": ") {
+			t.Errorf("%s: the header is to have its name, KEYS, ARGV and reply:\n%s", file, header)
+			continue
+		}
+		for array, list := range map[string]string{"KEYS": keys, "ARGV": args} {
+			listed, used := numbers(list, `\s{2,}(\d) `), numbers(code, array+`\[(\d)\]`)
+			if !slices.Equal(listed, used) {
+				t.Errorf("%s: %s: the header lists %v, the code uses %v", file, array, listed, used)
+			}
+		}
+	}
+}
+
+func numbers(text, pattern string) (found []string) {
+	for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+		found = append(found, match[1])
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}

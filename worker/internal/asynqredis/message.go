@@ -1,0 +1,156 @@
+package asynqredis
+
+import (
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// The fields that matter here of the protobuf message as which asynq stores a task (its
+// internal/proto/asynq.proto).
+const (
+	fieldType         protowire.Number = 1
+	fieldPayload      protowire.Number = 2
+	fieldID           protowire.Number = 3
+	fieldRetry        protowire.Number = 5
+	fieldRetried      protowire.Number = 6
+	fieldErrorMsg     protowire.Number = 7
+	fieldTimeout      protowire.Number = 8
+	fieldDeadline     protowire.Number = 9
+	fieldUniqueKey    protowire.Number = 10
+	fieldLastFailedAt protowire.Number = 11
+	fieldGroupKey     protowire.Number = 14
+	fieldHeaders      protowire.Number = 15
+)
+
+// A Message is a task as asynq stores it. What cannot be read counts as not there.
+type Message []byte
+
+func (m Message) ID() string        { return m.text(fieldID) }
+func (m Message) Type() string      { return m.text(fieldType) }
+func (m Message) LastError() string { return m.text(fieldErrorMsg) }
+func (m Message) UniqueKey() string { return m.text(fieldUniqueKey) }
+func (m Message) GroupKey() string  { return m.text(fieldGroupKey) }
+func (m Message) Retried() int64    { return m.number(fieldRetried) }
+
+// Payload is what the task's handler gets.
+func (m Message) Payload() []byte {
+	payload, _ := protowire.ConsumeBytes(m.value(fieldPayload, protowire.BytesType))
+	return payload
+}
+
+// Headers returns the task's headers, nil if it has none.
+func (m Message) Headers() map[string]string {
+	var headers map[string]string
+	for rest := []byte(m); len(rest) > 0; {
+		number, kind, tag := protowire.ConsumeTag(rest)
+		size := protowire.ConsumeFieldValue(number, kind, rest[max(tag, 0):])
+		if tag < 0 || size < 0 {
+			return headers
+		}
+		if number == fieldHeaders && kind == protowire.BytesType {
+			entry, _ := protowire.ConsumeBytes(rest[tag:])
+			if headers == nil {
+				headers = map[string]string{}
+			}
+			headers[Message(entry).text(1)] = Message(entry).text(2)
+		}
+		rest = rest[tag+size:]
+	}
+	return headers
+}
+
+// Deadline returns the task's absolute deadline, or the zero time if it has none.
+func (m Message) Deadline() time.Time {
+	seconds := m.number(fieldDeadline)
+	if seconds == 0 {
+		return time.Time{}
+	}
+	return time.Unix(seconds, 0)
+}
+
+// TimeLimit is for how long asynq would let the task's handler run if it began now.
+func (m Message) TimeLimit(now time.Time) time.Duration {
+	limit := time.Duration(m.number(fieldTimeout)) * time.Second
+	if deadline := m.Deadline(); !deadline.IsZero() && (limit == 0 || deadline.Sub(now) < limit) {
+		limit = deadline.Sub(now)
+	}
+	return max(0, limit)
+}
+
+// joinKeyBytes is the length of every join key.
+const joinKeyBytes = 16
+
+// JoinKey tells a task apart from another one that has or had the same ID: whoever computes it for the same
+// task, at whatever time, gets the same.
+func (m Message) JoinKey() string {
+	hash := fnv.New64a()
+	hash.Write([]byte(m.Type()))
+	hash.Write([]byte{0})
+	hash.Write(m.Payload())
+	return fmt.Sprintf("%0*x", joinKeyBytes, hash.Sum64())
+}
+
+// WithError returns a copy of the message whose last error is the reason, which must be valid
+// UTF-8, as asynq writes it for an error that is no failure.
+func (m Message) WithError(reason string, at time.Time) Message {
+	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt)
+	if !ok {
+		return m
+	}
+	out = protowire.AppendTag(out, fieldErrorMsg, protowire.BytesType)
+	out = protowire.AppendString(out, reason)
+	out = protowire.AppendTag(out, fieldLastFailedAt, protowire.VarintType)
+	return protowire.AppendVarint(out, uint64(at.Unix()))
+}
+
+// WithoutRetries returns a copy of the message that has no retries left, and false if it cannot be read.
+func (m Message) WithoutRetries() (Message, bool) { return m.without(fieldRetry) }
+
+func (m Message) text(field protowire.Number) string {
+	text, _ := protowire.ConsumeBytes(m.value(field, protowire.BytesType))
+	return string(text)
+}
+
+func (m Message) number(field protowire.Number) int64 {
+	number, size := protowire.ConsumeVarint(m.value(field, protowire.VarintType))
+	if size < 0 {
+		return 0
+	}
+	return int64(number)
+}
+
+// value returns the message from the value of its field on, or nothing if it has none.
+func (m Message) value(field protowire.Number, of protowire.Type) []byte {
+	for rest := []byte(m); len(rest) > 0; {
+		number, kind, tag := protowire.ConsumeTag(rest)
+		size := protowire.ConsumeFieldValue(number, kind, rest[max(tag, 0):])
+		if tag < 0 || size < 0 {
+			return nil
+		}
+		if number == field && kind == of {
+			return rest[tag:]
+		}
+		rest = rest[tag+size:]
+	}
+	return nil
+}
+
+// without returns a copy of the message without those fields, and false if it cannot be read.
+func (m Message) without(fields ...protowire.Number) (Message, bool) {
+	out := make(Message, 0, len(m))
+	for rest := []byte(m); len(rest) > 0; {
+		number, _, size := protowire.ConsumeField(rest)
+		if size < 0 {
+			return nil, false
+		}
+		if !slices.Contains(fields, number) {
+			out = append(out, rest[:size]...)
+		}
+		rest = rest[size:]
+	}
+	return out, true
+}

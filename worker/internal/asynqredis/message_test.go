@@ -1,0 +1,167 @@
+package asynqredis_test
+
+import (
+	"bytes"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+// message is a task as asynq stores it, as far as it matters here.
+func message(typename, id, lastErr string) []byte {
+	text := func(b []byte, n protowire.Number, s string) []byte {
+		return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), s)
+	}
+	b := text(nil, 1, typename)
+	b = text(b, 2, "payload")
+	b = text(b, 3, id)
+	b = protowire.AppendVarint(protowire.AppendTag(b, 5, protowire.VarintType), 25)
+	b = text(b, 7, lastErr)
+	return protowire.AppendVarint(protowire.AppendTag(b, 11, protowire.VarintType), 1_800_000_000)
+}
+
+// Whatever asynq's Redis holds as a task: it is read without harm, and what is written back
+// differs in its last error alone.
+func FuzzMessage(f *testing.F) {
+	whole := message("http:call", "a", "throttled: api")
+	for _, seed := range [][]byte{
+		nil, {}, whole, whole[:len(whole)-1], whole[1:], append([]byte{0xff}, whole...), []byte("\x0a\x09x"), []byte("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x"),
+		{0x80}, {0x00}, {0x0b, 0x0c}, {0x0b}, {0x0f}, {0x08, 0x80}, message("\xff\xfe", strings.Repeat("x", 70_000), "\x00"),
+	} {
+		f.Add(seed, "throttled: api/window, tenant acme, 1.8s")
+	}
+	f.Fuzz(func(t *testing.T, b []byte, reason string) {
+		given := bytes.Clone(b)
+		typename, id := asynqredis.Message(b).Type(), asynqredis.Message(b).ID()
+		at := time.Unix(1_800_000_000, 0)
+		written := asynqredis.Message(b).WithError(reason, at)
+		if !bytes.Equal(b, given) {
+			t.Fatalf("%q was changed to %q", given, b)
+		}
+		if bytes.Equal(written, b) && reason != asynqredis.Message(b).LastError() {
+			if protowireValid(b) {
+				t.Errorf("%q carries no reason", written)
+			}
+			return // what is no message stays as it is
+		}
+		if written.Type() != typename || written.ID() != id || written.LastError() != reason {
+			t.Errorf("%q became %q", b, written)
+		}
+		if again := written.WithError(reason, at); !bytes.Equal(again, written) {
+			t.Errorf("%q and, written again, %q", written, again)
+		}
+	})
+}
+
+func protowireValid(b []byte) bool {
+	for len(b) > 0 {
+		_, _, n := protowire.ConsumeField(b)
+		if n < 0 {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
+}
+
+// A task may be denied thousands of times.
+func TestMessagesDoNotGrow(t *testing.T) {
+	message := asynqredis.Message("\x0a\x01x\x1a\x01a").WithError("one", time.Unix(1_800_000_000, 0))
+	for range 10 {
+		if again := message.WithError("two", time.Unix(1_800_000_001, 0)); len(again) != len(message) || !bytes.Contains(again, []byte("two")) {
+			t.Fatalf("%q becomes %q", message, again)
+		}
+	}
+	if got := asynqredis.Message("\x0a\x09x").WithError("one", time.Now()); string(got) != "\x0a\x09x" {
+		t.Errorf("what is no message becomes %q", got)
+	}
+}
+
+// What is read of a message is what asynq's client has put into it.
+func TestMessageOfAsynq(t *testing.T) {
+	s := &site{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
+	deadline := time.Now().Add(time.Hour).Truncate(time.Second)
+	headers := map[string]string{"a": "1", "": "2", "b": ""}
+	task := asynq.NewTaskWithHeaders("the type", []byte("the\x00payload"), headers)
+	m := s.capturedTask(task, asynq.TaskID("the ID"), asynq.Timeout(time.Minute), asynq.Deadline(deadline), asynq.Unique(time.Hour)).Message
+	if m.ID() != "the ID" || m.Type() != "the type" || string(m.Payload()) != "the\x00payload" || !maps.Equal(m.Headers(), headers) ||
+		!m.Deadline().Equal(deadline) || m.UniqueKey() == "" || m.GroupKey() != "" || m.Retried() != 0 || m.LastError() != "" {
+		t.Errorf("read %q, %q, %q, %v, %v, %q, %q", m.ID(), m.Type(), m.Payload(), m.Headers(), m.Deadline(), m.UniqueKey(), m.GroupKey())
+	}
+	for _, row := range []struct {
+		now  time.Time
+		want time.Duration
+	}{{deadline.Add(-time.Hour), time.Minute}, {deadline.Add(-time.Second), time.Second}, {deadline.Add(time.Second), 0}} {
+		if got := m.TimeLimit(row.now); got != row.want {
+			t.Errorf("%v before the deadline it may run for %v, want %v", deadline.Sub(row.now), got, row.want)
+		}
+	}
+}
+
+// Two tasks with one ID are told apart, and one task is the same whatever happened to it.
+func TestJoinKey(t *testing.T) {
+	s := &site{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
+	key := func(typename, payload string) string {
+		return s.capturedTask(asynq.NewTask(typename, []byte(payload)), asynq.TaskID("a")).Message.JoinKey()
+	}
+	if first, again := key("x", "y"), key("x", "y"); first != again || first == key("x", "z") || first == key("xy", "") {
+		t.Errorf("keys %s, %s, %s", key("x", "y"), key("x", "z"), key("xy", ""))
+	}
+	m := s.capturedTask(asynq.NewTask("x", []byte("y")), asynq.TaskID("a")).Message
+	if again := m.WithError("throttled", time.Now()); again.JoinKey() != m.JoinKey() {
+		t.Error("a denial changes the join key")
+	}
+	at := time.Unix(1_800_000_000, 0)
+	if mark := asynqredis.Mark(m.JoinKey(), at, "call"); !strings.HasPrefix(mark, m.JoinKey()+".") || !asynqredis.JoinedAt(mark).Equal(at) {
+		t.Errorf("the mark %q says %v", mark, asynqredis.JoinedAt(mark))
+	}
+	for _, mark := range []string{"", m.JoinKey(), m.JoinKey() + ".", m.JoinKey() + ".!", asynqredis.FrontMark} {
+		if at := asynqredis.JoinedAt(mark); !at.IsZero() {
+			t.Errorf("the mark %q says %v", mark, at)
+		}
+	}
+}
+
+// Queues and IDs are data too: a call names its task, and no other.
+func FuzzCallOf(f *testing.F) {
+	for _, seed := range [][2]string{
+		{"default", "a"}, {"a/b", "c"}, {"{q}", "}:t:x"}, {"\xff\x00", "\n"}, {"", ""}, {"a}:t:", "t:"}, {" ", " "},
+		{strings.Repeat("q", 600), strings.Repeat("\xff", 600)},
+	} {
+		f.Add(seed[0], seed[1])
+	}
+	f.Fuzz(func(t *testing.T, queue, id string) {
+		prefix := "asynq:{" + queue + "}:"
+		done := []any{"evalsha", "sha", 3, prefix + "active", prefix + "lease", prefix + "t:" + id, id, []byte("task")}
+		if call := asynqredis.CallOf(done); call.Verb != asynqredis.Done || call.Queue != queue || call.ID != id {
+			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
+		}
+		enqueue := []any{"eval", "script", 2, prefix + "t:" + id, prefix + "pending", []byte("task"), id, int64(1)}
+		if call, ok := asynqredis.EnqueueOf(enqueue); !ok || call.Queue != queue || call.ID != id {
+			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
+		}
+		for n := range done { // whatever else is sent: it does no harm
+			asynqredis.CallOf(done[:n])
+			asynqredis.EnqueueOf(enqueue[:n])
+			asynqredis.IsGoodbye(done[:n])
+		}
+	})
+}
+
+func TestWholeSecond(t *testing.T) {
+	second := time.Unix(1_800_000_000, 0)
+	for in, want := range map[time.Duration]time.Duration{
+		0: 0, 1: time.Second, time.Microsecond: time.Second, 999 * time.Millisecond: time.Second, time.Second: time.Second,
+	} {
+		if got := asynqredis.WholeSecond(second.Add(in)); !got.Equal(second.Add(want)) {
+			t.Errorf("%v becomes %v, want %v", in, got.Sub(second), want)
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package asynqredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Nudge has one idle server of the queue ask the lines of these policies now.
+func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) error {
+	args := make([]any, len(policies))
+	for i, policy := range policies {
+		args[i] = policy
+	}
+	return nudgeScript.Run(ctx, c.redis, []string{nudges(queue)}, args...).Err()
+}
+
+// AwaitNudge waits for a nudge of one of the queues, for a time that should be half of ReadTimeout at the most;
+// unless OneSlot, there must be one queue. The policy is "" if none came. The context does not end the wait.
+func (c *Client) AwaitNudge(ctx context.Context, queues []string, wait time.Duration) (queue, policy string, err error) {
+	args := []any{"blpop"}
+	for _, queue := range queues {
+		args = append(args, nudges(queue))
+	}
+	// Not by client.BLPop, which rounds fractions of a second up.
+	reply, err := c.redis.Do(ctx, append(args, fmt.Sprintf("%.3f", max(wait, time.Millisecond).Seconds()))...).StringSlice()
+	if errors.Is(err, redis.Nil) {
+		return "", "", nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	if len(reply) != 2 {
+		return "", "", fmt.Errorf("%w: BLPOP: %d values", errReply, len(reply))
+	}
+	queue, _ = strings.CutPrefix(reply[0], "asynq:{")
+	return strings.TrimSuffix(queue, "}:sluice:nudge"), reply[1], nil
+}
+
+func nudges(queue string) string { return prefix(queue) + "sluice:nudge" }

@@ -1,0 +1,117 @@
+package asynqredis
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A Found is how a pick found a task.
+type Found int64
+
+const (
+	Picked  Found = iota
+	Active        // somebody has it
+	Pending       // it is asynq's to run next
+	Paused        // the queue is
+	Gone          // it was removed, has ended or failed, or waits for something else
+)
+
+// A Pick is what a pick answers about one task.
+type Pick struct {
+	Found   Found
+	Message Message // if it was picked
+}
+
+// Pick makes tasks of one queue active that wait in line. The call identifies it: it is to be repeated, with
+// the same tasks, until it is answered, or else taken back by Restore.
+func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
+	keys := []string{prefix(queue) + "scheduled", prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "paused"}
+	args := make([]any, 0, 3+2*len(tasks))
+	args = append(args, prefix(queue)+"t:", time.Now().Add(leaseFor).Unix(), call)
+	for _, task := range tasks {
+		args = append(args, task.ID, task.JoinKey)
+	}
+	reply, err := pickScript.Run(ctx, c.redis, keys, args...).Slice()
+	if err != nil {
+		return nil, err
+	}
+	if len(reply) != len(tasks) {
+		return nil, fmt.Errorf("%w: pick of %d tasks: %d values", errReply, len(tasks), len(reply))
+	}
+	picks := make([]Pick, len(reply))
+	for i, value := range reply {
+		switch value := value.(type) {
+		case string:
+			picks[i].Message = Message(value)
+		case int64:
+			picks[i].Found = Found(value)
+		default:
+			picks[i].Found = Gone // without a message nobody can run it
+		}
+	}
+	return picks, nil
+}
+
+// DequeuePending makes up to n pending tasks of one queue active, and returns their messages; paused says that
+// the queue is. The call identifies it, as that of Pick.
+func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
+	keys := []string{prefix(queue) + "sluice:dequeued:" + c.process, prefix(queue) + "pending", prefix(queue) + "paused",
+		prefix(queue) + "active", prefix(queue) + "lease"}
+	reply, err := dequeueScript.Run(ctx, c.redis, keys, prefix(queue)+"t:", time.Now().Add(leaseFor).Unix(), n, call).Result()
+	if err != nil {
+		return nil, false, err
+	}
+	list, ok := reply.([]any)
+	if !ok {
+		return nil, true, nil
+	}
+	for _, value := range list {
+		text, ok := value.(string)
+		if !ok {
+			return nil, false, fmt.Errorf("%w: dequeue: %T", errReply, value)
+		}
+		messages = append(messages, Message(text))
+	}
+	return messages, false, nil
+}
+
+// Restore puts tasks of one queue back that a call of Pick or DequeuePending made active and that were not
+// handed out: to scheduled for a time at which forward finds them, or, without one, to pending. What that call
+// did not make active, or is active no more, stays.
+func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time) error {
+	keys := []string{prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "scheduled", prefix(queue) + "pending"}
+	args := []any{prefix(queue) + "t:", call, "", 0}
+	if !at.IsZero() {
+		args[2], args[3] = score(at), until(at)
+	}
+	for _, id := range ids {
+		args = append(args, id)
+	}
+	return restoreScript.Run(ctx, c.redis, keys, args...).Err()
+}
+
+// A Requeued is a task that was denied, and how it waits.
+type Requeued struct {
+	Ref
+	Message Message
+	At      time.Time // when forward finds it
+	Nonce   string    // of this denial
+	Mark    string    // of its join, "" if it waits in no line
+}
+
+// Requeue puts a task that was denied back to wait. Its error may be IsNotFound.
+func (c *Client) Requeue(ctx context.Context, r Requeued) error {
+	queue := prefix(r.Queue)
+	keys := []string{queue + "active", queue + "lease", queue + "scheduled", queue + "t:" + r.ID}
+	if lock := r.Message.UniqueKey(); lock != "" {
+		keys = append(keys, lock)
+	}
+	return requeueScript.Run(ctx, c.redis, keys, r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
+}
+
+// IsPaused reports whether a queue is paused.
+func (c *Client) IsPaused(ctx context.Context, queue string) (bool, error) {
+	n, err := c.redis.Exists(ctx, prefix(queue)+"paused").Result()
+	return n > 0, err
+}

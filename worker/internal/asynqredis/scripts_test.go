@@ -1,0 +1,385 @@
+package asynqredis_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+// What Store leaves is what asynq's client schedules, so that its tools and its server know it.
+func TestStore(t *testing.T) {
+	each(t, func(s *site) {
+		at := time.Now().Add(2 * time.Minute)
+		unique := asynq.Unique(time.Hour)
+		results, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a"), s.captured("b", unique), s.captured("c")}, at)
+		s.ok(err)
+		if got := fmt.Sprint(results); got != "[1 1 1]" {
+			t.Errorf("results %s", got)
+		}
+		s.wantStates("a scheduled, b scheduled, c scheduled")
+		info, err := s.inspector.GetTaskInfo(queue, "b")
+		s.ok(err)
+		if info.NextProcessAt.Before(at) || info.NextProcessAt.After(at.Add(time.Second)) || string(info.Payload) != "payload of b" {
+			t.Errorf("asynq's tools show %+v, stored for %v", info, at)
+		}
+		lock := s.captured("b", unique).Lock
+		if ttl := s.redis.TTL(s.Context(), lock).Val(); ttl < time.Hour+119*time.Second || ttl > time.Hour+121*time.Second {
+			t.Errorf("the lock holds for %v", ttl)
+		}
+
+		// The same task ID, and the same lock, are taken, whatever else is the same.
+		other := s.captured("b", unique)
+		other.ID = "d" // the lock is of type and payload
+		results, err = s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a"), other, s.captured("e"), s.captured("e")}, at)
+		s.ok(err)
+		if got := fmt.Sprint(results); got != "[0 -1 1 0]" {
+			t.Errorf("results %s", got)
+		}
+		s.wantStates("a scheduled, b scheduled, c scheduled, e scheduled")
+
+		// Asynq gives a task that is removed its lock back.
+		s.ok(s.inspector.DeleteTask(queue, "b"))
+		if n := s.redis.Exists(s.Context(), lock).Val(); n != 0 {
+			t.Error("the lock outlives its task")
+		}
+		// An ID that is taken leaves no lock.
+		results, err = s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a", unique)}, at)
+		s.ok(err)
+		if n := s.redis.Exists(s.Context(), s.captured("a", unique).Lock).Val(); n != 0 || results[0] != asynqredis.IDTaken {
+			t.Errorf("%v, and %d locks", results, n)
+		}
+	})
+}
+
+func TestUnstoreActivateRescore(t *testing.T) {
+	each(t, func(s *site) {
+		unique := asynq.Unique(time.Hour)
+		s.store("a", "b", "c", "d")
+		_, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("u", unique), s.captured("v", unique), s.captured("w", unique)}, time.Now().Add(2*time.Minute))
+		s.ok(err)
+		another := []asynqredis.Waiting{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
+		s.ok(s.Unstore(s.Context(), queue, append(s.waiting("b", "u"), another...)))
+		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
+		if n := s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(); n != 0 {
+			t.Error("the lock outlives its task")
+		}
+		s.ok(s.Activate(s.Context(), queue, append(s.waiting("d", "c", "v"), another...)))
+		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
+		if got := fmt.Sprint(s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val()); got != "[v c d]" {
+			t.Errorf("pending, the next last: %s", got)
+		}
+		if ttl := s.redis.TTL(s.Context(), s.captured("v", unique).Lock).Val(); ttl > time.Hour {
+			t.Errorf("the lock of a pending task holds for %v", ttl)
+		}
+
+		later := time.Now().Add(5 * time.Hour)
+		var moves []asynqredis.Rescored
+		for _, w := range append(s.waiting("w", "c"), another...) {
+			moves = append(moves, asynqredis.Rescored{Waiting: w, At: later})
+		}
+		s.ok(s.Rescore(s.Context(), queue, moves))
+		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
+		info, err := s.inspector.GetTaskInfo(queue, "w")
+		s.ok(err)
+		if info.NextProcessAt.Before(later) {
+			t.Errorf("next at %v, want %v", info.NextProcessAt, later)
+		}
+		if ttl := s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val(); ttl < 6*time.Hour {
+			t.Errorf("the lock of a task that waits for 5 h holds for %v", ttl)
+		}
+	})
+}
+
+// A pick takes what waits in line, and says of everything else why it does not.
+func TestPick(t *testing.T) {
+	each(t, func(s *site) {
+		s.store("a", "b", "c", "d", "e", "f")
+		s.ok(s.Activate(s.Context(), queue, s.waiting("c")))
+		s.ok(s.inspector.ArchiveTask(queue, "d"))
+		_, err := s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
+		s.ok(err)
+		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("e"))
+		s.ok(err)
+
+		call := s.Call()
+		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.Waiting{ID: "f", JoinKey: "0123456789abcdef"})
+		picks, err := s.Pick(s.Context(), queue, call, wanted)
+		s.ok(err)
+		want := []asynqredis.Found{asynqredis.Picked, asynqredis.Picked, asynqredis.Pending, asynqredis.Gone, asynqredis.Active, asynqredis.Gone, asynqredis.Gone, asynqredis.Gone}
+		for i, pick := range picks {
+			if pick.Found != want[i] || pick.Found == asynqredis.Picked && pick.Message.ID() != wanted[i].ID {
+				t.Errorf("%s: %+v, want %v", wanted[i].ID, pick, want[i])
+			}
+		}
+		s.wantStates("a active, b active, c pending, d archived, e active, f scheduled, later scheduled")
+
+		// Asked again by the same call, it answers as before; to another they are active.
+		again, err := s.Pick(s.Context(), queue, call, wanted)
+		s.ok(err)
+		if fmt.Sprint(again) != fmt.Sprint(picks) {
+			t.Errorf("%v, repeated %v", picks, again)
+		}
+		others, err := s.Pick(s.Context(), queue, s.Call(), wanted[:1])
+		s.ok(err)
+		if others[0].Found != asynqredis.Active {
+			t.Errorf("another call is answered %+v", others[0])
+		}
+
+		s.ok(s.inspector.PauseQueue(queue))
+		s.store("g")
+		paused, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("g", "c"))
+		s.ok(err)
+		if paused[0].Found != asynqredis.Paused || paused[1].Found != asynqredis.Pending {
+			t.Errorf("of a paused queue: %+v", paused)
+		}
+	})
+}
+
+// The lock of a unique task holds while it waits, and from the pick on for as long as it was to.
+func TestPickOfUnique(t *testing.T) {
+	each(t, func(s *site) {
+		unique := asynq.Unique(time.Hour)
+		task := s.captured("u", unique)
+		_, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{task}, time.Now().Add(3*time.Hour))
+		s.ok(err)
+		call := s.Call()
+		_, err = s.Pick(s.Context(), queue, call, s.waiting("u"))
+		s.ok(err)
+		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); ttl > time.Hour || ttl < time.Hour-time.Minute {
+			t.Errorf("picked, its lock holds for %v", ttl)
+		}
+		s.ok(s.Restore(s.Context(), queue, call, []string{"u"}, time.Now().Add(2*time.Minute)))
+		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); ttl < time.Hour+time.Minute {
+			t.Errorf("put back, its lock holds for %v", ttl)
+		}
+	})
+}
+
+func TestDequeuePending(t *testing.T) {
+	each(t, func(s *site) {
+		for _, id := range []string{"a", "b", "c d:e 5", "f", "g"} {
+			_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id))
+			s.ok(err)
+		}
+		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
+		call := s.Call()
+		first, paused, err := s.DequeuePending(s.Context(), queue, call, 4)
+		s.ok(err)
+		if got := ids(first); got != "[a b c d:e 5]" || paused {
+			t.Errorf("dequeued %s, paused %v", got, paused)
+		}
+		again, _, err := s.DequeuePending(s.Context(), queue, call, 4)
+		s.ok(err)
+		if got := ids(again); got != "[a b c d:e 5]" {
+			t.Errorf("repeated: %s", got)
+		}
+		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
+
+		s.ok(s.Restore(s.Context(), queue, call, []string{"b", "c d:e 5", "f", "nobody"}, time.Time{}))
+		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")
+		s.ok(s.inspector.PauseQueue(queue))
+		if messages, paused, err := s.DequeuePending(s.Context(), queue, s.Call(), 4); len(messages) > 0 || !paused || err != nil {
+			t.Errorf("of a paused queue: %v, %v, %v", messages, paused, err)
+		}
+		s.ok(s.inspector.UnpauseQueue(queue))
+		rest, _, err := s.DequeuePending(s.Context(), queue, s.Call(), 64)
+		s.ok(err)
+		if got := ids(rest); got != "[b c d:e 5 f g]" {
+			t.Errorf("what was put back is not the next: %s", got)
+		}
+		if none, paused, err := s.DequeuePending(s.Context(), queue, s.Call(), 64); len(none) > 0 || paused || err != nil {
+			t.Errorf("of an empty queue: %v, %v, %v", none, paused, err)
+		}
+	})
+}
+
+// What is put back is only what that call has made active, and nobody took since.
+func TestRestore(t *testing.T) {
+	each(t, func(s *site) {
+		s.store("a", "b")
+		mine, theirs := s.Call(), s.Call()
+		_, err := s.Pick(s.Context(), queue, mine, s.waiting("a"))
+		s.ok(err)
+		_, err = s.Pick(s.Context(), queue, theirs, s.waiting("b"))
+		s.ok(err)
+		s.ok(s.Restore(s.Context(), queue, mine, []string{"a", "b"}, time.Now().Add(2*time.Minute)))
+		s.wantStates("a scheduled, b active")
+		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		s.ok(err)
+		if picks[0].Found != asynqredis.Picked {
+			t.Errorf("what was put back cannot be picked: %+v", picks[0])
+		}
+	})
+}
+
+func TestRequeue(t *testing.T) {
+	each(t, func(s *site) {
+		s.store("a")
+		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		s.ok(err)
+		at := time.Now().Add(time.Minute)
+		requeued := asynqredis.Requeued{
+			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithError("throttled: x", time.Now()),
+			At: at, Nonce: "n1", Mark: asynqredis.Mark(s.key("a"), time.Now(), s.Call()),
+		}
+		s.ok(s.Requeue(s.Context(), requeued))
+		s.wantStates("a scheduled")
+		info, err := s.inspector.GetTaskInfo(queue, "a")
+		s.ok(err)
+		if info.LastErr != "throttled: x" || info.NextProcessAt.Before(at) {
+			t.Errorf("asynq's tools show %+v", info)
+		}
+		// Picked again: a requeue that is repeated leaves it to whoever has it now.
+		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		s.ok(err)
+		s.ok(s.Requeue(s.Context(), requeued))
+		s.wantStates("a active")
+		// One that waits in no line cannot be picked.
+		requeued.Nonce, requeued.Mark = "n2", ""
+		s.ok(s.Requeue(s.Context(), requeued))
+		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
+		s.ok(err)
+		if picks[0].Found != asynqredis.Gone {
+			t.Errorf("%+v", picks[0])
+		}
+		requeued.Nonce = "n3"
+		if err := s.Requeue(s.Context(), requeued); !asynqredis.IsNotFound(err) {
+			t.Errorf("requeueing what is not active: %v", err)
+		}
+	})
+}
+
+func TestForward(t *testing.T) {
+	each(t, func(s *site) {
+		past := time.Now().Add(-time.Hour)
+		s.store("line", "other")
+		_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("plain"), asynq.ProcessIn(time.Second))
+		s.ok(err)
+		_, err = s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("group"), asynq.Group("g"))
+		s.ok(err)
+		ctx := s.Context()
+		s.redis.ZRem(ctx, "asynq:{default}:g:g", "group")
+		s.redis.HSet(ctx, "asynq:{default}:t:group", "state", "scheduled")
+		for _, id := range []string{"line", "plain", "group", "left behind"} {
+			s.redis.ZAdd(ctx, "asynq:{default}:scheduled", z(id, past))
+		}
+		due, err := s.Due(ctx, queue, false, 100)
+		s.ok(err)
+		var got []string
+		for _, d := range due {
+			got = append(got, fmt.Sprint(d.ID, " ", d.Message.ID(), " ", d.Mark != ""))
+		}
+		if want := "[group group false line line true plain plain false]"; fmt.Sprint(got) != want {
+			t.Errorf("due %v, want %v", got, want)
+		}
+		mark := asynqredis.Mark(s.key("line"), time.Now(), s.Call())
+		moved, err := s.Forward(ctx, queue, false, []asynqredis.Move{
+			{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}, {ID: "plain"}, {ID: "group"},
+			{ID: "other", At: time.Now().Add(time.Minute), Mark: asynqredis.Mark(s.key("other"), time.Now(), s.Call())}, {ID: "nobody"},
+		})
+		s.ok(err)
+		if moved[0] != true || moved[3] || moved[4] {
+			t.Errorf("moved %v", moved)
+		}
+		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
+		if due, err := s.Due(ctx, queue, false, 100); len(due) > 0 || err != nil {
+			t.Errorf("still due: %v, %v", due, err)
+		}
+
+		// From the tasks to retry too.
+		s.redis.ZRem(ctx, "asynq:{default}:scheduled", "line")
+		s.redis.ZAdd(ctx, "asynq:{default}:retry", z("line", past))
+		s.redis.HSet(ctx, "asynq:{default}:t:line", "state", "retry")
+		due, err = s.Due(ctx, queue, true, 100)
+		s.ok(err)
+		if len(due) != 1 || due[0].ID != "line" || due[0].Mark != mark {
+			t.Errorf("due %v", due)
+		}
+		_, err = s.Forward(ctx, queue, true, []asynqredis.Move{{ID: "line", At: time.Now().Add(time.Minute), Mark: mark}})
+		s.ok(err)
+		s.wantStates("group aggregating, line scheduled, other scheduled, plain pending")
+	})
+}
+
+func TestNudge(t *testing.T) {
+	each(t, func(s *site) {
+		ctx := s.Context()
+		for _, policies := range [][]string{{"a", "b"}, {"a"}, {"c"}} {
+			s.ok(s.Nudge(ctx, queue, policies...))
+		}
+		var got []string
+		for range 3 {
+			from, policy, err := s.AwaitNudge(ctx, []string{"low", queue}, time.Second)
+			s.ok(err)
+			got = append(got, from+" "+policy)
+		}
+		if want := "[default b default a default c]"; fmt.Sprint(got) != want {
+			t.Errorf("nudges %v, want %v: each policy at most once", got, want)
+		}
+		begun := time.Now()
+		if _, policy, err := s.AwaitNudge(ctx, []string{queue}, 50*time.Millisecond); policy != "" || err != nil {
+			t.Errorf("nudged by %q, %v", policy, err)
+		}
+		if waited := time.Since(begun); waited < 50*time.Millisecond || waited > 900*time.Millisecond {
+			t.Errorf("waited for %v", waited)
+		}
+	})
+}
+
+func TestIdentity(t *testing.T) {
+	each(t, func(s *site) {
+		mine, err := s.Identity(s.Context())
+		s.ok(err)
+		theirs, err := asynqredis.New(s.redis).Identity(s.Context())
+		s.ok(err)
+		if mine != theirs || len(mine) < 8 {
+			t.Errorf("identities %q and %q of one Redis", mine, theirs)
+		}
+	})
+}
+
+// A requeue touches the lock of a task of ours alone, only as its holder, and never shortens it.
+func TestRequeueAndTheLock(t *testing.T) {
+	each(t, func(s *site) {
+		ctx := s.Context()
+		for name, row := range map[string]struct {
+			ours   bool
+			holder string
+			ttl    time.Duration
+			want   time.Duration
+		}{
+			"shorter":        {true, "a", time.Second, 131 * time.Second},
+			"longer":         {true, "a", time.Hour, time.Hour},
+			"free":           {true, "", 0, 131 * time.Second},
+			"another's":      {true, "b", 5 * time.Second, 5 * time.Second},
+			"not ours":       {false, "a", 5 * time.Second, 5 * time.Second},
+			"not ours, free": {false, "", 0, 0},
+		} {
+			s.redis.FlushAll(ctx)
+			s.redis.RPush(ctx, "asynq:{default}:active", "a")
+			if row.ours {
+				s.redis.HSet(ctx, "asynq:{default}:t:a", "sluice_lock", 10)
+			}
+			if row.holder != "" {
+				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
+			}
+			message := protowire.AppendString(protowire.AppendTag(nil, 10, protowire.BytesType), "asynq:{default}:unique:x")
+			s.ok(s.Requeue(ctx, asynqredis.Requeued{
+				Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: message, At: time.Now().Add(2 * time.Minute), Nonce: name,
+			}))
+			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
+			wantHolder := row.holder
+			if row.ours && wantHolder == "" {
+				wantHolder = "a"
+			}
+			if (got-row.want).Abs() > 4*time.Second || holder != wantHolder {
+				s.Errorf("%s: %q holds it for %v, want %q for %v", name, holder, got, wantHolder, row.want)
+			}
+		}
+	})
+}

@@ -1,0 +1,162 @@
+package asynqredis_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
+)
+
+const queue = "default"
+
+// A site is one queue in a Redis, with asynq's own tools on it.
+type site struct {
+	testing.TB
+	*asynqredis.Client
+	inspector *asynq.Inspector
+	plain     *asynq.Client
+	redis     *redis.Client
+}
+
+// each runs the test on real Redis and on miniredis, as it is and with every script call sent twice.
+func each(t *testing.T, test func(s *site)) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, how := range []string{"once", "twice"} {
+			t.Run(how, func(t *testing.T) {
+				client.FlushAll(t.Context())
+				ours := redis.NewClient(&redis.Options{Addr: client.Options().Addr})
+				t.Cleanup(func() { ours.Close() })
+				if how == "twice" {
+					ours.AddHook(hooktest.Hook(hooktest.Twice))
+				}
+				ours.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+					_, enqueues := asynqredis.EnqueueOf(cmd.Args())
+					if call := asynqredis.CallOf(cmd.Args()); call.Verb != "" || enqueues {
+						t.Errorf("a call of ours looks like asynq's %s: %v", call.Verb, cmd.Args()[2:])
+					}
+					return next(ctx, cmd)
+				}))
+				opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
+				s := &site{TB: t, Client: asynqredis.New(ours), inspector: asynq.NewInspector(opt), plain: asynq.NewClient(opt), redis: client}
+				t.Cleanup(func() { s.inspector.Close(); s.plain.Close() })
+				client.SAdd(t.Context(), "asynq:queues", queue)
+				test(s)
+			})
+		}
+	})
+}
+
+// captured is what asynq's client would enqueue.
+func (s *site) captured(id string, opts ...asynq.Option) asynqredis.EnqueueCall {
+	s.Helper()
+	return s.capturedTask(asynq.NewTask("call", []byte("payload of "+id)), append(opts, asynq.TaskID(id))...)
+}
+
+func (s *site) capturedTask(task *asynq.Task, opts ...asynq.Option) asynqredis.EnqueueCall {
+	s.Helper()
+	var call asynqredis.EnqueueCall
+	client := asynq.NewClient(hooktest.With(asynq.RedisClientOpt{Addr: s.redis.Options().Addr}, hooktest.Hook(
+		func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			script, ok := cmd.(*redis.Cmd)
+			if !ok {
+				return next(ctx, cmd)
+			}
+			if call, ok = asynqredis.EnqueueOf(script.Args()); !ok {
+				return next(ctx, cmd)
+			}
+			script.SetVal(int64(1))
+			return nil
+		})))
+	defer client.Close()
+	if _, err := client.Enqueue(task, opts...); err != nil {
+		s.Fatal(err)
+	}
+	return call
+}
+
+func (s *site) store(ids ...string) {
+	s.Helper()
+	var calls []asynqredis.EnqueueCall
+	for _, id := range ids {
+		calls = append(calls, s.captured(id))
+	}
+	results, err := s.Store(s.Context(), queue, calls, time.Now().Add(2*time.Minute))
+	s.ok(err)
+	for i, result := range results {
+		if result != asynqredis.Stored {
+			s.Fatalf("storing %s: %v", ids[i], result)
+		}
+	}
+}
+
+// key is the join key of a task that captured made.
+func (s *site) key(id string) string {
+	return s.captured(id).Message.JoinKey()
+}
+
+func (s *site) waiting(ids ...string) (tasks []asynqredis.Waiting) {
+	for _, id := range ids {
+		tasks = append(tasks, asynqredis.Waiting{ID: id, JoinKey: s.key(id)})
+	}
+	return tasks
+}
+
+func (s *site) ok(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// wantStates fails unless asynq's tools show just these tasks: "ID STATE, ID STATE", by ID. It also compares
+// the sets and lists with what the tasks say of themselves.
+func (s *site) wantStates(want string) {
+	s.Helper()
+	ctx := s.Context()
+	var states []string
+	prefix := "asynq:{" + queue + "}:"
+	for _, key := range s.redis.Keys(ctx, prefix+"t:*").Val() {
+		id := strings.TrimPrefix(key, prefix+"t:")
+		state := s.redis.HGet(ctx, key, "state").Val()
+		states = append(states, id+" "+state)
+		places := map[string]bool{
+			"active":      slices.Contains(s.redis.LRange(ctx, prefix+"active", 0, -1).Val(), id),
+			"aggregating": s.redis.ZScore(ctx, prefix+"g:g", id).Err() == nil,
+			"pending":     slices.Contains(s.redis.LRange(ctx, prefix+"pending", 0, -1).Val(), id),
+			"retry":       s.redis.ZScore(ctx, prefix+"retry", id).Err() == nil,
+			"scheduled":   s.redis.ZScore(ctx, prefix+"scheduled", id).Err() == nil,
+		}
+		for place, in := range places {
+			if in != (place == state) {
+				s.Errorf("task %s is %s; in %s: %v", id, state, place, in)
+			}
+		}
+		if leased := s.redis.ZScore(ctx, prefix+"lease", id).Err() == nil; leased != (state == "active") {
+			s.Errorf("task %s is %s; leased: %v", id, state, leased)
+		}
+	}
+	slices.Sort(states)
+	if got := strings.Join(states, ", "); got != want {
+		s.Errorf("tasks %q, want %q", got, want)
+	}
+}
+
+func ids(messages []asynqredis.Message) string {
+	var ids []string
+	for _, m := range messages {
+		ids = append(ids, m.ID())
+	}
+	return fmt.Sprint(ids)
+}
+
+func z(id string, at time.Time) redis.Z { return redis.Z{Score: float64(at.Unix()), Member: id} }

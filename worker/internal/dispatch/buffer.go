@@ -1,0 +1,253 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// aheadFrom is how many hand-outs of the last moments make it worth to fetch ahead.
+const aheadFrom = 8
+
+// A buffered task is active in asynq's Redis, and nobody runs it yet.
+type buffered struct {
+	Task
+	from *batch
+}
+
+// A batch is what one call has made active.
+type batch struct {
+	queue  string
+	call   string // by which it can be put back
+	policy string // "" if the tasks were pending
+	at     time.Time
+}
+
+// handOut returns the next task that is ready; answered says that this call is to be answered by none, as one
+// before it was for all queues.
+func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.buffer) == 0 {
+		if answered = d.skips > 0; answered {
+			d.skips--
+		}
+		return Task{}, false, answered
+	}
+	task = d.buffer[0].Task
+	d.buffer[0] = buffered{}
+	d.buffer = d.buffer[1:]
+	d.skips = 0
+	d.running++
+	d.handed.add(time.Now())
+	g := d.groupOf(task.Queue)
+	if task.Grant != nil {
+		g.earned++
+	} else {
+		g.earned = max(0, g.earned-pendingFor)
+	}
+	if d.running >= d.Concurrency {
+		d.passOnLater()
+	}
+	return task, true, false
+}
+
+// ready keeps tasks for hand-outs.
+func (d *Dispatcher) ready(from *batch, tasks []Task) {
+	if len(tasks) == 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, task := range tasks {
+		d.buffer = append(d.buffer, buffered{task, from})
+	}
+	d.made += len(tasks)
+	d.expiry.Reset(bufferFor)
+}
+
+func (d *Dispatcher) madeReady() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.made
+}
+
+// fetchAhead makes the next tasks ready while the last ones are handed out, if that goes on fast: so slots do not wait for Redis.
+func (d *Dispatcher) fetchAhead() {
+	d.mu.Lock()
+	rate := d.handed.since(time.Now().Add(-recently))
+	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() && rate >= aheadFrom && len(d.buffer) <= rate/2
+	d.fetching = d.fetching || ahead
+	d.mu.Unlock()
+	if !ahead {
+		return
+	}
+	d.inBackground(func() {
+		d.rounds.Lock()
+		err := d.round(d.ctx)
+		d.rounds.Unlock()
+		d.mu.Lock()
+		d.fetching, d.full = false, d.full && err == nil // Next meets the same trouble
+		d.mu.Unlock()
+		if d.isStopped() {
+			d.later(d.empty)
+		}
+	})
+}
+
+// roundUnlessReady makes a round, unless one that was under way has made tasks ready meanwhile.
+func (d *Dispatcher) roundUnlessReady(ctx context.Context) error {
+	d.rounds.Lock()
+	defer d.rounds.Unlock()
+	d.mu.Lock()
+	ready := len(d.buffer) > 0
+	d.mu.Unlock()
+	if ready {
+		return nil
+	}
+	return d.round(ctx)
+}
+
+// expire puts tasks back for which no slot has become free.
+func (d *Dispatcher) expire() {
+	d.later(func(ctx context.Context) error { return d.restore(ctx, time.Now().Add(-bufferFor)) })
+}
+
+// restore puts tasks back that have been ready since before: to where they were, and their tickets to their ranks.
+// What cannot be put back stays ready.
+func (d *Dispatcher) restore(ctx context.Context, before time.Time) error {
+	d.mu.Lock()
+	old := map[*batch][]buffered{}
+	var order []*batch
+	kept := make([]buffered, 0, len(d.buffer))
+	for _, b := range d.buffer {
+		if b.from.at.After(before) {
+			kept = append(kept, b)
+			continue
+		}
+		if old[b.from] == nil {
+			order = append(order, b.from)
+		}
+		old[b.from] = append(old[b.from], b)
+	}
+	if d.buffer = kept; len(kept) > 0 {
+		d.expiry.Reset(max(time.Millisecond, time.Until(kept[0].from.at.Add(bufferFor))))
+	}
+	d.mu.Unlock()
+	var failed error
+	for _, from := range order {
+		if err := d.restoreBatch(ctx, from, old[from]); err != nil {
+			failed = errors.Join(failed, err)
+			d.mu.Lock()
+			d.buffer = append(old[from], d.buffer...)
+			if !d.closed {
+				d.expiry.Reset(bufferFor)
+			}
+			d.mu.Unlock()
+		}
+	}
+	return failed
+}
+
+func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buffered) error {
+	var ids []string
+	var tickets []throttle.TakenTicket
+	for _, b := range tasks {
+		ids = append(ids, b.ID)
+		if b.Grant != nil {
+			tickets = append(tickets, b.Grant.TakenTicket)
+		}
+	}
+	var at time.Time // to pending
+	if from.policy != "" {
+		at = time.Now().Add(fallbackMin)
+	}
+	if err := d.Asynq.Restore(ctx, from.queue, from.call, ids, at); err != nil {
+		return err
+	}
+	d.putBack(from.policy, from.queue, 0, tickets)
+	return nil
+}
+
+// empty puts back all that is ready, and all whose reply was lost.
+func (d *Dispatcher) empty(ctx context.Context) error {
+	failed := d.restore(ctx, time.Now())
+	d.mu.Lock()
+	lost, pops := d.lost, d.lostPops
+	d.lost, d.lostPops = nil, nil
+	d.mu.Unlock()
+	for _, p := range lost {
+		var ids []string
+		for _, ticket := range p.tickets {
+			ids = append(ids, ticket.ID)
+		}
+		if err := d.Asynq.Restore(ctx, p.queue, p.call, ids, time.Now().Add(fallbackMin)); err != nil {
+			failed = errors.Join(failed, err)
+			d.mu.Lock()
+			d.lost = append(d.lost, p)
+			d.mu.Unlock()
+			continue
+		}
+		d.putBack(p.policy, p.queue, 0, p.tickets)
+	}
+	for _, p := range pops {
+		messages, _, err := d.Asynq.DequeuePending(ctx, p.queue, p.call, p.n)
+		if err == nil && len(messages) > 0 {
+			var ids []string
+			for _, m := range messages {
+				ids = append(ids, m.ID())
+			}
+			err = d.Asynq.Restore(ctx, p.queue, p.call, ids, time.Time{})
+		}
+		if err != nil {
+			failed = errors.Join(failed, err)
+			d.mu.Lock()
+			d.lostPops = append(d.lostPops, p)
+			d.mu.Unlock()
+		}
+	}
+	d.acknowledgeAll()
+	return failed
+}
+
+// putBack returns tickets to their ranks, with their units, and has their line asked after that time.
+func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets []throttle.TakenTicket) {
+	if len(tickets) == 0 {
+		return
+	}
+	d.later(func(ctx context.Context) error {
+		err := d.Limiter.PutBack(ctx, policy, tickets)
+		if err == nil {
+			d.Expect(policy, queue, again)
+		}
+		return err
+	})
+}
+
+// GiveBack returns the units of tickets that leave, in the background, and has their line asked: others fit.
+func (d *Dispatcher) GiveBack(policy, queue string, tickets ...throttle.TakenTicket) {
+	if len(tickets) == 0 {
+		return
+	}
+	d.later(func(ctx context.Context) error {
+		err := d.Limiter.GiveBack(ctx, policy, tickets)
+		if err == nil {
+			d.Expect(policy, queue, 0)
+		}
+		return err
+	})
+}
+
+// A popping is a dequeue of pending tasks.
+type popping struct {
+	queue, call string
+	n           int
+}
+
+// A stuck ticket's task was active when it was to be picked.
+type stuck struct {
+	since time.Time
+	pause time.Duration
+}

@@ -1,0 +1,331 @@
+// Package dispatch decides what an asynq server runs next. It answers asynq's dequeue: it takes tickets that
+// fit from the lines of a limiter, picks their tasks, gives pending tasks their turns, and waits while there
+// is nothing. It also answers asynq's forward: tasks that are due join their lines.
+//
+// It knows throttle and asynqredis, and not asynq itself. To follow a task, read [Dispatcher.Next], then
+// round.go, take.go, pick.go and buffer.go; wait.go is for when there is none.
+package dispatch
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+const (
+	// batchMost is how many tasks are taken or dequeued at once, at most.
+	batchMost = throttle.MaxTake
+
+	// recently is how far back hand-outs tell how many tasks are wanted at once.
+	recently = 10 * time.Millisecond
+
+	// bufferFor is how long a task is kept ready for a slot.
+	bufferFor = 500 * time.Millisecond
+
+	// fallbackMin is when forward finds a waiting task, at the earliest, that nobody has taken.
+	fallbackMin = 2 * time.Minute
+
+	// stoppedPause keeps asynq from spinning between Stop and its own end.
+	stoppedPause = 20 * time.Millisecond
+
+	// troubleTimeout bounds calls that tidy up.
+	troubleTimeout = 5 * time.Second
+)
+
+// A Limiter is what is needed of a *throttle.Limiter.
+type Limiter interface {
+	Acknowledge(ctx context.Context, policy string) error
+	GiveBack(ctx context.Context, policy string, tickets []throttle.TakenTicket) error
+	Join(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error)
+	PutBack(ctx context.Context, policy string, tickets []throttle.TakenTicket) error
+	Take(ctx context.Context, policy string, o throttle.TakeOptions) (throttle.Taken, error)
+	TakePolicies() []string
+}
+
+// Config is what New needs. All fields are required.
+type Config struct {
+	Answered    func()                                 // is told that a take was answered
+	Asynq       *asynqredis.Client                     // of the server's connection
+	Concurrency int                                    // of the server: its slots
+	Failed      func(policy string, err error)         // is told that a take or a join failed
+	Limiter     Limiter                                //
+	Match       func(asynqredis.Message) (Match, bool) // how a task joins a line, false if it joins none
+	Poll        time.Duration                          // how often pending tasks are looked for that nobody tells of
+	Queues      map[string]int                         // the server's queues, and their priorities, from 1 on
+	Strict      bool                                   // whether priorities are strict
+}
+
+// A Match is how a task joins a line.
+type Match struct {
+	FailOpen bool // it runs if the limiter is not available
+	Policy   string
+	Request  throttle.Request
+}
+
+// A Grant is what a task was granted when its ticket was taken.
+type Grant struct {
+	throttle.TakenTicket
+	Policy string
+	Sent   time.Time // when it was charged, as late as it may have been, by this machine's clock
+}
+
+// A Task is one that asynq is to run next.
+type Task struct {
+	asynqredis.Ref
+	Message asynqredis.Message
+	Grant   *Grant // nil if the task was pending: it has to reserve
+}
+
+// A Dispatcher serves one asynq server. It is safe for concurrent use.
+type Dispatcher struct {
+	Config
+	groups []*group // of queues, in the order of their importance
+
+	ctx     context.Context // ends when it is closed
+	cancel  context.CancelFunc
+	emptied chan struct{} // closed when, after stop, all that was ready is put back
+	stop    chan struct{} // closed when no more tasks are handed out
+	stopped sync.Once
+	wake    chan struct{} // something has changed while Next waits
+	busy    sync.WaitGroup
+	rounds  sync.Mutex // held by a round
+
+	mu        sync.Mutex
+	acks      map[string]*time.Timer // by policy, of takes that are not acknowledged
+	buffer    []buffered             // tasks to hand out, the next first
+	closed    bool
+	emptyAt   time.Time            // when the next of the empty lines is asked
+	emptyLast *line                // which was asked last
+	expiry    *time.Timer          // of the buffer
+	fetching  bool                 // a round is under way ahead of time
+	full      bool                 // the last take or dequeue got all that it asked for
+	handed    recent               // the last hand-outs
+	hearing   map[string]bool      // the listeners that run, by their first queue
+	lost      []*picking           // whose reply has not come
+	lostPops  []*popping           //
+	made      int                  // tasks made ready so far
+	passing   bool                 // passOn runs
+	passOn    *time.Timer          // of appointments that cannot be kept
+	paused    map[string]time.Time // when to look again whether the queue is paused
+	running   int                  // tasks handed out that have not ended
+	silence   backoff              // of the limiter as a whole
+	skips     int                  // how many calls of this pass over the queues are answered already
+	stuck     map[asynqredis.Ref]stuck
+	waiting   bool // Next waits, and nudges are for it
+	wakes     map[wakeUp]bool
+}
+
+// New returns a dispatcher. It talks to nobody before it is asked.
+func New(c Config) *Dispatcher {
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &Dispatcher{
+		Config:  c,
+		acks:    map[string]*time.Timer{},
+		cancel:  cancel,
+		ctx:     ctx,
+		emptied: make(chan struct{}),
+		groups:  groups(c.Queues, c.Strict),
+		hearing: map[string]bool{},
+		paused:  map[string]time.Time{},
+		stop:    make(chan struct{}),
+		stuck:   map[asynqredis.Ref]stuck{},
+		wake:    make(chan struct{}, 1),
+		wakes:   map[wakeUp]bool{},
+	}
+	d.expiry = time.AfterFunc(time.Hour, d.expire)
+	d.expiry.Stop()
+	d.passOn = time.AfterFunc(time.Hour, d.passOnAppointments)
+	d.passOn.Stop()
+	d.emptyAt = time.Now().Add(emptyEvery)
+	return d
+}
+
+// Next returns the task that is to run next, of any queue of the server. It is called when a slot is free, as asynq calls
+// dequeue: once for each queue until there is a task. If there is none it waits, up to a second, and then returns
+// false. The error is that of asynq's Redis: trouble of the limiter is none.
+func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
+	task, ok, answered := d.handOut()
+	if ok {
+		d.fetchAhead()
+	}
+	if ok || answered {
+		return task, ok, nil
+	}
+	for end := time.Now().Add(waitMost); ; d.wait(end) {
+		if d.isStopped() {
+			d.sleep(stoppedPause)
+			return Task{}, false, nil
+		}
+		if err := d.roundUnlessReady(ctx); err != nil {
+			d.sleep(errorPause)
+			return Task{}, false, err
+		}
+		if task, ok, _ := d.handOut(); ok {
+			return task, true, nil
+		}
+		if !time.Now().Before(end) {
+			d.mu.Lock()
+			d.skips = len(d.Queues) - 1
+			d.mu.Unlock()
+			return Task{}, false, nil
+		}
+	}
+}
+
+// errorPause keeps asynq, which asks again at once, from spinning while its Redis is away.
+const errorPause = 100 * time.Millisecond
+
+// Ended says that the slot of a task is free again that was handed out.
+func (d *Dispatcher) Ended() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running--
+}
+
+// Stop ends the handing out. Tasks that are ready go back to where they were, without a wait for it.
+func (d *Dispatcher) Stop() {
+	d.stopped.Do(func() {
+		close(d.stop)
+		d.mu.Lock()
+		d.passOn.Stop()
+		d.mu.Unlock()
+		d.later(func(ctx context.Context) error {
+			err := d.empty(ctx)
+			if err == nil {
+				close(d.emptied)
+			}
+			return err
+		})
+	})
+}
+
+// Drain stops, and waits until all that was to be said to asynq's Redis is said, or the context ends.
+func (d *Dispatcher) Drain(ctx context.Context) {
+	d.Stop()
+	select {
+	case <-d.emptied:
+	case <-ctx.Done():
+	}
+	_ = d.empty(ctx) // what cannot be put back asynq recovers, as from a worker that died
+}
+
+// Close stops, and waits for calls under way. Calls that fail are not repeated any more.
+func (d *Dispatcher) Close() {
+	d.Stop()
+	d.cancel()
+	d.mu.Lock()
+	d.closed = true
+	d.expiry.Stop()
+	for _, timer := range d.acks {
+		timer.Stop()
+	}
+	d.mu.Unlock()
+	d.busy.Wait()
+}
+
+func (d *Dispatcher) isStopped() bool {
+	select {
+	case <-d.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func (d *Dispatcher) sleep(pause time.Duration) {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-d.ctx.Done():
+	}
+}
+
+// Later does what must be done, in the background, and repeats it for a while if it fails.
+func (d *Dispatcher) Later(do func(context.Context) error) { d.later(do) }
+
+// later does what must be done, in the background, and repeats it for a while if it fails.
+func (d *Dispatcher) later(do func(context.Context) error) {
+	d.inBackground(func() {
+		pause := 50 * time.Millisecond
+		for end := time.Now().Add(2 * troubleTimeout); ; pause = min(2*pause, time.Second) {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
+			err := do(ctx)
+			cancel()
+			if err == nil || d.ctx.Err() != nil || time.Now().After(end) {
+				return
+			}
+			d.sleep(pause)
+		}
+	})
+}
+
+// inBackground runs what Close has to wait for. After Close it runs it at once.
+func (d *Dispatcher) inBackground(run func()) {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		run()
+		return
+	}
+	d.busy.Add(1)
+	d.mu.Unlock()
+	go func() {
+		defer d.busy.Done()
+		run()
+	}()
+}
+
+// signal ends a wait of Next. The lock is held.
+func (d *Dispatcher) signal() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Fallback is after what time forward is to find a task that is expected to start in d, and has waited for
+// some time, if nobody has taken it.
+func Fallback(d, waited time.Duration) time.Duration {
+	return d + max(fallbackMin, d/2, waited/2)
+}
+
+// A backoff is a pause that doubles while something fails.
+type backoff struct {
+	failed bool
+	pause  time.Duration
+	until  time.Time
+}
+
+const (
+	backoffMin = 100 * time.Millisecond
+	backoffMax = time.Second
+)
+
+func (b *backoff) fail(now time.Time) {
+	b.failed = true
+	b.pause = min(max(2*b.pause, backoffMin), backoffMax)
+	b.until = now.Add(b.pause)
+}
+
+// recent counts events of the last moments.
+type recent struct {
+	times [batchMost]time.Time
+	next  int
+}
+
+func (r *recent) add(now time.Time) {
+	r.times[r.next] = now
+	r.next = (r.next + 1) % len(r.times)
+}
+
+func (r *recent) since(at time.Time) int {
+	n := 0
+	for n < len(r.times) && r.times[(r.next-1-n+2*len(r.times))%len(r.times)].After(at) {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,178 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+const (
+	// forwardMost is how many tasks are forwarded at once, as many as by asynq.
+	forwardMost = 100
+
+	// joinTimeout bounds the join of those.
+	joinTimeout = 2 * time.Second
+
+	// undecidedFor is when forward finds a task again that could not join.
+	undecidedFor = 10 * time.Second
+)
+
+// Forward sees to tasks of a queue that are due, scheduled ones or those to retry: who is to wait in line does, and
+// the others become pending. It returns how many it has moved; there may be more if that is not 0.
+func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (int, error) {
+	if d.isStopped() {
+		return 0, nil
+	}
+	due, err := d.Asynq.Due(ctx, queue, retried, forwardMost)
+	if err != nil || len(due) == 0 {
+		return 0, err
+	}
+	identity, err := d.Asynq.Identity(ctx)
+	if err != nil {
+		return 0, err
+	}
+	now, call := time.Now(), d.Asynq.Call()
+	moves := make([]asynqredis.Move, len(due))
+	joins := map[string][]joining{}
+	for i, task := range due {
+		moves[i].ID = task.ID
+		if task.Message.GroupKey() != "" {
+			continue
+		}
+		match, ok := d.Match(task.Message)
+		if !ok {
+			continue
+		}
+		match.Request.Front = match.Request.Front || task.Mark == asynqredis.FrontMark
+		key := task.Message.JoinKey()
+		if moves[i].Mark = task.Mark; retried || len(task.Mark) < len(key) || task.Mark[:len(key)] != key {
+			moves[i].Mark = asynqredis.Mark(key, now, call)
+		}
+		moves[i].At = now.Add(fallbackMin)
+		j := joining{index: i, match: match, key: key, waited: now.Sub(asynqredis.JoinedAt(moves[i].Mark))}
+		j.ticket = throttle.Ticket{
+			TicketID: throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID},
+			Key:      key, Request: match.Request,
+		}
+		if deadline := task.Message.Deadline(); !deadline.IsZero() {
+			j.ticket.Deadline = max(1, deadline.Sub(now))
+		}
+		joins[match.Policy] = append(joins[match.Policy], j)
+	}
+	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
+	if lost != nil { // they may have moved all the same: who joins in vain is found to be gone
+		moved = slices.Repeat([]bool{true}, len(moves))
+	}
+	n := 0
+	for i, ok := range moved {
+		if ok {
+			n++
+		}
+		if ok && moves[i].At.IsZero() {
+			d.pendingNow(queue)
+		}
+	}
+	for policy, all := range joins {
+		all = slices.DeleteFunc(all, func(j joining) bool { return !moved[j.index] })
+		if err := d.join(ctx, queue, policy, all); err != nil {
+			return n, err
+		}
+	}
+	return n, lost
+}
+
+// A joining is a task that is to join a line.
+type joining struct {
+	index  int
+	key    string
+	match  Match
+	ticket throttle.Ticket
+	waited time.Duration
+}
+
+func (j joining) waiting() asynqredis.Waiting {
+	return asynqredis.Waiting{ID: j.ticket.ID, JoinKey: j.key}
+}
+
+// join has tasks join the line of a policy that are scheduled with their join keys.
+func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joining) error {
+	if len(all) == 0 {
+		return nil
+	}
+	tickets := make([]throttle.Ticket, len(all))
+	for i, j := range all {
+		tickets[i] = j.ticket
+	}
+	call, cancel := context.WithTimeout(ctx, joinTimeout)
+	places, err := d.Limiter.Join(call, policy, tickets)
+	cancel()
+	if len(all) > 1 && isOfOne(err) {
+		for i := range all {
+			if err := d.join(ctx, queue, policy, all[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var scores []asynqredis.Rescored
+	var pending []asynqredis.Waiting
+	nudge := false
+	now := time.Now()
+	removed := errors.Is(err, throttle.ErrUnknownPolicy) // a moment ago: the middleware asks which one matches now
+	if err != nil && !removed {
+		d.Failed(policy, unavailable(err))
+	}
+	for i, j := range all {
+		switch {
+		case err != nil && !removed && !j.match.FailOpen:
+			scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(undecidedFor)})
+		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware says what is wrong
+			pending = append(pending, j.waiting())
+		default:
+			nudge = nudge || places[i].Nudge
+			d.Expect(policy, queue, places[i].StartsIn)
+			if wait := Fallback(places[i].StartsIn, j.waited); wait > fallbackMin {
+				scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(wait)})
+			}
+		}
+	}
+	if nudge {
+		d.Nudge(queue, policy)
+	}
+	if len(scores) > 0 {
+		if err := d.Asynq.Rescore(ctx, queue, scores); err != nil {
+			return err
+		}
+	}
+	if len(pending) > 0 {
+		if err := d.Asynq.Activate(ctx, queue, pending); err != nil {
+			return err
+		}
+		d.pendingNow(queue)
+	}
+	return nil
+}
+
+// isOfOne reports whether an error may be that of one ticket, such as a tenant that cannot be looked up.
+func isOfOne(err error) bool {
+	for _, all := range []error{nil, throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrUnknownPolicy, context.DeadlineExceeded, context.Canceled} {
+		if errors.Is(err, all) {
+			return false
+		}
+	}
+	return true
+}
+
+// pendingNow has pending tasks looked for at once.
+func (d *Dispatcher) pendingNow(queue string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.groupOf(queue).pollAt = time.Time{}
+	if d.waiting {
+		d.signal()
+	}
+}

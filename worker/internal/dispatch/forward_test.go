@@ -1,0 +1,187 @@
+package dispatch_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
+)
+
+// later enqueues a throttled task for a time, by a plain client.
+func (b *bench) later(id string, in time.Duration) {
+	b.Helper()
+	_, err := b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID(id), asynq.ProcessIn(in))
+	b.ok(err)
+}
+
+func (b *bench) forward(retried bool) int {
+	b.Helper()
+	n, err := b.Forward(b.Context(), "default", retried)
+	b.ok(err)
+	return n
+}
+
+// next score of a scheduled task, from now on.
+func (b *bench) dueIn(id string) time.Duration {
+	b.Helper()
+	score, err := b.client.ZScore(b.Context(), "asynq:{default}:scheduled", id).Result()
+	b.ok(err)
+	return time.Until(time.Unix(int64(score), 0))
+}
+
+// Tasks that are due join their line, those whose ticket was lost join again, and those in line stay there.
+func TestForwardJoins(t *testing.T) {
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+		b.later("at its time", 10*time.Second)
+		b.wait("default", "in line")
+		_, err := b.asynq.Store(b.Context(), "default", []asynqredis.EnqueueCall{b.message("default", "lost")}, time.Now())
+		b.ok(err)
+		time.Sleep(121 * time.Second)
+		b.want("forwarded", b.forward(false), 3)
+		b.want("forwarded again", b.forward(false), 0)
+		for _, id := range []string{"at its time", "in line", "lost"} {
+			b.want(id, b.state("default", id), "scheduled")
+		}
+		b.want("in line", len(b.inLine()), 3)
+		b.want("the first", b.inLine()[0], "in line")
+		b.want("ran", b.run(1), "[in line]")
+		// Who waits for hours is looked after less often.
+		for _, id := range b.inLine() {
+			if in := b.dueIn(id); in < time.Hour+30*time.Minute {
+				t.Errorf("%s is expected in an hour or two, and looked after in %v", id, in)
+			}
+		}
+	})
+}
+
+// One that has failed comes back before the others of its flow.
+func TestForwardOfRetries(t *testing.T) {
+	inBubble(t, of(perHour(2)), nil, func(b *bench) {
+		b.wait("default", "a", "b", "c")
+		task, ok, err := b.Next(b.Context())
+		if !ok || err != nil || task.ID != "a" {
+			t.Fatal(task, ok, err)
+		}
+		failed := append(task.Message, 0x30, 1) // retried: 1
+		ctx := b.Context()
+		b.client.LRem(ctx, "asynq:{default}:active", 0, "a")
+		b.client.ZRem(ctx, "asynq:{default}:lease", "a")
+		b.client.HSet(ctx, "asynq:{default}:t:a", "state", "retry", "msg", []byte(failed))
+		b.client.ZAdd(ctx, "asynq:{default}:retry", redis.Z{Score: float64(time.Now().Unix()), Member: "a"})
+		b.Ended()
+		b.want("forwarded", b.forward(true), 1)
+		b.want("in line", b.inLine(), "[a b c]")
+		b.want("ran", b.run(1), "[a]")
+	})
+}
+
+// What joins no line goes where asynq forwards it.
+func TestForwardOfOthers(t *testing.T) {
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("unmatched"), asynq.ProcessIn(time.Second))
+		b.ok(err)
+		_, err = b.plain.Enqueue(asynq.NewTask("throttled", nil), asynq.TaskID("no tenant"), asynq.ProcessIn(time.Second))
+		b.ok(err)
+		_, err = b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID("too late"), asynq.ProcessIn(time.Second), asynq.Deadline(time.Now().Add(3*time.Second)))
+		b.ok(err)
+		b.wait("default", "first", "second")
+		time.Sleep(2 * time.Second)
+		b.want("forwarded", b.forward(false), 3)
+		for _, id := range []string{"unmatched", "no tenant", "too late"} {
+			b.want(id, b.state("default", id), "pending")
+		}
+		b.want("in line", b.inLine(), "[first second]")
+	})
+}
+
+// Rule 12: without the limiter tasks that are due wait for ten seconds, or run if their policy says so.
+func TestForwardWithoutTheLimiter(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		inBubble(t, nil, func(c *dispatch.Config) {
+			match := c.Match
+			c.Match = func(m asynqredis.Message) (dispatch.Match, bool) {
+				found, ok := match(m)
+				found.FailOpen = open
+				return found, ok
+			}
+			c.Limiter = away{c.Limiter}
+		}, func(b *bench) {
+			b.later("a", time.Second)
+			time.Sleep(2 * time.Second)
+			b.want("forwarded", b.forward(false), 1)
+			if open {
+				b.want("a", b.state("default", "a"), "pending")
+				return
+			}
+			b.want("a", b.state("default", "a"), "scheduled")
+			if in := b.dueIn("a"); in < 9*time.Second || in > 11*time.Second {
+				t.Errorf("looked after in %v", in)
+			}
+			if b.failed.Load() != 1 {
+				t.Errorf("told %d times", b.failed.Load())
+			}
+		})
+	}
+}
+
+// away is a limiter that cannot be reached.
+type away struct{ dispatch.Limiter }
+
+func (away) Join(context.Context, string, []throttle.Ticket) ([]throttle.Place, error) {
+	return nil, throttle.ErrUnavailable
+}
+
+func (away) TakePolicies() []string { return nil }
+
+// One ticket whose tenant cannot be looked up holds up no others.
+func TestForwardOfOneThatFails(t *testing.T) {
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
+		c.Limiter = picky{c.Limiter}
+	}, func(b *bench) {
+		for _, id := range []string{"a", "unlucky", "c"} {
+			b.later(id, time.Second)
+		}
+		time.Sleep(2 * time.Second)
+		b.want("forwarded", b.forward(false), 3)
+		b.want("in line", b.inLine(), "[a c]")
+		if in := b.dueIn("unlucky"); in > 11*time.Second {
+			t.Errorf("looked after in %v", in)
+		}
+	})
+}
+
+type picky struct{ dispatch.Limiter }
+
+func (p picky) Join(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
+	for _, ticket := range tickets {
+		if ticket.ID == "unlucky" {
+			return nil, errors.New("the database of plans is down")
+		}
+	}
+	return p.Limiter.Join(ctx, policy, tickets)
+}
+
+// A task that waits for a time and in no line runs in that second, whatever asynq's interval.
+func TestWakeAt(t *testing.T) {
+	inBubble(t, nil, func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+		b.want("next", b.next(), "none")
+		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("a"), asynq.ProcessIn(10*time.Second))
+		b.ok(err)
+		at := time.Now().Add(10 * time.Second)
+		b.WakeAt("default", at)
+		b.WakeAt("default", at)
+		var got string
+		for got = b.next(); got == "none"; got = b.next() {
+		}
+		if late := time.Since(at); got != "a" || late < 0 || late > 1100*time.Millisecond {
+			t.Errorf("%s came %v late", got, late)
+		}
+	})
+}

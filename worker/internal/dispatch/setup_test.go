@@ -1,0 +1,336 @@
+package dispatch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
+)
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(quiet{}) // connections break on purpose here
+	os.Exit(m.Run())
+}
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// A bench is a dispatcher in a bubble, without an asynq server: the test asks it for tasks.
+type bench struct {
+	*testing.T
+	*dispatch.Dispatcher
+	asynq   *asynqredis.Client
+	client  redis.UniversalClient
+	limiter *throttle.Limiter
+	plain   *asynq.Client
+	tools   *asynq.Inspector
+
+	quiet bool // who joins nudges nobody
+
+	acked  atomic.Int64 // how often takes were acknowledged by a call of their own
+	failed atomic.Int64 // how often trouble of the limiter was told
+
+	mu    sync.Mutex
+	takes []string                    // policies, in the order in which they were asked
+	fault func(redis.Cmder) error     // of the dispatcher's connection to asynq's Redis, before a call
+	after func(redis.Cmder) error     // and after it
+	limit func(context.Context) error // of the limiter, before a take
+}
+
+// watched notes the takes of a limiter.
+type watched struct {
+	*throttle.Limiter
+	bench *bench
+}
+
+func (w watched) Acknowledge(ctx context.Context, policy string) error {
+	w.bench.acked.Add(1)
+	return w.Limiter.Acknowledge(ctx, policy)
+}
+
+func (w watched) Take(ctx context.Context, policy string, o throttle.TakeOptions) (throttle.Taken, error) {
+	w.bench.mu.Lock()
+	w.bench.takes = append(w.bench.takes, policy)
+	limit := w.bench.limit
+	w.bench.mu.Unlock()
+	if limit != nil {
+		if err := limit(ctx); err != nil {
+			return throttle.Taken{}, err
+		}
+	}
+	return w.Limiter.Take(ctx, policy, o)
+}
+
+// inBubble runs a test with a dispatcher for queues, by default one slot.
+func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Config), test func(b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		t.Cleanup(m.Close)
+		options := func() *redis.Options {
+			return &redis.Options{
+				Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			}
+		}
+		b := &bench{T: t, client: redis.NewClient(options())}
+		served := redis.NewClient(options())
+		served.AddHook(hooktest.Hook(b.see))
+		limiter, err := throttle.New(throttle.Config{Client: redis.NewClient(options()), Policies: policies})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
+		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
+		c := dispatch.Config{
+			Answered:    func() {},
+			Asynq:       asynqredis.New(served),
+			Concurrency: 1,
+			Failed:      func(string, error) { b.failed.Add(1) },
+			Limiter:     watched{limiter, b},
+			Match: func(m asynqredis.Message) (dispatch.Match, bool) {
+				match := dispatch.Match{Policy: "api", Request: throttle.Request{Tenant: string(m.Payload()), Front: m.Retried() > 0}}
+				return match, m.Type() == "throttled"
+			},
+			Poll:   time.Second,
+			Queues: map[string]int{"default": 1},
+		}
+		if change != nil {
+			change(&c)
+		}
+		b.Dispatcher = dispatch.New(c)
+		test(b)
+		b.Close()
+		synctest.Wait()
+	})
+}
+
+func (b *bench) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	b.mu.Lock()
+	fault, after := b.fault, b.after
+	b.mu.Unlock()
+	if fault != nil {
+		if err := fault(cmd); err != nil {
+			cmd.SetErr(err)
+			return err
+		}
+	}
+	err := next(ctx, cmd)
+	if after != nil && err == nil {
+		if err := after(cmd); err != nil {
+			cmd.SetErr(err)
+			return err
+		}
+	}
+	return err
+}
+
+// break sets what goes wrong; nil mends it.
+func (b *bench) breaks(before, after func(redis.Cmder) error, limit func(context.Context) error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fault, b.after, b.limit = before, after, limit
+}
+
+// asked returns the policies taken from so far.
+func (b *bench) asked() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.takes)
+}
+
+var errLost = errors.New("the reply was lost")
+
+// calls matches the calls of a script by its first key, and its last.
+func calls(first, last string, err error) func(redis.Cmder) error {
+	return func(cmd redis.Cmder) error {
+		args := cmd.Args()
+		if !hooktest.IsScript(cmd) {
+			return nil
+		}
+		n := args[2].(int)
+		if strings.HasSuffix(fmt.Sprint(args[3]), first) && strings.HasSuffix(fmt.Sprint(args[2+n]), last) {
+			return err
+		}
+		return nil
+	}
+}
+
+func picks(err error) func(redis.Cmder) error { return calls(":scheduled", ":paused", err) }
+
+// wait has tasks wait in line, by their IDs, of one tenant, in a queue: as our client enqueues.
+func (b *bench) wait(queue string, ids ...string) {
+	b.Helper()
+	b.waitIn("api", queue, ids...)
+}
+
+func (b *bench) waitIn(policy, queue string, ids ...string) {
+	b.Helper()
+	ctx := b.Context()
+	identity, err := b.asynq.Identity(ctx)
+	b.ok(err)
+	var tickets []throttle.Ticket
+	for _, id := range ids {
+		call := b.message(queue, id)
+		results, err := b.asynq.Store(ctx, queue, []asynqredis.EnqueueCall{call}, time.Now().Add(2*time.Minute))
+		b.ok(err)
+		if results[0] != asynqredis.Stored {
+			b.Fatal(results)
+		}
+		tickets = append(tickets, throttle.Ticket{
+			TicketID: throttle.TicketID{Queue: identity + "/" + queue, ID: id}, Key: call.Message.JoinKey(),
+			Request: throttle.Request{Tenant: "acme"},
+		})
+	}
+	places, err := b.limiter.Join(ctx, policy, tickets)
+	b.ok(err)
+	for _, place := range places {
+		b.ok(place.Err)
+		if place.Nudge && !b.quiet {
+			b.ok(b.asynq.Nudge(ctx, queue, policy))
+		}
+	}
+}
+
+// message is what asynq's client would enqueue.
+func (b *bench) message(queue, id string) (call asynqredis.EnqueueCall) {
+	b.Helper()
+	opt := hooktest.With(made{b.client}, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		var ok bool
+		if call, ok = asynqredis.EnqueueOf(cmd.Args()); !ok {
+			return next(ctx, cmd)
+		}
+		cmd.(*redis.Cmd).SetVal(int64(1))
+		return nil
+	}))
+	client := asynq.NewClient(opt)
+	defer client.Close()
+	_, err := client.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(0))
+	b.ok(err)
+	return call
+}
+
+type made struct{ of redis.UniversalClient }
+
+func (m made) MakeRedisClient() any {
+	o := *m.of.(*redis.Client).Options()
+	return redis.NewClient(&redis.Options{Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig})
+}
+
+// pending enqueues tasks by a plain client.
+func (b *bench) pending(queue string, ids ...string) {
+	b.Helper()
+	for _, id := range ids {
+		_, err := b.plain.Enqueue(asynq.NewTask("plain", []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(0))
+		b.ok(err)
+	}
+}
+
+func (b *bench) ok(err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// next asks for the next task until there is one, for a while, and returns its ID, or "none".
+func (b *bench) next() string {
+	b.Helper()
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
+		if task, ok, err := b.Next(b.Context()); ok {
+			b.ok(err)
+			return task.ID
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return "none"
+}
+
+// run asks for the next n tasks, each of which ends at once.
+func (b *bench) run(n int) (ids []string) {
+	b.Helper()
+	for range n {
+		ids = append(ids, b.next())
+		b.Ended()
+	}
+	return ids
+}
+
+// state is how asynq's tools show a task: "active", or "gone".
+func (b *bench) state(queue, id string) string {
+	b.Helper()
+	state, err := b.client.HGet(b.Context(), "asynq:{"+queue+"}:t:"+id, "state").Result()
+	if err == redis.Nil {
+		return "gone"
+	}
+	b.ok(err)
+	return state
+}
+
+// inLine returns the IDs of the tickets in line, in their order there, as far as they are of one flow.
+func (b *bench) inLine() (ids []string) {
+	b.Helper()
+	type ranked struct {
+		id   string
+		rank float64
+	}
+	var all []ranked
+	for _, key := range b.client.Keys(b.Context(), "sluice:{*}:f:*").Val() {
+		for _, z := range b.client.ZRangeWithScores(b.Context(), key, 0, -1).Val() {
+			_, id, _ := strings.Cut(fmt.Sprint(z.Member), "/")
+			id, err := url.PathUnescape(id)
+			b.ok(err)
+			all = append(all, ranked{id, z.Score})
+		}
+	}
+	slices.SortFunc(all, func(a, b ranked) int { return int(a.rank - b.rank) })
+	for _, r := range all {
+		ids = append(ids, r.id)
+	}
+	return ids
+}
+
+func (b *bench) want(what string, got, want any) {
+	b.Helper()
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		b.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// used is how many units are counted for acme.
+func (b *bench) used() int64 {
+	b.Helper()
+	d, err := b.limiter.Peek(b.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+	b.ok(err)
+	return d.Windows[0].Used
+}
+
+// perHour is the policy "api", or another, by which that many run in an hour.
+func perHour(limit int64, name ...string) throttle.Policy {
+	p := throttle.Policy{Name: "api", Windows: []throttle.Window{{Name: "window", Limit: limit, Period: time.Hour}}}
+	if len(name) > 0 {
+		p.Name = name[0]
+	}
+	return p
+}

@@ -1,0 +1,297 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+const (
+	// takeTimeout is how long a take may block asynq's dequeue.
+	takeTimeout = 250 * time.Millisecond
+
+	// askAgain is when a line is asked again that had more to look at, and has found nothing.
+	askAgain = time.Millisecond
+
+	// acknowledgeAfter is when a take is acknowledged by a call of its own.
+	acknowledgeAfter = time.Second
+)
+
+// A line is what this server knows of the line of a policy, as far as it is of the queues of a group.
+type line struct {
+	policy string
+	group  *group
+	backoff
+	empty  bool      // nobody waited when it was asked last
+	next   time.Time // when to ask it next; if it is not empty
+	nudged string    // the queue for which somebody asked to ask it
+	passed time.Time // when another server was asked to ask it
+}
+
+// know makes lines of the policies that there are.
+func (d *Dispatcher) know(now time.Time) {
+	policies := d.Limiter.TakePolicies()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, g := range d.groups {
+		for _, policy := range policies {
+			if g.lines[policy] == nil {
+				g.lines[policy] = &line{policy: policy, group: g, next: now}
+			}
+		}
+		if len(g.lines) > len(policies) {
+			for policy := range g.lines {
+				if !slices.Contains(policies, policy) {
+					delete(g.lines, policy)
+				}
+			}
+		}
+	}
+}
+
+// due returns the lines of a group that are to be asked now: in rotation, beginning behind the one served last.
+func (d *Dispatcher) due(g *group, now time.Time) []*line {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now.Before(d.silence.until) {
+		return nil
+	}
+	var due []*line
+	for _, l := range g.lines {
+		if now.Before(l.until) {
+			continue
+		}
+		if l.nudged != "" || !l.empty && !now.Before(l.next) {
+			due = append(due, l)
+		}
+	}
+	if l := d.emptyOne(now); l != nil && l.group == g && !slices.Contains(due, l) {
+		due = append(due, l)
+	}
+	slices.SortFunc(due, func(a, b *line) int {
+		if first, second := a.policy > g.served, b.policy > g.served; first != second {
+			if first {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.policy, b.policy)
+	})
+	return due
+}
+
+// emptyOne returns the next of all empty lines, if one of them is to be asked now. The lock is held.
+func (d *Dispatcher) emptyOne(now time.Time) *line {
+	if now.Before(d.emptyAt) {
+		return nil
+	}
+	var first, next *line
+	for _, g := range d.groups {
+		for _, l := range g.lines {
+			if !l.empty || now.Before(l.until) {
+				continue
+			}
+			if first == nil || l.before(first) {
+				first = l
+			}
+			if d.emptyLast != nil && d.emptyLast.before(l) && (next == nil || l.before(next)) {
+				next = l
+			}
+		}
+	}
+	if next == nil {
+		next = first
+	}
+	return next
+}
+
+func (l *line) before(other *line) bool {
+	if l.group != other.group {
+		return l.group.index < other.group.index
+	}
+	return l.policy < other.policy
+}
+
+// lines takes from the first line of a group that has something that fits.
+func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) error {
+	due := d.due(g, now)
+	if len(due) == 0 {
+		return nil
+	}
+	queues, err := d.open(ctx, queues, now)
+	if err != nil {
+		return err
+	}
+	identity, err := d.Asynq.Identity(ctx)
+	if err != nil {
+		return err
+	}
+	names := make([]string, len(queues))
+	for i, queue := range queues {
+		names[i] = identity + "/" + queue
+	}
+	for _, l := range due {
+		if len(names) == 0 {
+			d.mu.Lock()
+			l.next, l.empty, l.nudged = now.Add(pausedFor), false, ""
+			d.mu.Unlock()
+			continue
+		}
+		found, err := d.take(ctx, l, names, n)
+		if err != nil || found {
+			return err
+		}
+		if d.isStopped() || d.isSilent(time.Now()) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (d *Dispatcher) isSilent(now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return now.Before(d.silence.until)
+}
+
+// take takes from a line, and picks. Found says that something has become ready. The error is that of asynq's Redis.
+func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) (found bool, err error) {
+	d.mu.Lock()
+	if timer := d.acks[l.policy]; timer != nil {
+		timer.Stop() // this take says it
+	}
+	nudged := l.nudged
+	if l.nudged = ""; l.empty && nudged == "" {
+		d.emptyAt, d.emptyLast = time.Now().Add(emptyEvery), l
+	}
+	d.mu.Unlock()
+
+	call, cancel := context.WithTimeout(ctx, takeTimeout)
+	sent := time.Now()
+	taken, err := d.Limiter.Take(call, l.policy, throttle.TakeOptions{Queues: queues, Max: n})
+	cancel()
+	if err != nil {
+		d.failed(l, err)
+		return false, nil
+	}
+	d.answered(l, taken)
+	d.Answered()
+	d.mu.Lock()
+	d.full = len(taken.Tickets) >= n
+	d.mu.Unlock()
+	if len(taken.Tickets) == 0 {
+		return false, nil
+	}
+	if nudged != "" && len(taken.Tickets) >= n {
+		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.policy) })
+	}
+	before := d.madeReady()
+	for _, p := range d.pickings(l, taken, sent) {
+		if failed := d.pick(ctx, p); failed != nil {
+			err = failed // the other queues' tickets are picked all the same, or kept to be picked
+		}
+	}
+	return d.madeReady() > before, err
+}
+
+// failed notes that a line could not be taken from: it is skipped for a while, and all lines if that was not
+// the first one.
+func (d *Dispatcher) failed(l *line, err error) {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if errors.Is(err, throttle.ErrUnknownPolicy) {
+		delete(l.group.lines, l.policy)
+		return
+	}
+	l.fail(now)
+	if d.silence.failed {
+		d.silence.fail(now)
+	}
+	d.silence.failed = true
+	l.empty, l.next = false, l.until
+	d.Failed(l.policy, unavailable(err))
+}
+
+// unavailable is the error of a limiter that was not waited for any longer.
+func unavailable(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) {
+		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
+	}
+	return err
+}
+
+// answered notes what a take told of a line.
+func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l.backoff, d.silence = backoff{}, backoff{}
+	l.empty = taken.Next < 0
+	l.next = now.Add(max(0, taken.Next))
+	if len(taken.Tickets) > 0 {
+		l.group.served = l.policy
+	} else if taken.Next == 0 {
+		l.next = now.Add(askAgain)
+	}
+}
+
+// Expect notes that somebody waits in the line of a policy for a queue, and when it is worth to ask.
+func (d *Dispatcher) Expect(policy, queue string, in time.Duration) {
+	at := time.Now().Add(min(in, waitMost)) // limits may be raised meanwhile
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.groupOf(queue)
+	l := g.lines[policy]
+	if l == nil {
+		l = &line{policy: policy, group: g, empty: true}
+		g.lines[policy] = l
+	}
+	if l.empty || at.Before(l.next) {
+		l.empty, l.next = false, at
+		d.signal()
+	}
+}
+
+// acknowledgeLater acknowledges the last take of a policy, unless another one follows or some of its tickets are not
+// picked yet. The lock is held.
+func (d *Dispatcher) acknowledgeLater(policy string) {
+	if d.closed || slices.ContainsFunc(d.lost, func(p *picking) bool { return p.policy == policy }) {
+		return
+	}
+	if timer := d.acks[policy]; timer != nil {
+		timer.Reset(acknowledgeAfter)
+		return
+	}
+	d.acks[policy] = time.AfterFunc(acknowledgeAfter, func() { d.acknowledge(policy) })
+}
+
+func (d *Dispatcher) acknowledge(policy string) {
+	d.later(func(ctx context.Context) error {
+		err := d.Limiter.Acknowledge(ctx, policy)
+		if errors.Is(err, throttle.ErrUnknownPolicy) {
+			return nil
+		}
+		return err
+	})
+}
+
+// acknowledgeAll acknowledges at once what was to be acknowledged later.
+func (d *Dispatcher) acknowledgeAll() {
+	d.mu.Lock()
+	var policies []string
+	for policy, timer := range d.acks {
+		if timer.Stop() {
+			policies = append(policies, policy)
+		}
+	}
+	d.mu.Unlock()
+	for _, policy := range policies {
+		d.acknowledge(policy)
+	}
+}

@@ -1,0 +1,51 @@
+// Package hooktest lets tests stand between a client and its Redis.
+package hooktest
+
+import (
+	"context"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+)
+
+// A Hook is a redis.Hook that sees every command, and decides whether it is sent by calling next.
+type Hook func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
+
+func (Hook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h Hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return h(ctx, cmd, next) }
+}
+
+// Twice sends every script call twice, and answers by the second reply: as if the first was lost.
+func Twice(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if IsScript(cmd) {
+		_ = next(ctx, cmd)
+		cmd.SetErr(nil)
+	}
+	return next(ctx, cmd)
+}
+
+// IsScript reports whether the command calls a script.
+func IsScript(cmd redis.Cmder) bool {
+	name := cmd.Name()
+	return name == "evalsha" || name == "eval"
+}
+
+// With returns opt with the hook in every client that it makes.
+func With(opt asynq.RedisConnOpt, hook redis.Hook) asynq.RedisConnOpt { return with{opt, hook} }
+
+type with struct {
+	asynq.RedisConnOpt
+	hook redis.Hook
+}
+
+func (w with) MakeRedisClient() any {
+	made := w.RedisConnOpt.MakeRedisClient()
+	made.(redis.UniversalClient).AddHook(w.hook)
+	return made
+}

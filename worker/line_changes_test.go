@@ -1,0 +1,158 @@
+package worker_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Limits and weights that are changed hold at once for those that wait, and also if it is a new
+// worker that knows them.
+func TestChangesActOnTheBacklog(t *testing.T) {
+	t.Parallel()
+	own := func(limit int64) map[string]throttle.Override {
+		return map[string]throttle.Override{"window": {Limit: limit}}
+	}
+	type counts map[string]int
+	for _, row := range []struct {
+		name         string
+		policy       throttle.Policy
+		change       func(*throttle.Policy)
+		soon, minute counts // granted in the 10 s and in the minute after
+	}{
+		{"limit raised", policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
+			counts{"acme": 30, "beta": 30}, counts{"acme": 30 + 10, "beta": 30 + 10}},
+		{"limit cut", policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 3 },
+			counts{}, counts{"acme": 3, "beta": 3}},
+		{"limit raised, shared", shared(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
+			counts{"acme": 15, "beta": 15}, counts{"acme": 20, "beta": 20}},
+		{"tenant's own limit", policy(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
+			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
+		{"tenant's own limit, beside a shared window", func() throttle.Policy {
+			p := policy(10, time.Minute)
+			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Per: []string{}})
+			return p
+		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
+			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
+		{"weight", shared(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
+			counts{}, counts{"acme": 8, "beta": 2}},
+	} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restart %v", row.name, restart), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := synctestSite(t, row.policy)
+					l := newLedger()
+					var limiters []*throttle.Limiter
+					var servers []*worker.Server
+					serve := func() {
+						limiter := s.anotherLimiter(s.redis)
+						limiters = append(limiters, limiter)
+						servers = append(servers, s.serve(s.ok, l.watch, calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
+					}
+					serve()
+					serve()
+					// Nobody who waits wakes by itself in the time of the test: it takes a call.
+					s.enqueueMany("acme", 0, 100)
+					s.enqueueMany("beta", 0, 100)
+					time.Sleep(30 * time.Second)
+					before := l.count()
+					if restart {
+						servers[0].Shutdown()
+						servers[1].Shutdown()
+						s.setPolicy(row.change, s.limiter)
+						serve()
+					} else {
+						s.setPolicy(row.change, limiters...)
+					}
+					for _, after := range []struct {
+						sleep time.Duration
+						want  counts
+					}{{10 * time.Second, row.soon}, {50 * time.Second, row.minute}} {
+						time.Sleep(after.sleep)
+						got := counts{}
+						for _, g := range l.sorted()[before:] {
+							got[g.tenant]++
+						}
+						if !maps.Equal(got, after.want) {
+							t.Errorf("%v after the last look, granted: %v, want %v", after.sleep, got, after.want)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Tasks whose policy is gone run when they come by themselves.
+func TestPolicyRemovedWhileTasksWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, 5*time.Minute))
+		s.serve(s.ok, calm)
+		s.enqueueMany("acme", 0, 3)
+		time.Sleep(5 * time.Second)
+		if err := s.limiter.SetPolicies(nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(16 * time.Minute)
+		if got := s.runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
+			t.Errorf("ran: %q", got)
+		}
+		s.wantCounters(counters{Processed: 3})
+	})
+}
+
+// A tenant that becomes exempt while its tasks wait leaves nothing in the line.
+func TestExemptWhileTasksWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, time.Minute))
+		l := newLedger()
+		s.serve(s.ok, l.watch, calm)
+		s.enqueueMany("acme", 0, 5)
+		time.Sleep(5 * time.Second)
+		s.setPolicy(func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} }, s.limiter)
+		s.sleepUntil(l, 5, 5*time.Minute)
+		s.wantNobodyInLine()
+	})
+}
+
+// Where a policy fails open, tasks that wait run when they come by themselves, and the places that they
+// leave behind while Redis is away are found to be empty.
+func TestFailOpenWhileTasksWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := shared(1, 2*time.Minute)
+		p.Fail = throttle.FailOpen
+		s := synctestSite(t, p)
+		l := newLedger()
+		var c cable
+		through := redis.NewClient(c.options(like(s.redis)))
+		defer through.Close()
+		limiter := s.anotherLimiter(through)
+		s.serve(s.ok, l.watch, calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+		s.enqueueMany("acme", 0, 3)
+		time.Sleep(5 * time.Second)
+		c.cut()
+		time.Sleep(10 * time.Minute)
+		if got := s.runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
+			t.Errorf("ran while Redis is away: %q", got)
+		}
+		if n := len(s.inLine()); n != 2 {
+			t.Errorf("%d stand in line: want those two that could not leave it", n)
+		}
+		c.mend()
+		time.Sleep(3 * time.Minute)
+		s.wantNobodyInLine()
+		s.wantCounters(counters{Processed: 3})
+	})
+}

@@ -227,6 +227,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(15 * s).takes("b1").asks(-1)
 		}},
 		"who passed a node and has no room elsewhere": {passing, func(sc *scene) {
+			sc.refresh()
 			sc.with = map[string]string{"region": "north"}
 			sc.tokens = 1
 			sc.joins("n1", "a1", "b1")

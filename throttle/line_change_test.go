@@ -192,8 +192,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(4 * s).joins("a4") // behind them, also in a line that was empty
 			sc.at(5*s - us).takes("a4")
 			sc.joins("a5")
-			sc.at(6*s).takes("a1", "a2").asks(s)
-			sc.at(7 * s).takes("a5").asks(-1)
+			sc.at(5 * s).takes("a1")
+			sc.at(6*s).takes("a2", "a5").asks(-1)
 		}},
 		"a process is lost with what never fits": {owning(2), func(sc *scene) {
 			sc.cost = 2

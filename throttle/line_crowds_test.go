@@ -160,16 +160,19 @@ func TestNobodyIdlesWhereScopesCross(t *testing.T) {
 		))
 		m := newModel("exempt", sc.l.Policies()[0].Windows)
 		waiting := map[string][]throttle.Request{} // by flow
-		for i := range 280 {
-			r := throttle.Request{Policy: "p", Tenant: fmt.Sprint("t", i%8), Ticket: ticketID(fmt.Sprint(i)), Attributes: map[string]string{
-				"user": fmt.Sprint("u", i/16%10), "region": fmt.Sprint("r", i*3/280),
+		for i := range 520 {
+			flow := max(0, i-40) / 2
+			r := throttle.Request{Policy: "p", Tenant: fmt.Sprint("t", flow%8), Ticket: ticketID(fmt.Sprint(i)), Attributes: map[string]string{
+				"user": fmt.Sprint("u", flow/8%10), "region": fmt.Sprint("r", flow/80),
 			}}
+			if i < 40 {
+				r.Attributes["user"] = "greedy"
+			}
 			sc.c.us.Add(300)
 			if _, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{{TicketID: r.Ticket, Request: r}}); err != nil {
 				t.Fatal(err)
 			}
-			flow := r.Tenant + fmt.Sprint(r.Attributes)
-			waiting[flow] = append(waiting[flow], r)
+			waiting[r.Tenant+fmt.Sprint(r.Attributes)] = append(waiting[r.Tenant+fmt.Sprint(r.Attributes)], r)
 		}
 		for n := 0; len(waiting) > 0; n++ {
 			taken := take(t, sc.l, throttle.MaxTake, "q")

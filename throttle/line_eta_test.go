@@ -121,7 +121,7 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 	for name, windows := range etaPolicies {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				for seed := range uint64(3) {
+				for seed := range uint64(2) {
 					if err := client.FlushDB(t.Context()).Err(); err != nil {
 						t.Fatal(err)
 					}

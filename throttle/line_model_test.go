@@ -21,9 +21,9 @@ import (
 func TestLineHoldsWhateverHappens(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		histories, n := 60, 0
+		histories, n := 40, 0
 		if strings.HasSuffix(t.Name(), "/miniredis") {
-			histories = 15 // it is ten times as slow
+			histories = 10 // it is ten times as slow
 		}
 		rapid.Check(t, func(t *rapid.T) {
 			if n++; n <= histories {

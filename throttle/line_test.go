@@ -178,6 +178,16 @@ func TestLineScenes(t *testing.T) {
 			sc.at(10*s).takes("a3", "b5", "b6", "a4", "b7", "b8") // b6 came before a4
 			sc.at(20*s).takes("a5", "b9").asks(-1)
 		}},
+		"who waits for a slot only lets others pass, while there is room for it": {policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}), func(sc *scene) {
+			sc.cost = 2
+			sc.joins("a1")
+			sc.cost = 1
+			sc.granted("a2", "b1")
+			sc.granted("a3") // now there is none
+			sc.waits("a4")
+			sc.granted("b2")
+			sc.takes().at(10*s).takes("a1", "a4").asks(-1)
+		}},
 		"a tenant may be empty where nothing is counted by it": {policy(sharedWindow(1, s)), func(sc *scene) {
 			r := throttle.Request{Policy: "p", Ticket: ticketID("1")}
 			reserve(sc.t, sc.l, r)

@@ -36,6 +36,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
 		"worker":                {"policyfile", "yaml"},
+
+		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 	} {
 		deps := goList(t, "-deps", module+"/"+pkg)
 		if !slices.Contains(deps, "github.com/redis/go-redis/v9") {
@@ -47,9 +49,11 @@ func TestArrowsPointOneWay(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/throttle") {
-		if names(path, "http") {
-			t.Errorf("package throttle imports %s", path)
+	for pkg, word := range map[string]string{"throttle": "http", "worker/internal/dispatch": "hibiken"} {
+		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
+			if names(path, word) {
+				t.Errorf("package %s imports %s", pkg, path)
+			}
 		}
 	}
 }

@@ -44,7 +44,7 @@ type Decision struct {
 	// Reservation is what was granted, for Cancel; zero unless Reserve granted.
 	Reservation Reservation
 
-	// RetryIn is how long after At the whole cost fits, at the earliest: given who waits before
+	// RetryIn is how long after At the whole cost is expected to fit: given who waits before
 	// it, and if nobody else takes it first. It is 0 if granted, else at least 1 microsecond unless
 	// the ticket is queued, and never rounded down.
 	RetryIn time.Duration

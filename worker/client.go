@@ -111,7 +111,7 @@ func (c *Client) Close() error { return c.client.Close() }
 type TaskInfo struct {
 	*asynq.TaskInfo
 
-	// StartsAt is when the task is expected to start, at the earliest, by this machine's clock: now if it fits now.
+	// StartsAt is when the task is expected to start, by this machine's clock: now if it fits now.
 	// NextProcessAt of a task in line is later: that is when workers look whether it still stands there.
 	StartsAt time.Time
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -223,6 +224,23 @@ func TestHowManyAreTaken(t *testing.T) {
 		used := b.used()
 		b.next()
 		b.want("used after a pause", b.used()-used, 4)
+	})
+}
+
+// While tasks are handed out fast the next are made ready in the background, so that slots do not wait for Redis.
+func TestTasksAreFetchedAhead(t *testing.T) {
+	inBubble(t, of(perHour(1000)), slots(16), func(b *bench) {
+		var ids []string
+		for i := range 100 {
+			ids = append(ids, fmt.Sprintf("t%03d", i))
+		}
+		b.wait("default", ids...)
+		b.run(15) // of the 16 that the first take got
+		synctest.Wait()
+		if n := b.used(); n <= 16 {
+			t.Errorf("%d are taken: nothing was fetched ahead", n)
+		}
+		b.want("ran in order", b.run(50)[49], "t064")
 	})
 }
 

@@ -1,0 +1,54 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// Who comes while a commit is under way goes with the next one, together. Who gives up before that goes with none.
+func TestTasksAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var commits []int
+		open := make(chan struct{})
+		g := &gatherer{commit: func(_ context.Context, tasks []*enqueuing) {
+			commits = append(commits, len(tasks))
+			<-open
+			for _, e := range tasks {
+				e.policy = "committed"
+			}
+		}}
+		var callers sync.WaitGroup
+		all := make([]enqueuing, 6)
+		impatient, giveUp := context.WithCancel(t.Context())
+		for i := range all {
+			ctx := t.Context()
+			if i == 5 {
+				ctx = impatient
+			}
+			callers.Go(func() { g.do(ctx, &all[i]) })
+			synctest.Wait() // the first is under way, alone
+		}
+		giveUp()
+		synctest.Wait()
+		if !errors.Is(all[5].Err, context.Canceled) {
+			t.Errorf("who gave up got %v", all[5].Err)
+		}
+		close(open)
+		callers.Wait()
+		synctest.Wait()
+		if len(commits) != 2 || commits[0] != 1 || commits[1] != 4 {
+			t.Errorf("commits of %v tasks, want 1 and then 4", commits)
+		}
+		for i := range 5 {
+			if all[i].policy != "committed" || all[i].Err != nil {
+				t.Errorf("task %d: %q, %v", i, all[i].policy, all[i].Err)
+			}
+		}
+		if g.busy || len(g.waiting) != 0 {
+			t.Error("it is not at rest")
+		}
+	})
+}

@@ -52,7 +52,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 		{Limit: 1e12, Period: ms},
 		{Limit: 1e12, Period: throttle.MaxPeriod - us, Margin: throttle.MaxPeriod - us},
 		{Limit: 999_999_999_989, Burst: 1, Period: throttle.MaxPeriod - us},
-		{Limit: 1, Burst: 40, Period: throttle.MaxPeriod - us, Margin: throttle.MaxPeriod - 3*us},
+		{Limit: 1, Burst: 4, Period: throttle.MaxPeriod - us, Margin: throttle.MaxPeriod - 3*us},
 	}
 	for days := range time.Duration(300) {
 		windows = append(windows, throttle.Window{Limit: 4999, Period: (days + 1) * 24 * h})

@@ -37,7 +37,7 @@
 --   at     when it was decided, or granted before      time, most, least  the expected start, its upper and its lower bound
 --   behind how far the clock is behind the windows, which stand still until it has caught up    nudge  1: a server should be woken
 
-local byte, char, sub, find, match, gmatch, format, max = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max
+local byte, char, sub, find, match, gmatch, format, max, min = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max, math.min
 local call = windows.read_policy()
 local KEPT = 60000 -- ms for which a repeated call is recognised
 local NEEDS_WINDOWS = {reserve = true, exempt = true, peek = true, cancel = true}
@@ -220,10 +220,11 @@ local function later_verbs()
     return 1, now
   end
 
-  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the corrections that were made and whether
-  -- it was cancelled or released. Most reservations never have that key. The id of one made by an idempotency key may be granted anew later:
+  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the last correction, what corrections added and
+  -- have not given back ("+TIME:WINDOW=UNITS,..."), and whether it was cancelled or released. Most reservations never have that key. The id of one made by an idempotency key may be granted anew later:
   -- what became of it before is then forgotten, and what was granted before counts as cancelled.
   local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
+  local ADDED = 16 -- corrections of one reservation whose times are known
 
   local function state_of(r)
     local state = redis.call('GET', state_key(r))
@@ -232,15 +233,58 @@ local function later_verbs()
     if of and of < r.at and r.again == '' then state = false end
     r.cancelled = state and (of ~= r.at or find(state, CANCELLED, 1, true))
     r.released = state and sub(state, -#RELEASED) == RELEASED
+    r.added = {}
+    for at, units in gmatch(state or '', ' %+(%d+):(%S+)') do
+      local added = {at = at + 0, units = {}}
+      for window, n in gmatch(units, '([^=,]+)=(%d+)') do added.units[window] = n + 0 end
+      r.added[#r.added + 1] = added
+    end
     return state
   end
 
-  -- until_all is when nothing of the reservation is counted any more.
-  local function until_all(r, list, now)
+  -- What corrections added, for the key. Of many, the oldest count as one, from the time of the first: what
+  -- does not count any more is then not given back.
+  local function added_text(r)
+    local parts = {}
+    while #r.added > ADDED do
+      local second = table.remove(r.added, 2)
+      for window, n in pairs(second.units) do r.added[1].units[window] = (r.added[1].units[window] or 0) + n end
+    end
+    for _, added in ipairs(r.added) do
+      local units = {}
+      for window, n in pairs(added.units) do
+        if n > 0 then units[#units + 1] = format('%s=%d', window, n) end
+      end
+      if units[1] then parts[#parts + 1] = format(' +%d:', added.at) .. table.concat(units, ',') end
+    end
+    return table.concat(parts)
+  end
+
+  -- give_back gives back units of a window: those first that a correction added last.
+  local function give_back(r, scope, i, now, units)
+    local window, st, given = call.windows[i], scope.states[i], 0
+    for k = #r.added, 1, -1 do
+      local added = r.added[k]
+      local part = min(units, added.units[window.name] or 0)
+      if part > 0 then
+        added.units[window.name], units = added.units[window.name] - part, units - part
+        if added.at <= now then given = given + window.algorithm.give_back(st, now, added.at, part, lease_id(r)) end
+      end
+    end
+    -- What a lease holds is not what was settled since. What was granted later than now, before a clock was set back, is in
+    -- no state any more.
+    if (units > 0 or window.algorithm.release) and r.at <= now then
+      given = given + window.algorithm.give_back(st, now, r.at, units, lease_id(r))
+    end
+    return given
+  end
+
+  -- until_all is when nothing of the costs is counted any more.
+  local function until_all(list, now, costs, changes)
     local time = now
     for _, scope in ipairs(list) do
       for _, i in ipairs(scope.of.windows) do
-        if r.costs[i] ~= 0 then time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now)) end
+        if costs[i] ~= 0 or changes and changes[i] ~= 0 then time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now)) end
       end
     end
     return time
@@ -255,8 +299,11 @@ local function later_verbs()
     if before == 1 then return 1, r.done_at end
     state_of(r)
     if r.cancelled then return 8, now, now, now, 0 end
-    local time = until_all(r, list, now)
-    windows.give_back(call, list, r.costs, now, r.at, lease_id(r), fits)
+    local time = until_all(list, now, r.costs)
+    for _, scope in ipairs(list) do
+      scopes.touch(scope, now)
+      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, r.costs[i]) end
+    end
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
     if r.once then redis.call('DEL', once_key(r)) end
     if line then
@@ -269,7 +316,7 @@ local function later_verbs()
 
   function verbs.release(r, list, now)
     local state = state_of(r)
-    local time, freed = state and find(state, ' ', 1, true) and until_all(r, list, now) or now, false
+    local time, freed = state and find(state, ' ', 1, true) and until_all(list, now, r.costs) or now, false
     for _, scope in ipairs(list) do
       for _, i in ipairs(scope.of.windows) do
         local algorithm, st = call.windows[i].algorithm, scope.states[i]
@@ -310,20 +357,21 @@ local function later_verbs()
     local own, state, changes = ' ' .. id, state_of(r), {}
     for delta in gmatch(deltas, '[^,]+') do changes[#changes + 1] = tonumber(delta) end
     if r.cancelled or state and find(state, own, 1, true) then return 8, now end
-    r.costs = changes
-    local time = until_all(r, list, now)
+    local adds = {at = now, units = {}}
     for _, scope in ipairs(list) do
       scopes.touch(scope, now)
       for _, i in ipairs(scope.of.windows) do
-        local algorithm, change = call.windows[i].algorithm, changes[i]
+        local window, change = call.windows[i], changes[i]
         if change > 0 then
-          algorithm.take(scope.states[i], now, change, 0, lease_id(r))
-        elseif change < 0 and r.at <= now then
-          algorithm.give_back(scope.states[i], now, r.at, -change, lease_id(r))
+          window.algorithm.take(scope.states[i], now, change, 0, lease_id(r))
+          adds.units[window.name] = change
+        elseif change < 0 then
+          give_back(r, scope, i, now, -change)
         end
       end
     end
-    remember(r, format('%d', r.at) .. r.again .. own .. (r.released and RELEASED or ''), time)
+    r.added[#r.added + 1] = adds
+    remember(r, format('%d', r.at) .. r.again .. own .. added_text(r) .. (r.released and RELEASED or ''), until_all(list, now, r.costs, changes))
     look_again(r) -- also by what was added: whoever is first may wait for this window now, and hold up nobody
     return 1, now
   end

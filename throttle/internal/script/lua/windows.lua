@@ -163,8 +163,8 @@ windows = {
     end
   end,
 
-  -- give_back gives back what was taken at `at`; given, if there, gets the units by window.
-  give_back = function(call, list, costs, now, at, id, given)
+  -- give_back gives back what was taken at `at`.
+  give_back = function(call, list, costs, now, at, id)
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
       scopes.touch(scope, now)
@@ -174,8 +174,7 @@ windows = {
         -- What was granted later than now, before a clock was set back, is in no state any more. What a lease
         -- holds is not what was settled since.
         if at <= now and (costs[i] > 0 or algorithm.release) then
-          local units = algorithm.give_back(scope.states[i], now, at, costs[i], id)
-          if given then given[i] = units end
+          algorithm.give_back(scope.states[i], now, at, costs[i], id)
         end
       end
     end

@@ -2,10 +2,10 @@
 -- Source: the generic cell rate algorithm (ITU-T I.371, the virtual scheduling form),
 -- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units of a full bucket), p2 and p3: in p2 us p3 units drain, as a reduced fraction
---   payload     time(7) units(7) parts(7) scale(7): the level is units + parts/scale, and parts < scale
+--   parameters  p1 burst (units of a full bucket), p2 span (us), p3 drain (units a span; both as a reduced fraction)
+--   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, and parts < span
 --
--- The level is two numbers, as burst x p2 can be far above 2^53, up to which doubles are exact.
+-- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
 
 do
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
@@ -13,7 +13,7 @@ local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local TOP = 281474976710656 -- 2^48, the place of the first of nine digits of 6 bits
 
--- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (p2 is at most twice
+-- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (the span is at most twice
 -- the longest period). Where the product is too large, a goes in by digits: 64 c + 63 c is below 2^53. A quotient above 2^53
 -- is not exact, and nobody cares: such times never come, and no bucket is so full.
 local function scale_by(a, b, c)
@@ -37,16 +37,16 @@ end
 
 -- How long so much takes to drain, in whole us.
 local function drain_time(st, units, parts)
-  local time, rest = scale_by(min(units, MOST), st.scale, st.drain)
+  local time, rest = scale_by(min(units, MOST), st.span, st.drain)
   return time + ceil((rest + parts) / st.drain)
 end
 
--- units + parts/scale less what drains in `span`; below 0 is 0.
-local function less_drained(st, units, parts, span)
-  if span <= 0 then return units, parts end
-  local drained, rest = scale_by(span, st.drain, st.scale)
+-- units + parts less what drains in `time`; below 0 is 0.
+local function less_drained(st, units, parts, time)
+  if time <= 0 then return units, parts end
+  local drained, rest = scale_by(time, st.drain, st.span)
   units, parts = units - drained, parts - rest
-  if parts < 0 then units, parts = units - 1, parts + st.scale end
+  if parts < 0 then units, parts = units - 1, parts + st.span end
   if units < 0 then return 0, 0 end
   return units, parts
 end
@@ -55,12 +55,12 @@ algorithms['g'] = {
   readable = function(payload) return #payload == 28 and unpack7(payload, 22) > 0 end,
 
   load = function(p1, p2, p3, p4, payload, now)
-    local st = {limit = p1, scale = p2, drain = p3, units = 0, parts = 0}
+    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0}
     if payload then
-      local units, parts, scale = unpack7(payload, 8), unpack7(payload, 15), unpack7(payload, 22)
-      if scale ~= p2 then -- another rate: its own parts, rounded up
+      local units, parts, span = unpack7(payload, 8), unpack7(payload, 15), unpack7(payload, 22)
+      if span ~= p2 then -- another rate: its own parts, rounded up
         local rest
-        parts, rest = scale_by(parts, p2, scale)
+        parts, rest = scale_by(parts, p2, span)
         if rest > 0 then parts = parts + 1 end
         if parts >= p2 then units, parts = units + 1, parts - p2 end
       end
@@ -84,7 +84,7 @@ algorithms['g'] = {
     local units, parts = less_drained(st, cost, 0, now - at)
     if units > st.units or units == st.units and parts > st.parts then units, parts = st.units, st.parts end
     st.units, st.parts = st.units - units, st.parts - parts
-    if st.parts < 0 then st.units, st.parts = st.units - 1, st.parts + st.scale end
+    if st.parts < 0 then st.units, st.parts = st.units - 1, st.parts + st.span end
     return units
   end,
 
@@ -94,6 +94,6 @@ algorithms['g'] = {
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,
 
-  payload = function(st, now) return pack7(now) .. pack7(st.units) .. pack7(st.parts) .. pack7(st.scale) end,
+  payload = function(st, now) return pack7(now) .. pack7(st.units) .. pack7(st.parts) .. pack7(st.span) end,
 }
 end

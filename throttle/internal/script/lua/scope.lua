@@ -13,6 +13,8 @@
 --   load(p1, p2, p3, p4, payload, now) -> st, the state as it is at `now`, from the parameters and the bytes (or nil)
 --   fits_at(st, now, from, cost, ahead, each) -> time >= from, the earliest at which `cost` units fit if `ahead`
 --                                       units go first, tickets of `each` (1: any); reads only
+--   rid_at(st, start, units) -> time    if there: from when on a cost fits that did not beside a ticket granted at `start`, if no
+--                                       more than `units` were granted since, itself included
 --   opens_at(st, now) -> time           if there: the next look at a full window, if nothing is given back before
 --   take(st, now, cost, hold, id)       counts `cost` units, which may be held for `hold` by the reservation `id`
 --   give_back(st, now, at, cost, id) -> units, at most what was taken at `at` and still counts

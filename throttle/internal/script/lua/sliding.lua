@@ -99,6 +99,8 @@ algorithms['s'] = {
     return max(from, now + cycles * st.period)
   end,
 
+  rid_at = function(st, start) return start + st.period end,
+
   take = function(st, now, cost)
     local time = st.time
     if time == now then

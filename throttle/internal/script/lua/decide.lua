@@ -1,21 +1,22 @@
 -- decide.lua: decides about requests of one policy, one after the other, as if each came alone.
 --
--- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 7 + S values:
+-- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 5 + S values:
 --   1 op        a verb of the table below
 --   2 costs     "requests=1,tokens=5", "-" for none
---   3 own       the tenant's own parameters (windows.lua); empty: the policy's
+--   3 ticket    "QUEUE/ID"; empty: does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for what is empty: flow "QUEUE|VALUES", weight in thousandths. Empty
 --               where no line is asked
---   5 ticket    "QUEUE/ID"; empty: does not wait
---   6 options   of the place: "front max_wait backlog deadline rank", times in us, rank only if it is put back. Empty: all 0
---   7 extra     empty, or "id at once hold word", "-" for what is empty:
---               id      16 hex digits: of the reservation
---               at      when it was granted (us); 0 if it was not yet
---               once    end of the key by which a repeated request is known for a minute
---               hold    for how long what is granted may be held where it has to be given back (us)
---               word    settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
---                       pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; left: "PLACES unit units reset"
---                       (PLACES: the scopes meant, by number and commas; times in us)
+--   5 more      empty, as for most, or three texts with tabs between them, each of which may be empty:
+--               own      the tenant's own parameters (windows.lua), in place of the policy's
+--               options  of the place: "front max_wait backlog deadline rank", times in us, rank only if it is put back
+--               extra    "id at once hold word", "-" for what is empty:
+--               id       16 hex digits: of the reservation
+--               at       when it was granted (us); 0 if it was not yet
+--               once     end of the key by which a repeated request is known for a minute
+--               hold     for how long what is granted may be held where it has to be given back (us)
+--               word     settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
+--                        pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; left: "PLACES unit units reset"
+--                        (PLACES: the scopes meant, by number and commas; times in us)
 --   then S ends of the scopes' keys, narrow to broad
 --
 --   reserve     takes the costs in all windows or in none; with a ticket, who is denied joins the line. With `at`, what was
@@ -43,48 +44,45 @@ local KEPT = 60000 -- ms for which a repeated call is recognised
 local NEEDS_WINDOWS = {reserve = true, exempt = true, peek = true, cancel = true}
 
 local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, call.first, call.P
-local stride = 7 + nscopes
+local stride = 5 + nscopes
 
 -- What this process's call before this one did, if it is this very call that is repeated; and all scopes.
 local record_key = P .. 'r:' .. call.process
-local reads, suffixes, n, known = {P .. 'q', record_key}, {}, 0, {}
-for at = first + 7, #argv, stride do
+local reads, suffixes, n, raw = {P .. 'q', record_key}, {}, 0, call.raw
+for at = first + 5, #argv, stride do
   for s = at, at + nscopes - 1 do
     local suffix = argv[s]
-    if not known[suffix] then
-      known[suffix] = true
+    if raw[suffix] == nil then
+      raw[suffix] = false
       n = n + 1
       suffixes[n], reads[n + 2] = suffix, P .. suffix
     end
   end
 end
 local values = redis.call('MGET', unpack(reads))
-for i = 1, n do call.raw[suffixes[i]] = values[i + 2] end
+for i = 1, n do raw[suffixes[i]] = values[i + 2] end
 call.waiting = (values[1] or 0) + 0
 local last = values[2] and codec.unpack7(values[2], 1) or 0
 local record = last == call.seq and values[2]
 local late = last > call.seq -- a copy of a call whose caller has given up
 
 local line -- the verbs of line_join.lua, once they are needed
+local function make_line()
+  local new_line, new_join = line_files()
+  call.line = new_line(call)
+  line = new_join(call.line)
+end
+
 local function get_line()
   if not line then
-    call.line = new_line(call)
-    line = new_join(call.line)
+    make_line()
     call.line.read_line()
   end
-  return line
 end
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0' -- stands in the record for the time of what was not
 
 local dirty = false -- something was changed that must not be done twice
-
--- read_extra reads what only some requests have.
-local function read_extra(r, extra)
-  local id, at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
-  r.id, r.at, r.hold, r.word = id, at + 0, hold + 0, word
-  if once ~= '-' then r.once = once end
-end
 
 -- read_place reads what only a line asks for.
 local function read_place(r)
@@ -98,9 +96,6 @@ local function read_place(r)
   end
 end
 
-local function once_key(r) return P .. 'n:' .. r.once end
-local function state_key(r) return P .. 'n:' .. r.id end
-
 local function lease_id(r)
   if call.leases and not r.lease then r.lease = windows.lease_bytes(r.id) end
   return r.lease
@@ -109,8 +104,9 @@ end
 local function take(r, list, now)
   windows.take(call, list, r.costs, now, r.hold, lease_id(r))
   if r.once then
-    redis.call('SET', once_key(r), format('%d', now), 'PX', KEPT)
-    if redis.call('EXISTS', state_key(r)) == 1 then redis.call('SET', state_key(r), format('%d again', now), 'KEEPTTL') end
+    local state_key = P .. 'n:' .. r.id
+    redis.call('SET', P .. 'n:' .. r.once, format('%d', now), 'PX', KEPT)
+    if redis.call('EXISTS', state_key) == 1 then redis.call('SET', state_key, format('%d again', now), 'KEEPTTL') end
   end
   dirty = true
 end
@@ -121,11 +117,12 @@ end
 
 local function granted_before(r, before)
   if before == 1 then return r.done_at end
-  return r.once and tonumber(redis.call('GET', once_key(r)) or nil)
+  return r.once and tonumber(redis.call('GET', P .. 'n:' .. r.once) or nil)
 end
 
 -- A verb takes the request, its scopes and their time, a place for when each window fits, and what an earlier attempt
 -- of the same call did. It returns status, at, and unless it is a plain grant or done: time, most, nudge and least.
+-- Most calls need only these two.
 local verbs = {
   reserve = function(r, list, now, fits, before)
     local granted = granted_before(r, before)
@@ -159,29 +156,6 @@ local verbs = {
     return 0, call.now, time, most, 0
   end,
 
-  exempt = function(r, list, now, fits, before)
-    local granted = granted_before(r, before)
-    if granted then return 2, granted end
-    take(r, list, now)
-    if line and r.ticket then line.remove(r.ticket) end
-    return 1, now
-  end,
-
-  peek = function(r, list, now, fits)
-    local time = windows.fits_at(call, list, r.costs, now, fits)
-    local most = time
-    if line then
-      read_place(r)
-      if line.somebody_waits(r, r.ticket) then
-        local low, high = line.expect(r, list, now, fits)
-        time, most = max(time, low), max(most, high)
-        if time <= now then time, most = now + 100000, max(most, now + 100000) end
-      end
-    end
-    if time > now then return 0, call.now, time, most, 0 end
-    return 1, now
-  end,
-
   join = function(r, list, now, fits, before)
     get_line()
     read_place(r)
@@ -194,6 +168,29 @@ local verbs = {
 }
 
 local function later_verbs()
+  function verbs.exempt(r, list, now, fits, before)
+    local granted = granted_before(r, before)
+    if granted then return 2, granted end
+    take(r, list, now)
+    if line and r.ticket then line.remove(r.ticket) end
+    return 1, now
+  end
+
+  function verbs.peek(r, list, now, fits)
+    local time = windows.fits_at(call, list, r.costs, now, fits)
+    local most = time
+    if line then
+      read_place(r)
+      if line.somebody_waits(r, r.ticket) then
+        local low, high = line.expect(r, list, now, fits)
+        time, most = max(time, low), max(most, high)
+        if time <= now then time, most = now + 100000, max(most, now + 100000) end
+      end
+    end
+    if time > now then return 0, call.now, time, most, 0 end
+    return 1, now
+  end
+
   function verbs.put_back(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
     dirty = true
@@ -227,7 +224,7 @@ local function later_verbs()
   local ADDED = 16 -- corrections of one reservation whose times are known
 
   local function state_of(r)
-    local state = redis.call('GET', state_key(r))
+    local state = redis.call('GET', P .. 'n:' .. r.id)
     local of = state and tonumber(match(state, '^%d+'))
     r.again = state and find(state, AGAIN, 1, true) and AGAIN or ''
     if of and of < r.at and r.again == '' then state = false end
@@ -291,7 +288,7 @@ local function later_verbs()
   end
 
   local function remember(r, value, time)
-    redis.call('SET', state_key(r), value, 'PX', format('%d', max(math.ceil((time - call.now) / 1000), KEPT)))
+    redis.call('SET', P .. 'n:' .. r.id, value, 'PX', format('%d', max(math.ceil((time - call.now) / 1000), KEPT)))
     dirty = true
   end
 
@@ -305,7 +302,7 @@ local function later_verbs()
       for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, r.costs[i]) end
     end
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
-    if r.once then redis.call('DEL', once_key(r)) end
+    if r.once then redis.call('DEL', P .. 'n:' .. r.once) end
     if line then
       read_place(r)
       if r.flow then line.take_back(r) end
@@ -381,7 +378,7 @@ local function later_verbs()
       local places, rest = match(r.word, '^(%S+) ?(.*)$')
       for place in gmatch(places, '%d+') do
         for _, scope in ipairs(list) do
-          if scope.number == tonumber(place) then
+          if scope.of.number == tonumber(place) then
             scopes.touch(scope, now)
             say(r, scope, now, rest)
           end
@@ -408,13 +405,13 @@ end
 if call.waiting > 0 or argv[first] == 'join' then
   local tickets, flows, nodes, seen = {}, {}, {}, {}
   for at = first, #argv, stride do
-    if argv[at + 4] ~= '' then tickets[#tickets + 1] = argv[at + 4] end
+    if argv[at + 2] ~= '' then tickets[#tickets + 1] = argv[at + 2] end
     local flow = match(argv[at + 3], '^%S+')
     if flow and not seen[flow] then
       seen[flow] = true
       flows[#flows + 1] = flow
       local queue = match(flow, '^([^|]*)') .. '|'
-      for s = at + 7, call.only_tenants and at or at + 6 + nscopes do
+      for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
         if not seen[queue .. argv[s]] then
           seen[queue .. argv[s]] = true
           nodes[#nodes + 1] = 'n ' .. queue .. argv[s]
@@ -426,8 +423,7 @@ if call.waiting > 0 or argv[first] == 'join' then
       end
     end
   end
-  call.line = new_line(call)
-  line = new_join(call.line)
+  make_line()
   line.prefetch(tickets, flows, nodes)
 end
 
@@ -435,10 +431,13 @@ local out, done, count, m = {}, {}, 0, 0 -- done: what the record says of every 
 local list = {}                         -- the scopes of one request
 for at = first, #argv, stride do
   count = count + 1
-  local own, failed = argv[at + 2], nil
-  own = own ~= '' and windows.own_parameters(call, own) or nil
+  local own_text, options, extra, own, failed = argv[at + 4], '', '', nil, nil
+  if own_text ~= '' then
+    own_text, options, extra = match(own_text, '^([^\t]*)\t([^\t]*)\t(.*)$')
+    own = windows.own_parameters(call, own_text)
+  end
   for i = 1, nscopes do
-    local suffix = argv[at + 6 + i]
+    local suffix = argv[at + 4 + i]
     local scope = call.open[suffix]
     if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
     failed = failed or scope.failed
@@ -461,16 +460,19 @@ for at = first, #argv, stride do
       later_verbs()
       verb = verbs[op]
     end
-    local costs_text, ticket, extra = argv[at + 1], argv[at + 4], argv[at + 6]
+    local costs_text, ticket, place = argv[at + 1], argv[at + 2], argv[at + 3]
     local r = {
-      op = op, costs_text = costs_text, costs = windows.costs_of(call, costs_text).windows, own = argv[at + 2], place = argv[at + 3],
-      ticket = ticket ~= '' and ticket, options = argv[at + 5], at = 0, hold = 0, suffixes = false, flow = false, queue = false, tenant = false, weight = 0, key = false,
+      op = op, costs = windows.costs_of(call, costs_text).windows, costs_text = costs_text, ticket = ticket ~= '' and ticket, place = place,
+      options = options, at = 0, hold = 0,
     }
-    if extra ~= '' then read_extra(r, extra) end
-    if line or ticket ~= '' or extra ~= '' then
-      local ends = {}
-      for i = 1, nscopes do ends[i] = argv[at + 6 + i] end
-      r.suffixes = ends
+    if extra ~= '' then
+      local id, granted_at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+      r.id, r.at, r.hold, r.word = id, granted_at + 0, hold + 0, word
+      if once ~= '-' then r.once = once end
+    end
+    if line or place ~= '' or extra ~= '' then
+      r.own, r.suffixes = own_text, {}
+      for i = 1, nscopes do r.suffixes[i] = argv[at + 4 + i] end
     end
     local before = record and byte(record, 8 * count)
     if before then r.done_at = codec.unpack7(record, 8 * count + 1) end

@@ -246,7 +246,7 @@ function new_line(call)
     local list = flow.scopes
     if list then
       for i = 1, #list do
-        if list[i].own ~= flow.own and list[i].of.of_tenant then scopes.open(call, list[i].suffix, list[i].number, flow.own) end
+        if list[i].own ~= flow.own and list[i].of.of_tenant then scopes.open(call, list[i].suffix, list[i].of.number, flow.own) end
       end
       return list, windows.align(call, list)
     end

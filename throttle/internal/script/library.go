@@ -61,7 +61,7 @@ func Text(algorithms []string, body string) string {
 		parts = append(parts, File(name))
 	}
 	if body == "take" {
-		parts = append(parts, File("line_take"))
+		parts = append(parts, File("line_turns"), File("line_take"))
 	}
 	return strings.Join(append(parts, File(body)), "\n")
 }

@@ -68,7 +68,7 @@ func Text(algorithms []string, body string) string {
 	add(shared...)
 	if body == "take" {
 		add(line...)
-		add("line_take")
+		add("line_turns", "line_take")
 	} else {
 		parts = append(parts, "local function line_files()\n")
 		add(line...)

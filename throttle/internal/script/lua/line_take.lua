@@ -18,7 +18,7 @@ local FORGET = 10000    -- us after which an appointment that was not kept is fo
 function new_take(L)
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
-  local T = {}
+  local T, turns = {}, nil
 
   -- The first flows of a node, in order, with their tickets and scopes, in a few calls.
   local function load_list(node, n)
@@ -198,6 +198,7 @@ function new_take(L)
             local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
             windows.take(call, list, ticket.costs.windows, at, 0, id)
             L.charge(flow, ticket.costs, 1)
+            if turns then turns.charge(flow, ticket.costs) end
             hand_out(taken, flow, ticket, '1', at)
           end
           table.remove(root.list, 1)
@@ -229,7 +230,11 @@ function new_take(L)
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
     local time = L.due_at(q.name, ROOT)
-    if time and time <= now then serve_root(q, want, taken, STEPS + want) end
+    if time and time <= now then
+      L.turns = turns
+      serve_root(q, want, taken, STEPS + want)
+      L.turns = nil
+    end
   end
 
   -- Other limits may let in whoever waits, and everybody has to be looked at again. While workers
@@ -290,13 +295,20 @@ function new_take(L)
     L.read_all('u', fields)
     L.read_line()
     look_at_changes()
+    local with = nil -- the least name of all that were asked for together
+    for i = 1, #names do
+      local q = L.queues[names[i]]
+      if q and (not with or q.with < with) then with = q.with end
+    end
+    if with and next(L.queues, next(L.queues)) then turns = new_turns(L, names, with) end
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q then
-        q.asked, q.changed = now, true
+        q.asked, q.with, q.changed = now, with, true
         if q.n > 0 then serve(q, want, taken) end
       end
     end
+    if turns then turns.write() end
     L.flush()
     local first, time = nil, 0
     for i = 1, #names do

@@ -16,10 +16,15 @@ import (
 )
 
 // Replies cross, so that what a process knows last is not what happened last. Nobody is forgotten for that: two tasks
-// of a tenant come at once, and a third when the second one starts, over and over.
+// of a tenant come at once, and a third when the second one starts, over and over. Each tenant has a policy of its own,
+// so that nobody else has its line asked.
 func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 	const tenants = 30
-	policies := append(idle(30), policy(1, 20*time.Millisecond))
+	policies := idle(tenants)
+	for i := range policies {
+		policies[i].Match = []string{fmt.Sprint("x", i)}
+		policies[i].Windows[0].Period = 20 * time.Millisecond
+	}
 	each(t, policies, func(t *testing.T, s *site) {
 		s.jittery()
 		d := newDiary()
@@ -33,15 +38,15 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		var all sync.WaitGroup
 		for tenant := range tenants {
 			all.Go(func() {
-				who := worker.Identity{Tenant: fmt.Sprint("tenant", tenant)}
+				who, typename := worker.Identity{Tenant: fmt.Sprint("tenant", tenant)}, fmt.Sprint("x", tenant)
 				for round := range rounds(10) {
 					plan := func(name string) string {
 						payload := fmt.Sprintf("%s-%d-%s", who.Tenant, round, name)
 						err := errors.New("by nobody")
-						if rand.N(3) == 0 {
-							err = d.enqueue(s.plain, who, payload)
+						if rand.N(2) == 0 {
+							err = d.enqueue(s.plain, worker.NewTask(who, typename, []byte(payload)))
 						} else {
-							err = d.plan(clients[rand.N(len(clients))], who, payload)
+							err = d.plan(clients[rand.N(len(clients))], worker.NewTask(who, typename, []byte(payload)))
 						}
 						if err != nil {
 							s.Error(err)
@@ -99,9 +104,9 @@ func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 					id := asynq.TaskID(fmt.Sprint("id", rand.N(30)))
 					var err error
 					if payload := fmt.Sprint("task", i); rand.N(4) == 0 {
-						err = d.enqueue(s.plain, who, payload, id)
+						err = d.enqueue(s.plain, worker.NewTask(who, "x", []byte(payload)), id)
 					} else {
-						err = d.plan(clients[rand.N(len(clients))], who, payload, id)
+						err = d.plan(clients[rand.N(len(clients))], worker.NewTask(who, "x", []byte(payload)), id)
 					}
 					switch {
 					case err == nil:

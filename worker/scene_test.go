@@ -115,10 +115,10 @@ func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
 	}
 }
 
-// plan enqueues a task by a client of ours, with its payload also as its ID unless the options say otherwise.
-func (d *diary) plan(client *worker.Client, id worker.Identity, payload string, opts ...asynq.Option) error {
-	info, err := client.EnqueueContext(context.Background(), worker.NewTask(id, "x", []byte(payload)),
-		append([]asynq.Option{asynq.TaskID(payload)}, opts...)...)
+// plan enqueues a task by a client of ours. Its ID is its payload, unless the options say otherwise.
+func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Option) error {
+	payload := string(task.Payload())
+	info, err := client.EnqueueContext(context.Background(), task, append([]asynq.Option{asynq.TaskID(payload)}, opts...)...)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err == nil {
@@ -129,8 +129,9 @@ func (d *diary) plan(client *worker.Client, id worker.Identity, payload string, 
 }
 
 // enqueue is plan for a plain client.
-func (d *diary) enqueue(client *asynq.Client, id worker.Identity, payload string, opts ...asynq.Option) error {
-	_, err := client.Enqueue(worker.NewTask(id, "x", []byte(payload)), append([]asynq.Option{asynq.TaskID(payload)}, opts...)...)
+func (d *diary) enqueue(client *asynq.Client, task *asynq.Task, opts ...asynq.Option) error {
+	payload := string(task.Payload())
+	_, err := client.Enqueue(task, append([]asynq.Option{asynq.TaskID(payload)}, opts...)...)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err == nil {
@@ -145,21 +146,19 @@ func (d *diary) await(payload string, most time.Duration) (late time.Duration, o
 	for {
 		d.mu.Lock()
 		e := d.of(payload)
-		started, told := e.started, e.most
-		d.mu.Unlock()
-		select {
-		case <-started:
-			d.mu.Lock()
-			defer d.mu.Unlock()
+		if len(e.starts) > 0 {
 			late = e.starts[0].Sub(e.most)
+		} else {
+			late = time.Since(e.most)
+		}
+		over := len(e.starts) > 0 || late > most
+		d.mu.Unlock()
+		if over {
 			return late, late <= most
-		case <-time.After(time.Until(told.Add(most))):
-			d.mu.Lock()
-			moved := e.most.After(told) // it was denied, and told anew
-			d.mu.Unlock()
-			if !moved {
-				return most, false
-			}
+		}
+		select {
+		case <-e.started:
+		case <-time.After(most - late): // or it was denied meanwhile, and told anew
 		}
 	}
 }

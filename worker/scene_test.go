@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -188,4 +189,9 @@ func (d *diary) awaitAll(t testing.TB, most time.Duration) {
 		}
 	}
 	t.Logf("%d tasks started, the latest %v after it was to", len(payloads), latest)
+}
+
+// taskOf is a task of a tenant, TENANT-0000 for 0: its payload, and so its ID.
+func (s *site) taskOf(tenant string, i int) *asynq.Task {
+	return worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Appendf(nil, "%s-%04d", tenant, i))
 }

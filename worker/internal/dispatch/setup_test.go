@@ -55,6 +55,7 @@ type bench struct {
 	fault func(redis.Cmder) error     // of the dispatcher's connection to asynq's Redis, before a call
 	after func(redis.Cmder) error     // and after it
 	limit func(context.Context) error // of the limiter, before a take
+	took  func()                      // is called once, after a take and before its reply is known
 }
 
 // watched notes the takes of a limiter.
@@ -78,7 +79,15 @@ func (w watched) Take(ctx context.Context, policy string, o throttle.TakeOptions
 			return throttle.Taken{}, err
 		}
 	}
-	return w.Limiter.Take(ctx, policy, o)
+	taken, err := w.Limiter.Take(ctx, policy, o)
+	w.bench.mu.Lock()
+	took := w.bench.took
+	w.bench.took = nil
+	w.bench.mu.Unlock()
+	if took != nil {
+		took()
+	}
+	return taken, err
 }
 
 // inBubble runs a test with a dispatcher for queues, by default one slot.

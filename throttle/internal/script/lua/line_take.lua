@@ -313,7 +313,9 @@ function new_take(L)
     local first, time = nil, 0
     for i = 1, #names do
       local q = L.queues[names[i]]
-      if q and q.n > 0 then
+      if q and q.n == 0 and q.last > 0 then
+        q.first, q.last, q.changed = 0, 0, true -- servers of an empty queue ask when they are nudged
+      elseif q and q.n > 0 then
         local head = redis.call('ZRANGE', P .. 'd:' .. q.name, '0', '0', 'WITHSCORES')[2]
         local at = head and head + 0 or now + LATEST
         if not first or at < time then first, time = q, at end

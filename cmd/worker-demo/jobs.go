@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-go/sluice/internal/suggest"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -220,41 +221,10 @@ func suggestField(name string, fields []field) string {
 	for _, f := range fields {
 		names = append(names, f.name)
 	}
-	if near := nearest(name, names); near != "" {
+	if near := suggest.Nearest(name, names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
 	return "must be one of " + strings.Join(names, ", ")
-}
-
-// nearest returns the one of names that is at most two edits (Levenshtein) away from name, or "".
-func nearest(name string, names []string) string {
-	best, found := 3, ""
-	for _, n := range names {
-		if d := edits(strings.ToLower(name), n); d < best && d < len(n) {
-			best, found = d, n
-		}
-	}
-	return found
-}
-
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			substituted := diagonal
-			if a[i] != b[j] {
-				substituted++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(substituted, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // shorten keeps a message readable whatever a line holds.

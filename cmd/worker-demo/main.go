@@ -17,6 +17,8 @@ import (
 	"syscall"
 
 	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/sluice-go/sluice/internal/suggest"
 )
 
 func main() {
@@ -104,7 +106,7 @@ func (m *Main) run(ctx context.Context, args []string) error {
 		return m.help(args)
 	default:
 		commands := []string{"run", "check", "help"}
-		if near := nearest(name, commands); near != "" {
+		if near := suggest.Nearest(name, commands); near != "" {
 			return badInput(`unknown command %q: did you mean %q?`, name, near)
 		}
 		return badInput(`unknown command %q: must be one of %s, or none for the scenario: see "worker-demo help"`, name, strings.Join(commands, ", "))

@@ -227,7 +227,7 @@ func TestUnknownCommands(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"rnu"}, `worker-demo: unknown command "rnu": did you mean "run"?`},
+		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
 		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, check, help, or none for the scenario: see "worker-demo help"`},
 		{[]string{"help", "dance"}, `worker-demo: help dance: there is no such command: must be run or check`},
 		{[]string{"-jsn"}, `worker-demo: flag provided but not defined: -jsn: see "worker-demo help"`},

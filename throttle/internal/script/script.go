@@ -42,7 +42,7 @@ type Window struct {
 // Prepare makes a policy ready for calls.
 func (l *Library) Prepare(p *Policy) *Policy {
 	p.scripts = l.of(p.Algorithms)
-	p.keys = []string{Prefix(p.Name) + "q"}
+	p.keys = []string{Prefix(l.Prefix, p.Name) + "q"}
 	p.fixed = append(p.fixed, len(p.Scopes), len(p.Windows), p.limits())
 	for _, attributes := range p.Scopes {
 		p.fixed = append(p.fixed, attributes)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
@@ -49,7 +49,7 @@ func (c *CheckCommand) Run(context.Context) error {
 		policies[i] = policies[i].WithDefaults()
 	}
 	if c.JSON {
-		return writeJSON(c.Stdout, describe(policies))
+		return show.JSON(c.Stdout, describe(policies))
 	}
 	for _, p := range policies {
 		printPolicy(c.Stdout, p)
@@ -63,16 +63,16 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 		match = "no task type"
 	}
 	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n", p.Name, match, p.Fail, p.Requeue)
-	t := newTable(w)
+	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
 			limitText(window),
-			scopeText(window.Per), algorithmText(window), short(window.Margin))
+			scopeText(window.Per), algorithmText(window), show.Short(window.Margin))
 	}
 	t.Flush()
 	if len(p.Tenants) > 0 {
-		t = newTable(w)
+		t = show.Table(w)
 		fmt.Fprintln(t, "  TENANT\tWEIGHT\tLIMITS OF ITS OWN")
 		for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
 			fmt.Fprintf(t, "  %s\t%v\t%s\n", name, p.Tenants[name].Weight, ownText(p.Tenants[name]))
@@ -98,7 +98,7 @@ func limitText(w throttle.Window) string {
 	case throttle.Concurrency:
 		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
 	}
-	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, short(w.Period))
+	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, show.Short(w.Period))
 }
 
 func algorithmText(w throttle.Window) string {
@@ -108,7 +108,7 @@ func algorithmText(w throttle.Window) string {
 	case throttle.Fixed:
 		return "fixed, from " + string(w.Anchor)
 	case throttle.Concurrency:
-		return "concurrency, lease " + short(w.Lease)
+		return "concurrency, lease " + show.Short(w.Lease)
 	}
 	return string(w.Algorithm)
 }
@@ -182,9 +182,9 @@ func describe(policies []throttle.Policy) checked {
 		}
 		for _, w := range p.Windows {
 			c.Windows = append(c.Windows, checkedWindow{
-				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
-				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: milliseconds(w.Margin),
-				LeaseMS: milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
+				Name: w.Name, Limit: w.Limit, PeriodMS: show.Milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
+				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: show.Milliseconds(w.Margin),
+				LeaseMS: show.Milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
 			})
 		}
 		for name, t := range p.Tenants {
@@ -197,10 +197,4 @@ func describe(policies []throttle.Policy) checked {
 		out.Policies = append(out.Policies, c)
 	}
 	return out
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }

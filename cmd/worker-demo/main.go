@@ -18,6 +18,8 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/scenario"
 	"github.com/sluice-go/sluice/internal/suggest"
 )
 
@@ -52,7 +54,7 @@ var errJobsFailed = errors.New("some jobs failed")
 
 // Main is the program. Tests run it with streams of their own.
 type Main struct {
-	Scenario Scenario
+	Scenario scenario.Scenario
 	Stdin    io.Reader
 	Stdout   io.Writer
 	Stderr   io.Writer
@@ -60,7 +62,7 @@ type Main struct {
 
 // NewMain returns the program as it is run from a shell.
 func NewMain() *Main {
-	return &Main{Scenario: DefaultScenario(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	return &Main{Scenario: scenario.Default(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 }
 
 // A command is what stands behind a subcommand.
@@ -83,7 +85,7 @@ func (m *Main) Run(ctx context.Context, args []string) int {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(m.Stderr, "worker-demo: %s\n", strings.TrimSuffix(line, "\n"))
 	}
-	if errors.As(err, &inputError{}) {
+	if errors.As(err, &inputError{}) || errors.Is(err, drain.ErrForeignTask) {
 		return exitBadInput
 	}
 	return exitFailed

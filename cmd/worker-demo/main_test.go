@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 )
 
 // An ending is all that a run of the program left behind, its files aside.
@@ -147,16 +149,16 @@ func (d desk) args(more ...string) []string {
 }
 
 // results reads a result log; a job that is in it twice fails the test.
-func (d desk) results(name string) map[string]Result {
+func (d desk) results(name string) map[string]jobs.Result {
 	d.t.Helper()
 	return parseResults(d.t, d.read(name))
 }
 
-func parseResults(t *testing.T, text string) map[string]Result {
+func parseResults(t *testing.T, text string) map[string]jobs.Result {
 	t.Helper()
-	results := map[string]Result{}
+	results := map[string]jobs.Result{}
 	for line := range strings.Lines(text) {
-		r, err := parseResult([]byte(line))
+		r, err := jobs.ParseResult([]byte(line))
 		if err != nil {
 			t.Fatalf("line %q: %v", line, err)
 		}
@@ -212,10 +214,10 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, jobs, _ := strings.Cut(string(text), "are required:\n\n")
-	jobs, _, _ = strings.Cut(jobs, "(all of it")
-	first, second, _ := strings.Cut(jobs, "\n")
-	read, err := ReadJobs("help", strings.NewReader(first+"\n"+strings.ReplaceAll(second, "\n", "")))
+	_, lines, _ := strings.Cut(string(text), "are required:\n\n")
+	lines, _, _ = strings.Cut(lines, "(all of it")
+	first, second, _ := strings.Cut(lines, "\n")
+	read, err := jobs.Read("help", strings.NewReader(first+"\n"+strings.ReplaceAll(second, "\n", "")))
 	if err != nil || len(read) != 2 {
 		t.Errorf("%d jobs, %v", len(read), err)
 	}

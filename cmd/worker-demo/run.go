@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,10 +14,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
@@ -71,8 +73,8 @@ func (c *RunCommand) flags() *flag.FlagSet {
 
 // Run checks all input, and only then begins to write.
 func (c *RunCommand) Run(ctx context.Context) error {
-	progress := NewProgress(c.Stderr, 5*time.Second)
-	jobs, err := c.readJobs()
+	progress := drain.NewProgress(c.Stderr, 5*time.Second)
+	list, err := c.readJobs()
 	if err != nil {
 		return inputError{err}
 	}
@@ -84,7 +86,7 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return inputError{err}
 	}
-	server, err := openRedis(ctx, c.Redis)
+	server, err := redisconn.Open(ctx, c.Redis)
 	if err != nil {
 		return inputError{err}
 	}
@@ -93,16 +95,16 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return inputError{err}
 	}
-	if err := checkJobs(ctx, limiter, c.Policies, jobs); err != nil {
+	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
 	// Whoever worked on these jobs may have written to -out up to now.
 	if err := waitAlone(ctx, server.Client, queue, progress); err != nil {
 		return err
 	}
-	results := NewResultLog(c.Stdout)
+	results := jobs.NewLog(c.Stdout)
 	if c.Out != "" {
-		if results, err = OpenResultLog(c.Out); err != nil {
+		if results, err = jobs.OpenLog(c.Out); err != nil {
 			return badInput("-out: %w", err)
 		}
 		defer results.Close()
@@ -118,18 +120,18 @@ func (c *RunCommand) Run(ctx context.Context) error {
 		}
 	}
 
-	drain := &Drain{
-		Caller:      NewCaller(c.Timeout, c.Concurrency),
+	d := &drain.Drain{
+		Caller:      call.New(c.Timeout, c.Concurrency),
 		Client:      server.Client,
 		Concurrency: c.Concurrency,
-		Jobs:        jobs,
+		Jobs:        list,
 		Limiter:     limiter,
 		Progress:    progress,
 		Queue:       queue,
 		Redis:       server.Opt,
 		Results:     results,
 	}
-	summary, err := drain.Run(ctx)
+	summary, err := d.Run(ctx)
 	interrupted := err != nil && ctx.Err() != nil
 	if err != nil && !interrupted {
 		return err
@@ -147,16 +149,16 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	return nil
 }
 
-func (c *RunCommand) readJobs() ([]Job, error) {
+func (c *RunCommand) readJobs() ([]jobs.Job, error) {
 	if c.Jobs == "-" {
-		return ReadJobs("stdin", c.Stdin)
+		return jobs.Read("stdin", c.Stdin)
 	}
 	file, err := os.Open(c.Jobs)
 	if err != nil {
 		return nil, fmt.Errorf("-jobs: %w", err)
 	}
 	defer file.Close()
-	return ReadJobs(c.Jobs, file)
+	return jobs.Read(c.Jobs, file)
 }
 
 // queueName names a queue for this jobs file alone, the same from wherever it is run.
@@ -176,13 +178,13 @@ func (c *RunCommand) queueName() (string, error) {
 }
 
 // checkJobs asks the limiter whether every job can be granted at all. Redis is not asked.
-func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string, jobs []Job) error {
+func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string, list []jobs.Job) error {
 	var errs []error
 	checked := map[string]error{} // jobs are many, but few of them differ in what they ask for
-	for _, job := range jobs {
+	for _, job := range list {
 		policy, ok := limiter.PolicyFor(job.Type)
 		if !ok {
-			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one", job.at, shorten(job.Type), policyFile))
+			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one", job.At, jobs.Shorten(job.Type), policyFile))
 			continue
 		}
 		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
@@ -192,18 +194,18 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 			checked[key] = err
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", job.at, err))
+			errs = append(errs, fmt.Errorf("%s: %w", job.At, err))
 		}
 	}
 	if len(errs) > 0 {
-		return inputError{joinFirst(errs)}
+		return inputError{jobs.Join(errs)}
 	}
 	return nil
 }
 
 // waitAlone waits until no server works on the queue: one that was killed is seen there for up
 // to 10 s.
-func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, progress *Progress) error {
+func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, progress *drain.Progress) error {
 	inspector := asynq.NewInspectorFromRedisClient(client)
 	told := false
 	for end := time.Now().Add(15 * time.Second); ; {
@@ -232,13 +234,13 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 }
 
 // report tells people and, if they asked, machines how it went.
-func (c *RunCommand) report(s Summary) error {
+func (c *RunCommand) report(s drain.Summary) error {
 	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %.2f wakes a job, %d denials", s.Jobs, s.Succeeded, s.Failed, s.DrainSeconds, s.WakesPerJob, s.Denials)
 	if s.RedisCallsPerJob != nil {
 		fmt.Fprintf(c.Stderr, ", %.1f Redis calls a job", *s.RedisCallsPerJob)
 	}
 	fmt.Fprintln(c.Stderr)
-	printWindows(c.Stderr, s.Windows)
+	drain.PrintWindows(c.Stderr, s.Windows)
 	if c.Summary == "" {
 		return nil
 	}
@@ -252,7 +254,7 @@ func (c *RunCommand) report(s Summary) error {
 	return nil
 }
 
-func (c *RunCommand) howToGoOn(s Summary) string {
+func (c *RunCommand) howToGoOn(s drain.Summary) string {
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
 	case c.Redis == "" && c.Out == "":
@@ -261,51 +263,5 @@ func (c *RunCommand) howToGoOn(s Summary) string {
 		return text + "the same command with the same input goes on from here"
 	default:
 		return text + "the same command goes on from here"
-	}
-}
-
-// A RedisServer is where the queue and the windows are.
-type RedisServer struct {
-	Client redis.UniversalClient
-	Opt    asynq.RedisConnOpt
-
-	embedded *miniredis.Miniredis
-}
-
-// openRedis connects to the server of the URL, or starts an embedded one for this process.
-func openRedis(ctx context.Context, uri string) (*RedisServer, error) {
-	s, name := &RedisServer{}, "embedded Redis"
-	if uri == "" {
-		s.embedded = miniredis.NewMiniRedis()
-		s.embedded.ClockTTL(true)
-		if err := s.embedded.Start(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		s.Opt = asynq.RedisClientOpt{Addr: s.embedded.Addr()}
-	} else {
-		u, err := url.Parse(uri)
-		if err != nil {
-			return nil, errors.New("-redis: is not a URL: must be such as redis://localhost:6379/0") // the error holds the password
-		}
-		name = "-redis " + u.Redacted()
-		if s.Opt, err = asynq.ParseRedisURI(uri); err != nil {
-			return nil, fmt.Errorf("%s: %w: must be such as redis://localhost:6379/0", name, err)
-		}
-	}
-	s.Client = s.Opt.MakeRedisClient().(redis.UniversalClient)
-	ping, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	if err := s.Client.Ping(ping).Err(); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("%s: %w: must be a Redis that answers", name, err)
-	}
-	return s, nil
-}
-
-// Close closes the connection, and ends the server if it is ours.
-func (s *RedisServer) Close() {
-	s.Client.Close()
-	if s.embedded != nil {
-		s.embedded.Close()
 	}
 }

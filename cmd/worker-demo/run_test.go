@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,6 +19,8 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -40,7 +43,7 @@ func TestRunCalls(t *testing.T) {
 		runMain(t.Context(), "", args...).want(t, exitFailed, "8 of 8 jobs done, 3 failed", "8 jobs: 5 succeeded, 3 failed, in ")
 
 		got := d.results("out.jsonl")
-		for _, want := range []Result{
+		for _, want := range []jobs.Result{
 			{ID: "plain", Tenant: "a", Status: 200, Attempts: 1},
 			{ID: "post", Tenant: "b", Status: 200, Attempts: 1},
 			{ID: "redirect", Tenant: "a", Status: 302, Attempts: 1},
@@ -69,7 +72,7 @@ func TestRunCalls(t *testing.T) {
 			t.Errorf("calls %v", r.calls)
 		}
 
-		var s Summary
+		var s drain.Summary
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +82,7 @@ func TestRunCalls(t *testing.T) {
 		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {
 			t.Errorf("Redis calls per job: %v", s.RedisCallsPerJob)
 		}
-		spend := WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
+		spend := drain.WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
 		if len(s.Windows) != 5 || s.Windows[4] != spend || s.Windows[2].Scope != "shared" {
 			t.Errorf("%+v", s.Windows)
 		}
@@ -93,7 +96,7 @@ func TestRunCalls(t *testing.T) {
 	})
 }
 
-func sameResult(a, b Result) bool {
+func sameResult(a, b jobs.Result) bool {
 	started := a.StartedAt.Equal(b.StartedAt)
 	a.StartedAt, b.StartedAt = time.Time{}, time.Time{}
 	return started && a == b
@@ -140,7 +143,7 @@ policies:
 			t.Errorf("called %d times: %+v", r.called(id), res)
 		}
 	}
-	var s Summary
+	var s drain.Summary
 	if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 		t.Fatal(err)
 	}
@@ -232,6 +235,18 @@ func TestRunGoesOnFromOut(t *testing.T) {
 	}
 }
 
+// What a task and its result hold in Redis.
+type (
+	payload struct {
+		jobs.Job
+		EnqueuedAt time.Time `json:"enqueued_at"`
+	}
+	record struct {
+		jobs.Result
+		Done bool `json:"done"`
+	}
+)
+
 // What an earlier run left in Redis: tasks of a worker that died, tasks that were removed or
 // changed in the jobs file, and results whose line is missing.
 func TestRunTakesOver(t *testing.T) {
@@ -246,14 +261,14 @@ func TestRunTakesOver(t *testing.T) {
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL))
 		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		jobs, err := ReadJobs("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
+		list, err := jobs.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		enqueuer := asynq.NewClientFromRedisClient(client)
-		for _, job := range jobs {
+		for _, job := range list {
 			body, _ := json.Marshal(payload{job, time.Now()})
 			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
 			if _, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry), asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID)); err != nil {
@@ -271,8 +286,8 @@ func TestRunTakesOver(t *testing.T) {
 				client.HSet(ctx, key+"t:"+id, "result", data)
 			}
 		}
-		once := Result{ID: "/1", Tenant: "t1", Attempts: 1, Wakes: 2}
-		done := Result{ID: "/2", Tenant: "t0", Attempts: 1, Wakes: 3, Status: 200}
+		once := jobs.Result{ID: "/1", Tenant: "t1", Attempts: 1, Wakes: 2}
+		done := jobs.Result{ID: "/2", Tenant: "t0", Attempts: 1, Wakes: 3, Status: 200}
 		strand("/0", nil)                   // before its only call
 		strand("/1", &record{Result: once}) // during it
 		strand("/2", &record{done, true})   // after it, before its line
@@ -380,3 +395,7 @@ func TestQueueName(t *testing.T) {
 		t.Errorf("%q", names)
 	}
 }
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -19,42 +17,36 @@ import (
 type CheckCommand struct {
 	*Main
 
-	JSON     bool
-	Policies string // file
-}
-
-func (c *CheckCommand) ParseFlags(args []string) error {
-	if err := parse(c.flags(), args); err != nil {
-		return err
-	}
-	if c.Policies == "" {
-		return errors.New("-policies is missing: must be a policy file")
-	}
-	return nil
-}
-
-func (c *CheckCommand) flags() *flag.FlagSet {
-	flags := flag.NewFlagSet("check", flag.ContinueOnError)
-	flags.BoolVar(&c.JSON, "json", false, "")
-	flags.StringVar(&c.Policies, "policies", "", "")
-	return flags
+	Policies string // file, or "-" for stdin
 }
 
 func (c *CheckCommand) Run(context.Context) error {
-	policies, err := policyfile.Load(c.Policies)
+	policies, err := loadPolicies(c.Policies, c.Stdin)
 	if err != nil {
 		return inputError{err}
 	}
 	for i := range policies {
 		policies[i] = policies[i].WithDefaults()
 	}
-	if c.JSON {
+	if c.json {
 		return show.JSON(c.Stdout, describe(policies))
 	}
 	for _, p := range policies {
 		printPolicy(c.Stdout, p)
 	}
 	return nil
+}
+
+// loadPolicies reads a policy file, or stdin if its name is "-".
+func loadPolicies(name string, stdin io.Reader) ([]throttle.Policy, error) {
+	if name != "-" {
+		return policyfile.Load(name)
+	}
+	data, err := io.ReadAll(stdin)
+	if err != nil {
+		return nil, fmt.Errorf("stdin: %w", err)
+	}
+	return policyfile.Parse("stdin", data)
 }
 
 func printPolicy(w io.Writer, p throttle.Policy) {
@@ -133,7 +125,7 @@ func ownText(t throttle.Tenant) string {
 	return strings.Join(own, ", ")
 }
 
-// The JSON of "check -json", with every default written out.
+// The JSON of "check --json", with every default written out.
 type (
 	checked struct {
 		Policies []checkedPolicy `json:"policies"`

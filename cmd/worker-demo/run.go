@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
@@ -39,40 +39,42 @@ type RunCommand struct {
 	Timeout     time.Duration
 }
 
-func (c *RunCommand) ParseFlags(args []string) error {
-	if err := parse(c.flags(), args); err != nil {
-		return err
+func (c *RunCommand) flags() []cli.Flag {
+	c.Timeout = 30 * time.Second
+	return []cli.Flag{
+		&cli.StringFlag{Name: "jobs", Usage: "one job a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
+		&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`", Destination: &c.Policies, TakesFile: true},
+		&cli.StringFlag{Name: "out", Usage: "append results to `FILE`; by default they go to stdout", Destination: &c.Out, TakesFile: true},
+		&cli.StringFlag{Name: "redis", Usage: "keep the queue and the counts in the Redis of `URL`; by default in this process", Destination: &c.Redis},
+		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
+		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
+		&cli.GenericFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: durationValue{&c.Timeout}, DefaultText: "30s"},
+		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default named after the absolute path of the jobs file", Destination: &c.Queue},
 	}
+}
+
+// validate checks what can be told from the flags alone.
+func (c *RunCommand) validate() error {
 	switch {
 	case c.Jobs == "":
-		return errors.New("-jobs is missing: must be a file of jobs, or - for stdin")
+		return errors.New("--jobs is missing: must be a file of jobs, or - for stdin")
 	case c.Policies == "":
-		return errors.New("-policies is missing: must be a policy file")
+		return errors.New("--policies is missing: must be a policy file")
 	case c.Queue != "" && strings.TrimSpace(c.Queue) == "":
-		return fmt.Errorf("-queue %q: must not be blank", c.Queue)
+		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
 	case c.Concurrency < 1 || c.Concurrency > 10_000:
-		return fmt.Errorf("-concurrency %d: must be 1 to 10000", c.Concurrency)
+		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
-		return fmt.Errorf("-timeout %v: must be 1ms to 1h", c.Timeout)
+		return fmt.Errorf("--timeout %v: must be 1ms to 1h", c.Timeout)
 	}
 	return nil
 }
 
-func (c *RunCommand) flags() *flag.FlagSet {
-	flags := flag.NewFlagSet("run", flag.ContinueOnError)
-	flags.IntVar(&c.Concurrency, "concurrency", 16, "")
-	flags.StringVar(&c.Jobs, "jobs", "", "")
-	flags.StringVar(&c.Out, "out", "", "")
-	flags.StringVar(&c.Policies, "policies", "", "")
-	flags.StringVar(&c.Queue, "queue", "", "")
-	flags.StringVar(&c.Redis, "redis", "", "")
-	flags.StringVar(&c.Summary, "summary", "", "")
-	flags.DurationVar(&c.Timeout, "timeout", 30*time.Second, "")
-	return flags
-}
-
 // Run checks all input, and only then begins to write.
 func (c *RunCommand) Run(ctx context.Context) error {
+	if err := c.validate(); err != nil {
+		return badInput(`%w: see "worker-demo run -h"`, err)
+	}
 	progress := drain.NewProgress(c.Stderr, 5*time.Second)
 	list, err := c.readJobs()
 	if err != nil {
@@ -98,20 +100,20 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
-	// Whoever worked on these jobs may have written to -out up to now.
+	// Whoever worked on these jobs may have written to --out up to now.
 	if err := waitAlone(ctx, server.Client, queue, progress); err != nil {
 		return err
 	}
 	results := jobs.NewLog(c.Stdout)
 	if c.Out != "" {
 		if results, err = jobs.OpenLog(c.Out); err != nil {
-			return badInput("-out: %w", err)
+			return badInput("--out: %w", err)
 		}
 		defer results.Close()
 	}
 	if c.Summary != "" {
 		if err := os.WriteFile(c.Summary, nil, 0o644); err != nil {
-			return badInput("-summary: %w", err)
+			return badInput("--summary: %w", err)
 		}
 	}
 	for _, p := range policies {
@@ -155,7 +157,7 @@ func (c *RunCommand) readJobs() ([]jobs.Job, error) {
 	}
 	file, err := os.Open(c.Jobs)
 	if err != nil {
-		return nil, fmt.Errorf("-jobs: %w", err)
+		return nil, fmt.Errorf("--jobs: %w", err)
 	}
 	defer file.Close()
 	return jobs.Read(c.Jobs, file)
@@ -171,7 +173,7 @@ func (c *RunCommand) queueName() (string, error) {
 	}
 	abs, err := filepath.Abs(c.Jobs)
 	if err != nil {
-		return "", fmt.Errorf("-jobs: %w", err)
+		return "", fmt.Errorf("--jobs: %w", err)
 	}
 	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
 	return fmt.Sprintf("worker-demo:%s:%.6x", plain, sha256.Sum256([]byte(abs))), nil
@@ -219,7 +221,7 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 		}
 		other := servers[i]
 		if time.Now().After(end) {
-			return badInput("queue %q: process %d on %s works on it: let it end, or use another -queue", queue, other.PID, other.Host)
+			return badInput("queue %q: process %d on %s works on it: let it end, or use another --queue", queue, other.PID, other.Host)
 		}
 		if !told {
 			told = true
@@ -249,7 +251,7 @@ func (c *RunCommand) report(s drain.Summary) error {
 		return err
 	}
 	if err := os.WriteFile(c.Summary, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("-summary: %w", err)
+		return fmt.Errorf("--summary: %w", err)
 	}
 	return nil
 }
@@ -258,7 +260,7 @@ func (c *RunCommand) howToGoOn(s drain.Summary) string {
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
 	case c.Redis == "" && c.Out == "":
-		return text + "without -redis or -out nothing of this is kept, and the same command begins anew"
+		return text + "without --redis or --out nothing of this is kept, and the same command begins anew"
 	case c.Jobs == "-":
 		return text + "the same command with the same input goes on from here"
 	default:

@@ -39,7 +39,7 @@ func TestRunCalls(t *testing.T) {
 {"id":"broken","tenant":"b","url":"URL/broken","max_retry":1}
 {"id":"nobody","tenant":"b","url":"http://`+closedPort(t)+`/","max_retry":0}
 `, "URL", r.URL))
-		args := d.args("-redis", "redis://"+client.Options().Addr, "-summary", d.path("summary.json"))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--summary", d.path("summary.json"))
 		runMain(t.Context(), "", args...).want(t, exitFailed, "8 of 8 jobs done, 3 failed", "8 jobs: 5 succeeded, 3 failed, in ")
 
 		got := d.results("out.jsonl")
@@ -133,7 +133,7 @@ policies:
       - {name: burst, limit: 4, period: 1s}
       - {name: all, limit: 6, period: 1s, per: []}
 `, "")
-	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "-jobs", "-", "-policies", d.path("policies.yml"), "-summary", d.path("summary.json"))
+	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "--jobs", "-", "--policies", d.path("policies.yml"), "--summary", d.path("summary.json"))
 	e.want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ", "WINDOW")
 	results := parseResults(t, e.stdout)
 	wakes := 0
@@ -172,14 +172,14 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil, `JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
 		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
-		{"no jobs file", "", roomy, []string{"-jobs", "DIR/nope"}, `-jobs: open DIR/nope: no such file or directory`},
-		{"no policy file", job(""), roomy, []string{"-policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
-		{"-out is the jobs file", job(""), roomy, []string{"-out", "JOBS"}, `-out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
-		{"-out in no directory", job(""), roomy, []string{"-out", "DIR/nope/out"}, `-out: open DIR/nope/out: no such file or directory`},
-		{"-summary in no directory", job(""), roomy, []string{"-summary", "DIR/nope/s"}, `-summary: open DIR/nope/s: no such file or directory`},
-		{"-redis is no URL", job(""), roomy, []string{"-redis", "redis://:secret@x:y"}, `-redis: is not a URL: must be such as redis://localhost:6379/0`},
-		{"-redis of another kind", job(""), roomy, []string{"-redis", "http://:secret@x"}, `-redis http://:xxxxx@x: asynq: unsupported uri scheme: "http": must be such as redis://localhost:6379/0`},
-		{"-redis does not answer", job(""), roomy, []string{"-redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
+		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
+		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
+		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
+		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
+		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
+		{"-redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"}, `--redis: is not a URL: must be such as redis://localhost:6379/0`},
+		{"-redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"}, `--redis http://:xxxxx@x: asynq: unsupported uri scheme: "http": must be such as redis://localhost:6379/0`},
+		{"-redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -212,7 +212,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 func TestRunNothing(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, "\n")
-	runMain(t.Context(), "", d.args("-summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
+	runMain(t.Context(), "", d.args("--summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
 	if s := d.read("summary.json"); !strings.Contains(s, `"jobs":0,`) || !strings.Contains(s, `"windows":[]`) {
 		t.Error(s)
 	}
@@ -293,7 +293,7 @@ func TestRunTakesOver(t *testing.T) {
 		strand("/2", &record{done, true})   // after it, before its line
 		strand("known", nil)                // after its line
 
-		e := runMain(ctx, "", d.args("-queue", queue, "-redis", "redis://"+client.Options().Addr)...)
+		e := runMain(ctx, "", d.args("--queue", queue, "--redis", "redis://"+client.Options().Addr)...)
 		e.want(t, exitFailed, "8 jobs: 7 succeeded, 1 failed", `removed 2 jobs of an earlier run from queue "taken"`)
 		results := d.results("out.jsonl")
 		if len(results) != 8 || results["/0"].Error != "" || results["/2"].Wakes != 3 {
@@ -315,7 +315,7 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	d := newDesk(t, roomy, "")
 	var stderr strings.Builder
 	m := &Main{Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
-	if code := m.Run(t.Context(), []string{"run", "-jobs", "-", "-policies", d.path("policies.yml")}); code != exitFailed {
+	if code := m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}); code != exitFailed {
 		t.Errorf("exit code %d", code)
 	}
 	if !strings.Contains(stderr.String(), "worker-demo: writing a result: disk is full\n") {
@@ -347,7 +347,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	told := &interrupter{cancel: cancel, on: "waiting until it is known to be gone"}
-	code := (&Main{Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("-queue", "shared", "-redis", "redis://"+addr))
+	code := (&Main{Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("--queue", "shared", "--redis", "redis://"+addr))
 	if code != exitInterrupted || !strings.Contains(told.String(), fmt.Sprintf("process %d on ", os.Getpid())) {
 		t.Errorf("exit code %d, stderr:\n%s", code, told.String())
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"flag"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
@@ -11,14 +10,6 @@ import (
 // ScenarioCommand runs the scenario on an embedded Redis, and shows what happened.
 type ScenarioCommand struct {
 	*Main
-
-	JSON bool
-}
-
-func (c *ScenarioCommand) ParseFlags(args []string) error {
-	flags := flag.NewFlagSet("worker-demo", flag.ContinueOnError)
-	flags.BoolVar(&c.JSON, "json", false, "")
-	return parse(flags, args)
 }
 
 func (c *ScenarioCommand) Run(ctx context.Context) error {
@@ -31,7 +22,7 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	if c.json {
 		err = show.JSON(c.Stdout, report)
 	} else {
 		err = report.Print(c.Stdout)

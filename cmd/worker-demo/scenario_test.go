@@ -37,7 +37,7 @@ func TestScenario(t *testing.T) {
 
 func TestScenarioJSON(t *testing.T) {
 	t.Parallel()
-	e := runMain(t.Context(), "", "-json")
+	e := runMain(t.Context(), "", "--json")
 	e.want(t, exitDone)
 	var r scenario.Report
 	if err := json.Unmarshal([]byte(e.stdout), &r); err != nil {
@@ -95,7 +95,7 @@ func TestScenarioHealsATrouble(t *testing.T) {
 	s.API.Trouble = scenario.Trouble{After: time.Second, For: 3 * time.Second, Limit: "everybody"}
 	var stdout, stderr strings.Builder
 	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
-	if code := m.Run(t.Context(), []string{"-json"}); code != exitDone {
+	if code := m.Run(t.Context(), []string{"--json"}); code != exitDone {
 		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
 	}
 	var r scenario.Report

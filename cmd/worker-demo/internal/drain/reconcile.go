@@ -31,7 +31,7 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 		var known record
 		if len(info.Result) > 0 {
 			if err := json.Unmarshal(info.Result, &known); err != nil {
-				return nil, nil, fmt.Errorf("%w: queue %q, task %q: %w: use another -queue", ErrForeignTask, d.Queue, id, err)
+				return nil, nil, fmt.Errorf("%w: queue %q, task %q: %w: use another --queue", ErrForeignTask, d.Queue, id, err)
 			}
 		}
 		if info.State == asynq.TaskStateActive {

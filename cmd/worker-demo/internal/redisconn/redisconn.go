@@ -34,9 +34,9 @@ func Open(ctx context.Context, uri string) (*Server, error) {
 	} else {
 		u, err := url.Parse(uri)
 		if err != nil {
-			return nil, errors.New("-redis: is not a URL: must be such as redis://localhost:6379/0") // the error holds the password
+			return nil, errors.New("--redis: is not a URL: must be such as redis://localhost:6379/0") // the error holds the password
 		}
-		name = "-redis " + u.Redacted()
+		name = "--redis " + u.Redacted()
 		if s.Opt, err = asynq.ParseRedisURI(uri); err != nil {
 			return nil, fmt.Errorf("%s: %w: must be such as redis://localhost:6379/0", name, err)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/scenario"
 )
 
@@ -51,6 +52,7 @@ var errJobsFailed = errors.New("some jobs failed")
 // Main is the program. Tests run it with streams of their own.
 type Main struct {
 	Scenario scenario.Scenario
+	Env      environ.Lookup // of variables of the environment
 	Stdin    io.Reader
 	Stdout   io.Writer
 	Stderr   io.Writer
@@ -60,7 +62,7 @@ type Main struct {
 
 // NewMain returns the program as it is run from a shell.
 func NewMain() *Main {
-	return &Main{Scenario: scenario.Default(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	return &Main{Scenario: scenario.Default(), Env: os.LookupEnv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 }
 
 // Run runs the program and returns its exit code.

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 )
 
@@ -28,10 +29,31 @@ type ending struct {
 // runMain runs the program in this process.
 func runMain(ctx context.Context, stdin string, args ...string) ending {
 	var stdout, stderr bytes.Buffer
-	m := &Main{Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
+	m := &Main{Env: noEnv, Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
 	return ending{code, stdout.String(), stderr.String()}
 }
+
+// runWith is runMain in an environment: names and values in turn.
+func runWith(ctx context.Context, env []string, args ...string) ending {
+	var stdout, stderr bytes.Buffer
+	m := &Main{Env: environment(env...), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}
+	code := m.Run(ctx, args)
+	return ending{code, stdout.String(), stderr.String()}
+}
+
+func environment(pairs ...string) environ.Lookup {
+	return func(name string) (string, bool) {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1], true
+			}
+		}
+		return "", false
+	}
+}
+
+var noEnv = environment()
 
 func (e ending) want(t *testing.T, code int, stderr ...string) {
 	t.Helper()

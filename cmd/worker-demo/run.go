@@ -34,7 +34,10 @@ type RunCommand struct {
 	Out         string // file, or "" for stdout
 	Policies    string // file
 	Queue       string // "" for one named after the jobs file
+	Prefix      string // of everything in Redis, or ""
 	Redis       string // URL, or "" for an embedded one
+	RedisFile   string // that holds the URL
+	RedisTLS    redisconn.TLS
 	Summary     string // file, or ""
 	Timeout     time.Duration
 }
@@ -45,13 +48,20 @@ func (c *RunCommand) flags() []cli.Flag {
 		&cli.StringFlag{Name: "jobs", Usage: "one job a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
 		&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`", Destination: &c.Policies, TakesFile: true},
 		&cli.StringFlag{Name: "out", Usage: "append results to `FILE`; by default they go to stdout", Destination: &c.Out, TakesFile: true},
-		&cli.StringFlag{Name: "redis", Usage: "keep the queue and the counts in the Redis of `URL`; by default in this process", Destination: &c.Redis},
+		&cli.StringFlag{Name: "redis", Usage: "keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process", Destination: &c.Redis},
+		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
+		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
+		&cli.StringFlag{Name: "redis-cert", Usage: "show Redis the client certificate of `FILE`", Destination: &c.RedisTLS.Cert, TakesFile: true},
+		&cli.StringFlag{Name: "redis-key", Usage: "its key is in `FILE`", Destination: &c.RedisTLS.Key, TakesFile: true},
+		&cli.StringFlag{Name: "prefix", Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging", Destination: &c.Prefix},
 		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
 		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
 		&cli.GenericFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: durationValue{&c.Timeout}, DefaultText: "30s"},
 		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default named after the absolute path of the jobs file", Destination: &c.Queue},
 	}
 }
+
+var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,63}$`)
 
 // validate checks what can be told from the flags alone.
 func (c *RunCommand) validate() error {
@@ -62,6 +72,10 @@ func (c *RunCommand) validate() error {
 		return errors.New("--policies is missing: must be a policy file")
 	case c.Queue != "" && strings.TrimSpace(c.Queue) == "":
 		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
+	case !prefixShape.MatchString(c.Prefix):
+		return fmt.Errorf("--prefix %q: must be at most 63 of the characters A-Z a-z 0-9 _ . -", jobs.Shorten(c.Prefix))
+	case c.Redis != "" && c.RedisFile != "":
+		return errors.New("--redis and --redis-file: must not be given together")
 	case c.Concurrency < 1 || c.Concurrency > 10_000:
 		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
@@ -88,12 +102,12 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return inputError{err}
 	}
-	server, err := redisconn.Open(ctx, c.Redis)
+	server, err := c.openRedis(ctx)
 	if err != nil {
 		return inputError{err}
 	}
 	defer server.Close()
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
+	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.prefix()})
 	if err != nil {
 		return inputError{err}
 	}
@@ -163,20 +177,67 @@ func (c *RunCommand) readJobs() ([]jobs.Job, error) {
 	return jobs.Read(c.Jobs, file)
 }
 
+// redisURLVariable holds the URL of Redis if no flag tells it.
+const redisURLVariable = "SLUICE_REDIS_URL"
+
+// redisAddress is where Redis is, and whether anything says so.
+func (c *RunCommand) redisAddress() (a redisconn.Address, found bool, err error) {
+	switch {
+	case c.Redis != "":
+		a = redisconn.Address{Source: "--redis", URL: c.Redis}
+	case c.RedisFile != "":
+		text, err := os.ReadFile(c.RedisFile)
+		if err != nil {
+			return a, true, fmt.Errorf("--redis-file: %w", err)
+		}
+		a = redisconn.Address{Source: "--redis-file " + c.RedisFile, URL: strings.TrimSpace(string(text))}
+	default:
+		url, set := c.Env(redisURLVariable)
+		if !set || url == "" {
+			return a, false, nil
+		}
+		a = redisconn.Address{Source: "$" + redisURLVariable, URL: url}
+	}
+	a, err = a.Expand(c.Env)
+	return a, true, err
+}
+
+func (c *RunCommand) openRedis(ctx context.Context) (*redisconn.Server, error) {
+	address, found, err := c.redisAddress()
+	if err != nil {
+		return nil, err
+	}
+	if !found && c.RedisTLS != (redisconn.TLS{}) {
+		return nil, errors.New("there are TLS files, but no Redis: --redis must tell its URL")
+	}
+	if !found {
+		return redisconn.Embedded()
+	}
+	return redisconn.Open(ctx, address, c.RedisTLS)
+}
+
+// prefix is what everything of this run in Redis begins with.
+func (c *RunCommand) prefix() string {
+	if c.Prefix == "" {
+		return ""
+	}
+	return c.Prefix + ":"
+}
+
 // queueName names a queue for this jobs file alone, the same from wherever it is run.
 func (c *RunCommand) queueName() (string, error) {
 	if c.Queue != "" {
-		return c.Queue, nil
+		return c.prefix() + c.Queue, nil
 	}
 	if c.Jobs == "-" {
-		return "worker-demo:stdin", nil
+		return c.prefix() + "worker-demo:stdin", nil
 	}
 	abs, err := filepath.Abs(c.Jobs)
 	if err != nil {
 		return "", fmt.Errorf("--jobs: %w", err)
 	}
 	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
-	return fmt.Sprintf("worker-demo:%s:%.6x", plain, sha256.Sum256([]byte(abs))), nil
+	return fmt.Sprintf("%sworker-demo:%s:%.6x", c.prefix(), plain, sha256.Sum256([]byte(abs))), nil
 }
 
 // checkJobs asks the limiter whether every job can be granted at all. Redis is not asked.
@@ -257,9 +318,10 @@ func (c *RunCommand) report(s drain.Summary) error {
 }
 
 func (c *RunCommand) howToGoOn(s drain.Summary) string {
+	_, kept, _ := c.redisAddress()
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
-	case c.Redis == "" && c.Out == "":
+	case !kept && c.Out == "":
 		return text + "without --redis or --out nothing of this is kept, and the same command begins anew"
 	case c.Jobs == "-":
 		return text + "the same command with the same input goes on from here"

@@ -13,7 +13,7 @@ type ScenarioCommand struct {
 }
 
 func (c *ScenarioCommand) Run(ctx context.Context) error {
-	server, err := redisconn.Open(ctx, "")
+	server, err := redisconn.Embedded()
 	if err != nil {
 		return err
 	}

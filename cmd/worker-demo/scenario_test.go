@@ -78,7 +78,7 @@ func TestScenarioFindsRefusals(t *testing.T) {
 	s := shortScenario()
 	s.API.Limits[0].Calls = 3
 	var stdout, stderr strings.Builder
-	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
+	m := &Main{Env: noEnv, Scenario: s, Stdout: &stdout, Stderr: &stderr}
 	if code := m.Run(t.Context(), nil); code != exitFailed {
 		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
 	}
@@ -94,7 +94,7 @@ func TestScenarioHealsATrouble(t *testing.T) {
 	s.Tenants = []scenario.Tenant{{Jobs: 8, Name: "large"}, {Jobs: 8, Name: "medium"}, {Jobs: 8, Name: "small"}}
 	s.API.Trouble = scenario.Trouble{After: time.Second, For: 3 * time.Second, Limit: "everybody"}
 	var stdout, stderr strings.Builder
-	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
+	m := &Main{Env: noEnv, Scenario: s, Stdout: &stdout, Stderr: &stderr}
 	if code := m.Run(t.Context(), []string{"--json"}); code != exitDone {
 		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
 	}

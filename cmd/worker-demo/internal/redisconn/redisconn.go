@@ -3,50 +3,52 @@ package redisconn
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 )
 
 // A Server is where the queue and the windows are.
 type Server struct {
 	Client redis.UniversalClient
-	Opt    asynq.RedisConnOpt
+	Opt    Opt
 
 	embedded *miniredis.Miniredis
 }
 
-// Open connects to the server of the URL, or starts an embedded one for this process.
-func Open(ctx context.Context, uri string) (*Server, error) {
-	s, name := &Server{}, "embedded Redis"
-	if uri == "" {
-		s.embedded = miniredis.NewMiniRedis()
-		s.embedded.ClockTTL(true)
-		if err := s.embedded.Start(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		s.Opt = asynq.RedisClientOpt{Addr: s.embedded.Addr()}
-	} else {
-		u, err := url.Parse(uri)
-		if err != nil {
-			return nil, errors.New("--redis: is not a URL: must be such as redis://localhost:6379/0") // the error holds the password
-		}
-		name = "--redis " + u.Redacted()
-		if s.Opt, err = asynq.ParseRedisURI(uri); err != nil {
-			return nil, fmt.Errorf("%s: %w: must be such as redis://localhost:6379/0", name, err)
-		}
+// An Opt makes clients. It is an asynq.RedisConnOpt: asynq's own knows no user names.
+type Opt struct{ connect func() redis.UniversalClient }
+
+// MakeRedisClient returns a new client, a redis.UniversalClient.
+func (o Opt) MakeRedisClient() any { return o.connect() }
+
+// Embedded starts a Redis that lives in this process, and ends at Close.
+func Embedded() (*Server, error) {
+	s := &Server{embedded: miniredis.NewMiniRedis()}
+	s.embedded.ClockTTL(true)
+	if err := s.embedded.Start(); err != nil {
+		return nil, fmt.Errorf("embedded Redis: %w", err)
 	}
-	s.Client = s.Opt.MakeRedisClient().(redis.UniversalClient)
+	addr := s.embedded.Addr()
+	s.Opt.connect = func() redis.UniversalClient { return redis.NewClient(&redis.Options{Addr: addr}) }
+	s.Client = s.Opt.connect()
+	return s, nil
+}
+
+// Open connects to a Redis and sees that it answers, within 3 s. Errors never tell a password.
+func Open(ctx context.Context, a Address, t TLS) (*Server, error) {
+	opt, err := a.parse(t)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{Opt: opt, Client: opt.connect()}
 	ping, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if err := s.Client.Ping(ping).Err(); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("%s: %w: must be a Redis that answers", name, err)
+		return nil, fmt.Errorf("%s: %w: must be a Redis that answers", a.Source, err)
 	}
 	return s, nil
 }

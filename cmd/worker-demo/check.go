@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
@@ -19,42 +17,36 @@ import (
 type CheckCommand struct {
 	*Main
 
-	JSON     bool
-	Policies string // file
-}
-
-func (c *CheckCommand) ParseFlags(args []string) error {
-	if err := parse(c.flags(), args); err != nil {
-		return err
-	}
-	if c.Policies == "" {
-		return errors.New("-policies is missing: must be a policy file")
-	}
-	return nil
-}
-
-func (c *CheckCommand) flags() *flag.FlagSet {
-	flags := flag.NewFlagSet("check", flag.ContinueOnError)
-	flags.BoolVar(&c.JSON, "json", false, "")
-	flags.StringVar(&c.Policies, "policies", "", "")
-	return flags
+	Policies string // file, or "-" for stdin
 }
 
 func (c *CheckCommand) Run(context.Context) error {
-	policies, err := policyfile.Load(c.Policies)
+	policies, err := loadPolicies(c.Policies, c.Stdin)
 	if err != nil {
 		return inputError{err}
 	}
 	for i := range policies {
 		policies[i] = policies[i].WithDefaults()
 	}
-	if c.JSON {
-		return writeJSON(c.Stdout, describe(policies))
+	if c.json {
+		return show.JSON(c.Stdout, describe(policies))
 	}
 	for _, p := range policies {
 		printPolicy(c.Stdout, p)
 	}
 	return nil
+}
+
+// loadPolicies reads a policy file, or stdin if its name is "-".
+func loadPolicies(name string, stdin io.Reader) ([]throttle.Policy, error) {
+	if name != "-" {
+		return policyfile.Load(name)
+	}
+	data, err := io.ReadAll(stdin)
+	if err != nil {
+		return nil, fmt.Errorf("stdin: %w", err)
+	}
+	return policyfile.Parse("stdin", data)
 }
 
 func printPolicy(w io.Writer, p throttle.Policy) {
@@ -63,16 +55,16 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 		match = "no task type"
 	}
 	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n", p.Name, match, p.Fail, p.Requeue)
-	t := newTable(w)
+	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
 			limitText(window),
-			scopeText(window.Per), algorithmText(window), short(window.Margin))
+			scopeText(window.Per), algorithmText(window), show.Short(window.Margin))
 	}
 	t.Flush()
 	if len(p.Tenants) > 0 {
-		t = newTable(w)
+		t = show.Table(w)
 		fmt.Fprintln(t, "  TENANT\tWEIGHT\tLIMITS OF ITS OWN")
 		for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
 			fmt.Fprintf(t, "  %s\t%v\t%s\n", name, p.Tenants[name].Weight, ownText(p.Tenants[name]))
@@ -98,7 +90,7 @@ func limitText(w throttle.Window) string {
 	case throttle.Concurrency:
 		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
 	}
-	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, short(w.Period))
+	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, show.Short(w.Period))
 }
 
 func algorithmText(w throttle.Window) string {
@@ -108,7 +100,7 @@ func algorithmText(w throttle.Window) string {
 	case throttle.Fixed:
 		return "fixed, from " + string(w.Anchor)
 	case throttle.Concurrency:
-		return "concurrency, lease " + short(w.Lease)
+		return "concurrency, lease " + show.Short(w.Lease)
 	}
 	return string(w.Algorithm)
 }
@@ -133,7 +125,7 @@ func ownText(t throttle.Tenant) string {
 	return strings.Join(own, ", ")
 }
 
-// The JSON of "check -json", with every default written out.
+// The JSON of "check --json", with every default written out.
 type (
 	checked struct {
 		Policies []checkedPolicy `json:"policies"`
@@ -182,9 +174,9 @@ func describe(policies []throttle.Policy) checked {
 		}
 		for _, w := range p.Windows {
 			c.Windows = append(c.Windows, checkedWindow{
-				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
-				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: milliseconds(w.Margin),
-				LeaseMS: milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
+				Name: w.Name, Limit: w.Limit, PeriodMS: show.Milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
+				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: show.Milliseconds(w.Margin),
+				LeaseMS: show.Milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
 			})
 		}
 		for name, t := range p.Tenants {
@@ -197,10 +189,4 @@ func describe(policies []throttle.Policy) checked {
 		out.Policies = append(out.Policies, c)
 	}
 	return out
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }

@@ -5,9 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,10 +13,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"github.com/urfave/cli/v3"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
@@ -32,47 +34,63 @@ type RunCommand struct {
 	Out         string // file, or "" for stdout
 	Policies    string // file
 	Queue       string // "" for one named after the jobs file
+	Prefix      string // of everything in Redis, or ""
 	Redis       string // URL, or "" for an embedded one
+	RedisFile   string // that holds the URL
+	RedisTLS    redisconn.TLS
 	Summary     string // file, or ""
 	Timeout     time.Duration
 }
 
-func (c *RunCommand) ParseFlags(args []string) error {
-	if err := parse(c.flags(), args); err != nil {
-		return err
+func (c *RunCommand) flags() []cli.Flag {
+	c.Timeout = 30 * time.Second
+	return []cli.Flag{
+		&cli.StringFlag{Name: "jobs", Usage: "one job a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
+		&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`", Destination: &c.Policies, TakesFile: true},
+		&cli.StringFlag{Name: "out", Usage: "append results to `FILE`; by default they go to stdout", Destination: &c.Out, TakesFile: true},
+		&cli.StringFlag{Name: "redis", Usage: "keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process", Destination: &c.Redis},
+		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
+		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
+		&cli.StringFlag{Name: "redis-cert", Usage: "show Redis the client certificate of `FILE`", Destination: &c.RedisTLS.Cert, TakesFile: true},
+		&cli.StringFlag{Name: "redis-key", Usage: "its key is in `FILE`", Destination: &c.RedisTLS.Key, TakesFile: true},
+		&cli.StringFlag{Name: "prefix", Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging", Destination: &c.Prefix},
+		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
+		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
+		&cli.GenericFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: durationValue{&c.Timeout}, DefaultText: "30s"},
+		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default named after the absolute path of the jobs file", Destination: &c.Queue},
 	}
+}
+
+var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,63}$`)
+
+// validate checks what can be told from the flags alone.
+func (c *RunCommand) validate() error {
 	switch {
 	case c.Jobs == "":
-		return errors.New("-jobs is missing: must be a file of jobs, or - for stdin")
+		return errors.New("--jobs is missing: must be a file of jobs, or - for stdin")
 	case c.Policies == "":
-		return errors.New("-policies is missing: must be a policy file")
+		return errors.New("--policies is missing: must be a policy file")
 	case c.Queue != "" && strings.TrimSpace(c.Queue) == "":
-		return fmt.Errorf("-queue %q: must not be blank", c.Queue)
+		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
+	case !prefixShape.MatchString(c.Prefix):
+		return fmt.Errorf("--prefix %q: must be at most 63 of the characters A-Z a-z 0-9 _ . -", jobs.Shorten(c.Prefix))
+	case c.Redis != "" && c.RedisFile != "":
+		return errors.New("--redis and --redis-file: must not be given together")
 	case c.Concurrency < 1 || c.Concurrency > 10_000:
-		return fmt.Errorf("-concurrency %d: must be 1 to 10000", c.Concurrency)
+		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
-		return fmt.Errorf("-timeout %v: must be 1ms to 1h", c.Timeout)
+		return fmt.Errorf("--timeout %v: must be 1ms to 1h", c.Timeout)
 	}
 	return nil
 }
 
-func (c *RunCommand) flags() *flag.FlagSet {
-	flags := flag.NewFlagSet("run", flag.ContinueOnError)
-	flags.IntVar(&c.Concurrency, "concurrency", 16, "")
-	flags.StringVar(&c.Jobs, "jobs", "", "")
-	flags.StringVar(&c.Out, "out", "", "")
-	flags.StringVar(&c.Policies, "policies", "", "")
-	flags.StringVar(&c.Queue, "queue", "", "")
-	flags.StringVar(&c.Redis, "redis", "", "")
-	flags.StringVar(&c.Summary, "summary", "", "")
-	flags.DurationVar(&c.Timeout, "timeout", 30*time.Second, "")
-	return flags
-}
-
 // Run checks all input, and only then begins to write.
 func (c *RunCommand) Run(ctx context.Context) error {
-	progress := NewProgress(c.Stderr, 5*time.Second)
-	jobs, err := c.readJobs()
+	if err := c.validate(); err != nil {
+		return badInput(`%w: see "worker-demo run -h"`, err)
+	}
+	progress := drain.NewProgress(c.Stderr, 5*time.Second)
+	list, err := c.readJobs()
 	if err != nil {
 		return inputError{err}
 	}
@@ -84,32 +102,32 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return inputError{err}
 	}
-	server, err := openRedis(ctx, c.Redis)
+	server, err := c.openRedis(ctx)
 	if err != nil {
 		return inputError{err}
 	}
 	defer server.Close()
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
+	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.prefix()})
 	if err != nil {
 		return inputError{err}
 	}
-	if err := checkJobs(ctx, limiter, c.Policies, jobs); err != nil {
+	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
-	// Whoever worked on these jobs may have written to -out up to now.
+	// Whoever worked on these jobs may have written to --out up to now.
 	if err := waitAlone(ctx, server.Client, queue, progress); err != nil {
 		return err
 	}
-	results := NewResultLog(c.Stdout)
+	results := jobs.NewLog(c.Stdout)
 	if c.Out != "" {
-		if results, err = OpenResultLog(c.Out); err != nil {
-			return badInput("-out: %w", err)
+		if results, err = jobs.OpenLog(c.Out); err != nil {
+			return badInput("--out: %w", err)
 		}
 		defer results.Close()
 	}
 	if c.Summary != "" {
 		if err := os.WriteFile(c.Summary, nil, 0o644); err != nil {
-			return badInput("-summary: %w", err)
+			return badInput("--summary: %w", err)
 		}
 	}
 	for _, p := range policies {
@@ -118,18 +136,18 @@ func (c *RunCommand) Run(ctx context.Context) error {
 		}
 	}
 
-	drain := &Drain{
-		Caller:      NewCaller(c.Timeout, c.Concurrency),
+	d := &drain.Drain{
+		Caller:      call.New(c.Timeout, c.Concurrency),
 		Client:      server.Client,
 		Concurrency: c.Concurrency,
-		Jobs:        jobs,
+		Jobs:        list,
 		Limiter:     limiter,
 		Progress:    progress,
 		Queue:       queue,
 		Redis:       server.Opt,
 		Results:     results,
 	}
-	summary, err := drain.Run(ctx)
+	summary, err := d.Run(ctx)
 	interrupted := err != nil && ctx.Err() != nil
 	if err != nil && !interrupted {
 		return err
@@ -147,42 +165,89 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	return nil
 }
 
-func (c *RunCommand) readJobs() ([]Job, error) {
+func (c *RunCommand) readJobs() ([]jobs.Job, error) {
 	if c.Jobs == "-" {
-		return ReadJobs("stdin", c.Stdin)
+		return jobs.Read("stdin", c.Stdin)
 	}
 	file, err := os.Open(c.Jobs)
 	if err != nil {
-		return nil, fmt.Errorf("-jobs: %w", err)
+		return nil, fmt.Errorf("--jobs: %w", err)
 	}
 	defer file.Close()
-	return ReadJobs(c.Jobs, file)
+	return jobs.Read(c.Jobs, file)
+}
+
+// redisURLVariable holds the URL of Redis if no flag tells it.
+const redisURLVariable = "SLUICE_REDIS_URL"
+
+// redisAddress is where Redis is, and whether anything says so.
+func (c *RunCommand) redisAddress() (a redisconn.Address, found bool, err error) {
+	switch {
+	case c.Redis != "":
+		a = redisconn.Address{Source: "--redis", URL: c.Redis}
+	case c.RedisFile != "":
+		text, err := os.ReadFile(c.RedisFile)
+		if err != nil {
+			return a, true, fmt.Errorf("--redis-file: %w", err)
+		}
+		a = redisconn.Address{Source: "--redis-file " + c.RedisFile, URL: strings.TrimSpace(string(text))}
+	default:
+		url, set := c.Env(redisURLVariable)
+		if !set || url == "" {
+			return a, false, nil
+		}
+		a = redisconn.Address{Source: "$" + redisURLVariable, URL: url}
+	}
+	a, err = a.Expand(c.Env)
+	return a, true, err
+}
+
+func (c *RunCommand) openRedis(ctx context.Context) (*redisconn.Server, error) {
+	address, found, err := c.redisAddress()
+	if err != nil {
+		return nil, err
+	}
+	if !found && c.RedisTLS != (redisconn.TLS{}) {
+		return nil, errors.New("there are TLS files, but no Redis: --redis must tell its URL")
+	}
+	if !found {
+		return redisconn.Embedded()
+	}
+	return redisconn.Open(ctx, address, c.RedisTLS)
+}
+
+// prefix is what everything of this run in Redis begins with.
+func (c *RunCommand) prefix() string {
+	if c.Prefix == "" {
+		return ""
+	}
+	return c.Prefix + ":"
 }
 
 // queueName names a queue for this jobs file alone, the same from wherever it is run.
 func (c *RunCommand) queueName() (string, error) {
 	if c.Queue != "" {
-		return c.Queue, nil
+		return c.prefix() + c.Queue, nil
 	}
 	if c.Jobs == "-" {
-		return "worker-demo:stdin", nil
+		return c.prefix() + "worker-demo:stdin", nil
 	}
 	abs, err := filepath.Abs(c.Jobs)
 	if err != nil {
-		return "", fmt.Errorf("-jobs: %w", err)
+		return "", fmt.Errorf("--jobs: %w", err)
 	}
 	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
-	return fmt.Sprintf("worker-demo:%s:%.6x", plain, sha256.Sum256([]byte(abs))), nil
+	return fmt.Sprintf("%sworker-demo:%s:%.6x", c.prefix(), plain, sha256.Sum256([]byte(abs))), nil
 }
 
 // checkJobs asks the limiter whether every job can be granted at all. Redis is not asked.
-func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string, jobs []Job) error {
+func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string, list []jobs.Job) error {
 	var errs []error
 	checked := map[string]error{} // jobs are many, but few of them differ in what they ask for
-	for _, job := range jobs {
+	for _, job := range list {
 		policy, ok := limiter.PolicyFor(job.Type)
 		if !ok {
-			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one", job.at, shorten(job.Type), policyFile))
+			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one", job.At, jobs.Shorten(job.Type), policyFile))
 			continue
 		}
 		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
@@ -192,18 +257,18 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 			checked[key] = err
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", job.at, err))
+			errs = append(errs, fmt.Errorf("%s: %w", job.At, err))
 		}
 	}
 	if len(errs) > 0 {
-		return inputError{joinFirst(errs)}
+		return inputError{jobs.Join(errs)}
 	}
 	return nil
 }
 
 // waitAlone waits until no server works on the queue: one that was killed is seen there for up
 // to 10 s.
-func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, progress *Progress) error {
+func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, progress *drain.Progress) error {
 	inspector := asynq.NewInspectorFromRedisClient(client)
 	told := false
 	for end := time.Now().Add(15 * time.Second); ; {
@@ -217,7 +282,7 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 		}
 		other := servers[i]
 		if time.Now().After(end) {
-			return badInput("queue %q: process %d on %s works on it: let it end, or use another -queue", queue, other.PID, other.Host)
+			return badInput("queue %q: process %d on %s works on it: let it end, or use another --queue", queue, other.PID, other.Host)
 		}
 		if !told {
 			told = true
@@ -232,13 +297,13 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 }
 
 // report tells people and, if they asked, machines how it went.
-func (c *RunCommand) report(s Summary) error {
+func (c *RunCommand) report(s drain.Summary) error {
 	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %.2f wakes a job, %d denials", s.Jobs, s.Succeeded, s.Failed, s.DrainSeconds, s.WakesPerJob, s.Denials)
 	if s.RedisCallsPerJob != nil {
 		fmt.Fprintf(c.Stderr, ", %.1f Redis calls a job", *s.RedisCallsPerJob)
 	}
 	fmt.Fprintln(c.Stderr)
-	printWindows(c.Stderr, s.Windows)
+	drain.PrintWindows(c.Stderr, s.Windows)
 	if c.Summary == "" {
 		return nil
 	}
@@ -247,65 +312,20 @@ func (c *RunCommand) report(s Summary) error {
 		return err
 	}
 	if err := os.WriteFile(c.Summary, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("-summary: %w", err)
+		return fmt.Errorf("--summary: %w", err)
 	}
 	return nil
 }
 
-func (c *RunCommand) howToGoOn(s Summary) string {
+func (c *RunCommand) howToGoOn(s drain.Summary) string {
+	_, kept, _ := c.redisAddress()
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
-	case c.Redis == "" && c.Out == "":
-		return text + "without -redis or -out nothing of this is kept, and the same command begins anew"
+	case !kept && c.Out == "":
+		return text + "without --redis or --out nothing of this is kept, and the same command begins anew"
 	case c.Jobs == "-":
 		return text + "the same command with the same input goes on from here"
 	default:
 		return text + "the same command goes on from here"
-	}
-}
-
-// A RedisServer is where the queue and the windows are.
-type RedisServer struct {
-	Client redis.UniversalClient
-	Opt    asynq.RedisConnOpt
-
-	embedded *miniredis.Miniredis
-}
-
-// openRedis connects to the server of the URL, or starts an embedded one for this process.
-func openRedis(ctx context.Context, uri string) (*RedisServer, error) {
-	s, name := &RedisServer{}, "embedded Redis"
-	if uri == "" {
-		s.embedded = miniredis.NewMiniRedis()
-		s.embedded.ClockTTL(true)
-		if err := s.embedded.Start(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		s.Opt = asynq.RedisClientOpt{Addr: s.embedded.Addr()}
-	} else {
-		u, err := url.Parse(uri)
-		if err != nil {
-			return nil, errors.New("-redis: is not a URL: must be such as redis://localhost:6379/0") // the error holds the password
-		}
-		name = "-redis " + u.Redacted()
-		if s.Opt, err = asynq.ParseRedisURI(uri); err != nil {
-			return nil, fmt.Errorf("%s: %w: must be such as redis://localhost:6379/0", name, err)
-		}
-	}
-	s.Client = s.Opt.MakeRedisClient().(redis.UniversalClient)
-	ping, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	if err := s.Client.Ping(ping).Err(); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("%s: %w: must be a Redis that answers", name, err)
-	}
-	return s, nil
-}
-
-// Close closes the connection, and ends the server if it is ours.
-func (s *RedisServer) Close() {
-	s.Client.Close()
-	if s.embedded != nil {
-		s.embedded.Close()
 	}
 }

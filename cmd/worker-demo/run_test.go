@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,6 +19,8 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -36,11 +39,11 @@ func TestRunCalls(t *testing.T) {
 {"id":"broken","tenant":"b","url":"URL/broken","max_retry":1}
 {"id":"nobody","tenant":"b","url":"http://`+closedPort(t)+`/","max_retry":0}
 `, "URL", r.URL))
-		args := d.args("-redis", "redis://"+client.Options().Addr, "-summary", d.path("summary.json"))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--summary", d.path("summary.json"))
 		runMain(t.Context(), "", args...).want(t, exitFailed, "8 of 8 jobs done, 3 failed", "8 jobs: 5 succeeded, 3 failed, in ")
 
 		got := d.results("out.jsonl")
-		for _, want := range []Result{
+		for _, want := range []jobs.Result{
 			{ID: "plain", Tenant: "a", Status: 200, Attempts: 1},
 			{ID: "post", Tenant: "b", Status: 200, Attempts: 1},
 			{ID: "redirect", Tenant: "a", Status: 302, Attempts: 1},
@@ -69,7 +72,7 @@ func TestRunCalls(t *testing.T) {
 			t.Errorf("calls %v", r.calls)
 		}
 
-		var s Summary
+		var s drain.Summary
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +82,7 @@ func TestRunCalls(t *testing.T) {
 		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {
 			t.Errorf("Redis calls per job: %v", s.RedisCallsPerJob)
 		}
-		spend := WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
+		spend := drain.WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
 		if len(s.Windows) != 5 || s.Windows[4] != spend || s.Windows[2].Scope != "shared" {
 			t.Errorf("%+v", s.Windows)
 		}
@@ -93,7 +96,7 @@ func TestRunCalls(t *testing.T) {
 	})
 }
 
-func sameResult(a, b Result) bool {
+func sameResult(a, b jobs.Result) bool {
 	started := a.StartedAt.Equal(b.StartedAt)
 	a.StartedAt, b.StartedAt = time.Time{}, time.Time{}
 	return started && a == b
@@ -130,7 +133,7 @@ policies:
       - {name: burst, limit: 4, period: 1s}
       - {name: all, limit: 6, period: 1s, per: []}
 `, "")
-	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "-jobs", "-", "-policies", d.path("policies.yml"), "-summary", d.path("summary.json"))
+	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "--jobs", "-", "--policies", d.path("policies.yml"), "--summary", d.path("summary.json"))
 	e.want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ", "WINDOW")
 	results := parseResults(t, e.stdout)
 	wakes := 0
@@ -140,7 +143,7 @@ policies:
 			t.Errorf("called %d times: %+v", r.called(id), res)
 		}
 	}
-	var s Summary
+	var s drain.Summary
 	if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 		t.Fatal(err)
 	}
@@ -169,14 +172,21 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil, `JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
 		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
-		{"no jobs file", "", roomy, []string{"-jobs", "DIR/nope"}, `-jobs: open DIR/nope: no such file or directory`},
-		{"no policy file", job(""), roomy, []string{"-policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
-		{"-out is the jobs file", job(""), roomy, []string{"-out", "JOBS"}, `-out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
-		{"-out in no directory", job(""), roomy, []string{"-out", "DIR/nope/out"}, `-out: open DIR/nope/out: no such file or directory`},
-		{"-summary in no directory", job(""), roomy, []string{"-summary", "DIR/nope/s"}, `-summary: open DIR/nope/s: no such file or directory`},
-		{"-redis is no URL", job(""), roomy, []string{"-redis", "redis://:secret@x:y"}, `-redis: is not a URL: must be such as redis://localhost:6379/0`},
-		{"-redis of another kind", job(""), roomy, []string{"-redis", "http://:secret@x"}, `-redis http://:xxxxx@x: asynq: unsupported uri scheme: "http": must be such as redis://localhost:6379/0`},
-		{"-redis does not answer", job(""), roomy, []string{"-redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
+		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
+		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
+		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
+		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
+		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
+		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"}, `--redis: is not a URL: must be such as redis://localhost:6379/0, `},
+		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"}, `--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
+		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
+		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"}, `--redis and --redis-file: must not be given together`},
+		{"no --redis-file", job(""), roomy, []string{"--redis-file", "DIR/f"}, `--redis-file: open DIR/f: no such file or directory`},
+		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"}, `--redis: ${PW}: the environment has no such variable: it must be set`},
+		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"}, `--redis-ca JOBS: holds no certificate: must be a PEM file`},
+		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"}, `there are TLS files, but no Redis: --redis must tell its URL`},
+		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"}, `--redis-cert and --redis-key: one is missing: must be given together`},
+		{"--prefix", job(""), roomy, []string{"--prefix", "a{b"}, `--prefix "a{b": must be at most 63 of the characters A-Z a-z 0-9 _ . -`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -209,7 +219,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 func TestRunNothing(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, "\n")
-	runMain(t.Context(), "", d.args("-summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
+	runMain(t.Context(), "", d.args("--summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
 	if s := d.read("summary.json"); !strings.Contains(s, `"jobs":0,`) || !strings.Contains(s, `"windows":[]`) {
 		t.Error(s)
 	}
@@ -232,6 +242,18 @@ func TestRunGoesOnFromOut(t *testing.T) {
 	}
 }
 
+// What a task and its result hold in Redis.
+type (
+	payload struct {
+		jobs.Job
+		EnqueuedAt time.Time `json:"enqueued_at"`
+	}
+	record struct {
+		jobs.Result
+		Done bool `json:"done"`
+	}
+)
+
 // What an earlier run left in Redis: tasks of a worker that died, tasks that were removed or
 // changed in the jobs file, and results whose line is missing.
 func TestRunTakesOver(t *testing.T) {
@@ -246,14 +268,14 @@ func TestRunTakesOver(t *testing.T) {
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL))
 		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		jobs, err := ReadJobs("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
+		list, err := jobs.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		enqueuer := asynq.NewClientFromRedisClient(client)
-		for _, job := range jobs {
+		for _, job := range list {
 			body, _ := json.Marshal(payload{job, time.Now()})
 			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
 			if _, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry), asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID)); err != nil {
@@ -271,14 +293,14 @@ func TestRunTakesOver(t *testing.T) {
 				client.HSet(ctx, key+"t:"+id, "result", data)
 			}
 		}
-		once := Result{ID: "/1", Tenant: "t1", Attempts: 1, Wakes: 2}
-		done := Result{ID: "/2", Tenant: "t0", Attempts: 1, Wakes: 3, Status: 200}
+		once := jobs.Result{ID: "/1", Tenant: "t1", Attempts: 1, Wakes: 2}
+		done := jobs.Result{ID: "/2", Tenant: "t0", Attempts: 1, Wakes: 3, Status: 200}
 		strand("/0", nil)                   // before its only call
 		strand("/1", &record{Result: once}) // during it
 		strand("/2", &record{done, true})   // after it, before its line
 		strand("known", nil)                // after its line
 
-		e := runMain(ctx, "", d.args("-queue", queue, "-redis", "redis://"+client.Options().Addr)...)
+		e := runMain(ctx, "", d.args("--queue", queue, "--redis", "redis://"+client.Options().Addr)...)
 		e.want(t, exitFailed, "8 jobs: 7 succeeded, 1 failed", `removed 2 jobs of an earlier run from queue "taken"`)
 		results := d.results("out.jsonl")
 		if len(results) != 8 || results["/0"].Error != "" || results["/2"].Wakes != 3 {
@@ -299,8 +321,8 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	r := newRemote(t)
 	d := newDesk(t, roomy, "")
 	var stderr strings.Builder
-	m := &Main{Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
-	if code := m.Run(t.Context(), []string{"run", "-jobs", "-", "-policies", d.path("policies.yml")}); code != exitFailed {
+	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
+	if code := m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}); code != exitFailed {
 		t.Errorf("exit code %d", code)
 	}
 	if !strings.Contains(stderr.String(), "worker-demo: writing a result: disk is full\n") {
@@ -332,7 +354,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	told := &interrupter{cancel: cancel, on: "waiting until it is known to be gone"}
-	code := (&Main{Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("-queue", "shared", "-redis", "redis://"+addr))
+	code := (&Main{Env: noEnv, Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("--queue", "shared", "--redis", "redis://"+addr))
 	if code != exitInterrupted || !strings.Contains(told.String(), fmt.Sprintf("process %d on ", os.Getpid())) {
 		t.Errorf("exit code %d, stderr:\n%s", code, told.String())
 	}
@@ -368,6 +390,7 @@ func TestQueueName(t *testing.T) {
 	names := []string{
 		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
 		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
+		name(RunCommand{Jobs: "a.jsonl", Prefix: "staging"}), name(RunCommand{Jobs: "-", Prefix: "staging"}), name(RunCommand{Queue: "own", Prefix: "staging"}),
 	}
 	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "worker-demo:a.jsonl:") {
 		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
@@ -376,7 +399,11 @@ func TestQueueName(t *testing.T) {
 		t.Error(odd)
 	}
 	slices.Sort(names)
-	if len(slices.Compact(names)) != 5 {
+	if len(slices.Compact(names)) != 8 {
 		t.Errorf("%q", names)
 	}
 }
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }

@@ -7,10 +7,11 @@ import (
 )
 
 // The shapes of all keys of a policy. The first part is its prefix, and one hash tag, so that one
-// script call can reach all of them:
+// script call can reach all of them. PREFIX is the limiter's own (throttle.Config.Prefix), and often
+// empty:
 //
-//	sluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
-//	sluice:{POLICY}:q                     the line's count; the only key that a call names
+//	PREFIXsluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
+//	PREFIXsluice:{POLICY}:q                     the line's count; the only key that a call names
 //
 // The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua and
 // lua/line.lua.
@@ -19,8 +20,9 @@ import (
 // byte that is not a letter, a digit or one of _ . - ~ @ is written as %XX. So no name can collide
 // with another or reach beyond its own key.
 
-// Prefix returns what all keys of a policy begin with.
-func Prefix(policy string) string { return "sluice:{" + policy + "}:" }
+// Prefix returns what all keys of a policy begin with. No two pairs have the same: neither part
+// holds a brace.
+func Prefix(prefix, policy string) string { return prefix + "sluice:{" + policy + "}:" }
 
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string {

@@ -52,7 +52,10 @@ func TestKeysNeverCollide(t *testing.T) {
 		seen[key] = what
 	}
 	for _, policy := range []string{"p", "n", "w", "q"} {
-		p := Prefix(policy)
+		for _, prefix := range []string{"p", "sluice:", "p:sluice:"} {
+			note(Prefix(prefix, policy)+"q", "the line of "+policy+" beyond "+prefix)
+		}
+		p := Prefix("", policy)
 		note(p+"q", "the line of "+policy)
 		for _, a := range hostile {
 			for _, b := range hostile[:len(hostile)-3] {

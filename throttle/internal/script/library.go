@@ -28,6 +28,9 @@ type Library struct {
 	// Edit, if not nil, changes the text of every script: for tests.
 	Edit func(text string) string
 
+	// Prefix is what the keys of all policies begin with. It holds no brace.
+	Prefix string
+
 	mu   sync.Mutex
 	made map[string]*scripts // by the names of the algorithms
 }

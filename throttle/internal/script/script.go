@@ -44,7 +44,7 @@ type Window struct {
 // Prepare makes a policy ready for calls.
 func (l *Library) Prepare(p *Policy) *Policy {
 	p.scripts = l.of(p.Algorithms)
-	p.keys = []string{Prefix(p.Name) + "q"}
+	p.keys = []string{Prefix(l.Prefix, p.Name) + "q"}
 	var scopes, windows strings.Builder
 	for _, attributes := range p.Scopes {
 		fmt.Fprintf(&scopes, "%s;", attributes)

@@ -1,7 +1,9 @@
-package main
+package drain
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -14,6 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -48,23 +52,27 @@ func TestDrainFindsLostTasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		jobs, err := ReadJobs("jobs", strings.NewReader(manyJobs(5, "http://x", "")))
+		var lines strings.Builder
+		for i := range 5 {
+			fmt.Fprintf(&lines, `{"id":"/%d","tenant":"t%d","url":"http://x/%d"}`+"\n", i, i%2, i)
+		}
+		list, err := jobs.Read("jobs", strings.NewReader(lines.String()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		calls := make(chan string, 100)
-		caller := NewCaller(time.Second, 1)
-		caller.client.Transport = answers(func(path string) int { calls <- path; return http.StatusOK })
-		lines := &wholeLines{}
+		caller := call.New(time.Second, 1)
+		caller.Client.Transport = answers(func(path string) int { calls <- path; return http.StatusOK })
+		var out bytes.Buffer
 		drain := &Drain{
-			Caller: caller, Client: client, Concurrency: 2, Jobs: jobs, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
-			Queue: "q", Redis: piped{m}, Results: NewResultLog(lines),
+			Caller: caller, Client: client, Concurrency: 2, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
+			Queue: "q", Redis: piped{m}, Results: jobs.NewLog(&out),
 		}
 		time.AfterFunc(30*time.Second, m.FlushAll)
 		start := time.Now()
 		s, err := drain.Run(t.Context())
-		if err != nil || s.Succeeded != 5 || lines.lines != 5 || len(calls) != 5 {
-			t.Errorf("%v: %+v, %d lines, %d calls", err, s, lines.lines, len(calls))
+		if err != nil || s.Succeeded != 5 || bytes.Count(out.Bytes(), []byte("\n")) != 5 || len(calls) != 5 {
+			t.Errorf("%v: %+v, %s, %d calls", err, s, out.String(), len(calls))
 		}
 		if took := time.Since(start); took < 6*time.Minute || took > 8*time.Minute {
 			t.Errorf("it took %v: 2 jobs at once, 2 when their loss was seen, 1 five minutes later", took)

@@ -1,4 +1,4 @@
-package main
+package jobs
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 
 func TestReadJobs(t *testing.T) {
 	t.Parallel()
-	jobs, err := ReadJobs("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
+	jobs, err := Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
 
   {"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}
 {"tenant":"a","url":"http://x/"}
@@ -26,19 +26,19 @@ func TestReadJobs(t *testing.T) {
 	}
 	own := Job{
 		ID: "own", Tenant: "b", Method: "POST", URL: "https://x/y?z", Headers: map[string]string{"Accept": "text/html"},
-		Body: "hello", Cost: Cost{"tokens": 3}, MaxRetry: 0, Type: "http:post", at: "jobs.jsonl:3",
+		Body: "hello", Cost: Cost{"tokens": 3}, MaxRetry: 0, Type: "http:post", At: "jobs.jsonl:3",
 	}
-	short := Job{ID: jobs[0].ID, Tenant: "a", Method: "GET", URL: "http://x/", MaxRetry: 3, Type: "http:call", at: "jobs.jsonl:1"}
+	short := Job{ID: jobs[0].ID, Tenant: "a", Method: "GET", URL: "http://x/", MaxRetry: 3, Type: "http:call", At: "jobs.jsonl:1"}
 	again := short
-	again.ID, again.at = jobs[2].ID, "jobs.jsonl:4"
+	again.ID, again.At = jobs[2].ID, "jobs.jsonl:4"
 	dear := short
-	dear.ID, dear.at, dear.Cost = jobs[3].ID, "jobs.jsonl:5", Cost{"requests": 2}
+	dear.ID, dear.At, dear.Cost = jobs[3].ID, "jobs.jsonl:5", Cost{"requests": 2}
 	if want := []Job{short, own, again, dear}; !reflect.DeepEqual(jobs, want) {
 		t.Errorf("got  %+v\nwant %+v", jobs, want)
 	}
 
 	// The same line has the same id in the next run, and no other line has it.
-	once, err := ReadJobs("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`))
+	once, err := Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`))
 	if err != nil || once[0].ID != jobs[0].ID || jobs[0].ID == jobs[2].ID || jobs[2].ID == jobs[3].ID {
 		t.Errorf("%v: ids %q and %q", err, once[0].ID, []string{jobs[0].ID, jobs[2].ID, jobs[3].ID})
 	}
@@ -82,7 +82,7 @@ func TestBadJobs(t *testing.T) {
 			return s
 		}()+"and 3 more bad lines\n", "\n")},
 	} {
-		if _, err := ReadJobs("j", strings.NewReader(c.lines)); err == nil || err.Error() != c.want {
+		if _, err := Read("j", strings.NewReader(c.lines)); err == nil || err.Error() != c.want {
 			t.Errorf("%s\n got %v\nwant %s", c.lines, err, c.want)
 		}
 	}
@@ -103,14 +103,14 @@ func FuzzReadJobs(f *testing.F) {
 		f.Add([]byte(lines))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		jobs, err := ReadJobs("j", bytes.NewReader(data))
+		jobs, err := Read("j", bytes.NewReader(data))
 		if err != nil {
 			lines := strings.Split(err.Error(), "\n")
-			if len(lines) > mostJobErrors+1 {
+			if len(lines) > mostErrors+1 {
 				t.Errorf("%d lines of errors", len(lines))
 			}
 			for i, line := range lines {
-				if !strings.HasPrefix(line, "j:") && (i < mostJobErrors || !strings.HasPrefix(line, "and ")) {
+				if !strings.HasPrefix(line, "j:") && (i < mostErrors || !strings.HasPrefix(line, "and ")) {
 					t.Errorf("a message that is not ours: %q", line)
 				}
 			}
@@ -131,7 +131,7 @@ func FuzzReadJobs(f *testing.F) {
 			if err == nil {
 				err = json.Unmarshal(payload, &back)
 			}
-			back.at = job.at
+			back.At = job.At
 			if len(job.Headers) == 0 {
 				back.Headers, job.Headers = nil, nil
 			}

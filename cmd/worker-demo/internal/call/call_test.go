@@ -1,4 +1,4 @@
-package main
+package call
 
 import (
 	"fmt"
@@ -29,8 +29,8 @@ func TestRetryAfter(t *testing.T) {
 
 func TestRetryDelay(t *testing.T) {
 	t.Parallel()
-	plain := &CallError{Retryable: true}
-	asked := fmt.Errorf("wrapped: %w", &CallError{Retryable: true, RetryAfter: 100 * time.Second})
+	plain := &Error{Retryable: true}
+	asked := fmt.Errorf("wrapped: %w", &Error{Retryable: true, RetryAfter: 100 * time.Second})
 	for _, c := range []struct {
 		retried     int
 		err         error
@@ -43,7 +43,7 @@ func TestRetryDelay(t *testing.T) {
 		{0, asynq.ErrLeaseExpired, 0, 0},
 	} {
 		for range 100 {
-			if d := retryDelay(c.retried, c.err, nil); d < c.least || d > c.most {
+			if d := RetryDelay(c.retried, c.err, nil); d < c.least || d > c.most {
 				t.Errorf("retried %d, %v: %v, want %v to %v", c.retried, c.err, d, c.least, c.most)
 			}
 		}

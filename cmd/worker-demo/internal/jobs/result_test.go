@@ -1,4 +1,4 @@
-package main
+package jobs
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestResultLogGoesOn(t *testing.T) {
+func TestLogGoesOn(t *testing.T) {
 	t.Parallel()
 	const a = `{"id":"a","tenant":"t","status":200,"attempts":1,"wakes":2,"waited_ms":3,"started_at":"2026-01-02T03:04:05Z","error":""}` + "\n"
 	b := strings.Replace(a, `"a"`, `"b"`, 1)
@@ -27,7 +27,7 @@ func TestResultLogGoesOn(t *testing.T) {
 			if c.before != "" {
 				os.WriteFile(path, []byte(c.before), 0o644)
 			}
-			l, err := OpenResultLog(path)
+			l, err := OpenLog(path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ func TestResultLogGoesOn(t *testing.T) {
 }
 
 // A jobs file named as -out by mistake must not be written to.
-func TestResultLogRefusesOtherFiles(t *testing.T) {
+func TestLogRefusesOtherFiles(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		`{"tenant":"a","url":"http://x/"}` + "\n",
@@ -62,7 +62,7 @@ func TestResultLogRefusesOtherFiles(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "out.jsonl")
 		os.WriteFile(path, []byte(text), 0o644)
-		_, err := OpenResultLog(path)
+		_, err := OpenLog(path)
 		if err == nil || !strings.HasPrefix(err.Error(), path+":1: is not a result: ") {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -89,10 +89,10 @@ func (w *wholeLines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestResultLogWritesWholeLinesOnce(t *testing.T) {
+func TestLogWritesWholeLinesOnce(t *testing.T) {
 	t.Parallel()
 	w := &wholeLines{}
-	l := NewResultLog(w)
+	l := NewLog(w)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -112,9 +112,9 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }
 
 // A result that could not be written must not count as written.
-func TestResultLogFull(t *testing.T) {
+func TestLogFull(t *testing.T) {
 	t.Parallel()
-	l := NewResultLog(full{})
+	l := NewLog(full{})
 	if _, err := l.Add(Result{ID: "a"}); err == nil || err.Error() != "writing a result: disk is full" {
 		t.Error(err)
 	}

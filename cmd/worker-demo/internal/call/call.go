@@ -1,4 +1,5 @@
-package main
+// Package call makes the HTTP calls of jobs.
+package call
 
 import (
 	"cmp"
@@ -13,16 +14,18 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 )
 
 // A Caller makes the HTTP calls. It does not follow redirects: they are answers.
 type Caller struct {
-	client *http.Client
+	Client *http.Client
 }
 
-// NewCaller returns a caller whose calls take at most the timeout each, the body included, and
+// New returns a caller whose calls take at most the timeout each, the body included, and
 // that keeps a connection open for each of the concurrent calls to one host.
-func NewCaller(timeout time.Duration, concurrency int) *Caller {
+func New(timeout time.Duration, concurrency int) *Caller {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = concurrency
@@ -33,31 +36,31 @@ func NewCaller(timeout time.Duration, concurrency int) *Caller {
 	}}
 }
 
-// A CallError says why a call failed, and whether it is worth another try.
-type CallError struct {
+// A Error says why a call failed, and whether it is worth another try.
+type Error struct {
 	Refused    bool          // by an upstream that has too much to do, and says for how long
 	RetryAfter time.Duration // the upstream's word, a floor for the next try
 	Retryable  bool
 	Text       string
 }
 
-func (e *CallError) Error() string { return e.Text }
+func (e *Error) Error() string { return e.Text }
 
 // bodyMost bounds how much of an answer is read, so that its connection can be used again.
 const bodyMost = 1 << 20
 
-// Call makes the job's call and returns the HTTP code. Every error is a *CallError, unless ctx
+// Call makes the job's call and returns the HTTP code. Every error is a *Error, unless ctx
 // ended before the answer.
-func (c *Caller) Call(ctx context.Context, job Job) (int, error) {
+func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, error) {
 	req, err := http.NewRequestWithContext(ctx, job.Method, job.URL, strings.NewReader(job.Body))
 	if err != nil {
-		return 0, &CallError{Text: err.Error()}
+		return 0, &Error{Text: err.Error()}
 	}
 	for name, value := range job.Headers {
 		req.Header.Set(name, value)
 	}
 	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http ignores the header
-	res, err := c.client.Do(req)
+	res, err := c.Client.Do(req)
 	if err == nil {
 		defer res.Body.Close()
 		_, err = io.CopyN(io.Discard, res.Body, bodyMost)
@@ -66,14 +69,14 @@ func (c *Caller) Call(ctx context.Context, job Job) (int, error) {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		return 0, &CallError{Retryable: true, Text: err.Error()}
+		return 0, &Error{Retryable: true, Text: err.Error()}
 	}
 	return res.StatusCode, statusError(res)
 }
 
 // statusError is nil for 2xx and 3xx.
 func statusError(res *http.Response) error {
-	e := &CallError{Text: strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode)))}
+	e := &Error{Text: strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode)))}
 	switch res.StatusCode {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
 		e.Retryable = true
@@ -100,16 +103,16 @@ func retryAfter(header string, now time.Time) time.Duration {
 	return 0
 }
 
-// retryDelay is how long a failed job waits for its next try: 1 s, 2 s, 4 s and so on to a
+// RetryDelay is how long a failed job waits for its next try: 1 s, 2 s, 4 s and so on to a
 // minute, with up to half more so that jobs which failed together do not come back together,
 // and no less than the upstream asked for.
-func retryDelay(retried int, err error, _ *asynq.Task) time.Duration {
+func RetryDelay(retried int, err error, _ *asynq.Task) time.Duration {
 	if errors.Is(err, asynq.ErrLeaseExpired) {
 		return 0 // it has waited for its lease
 	}
 	delay := min(time.Second<<min(retried, 6), time.Minute)
 	delay += rand.N(delay / 2)
-	var call *CallError
+	var call *Error
 	if errors.As(err, &call) && call.RetryAfter > 0 {
 		delay = max(delay, call.RetryAfter+time.Second) // asynq keeps whole seconds, rounded down
 	}

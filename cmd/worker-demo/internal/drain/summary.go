@@ -1,4 +1,4 @@
-package main
+package drain
 
 import (
 	"cmp"
@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 )
 
 // A Summary says how a drain went. Jobs, Succeeded and Failed count all jobs, also those that
@@ -57,11 +56,11 @@ func (d *Drain) summarize(took time.Duration, before Counts) Summary {
 	s := Summary{
 		Jobs: c.Jobs, Succeeded: c.Succeeded, Failed: c.Failed,
 		Denials: c.Denials, Dequeues: c.Dequeues,
-		DrainSeconds: round(took.Seconds()),
+		DrainSeconds: show.Round(took.Seconds()),
 		Windows:      slices.AppendSeq([]WindowUse{}, maps.Values(d.used)),
 		done:         c.Done() - before.Done(),
 	}
-	s.WakesPerJob = round(float64(c.Dequeues) / float64(max(s.done, 1)))
+	s.WakesPerJob = show.Round(float64(c.Dequeues) / float64(max(s.done, 1)))
 	if info, err := d.inspector.GetQueueInfo(d.Queue); err == nil {
 		s.Archived = info.Archived
 	}
@@ -85,7 +84,7 @@ func (d *Drain) windowOrder() map[string]int {
 
 func (s *Summary) setRedisCalls(calls int64) {
 	if s.done > 0 && calls >= 0 { // a server that was restarted counts anew
-		perJob := round(float64(calls) / float64(s.done))
+		perJob := show.Round(float64(calls) / float64(s.done))
 		s.RedisCallsPerJob = &perJob
 	}
 }
@@ -109,12 +108,12 @@ func commandCalls(ctx context.Context, client redis.UniversalClient) (calls int6
 	return calls, len(found) > 0
 }
 
-// printWindows prints, for every window, the scope that came nearest to its limit.
-func printWindows(w io.Writer, windows []WindowUse) {
+// PrintWindows prints, for every window, the scope that came nearest to its limit.
+func PrintWindows(w io.Writer, windows []WindowUse) {
 	if len(windows) == 0 {
 		return
 	}
-	t := newTable(w)
+	t := show.Table(w)
 	fmt.Fprintln(t, "WINDOW\tLIMIT\tMOST USED\tBY\tSCOPES")
 	for rest := windows; len(rest) > 0; {
 		n := slices.IndexFunc(rest, func(u WindowUse) bool { return u.Window != rest[0].Window || u.Policy != rest[0].Policy })
@@ -124,27 +123,8 @@ func printWindows(w io.Writer, windows []WindowUse) {
 		u := slices.MaxFunc(rest[:n], func(a, b WindowUse) int {
 			return cmp.Compare(float64(a.MaxUsed)/float64(a.Limit), float64(b.MaxUsed)/float64(b.Limit))
 		})
-		fmt.Fprintf(t, "%s/%s\t%d per %s\t%d\t%s\t%d\n", u.Policy, u.Window, u.Limit, short(time.Duration(u.PeriodMS*1e6)), u.MaxUsed, u.Scope, n)
+		fmt.Fprintf(t, "%s/%s\t%d per %s\t%d\t%s\t%d\n", u.Policy, u.Window, u.Limit, show.Short(time.Duration(u.PeriodMS*1e6)), u.MaxUsed, u.Scope, n)
 		rest = rest[n:]
 	}
 	t.Flush()
 }
-
-func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
-
-// short is d.String without its zeros: "1m", not "1m0s".
-func short(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// round keeps three digits after the point.
-func round(f float64) float64 { return math.Round(f*1000) / 1000 }

@@ -1,4 +1,4 @@
-package main
+package scenario
 
 import (
 	"sync"
@@ -60,7 +60,7 @@ func (l *denialLog) reports(inspector *asynq.Inspector) []DenialReport {
 	reports := make([]DenialReport, len(l.denials))
 	for i, denial := range l.denials {
 		reports[i] = *denial
-		if info, err := inspector.GetTaskInfo(scenarioQueue, denial.Job); err == nil {
+		if info, err := inspector.GetTaskInfo(queue, denial.Job); err == nil {
 			reports[i].Retried = info.Retried
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package jobs
 
 import (
 	"bytes"
@@ -23,28 +23,28 @@ type Result struct {
 	Error     string    `json:"error"`
 }
 
-// A ResultLog holds one line a job, and knows the jobs that it holds. It is safe for concurrent
+// A Log holds one line a job, and knows the jobs that it holds. It is safe for concurrent
 // use.
-type ResultLog struct {
+type Log struct {
 	file  *os.File // nil if the lines go to a stream
 	known map[string]Result
 	mu    sync.Mutex
 	w     io.Writer
 }
 
-// NewResultLog writes to a stream, and knows nothing from before.
-func NewResultLog(w io.Writer) *ResultLog {
-	return &ResultLog{known: map[string]Result{}, w: w}
+// NewLog writes to a stream, and knows nothing from before.
+func NewLog(w io.Writer) *Log {
+	return &Log{known: map[string]Result{}, w: w}
 }
 
-// OpenResultLog goes on with a file, or begins it. The end of a last line that a crash tore is
+// OpenLog goes on with a file, or begins it. The end of a last line that a crash tore is
 // cut off.
-func OpenResultLog(path string) (*ResultLog, error) {
+func OpenLog(path string) (*Log, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	l := NewResultLog(file)
+	l := NewLog(file)
 	l.file = file
 	if err := l.load(path); err != nil {
 		file.Close()
@@ -53,7 +53,7 @@ func OpenResultLog(path string) (*ResultLog, error) {
 	return l, nil
 }
 
-func (l *ResultLog) load(path string) error {
+func (l *Log) load(path string) error {
 	data, err := io.ReadAll(l.file)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (l *ResultLog) load(path string) error {
 	whole := 0
 	for number := 1; whole < len(data); number++ {
 		line, _, ended := bytes.Cut(data[whole:], []byte("\n"))
-		r, err := parseResult(line)
+		r, err := ParseResult(line)
 		switch {
 		case err == nil && ended:
 			whole++
@@ -82,8 +82,8 @@ func (l *ResultLog) load(path string) error {
 	return nil
 }
 
-// parseResult is strict, so that no other file is taken for a result log by mistake.
-func parseResult(line []byte) (Result, error) {
+// ParseResult is strict, so that no other file is taken for a result log by mistake.
+func ParseResult(line []byte) (Result, error) {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
 	var r Result
@@ -97,7 +97,7 @@ func parseResult(line []byte) (Result, error) {
 }
 
 // Add writes the result in one write call, unless the log holds one for this job already.
-func (l *ResultLog) Add(r Result) (added bool, err error) {
+func (l *Log) Add(r Result) (added bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, ok := l.known[r.ID]; ok {
@@ -115,7 +115,7 @@ func (l *ResultLog) Add(r Result) (added bool, err error) {
 }
 
 // Get returns the result of a job.
-func (l *ResultLog) Get(id string) (Result, bool) {
+func (l *Log) Get(id string) (Result, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r, ok := l.known[id]
@@ -123,7 +123,7 @@ func (l *ResultLog) Get(id string) (Result, bool) {
 }
 
 // Close closes the file, if there is one.
-func (l *ResultLog) Close() error {
+func (l *Log) Close() error {
 	if l.file == nil {
 		return nil
 	}

@@ -92,6 +92,9 @@ func (d *decoder) join() error {
 
 // document returns the only document of the file, or nil.
 func (d *decoder) document(data []byte) *yaml.Node {
+	if !d.readable(data) {
+		return nil
+	}
 	var root, second yaml.Node
 	loader, err := yaml.NewLoader(bytes.NewReader(data))
 	if err == nil {
@@ -116,14 +119,12 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		d.report(line, "", "not YAML", mend)
 		return nil
 	}
-	if expanded(&root, maxNodes) < 0 {
-		d.report(0, "", "file is too large", fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+	if !d.expands(&root) {
 		return nil
 	}
 	return root.Content[0]
 }
 
-// expanded counts the node and all that it holds, aliases followed, down from left, and stops
 // below zero: a few lines of aliases to aliases can stand for more than any memory holds.
 func expanded(n *yaml.Node, left int) int {
 	left--

@@ -173,7 +173,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
 		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
-		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
+		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
 		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
 		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
 		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
@@ -268,7 +268,7 @@ func TestRunTakesOver(t *testing.T) {
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL))
 		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		list, err := jobs.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
+		list, err := jobs.Source{}.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL)))
 		if err != nil {

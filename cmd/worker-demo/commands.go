@@ -93,7 +93,7 @@ func flagLine(f cli.Flag) string {
 		placeholder, after, _ := strings.Cut(rest, "`")
 		name, usage = name+" "+placeholder, before+placeholder+after
 	}
-	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && doc.TakesValue() {
+	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && d != "0" && doc.TakesValue() {
 		usage += " (default: " + d + ")"
 	}
 	return name + "\t" + usage

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -74,6 +75,7 @@ type remote struct {
 	*httptest.Server
 	delay  time.Duration
 	onCall func(path string) // may be nil
+	answer string            // what missing, broken and redirect answer
 
 	mu    sync.Mutex
 	calls map[string]int // by path
@@ -100,13 +102,18 @@ func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.onCall(req.URL.Path)
 	}
 	time.Sleep(r.delay)
+	w.Header().Set("X-Remote", "yes")
 	switch {
 	case strings.HasPrefix(req.URL.Path, "/missing"):
 		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/redirect"):
-		http.Redirect(w, req, "/elsewhere", http.StatusFound)
+		w.Header().Set("Location", "/elsewhere")
+		w.WriteHeader(http.StatusFound)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/broken"):
 		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/flaky") && n == 1:
 		w.WriteHeader(http.StatusBadGateway)
 	case strings.HasPrefix(req.URL.Path, "/busy") && n == 1:

@@ -25,7 +25,9 @@ type Config struct {
 	Concurrency int            // for so many calls to one host a connection is kept open
 	Env         environ.Lookup // of variables in headers; nil leaves them as they are
 	Headers     []jobs.Header  // of all calls; a job's own of the same name go first
-	Timeout     time.Duration  // of a call, the body included
+	Keep        Keep
+	Outcome     Outcome       // the zero value is that of the defaults
+	Timeout     time.Duration // of a call, the body included
 }
 
 // A Caller makes the HTTP calls. It does not follow redirects: they are answers.
@@ -37,6 +39,9 @@ type Caller struct {
 
 // New returns a caller.
 func New(c Config) *Caller {
+	if c.Outcome.success.spans == nil {
+		c.Outcome = Outcome{mustParse(DefaultSuccess), mustParse(DefaultRetry)}
+	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = c.Concurrency
@@ -57,28 +62,30 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Text }
 
-// bodyMost bounds how much of an answer is read, so that its connection can be used again.
-const bodyMost = 1 << 20
-
-// Call makes the job's call and returns the HTTP code. Every error is an *Error, unless ctx
-// ended before the answer.
-func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, error) {
+// Call makes the job's call. It returns the HTTP code, and what is kept of the answer. Every error is
+// an *Error, unless ctx ended before the answer.
+func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, jobs.Answer, error) {
 	req, err := c.request(ctx, job)
 	if err != nil {
-		return 0, &Error{Text: err.Error()}
+		return 0, jobs.Answer{}, &Error{Text: err.Error()}
 	}
+	start := time.Now()
+	var kept jobs.Answer
 	res, err := c.Client.Do(req)
 	if err == nil {
 		defer res.Body.Close()
-		_, err = io.CopyN(io.Discard, res.Body, bodyMost)
+		kept, err = c.config.Keep.of(res)
 	}
-	if err != nil && err != io.EOF {
+	if c.config.Keep.Time {
+		kept.TookMS = float64(time.Since(start).Microseconds()) / 1000
+	}
+	if err != nil {
 		if ctx.Err() != nil {
-			return 0, context.Cause(ctx)
+			return 0, jobs.Answer{}, context.Cause(ctx)
 		}
-		return 0, &Error{Retryable: true, Text: err.Error()}
+		return 0, kept, &Error{Retryable: true, Text: err.Error()}
 	}
-	return res.StatusCode, statusError(res)
+	return res.StatusCode, kept, c.failure(res)
 }
 
 func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, error) {
@@ -131,20 +138,17 @@ func sendFile(req *http.Request, path string) error {
 	return nil
 }
 
-// statusError is nil for 2xx and 3xx.
-func statusError(res *http.Response) error {
-	e := &Error{Text: strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode)))}
-	switch res.StatusCode {
-	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
-		e.Retryable = true
-	default:
-		if res.StatusCode < 400 {
-			return nil
-		}
-		e.Retryable = res.StatusCode >= 500
+// failure is nil if the code counts as success.
+func (c *Caller) failure(res *http.Response) error {
+	if c.config.Outcome.success.Has(res.StatusCode) {
+		return nil
 	}
-	e.RetryAfter = retryAfter(res.Header.Get("Retry-After"), time.Now())
-	e.Refused = e.RetryAfter > 0 && (res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable)
+	e := &Error{
+		Retryable:  c.config.Outcome.retry.Has(res.StatusCode),
+		RetryAfter: retryAfter(res.Header.Get("Retry-After"), time.Now()),
+		Text:       strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
+	}
+	e.Refused = e.Retryable && e.RetryAfter > 0 && (res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable)
 	return e
 }
 

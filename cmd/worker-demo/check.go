@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 // CheckCommand validates a policy file and prints what it means.
@@ -21,7 +20,7 @@ type CheckCommand struct {
 }
 
 func (c *CheckCommand) Run(context.Context) error {
-	policies, err := loadPolicies(c.Policies, c.Stdin)
+	policies, err := c.loadPolicies(c.Policies)
 	if err != nil {
 		return inputError{err}
 	}
@@ -35,18 +34,6 @@ func (c *CheckCommand) Run(context.Context) error {
 		printPolicy(c.Stdout, p)
 	}
 	return nil
-}
-
-// loadPolicies reads a policy file, or stdin if its name is "-".
-func loadPolicies(name string, stdin io.Reader) ([]throttle.Policy, error) {
-	if name != "-" {
-		return policyfile.Load(name)
-	}
-	data, err := io.ReadAll(stdin)
-	if err != nil {
-		return nil, fmt.Errorf("stdin: %w", err)
-	}
-	return policyfile.Parse("stdin", data)
 }
 
 func printPolicy(w io.Writer, p throttle.Policy) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"fmt"
@@ -75,10 +76,27 @@ func (m *Main) command() *cli.Command {
 		ErrWriter:                 m.Stderr,
 	}
 	for _, c := range root.Commands {
+		for _, f := range c.Flags {
+			f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
+		}
 		c.CustomHelpTemplate, c.HideHelpCommand = help(c.Name), true
 		c.DisableSliceFlagSeparator, c.OnUsageError = true, usageError
 	}
 	return root
+}
+
+// flagLine is a flag in a help text. Its placeholder stands in its usage, between backquotes.
+func flagLine(f cli.Flag) string {
+	doc := f.(cli.DocGenerationFlag)
+	name, usage := "--"+f.Names()[0], doc.GetUsage()
+	if before, rest, found := strings.Cut(usage, "`"); found {
+		placeholder, after, _ := strings.Cut(rest, "`")
+		name, usage = name+" "+placeholder, before+placeholder+after
+	}
+	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && d != "0" && doc.TakesValue() {
+		usage += " (default: " + d + ")"
+	}
+	return name + "\t" + usage
 }
 
 // noArguments is the action of a command whose every input has a flag.

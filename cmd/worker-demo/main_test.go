@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -71,7 +73,9 @@ func (e ending) want(t *testing.T, code int, stderr ...string) {
 // call.
 type remote struct {
 	*httptest.Server
-	delay time.Duration
+	delay  time.Duration
+	onCall func(path string) // may be nil
+	answer string            // what missing, broken and redirect answer
 
 	mu    sync.Mutex
 	calls map[string]int // by path
@@ -94,14 +98,22 @@ func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	n := r.calls[req.URL.Path]
 	r.last[req.URL.Path], r.body[req.URL.Path] = req, body.String()
 	r.mu.Unlock()
+	if r.onCall != nil {
+		r.onCall(req.URL.Path)
+	}
 	time.Sleep(r.delay)
+	w.Header().Set("X-Remote", "yes")
 	switch {
 	case strings.HasPrefix(req.URL.Path, "/missing"):
 		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/redirect"):
-		http.Redirect(w, req, "/elsewhere", http.StatusFound)
+		w.Header().Set("Location", "/elsewhere")
+		w.WriteHeader(http.StatusFound)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/broken"):
 		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/flaky") && n == 1:
 		w.WriteHeader(http.StatusBadGateway)
 	case strings.HasPrefix(req.URL.Path, "/busy") && n == 1:
@@ -272,12 +284,22 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, lines, _ := strings.Cut(string(text), "are required:\n\n")
-	lines, _, _ = strings.Cut(lines, "(all of it")
-	first, second, _ := strings.Cut(lines, "\n")
-	read, err := jobs.Read("help", strings.NewReader(first+"\n"+strings.ReplaceAll(second, "\n", "")))
-	if err != nil || len(read) != 2 {
-		t.Errorf("%d jobs, %v", len(read), err)
+	between := func(begin, end string) string {
+		_, rest, _ := strings.Cut(string(text), begin)
+		part, _, found := strings.Cut(rest, end)
+		if !found {
+			t.Fatalf("run.txt has nothing between %q and %q", begin, end)
+		}
+		return part
+	}
+	lines := regexp.MustCompile(`\((all of|a body).*\)`).ReplaceAllString(between("are required:\n\n", "\n\n  id "), "")
+	lines = strings.ReplaceAll(strings.ReplaceAll(lines, "\n", ""), "  {\"", "\n{\"")
+	if read, err := (jobs.Source{}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
+		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
+	}
+	records := strings.ReplaceAll(between("--format csv):\n\n", "\n\n"), "  ", "")
+	if read, err := (jobs.Source{CSV: true}).Read("help", strings.NewReader(records)); err != nil || len(read) != 1 {
+		t.Errorf("%d jobs, %v:\n%s", len(read), err, records)
 	}
 }
 

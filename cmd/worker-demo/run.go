@@ -22,7 +22,6 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 // RunCommand is a durable, throttled bulk HTTP caller.
@@ -30,7 +29,11 @@ type RunCommand struct {
 	*Main
 
 	Concurrency int
+	Format      string // of Jobs
+	Headers     []string
 	Jobs        string // file, or "-" for stdin
+	Keep        call.Keep
+	KeepHeaders string // names, with commas between them
 	Out         string // file, or "" for stdout
 	Policies    string // file
 	Queue       string // "" for one named after the jobs file
@@ -38,6 +41,8 @@ type RunCommand struct {
 	Redis       string // URL, or "" for an embedded one
 	RedisFile   string // that holds the URL
 	RedisTLS    redisconn.TLS
+	Retry       string // codes, or "" for the default
+	Success     string // codes, or "" for the default
 	Summary     string // file, or ""
 	Timeout     time.Duration
 }
@@ -45,9 +50,16 @@ type RunCommand struct {
 func (c *RunCommand) flags() []cli.Flag {
 	c.Timeout = 30 * time.Second
 	return []cli.Flag{
-		&cli.StringFlag{Name: "jobs", Usage: "one job a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
+		&cli.StringFlag{Name: "jobs", Usage: "the jobs, one a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
 		&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`", Destination: &c.Policies, TakesFile: true},
+		&cli.StringFlag{Name: "format", Usage: "the jobs are `FORMAT`: jsonl, csv, or auto: csv if the file's name ends so", Value: formatAuto, Destination: &c.Format},
+		&cli.StringSliceFlag{Name: "header", Usage: "send `HEADER`, such as 'Accept: text/html', with all calls; may be given several times", Destination: &c.Headers},
 		&cli.StringFlag{Name: "out", Usage: "append results to `FILE`; by default they go to stdout", Destination: &c.Out, TakesFile: true},
+		&cli.IntFlag{Name: "keep-body", Usage: "keep up to `BYTES` of each answer's body in its result", Destination: &c.Keep.Body},
+		&cli.StringFlag{Name: "keep-headers", Usage: "keep the answer's headers of `NAMES`, such as ETag,Content-Type, or all", Destination: &c.KeepHeaders},
+		&cli.BoolFlag{Name: "keep-time", Usage: "keep how long the last call took", Destination: &c.Keep.Time},
+		&cli.StringFlag{Name: "success", Usage: "`CODES` that count as success, such as 2xx,404", DefaultText: call.DefaultSuccess, Destination: &c.Success},
+		&cli.StringFlag{Name: "retry", Usage: "`CODES` that are tried again, such as 409,500-503", DefaultText: call.DefaultRetry, Destination: &c.Retry},
 		&cli.StringFlag{Name: "redis", Usage: "keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process", Destination: &c.Redis},
 		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
 		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
@@ -57,7 +69,7 @@ func (c *RunCommand) flags() []cli.Flag {
 		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
 		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
 		&cli.GenericFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: durationValue{&c.Timeout}, DefaultText: "30s"},
-		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default named after the absolute path of the jobs file", Destination: &c.Queue},
+		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default one named after the absolute path of the jobs file", Destination: &c.Queue},
 	}
 }
 
@@ -72,6 +84,10 @@ func (c *RunCommand) validate() error {
 		return errors.New("--policies is missing: must be a policy file")
 	case c.Queue != "" && strings.TrimSpace(c.Queue) == "":
 		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
+	case c.Format != formatAuto && c.Format != formatCSV && c.Format != formatJSONL:
+		return fmt.Errorf("--format %q: must be jsonl, csv or auto", jobs.Shorten(c.Format))
+	case c.Keep.Body < 0 || c.Keep.Body > call.MaxKeptBody:
+		return fmt.Errorf("--keep-body %d: must be 0 to %d", c.Keep.Body, call.MaxKeptBody)
 	case !prefixShape.MatchString(c.Prefix):
 		return fmt.Errorf("--prefix %q: must be at most 63 of the characters A-Z a-z 0-9 _ . -", jobs.Shorten(c.Prefix))
 	case c.Redis != "" && c.RedisFile != "":
@@ -80,6 +96,11 @@ func (c *RunCommand) validate() error {
 		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
 		return fmt.Errorf("--timeout %v: must be 1ms to 1h", c.Timeout)
+	}
+	for name := range strings.SplitSeq(c.KeepHeaders, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			c.Keep.Headers = append(c.Keep.Headers, name)
+		}
 	}
 	return nil
 }
@@ -94,11 +115,19 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return inputError{err}
 	}
-	policies, err := policyfile.Load(c.Policies)
+	policies, err := c.loadPolicies(c.Policies)
+	if err != nil {
+		return inputError{err}
+	}
+	headers, err := c.readHeaders()
 	if err != nil {
 		return inputError{err}
 	}
 	queue, err := c.queueName()
+	if err != nil {
+		return inputError{err}
+	}
+	outcome, err := call.NewOutcome(c.Success, c.Retry)
 	if err != nil {
 		return inputError{err}
 	}
@@ -137,7 +166,7 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	}
 
 	d := &drain.Drain{
-		Caller:      call.New(c.Timeout, c.Concurrency),
+		Caller:      call.New(call.Config{Concurrency: c.Concurrency, Env: c.Env, Headers: headers, Keep: c.Keep, Outcome: outcome, Timeout: c.Timeout}),
 		Client:      server.Client,
 		Concurrency: c.Concurrency,
 		Jobs:        list,
@@ -163,18 +192,6 @@ func (c *RunCommand) Run(ctx context.Context) error {
 		return errJobsFailed
 	}
 	return nil
-}
-
-func (c *RunCommand) readJobs() ([]jobs.Job, error) {
-	if c.Jobs == "-" {
-		return jobs.Read("stdin", c.Stdin)
-	}
-	file, err := os.Open(c.Jobs)
-	if err != nil {
-		return nil, fmt.Errorf("--jobs: %w", err)
-	}
-	defer file.Close()
-	return jobs.Read(c.Jobs, file)
 }
 
 // redisURLVariable holds the URL of Redis if no flag tells it.

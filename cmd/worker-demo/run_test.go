@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -61,7 +62,7 @@ func TestRunCalls(t *testing.T) {
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
 				r.Error = ""
 			}
-			if r.Wakes, r.WaitedMS, r.StartedAt = 0, 0, (time.Time{}); r != want {
+			if r.Wakes, r.WaitedMS, r.StartedAt = 0, 0, (time.Time{}); !reflect.DeepEqual(r, want) {
 				t.Errorf("got  %+v\nwant %+v", r, want)
 			}
 		}
@@ -99,7 +100,7 @@ func TestRunCalls(t *testing.T) {
 func sameResult(a, b jobs.Result) bool {
 	started := a.StartedAt.Equal(b.StartedAt)
 	a.StartedAt, b.StartedAt = time.Time{}, time.Time{}
-	return started && a == b
+	return started && reflect.DeepEqual(a, b)
 }
 
 func closedPort(t *testing.T) string {
@@ -118,6 +119,41 @@ func manyJobs(n int, url, more string) string {
 		fmt.Fprintf(&b, `{"id":"/%d","tenant":"t%d","url":"%s/%d"%s}`+"\n", i, i%2, url, i, more)
 	}
 	return b.String()
+}
+
+// What of an answer is kept, and which codes are a success, is said by flags.
+func TestRunKeepsAndJudges(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		r.answer = "answered é"
+		d := newDesk(t, roomy, strings.ReplaceAll(`{"id":"missing","tenant":"a","url":"URL/missing"}
+{"id":"broken","tenant":"a","url":"URL/broken"}
+{"id":"redirect","tenant":"a","url":"URL/redirect","max_retry":1}
+`, "URL", r.URL))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302", "--keep-body", "10", "--keep-headers", "X-Remote,Date", "--keep-time")
+		runMain(t.Context(), "", args...).want(t, exitFailed, "3 jobs: 1 succeeded, 2 failed")
+		got := d.results("out.jsonl")
+		for id, want := range map[string]struct {
+			attempts int
+			error    string
+		}{"missing": {1, ""}, "broken": {1, "503 Service Unavailable"}, "redirect": {2, "302 Found"}} {
+			r := got[id]
+			if r.Attempts != want.attempts || r.Error != want.error || r.Body != "answered " || !r.BodyCut || r.TookMS <= 0 ||
+				len(r.Headers) != 2 || r.Headers["X-Remote"][0] != "yes" {
+				t.Errorf("%+v", r)
+			}
+		}
+		// It is all in Redis, too.
+		os.Remove(d.path("out.jsonl"))
+		runMain(t.Context(), "", args...).want(t, exitFailed)
+		if again := d.results("out.jsonl"); !maps.EqualFunc(got, again, sameResult) {
+			t.Errorf("got\n%+v\nwant\n%+v", again, got)
+		}
+	})
+	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
+	runMain(t.Context(), "", d.args("--keep-body", "1048577")...).want(t, exitBadInput, "--keep-body 1048577: must be 0 to 1048576")
+	runMain(t.Context(), "", d.args("--retry", "x")...).want(t, exitBadInput, `--retry "x": must be codes`)
 }
 
 // Jobs that have to wait wake once or little more, are called once, and no window is exceeded. Jobs come from
@@ -173,7 +209,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
 		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
-		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
+		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
 		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
 		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
 		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
@@ -268,7 +304,7 @@ func TestRunTakesOver(t *testing.T) {
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL))
 		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		list, err := jobs.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
+		list, err := jobs.Source{}.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL)))
 		if err != nil {

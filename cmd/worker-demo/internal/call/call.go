@@ -9,34 +9,50 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 )
+
+// Config says how calls are made.
+type Config struct {
+	Concurrency int            // for so many calls to one host a connection is kept open
+	Env         environ.Lookup // of variables in headers; nil leaves them as they are
+	Headers     []jobs.Header  // of all calls; a job's own of the same name go first
+	Keep        Keep
+	Outcome     Outcome       // the zero value is that of the defaults
+	Timeout     time.Duration // of a call, the body included
+}
 
 // A Caller makes the HTTP calls. It does not follow redirects: they are answers.
 type Caller struct {
 	Client *http.Client
+
+	config Config
 }
 
-// New returns a caller whose calls take at most the timeout each, the body included, and
-// that keeps a connection open for each of the concurrent calls to one host.
-func New(timeout time.Duration, concurrency int) *Caller {
+// New returns a caller.
+func New(c Config) *Caller {
+	if c.Outcome.success.spans == nil {
+		c.Outcome = Outcome{mustParse(DefaultSuccess), mustParse(DefaultRetry)}
+	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0
-	transport.MaxIdleConnsPerHost = concurrency
-	return &Caller{&http.Client{
+	transport.MaxIdleConnsPerHost = c.Concurrency
+	return &Caller{config: c, Client: &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Timeout:       timeout,
+		Timeout:       c.Timeout,
 		Transport:     transport,
 	}}
 }
 
-// A Error says why a call failed, and whether it is worth another try.
+// An Error says why a call failed, and whether it is worth another try.
 type Error struct {
 	Refused    bool          // by an upstream that has too much to do, and says for how long
 	RetryAfter time.Duration // the upstream's word, a floor for the next try
@@ -46,48 +62,93 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Text }
 
-// bodyMost bounds how much of an answer is read, so that its connection can be used again.
-const bodyMost = 1 << 20
-
-// Call makes the job's call and returns the HTTP code. Every error is a *Error, unless ctx
-// ended before the answer.
-func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, job.Method, job.URL, strings.NewReader(job.Body))
+// Call makes the job's call. It returns the HTTP code, and what is kept of the answer. Every error is
+// an *Error, unless ctx ended before the answer.
+func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, jobs.Answer, error) {
+	req, err := c.request(ctx, job)
 	if err != nil {
-		return 0, &Error{Text: err.Error()}
+		return 0, jobs.Answer{}, &Error{Text: err.Error()}
 	}
-	for name, value := range job.Headers {
-		req.Header.Set(name, value)
-	}
-	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http ignores the header
+	start := time.Now()
+	var kept jobs.Answer
 	res, err := c.Client.Do(req)
 	if err == nil {
 		defer res.Body.Close()
-		_, err = io.CopyN(io.Discard, res.Body, bodyMost)
+		kept, err = c.config.Keep.of(res)
 	}
-	if err != nil && err != io.EOF {
+	if c.config.Keep.Time {
+		kept.TookMS = float64(time.Since(start).Microseconds()) / 1000
+	}
+	if err != nil {
 		if ctx.Err() != nil {
-			return 0, context.Cause(ctx)
+			return 0, jobs.Answer{}, context.Cause(ctx)
 		}
-		return 0, &Error{Retryable: true, Text: err.Error()}
+		return 0, kept, &Error{Retryable: true, Text: err.Error()}
 	}
-	return res.StatusCode, statusError(res)
+	return res.StatusCode, kept, c.failure(res)
 }
 
-// statusError is nil for 2xx and 3xx.
-func statusError(res *http.Response) error {
-	e := &Error{Text: strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode)))}
-	switch res.StatusCode {
-	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
-		e.Retryable = true
-	default:
-		if res.StatusCode < 400 {
-			return nil
-		}
-		e.Retryable = res.StatusCode >= 500
+func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, job.Method, job.URL, strings.NewReader(job.Body))
+	if err != nil {
+		return nil, err
 	}
-	e.RetryAfter = retryAfter(res.Header.Get("Retry-After"), time.Now())
-	e.Refused = e.RetryAfter > 0 && (res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable)
+	if job.BodyFile != "" {
+		if err := sendFile(req, job.BodyFile); err != nil {
+			return nil, err
+		}
+	}
+	if job.BodyJSON {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	set := func(name, value string) error {
+		value, err := jobs.HeaderValue(value, c.config.Env)
+		req.Header.Set(name, value)
+		return err
+	}
+	for _, h := range c.config.Headers {
+		if err := set(h.Name, h.Value); err != nil {
+			return nil, err
+		}
+	}
+	for name, value := range job.Headers {
+		if err := set(name, value); err != nil {
+			return nil, err
+		}
+	}
+	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http ignores the header
+	return req, nil
+}
+
+// sendFile makes a file the body. The transport closes it.
+func sendFile(req *http.Request, path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("body_file: %w", err)
+	}
+	req.ContentLength = info.Size()
+	req.GetBody = func() (io.ReadCloser, error) { return os.Open(path) } // for a connection that was closed meanwhile
+	if req.ContentLength == 0 {
+		req.Body = http.NoBody
+		return nil
+	}
+	if req.Body, err = req.GetBody(); err != nil {
+		return fmt.Errorf("body_file: %w", err)
+	}
+	return nil
+}
+
+// failure is nil if the code counts as success.
+func (c *Caller) failure(res *http.Response) error {
+	if c.config.Outcome.success.Has(res.StatusCode) {
+		return nil
+	}
+	e := &Error{
+		Retryable:  c.config.Outcome.retry.Has(res.StatusCode),
+		RetryAfter: retryAfter(res.Header.Get("Retry-After"), time.Now()),
+		Text:       strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
+	}
+	e.Refused = e.Retryable && e.RetryAfter > 0 && (res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable)
 	return e
 }
 

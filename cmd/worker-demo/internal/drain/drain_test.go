@@ -56,12 +56,12 @@ func TestDrainFindsLostTasks(t *testing.T) {
 		for i := range 5 {
 			fmt.Fprintf(&lines, `{"id":"/%d","tenant":"t%d","url":"http://x/%d"}`+"\n", i, i%2, i)
 		}
-		list, err := jobs.Read("jobs", strings.NewReader(lines.String()))
+		list, err := jobs.Source{}.Read("jobs", strings.NewReader(lines.String()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		calls := make(chan string, 100)
-		caller := call.New(time.Second, 1)
+		caller := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
 		caller.Client.Transport = answers(func(path string) int { calls <- path; return http.StatusOK })
 		var out bytes.Buffer
 		drain := &Drain{

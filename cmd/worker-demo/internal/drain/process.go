@@ -59,7 +59,7 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 		return err
 	}
 	var err error
-	r.Status, err = d.Caller.Call(ctx, p.Job)
+	r.Status, r.Answer, err = d.Caller.Call(ctx, p.Job)
 	if err == nil {
 		return d.end(t, r)
 	}

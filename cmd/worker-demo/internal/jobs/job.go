@@ -9,14 +9,17 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/throttle"
 )
 
 // A Job is one line of a jobs file: one HTTP call, made for one tenant.
 type Job struct {
 	Body     string            `json:"body,omitempty"`
+	BodyFile string            `json:"body_file,omitempty"` // whose content is the body when the call is made
+	BodyJSON bool              `json:"body_json,omitempty"` // the body is application/json, unless a header says otherwise
 	Cost     Cost              `json:"cost,omitempty"`
-	Headers  map[string]string `json:"headers,omitempty"`
+	Headers  map[string]string `json:"headers,omitempty"` // as they were written: a secret is not kept in Redis
 	ID       string            `json:"id"`
 	MaxRetry int               `json:"max_retry"`
 	Method   string            `json:"method"`
@@ -48,7 +51,7 @@ const (
 )
 
 // validate checks what can be told without the policies.
-func (j *Job) validate(hasID bool) error {
+func (j *Job) validate(hasID bool, env environ.Lookup) error {
 	if hasID && (strings.TrimSpace(j.ID) == "" || len(j.ID) > throttle.MaxValueBytes) {
 		return fmt.Errorf("id %q: must be 1 to %d bytes, not only blanks", Shorten(j.ID), throttle.MaxValueBytes)
 	}
@@ -71,23 +74,9 @@ func (j *Job) validate(hasID bool) error {
 		return fmt.Errorf("method %q: must be one word such as GET", Shorten(j.Method))
 	}
 	for name, value := range j.Headers {
-		if !isToken(name) {
-			return fmt.Errorf("headers: name %q: must be one word such as Accept", Shorten(name))
-		}
-		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
-			return fmt.Errorf("headers: %s %q: must not contain control characters", name, Shorten(value))
+		if err := checkHeader(name, value, env); err != nil {
+			return fmt.Errorf("headers: %w", err)
 		}
 	}
 	return nil
-}
-
-// isToken reports whether s is what RFC 9110 (5.6.2) allows as a method or a header's name.
-func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
-			return false
-		}
-	}
-	return s != ""
 }

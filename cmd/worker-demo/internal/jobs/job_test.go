@@ -11,7 +11,7 @@ import (
 
 func TestReadJobs(t *testing.T) {
 	t.Parallel()
-	jobs, err := Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
+	jobs, err := Source{}.Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
 
   {"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}
 {"tenant":"a","url":"http://x/"}
@@ -38,7 +38,7 @@ func TestReadJobs(t *testing.T) {
 	}
 
 	// The same line has the same id in the next run, and no other line has it.
-	once, err := Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`))
+	once, err := Source{}.Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`))
 	if err != nil || once[0].ID != jobs[0].ID || jobs[0].ID == jobs[2].ID || jobs[2].ID == jobs[3].ID {
 		t.Errorf("%v: ids %q and %q", err, once[0].ID, []string{jobs[0].ID, jobs[2].ID, jobs[3].ID})
 	}
@@ -50,7 +50,7 @@ func TestBadJobs(t *testing.T) {
 	for _, c := range []struct{ lines, want string }{
 		{`{"tenat":"a","url":"http://x/"}`, `j:1: unknown field "tenat": did you mean "tenant"?`},
 		{`{"URL":"http://x/"}`, `j:1: unknown field "URL": did you mean "url"?`},
-		{`{"colour":"red"}`, `j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, cost, max_retry, type`},
+		{`{"colour":"red"}`, `j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, body_file, cost, max_retry, type`},
 		{`{` + good + `,"url":"http://y/"}`, `j:1: field "url": is there twice: must be there once`},
 		{"\n\n{", `j:3: is not JSON: unexpected end of JSON input: must be one object on one line`},
 		{`[1]`, `j:1: [1]: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`},
@@ -82,7 +82,7 @@ func TestBadJobs(t *testing.T) {
 			return s
 		}()+"and 3 more bad lines\n", "\n")},
 	} {
-		if _, err := Read("j", strings.NewReader(c.lines)); err == nil || err.Error() != c.want {
+		if _, err := (Source{}).Read("j", strings.NewReader(c.lines)); err == nil || err.Error() != c.want {
 			t.Errorf("%s\n got %v\nwant %s", c.lines, err, c.want)
 		}
 	}
@@ -103,7 +103,7 @@ func FuzzReadJobs(f *testing.F) {
 		f.Add([]byte(lines))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		jobs, err := Read("j", bytes.NewReader(data))
+		jobs, err := Source{}.Read("j", bytes.NewReader(data))
 		if err != nil {
 			lines := strings.Split(err.Error(), "\n")
 			if len(lines) > mostErrors+1 {

@@ -21,6 +21,16 @@ type Result struct {
 	WaitedMS  int64     `json:"waited_ms"`           // from enqueueing to the start of the first call
 	StartedAt time.Time `json:"started_at,omitzero"` // of the last call
 	Error     string    `json:"error"`
+	Answer
+}
+
+// An Answer is what is kept of a job's last answer: by default nothing.
+type Answer struct {
+	Body       string              `json:"body,omitempty"`
+	BodyBase64 []byte              `json:"body_base64,omitempty"` // in place of a body that is not UTF-8
+	BodyCut    bool                `json:"body_cut,omitempty"`    // the body was longer
+	Headers    map[string][]string `json:"headers,omitempty"`
+	TookMS     float64             `json:"took_ms,omitempty"` // of the last call, the body included
 }
 
 // A Log holds one line a job, and knows the jobs that it holds. It is safe for concurrent

@@ -83,7 +83,7 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	denials := newDenialLog()
 	s.introduce(stderr, list)
 	d := &drain.Drain{
-		Caller:      call.New(10*time.Second, concurrency),
+		Caller:      call.New(call.Config{Concurrency: concurrency, Timeout: 10 * time.Second}),
 		Client:      server.Client,
 		Concurrency: concurrency,
 		Jobs:        list,

@@ -168,6 +168,9 @@ local verbs = {
 }
 
 local function later_verbs()
+  local function once_key(r) return P .. 'n:' .. r.once end
+  local function state_key(r) return P .. 'n:' .. r.id end
+
   function verbs.exempt(r, list, now, fits, before)
     local granted = granted_before(r, before)
     if granted then return 2, granted end
@@ -224,7 +227,7 @@ local function later_verbs()
   local ADDED = 16 -- corrections of one reservation whose times are known
 
   local function state_of(r)
-    local state = redis.call('GET', P .. 'n:' .. r.id)
+    local state = redis.call('GET', state_key(r))
     local of = state and tonumber(match(state, '^%d+'))
     r.again = state and find(state, AGAIN, 1, true) and AGAIN or ''
     if of and of < r.at and r.again == '' then state = false end
@@ -288,7 +291,7 @@ local function later_verbs()
   end
 
   local function remember(r, value, time)
-    redis.call('SET', P .. 'n:' .. r.id, value, 'PX', format('%d', max(math.ceil((time - call.now) / 1000), KEPT)))
+    redis.call('SET', state_key(r), value, 'PX', format('%d', max(math.ceil((time - call.now) / 1000), KEPT)))
     dirty = true
   end
 
@@ -302,7 +305,7 @@ local function later_verbs()
       for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, r.costs[i]) end
     end
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
-    if r.once then redis.call('DEL', P .. 'n:' .. r.once) end
+    if r.once then redis.call('DEL', once_key(r)) end
     if line then
       read_place(r)
       if r.flow then line.take_back(r) end

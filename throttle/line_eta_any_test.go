@@ -18,7 +18,7 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 		w := throttle.Window{
 			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(20)) * s,
 			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA, throttle.Calendar}[random.IntN(4)],
-			Per:       [][]string{{}, {"tenant"}}[random.IntN(2)],
+			Scope:     []throttle.Scope{throttle.Shared, {}}[random.IntN(2)],
 			Unit:      []string{"requests", "requests", "tokens"}[random.IntN(3)],
 		}
 		switch {

@@ -46,7 +46,7 @@ func (r *rota) backlog(queue, tenant string, n int) {
 			Request:  throttle.Request{Tenant: tenant, Cost: map[string]int64{"requests": r.sc.cost}},
 		}
 	}
-	if _, err := r.sc.l.Join(r.sc.t.Context(), "p", tickets); err != nil {
+	if _, err := r.sc.l.Line("p").Join(r.sc.t.Context(), tickets); err != nil {
 		r.sc.t.Fatal(err)
 	}
 }
@@ -90,7 +90,7 @@ func near(got, want, within int) bool { return got >= want-within && got <= want
 func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 1000, Period: s}
-	slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 4, Lease: time.Minute, Per: []string{}}
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 4, Lease: time.Minute, Scope: throttle.Shared}
 	for name, play := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
@@ -123,7 +123,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 5 s %v", got)
 			}
 		}},
-		"one by one": {policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 20, Burst: 1, Period: s, Per: []string{}}), func(sc *scene) {
+		"one by one": {policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.Shared}), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"}, []string{"three"})
 			r.backlog("one", "a", 300)
 			r.backlog("two", "b", 300)

@@ -84,7 +84,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 // Task IDs that conflict: nobody's place is lost for another's, or taken by it.
 func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 	p := policy(5, 100*time.Millisecond)
-	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Per: []string{}})
+	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.Shared})
 	each(t, append(idle(30), p), func(t *testing.T, s *site) {
 		s.jittery()
 		d := newDiary()

@@ -99,27 +99,16 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 		if set.byName[p.Name] != nil {
 			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Hint: "is taken: policies have different names"}
 		}
-		for _, other := range set.list {
-			if a, b, ok := overlap(other.Match, p.Match); ok {
-				return nil, &PolicyError{Policy: p.Name, Field: "match", Value: b, Hint: fmt.Sprintf(
-					"must not match a task type that policy %q matches too, by %q", other.Name, a)}
-			}
-		}
 		set.byName[p.Name] = cp
 		set.list = append(set.list, cp)
 	}
-	return set, nil
-}
-
-func overlap(as, bs []string) (a, b string, ok bool) {
-	for _, a := range as {
-		for _, b := range bs {
-			if GlobsOverlap(a, b) {
-				return a, b, true
-			}
-		}
+	overlaps, err := GlobOverlaps(policies)
+	if len(overlaps) > 0 {
+		first, second := policies[overlaps[0].First], policies[overlaps[0].Second]
+		return nil, &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[overlaps[0].SecondGlob], Hint: fmt.Sprintf(
+			"must not match a task type that policy %q matches too, by %q", first.Name, first.Match[overlaps[0].FirstGlob])}
 	}
-	return "", "", false
+	return set, err
 }
 
 // follow takes over what goes on by name.

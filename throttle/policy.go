@@ -260,6 +260,9 @@ func (p Policy) Validate() error {
 		if glob == "" {
 			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)
 		}
+		if len(glob) > MaxGlobBytes {
+			return bad(fmt.Sprintf("match[%d]", i), cut(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+		}
 	}
 	if len(p.Windows) == 0 || len(p.Windows) > MaxWindows {
 		return bad("windows", len(p.Windows), fmt.Sprintf("must be 1 to %d windows", MaxWindows))

@@ -90,6 +90,7 @@ type Throttle struct {
 	config     Config
 	identify   identify
 	outages    *outages
+	silence    silence     // of the limiter
 	configured atomic.Bool // Asynq was called
 	connected  atomic.Bool // Redis was called
 	entered    atomic.Bool // the middleware has seen a task

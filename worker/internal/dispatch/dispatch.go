@@ -288,8 +288,12 @@ func (d *Dispatcher) signal() {
 }
 
 // Fallback is after what time forward is to find a task that is expected to start in d, and has waited for
-// some time, if nobody has taken it.
-func Fallback(d, waited time.Duration) time.Duration {
+// some time, if nobody has taken it. A task whose policy fails open is looked after every two minutes: it runs then if the
+// limiter has gone.
+func Fallback(d, waited time.Duration, failOpen bool) time.Duration {
+	if failOpen {
+		return fallbackMin
+	}
 	return d + max(fallbackMin, d/2, waited/2)
 }
 

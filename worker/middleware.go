@@ -106,7 +106,7 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		t.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
 		t.outages.decided()
-		t.outages.clock(d)
+		t.outages.clockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
 	if d.Granted {
 		t.attempts.allow(a)

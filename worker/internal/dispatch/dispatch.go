@@ -47,7 +47,7 @@ type Limiter interface {
 
 // Config is what New needs. All fields are required.
 type Config struct {
-	Answered    func()                                 // is told that a take was answered
+	Answered    func(policy string, at time.Time)      // is told that a take was answered, and when by the clock of Redis
 	Asynq       *asynqredis.Client                     // of the server's connection
 	Concurrency int                                    // of the server: its slots
 	Failed      func(policy string, err error)         // is told that a take or a join failed

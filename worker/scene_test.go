@@ -192,6 +192,6 @@ func (d *diary) awaitAll(t testing.TB, most time.Duration) {
 }
 
 // taskOf is a task of a tenant, TENANT-0000 for 0: its payload, and so its ID.
-func (s *site) taskOf(tenant string, i int) *asynq.Task {
-	return worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Appendf(nil, "%s-%04d", tenant, i))
+func (s *site) taskOf(tenant string, i int, opts ...asynq.Option) *asynq.Task {
+	return worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Appendf(nil, "%s-%04d", tenant, i), opts...)
 }

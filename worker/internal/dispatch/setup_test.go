@@ -123,7 +123,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
-			Answered:    func() {},
+			Answered:    func(string, time.Time) {},
 			Asynq:       asynqredis.New(served),
 			Concurrency: 1,
 			Failed:      func(string, error) { b.failed.Add(1) },

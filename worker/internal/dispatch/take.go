@@ -182,7 +182,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		return false, nil
 	}
 	d.answered(l, taken)
-	d.Answered()
+	d.Answered(l.policy, taken.At)
 	d.mu.Lock()
 	d.full = len(taken.Tickets) >= n
 	d.mu.Unlock()

@@ -1,6 +1,8 @@
 package script
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"net/url"
 	"strings"
@@ -39,8 +41,40 @@ func ScopeKey(attributes, values []string) string {
 // OnceKey returns what an idempotency key is remembered by. It is the tenant's own.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
-// TicketName returns the name of a ticket in its line.
-func TicketName(queue, id string) string { return Escape(queue) + "/" + Escape(id) }
+// TicketName returns the name of a ticket in its line. IDs that are UUIDs, as asynq's are, take 23
+// bytes of it in place of 36: "!", which no escaped name holds, and base64.
+func TicketName(queue, id string) string {
+	if u, ok := parseUUID(id); ok {
+		return Escape(queue) + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
+	}
+	return Escape(queue) + "/" + Escape(id)
+}
+
+// parseTicket undoes TicketName.
+func parseTicket(name string) (queue, id string, ok bool) {
+	queue, id, ok = strings.Cut(name, "/")
+	if packed, short := strings.CutPrefix(id, "!"); short {
+		u, err := base64.RawURLEncoding.DecodeString(packed)
+		if err != nil || len(u) != 16 {
+			return "", "", false
+		}
+		return Unescape(queue), fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]), ok
+	}
+	return Unescape(queue), Unescape(id), ok
+}
+
+// parseUUID reads the usual form, in lower case: no other text is written that way again.
+func parseUUID(s string) (u [16]byte, ok bool) {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return u, false
+	}
+	digits := s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:]
+	if strings.ContainsAny(digits, "ABCDEF") {
+		return u, false
+	}
+	_, err := hex.Decode(u[:], []byte(digits))
+	return u, err == nil
+}
 
 // Flow returns the name of the flow in which tickets of a queue wait that have the same values.
 func Flow(queue string, values []string) string {

@@ -191,20 +191,20 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
-// readTicket reads "ticket costs rank flow key start tenant status".
+// readTicket reads "ticket costs rank flow key tenant status".
 func readTicket(text string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
-	if len(f) != 8 {
+	if len(f) != 7 {
 		return t, false
 	}
-	queue, id, ok := strings.Cut(f[0], "/")
+	queue, id, ok := parseTicket(f[0])
 	rank, err := strconv.ParseInt(f[2], 10, 64)
-	if !ok || err != nil || f[7] != "1" && f[7] != "7" {
+	if !ok || err != nil || f[6] != "1" && f[6] != "7" {
 		return t, false
 	}
 	return TakenTicket{
-		Queue: Unescape(queue), ID: Unescape(id), Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
-		NeverFits: f[7] == "7", Tenant: unfield(f[6]),
+		Queue: queue, ID: id, Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
+		NeverFits: f[6] == "7", Tenant: unfield(f[5]),
 	}, true
 }
 

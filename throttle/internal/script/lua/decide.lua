@@ -60,7 +60,7 @@ for at = first + 5, #argv, stride do
   end
 end
 local values = redis.call('MGET', unpack(reads))
-for i = 1, n do raw[suffixes[i]] = values[i + 2] end
+scopes.keep(call, suffixes, values, 3)
 call.waiting = (values[1] or 0) + 0
 local last = values[2] and codec.unpack7(values[2], 1) or 0
 local record = last == call.seq and values[2]

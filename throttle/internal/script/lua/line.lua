@@ -8,7 +8,8 @@
 --
 -- Keys, behind the prefix P of the policy; a SUFFIX is a scope's key behind P, a NODE is "QUEUE|SUFFIX":
 --   q          how many tickets are in the line; no key, no line
---   t          hash: ticket "QUEUE/ID" -> "costs rank flow key start": rank 16 digits, start the latest one expected when it joined (us)
+--   t          hash: ticket "QUEUE/ID" -> rank(7) start(7) "costs |VALUES key": start is the latest one expected when it joined (us);
+--              costs are empty for "requests=1"
 --   f          hash: flow "QUEUE|VALUES" -> "tickets hour suffix rank tag weight tenant suffixes units;own": suffix and rank say where
 --              and as what it waits, "-" nowhere; tag is its tenant's at ROOT; suffixes narrow to broad, by "+"; units
 --              "requests=1" if all tickets cost that, else "unit=sum/least/most,..."
@@ -35,11 +36,13 @@ local new_line
 do
 local match, gmatch, sub, find, format = string.match, string.gmatch, string.sub, string.find, string.format
 local max, min, ceil = math.max, math.min, math.ceil
+local pack7, unpack7 = codec.pack7, codec.unpack7
 
 local RANK_ZERO = 4503599627370496 -- ranks before the first are negative
 local UNPACK = 4000     -- how many values go with one call to Redis; even
 local DEAD = 60000000   -- us without a server that asks, after which a queue holds up nobody
 local LOOK_AGAIN = 1000000 -- us after which one that leaves room for others looks again, at the latest
+local COMMON = 'requests=1' -- the costs of most tickets
 local SHARE = 100000000 -- what a tag moves by for all that a window holds
 
 function new_line(call)
@@ -53,7 +56,7 @@ function new_line(call)
     added = {}, gone = {}, placed = {},                                    -- to be written in the end
     rank = false, front = false, limits_at = false, renewed = false, renew = false,       -- of the field "line"
     read = false, read_all = false, write = false, read_line = false, queue_of = false, alive = false, node_of = false, flow_of = false,
-    new_flow = false, scopes_of = false, nodes_of = false, blocker = false, count_units = false, units_of = false, share = false,
+    new_flow = false, ticket = false, new_ticket = false, scopes_of = false, nodes_of = false, blocker = false, count_units = false, units_of = false, share = false,
     tag_of = false, set_tag = false, charge = false, waiting = false, score = false, due_at = false, set_due = false, due = false, reopen = false, place = false,
     first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY, turns = nil,
   }
@@ -243,6 +246,20 @@ function new_line(call)
     if suffix ~= '-' then flow.suffix, flow.rank, flow.stored_suffix, flow.stored_rank = suffix, rank, suffix, rank end
     flows[id] = flow
     return flow
+  end
+
+  -- new_ticket puts a ticket in a flow.
+  function L.new_ticket(id, flow, costs, rank, key, start)
+    local text = costs.text ~= COMMON and costs.text or ''
+    L.write('t', id, pack7(rank + 0) .. pack7(start) .. text .. ' ' .. flow.values .. ' ' .. key)
+  end
+
+  -- ticket -> the id of its flow, the text of its costs, its key, its rank as text; nil if it is not in line.
+  function L.ticket(id)
+    local record = L.read('t', id)
+    if not record then return nil end
+    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 15)
+    return match(id, '^[^/]*') .. values, costs ~= '' and costs or COMMON, key, format('%d', unpack7(record, 1))
   end
 
   -- The scopes of a flow whose windows the policy still has, narrow to broad, and the time at which they stand.
@@ -435,7 +452,7 @@ function new_line(call)
     L.due(flow.queue, flow.suffix, blocked and time or now)
   end
 
-  -- first_ticket -> {id, costs, rank, flow, record}, or nil: those that were taken are removed in the end.
+  -- first_ticket -> {id, costs, rank, key}, or nil: those that were taken are removed in the end.
   function L.first_ticket(flow)
     while true do
       local id = flow.heads and flow.heads[flow.head]
@@ -450,11 +467,8 @@ function new_line(call)
         end
         L.read_all('t', flow.heads)
       end
-      local record = L.read('t', id)
-      if record then
-        local costs, rank, of = match(record, '^(%S+) (%S+) (%S+)')
-        if of == flow.id then return {id = id, costs = windows.costs_of(call, costs), rank = rank, record = record} end
-      end
+      local of, costs, key, rank = L.ticket(id)
+      if of == flow.id then return {id = id, costs = windows.costs_of(call, costs), rank = rank, key = key} end
       -- It was evicted, or is a leftover of a line that expired.
       flow.head, flow.popped = flow.head + 1, flow.popped + 1
     end

@@ -70,8 +70,7 @@ function new_join(L)
       place = format('%d', place)
       local id = redis.call('ZRANGE', P .. 'f:' .. flow.id, place, place)[1]
       local record = id and L.read('t', id)
-      local start = record and match(record, '(%d+)$')
-      return start and start + 0
+      return record and codec.unpack7(record, 8)
     end
     L.flush_added()
     if not exact then time = max(time, start_of(position - 1) or at) end
@@ -211,8 +210,8 @@ function new_join(L)
         for i = 1, #r.suffixes do
           local waiting = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. r.suffixes[i])
           if waiting == 1 and id then
-            local own = L.read('t', id)
-            local flow = own and L.flow_of(match(own, '^%S+ %S+ (%S+)'))
+            local own = L.ticket(id)
+            local flow = own and L.flow_of(own)
             if flow and flow.n == 1 and flow.queue == name and flow.suffix == r.suffixes[i] then waiting = 0 end
           end
           if waiting > 0 then return true end
@@ -235,9 +234,8 @@ function new_join(L)
   end
 
   function J.remove(id)
-    local record = L.read('t', id)
-    if not record then return false end
-    local text, _, of = match(record, '^(%S+) (%S+) (%S+)')
+    local of, text = L.ticket(id)
+    if not of then return false end
     local flow = L.flow_of(of)
     L.flush_added()
     if not flow then
@@ -263,9 +261,8 @@ function new_join(L)
 
   function J.join(r, list, at)
     local costs = windows.costs_of(call, r.costs_text)
-    local known = L.read('t', r.ticket)
-    if known then
-      local of = match(known, '^%S+ %S+ (%S+)')
+    local of = L.ticket(r.ticket)
+    if of then
       if of == r.flow then
         L.flush_added()
         local flow, behind = L.flow_of(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
@@ -306,7 +303,7 @@ function new_join(L)
       q.weights = q.weights + flow.weight
       if call.only_tenants then flow.tag = max(L.tag_of(L.node_of(flow.queue, windows.ROOT), flow), 0) end
     end
-    L.write('t', r.ticket, r.costs_text .. ' ' .. rank .. ' ' .. r.flow .. ' ' .. r.key .. format(' %d', high))
+    L.new_ticket(r.ticket, flow, costs, rank, r.key, high)
     local added = L.added[r.flow]
     if not added then
       added = {}

@@ -141,7 +141,7 @@ function new_take(L)
   -- hand_out adds a ticket to what is taken: a text, when it was granted, and how much each window has then.
   local function hand_out(taken, flow, ticket, status, at)
     local n = #taken
-    taken[n + 1] = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status
+    taken[n + 1] = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' .. flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
     taken[n + 2] = at
     taken.n = taken.n + 1
     if not flow.static then flow.static = format(' %d ', flow.weight) .. table.concat(flow.suffixes, '+') .. ';' .. flow.own_text end
@@ -260,7 +260,7 @@ function new_take(L)
     local J = new_join(L)
     L.read_line()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, costs, rank, flow_id, key, tenant, weight, list, own = match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) %S+ (%S+) 1 (%S+) ([^;]*);([^\t]*)')
+      local id, costs, rank, flow_id, key, tenant, weight, list, own = match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) 1 (%S+) ([^;]*);([^\t]*)')
       if id and not L.read('t', id) then -- what never fits is not put back
         local suffixes = {}
         for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end

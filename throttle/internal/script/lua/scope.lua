@@ -127,14 +127,14 @@ local function open(call, suffix, number, own)
     end
     return scope
   end
-  local raw = call.raw[suffix]
-  if raw == nil then raw = redis.call('MGET', call.P .. suffix)[1] end -- which says of a list or a hash that it is nil
+  local raw, read = call.raw[suffix], true
+  if raw == nil then raw, read = redis.call('MGET', call.P .. suffix)[1], false end
   -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
   scope = {call = call, suffix = suffix, of = of, own = own, now = call.now, states = {false, false}, changed = false, upstream = nil}
   call.open[suffix] = scope
   if raw then
     parse(scope, raw)
-  elseif redis.call('EXISTS', call.P .. suffix) == 1 then
+  elseif not read and redis.call('EXISTS', call.P .. suffix) == 1 then
     fail(scope, 'not a string')
   end
   local list, states = of.windows, scope.states
@@ -144,21 +144,35 @@ local function open(call, suffix, number, own)
   return scope
 end
 
+-- keep keeps the values of scopes for open, values[from] and on. MGET says of a list or a hash that there is no value: if one of
+-- them may be that, open looks again.
+local function keep(call, suffixes, values, from)
+  local P, raw, missing, n = call.P, call.raw, {}, 0
+  for i = 1, #suffixes do
+    local value = values[from + i - 1]
+    raw[suffixes[i]] = value
+    if not value then
+      n = n + 1
+      missing[n] = P .. suffixes[i]
+    end
+  end
+  if n > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
+    for i = 1, #suffixes do raw[suffixes[i]] = values[from + i - 1] or nil end
+  end
+end
+
 -- read reads the values of scopes that will be opened, in one call.
 local function read(call, suffixes)
   local n = #suffixes
   if n < 2 then return end
   local P, keys = call.P, {}
   for i = 1, n do keys[i] = P .. suffixes[i] end
-  local values = redis.call('MGET', unpack(keys))
-  for i = 1, n do call.raw[suffixes[i]] = values[i] end
+  keep(call, suffixes, redis.call('MGET', unpack(keys)), 1)
 end
 
--- section adds one to a value's parts: long strings are only joined once, in the end, as every byte of a new one costs time.
-local function section(parts, head, expires, payload)
-  local n, size = #parts, #payload
-  parts[n + 1] = head .. pack7(expires) .. char((size - size % 65536) / 65536, (size - size % 256) / 256 % 256, size % 256)
-  parts[n + 2] = payload
+-- section is what goes before a payload. Long strings are only joined once, in the end: every byte of a new one costs time.
+local function section(head, expires, size)
+  return head .. pack7(expires) .. char((size - size % 65536) / 65536, (size - size % 256) / 256 % 256, size % 256)
 end
 
 -- write writes what has not expired, and lets Redis forget it at its own time plus what the
@@ -166,20 +180,23 @@ end
 -- more is never too early.
 local function write(call, scope)
   local now, expires, windows, list, key = scope.now, 0, call.windows, scope.of.windows, call.P .. scope.suffix
-  local parts = {char(FORMAT) .. pack7(now)}
+  local parts, n = {char(FORMAT) .. pack7(now), '', '', '', ''}, 1 -- made for two windows, as it is slow to grow
   for j = 1, #list do
     local window, st = windows[list[j]], scope.states[list[j]]
     local algorithm = window.algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, now)
     if kept > now then
-      section(parts, window.head, kept, algorithm.payload(st, now))
+      local payload = algorithm.payload(st, now)
+      parts[n + 1], parts[n + 2] = section(window.head, kept, #payload), payload
+      n = n + 2
       if kept > expires then expires = kept end
     end
   end
   if scope.upstream then
     for name, s in pairs(scope.upstream) do
       if s.expires > now then
-        section(parts, char(#name) .. name .. s.kind, s.expires, s.payload)
+        parts[n + 1], parts[n + 2] = section(char(#name) .. name .. s.kind, s.expires, #s.payload), s.payload
+        n = n + 2
         if s.expires > expires then expires = s.expires end
       end
     end
@@ -187,20 +204,22 @@ local function write(call, scope)
   if scope.others then
     for _, s in ipairs(scope.others) do
       if s.expires > now then
-        parts[#parts + 1] = s.bytes
+        n = n + 1
+        parts[n] = s.bytes
         if s.expires > expires then expires = s.expires end
       end
     end
   end
-  if #parts == 1 then
+  if n == 1 then
     redis.call('DEL', key)
   else
-    redis.call('SET', key, table.concat(parts), 'PX', format('%d', ceil((expires - call.now) / 1000) + 1))
+    redis.call('SET', key, table.concat(parts, '', 1, n), 'PX', format('%d', ceil((expires - call.now) / 1000) + 1))
   end
 end
 
 scopes = {
   open = open,
+  keep = keep,
   read = read,
   reload = reload,
 

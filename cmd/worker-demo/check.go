@@ -46,7 +46,7 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
-			limitText(window),
+			show.Limit(window),
 			scopeText(window.Per), algorithmText(window), show.Short(window.Margin))
 	}
 	t.Flush()
@@ -68,16 +68,6 @@ func scopeText(per []string) string {
 		return "shared by all"
 	}
 	return strings.Join(per, ", ")
-}
-
-func limitText(w throttle.Window) string {
-	switch w.Algorithm {
-	case throttle.Calendar:
-		return fmt.Sprintf("%d %s from %s, %s", w.Limit, w.Unit, w.Resets, w.Timezone)
-	case throttle.Concurrency:
-		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
-	}
-	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, show.Short(w.Period))
 }
 
 func algorithmText(w throttle.Window) string {

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -29,6 +30,7 @@ type RunCommand struct {
 	*Main
 
 	Concurrency int
+	DryRun      bool
 	Format      string // of Jobs
 	Headers     []string
 	Jobs        string // file, or "-" for stdin
@@ -41,6 +43,7 @@ type RunCommand struct {
 	Redis       string // URL, or "" for an embedded one
 	RedisFile   string // that holds the URL
 	RedisTLS    redisconn.TLS
+	RetryFailed bool
 	Retry       string // codes, or "" for the default
 	Success     string // codes, or "" for the default
 	Summary     string // file, or ""
@@ -60,6 +63,8 @@ func (c *RunCommand) flags() []cli.Flag {
 		&cli.BoolFlag{Name: "keep-time", Usage: "keep how long the last call took", Destination: &c.Keep.Time},
 		&cli.StringFlag{Name: "success", Usage: "`CODES` that count as success, such as 2xx,404", DefaultText: call.DefaultSuccess, Destination: &c.Success},
 		&cli.StringFlag{Name: "retry", Usage: "`CODES` that are tried again, such as 409,500-503", DefaultText: call.DefaultRetry, Destination: &c.Retry},
+		&cli.BoolFlag{Name: "retry-failed", Usage: "run jobs again that failed in an earlier run", Destination: &c.RetryFailed},
+		&cli.BoolFlag{Name: "dry-run", Usage: "check all input and tell how long it takes at best; nothing is called or written", Destination: &c.DryRun},
 		&cli.StringFlag{Name: "redis", Usage: "keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process", Destination: &c.Redis},
 		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
 		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
@@ -84,6 +89,8 @@ func (c *RunCommand) validate() error {
 		return errors.New("--policies is missing: must be a policy file")
 	case c.Queue != "" && strings.TrimSpace(c.Queue) == "":
 		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
+	case c.json && !c.DryRun && c.Out == "":
+		return errors.New("--json goes to stdout, as the results do: --out must name a file for these")
 	case c.Format != formatAuto && c.Format != formatCSV && c.Format != formatJSONL:
 		return fmt.Errorf("--format %q: must be jsonl, csv or auto", jobs.Shorten(c.Format))
 	case c.Keep.Body < 0 || c.Keep.Body > call.MaxKeptBody:
@@ -131,6 +138,9 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return inputError{err}
 	}
+	if c.DryRun {
+		return c.dryRun(ctx, list, policies)
+	}
 	server, err := c.openRedis(ctx)
 	if err != nil {
 		return inputError{err}
@@ -175,6 +185,7 @@ func (c *RunCommand) Run(ctx context.Context) error {
 		Queue:       queue,
 		Redis:       server.Opt,
 		Results:     results,
+		RetryFailed: c.RetryFailed,
 	}
 	summary, err := d.Run(ctx)
 	interrupted := err != nil && ctx.Err() != nil
@@ -262,7 +273,7 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 	var errs []error
 	checked := map[string]error{} // jobs are many, but few of them differ in what they ask for
 	for _, job := range list {
-		policy, ok := limiter.PolicyFor(job.Type)
+		policy, ok := limiter.Match(job.Type)
 		if !ok {
 			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one", job.At, jobs.Shorten(job.Type), policyFile))
 			continue
@@ -321,6 +332,11 @@ func (c *RunCommand) report(s drain.Summary) error {
 	}
 	fmt.Fprintln(c.Stderr)
 	drain.PrintWindows(c.Stderr, s.Windows)
+	if c.json {
+		if err := show.JSON(c.Stdout, s); err != nil {
+			return err
+		}
+	}
 	if c.Summary == "" {
 		return nil
 	}

@@ -261,6 +261,92 @@ func TestRunNothing(t *testing.T) {
 	}
 }
 
+// What failed runs again if that is asked for, whether --out or only Redis knows of it, and
+// nothing else does.
+func TestRunRetriesFailed(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		d := newDesk(t, roomy, manyJobs(3, r.URL, "")+strings.ReplaceAll(`{"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":0}
+{"id":"missing","tenant":"a","url":"URL/missing"}
+`, "URL", r.URL))
+		args := d.args("--redis", "redis://"+client.Options().Addr)
+		e := runMain(t.Context(), "", args...)
+		e.want(t, exitFailed, "5 jobs: 3 succeeded, 2 failed")
+		if strings.Contains(e.stderr, "done before") {
+			t.Errorf("something was done before the first run:\n%s", e.stderr)
+		}
+		runMain(t.Context(), "", args...).want(t, exitFailed, "5 of 5 jobs were done before, 2 of them failed: --retry-failed runs those again")
+
+		runMain(t.Context(), "", append(args, "--retry-failed")...).want(t, exitFailed,
+			"2 failed jobs run again", "3 of 5 jobs were done before\n", "5 jobs: 4 succeeded, 1 failed")
+		if want := map[string]int{"/0": 1, "/1": 1, "/2": 1, "/flaky": 2, "/missing": 2}; !maps.Equal(r.calls, want) {
+			t.Errorf("calls %v, want %v", r.calls, want)
+		}
+		known, err := jobs.ReadLog(d.path("out.jsonl"))
+		if err != nil || len(known) != 5 || known["flaky"].Error != "" || known["missing"].Error != "404 Not Found" {
+			t.Errorf("%v: %+v", err, known)
+		}
+
+		os.Remove(d.path("out.jsonl"))
+		runMain(t.Context(), "", append(args, "--retry-failed")...).want(t, exitFailed, "1 failed jobs run again", "5 jobs: 4 succeeded, 1 failed")
+		if r.called("/flaky") != 2 || r.called("/missing") != 3 {
+			t.Errorf("calls %v", r.calls)
+		}
+	})
+}
+
+// With --json the summary goes to stdout, and the results must go elsewhere.
+func TestRunJSON(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
+	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
+	e := runMain(t.Context(), "", d.args("--json")...)
+	e.want(t, exitDone)
+	var s drain.Summary
+	if err := json.Unmarshal([]byte(e.stdout), &s); err != nil || s.Jobs != 3 || s.Succeeded != 3 || s.DoneBefore != 1 {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
+	runMain(t.Context(), "", d.args("--json", "--out", "")...).want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
+}
+
+func TestDryRun(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":60}`))
+	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
+{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
+`
+	d.write("out.jsonl", before)
+	// The Redis does not exist: it is not asked.
+	args := d.args("--redis", "redis://"+closedPort(t), "--dry-run")
+	e := runMain(t.Context(), "", args...)
+	e.want(t, exitDone)
+	if want := `9 jobs, 2 of them done before.
+The others take 3s at best: api/all has 2 requests per 1s, and shared needs 7.
+
+WINDOW      LIMIT                 MOST TO DO   UNITS   AT BEST
+api/burst   500 requests per 1s   tenant=t0    4       0s
+api/all     2 requests per 1s     shared       7       3s
+api/spend   100 tokens per 1s     tenant=t0    240     3s
+`; e.stdout != want {
+		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
+	}
+	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
+	e.want(t, exitDone)
+	var report dryRunReport
+	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 9 || report.Done != 1 || report.AtBestSeconds != 3 ||
+		report.BoundBy == nil || report.BoundBy.Window != "all" || len(report.Windows) != 3 {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
+	if r.total() != 0 || d.read("out.jsonl") != before {
+		t.Errorf("%d calls; --out is %q", r.total(), d.read("out.jsonl"))
+	}
+	d.write("jobs.jsonl", manyJobs(1, r.URL, `,"type":"mail:send"`))
+	runMain(t.Context(), "", args...).want(t, exitBadInput, "no policy in ")
+}
+
 // Without Redis, what is in -out is known, and a torn line is not.
 func TestRunGoesOnFromOut(t *testing.T) {
 	t.Parallel()
@@ -269,7 +355,7 @@ func TestRunGoesOnFromOut(t *testing.T) {
 	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
 {"id":"/2","tenant":"t0","stat`)
-	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "4 jobs: 3 succeeded, 1 failed")
+	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "2 of 4 jobs were done before, 1 of them failed", "4 jobs: 3 succeeded, 1 failed")
 	if results := d.results("out.jsonl"); len(results) != 4 || results["/1"].Status != 500 {
 		t.Errorf("%+v", results)
 	}

@@ -41,7 +41,7 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n", p.Name, match, p.Fail, p.Requeue)
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s, upstream refusals mean %s\n", p.Name, match, p.Fail, p.Requeue, refusedText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -61,6 +61,14 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	for _, warning := range p.Warnings() {
 		fmt.Fprintf(w, "  warning: %s\n", warning)
 	}
+}
+
+// refusedText says whom an upstream means that refuses a call.
+func refusedText(p throttle.Policy) string {
+	if p.Remote == throttle.RemoteShared {
+		return "all tenants"
+	}
+	return "one tenant"
 }
 
 func scopeText(per []string) string {
@@ -83,10 +91,10 @@ func algorithmText(w throttle.Window) string {
 }
 
 func ownText(t throttle.Tenant) string {
-	if t.Exempt {
-		return "exempt: counted, never denied"
-	}
 	var own []string
+	if t.Exempt {
+		own = append(own, "exempt: counted, never denied")
+	}
 	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
 		o := t.Windows[name]
 		if o.Limit > 0 {

@@ -23,7 +23,7 @@ type Summary struct {
 	Succeeded        int         `json:"succeeded"`
 	Failed           int         `json:"failed"`
 	DoneBefore       int         `json:"done_before"` // of these, when the drain began
-	Archived         int         `json:"archived"` // tasks in the queue's archive: failures, never denials
+	Archived         int         `json:"archived"`    // tasks in the queue's archive: failures, never denials
 	Denials          int         `json:"denials"`
 	Dequeues         int         `json:"dequeues"`
 	WakesPerJob      float64     `json:"wakes_per_job"`

@@ -41,12 +41,12 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n", p.Name, match, p.Fail, p.Requeue)
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s, upstream refusals mean %s\n", p.Name, match, p.Fail, p.Requeue, refusedText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
-			limitText(window),
+			show.Limit(window),
 			scopeText(window.Scope), algorithmText(window), show.Short(window.Margin))
 	}
 	t.Flush()
@@ -63,21 +63,19 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	}
 }
 
+// refusedText says whom an upstream means that refuses a call.
+func refusedText(p throttle.Policy) string {
+	if p.Upstream == throttle.UpstreamShared {
+		return "all tenants"
+	}
+	return "one tenant"
+}
+
 func scopeText(s throttle.Scope) string {
 	if s == throttle.Shared {
 		return "shared by all"
 	}
 	return strings.Join(s.Attributes(), ", ")
-}
-
-func limitText(w throttle.Window) string {
-	switch w.Algorithm {
-	case throttle.Calendar:
-		return fmt.Sprintf("%d %s from %s, %s", w.Limit, w.Unit, w.Resets, w.Timezone)
-	case throttle.Concurrency:
-		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
-	}
-	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, show.Short(w.Period))
 }
 
 func algorithmText(w throttle.Window) string {
@@ -93,10 +91,10 @@ func algorithmText(w throttle.Window) string {
 }
 
 func ownText(t throttle.Tenant) string {
-	if t.Exempt {
-		return "exempt: counted, never denied"
-	}
 	var own []string
+	if t.Exempt {
+		own = append(own, "exempt: counted, never denied")
+	}
 	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
 		o := t.Windows[name]
 		if o.Limit > 0 {

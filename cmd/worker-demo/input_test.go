@@ -2,6 +2,8 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -113,5 +115,92 @@ func TestRunBodyFileGone(t *testing.T) {
 	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")
 	if got := d.results("out.jsonl")["second"]; !strings.HasPrefix(got.Error, "body_file: ") || r.called("/second") != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestRunRefusesBadInput(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	job := func(more string) string { return `{"tenant":"a","url":"` + r.URL + `/x"` + more + "}\n" }
+	for _, c := range []struct {
+		name, jobs, policies string
+		args                 []string
+		want                 string // JOBS, POLICIES and DIR stand for the paths
+	}{
+		{"job", job("") + `{"tenat":"a"}`, roomy, nil, `JOBS:2: unknown field "tenat": did you mean "tenant"?`},
+		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil, `JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
+		{"cost too large", job("") + job(`,"cost":501`), roomy, nil, `JOBS:2: throttle: policy "api", window "burst": cost of 501 requests never fits: the window holds 500 at most`},
+		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil, `JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
+		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
+		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
+		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
+		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
+		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
+		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
+		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
+		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"}, `--redis: is not a URL: must be such as redis://localhost:6379/0, `},
+		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"}, `--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
+		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
+		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"}, `--redis and --redis-file: must not be given together`},
+		{"no --redis-file", job(""), roomy, []string{"--redis-file", "DIR/f"}, `--redis-file: open DIR/f: no such file or directory`},
+		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"}, `--redis: ${PW}: the environment has no such variable: it must be set`},
+		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"}, `--redis-ca JOBS: holds no certificate: must be a PEM file`},
+		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"}, `there are TLS files, but no Redis: --redis must tell its URL`},
+		{"stdin twice", job(""), roomy, []string{"--jobs", "-", "--policies", "-"}, `--jobs and --policies: only one of them can be stdin`},
+		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"}, `--redis-cert and --redis-key: one is missing: must be given together`},
+		{"--prefix", job(""), roomy, []string{"--prefix", "a{b"}, `--prefix "a{b": must be at most 63 of the characters A-Z a-z 0-9 _ . -`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			d := newDesk(t, c.policies, c.jobs)
+			paths := strings.NewReplacer("JOBS", d.path("jobs.jsonl"), "POLICIES", d.path("policies.yml"), "DIR", d.dir)
+			args := d.args()
+			for _, a := range c.args {
+				args = append(args, paths.Replace(a))
+			}
+			e := runMain(t.Context(), "", args...)
+			e.want(t, exitBadInput, paths.Replace(c.want))
+			if strings.Contains(e.stderr, "secret") || e.stdout != "" {
+				t.Errorf("stdout %q, stderr %q", e.stdout, e.stderr)
+			}
+			if out, err := os.ReadFile(d.path("out.jsonl")); len(out) > 0 {
+				t.Errorf("-out holds %q, %v", out, err)
+			}
+			if d.read("jobs.jsonl") != c.jobs {
+				t.Errorf("the jobs became %q", d.read("jobs.jsonl"))
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if r.total() > 0 {
+			t.Errorf("calls %v", r.calls)
+		}
+	})
+}
+
+func TestQueueName(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	name := func(c RunCommand) string {
+		name, err := c.queueName()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	names := []string{
+		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
+		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
+		name(RunCommand{Jobs: "a.jsonl", Prefix: "staging"}), name(RunCommand{Jobs: "-", Prefix: "staging"}), name(RunCommand{Queue: "own", Prefix: "staging"}),
+	}
+	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "worker-demo:a.jsonl:") {
+		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
+	}
+	if odd := name(RunCommand{Jobs: "{x y}"}); !strings.HasPrefix(odd, "worker-demo:_x_y_:") {
+		t.Error(odd)
+	}
+	slices.Sort(names)
+	if len(slices.Compact(names)) != 8 {
+		t.Errorf("%q", names)
 	}
 }

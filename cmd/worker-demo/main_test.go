@@ -12,7 +12,6 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -332,74 +331,6 @@ func TestUnknownCommands(t *testing.T) {
 			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)
 		}
 	}
-}
-
-func TestCheck(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t, `
-policies:
-  - name: github-api
-    match: ["http:*", "github:sync"]
-    windows:
-      - {name: per-minute, limit: 20, period: 60s}
-      - {name: burst, limit: 5, period: 3s, margin: 50ms}
-      - {name: provider, limit: 100, period: 1s, per: []}
-      - {name: spend, limit: 90000, period: 1h, unit: tokens, algorithm: gcra, burst: 20000}
-      - {name: daily, limit: 1000, period: 24h, algorithm: fixed}
-    tenants:
-      acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
-      internal: {exempt: true}
-  - name: slow
-    fail: open
-    requeue: earliest-reset
-    windows:
-      - {name: short, limit: 10, period: 10s, per: [user, tenant]}
-      - {name: long, limit: 600, period: 600s, per: [user, tenant]}
-`, "")
-	e := runMain(t.Context(), "", "check", d.path("policies.yml"))
-	e.want(t, exitDone)
-	if want := `policy github-api
-  matches http:* github:sync, fails closed, requeues when-fits
-  WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
-  per-minute   20 requests per 1m    tenant          sliding             0s
-  burst        5 requests per 3s     tenant          sliding             50ms
-  provider     100 requests per 1s   shared by all   sliding             0s
-  spend        90000 tokens per 1h   tenant          gcra, burst 20000   0s
-  daily        1000 requests per 24h   tenant          fixed, from clock   0s
-  TENANT     WEIGHT   LIMITS OF ITS OWN
-  acme       2        per-minute 50, spend burst 9
-  internal   1        exempt: counted, never denied
-policy slow
-  matches no task type, fails open, requeues earliest-reset
-  WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
-  short    10 requests per 10s    tenant, user   sliding     0s
-  long     600 requests per 10m   tenant, user   sliding     0s
-  warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
-`; columns(e.stdout) != columns(want) {
-		t.Errorf("stdout:\n%s", e.stdout)
-	}
-
-	e = runMain(t.Context(), "", "check", d.path("policies.yml"), "-json")
-	e.want(t, exitDone)
-	var got checked
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
-		t.Fatal(err)
-	}
-	spend := checkedWindow{Name: "spend", Limit: 90000, PeriodMS: 3.6e6, Unit: "tokens", Per: []string{"tenant"}, Algorithm: "gcra", Burst: 20000}
-	if w := got.Policies[0].Windows[3]; w.Name != spend.Name || w.Limit != spend.Limit || w.PeriodMS != spend.PeriodMS || w.Unit != spend.Unit ||
-		!slices.Equal(w.Per, spend.Per) || w.Algorithm != spend.Algorithm || w.Burst != spend.Burst {
-		t.Errorf("spend is %+v", w)
-	}
-	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {
-		t.Errorf("provider is per %q", per)
-	}
-	if len(got.Policies[1].Warnings) != 1 || got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
-		t.Errorf("%+v", got)
-	}
-
-	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
-	e = runMain(t.Context(), "", "check", d.path("policies.yml"))
-	e.want(t, exitBadInput, "worker-demo: policyfile: "+d.path("policies.yml")+":4: ")
 }
 
 // columns takes the padding out of a table.

@@ -1,29 +1,22 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker"
 )
 
 func TestRunCalls(t *testing.T) {
@@ -193,65 +186,6 @@ policies:
 	}
 }
 
-func TestRunRefusesBadInput(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	job := func(more string) string { return `{"tenant":"a","url":"` + r.URL + `/x"` + more + "}\n" }
-	for _, c := range []struct {
-		name, jobs, policies string
-		args                 []string
-		want                 string // JOBS, POLICIES and DIR stand for the paths
-	}{
-		{"job", job("") + `{"tenat":"a"}`, roomy, nil, `JOBS:2: unknown field "tenat": did you mean "tenant"?`},
-		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil, `JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
-		{"cost too large", job("") + job(`,"cost":501`), roomy, nil, `JOBS:2: throttle: policy "api", window "burst": cost of 501 requests never fits: the window holds 500 at most`},
-		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil, `JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
-		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
-		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
-		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
-		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
-		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
-		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
-		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
-		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"}, `--redis: is not a URL: must be such as redis://localhost:6379/0, `},
-		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"}, `--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
-		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
-		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"}, `--redis and --redis-file: must not be given together`},
-		{"no --redis-file", job(""), roomy, []string{"--redis-file", "DIR/f"}, `--redis-file: open DIR/f: no such file or directory`},
-		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"}, `--redis: ${PW}: the environment has no such variable: it must be set`},
-		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"}, `--redis-ca JOBS: holds no certificate: must be a PEM file`},
-		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"}, `there are TLS files, but no Redis: --redis must tell its URL`},
-		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"}, `--redis-cert and --redis-key: one is missing: must be given together`},
-		{"--prefix", job(""), roomy, []string{"--prefix", "a{b"}, `--prefix "a{b": must be at most 63 of the characters A-Z a-z 0-9 _ . -`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			d := newDesk(t, c.policies, c.jobs)
-			paths := strings.NewReplacer("JOBS", d.path("jobs.jsonl"), "POLICIES", d.path("policies.yml"), "DIR", d.dir)
-			args := d.args()
-			for _, a := range c.args {
-				args = append(args, paths.Replace(a))
-			}
-			e := runMain(t.Context(), "", args...)
-			e.want(t, exitBadInput, paths.Replace(c.want))
-			if strings.Contains(e.stderr, "secret") || e.stdout != "" {
-				t.Errorf("stdout %q, stderr %q", e.stdout, e.stderr)
-			}
-			if out, err := os.ReadFile(d.path("out.jsonl")); len(out) > 0 {
-				t.Errorf("-out holds %q, %v", out, err)
-			}
-			if d.read("jobs.jsonl") != c.jobs {
-				t.Errorf("the jobs became %q", d.read("jobs.jsonl"))
-			}
-		})
-	}
-	t.Cleanup(func() {
-		if r.total() > 0 {
-			t.Errorf("calls %v", r.calls)
-		}
-	})
-}
-
 func TestRunNothing(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, "\n")
@@ -261,94 +195,55 @@ func TestRunNothing(t *testing.T) {
 	}
 }
 
-// Without Redis, what is in -out is known, and a torn line is not.
-func TestRunGoesOnFromOut(t *testing.T) {
+// With --json the summary goes to stdout, and the results must go elsewhere.
+func TestRunJSON(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, roomy, manyJobs(4, r.URL, ""))
-	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
-{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
-{"id":"/2","tenant":"t0","stat`)
-	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "4 jobs: 3 succeeded, 1 failed")
-	if results := d.results("out.jsonl"); len(results) != 4 || results["/1"].Status != 500 {
-		t.Errorf("%+v", results)
+	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
+	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
+	e := runMain(t.Context(), "", d.args("--json")...)
+	e.want(t, exitDone)
+	var s drain.Summary
+	if err := json.Unmarshal([]byte(e.stdout), &s); err != nil || s.Jobs != 3 || s.Succeeded != 3 || s.DoneBefore != 1 {
+		t.Errorf("%v: %s", err, e.stdout)
 	}
-	if want := map[string]int{"/2": 1, "/3": 1}; !maps.Equal(r.calls, want) {
-		t.Errorf("calls %v, want %v", r.calls, want)
-	}
+	runMain(t.Context(), "", d.args("--json", "--out", "")...).want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
 }
 
-// What a task and its result hold in Redis.
-type (
-	payload struct {
-		jobs.Job
-		EnqueuedAt time.Time `json:"enqueued_at"`
-	}
-	record struct {
-		jobs.Result
-		Done bool `json:"done"`
-	}
-)
-
-// What an earlier run left in Redis: tasks of a worker that died, tasks that were removed or
-// changed in the jobs file, and results whose line is missing.
-func TestRunTakesOver(t *testing.T) {
+func TestDryRun(t *testing.T) {
 	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		// asynq by itself would take the tasks back after a minute at the earliest.
-		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
-		defer cancel()
-		r := newRemote(t)
-		const queue = "taken"
-		d := newDesk(t, roomy, manyJobs(6, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/new"}
-{"id":"known","tenant":"t0","url":"URL/known"}
-`, "URL", r.URL))
-		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		list, err := jobs.Source{}.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
-{"id":"known","tenant":"t0","url":"URL/known"}
-`, "URL", r.URL)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		enqueuer := asynq.NewClientFromRedisClient(client)
-		for _, job := range list {
-			body, _ := json.Marshal(payload{job, time.Now()})
-			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
-			if _, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry), asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		key := "asynq:{" + queue + "}:"
-		strand := func(id string, kept *record) { // as a worker leaves a task that dies with it
-			client.LRem(ctx, key+"pending", 1, id)
-			client.LPush(ctx, key+"active", id)
-			client.ZAdd(ctx, key+"lease", redis.Z{Member: id, Score: float64(time.Now().Add(30 * time.Second).Unix())})
-			client.HSet(ctx, key+"t:"+id, "state", "active")
-			if kept != nil {
-				data, _ := json.Marshal(kept)
-				client.HSet(ctx, key+"t:"+id, "result", data)
-			}
-		}
-		once := jobs.Result{ID: "/1", Tenant: "t1", Attempts: 1, Wakes: 2}
-		done := jobs.Result{ID: "/2", Tenant: "t0", Attempts: 1, Wakes: 3, Status: 200}
-		strand("/0", nil)                   // before its only call
-		strand("/1", &record{Result: once}) // during it
-		strand("/2", &record{done, true})   // after it, before its line
-		strand("known", nil)                // after its line
+	r := newRemote(t)
+	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":60}`))
+	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
+{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
+`
+	d.write("out.jsonl", before)
+	// The Redis does not exist: it is not asked.
+	args := d.args("--redis", "redis://"+closedPort(t), "--dry-run")
+	e := runMain(t.Context(), "", args...)
+	e.want(t, exitDone)
+	if want := `9 jobs, 2 of them done before.
+The others take 3s at best: api/all has 2 requests per 1s, and shared needs 7.
 
-		e := runMain(ctx, "", d.args("--queue", queue, "--redis", "redis://"+client.Options().Addr)...)
-		e.want(t, exitFailed, "8 jobs: 7 succeeded, 1 failed", `removed 2 jobs of an earlier run from queue "taken"`)
-		results := d.results("out.jsonl")
-		if len(results) != 8 || results["/0"].Error != "" || results["/2"].Wakes != 3 {
-			t.Errorf("%+v", results)
-		}
-		if got := results["/1"]; got.Error != "asynq: task lease expired, and no retry is left: the call may have been made" || got.Attempts != 1 || got.Wakes != 2 {
-			t.Errorf("%+v", got)
-		}
-		if want := map[string]int{"/0": 1, "/3": 1, "/4": 1, "/5": 1, "/new": 1}; !maps.Equal(r.calls, want) {
-			t.Errorf("calls %v, want %v", r.calls, want)
-		}
-	})
+WINDOW      LIMIT                 MOST TO DO   UNITS   AT BEST
+api/burst   500 requests per 1s   tenant=t0    4       0s
+api/all     2 requests per 1s     shared       7       3s
+api/spend   100 tokens per 1s     tenant=t0    240     3s
+`; e.stdout != want {
+		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
+	}
+	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
+	e.want(t, exitDone)
+	var report dryRunReport
+	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 9 || report.Done != 1 || report.AtBestSeconds != 3 ||
+		report.BoundBy == nil || report.BoundBy.Window != "all" || len(report.Windows) != 3 {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
+	if r.total() != 0 || d.read("out.jsonl") != before {
+		t.Errorf("%d calls; --out is %q", r.total(), d.read("out.jsonl"))
+	}
+	d.write("jobs.jsonl", manyJobs(1, r.URL, `,"type":"mail:send"`))
+	runMain(t.Context(), "", args...).want(t, exitBadInput, "no policy in ")
 }
 
 // A result that cannot be written ends the run: it would call on and on for nothing.
@@ -363,80 +258,6 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	}
 	if !strings.Contains(stderr.String(), "worker-demo: writing a result: disk is full\n") {
 		t.Error(stderr.String())
-	}
-}
-
-// Two processes must not work on the same jobs.
-func TestRunWaitsToBeAlone(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	d := newDesk(t, roomy, manyJobs(1, r.URL, ""))
-	addr := throttletest.Miniredis(t).Addr()
-	other := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{Queues: map[string]int{"shared": 1}, LogLevel: asynq.FatalLevel})
-	if err := other.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
-		t.Fatal(err)
-	}
-	defer other.Shutdown()
-	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: addr})
-	defer inspector.Close()
-	for {
-		if servers, err := inspector.Servers(); err != nil {
-			t.Fatal(err)
-		} else if len(servers) == 1 {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	told := &interrupter{cancel: cancel, on: "waiting until it is known to be gone"}
-	code := (&Main{Env: noEnv, Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("--queue", "shared", "--redis", "redis://"+addr))
-	if code != exitInterrupted || !strings.Contains(told.String(), fmt.Sprintf("process %d on ", os.Getpid())) {
-		t.Errorf("exit code %d, stderr:\n%s", code, told.String())
-	}
-	if r.total() > 0 {
-		t.Errorf("calls %v", r.calls)
-	}
-}
-
-// An interrupter is a stderr that cancels when it is told something.
-type interrupter struct {
-	bytes.Buffer
-	cancel context.CancelFunc
-	on     string
-}
-
-func (i *interrupter) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte(i.on)) {
-		i.cancel()
-	}
-	return i.Buffer.Write(b)
-}
-
-func TestQueueName(t *testing.T) {
-	dir := t.TempDir()
-	t.Chdir(dir)
-	name := func(c RunCommand) string {
-		name, err := c.queueName()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return name
-	}
-	names := []string{
-		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
-		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
-		name(RunCommand{Jobs: "a.jsonl", Prefix: "staging"}), name(RunCommand{Jobs: "-", Prefix: "staging"}), name(RunCommand{Queue: "own", Prefix: "staging"}),
-	}
-	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "worker-demo:a.jsonl:") {
-		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
-	}
-	if odd := name(RunCommand{Jobs: "{x y}"}); !strings.HasPrefix(odd, "worker-demo:_x_y_:") {
-		t.Error(odd)
-	}
-	slices.Sort(names)
-	if len(slices.Compact(names)) != 8 {
-		t.Errorf("%q", names)
 	}
 }
 

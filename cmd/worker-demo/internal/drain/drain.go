@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/forecast"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -38,6 +39,7 @@ type Drain struct {
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
 	Results     *jobs.Log
+	RetryFailed bool // jobs that failed before, also if only Redis knows, run again
 
 	broken    chan error // the drain cannot go on
 	done      chan struct{}
@@ -79,12 +81,14 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
+	d.RetryFailed = false // what fails from now on has failed in this run
 	before := d.Counts()
+	d.tellBefore(before)
 	if before.Done() < before.Jobs {
 		if err := d.expireLeases(ctx, active); err != nil {
 			return Summary{}, err
 		}
-		d.Progress.Begin(before)
+		d.Progress.Begin(before, d.atBest())
 		err = d.serve(ctx, missing, len(active) > 0)
 		d.Progress.End(d.Counts())
 	}
@@ -95,7 +99,33 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	return s, err
 }
 
+// tellBefore says what need not be done again.
+func (d *Drain) tellBefore(c Counts) {
+	if c.Done() == 0 {
+		return
+	}
+	failed := ""
+	if c.Failed > 0 {
+		failed = fmt.Sprintf(", %d of them failed: --retry-failed runs those again", c.Failed)
+	}
+	d.Progress.Say("%d of %d jobs were done before%s", c.Done(), c.Jobs, failed)
+}
+
+// atBest is how long what is open takes at best.
+func (d *Drain) atBest() time.Duration {
+	var todo []jobs.Job
+	for i := range d.Jobs {
+		if d.open[d.Jobs[i].ID] != nil {
+			todo = append(todo, d.Jobs[i])
+		}
+	}
+	return forecast.Of(d.Limiter, todo, time.Now()).AtBest
+}
+
 func (d *Drain) prepare() {
+	if d.RetryFailed {
+		d.Results.Reopen()
+	}
 	d.broken = make(chan error, 1)
 	d.done = make(chan struct{})
 	d.inspector = asynq.NewInspectorFromRedisClient(d.Client)

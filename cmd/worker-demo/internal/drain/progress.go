@@ -9,27 +9,32 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 )
 
 // A Progress tells people how a drain goes on: as a bar on a terminal, elsewhere as a line
 // every few seconds. It is safe for concurrent use.
 type Progress struct {
-	bar   *progressbar.ProgressBar
-	every time.Duration // between lines
-	mu    sync.Mutex
-	shown time.Time
-	start time.Time
-	w     io.Writer
+	atBest time.Duration // the whole, by the windows
+	bar    *progressbar.ProgressBar
+	before int           // done when it began
+	every  time.Duration // between lines
+	mu     sync.Mutex
+	shown  time.Time
+	start  time.Time
+	w      io.Writer
 }
 
 func NewProgress(w io.Writer, every time.Duration) *Progress {
 	return &Progress{every: every, w: w}
 }
 
-// Begin shows where the drain begins.
-func (p *Progress) Begin(c Counts) {
+// Begin shows where the drain begins. By its windows it cannot end sooner than atBest from now.
+func (p *Progress) Begin(c Counts, atBest time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.atBest, p.before = atBest, c.Done()
 	p.start = time.Now()
 	p.shown = p.start
 	if f, ok := p.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -80,11 +85,31 @@ func (p *Progress) Write(line []byte) (int, error) {
 }
 
 func (p *Progress) showBar(c Counts) {
-	p.bar.Describe(fmt.Sprintf("%d failed, %d denials", c.Failed, c.Denials))
-	p.bar.Set(c.Succeeded + c.Failed)
+	p.bar.Describe(fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.outlook(c)))
+	p.bar.Set(c.Done())
 }
 
 func (p *Progress) line(c Counts) {
-	fmt.Fprintf(p.w, "%5.0fs  %d of %d jobs done, %d failed, %d denials\n",
-		time.Since(p.start).Seconds(), c.Succeeded+c.Failed, c.Jobs, c.Failed, c.Denials)
+	fmt.Fprintf(p.w, "%5.0fs  %d of %d jobs done, %d failed, %d denials%s\n",
+		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, c.Denials, p.outlook(c))
+}
+
+// outlook is the rate so far and when all will be done.
+func (p *Progress) outlook(c Counts) string {
+	took := time.Since(p.start)
+	done := c.Done() - p.before
+	if done == 0 || took <= 0 {
+		return ""
+	}
+	rate := float64(done) / took.Seconds()
+	text := fmt.Sprintf(", %.3g a second", rate)
+	if c.Done() == c.Jobs {
+		return text
+	}
+	left := max(time.Duration(float64(c.Jobs-c.Done())/rate*float64(time.Second)), p.atBest-took)
+	layout := time.TimeOnly
+	if left > 12*time.Hour {
+		layout = "Jan 2 15:04"
+	}
+	return fmt.Sprintf("%s, done in about %s, at %s", text, show.Short(left.Round(time.Second)), time.Now().Add(left).Format(layout))
 }

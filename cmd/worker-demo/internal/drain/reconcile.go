@@ -24,7 +24,7 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	removed := 0
+	removed, again := 0, 0
 	for id, info := range tasks {
 		job := d.jobs[id]
 		waits := info.State == asynq.TaskStatePending || info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry
@@ -36,6 +36,14 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 		}
 		if info.State == asynq.TaskStateActive {
 			active = append(active, id)
+		}
+		if job != nil && d.RetryFailed && hasFailed(info, known) {
+			if err := d.inspector.DeleteTask(d.Queue, id); err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
+				return nil, nil, fmt.Errorf("queue %q: removing task %q: %w", d.Queue, id, err)
+			}
+			delete(tasks, id)
+			again++
+			continue
 		}
 		if job != nil {
 			if err := d.recall(info, known); err != nil {
@@ -52,6 +60,9 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 				removed++
 			}
 		}
+	}
+	if again > 0 {
+		d.Progress.Say("%d failed jobs run again", again)
 	}
 	if removed > 0 {
 		d.Progress.Say("removed %d jobs of an earlier run from queue %q: the jobs do not hold them any more, or hold them changed", removed, d.Queue)
@@ -90,6 +101,14 @@ func (d *Drain) recall(info *asynq.TaskInfo, known record) error {
 	}
 	known.Error = fmt.Sprintf("%s, and no retry is left: the call may have been made", info.LastErr)
 	return d.write(known.Result)
+}
+
+// hasFailed reports whether the task's job has ended, and not well.
+func hasFailed(info *asynq.TaskInfo, known record) bool {
+	if info.State == asynq.TaskStateActive {
+		return false
+	}
+	return known.Done && known.Error != "" || info.State == asynq.TaskStateArchived && known.Attempts > 0
 }
 
 func sameJob(data []byte, job *jobs.Job) bool {

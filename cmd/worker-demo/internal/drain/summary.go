@@ -22,7 +22,8 @@ type Summary struct {
 	Jobs             int         `json:"jobs"`
 	Succeeded        int         `json:"succeeded"`
 	Failed           int         `json:"failed"`
-	Archived         int         `json:"archived"` // tasks in the queue's archive: failures, never denials
+	DoneBefore       int         `json:"done_before"` // of these, when the drain began
+	Archived         int         `json:"archived"`    // tasks in the queue's archive: failures, never denials
 	Denials          int         `json:"denials"`
 	Dequeues         int         `json:"dequeues"`
 	WakesPerJob      float64     `json:"wakes_per_job"`
@@ -54,7 +55,7 @@ func (d *Drain) summarize(took time.Duration, before Counts) Summary {
 	defer d.mu.Unlock()
 	c := d.counts
 	s := Summary{
-		Jobs: c.Jobs, Succeeded: c.Succeeded, Failed: c.Failed,
+		Jobs: c.Jobs, Succeeded: c.Succeeded, Failed: c.Failed, DoneBefore: before.Done(),
 		Denials: c.Denials, Dequeues: c.Dequeues,
 		DrainSeconds: show.Round(took.Seconds()),
 		Windows:      slices.AppendSeq([]WindowUse{}, maps.Values(d.used)),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"sync"
 	"time"
@@ -33,7 +34,7 @@ type Answer struct {
 	TookMS     float64             `json:"took_ms,omitempty"` // of the last call, the body included
 }
 
-// A Log holds one line a job, and knows the jobs that it holds. It is safe for concurrent
+// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for concurrent
 // use.
 type Log struct {
 	file  *os.File // nil if the lines go to a stream
@@ -68,28 +69,56 @@ func (l *Log) load(path string) error {
 	if err != nil {
 		return err
 	}
-	whole := 0
+	known, whole, err := parseLog(path, data)
+	if err != nil {
+		return err
+	}
+	l.known = known
+	if whole > len(data) { // only the end of the last line is missing, which an editor may have taken away
+		_, err = l.file.Write([]byte("\n"))
+	} else if whole < len(data) {
+		err = l.file.Truncate(int64(whole))
+	}
+	return err
+}
+
+// ReadLog returns the results of a file, which need not exist, and leaves it as it is.
+func ReadLog(path string) (map[string]Result, error) {
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	known, _, err := parseLog(path, data)
+	return known, err
+}
+
+// parseLog returns the last result of each job, and how long the file is to be: shorter if its last
+// line is torn, one longer if only that line's end is missing.
+func parseLog(path string, data []byte) (known map[string]Result, whole int, err error) {
+	known = map[string]Result{}
 	for number := 1; whole < len(data); number++ {
 		line, _, ended := bytes.Cut(data[whole:], []byte("\n"))
 		r, err := ParseResult(line)
-		switch {
-		case err == nil && ended:
-			whole++
-		case err == nil: // all of a line but its end, which an editor may have taken away
-			if _, err := l.file.Write([]byte("\n")); err != nil {
-				return err
-			}
-		case !ended:
-			return l.file.Truncate(int64(whole))
-		default:
-			return fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line", path, number, err)
+		if err != nil && !ended {
+			break
 		}
-		whole += len(line)
-		if _, twice := l.known[r.ID]; !twice {
-			l.known[r.ID] = r
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line", path, number, err)
 		}
+		whole += len(line) + 1
+		known[r.ID] = r
 	}
-	return nil
+	return known, whole, nil
+}
+
+// Reopen forgets the jobs that failed, and returns how many these are. Their next results are added
+// behind the old ones: the last line of a job counts.
+func (l *Log) Reopen() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := len(l.known)
+	maps.DeleteFunc(l.known, func(_ string, r Result) bool { return r.Error != "" })
+	return before - len(l.known)
 }
 
 // ParseResult is strict, so that no other file is taken for a result log by mistake.

@@ -122,3 +122,43 @@ func TestLogFull(t *testing.T) {
 		t.Error("a is known")
 	}
 }
+
+// The last result of a job counts, and one that failed can be followed by another.
+func TestLogReopens(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "out.jsonl")
+	open := func() *Log {
+		l, err := OpenLog(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	l := open()
+	l.Add(Result{ID: "good"})
+	l.Add(Result{ID: "bad", Error: "500"})
+	l = open()
+	if n := l.Reopen(); n != 1 {
+		t.Errorf("%d jobs failed, want 1", n)
+	}
+	for id, want := range map[string]bool{"good": false, "bad": true} {
+		if added, err := l.Add(Result{ID: id, Status: 201}); err != nil || added != want {
+			t.Errorf("%s: added %v, %v", id, added, err)
+		}
+	}
+	l = open()
+	if r, known := l.Get("bad"); !known || r.Error != "" || r.Status != 201 || l.Reopen() != 0 {
+		t.Errorf("bad is %+v", r)
+	}
+	// Whoever only looks changes nothing, also where the last line is torn.
+	torn := `{"id":"good","tenant":"","status":0,"attempts":0,"wakes":0,"waited_ms":0,"error":""}` + "\n" + `{"id":"b`
+	os.WriteFile(path, []byte(torn), 0o644)
+	known, err := ReadLog(path)
+	if left, _ := os.ReadFile(path); err != nil || len(known) != 1 || string(left) != torn {
+		t.Errorf("%v: %v; the file is %q", err, known, left)
+	}
+	if known, err := ReadLog(path + "none"); err != nil || len(known) != 0 {
+		t.Errorf("no file: %v, %v", known, err)
+	}
+}

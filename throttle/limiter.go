@@ -124,10 +124,11 @@ func (cp *compiledPolicy) copy() (Policy, bool) {
 
 // A PolicyInfo is what has to be known of a policy at every job.
 type PolicyInfo struct {
-	Fail    FailMode
-	Leases  bool // some window is a Concurrency window: what it grants has to be renewed and released
-	Name    string
-	Requeue Requeue
+	Fail     FailMode
+	Leases   bool // some window is a Concurrency window: what it grants has to be renewed and released
+	MaxPause time.Duration
+	Name     string
+	Requeue  Requeue
 }
 
 // Match returns what Limiter.PolicyFor does, in short, and is made for every job.
@@ -144,7 +145,7 @@ func (cp *compiledPolicy) info() (PolicyInfo, bool) {
 	if cp == nil {
 		return PolicyInfo{}, false
 	}
-	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, Name: cp.Name, Requeue: cp.Requeue}, true
+	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue}, true
 }
 
 // Reserve takes the request's cost from all windows of its policy, or from none, and returns at
@@ -359,6 +360,9 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.RetryIn = micros(a.Time - a.At)
 		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
 		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
+		if a.Pause.Until > 0 {
+			d.Pause = &Pause{OpensAt: time.UnixMicro(a.Pause.Open), Tenant: a.Pause.Tenant, Until: time.UnixMicro(a.Pause.Until)}
+		}
 	}
 	if a.Windows != nil {
 		d.Windows = o.states(a.Windows, a.At, d.Granted)

@@ -38,11 +38,16 @@ type Policy struct {
 	// policy guards. The limiter itself takes policies by name and does not use it.
 	Match []string
 
+	// MaxPause bounds how long a refusal by the upstream pauses the policy, 1 millisecond to MaxPeriod.
+	// The default is DefaultMaxPause.
+	MaxPause time.Duration
+
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
 	// Remote says whom the upstream means when it refuses a call or tells how many are left. The
-	// default is RemoteShared if some window is shared between tenants, else RemoteTenant.
+	// default is RemoteTenant if some window's scope contains the tenant, else RemoteShared: one
+	// tenant's refusal then stops no other.
 	Remote Remote
 
 	// Requeue says when a denied task comes back. The default is RequeueWhenFits.
@@ -221,10 +226,13 @@ func (p Policy) WithDefaults() Policy {
 	}
 	p.Windows = windows
 	if p.Remote == "" {
-		p.Remote = RemoteTenant
-		if slices.ContainsFunc(windows, func(w Window) bool { return !slices.Contains(w.Per, TenantAttribute) }) {
-			p.Remote = RemoteShared
+		p.Remote = RemoteShared
+		if slices.ContainsFunc(windows, func(w Window) bool { return slices.Contains(w.Per, TenantAttribute) }) {
+			p.Remote = RemoteTenant
 		}
+	}
+	if p.MaxPause == 0 {
+		p.MaxPause = DefaultMaxPause
 	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
@@ -259,6 +267,9 @@ func (p Policy) Validate() error {
 	}
 	if p.Remote != RemoteTenant && p.Remote != RemoteShared {
 		return bad("remote", string(p.Remote), `must be "tenant" or "shared"`)
+	}
+	if p.MaxPause < time.Millisecond || p.MaxPause > MaxPeriod || p.MaxPause%time.Microsecond != 0 {
+		return bad("max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
 	}
 	for i, glob := range p.Match {
 		if glob == "" {

@@ -102,6 +102,8 @@ func TestValidate(t *testing.T) {
 		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 29*m }), ``},
 		{change(func(w *window) { w.Resets = "@daily" }), `, window "a": resets "@daily": is for windows with "algorithm: calendar"`},
 		{change(func(w *window) { w.Timezone = "UTC" }), `, window "a": timezone "UTC": is for windows with "algorithm: calendar"`},
+		{func(p *throttle.Policy) { p.MaxPause = us }, `: max_pause 1µs: must be 1ms to 8784h0m0s, in whole microseconds`},
+		{func(p *throttle.Policy) { p.MaxPause = throttle.MaxPeriod + us }, `: max_pause 8784h0m0.000001s: must be 1ms to 8784h0m0s, in whole microseconds`},
 		{func(p *throttle.Policy) { p.Remote = "them" }, `: remote "them": must be "tenant" or "shared"`},
 
 		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
@@ -165,7 +167,7 @@ func TestDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Fail: throttle.FailClosed, Name: "p", Remote: throttle.RemoteShared, Requeue: throttle.RequeueWhenFits,
+		Fail: throttle.FailClosed, MaxPause: h, Name: "p", Remote: throttle.RemoteTenant, Requeue: throttle.RequeueWhenFits,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Per: []string{"tenant"}, Unit: "requests"},

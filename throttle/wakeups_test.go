@@ -164,7 +164,8 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		},
 		"pause": func(t *rapid.T) {
 			did = "pause"
-			check(l.Pause(ctx, run(t), rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause")))
+			_, err := l.Pause(ctx, run(t), rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause"))
+			check(err)
 		},
 		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t))) },
 		"left": func(t *rapid.T) {

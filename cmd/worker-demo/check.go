@@ -139,14 +139,15 @@ type (
 		Policies []checkedPolicy `json:"policies"`
 	}
 	checkedPolicy struct {
-		Name     string                   `json:"name"`
-		Match    []string                 `json:"match"`
-		Fail     throttle.FailMode        `json:"fail"`
-		Remote   throttle.Remote          `json:"remote"`
-		Requeue  throttle.Requeue         `json:"requeue"`
-		Windows  []checkedWindow          `json:"windows"`
-		Tenants  map[string]checkedTenant `json:"tenants"`
-		Warnings []string                 `json:"warnings"`
+		Name       string                   `json:"name"`
+		Match      []string                 `json:"match"`
+		Fail       throttle.FailMode        `json:"fail"`
+		MaxPauseMS float64                  `json:"max_pause_ms"`
+		Remote     throttle.Remote          `json:"remote"`
+		Requeue    throttle.Requeue         `json:"requeue"`
+		Windows    []checkedWindow          `json:"windows"`
+		Tenants    map[string]checkedTenant `json:"tenants"`
+		Warnings   []string                 `json:"warnings"`
 	}
 	checkedWindow struct {
 		Name      string             `json:"name"`
@@ -177,7 +178,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Remote: p.Remote, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, MaxPauseMS: milliseconds(p.MaxPause), Remote: p.Remote, Requeue: p.Requeue,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {

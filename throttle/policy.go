@@ -15,7 +15,7 @@ const (
 	MinPeriod     = time.Millisecond
 	MaxPeriod     = 366 * 24 * time.Hour
 	MaxLimit      = 1_000_000_000_000
-	MaxWindows    = 128
+	MaxWindows    = 32
 	MaxAttributes = 8
 	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
 )

@@ -41,8 +41,8 @@ func TestValidate(t *testing.T) {
 		{func(p *throttle.Policy) { p.Fail = throttle.FailOpen }, ``},
 		{func(p *throttle.Policy) { p.Requeue = "soon" }, `: requeue "soon": must be "when-fits" or "earliest-reset"`},
 		{func(p *throttle.Policy) { p.Match = []string{"a", ""} }, `: match[1] "": must be a task type or a glob such as "http:*"`},
-		{func(p *throttle.Policy) { p.Windows = nil }, `: windows 0: must be 1 to 128 windows`},
-		{func(p *throttle.Policy) { p.Windows = make([]window, 129) }, `: windows 129: must be 1 to 128 windows`},
+		{func(p *throttle.Policy) { p.Windows = nil }, `: windows 0: must be 1 to 32 windows`},
+		{func(p *throttle.Policy) { p.Windows = make([]window, 33) }, `: windows 33: must be 1 to 32 windows`},
 		{func(p *throttle.Policy) { p.Windows[1].Name = "a" }, `, window "a": name "a": is taken: windows of one policy have different names`},
 
 		{change(func(w *window) { w.Name = "a b" }), `, window "a b": name "a b": ` + nameMend},

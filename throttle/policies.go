@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
@@ -40,10 +41,11 @@ func (l *Limiter) Policies() []Policy {
 
 // A PolicyInfo is a summary of a policy, cheap enough to ask for at every job.
 type PolicyInfo struct {
-	Fail    FailMode
-	Leases  bool // some window is a Concurrency window: its grants are renewed and released
-	Name    string
-	Requeue Requeue
+	Fail     FailMode
+	Leases   bool // some window is a Concurrency window: its grants are renewed and released
+	MaxPause time.Duration
+	Name     string
+	Requeue  Requeue
 }
 
 // Match returns the policy that guards a task type: the one with a glob in Policy.Match that
@@ -61,7 +63,7 @@ func (cp *compiledPolicy) info() (PolicyInfo, bool) {
 	if cp == nil {
 		return PolicyInfo{}, false
 	}
-	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, Name: cp.Name, Requeue: cp.Requeue}, true
+	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue}, true
 }
 
 // find returns the policy of that name; with former also one that was removed.

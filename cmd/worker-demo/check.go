@@ -41,7 +41,7 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s, upstream refusals mean %s\n", p.Name, match, p.Fail, p.Requeue, refusedText(p))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most\n", p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -116,14 +116,15 @@ type (
 		Policies []checkedPolicy `json:"policies"`
 	}
 	checkedPolicy struct {
-		Name     string                   `json:"name"`
-		Match    []string                 `json:"match"`
-		Fail     throttle.FailMode        `json:"fail"`
-		Upstream throttle.Upstream        `json:"upstream"`
-		Requeue  throttle.Requeue         `json:"requeue"`
-		Windows  []checkedWindow          `json:"windows"`
-		Tenants  map[string]checkedTenant `json:"tenants"`
-		Warnings []string                 `json:"warnings"`
+		Name       string                   `json:"name"`
+		Match      []string                 `json:"match"`
+		Fail       throttle.FailMode        `json:"fail"`
+		MaxPauseMS float64                  `json:"max_pause_ms"`
+		Upstream   throttle.Upstream        `json:"upstream"`
+		Requeue    throttle.Requeue         `json:"requeue"`
+		Windows    []checkedWindow          `json:"windows"`
+		Tenants    map[string]checkedTenant `json:"tenants"`
+		Warnings   []string                 `json:"warnings"`
 	}
 	checkedWindow struct {
 		Name      string             `json:"name"`
@@ -154,7 +155,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Requeue: p.Requeue, Upstream: p.Upstream,
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {

@@ -35,7 +35,8 @@ policies:
 	e := runMain(t.Context(), "", "check", d.path("policies.yml"))
 	e.want(t, exitDone)
 	if want := `policy github-api
-  matches http:* github:sync, fails closed, requeues when-fits, upstream refusals mean all tenants
+  matches http:* github:sync, fails closed, requeues when-fits
+  upstream refusals pause one tenant, for 1h at most
   WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
   per-minute   20 requests per 1m    tenant          sliding             0s
   burst        5 requests per 3s     tenant          sliding             50ms
@@ -46,7 +47,8 @@ policies:
   acme       2        per-minute 50, spend burst 9
   internal   1        exempt: counted, never denied
 policy slow
-  matches no task type, fails open, requeues earliest-reset, upstream refusals mean one tenant
+  matches no task type, fails open, requeues earliest-reset
+  upstream refusals pause one tenant, for 1h at most
   WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
   short    10 requests per 10s    tenant, user   sliding     0s
   long     600 requests per 10m   tenant, user   sliding     0s
@@ -108,6 +110,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"Fail":     policy("fail: open"),
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},
+			"MaxPause": policy("max_pause: 5m"),
 			"Upstream": policy("upstream: shared"),
 			"Requeue":  policy("requeue: earliest-reset"),
 			"Tenants":  policy("tenants: {a: {weight: 1}}"),

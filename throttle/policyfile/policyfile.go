@@ -166,13 +166,14 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "max_pause", "requeue", "windows", "tenants")
 	p := throttle.Policy{
 		Fail:     throttle.FailMode(o.text("fail")),
 		Match:    o.texts("match"),
+		MaxPause: o.duration("max_pause"),
 		Name:     o.text("name"),
-		Requeue:  throttle.Requeue(o.text("requeue")),
 		Upstream: throttle.Upstream(o.text("upstream")),
+		Requeue:  throttle.Requeue(o.text("requeue")),
 	}
 	// Validate tells its first error only: the parts are shown to it one by one, so that all are told.
 	if len(d.errs) == before {

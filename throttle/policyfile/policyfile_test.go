@@ -121,12 +121,14 @@ func wants(data []byte) (messages []string) {
 	return messages
 }
 
+var words = regexp.MustCompile(`([a-z])([A-Z])`)
+
 // key is how policy files spell a field of package throttle.
 func key(field string) string {
 	if field == "Scope" {
 		return "per"
 	}
-	return strings.ToLower(field)
+	return strings.ToLower(words.ReplaceAllString(field, "${1}_$2"))
 }
 
 // A field that package throttle gets and policy files do not shows up here.

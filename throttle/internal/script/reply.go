@@ -35,8 +35,16 @@ type Answer struct {
 	Least   int64 // its lower bound, whatever becomes of others
 	Behind  int64 // how far the clock is behind the windows
 	Nudge   bool  // a server should be woken for the ticket
+	Pause   PauseAnswer
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
+}
+
+// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until, and from
+// then on little until Open (us). It is zero if there is none.
+type PauseAnswer struct {
+	Until, Open int64
+	Tenant      string // who was refused
 }
 
 // A WindowAnswer is the state of one window.
@@ -118,6 +126,23 @@ func (r *reader) text() string {
 	return ""
 }
 
+// pause reads "UNTIL OPEN TENANT", or nothing.
+func (r *reader) pause() (p PauseAnswer) {
+	text := r.text()
+	if text == "" {
+		return p
+	}
+	f := strings.Split(text, " ")
+	if len(f) != 3 {
+		r.bad = true
+		return p
+	}
+	until, err := strconv.ParseInt(f[0], 10, 64)
+	open, err2 := strconv.ParseInt(f[1], 10, 64)
+	r.bad = r.bad || err != nil || err2 != nil
+	return PauseAnswer{until, open, unfield(f[2])}
+}
+
 // readAnswers reads the reply of a batch.
 func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {
 	r := &reader{reply: reply}
@@ -139,6 +164,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
 			if long {
 				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
+				a.Pause = r.pause()
 			}
 			if hasWindows(requests[i].Op) {
 				a.Windows = make([]WindowAnswer, len(p.Windows))

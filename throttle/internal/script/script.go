@@ -235,9 +235,9 @@ func SettleWord(id string, changes []int64) string {
 }
 
 // PauseWord is Request.Word of a pause of the scopes at these places, from 1. It lasts for wait,
-// and what follows opens within ramp, at most rampMax (all us).
-func PauseWord(places []int, wait, ramp, rampMax int64) string {
-	return fmt.Sprintf("%s %d %d %d", commas(places), wait, ramp, rampMax)
+// and what follows opens within ramp, at most rampMax (all us). The tenant is who was refused.
+func PauseWord(places []int, wait, ramp, rampMax int64, tenant string) string {
+	return fmt.Sprintf("%s %d %d %d %s", commas(places), wait, ramp, rampMax, field(tenant))
 }
 
 // ResumeWord is Request.Word of the end of a pause.

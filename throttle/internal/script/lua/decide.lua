@@ -15,8 +15,8 @@
 --               once     end of the key by which a repeated request is known for a minute
 --               hold     for how long what is granted may be held where it has to be given back (us)
 --               word     settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
---                        pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; remaining: "PLACES unit units reset"
---                        (PLACES: the scopes meant, by number and commas; times in us)
+--                        pause: "PLACES wait ramp ramp_most BY"; resume: "PLACES"; remaining: "PLACES unit units reset"
+--                        (PLACES: the scopes meant, by number and commas; times in us; BY: the tenant that was refused)
 --   then S ends of the scopes' keys, narrow to broad
 --
 --   reserve     takes the costs in all windows or in none; with a ticket, who is denied joins the line. With `at`, what was
@@ -31,12 +31,13 @@
 --
 -- reply  for every request one of these, each followed, of reserve, exempt, peek and cancel, by what it says of every window:
 --   plain  status at                              a plain grant, or done     window: used (units) resets (us)
---   full   status+16 at time most least behind nudge    anything else              window: used (units) fits (us, 0 for at once; of a cancel: units) resets (us)
+--   full   status+16 at time most least behind nudge pause    anything else              window: used (units) fits (us, 0 for at once; of a cancel: units) resets (us)
 --   error  9 text
 --   status 0 denied, does not wait   1 granted, done   2 granted before, to the same call or key   3 joined the line   4 refused: longer than
 --          max_wait   5 refused: backlog   6 stands in line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
 --   at     when it was decided, or granted before      time, most, least  the expected start, its upper and its lower bound
 --   behind how far the clock is behind the windows, which stand still until it has caught up    nudge  1: a server should be woken
+--   pause  empty, or "UNTIL OPEN BY": what the upstream had paused, and who was refused (upstream.lua)
 
 local byte, char, sub, find, match, gmatch, format, max, min = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max, math.min
 local call = windows.read_policy()
@@ -377,25 +378,27 @@ local function later_verbs()
   end
 
   local function upstream_verb(say)
-    return function(r, list, now)
+    return function(r, list, now, fits, before)
+      if before == 1 then return 1, r.done_at end
+      local status = 8
       local places, rest = match(r.word, '^(%S+) ?(.*)$')
       for place in gmatch(places, '%d+') do
         for _, scope in ipairs(list) do
           if scope.of.number == tonumber(place) then
             scopes.touch(scope, now)
-            say(r, scope, now, rest)
+            if say(r, scope, now, rest) ~= false then status = 1 end
           end
         end
       end
       dirty = true
       look_again(r)
-      return 1, now
+      return status, now
     end
   end
 
   verbs.pause = upstream_verb(function(r, scope, now, rest)
-    local wait, ramp, most = match(rest, '^(%S+) (%S+) (%S+)$')
-    upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0)
+    local wait, ramp, most, by = match(rest, '^(%S+) (%S+) (%S+) (%S+)$')
+    return upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0, by)
   end)
   verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
   verbs.remaining = upstream_verb(function(r, scope, now, rest)
@@ -486,7 +489,11 @@ for at = first, #argv, stride do
     if long then
       time = time or decided
       out[m + 1], out[m + 2], out[m + 3], out[m + 4], out[m + 5], out[m + 6], out[m + 7] = status + 16, decided, time, most or time, least or time, now - call.now, nudge or 0
-      m = m + 7
+      m = m + 8
+      out[m] = ''
+      for s = 1, nscopes do
+        if list[s].upstream then out[m] = upstream().paused(list, now) end
+      end
     else
       out[m + 1], out[m + 2] = status, decided
       m = m + 2

@@ -72,6 +72,14 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					if over := l.excess(10, time.Second); over > 0 {
 						t.Errorf("%d were granted above the limit", over)
 					}
+					if row.name == "never served" { // for a minute: newcomers are granted at once, in spite of those
+						time.Sleep(time.Minute)
+						s.enqueueMany("acme", 300, 1)
+						time.Sleep(5 * time.Second)
+						if n := l.wakesOf("acme-0300"); n != 1 {
+							t.Errorf("it woke %d times", n)
+						}
+					}
 					if row.name == "redeployed" { // which comes back after 30 s, and both have their part
 						time.Sleep(time.Until(begun.Add(30 * time.Second)))
 						s.serve(s.ok, l.watch, s.apart, brisk, serving(slow, 4))

@@ -18,11 +18,15 @@ import (
 // those that a policy guards: waiting in line, and pending.
 func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 	t.Parallel()
-	for _, guarded := range []int{0, 200} {
-		t.Run(fmt.Sprint(guarded, " guarded tasks come"), func(t *testing.T) {
+	for _, row := range []struct {
+		guarded int
+		fail    throttle.FailMode
+	}{{0, throttle.FailClosed}, {200, throttle.FailClosed}, {200, throttle.FailOpen}} {
+		guarded := row.guarded
+		t.Run(fmt.Sprintf("%d guarded tasks come, fail: %s", guarded, row.fail), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := shared(10, time.Second)
-				p.Match = []string{"x"}
+				p.Match, p.Fail = []string{"x"}, row.fail
 				s := synctestSite(t, append(idle(30), p)...)
 				var f freezer
 				client := redis.NewClient(f.options(like(s.redis)))
@@ -53,6 +57,9 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				go func() { f.freeze(30 * time.Second); close(frozen) }()
 				s.enqueueMany("beta", 0, guarded)
 				during := run("during")
+				if n := s.counters().Processed; row.fail == throttle.FailOpen && n < int64(300+guarded) {
+					t.Errorf("%d of %d that need not wait have run", n, 300+guarded)
+				}
 				t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
 				if during > before+2500*time.Millisecond { // 2 s in which the first guarded ones wait for the limiter
 					t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)

@@ -30,14 +30,14 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 	}{
 		{"never served", func(_ *site, _ *diary, wait func()) int { wait(); return 0 }},
 		{"redeployed", func(s *site, d *diary, wait func()) int {
-			server := s.serve(s.ok, s.apart, serving(slow, 4))
+			server := s.serve(s.ok, s.apart, brisk, serving(slow, 4))
 			wait()
 			time.Sleep(5 * time.Second)
 			server.Shutdown()
 			return 0
 		}},
 		{"short of slots", func(s *site, d *diary, wait func()) int {
-			s.serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, s.apart, serving(slow, 1))
+			s.serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, s.apart, brisk, serving(slow, 1))
 			wait()
 			time.Sleep(5 * time.Second)
 			return 1
@@ -52,7 +52,7 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					others := row.silent(s, d, func() { s.planMany(client, "other", 0, 300, asynq.Queue(slow)) })
 					l := newLedger()
 					begun := time.Now()
-					s.serve(s.ok, l.watch, s.apart, serving("default", 4))
+					s.serve(s.ok, l.watch, s.apart, brisk, serving("default", 4))
 					if plain {
 						s.enqueueMany("acme", 0, 300)
 					} else {
@@ -72,9 +72,17 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					if over := l.excess(10, time.Second); over > 0 {
 						t.Errorf("%d were granted above the limit", over)
 					}
+					if row.name == "never served" { // for a minute: newcomers are granted at once, in spite of those
+						time.Sleep(time.Minute)
+						s.enqueueMany("acme", 300, 1)
+						time.Sleep(5 * time.Second)
+						if n := l.wakesOf("acme-0300"); n != 1 {
+							t.Errorf("it woke %d times", n)
+						}
+					}
 					if row.name == "redeployed" { // which comes back after 30 s, and both have their part
 						time.Sleep(time.Until(begun.Add(30 * time.Second)))
-						s.serve(s.ok, l.watch, s.apart, serving(slow, 4))
+						s.serve(s.ok, l.watch, s.apart, brisk, serving(slow, 4))
 						s.sleepUntil(l, 300+300-60, time.Minute)
 					}
 				})

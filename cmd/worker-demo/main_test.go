@@ -234,6 +234,31 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// docs/worker-demo.md is the reference: it knows every command, flag and field of a job.
+func TestDocsKnowEveryFlag(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/worker-demo.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs := string(text)
+	for _, f := range (&RunCommand{}).flags() {
+		if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
+			t.Errorf("it does not tell of --%s", f.Names()[0])
+		}
+	}
+	for _, c := range (&Main{}).command().Commands {
+		if !strings.Contains(docs, "`worker-demo "+c.Name) {
+			t.Errorf("it does not tell of %s", c.Name)
+		}
+	}
+	for _, field := range jobs.Fields() {
+		if !strings.Contains(docs, "`"+field+"`") {
+			t.Errorf("it does not tell of the field %s", field)
+		}
+	}
+}
+
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {

@@ -64,15 +64,15 @@ func csvError(err error) error {
 }
 
 func checkColumns(columns []string) error {
-	fields := jobFields()
+	fields := Fields()
 	var cost []string
 	for i, column := range columns {
 		field, part, inner := strings.Cut(column, ".")
 		if slices.Index(columns, column) < i {
 			return fmt.Errorf("column %q: is there twice: must be there once", column)
 		}
-		if !slices.ContainsFunc(fields, func(f jobField) bool { return f.name == field }) {
-			return fmt.Errorf("unknown column %q: %s", Shorten(column), suggestField(field, fields))
+		if !slices.Contains(fields, field) {
+			return fmt.Errorf("unknown column %q: %s", Shorten(column), suggestField(field))
 		}
 		if inner && (part == "" || field != "headers" && field != "cost") || !inner && field == "headers" {
 			return fmt.Errorf("column %q: must be a field, or such as headers.Accept or cost.tokens", Shorten(column))

@@ -129,7 +129,7 @@ func (s Source) parse(line []byte) (Job, error) {
 	err := eachMember(line, func(name string, value json.RawMessage) error {
 		i := slices.IndexFunc(fields, func(f jobField) bool { return f.name == name })
 		if i < 0 {
-			return fmt.Errorf("unknown field %q: %s", name, suggestField(name, fields))
+			return fmt.Errorf("unknown field %q: %s", name, suggestField(name))
 		}
 		if seen[name] {
 			return fmt.Errorf("field %q: is there twice: must be there once", name)
@@ -204,11 +204,17 @@ func eachMember(line []byte, f func(name string, value json.RawMessage) error) e
 	return nil
 }
 
-func suggestField(name string, fields []jobField) string {
+// Fields are the names of what a job's line may hold.
+func Fields() []string {
 	var names []string
-	for _, f := range fields {
+	for _, f := range jobFields() {
 		names = append(names, f.name)
 	}
+	return names
+}
+
+func suggestField(name string) string {
+	names := Fields()
 	if near := suggest.Nearest(name, names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}

@@ -48,6 +48,9 @@ type Place struct {
 	// StartsIn is when the ticket is expected to be taken; 0 if it fits now.
 	StartsIn time.Duration
 
+	// StartsInLeast is a lower bound of the same, whatever becomes of others that wait.
+	StartsInLeast time.Duration
+
 	// StartsInMost is an upper bound of the same; it equals StartsIn where that is exact.
 	StartsInMost time.Duration
 }
@@ -130,6 +133,7 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 		Nudge:         a.Nudge,
 		StartsIn:      micros(a.Time - a.At),
 	}
+	p.StartsInLeast = min(p.StartsIn, micros(a.Least-a.At))
 	p.StartsInMost = max(p.StartsIn, micros(a.Most-a.At))
 	refused := RefusedError{Decision: o.decision(a)}
 	switch a.Status {

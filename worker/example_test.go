@@ -38,7 +38,7 @@ func Example() {
 
 	done := make(chan struct{})
 	handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		d, _ := worker.DecisionFrom(ctx)
+		d, _ := worker.FromContext(ctx).Decision()
 		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
 		done <- struct{}{}
 		return nil // not called while it does not fit
@@ -72,8 +72,8 @@ func Example() {
 	// acme: 17 of 20 left this minute
 }
 
-// Who owns an asynq.Server puts the three parts of a Throttle into it.
-func ExampleThrottle() {
+// Who owns an asynq.Server puts the three parts of an Adapter into it.
+func ExampleAdapter() {
 	m, err := miniredis.Run()
 	if err != nil {
 		log.Fatal(err)
@@ -97,7 +97,7 @@ func ExampleThrottle() {
 		return nil
 	}
 
-	throttled, err := worker.New(worker.Config{
+	throttled, err := worker.NewAdapter(worker.Config{
 		Limiter: limiter,
 		Tenant:  func(task *asynq.Task) string { return string(task.Payload()) },
 	})

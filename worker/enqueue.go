@@ -233,31 +233,55 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 // places has tasks join, unless the limiter has just been found to be unavailable.
 func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
 	places := make([]throttle.Place, 0, len(es))
-	for len(es) > 0 {
+	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
 		if !c.limits.over(time.Now()) {
 			return nil, errSilent
 		}
-		n := min(len(es), throttle.MaxTake) // one call
-		call, cancel := context.WithTimeout(ctx, c.timeout)
-		some, err := c.placesOf(call, policy, es[:n])
-		cancel()
+		tickets := make([]throttle.Ticket, len(batch))
+		for i, e := range batch {
+			tickets[i] = e.ticket
+		}
+		some, err := c.placesInTime(ctx, policy, tickets)
 		if ctx.Err() == nil {
 			c.limits.note(err, time.Now())
 		}
 		if err != nil {
 			return nil, err
 		}
-		places, es = append(places, some...), es[n:]
+		places = append(places, some...)
 	}
 	return places, nil
 }
 
-// placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it leaves first.
-func (c *Client) placesOf(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
-	tickets := make([]throttle.Ticket, len(es))
-	for i, e := range es {
-		tickets[i] = e.ticket
+// placesInTime waits for placesOf for LimiterTimeout: a call to a Redis that is silent takes longer to end,
+// whatever its context. Tickets that join after that are found to be of tasks that run already.
+func (c *Client) placesInTime(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	type result struct {
+		places []throttle.Place
+		err    error
 	}
+	done := make(chan result, 1)
+	go func() {
+		defer cancel()
+		places, err := c.placesOf(ctx, policy, tickets)
+		done <- result{places, err}
+	}()
+	select {
+	case r := <-done:
+		return r.places, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-done: // just in time
+		return r.places, r.err
+	default:
+		return nil, ctx.Err()
+	}
+}
+
+// placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it leaves first.
+func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
 	places, err := c.limiter.Join(ctx, policy, tickets)
 	if err != nil {
 		return nil, err

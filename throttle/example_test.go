@@ -54,7 +54,7 @@ func ExampleLimiter_Reserve() {
 	// come back within 3 s: true
 }
 
-func ExampleLimiter_Cancel() {
+func ExampleReservation_Cancel() {
 	server, err := miniredis.Run()
 	if err != nil {
 		log.Fatal(err)
@@ -80,7 +80,7 @@ func ExampleLimiter_Cancel() {
 		log.Fatal(err)
 	}
 	fmt.Println("used:", d.Windows[0].Used)
-	d, err = limiter.Cancel(context.Background(), d.Reservation) // the call was not made after all
+	d, err = d.Reservation.Cancel(context.Background()) // the call was not made after all
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -168,7 +168,7 @@ func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 			info, _ := ad.config.Limiter.Lookup(policy)
 			ad.outages.failed(err, "policy", policy, "fails", string(info.Fail))
 		}
-		c.Limiter = ad.config.Limiter
+		c.Limiter = dispatch.Lines(ad.config.Limiter)
 		c.Match = ad.match
 		ad.dispatch.Store(dispatch.New(c))
 	})
@@ -191,7 +191,7 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 		return dispatch.Match{}, false // the middleware returns the error
 	}
 	request.Front = m.Retried() > 0
-	request.HoldFor = m.TimeLimit(time.Now())
+	request.MaxHold = m.TimeLimit(time.Now())
 	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, Policy: policy.Name, Request: request}, true
 }
 

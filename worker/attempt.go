@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -33,13 +34,13 @@ type attempt struct {
 	grant   *dispatch.Grant    // of a task from a line; nil if the task was pending
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	denied *DeniedError    // the middleware's last answer, if that was a denial
-	done   <-chan struct{} // of the handler's context; nil before the middleware
-	failed error           // what asynq gave the ErrorHandler, if it is comparable
-	freed  bool            // its slot is free again
-	late   *TooLateError   // set if the task's deadline had passed when it was picked up
-	mark   string          // of the join of a denied task; "" if it waits in no line
-	nonce  string          // identifies the denial to a requeue that is repeated
+	denied *throttle.DeniedError  // the middleware's last answer, if that was a denial
+	done   <-chan struct{}        // of the handler's context; nil before the middleware
+	failed error                  // what asynq gave the ErrorHandler, if it is comparable
+	freed  bool                   // its slot is free again
+	late   *throttle.TooLateError // set if the task's deadline had passed when it was picked up
+	mark   string                 // of the join of a denied task; "" if it waits in no line
+	nonce  string                 // identifies the denial to a requeue that is repeated
 }
 
 func (a *attempt) running() bool {
@@ -68,7 +69,7 @@ func newAttempts(free func()) *attempts {
 }
 
 // begin notes that a task was picked up, and forgets its attempt before.
-func (as *attempts) begin(task dispatch.Task, late *TooLateError) {
+func (as *attempts) begin(task dispatch.Task, late *throttle.TooLateError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
@@ -119,7 +120,7 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 }
 
 // deny notes the denial, and the mark by which the task waits in line, and returns the denial.
-func (as *attempts) deny(a *attempt, denied *DeniedError, mark string) error {
+func (as *attempts) deny(a *attempt, denied *throttle.DeniedError, mark string) error {
 	as.note(a, denied, mark)
 	return denied
 }
@@ -127,7 +128,7 @@ func (as *attempts) deny(a *attempt, denied *DeniedError, mark string) error {
 // allow takes a denial back.
 func (as *attempts) allow(a *attempt) { as.note(a, nil, "") }
 
-func (as *attempts) note(a *attempt, denied *DeniedError, mark string) {
+func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	if a == nil {

@@ -107,9 +107,9 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 //   - that has no tenant,
 //   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError or
 //     *throttle.NeverFitsError,
-//   - that is expected to start only after its asynq.Deadline: a wrapped *TooLateError. So is one whose
+//   - that is expected to start only after its asynq.Deadline: a wrapped *throttle.TooLateError. So is one whose
 //     Deadline is before its ProcessAt,
-//   - that MaxWait or Backlog refuse: a wrapped *throttle.RefusedError.
+//   - that MaxWait or Backlog refuse: a wrapped *throttle.TooLateError or *throttle.BacklogError.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
@@ -202,7 +202,7 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		message, at, scheduled := asynqredis.ScheduleOf(script.Args())
 		if deadline := message.Deadline(); scheduled && !deadline.IsZero() && !at.Before(deadline) {
-			c.err = &TooLateError{Deadline: deadline, StartsAt: at}
+			c.err = &throttle.TooLateError{Deadline: deadline, StartsAt: at}
 		} else if c.limit {
 			c.err = errJoinsLater
 		}

@@ -17,7 +17,7 @@ import (
 func TestClientRefusesWhatCanNeverRun(t *testing.T) {
 	p := policy(5, time.Hour)
 	p.Match = []string{"x"}
-	p.Windows[0].Per = []string{"tenant", "user"}
+	p.Windows[0].Scope = throttle.Per("tenant", "user")
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
 		limiter, err := throttle.New(throttle.Config{Client: s.redis, Policies: []throttle.Policy{p},
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
@@ -106,7 +106,7 @@ func TestClientRefusesWhatComesTooLate(t *testing.T) {
 				"Backlog, group":                 {opts: []asynq.Option{asynq.Group("some"), worker.Backlog(7)}, now: true},
 				"no limits":                      {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(0), worker.Backlog(0)}},
 			} {
-				var late *worker.TooLateError
+				var late *throttle.TooLateError
 				task := worker.NewTask(worker.Identity{Tenant: "acme"}, typename, []byte(name))
 				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
 				switch {

@@ -2,8 +2,6 @@ package worker
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -12,52 +10,30 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A TooLateError says that a task cannot start before its asynq.Deadline. A worker archives such a
-// task at once by this error, and calls asynq.Config.ErrorHandler with it. A Client does not enqueue it.
-// Nothing is charged for the task, and it has no place in line. asynq.Timeout does not count here, as
-// it begins again at every attempt.
-type TooLateError struct {
-	Deadline time.Time
-
-	// Decision is the denial. If the deadline had passed before the limiter was asked, it has the
-	// policy and the tenant only.
-	Decision throttle.Decision
-
-	StartsAt time.Time // when it would have started, by this machine's clock
-}
-
-// Error is the decision's reason and the two times, such as "throttled: api/window, tenant acme, 2m0s:
-// would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
-func (e *TooLateError) Error() string {
-	text := fmt.Sprintf("%s: would start %s, deadline %s",
-		strings.TrimSuffix(e.Decision.Reason(), ", 0s"), e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))
-	return strings.ToValidUTF8(text, "\uFFFD")
-}
-
-// notAgain makes asynq archive the task. A TooLateError alone does not: a handler may return one of
+// notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may return one of
 // another task, which it could not enqueue.
-type notAgain struct{ *TooLateError }
+type notAgain struct{ *throttle.TooLateError }
 
 func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
 
 // tooLate returns why the denied task of the message can never run, or nil if it can.
-func tooLate(message asynqredis.Message, d throttle.Decision) *TooLateError {
+func tooLate(message asynqredis.Message, d throttle.Decision) *throttle.TooLateError {
 	deadline, startsAt := message.Deadline(), time.Now().Add(d.RetryInLeast)
-	if deadline.IsZero() || startsAt.Before(deadline) || d.MayBeSooner() {
+	if deadline.IsZero() || startsAt.Before(deadline) || d.RetryInIsBound() {
 		return nil
 	}
-	return &TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
+	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
 }
 
 // missed returns the error for a deadline that has passed already.
-func missed(policy, tenant string, deadline, now time.Time) *TooLateError {
-	return &TooLateError{Deadline: deadline, Decision: throttle.Decision{At: now, Policy: policy, Tenant: tenant}, StartsAt: now}
+func missed(policy, tenant string, deadline, now time.Time) *throttle.TooLateError {
+	return &throttle.TooLateError{Deadline: deadline, Decision: throttle.Decision{At: now, Policy: policy, Tenant: tenant}, StartsAt: now}
 }
 
 // missedDeadline returns why a task that was just picked up does not run, or nil. Once a task's
 // deadline has passed asynq gives it to no middleware, but fails it at every attempt until its retries
 // are used up. That is right for a task that ran and failed. A task that only waited fails once.
-func (ad *Adapter) missedDeadline(message asynqredis.Message, now time.Time) *TooLateError {
+func (ad *Adapter) missedDeadline(message asynqredis.Message, now time.Time) *throttle.TooLateError {
 	deadline := message.Deadline()
 	if deadline.IsZero() || now.Before(deadline) {
 		return nil
@@ -70,7 +46,7 @@ func (ad *Adapter) missedDeadline(message asynqredis.Message, now time.Time) *To
 }
 
 // leaveLate takes a task out of the line whose deadline had passed when it was picked up.
-func (ad *Adapter) leaveLate(ctx context.Context, task *asynq.Task, late *TooLateError) {
+func (ad *Adapter) leaveLate(ctx context.Context, task *asynq.Task, late *throttle.TooLateError) {
 	request, err := ad.identify.request(late.Decision.Policy, task)
 	if err != nil {
 		return
@@ -90,5 +66,5 @@ func (ad *Adapter) leave(ctx context.Context, r throttle.Request) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_ = ad.config.Limiter.Leave(ctx, r.Policy, r.Ticket) // else it is found to be gone when it is taken
+	_ = ad.config.Limiter.Line(r.Policy).Leave(ctx, r.Ticket) // else it is found to be gone when it is taken
 }

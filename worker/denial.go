@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -34,7 +33,7 @@ import (
 // error. The hook in the server's connection finds the attempt by the task's ID. The other answers keep
 // the user's functions from being called for a denial.
 //
-// IsFailure and RetryDelayFunc learn no task. They recognise a *DeniedError, and any other error by
+// IsFailure and RetryDelayFunc learn no task. They recognise a *throttle.DeniedError, and any other error by
 // identity: asynq gives them the value that it gave the ErrorHandler, which learns the task. Should a
 // failed task have the very same error value, such as a variable or context.DeadlineExceeded, the
 // user's functions are called. What they return about a denied task has no effect.
@@ -58,48 +57,22 @@ const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// A DeniedError is what the middleware returns for a task that does not run now. Middlewares around it
-// see it, and need not hand it on: the task is requeued in any case.
-type DeniedError struct {
-	// Cause is why the limiter could not decide, else nil. The Decision then has the policy, the
-	// tenant and the delay only.
-	Cause error
-
-	Decision throttle.Decision
-
-	// RetryAt is when workers look at the task again at the latest, by this machine's clock, in whole
-	// seconds. A task in line is normally taken before. Any other task comes back then.
-	RetryAt time.Time
-}
-
-// Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s". It
-// is valid UTF-8, as asynq cannot store anything else.
-func (e *DeniedError) Error() string {
-	reason := e.Decision.Reason()
-	if e.Cause != nil {
-		reason += ": " + e.Cause.Error()
-	}
-	return strings.ToValidUTF8(reason, "\uFFFD")
-}
-
-func (e *DeniedError) Unwrap() error { return e.Cause }
-
 // The denials.
 
 // deny returns the denial of a task that waits in line, or else for a time.
-func (ad *Adapter) deny(a *attempt, d throttle.Decision, otherwise time.Duration) error {
+func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, otherwise time.Duration) error {
 	if d.Queued {
-		return ad.waitInLine(a, d, nil)
+		return ad.waitInLine(a, r, d, nil)
 	}
 	at := asynqredis.WholeSecond(time.Now().Add(otherwise))
-	return ad.attempts.deny(a, &DeniedError{Decision: d, RetryAt: at}, "")
+	return ad.attempts.deny(a, &throttle.DeniedError{Decision: d, Request: r, RetryAt: at}, "")
 }
 
 // waitInLine returns the denial of a task whose ticket is in line.
-func (ad *Adapter) waitInLine(a *attempt, d throttle.Decision, cause error) error {
+func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	ad.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
 	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0)))
-	return ad.attempts.deny(a, &DeniedError{Cause: cause, Decision: d, RetryAt: at}, ad.mark(a))
+	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
 }
 
 // mark returns the mark by which the task of an attempt can be picked when its ticket is taken.
@@ -121,12 +94,13 @@ func (ad *Adapter) markIfJoining(a *attempt, r throttle.Request) string {
 	return ad.mark(a)
 }
 
-func newUnavailable(r throttle.Request, cause error) *DeniedError {
+func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 	now := time.Now()
 	at := asynqredis.WholeSecond(now.Add(unavailableMin + rand.N(unavailableMax-unavailableMin)))
-	return &DeniedError{
+	return &throttle.DeniedError{
 		Cause:    cause,
 		Decision: throttle.Decision{At: now, Policy: r.Policy, RetryIn: at.Sub(now), Tenant: r.Tenant},
+		Request:  r,
 		RetryAt:  at,
 	}
 }
@@ -135,26 +109,26 @@ func newUnavailable(r throttle.Request, cause error) *DeniedError {
 // its line again, in front of its tenant's other tickets.
 func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	if r.Ticket == (throttle.TicketID{}) || a == nil {
-		return ad.requeueAt(a, d, cause)
+		return ad.requeueAt(a, r, d, cause)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	r.Front = true
 	ticket := throttle.Ticket{TicketID: r.Ticket, Key: r.Key, Request: r}
-	places, err := ad.config.Limiter.Join(ctx, r.Policy, []throttle.Ticket{ticket})
+	places, err := ad.config.Limiter.Line(r.Policy).Join(ctx, []throttle.Ticket{ticket})
 	if err != nil || places[0].Err != nil || places[0].Exempt {
-		return ad.requeueAt(a, d, cause)
+		return ad.requeueAt(a, r, d, cause)
 	}
 	d.Queued, d.RetryIn, d.RetryInMost = true, places[0].StartsIn, places[0].StartsInMost
-	return ad.waitInLine(a, d, cause)
+	return ad.waitInLine(a, r, d, cause)
 }
 
 // requeueAt returns the denial of a task whose handler ran and could not do its work yet. After the
 // decision's RetryIn the task joins the line of its own policy, at the front.
-func (ad *Adapter) requeueAt(a *attempt, d throttle.Decision, cause error) error {
+func (ad *Adapter) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	d.RetryIn = max(d.RetryIn, time.Millisecond)
 	at := asynqredis.WholeSecond(time.Now().Add(d.RetryIn))
-	return ad.attempts.deny(a, &DeniedError{Cause: cause, Decision: d, RetryAt: at}, asynqredis.FrontMark)
+	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, asynqredis.FrontMark)
 }
 
 // The answers to asynq.
@@ -195,7 +169,7 @@ func (ad *Adapter) answer(c *asynq.Config) {
 
 // isDenial reports whether an error stands for a denial.
 func (ad *Adapter) isDenial(err error) bool {
-	var denied *DeniedError
+	var denied *throttle.DeniedError
 	return errors.As(err, &denied) || ad.attempts.deniedBy(err)
 }
 

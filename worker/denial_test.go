@@ -19,6 +19,7 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 		theirs, ours := s.configs()
 		failing, denied := make(chan struct{}), make(chan struct{})
 		record := theirs.ErrorHandler
+		theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 		theirs.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
 			record.HandleError(ctx, task, err)
 			close(failing)

@@ -99,7 +99,7 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 		}
 	}
 	info, err := c.client.EnqueueContext(ctx, e.task, opts...)
-	var late *TooLateError
+	var late *throttle.TooLateError
 	switch {
 	case errors.As(caught.err, &late):
 		late.Decision = throttle.Decision{At: time.Now(), Policy: e.policy, Tenant: e.ticket.Request.Tenant}
@@ -122,9 +122,9 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	}
 	e.call = caught.call
 	e.ticket.Key = e.call.Message.JoinKey()
-	e.ticket.Request.HoldFor = e.call.Message.TimeLimit(now)
+	e.ticket.Request.MaxHold = e.call.Message.TimeLimit(now)
 	if deadline := e.call.Message.Deadline(); !deadline.IsZero() {
-		if e.ticket.Deadline = deadline.Sub(now); e.ticket.Deadline <= 0 {
+		if e.ticket.Deadline = deadline; !deadline.After(now) {
 			e.refuse(missed(e.policy, e.ticket.Request.Tenant, deadline, now))
 			return false
 		}
@@ -209,7 +209,7 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 		}
 		place := places[i]
 		if place.Err != nil {
-			e.refuse(c.refusal(e, place.Err, now))
+			e.refuse(place.Err)
 			after.unstore = append(after.unstore, e)
 			continue
 		}
@@ -282,7 +282,7 @@ func (c *Client) placesInTime(ctx context.Context, policy string, tickets []thro
 
 // placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it leaves first.
 func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
-	places, err := c.limiter.Join(ctx, policy, tickets)
+	places, err := c.limiter.Line(policy).Join(ctx, tickets)
 	if err != nil {
 		return nil, err
 	}
@@ -297,10 +297,10 @@ func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle
 	if len(before) == 0 {
 		return places, nil
 	}
-	if err := c.limiter.Leave(ctx, policy, leaving...); err != nil {
+	if err := c.limiter.Line(policy).Leave(ctx, leaving...); err != nil {
 		return places, nil // then they stand where the others stood
 	}
-	placed, err := c.limiter.Join(ctx, policy, again)
+	placed, err := c.limiter.Line(policy).Join(ctx, again)
 	if err != nil {
 		return nil, err
 	}
@@ -308,15 +308,6 @@ func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle
 		places[before[i]] = place
 	}
 	return places, nil
-}
-
-// refusal is the error for a task that got no place.
-func (c *Client) refusal(e *enqueuing, err error, now time.Time) error {
-	var refused *throttle.RefusedError
-	if errors.As(err, &refused) && refused.Deadline > 0 {
-		return &TooLateError{Deadline: e.call.Message.Deadline(), Decision: refused.Decision, StartsAt: now.Add(refused.Decision.RetryInLeast)}
-	}
-	return err
 }
 
 // A rest is what is to be done for stored tasks of one queue after they have joined, or have not.

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -37,7 +38,7 @@ func (t *Adapter) EndOf(id string) func() {
 func (t *Adapter) Enter(id string) (deny func()) {
 	t.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
 	a := t.attempts.enter(context.Background(), defaultRef(id))
-	return func() { t.attempts.deny(a, &DeniedError{}, "") }
+	return func() { t.attempts.deny(a, &throttle.DeniedError{}, "") }
 }
 
 // Denied reports whether the attempt that the task is in now is denied.

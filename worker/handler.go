@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -12,65 +11,43 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// ErrLeaseLost is the cause by which a handler's context ends when a slot of a Concurrency window could
-// not be renewed in time, and may be somebody else's. If the handler then returns an error, the task is
-// requeued without burning a retry.
-var ErrLeaseLost = errors.New("worker: the lease of a concurrency window was lost")
-
 // An execution is one run of a task's handler, with what it holds.
 type execution struct {
 	calls    *throttle.Job // whose calls the handler makes; its policy is "" if none matches the task
 	decision throttle.Decision
 	limiter  *throttle.Limiter
+	task     *throttle.Hold // of what the task itself took
 	taskType string
 
-	cancelled atomic.Bool // what the task took was given back
-
 	mu    sync.Mutex
-	ended bool                 // the handler has returned
-	extra []*lease             // of what the handler reserved
-	task  throttle.Reservation // of the task itself, as it was settled last
+	ended bool             // the handler has returned
+	extra []*throttle.Hold // of what the handler reserved
 }
 
 type executionKey struct{}
 
 // run runs the handler of a task that was granted, or that no policy matches. It returns the error by which
-// the task fails, or a *DeniedError if it is to wait.
+// the task fails, or a *throttle.DeniedError if it is to wait.
 func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
-	e := &execution{
-		calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, task: d.Reservation, taskType: task.Type(),
-	}
+	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
+	ctx, e.task = d.Reservation.Hold(ctx)
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	held := keepLease(ctx, ad.config.Limiter, e.task, func(refused bool) {
-		if refused { // perhaps by a Cancel that is under way
-			e.mu.Lock()
-			defer e.mu.Unlock()
-		}
-		if !e.cancelled.Load() {
-			cancel(ErrLeaseLost)
-		}
-	})
 	err := func() error {
-		defer func() { // also if the handler panics
-			ad.release(held)
-			for _, l := range e.end() {
-				ad.release(l)
-			}
-		}()
+		defer ad.end(e) // also if the handler panics
 		return next.ProcessTask(ctx, task)
 	}()
+	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
 	if err == nil || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 		return err // the user's last word
 	}
-	return ad.afterError(ctx, a, e, request, err)
+	return ad.afterError(ctx, a, e, request, err, lost)
 }
 
-// afterError decides whether a task whose handler returned an error fails by it, or is to wait.
-func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error) error {
+// afterError decides whether a task whose handler returned an error fails by it, or is to wait. The task's
+// lease may have been lost meanwhile.
+func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
 	wait := func(policy string, d time.Duration) throttle.Decision {
@@ -85,15 +62,15 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 		ad.pause(ctx, e, refused.After)
 		return ad.requeueFront(ctx, a, request, wait(request.Policy, refused.After), err)
 	case errors.As(err, &denied):
-		return ad.requeueAt(a, wait(denied.Decision.Policy, denied.Decision.RetryIn), err)
+		return ad.requeueAt(a, request, wait(denied.Decision.Policy, denied.Decision.RetryIn), err)
 	case callRefused && policy == request.Policy:
 		return ad.requeueFront(ctx, a, request, wait(policy, retryIn), err)
 	case callRefused:
-		return ad.requeueAt(a, wait(policy, retryIn), err)
+		return ad.requeueAt(a, request, wait(policy, retryIn), err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
 		return ad.unavailable(a, request, err)
-	case errors.Is(context.Cause(ctx), ErrLeaseLost):
-		return ad.requeueAt(a, wait(request.Policy, unavailableMin), err)
+	case lost: // the handler was stopped
+		return ad.requeueAt(a, request, wait(request.Policy, unavailableMin), err)
 	}
 	return err
 }
@@ -107,20 +84,20 @@ func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
 	}
 }
 
-// release ends a lease, and has the line asked that may wait for its slot.
-func (ad *Adapter) release(l *lease) {
-	if l != nil {
-		l.release()
-		ad.dispatcher().Freed(l.reservation.Policy)
-	}
-}
-
-// end marks the handler as returned, and returns the leases of what it reserved.
-func (e *execution) end() []*lease {
+// end releases what a handler that has returned holds, and has the lines asked that may wait for it.
+func (ad *Adapter) end(e *execution) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.ended = true
-	return e.extra
+	holds := append([]*throttle.Hold{e.task}, e.extra...)
+	e.mu.Unlock()
+	for _, h := range holds {
+		reservation := h.Reservation()
+		leases := reservation.Lease() > 0
+		_ = h.Release(context.Background()) // else it runs out
+		if leases {
+			ad.dispatcher().Freed(reservation.Policy)
+		}
+	}
 }
 
 // A handler that waits asks again when the request is expected to fit, and before that every askAgain,
@@ -135,7 +112,7 @@ const (
 func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWait time.Duration) (throttle.Reservation, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		maxWait = min(maxWait, time.Until(deadline))
-		request.HoldFor = max(0, time.Until(deadline))
+		request.MaxHold = max(0, time.Until(deadline))
 	}
 	end := time.Now().Add(maxWait)
 	for {
@@ -150,11 +127,11 @@ func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWa
 			return d.Reservation, nil
 		}
 		left := time.Until(end)
-		if left <= 0 || left < d.RetryIn && !d.MayBeSooner() {
+		if left <= 0 || left < d.RetryIn && !d.RetryInIsBound() {
 			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
 		}
 		again := askAgain
-		if d.MayBeSooner() {
+		if d.RetryInIsBound() {
 			again = askForSlot
 		}
 		select {
@@ -165,44 +142,21 @@ func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWa
 	}
 }
 
-// keep renews a reservation's lease until the handler returns. If it has returned, the lease is released.
+// keep holds a reservation until the handler returns. If it has returned, the reservation is released.
 func (e *execution) keep(ctx context.Context, reservation throttle.Reservation) error {
-	if e.limiter.Lease(reservation) == 0 {
+	if reservation.Lease() == 0 {
 		return nil
 	}
-	kept := keepLease(ctx, e.limiter, reservation, func(bool) {})
+	_, hold := reservation.Hold(ctx)
 	e.mu.Lock()
 	ended := e.ended
 	if !ended {
-		e.extra = append(e.extra, kept)
+		e.extra = append(e.extra, hold)
 	}
 	e.mu.Unlock()
 	if ended {
-		kept.release()
+		_ = hold.Release(ctx) // else it runs out
 		return errReturned
 	}
 	return nil
-}
-
-// A lease keeps the slots of a reservation in Concurrency windows.
-type lease struct {
-	limiter     *throttle.Limiter
-	reservation throttle.Reservation
-	stop        func()
-}
-
-// keepLease renews until release. Without a Concurrency window it returns nil.
-func keepLease(ctx context.Context, limiter *throttle.Limiter, reservation throttle.Reservation, lost func(refused bool)) *lease {
-	if limiter.Lease(reservation) == 0 {
-		return nil
-	}
-	return &lease{limiter, reservation, limiter.KeepRenewing(ctx, reservation, lost)}
-}
-
-// release ends the renewals, and then the lease.
-func (l *lease) release() {
-	l.stop()
-	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
-	defer cancel()
-	_ = l.limiter.Release(ctx, l.reservation) // else it runs out
 }

@@ -175,7 +175,7 @@ func TestLostLease(t *testing.T) {
 			line.cut()
 			begun := time.Now()
 			<-ctx.Done()
-			if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+			if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 				t.Errorf("the handler's context ended by %v", cause)
 			}
 			if after := time.Since(begun); after < 20*time.Second || after >= 30*time.Second {
@@ -451,7 +451,7 @@ func TestLeaseIsLostInAStall(t *testing.T) {
 				st.stalled.Store(true)
 				begun := time.Now()
 				<-ctx.Done()
-				if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+				if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 					t.Errorf("the handler's context ended by %v", cause)
 				}
 				if after := time.Since(begun); after < lease*6/10 || after >= lease {
@@ -506,7 +506,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.limiter.Release(t.Context(), warm.Reservation); err != nil {
+		if err := warm.Reservation.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		left := make(chan error, 1)
@@ -574,7 +574,7 @@ func TestReserveComesWhenCalled(t *testing.T) {
 		}, calm)
 		s.enqueue(task("acme"), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
-		if _, err := s.limiter.Cancel(t.Context(), taken.Reservation); err != nil {
+		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Minute)

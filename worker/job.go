@@ -87,10 +87,7 @@ func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.task, err = e.limiter.Settle(ctx, e.task, map[string]int64{unit: actual})
-	return err
+	return e.task.Settle(ctx, map[string]int64{unit: actual})
 }
 
 // Cancel gives back what the task took, as it did not make the call that it was for. That includes the
@@ -100,12 +97,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if _, err = e.limiter.Cancel(ctx, e.task); err == nil {
-		e.cancelled.Store(true)
-	}
-	return err
+	return e.task.Cancel(ctx)
 }
 
 // Pause pauses the task's policy for d, for the task's tenant or for all (throttle.Policy): the
@@ -115,10 +107,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	task := e.task
-	e.mu.Unlock()
-	return e.limiter.Pause(ctx, task, d)
+	return e.task.Reservation().Pause(ctx, d)
 }
 
 // ReserveOptions are the options of Job.Reserve.

@@ -39,7 +39,7 @@ func (ad *Adapter) Middleware() (asynq.MiddlewareFunc, error) {
 	}, nil
 }
 
-// process runs the task, or returns a *DeniedError, or the error by which the task fails.
+// process runs the task, or returns a *throttle.DeniedError, or the error by which the task fails.
 func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
 	ad.entered.Store(true)
 	ref := taskOf(ctx)
@@ -68,7 +68,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		return err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		request.HoldFor = max(0, time.Until(deadline))
+		request.MaxHold = max(0, time.Until(deadline))
 	}
 	switch {
 	case a == nil:
@@ -122,7 +122,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		ad.attempts.allow(a)
 		return notAgain{late}
 	}
-	return ad.deny(a, d, d.EarliestReset())
+	return ad.deny(a, request, d, d.EarliestReset())
 }
 
 // processUnmatched runs a task whose type no policy matches, or returns the error by which it fails.
@@ -138,13 +138,14 @@ func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq
 
 // decide returns what the task was granted in line, if that is still right, and else asks the limiter.
 func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request) (throttle.Decision, error) {
-	switch {
-	case grant == nil || grant.NeverFits:
+	if grant == nil || grant.NeverFits {
 		return ad.config.Limiter.Reserve(ctx, request)
-	case time.Since(grant.Sent) <= startWithin && ad.config.Limiter.Same(grant.TakenTicket, request):
+	}
+	line := ad.config.Limiter.Line(grant.Policy)
+	if time.Since(grant.Sent) <= startWithin && line.Matches(grant.TakenTicket, request) {
 		return grant.Decision, nil
 	}
-	return ad.config.Limiter.ReserveAgain(ctx, grant.TakenTicket, request)
+	return line.ReserveAgain(ctx, grant.TakenTicket, request)
 }
 
 var (
@@ -170,7 +171,7 @@ func (ad *Adapter) outOfTime(ctx context.Context, d throttle.Decision) {
 	if d.Granted {
 		// What cannot be given back counts until its windows have passed.
 		ad.dispatcher().Later(func(ctx context.Context) error {
-			_, err := ad.config.Limiter.Cancel(ctx, d.Reservation)
+			_, err := d.Reservation.Cancel(ctx)
 			return err
 		})
 	}

@@ -29,13 +29,13 @@ type reportStart struct {
 // among the options of a task: asynq does not show those.
 
 // MaxWait is an option of Client's calls: a task that may have to wait longer than d before it starts is
-// refused with a *throttle.RefusedError, and not enqueued. 0 is no limit. While the limiter's Redis does
+// refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. While the limiter's Redis does
 // not answer nothing is refused. It has no effect in asynq.Client's calls, in NewTask and in
 // asynq.NewTask.
 func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
 
 // Backlog is an option of Client's calls: if n tasks of the same tenant, attributes and queue are in line
-// already, the task is refused with a *throttle.RefusedError, and not enqueued. 0 is no limit. While the
+// already, the task is refused with a *throttle.BacklogError, and not enqueued. 0 is no limit. While the
 // limiter's Redis does not answer nothing is refused. It has no effect in asynq.Client's calls, in
 // NewTask and in asynq.NewTask.
 func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }

@@ -32,6 +32,7 @@ func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
 	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
+	e.calls.SetCounted(request.Policy != "")
 	ctx, e.task = d.Reservation.Hold(ctx)
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
 	err := func() error {

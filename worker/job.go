@@ -97,7 +97,11 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return e.task.Cancel(ctx)
+	if err := e.task.Cancel(ctx); err != nil {
+		return err
+	}
+	e.calls.SetCounted(false)
+	return nil
 }
 
 // Pause pauses the task's policy for d, for the task's tenant or for all (throttle.Policy): the

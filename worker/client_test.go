@@ -83,8 +83,8 @@ func TestClientRefusesWhatCanNeverRun(t *testing.T) {
 	})
 }
 
-// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too late already,
-// and MaxWait and Backlog would have no effect.
+// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too
+// late already, and MaxWait and Backlog would have no effect.
 func TestClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := policy(5, time.Hour)
 	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
@@ -134,7 +134,8 @@ func TestClientRefusesWhatComesTooLate(t *testing.T) {
 	})
 }
 
-// A connection that the caller made is used by a client and by several servers, and stays the caller's.
+// A connection that the caller made is used by a client and by several servers, and stays the
+// caller's.
 func TestOneConnectionForAll(t *testing.T) {
 	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
 		shared := redis.NewClient(like(s.redis))

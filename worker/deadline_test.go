@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// wantLate fails unless the task was archived by a TooLateError, of which the user's ErrorHandler was
-// told once and the user's IsFailure not asked.
+// wantLate fails unless the task was archived by a TooLateError, of which the user's ErrorHandler
+// was told once and the user's IsFailure not asked.
 func (s *site) wantLate(id string, retries int, reason string) {
 	s.Helper()
 	s.waitState(asynq.TaskStateArchived, id)
@@ -39,8 +39,8 @@ func (s *site) wantLate(id string, retries int, reason string) {
 	}
 }
 
-// A task that can only start after its deadline fails once, at its denial, and leaves nothing behind. A
-// Timeout does not count: it begins anew at every attempt.
+// A task that can only start after its deadline fails once, at its denial, and leaves nothing
+// behind. A Timeout does not count: it begins anew at every attempt.
 func TestDeniedTooLate(t *testing.T) {
 	for _, retries := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
@@ -72,8 +72,8 @@ func TestDeniedTooLate(t *testing.T) {
 	}
 }
 
-// A promise was in time, but nobody called the task before its deadline: asynq, which fails it before any
-// middleware sees it, would go on until its retries are used up.
+// A promise was in time, but nobody called the task before its deadline: asynq, which fails it
+// before any middleware sees it, would go on until its retries are used up.
 func TestDeadlinePassesInLine(t *testing.T) {
 	for name, planned := range map[string]bool{"denied": false, "planned": true} {
 		t.Run(name, func(t *testing.T) {
@@ -177,8 +177,8 @@ func TestPlannedTooLate(t *testing.T) {
 	})
 }
 
-// The lock of a unique task of our client holds also if the task waits for longer than it was promised,
-// and ends with the task.
+// The lock of a unique task of our client holds also if the task waits for longer than it was
+// promised, and ends with the task.
 func TestUniqueLockIsRenewed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -184,8 +184,8 @@ func TestUniqueLockHoldsInLine(t *testing.T) {
 	})
 }
 
-// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start at
-// once and for those that wait.
+// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start
+// at once and for those that wait.
 func TestTasksInLineKeepTheirOptions(t *testing.T) {
 	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
@@ -211,7 +211,8 @@ func TestTasksInLineKeepTheirOptions(t *testing.T) {
 		if tickets := s.inLine(); !slices.Equal(tickets, []string{"my queue/mine/0", "my queue/mine/1"}) {
 			t.Errorf("in line: %q", tickets)
 		}
-		// A time in the future and a group are asynq's: these tasks take their place when they come.
+		// A time in the future and a group are asynq's: these tasks take their place when they
+		// come.
 		for name, opts := range map[string][]asynq.Option{
 			"in":    {asynq.ProcessIn(time.Hour)},
 			"at":    {asynq.ProcessAt(time.Now().Add(time.Hour))},
@@ -273,8 +274,8 @@ func TestClientWithoutTheLimitersRedis(t *testing.T) {
 	})
 }
 
-// A client whose call ends while it stores the task leaves no place for a task that is not there; and a task that is
-// there without a place finds one when workers look after it.
+// A client whose call ends while it stores the task leaves no place for a task that is not there;
+// and a task that is there without a place finds one when workers look after it.
 func TestStoringIsCutShort(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -327,8 +328,8 @@ func TestJoiningIsCutShort(t *testing.T) {
 	})
 }
 
-// The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken for another with
-// its ID.
+// The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken
+// for another with its ID.
 func TestStoringWhoseReplyWasLost(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		s.joinMany(s.client(s.limiter), "acme", 0, 1)
@@ -353,8 +354,8 @@ func TestStoringWhoseReplyWasLost(t *testing.T) {
 	})
 }
 
-// A lossyLine loses the first reply to a call that has the key among its arguments, and the connection
-// with it. That Redis does not know a script yet is no such reply.
+// A lossyLine loses the first reply to a call that has the key among its arguments, and the
+// connection with it. That Redis does not know a script yet is no such reply.
 type lossyLine struct {
 	key     string
 	replies atomic.Int32

@@ -334,7 +334,8 @@ func TestRefusalOfACall(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not decide.
+// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
+// decide.
 func TestReserveInAHandlerWithoutRedis(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
@@ -584,8 +585,8 @@ func TestReserveComesWhenCalled(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve is denied stands in no other policy's line: its task waits for as long as the denial told, and
-// then in the line of its own policy, at the front.
+// A handler whose own reserve is denied stands in no other policy's line: its task waits for as
+// long as the denial told, and then in the line of its own policy, at the front.
 func TestDeniedInAHandler(t *testing.T) {
 	for name, change := range map[string]func(*throttle.Policy){
 		"when it fits":   func(*throttle.Policy) {},

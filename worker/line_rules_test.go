@@ -18,7 +18,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// A grant that has waited counts from when it was taken: it is given back, and the task is granted once more.
+// A grant that has waited counts from when it was taken: it is given back, and the task is granted
+// once more.
 func TestOldGrantIsTakenAnew(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -53,7 +54,8 @@ func TestOldGrantIsTakenAnew(t *testing.T) {
 	}
 }
 
-// What a client computes may be another than what a worker does: the worker's word counts, and nothing is charged twice.
+// What a client computes may be another than what a worker does: the worker's word counts, and
+// nothing is charged twice.
 func TestWorkersWordCounts(t *testing.T) {
 	for name, change := range map[string]func(*worker.Config){
 		"cost": func(c *worker.Config) {
@@ -83,8 +85,8 @@ func TestWorkersWordCounts(t *testing.T) {
 	}
 }
 
-// A limit is cut below the cost of a task that waits: it can never fit any more, and fails by that, once, and those behind
-// it go on.
+// A limit is cut below the cost of a task that waits: it can never fit any more, and fails by that,
+// once, and those behind it go on.
 func TestNeverFitsAnyMore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -239,7 +241,8 @@ func TestEnqueueBatchIsCheap(t *testing.T) {
 	})
 }
 
-// A task that is enqueued with the ID of one that was deleted stands behind those that waited before.
+// A task that is enqueued with the ID of one that was deleted stands behind those that waited
+// before.
 func TestSameIDAgain(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)

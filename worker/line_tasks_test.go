@@ -14,7 +14,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// A ticket never runs a task again that has run: neither one that is retained nor one in the archive.
+// A ticket never runs a task again that has run: neither one that is retained nor one in the
+// archive.
 func TestTicketsRunNothingAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -219,8 +220,8 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 	})
 }
 
-// A task that really failed comes back after asynq's own delay, at the front of its tenant's waiters; its
-// retries are counted, and it ends in the archive.
+// A task that really failed comes back after asynq's own delay, at the front of its tenant's
+// waiters; its retries are counted, and it ends in the archive.
 func TestFailedTaskComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -136,8 +136,9 @@ func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 	})
 }
 
-// A second server that was made without our connection would archive each task that it denies on its last
-// attempt. It keeps the tasks, picks up no more when its slots are full, and gives them back at its end.
+// A second server that was made without our connection would archive each task that it denies on
+// its last attempt. It keeps the tasks, picks up no more when its slots are full, and gives them
+// back at its end.
 func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(100, time.Hour))
@@ -253,7 +254,8 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 	}
 }
 
-// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks met.
+// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks
+// met.
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))

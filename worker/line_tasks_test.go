@@ -16,7 +16,7 @@ import (
 
 // A ticket never runs a task again that has run: neither one that is retained nor one in the
 // archive.
-func TestTicketsRunNothingAgain(t *testing.T) {
+func TestATicketRunsNoTaskAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(2, time.Second))
@@ -62,7 +62,7 @@ func TestTicketsRunNothingAgain(t *testing.T) {
 }
 
 // A task may be taken before asynq has put it down: it is picked shortly after.
-func TestTakenWhileActive(t *testing.T) {
+func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 200*time.Millisecond))
@@ -168,7 +168,7 @@ type provider []*asynq.PeriodicTaskConfig
 func (p provider) GetConfigs() ([]*asynq.PeriodicTaskConfig, error) { return p, nil }
 
 // A group is throttled as the task that it becomes.
-func TestGroups(t *testing.T) {
+func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 5*time.Second))

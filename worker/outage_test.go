@@ -356,7 +356,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 }
 
 // Attempts whose end is never seen are forgotten, and others never.
-func TestAttemptsAreForgotten(t *testing.T) {
+func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
 		_, ours := s.configs()

@@ -51,7 +51,7 @@ func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
 	}
 }
 
-func TestNoMiddlewareNoTask(t *testing.T) {
+func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
 	each(t, nil, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		theirs.Logger, theirs.LogLevel = asynqLog{s.log}, asynq.ErrorLevel
@@ -78,7 +78,7 @@ func TestNoMiddlewareNoTask(t *testing.T) {
 	})
 }
 
-func TestMiddlewareLeftOutIsLogged(t *testing.T) {
+func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
 	each(t, nil, func(t *testing.T, s *site) {
 		if err := s.limiter.SetPolicies(append(s.limiter.Policies(), policy(1, time.Hour))); err != nil {
 			t.Fatal(err)
@@ -190,7 +190,7 @@ func (s *site) startBy(ad *worker.Adapter, server *asynq.Server, attempts *atomi
 	s.Cleanup(func() { server.Shutdown(); ad.Close() })
 }
 
-func TestContextOfAnotherServer(t *testing.T) {
+func TestAContextOfNoServerIsAnError(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	theirs, ours := s.configs()
 	th, err := worker.NewAdapter(ours)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
+// A server and a client. The third task waits for a second, and wakes once.
 func Example() {
 	m, err := miniredis.Run() // an embedded Redis, for the example
 	if err != nil {
@@ -38,7 +39,7 @@ func Example() {
 
 	done := make(chan struct{})
 	handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		d, _ := worker.DecisionFrom(ctx)
+		d, _ := worker.FromContext(ctx).Decision()
 		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
 		done <- struct{}{}
 		return nil // not called while it does not fit
@@ -57,23 +58,26 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer client.Close()
+	var start worker.ExpectedStart // when the task is expected to start
 	for range 3 {
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil, asynq.MaxRetry(0))
-		if _, err := client.EnqueueContext(context.Background(), task); err != nil {
+		if _, err := client.EnqueueContext(context.Background(), task, worker.ReportStart(&start)); err != nil {
 			log.Fatal(err)
 		}
 	}
 	for range 3 {
 		<-done
 	}
+	fmt.Println("the last one joined its line:", start.Joined)
 	// Output:
 	// acme: 19 of 20 left this minute
 	// acme: 18 of 20 left this minute
 	// acme: 17 of 20 left this minute
+	// the last one joined its line: true
 }
 
-// Who owns an asynq.Server puts the three parts of a Throttle into it.
-func ExampleThrottle() {
+// To throttle an asynq.Server of your own, put the three parts of an Adapter into it.
+func ExampleAdapter() {
 	m, err := miniredis.Run()
 	if err != nil {
 		log.Fatal(err)
@@ -97,7 +101,7 @@ func ExampleThrottle() {
 		return nil
 	}
 
-	throttled, err := worker.New(worker.Config{
+	throttled, err := worker.NewAdapter(worker.Config{
 		Limiter: limiter,
 		Tenant:  func(task *asynq.Task) string { return string(task.Payload()) },
 	})

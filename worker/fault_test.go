@@ -81,8 +81,9 @@ func isForward(args []any) bool {
 	return len(args) > 5 && args[2] == 3 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
 }
 
-// To wait costs nothing on a first attempt without retries, and before the last attempt of a task that has
-// failed, whatever fails in the meantime; real failures are counted as they are without throttling.
+// To wait costs nothing on a first attempt without retries, and before the last attempt of a task
+// that has failed, whatever fails in the meantime; real failures are counted as they are without
+// throttling.
 func TestFaultsCostNothing(t *testing.T) {
 	for name, row := range map[string]struct {
 		limiter bool // it is a call of the limiter
@@ -97,7 +98,8 @@ func TestFaultsCostNothing(t *testing.T) {
 		"limiter's is refused":  {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
 		"limiter's reply wrong": {true, false, redis.Nil},
 	} {
-		// Before it waits, and all the retries there are: the task is denied, and requeued, or due, and joins.
+		// Before it waits, and all the retries there are: the task is denied, and requeued, or due,
+		// and joins.
 		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
 				each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
@@ -148,7 +150,7 @@ func TestFaultsCostNothing(t *testing.T) {
 					if n := len(s.runs()); n != failures+1 || s.used() != 2 {
 						t.Errorf("ran %d times, %d used", n, s.used())
 					}
-					s.wait("no attempt is remembered", func() bool { return server.Throttle().Attempts() == 0 })
+					s.wait("no attempt is remembered", func() bool { return server.Adapter().Attempts() == 0 })
 					s.wantNobodyInLine()
 				})
 			})
@@ -190,18 +192,18 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 		})
 		s.waitState(asynq.TaskStateArchived, ids...)
 		s.wantCounters(counters{Processed: 4, Failed: 4, Archived: 4})
-		if n := len(s.runs()); n != 4 || s.used() != 4 || server.Throttle().Attempts() != 0 {
-			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.used(), server.Throttle().Attempts())
+		if n := len(s.runs()); n != 4 || s.used() != 4 || server.Adapter().Attempts() != 0 {
+			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.used(), server.Adapter().Attempts())
 		}
 	})
 }
 
-// What the middleware says of an attempt whose lease was lost says nothing of the one in which the task
-// runs now.
+// What the middleware says of an attempt whose lease was lost says nothing of the one in which the
+// task runs now.
 func TestAttemptsAreKeptApart(t *testing.T) {
 	s := newSite(t, redis.NewClient(&redis.Options{}), policy(1, time.Hour))
 	_, ours := s.configs()
-	th, err := worker.New(ours)
+	th, err := worker.NewAdapter(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,8 +242,8 @@ func TestShutdownWithoutRedis(t *testing.T) {
 	})
 }
 
-// Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each runs once,
-// completed ones too, and no place is left behind.
+// Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each
+// runs once, completed ones too, and no place is left behind.
 func TestCallsAreLost(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
@@ -254,7 +256,7 @@ func TestCallsAreLost(t *testing.T) {
 				whole := s.asynq
 				s.asynq = hooktest.With(whole, hooktest.Hook(f.see))
 				s.enqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
-				s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				for range 2 {
 					s.serve(s.ok, l.watch, calm, s.apart)
 				}
@@ -280,8 +282,8 @@ func TestCallsAreLost(t *testing.T) {
 	}
 }
 
-// A queue is paused for so long that all its denied tasks have come back by themselves: they wake at most
-// once in vain afterwards.
+// A queue is paused for so long that all its denied tasks have come back by themselves: they wake
+// at most once in vain afterwards.
 func TestPausedForLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -36,7 +36,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			o.DB = i
 			s.asynq = dialed{o}
 			s.serve(d.handle, l.watch)
-			ours := s.planner(s.anotherLimiter(s.redis))
+			ours := s.client(s.anotherLimiter(s.redis))
 			plain := asynq.NewClient(s.asynq)
 			defer plain.Close()
 			for n := range tasks {

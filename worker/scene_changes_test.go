@@ -65,7 +65,7 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 				for _, limiter := range limiters {
 					s.serve(d.handle, d.watch, func(c *asynq.Config, w *worker.Config) { w.Limiter = limiter })
 				}
-				client := s.planner(s.anotherLimiter(s.redis))
+				client := s.client(s.anotherLimiter(s.redis))
 				for i := range 60 {
 					task := s.taskOf([]string{"acme", "beta", "chip"}[i%3], i)
 					var err error

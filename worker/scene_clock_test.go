@@ -43,7 +43,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		synctest.Wait()
 		d, l := newDiary(), newLedger()
 		s.serve(d.handle, l.watch, brisk)
-		s.planMany(s.planner(s.anotherLimiter(client)), "acme", 0, 100)
+		s.joinMany(s.client(s.anotherLimiter(client)), "acme", 0, 100)
 		time.Sleep(7500 * time.Millisecond) // 10 have run
 		ran := func(want int, when string) {
 			t.Helper()

@@ -27,7 +27,7 @@ func TestSceneStartsOfCostsAreTold(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := synctestSite(t, shared(12, 10*time.Second))
 				d := newDiary()
-				client := s.planner(s.anotherLimiter(s.redis))
+				client := s.client(s.anotherLimiter(s.redis))
 				s.serve(d.handle, d.watch, s.apart, calm)
 				for i := range 40 {
 					cost := worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": row.cost()}}
@@ -62,7 +62,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := synctestSite(t, shared(10, time.Second))
 				d := newDiary()
-				client := s.planner(s.anotherLimiter(s.redis))
+				client := s.client(s.anotherLimiter(s.redis))
 				tasks := make([]*asynq.Task, 2000)
 				for i := range tasks {
 					tasks[i] = s.taskOf("acme", i, asynq.TaskID(fmt.Sprintf("acme-%04d", i)))

@@ -34,7 +34,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				s.limiter = s.limiterOn(client)
 				d := newDiary()
 				s.serve(d.handle, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
-				s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 0, 100)
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 100)
 				// run is the slowest of 100 plain tasks, ten a second.
 				run := func(name string) time.Duration {
 					for i := range 100 {
@@ -104,7 +104,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				s := synctestSite(t, shared(50, time.Second))
 				l := newLedger()
 				var c cable
-				s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 0, 1000)
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 1000)
 				whole := s.asynq
 				s.asynq = dialed{c.options(like(s.redis))}
 				s.serve(s.ok, l.watch, quick, s.apart)
@@ -166,7 +166,7 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		s.serve(d.handle, d.watch, func(_ *asynq.Config, w *worker.Config) { w.Limiter = own }, func(c *asynq.Config, _ *worker.Config) {
 			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
 		})
-		client := s.planner(s.anotherLimiter(s.redis))
+		client := s.client(s.anotherLimiter(s.redis))
 		for i := range 110 { // ten run at once
 			if err := d.plan(client, s.taskOf("acme", i)); err != nil {
 				t.Fatal(err)

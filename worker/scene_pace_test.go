@@ -63,7 +63,7 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 					})
 				}
 				time.Sleep(20 * time.Second)
-				client := s.planner(s.anotherLimiter(s.redis))
+				client := s.client(s.anotherLimiter(s.redis))
 				for i := range 12 {
 					if err := d.plan(client, s.taskOf("acme", i)); err != nil {
 						t.Fatal(err)

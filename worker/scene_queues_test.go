@@ -48,15 +48,15 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := synctestSite(t, append(idle(30), shared(10, time.Second))...)
 					d := newDiary()
-					client := s.planner(s.anotherLimiter(s.redis))
-					others := row.silent(s, d, func() { s.planMany(client, "other", 0, 300, asynq.Queue(slow)) })
+					client := s.client(s.anotherLimiter(s.redis))
+					others := row.silent(s, d, func() { s.joinMany(client, "other", 0, 300, asynq.Queue(slow)) })
 					l := newLedger()
 					begun := time.Now()
 					s.serve(s.ok, l.watch, s.apart, brisk, serving("default", 4))
 					if plain {
 						s.enqueueMany("acme", 0, 300)
 					} else {
-						s.planMany(client, "acme", 0, 300)
+						s.joinMany(client, "acme", 0, 300)
 					}
 					time.Sleep(5 * time.Second)
 					from := l.count()

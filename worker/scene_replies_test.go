@@ -32,7 +32,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		for range 2 {
 			limiter := s.jitteryLimiter()
 			s.serve(d.handle, d.watch, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
-			clients = append(clients, s.planner(s.jitteryLimiter()))
+			clients = append(clients, s.client(s.jitteryLimiter()))
 		}
 		var latest atomic.Int64
 		var all sync.WaitGroup
@@ -92,7 +92,7 @@ func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 		for range 2 {
 			limiter := s.jitteryLimiter()
 			s.serve(d.handle, d.watch, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
-			clients = append(clients, s.planner(s.jitteryLimiter()))
+			clients = append(clients, s.client(s.jitteryLimiter()))
 		}
 		var accepted, next atomic.Int64
 		var all sync.WaitGroup

@@ -119,12 +119,14 @@ func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
 // plan enqueues a task by a client of ours. Its ID is its payload, unless the options say otherwise.
 func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Option) error {
 	payload := string(task.Payload())
-	info, err := client.EnqueueContext(context.Background(), task, append([]asynq.Option{asynq.TaskID(payload)}, opts...)...)
+	var start worker.ExpectedStart
+	_, err := client.EnqueueContext(context.Background(), task,
+		append([]asynq.Option{asynq.TaskID(payload), worker.ReportStart(&start)}, opts...)...)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err == nil {
 		e := d.of(payload)
-		e.least, e.most = info.StartsAt, info.StartsAtMost
+		e.least, e.most = start.At, start.Most
 	}
 	return err
 }

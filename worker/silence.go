@@ -14,7 +14,7 @@ const (
 	// decideTimeout bounds how long a task waits for the limiter in its handler slot.
 	decideTimeout = 2 * time.Second
 
-	// probeTimeout bounds it while the limiter is silent.
+	// probeTimeout bounds each call while the limiter is silent.
 	probeTimeout = 250 * time.Millisecond
 
 	// Pauses between probes of a silent limiter. They double.
@@ -22,26 +22,28 @@ const (
 	probePauseMax = time.Second
 )
 
-// A silence keeps tasks from waiting in handler slots for a limiter that does not answer: others could run there. The
-// first ones wait for decideTimeout. Then one task at a time asks, briefly, and all others fail at once.
+// A silence keeps callers from waiting for a limiter that does not answer. The first callers wait
+// for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
+// once.
 type silence struct {
 	mu    sync.Mutex
 	began bool
 	pause time.Duration
-	until time.Time // when the next task may ask
+	until time.Time // when the next caller may ask
 }
 
 var errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
 
-// bound runs ask, for a limited time. An error that says that the time was up is throttle.ErrUnavailable.
-func (s *silence) bound(ctx context.Context, ask func(context.Context) (throttle.Decision, error)) (throttle.Decision, error) {
-	timeout, ok := s.begin(time.Now())
+// bound calls ask with a context that ends after timeout, or sooner while the limiter is silent. If
+// the time is up the error is throttle.ErrUnavailable.
+func (s *silence) bound(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	timeout, ok := s.begin(time.Now(), timeout)
 	if !ok {
-		return throttle.Decision{}, errSilent
+		return errSilent
 	}
 	call, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	d, err := ask(call)
+	err := ask(call)
 	silent := err != nil && ctx.Err() == nil && errors.Is(call.Err(), context.DeadlineExceeded)
 	if ctx.Err() == nil {
 		s.end(time.Now(), silent)
@@ -49,21 +51,22 @@ func (s *silence) bound(ctx context.Context, ask func(context.Context) (throttle
 	if silent {
 		err = fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
 	}
-	return d, err
+	return err
 }
 
-// begin tells how long a task may wait for the limiter, and whether it may ask at all.
-func (s *silence) begin(now time.Time) (time.Duration, bool) {
+// begin returns how long a caller may wait for the limiter, and whether it may ask at all.
+func (s *silence) begin(now time.Time, timeout time.Duration) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.began {
-		return decideTimeout, true
+		return timeout, true
 	}
 	if now.Before(s.until) {
 		return 0, false
 	}
-	s.until = now.Add(probeTimeout) // others do not ask meanwhile
-	return probeTimeout, true
+	timeout = min(timeout, probeTimeout)
+	s.until = now.Add(timeout) // others do not ask meanwhile
+	return timeout, true
 }
 
 // end notes whether the limiter was silent.

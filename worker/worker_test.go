@@ -17,8 +17,9 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Every task here has no retries to lose: asynq by itself archives each one that is denied.
-func TestDenialsCostNothing(t *testing.T) {
+// Read this test first. Three tasks come together, and one fits a window: the others wait and run in
+// turn. None has retries to lose, so asynq alone would archive each task that is denied.
+func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
 		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
 		if err != nil {
@@ -58,7 +59,7 @@ func TestDenialsCostNothing(t *testing.T) {
 }
 
 // Whatever a middleware around ours makes of a denial, the task waits.
-func TestMiddlewareAroundOurs(t *testing.T) {
+func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 	around := map[string]struct {
 		do       func(error) error
 		opts     []asynq.Option
@@ -91,7 +92,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 						promised[task.Type()] = time.Now().Add(d.RetryIn)
 					}
 				}
-				th, err := worker.New(ours)
+				th, err := worker.NewAdapter(ours)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -181,10 +182,10 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 }
 
 // A middleware may call ours again within one attempt: what counts is what it said last.
-func TestMiddlewareThatTriesAgain(t *testing.T) {
+func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
-		th, err := worker.New(ours)
+		th, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +214,7 @@ func TestMiddlewareThatTriesAgain(t *testing.T) {
 }
 
 // Real failures use up the retries, and nothing else does.
-func TestRealFailuresInLine(t *testing.T) {
+func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -233,7 +234,7 @@ func TestRealFailuresInLine(t *testing.T) {
 }
 
 // Without functions of the user's own, asynq's defaults hold for real failures.
-func TestDefaultsOfAsynq(t *testing.T) {
+func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	s.fill("denied")
 	s.enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
@@ -248,7 +249,7 @@ func TestDefaultsOfAsynq(t *testing.T) {
 	}
 	s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
-	th, err := worker.New(worker.Config{Limiter: s.limiter})
+	th, err := worker.NewAdapter(worker.Config{Limiter: s.limiter})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +266,7 @@ func TestDefaultsOfAsynq(t *testing.T) {
 }
 
 // What can never be granted is a failure like any other: waiting would not help.
-func TestRealFailuresOfOurs(t *testing.T) {
+func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 	p := policy(5, time.Hour)
 	p.Match = []string{"x", "by-user"}
 	byUser := policy(5, time.Hour)
@@ -281,7 +282,7 @@ func TestRealFailuresOfOurs(t *testing.T) {
 		"no tenant":    {asynq.NewTask("x", nil), `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`},
 		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost of 6 requests never fits: the window holds 5 at most`},
 		"no attribute": {worker.NewTask(worker.Identity{Tenant: "acme"}, "by-user", nil), `worker: task type "by-user": throttle: policy "by-user": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
-		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": add one, or set Config.Unmatched to "run"`},
+		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": name it in a policy's Match`},
 		"bad tenant":   {header("sluice-tenant", "%zz"), `worker: task type "x": header sluice-tenant "%zz": invalid URL escape "%zz"`},
 		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
 		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
@@ -290,7 +291,7 @@ func TestRealFailuresOfOurs(t *testing.T) {
 		for id, c := range tasks {
 			s.enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
 		}
-		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.Reject })
+		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.UnmatchedReject })
 		for id, c := range tasks {
 			s.waitState(asynq.TaskStateArchived, id)
 			if got := s.task(id).LastErr; got != c.want {
@@ -324,7 +325,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		s.enqueue(asynq.NewTask("unmatched", nil))
 		unmatched := make(chan bool, 1)
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			d, ok := worker.DecisionFrom(ctx)
+			d, ok := worker.FromContext(ctx).Decision()
 			if task.Type() == "unmatched" {
 				unmatched <- ok
 			} else {
@@ -346,7 +347,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 	})
 }
 
-func TestEarliestReset(t *testing.T) {
+func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
 	p := policy(1, 2*time.Hour)
 	p.Requeue = throttle.RequeueEarliestReset
 	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
@@ -361,7 +362,7 @@ func TestEarliestReset(t *testing.T) {
 	})
 }
 
-func TestUserFunctions(t *testing.T) {
+func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
 	p := policy(10, time.Hour)
 	p.Windows[0].Scope = throttle.Per("region")
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
@@ -380,7 +381,7 @@ func TestUserFunctions(t *testing.T) {
 	})
 }
 
-func TestNewSaysWhatIsWrong(t *testing.T) {
+func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
 	limiter, err := throttle.New(throttle.Config{Client: client})

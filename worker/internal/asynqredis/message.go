@@ -26,7 +26,11 @@ const (
 	fieldHeaders      protowire.Number = 15
 )
 
-// A Message is a task as asynq stores it. What cannot be read counts as not there.
+// fieldDenied is our own field: the task's last attempt ended by a denial. Asynq skips the field
+// when it reads a message, and drops it when it stores the task after a failure.
+const fieldDenied protowire.Number = 1077
+
+// A Message is a task as asynq stores it. Fields that cannot be read count as missing.
 type Message []byte
 
 func (m Message) ID() string        { return m.text(fieldID) }
@@ -35,6 +39,9 @@ func (m Message) LastError() string { return m.text(fieldErrorMsg) }
 func (m Message) UniqueKey() string { return m.text(fieldUniqueKey) }
 func (m Message) GroupKey() string  { return m.text(fieldGroupKey) }
 func (m Message) Retried() int64    { return m.number(fieldRetried) }
+
+// Denied reports whether the task's last attempt ended by a denial.
+func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
 // Payload is what the task's handler gets.
 func (m Message) Payload() []byte {
@@ -72,7 +79,7 @@ func (m Message) Deadline() time.Time {
 	return time.Unix(seconds, 0)
 }
 
-// TimeLimit is for how long asynq would let the task's handler run if it began now.
+// TimeLimit returns how long asynq would let the task's handler run if it began now.
 func (m Message) TimeLimit(now time.Time) time.Duration {
 	limit := time.Duration(m.number(fieldTimeout)) * time.Second
 	if deadline := m.Deadline(); !deadline.IsZero() && (limit == 0 || deadline.Sub(now) < limit) {
@@ -84,8 +91,8 @@ func (m Message) TimeLimit(now time.Time) time.Duration {
 // joinKeyBytes is the length of every join key.
 const joinKeyBytes = 16
 
-// JoinKey tells a task apart from another one that has or had the same ID: whoever computes it for the same
-// task, at whatever time, gets the same.
+// JoinKey identifies the task among others that have or had the same ID. It depends only on the
+// task's type and payload.
 func (m Message) JoinKey() string {
 	hash := fnv.New64a()
 	hash.Write([]byte(m.Type()))
@@ -97,17 +104,34 @@ func (m Message) JoinKey() string {
 // WithError returns a copy of the message whose last error is the reason, which must be valid
 // UTF-8, as asynq writes it for an error that is no failure.
 func (m Message) WithError(reason string, at time.Time) Message {
-	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt)
+	out, _ := m.withError(reason, at)
+	return out
+}
+
+// WithDenial is WithError for a denial: Denied is true of its copy.
+func (m Message) WithDenial(reason string, at time.Time) Message {
+	out, ok := m.withError(reason, at)
 	if !ok {
-		return m
+		return out
+	}
+	out = protowire.AppendTag(out, fieldDenied, protowire.VarintType)
+	return protowire.AppendVarint(out, 1)
+}
+
+// withError returns the message itself, and false, if it cannot be read.
+func (m Message) withError(reason string, at time.Time) (Message, bool) {
+	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied)
+	if !ok {
+		return m, false
 	}
 	out = protowire.AppendTag(out, fieldErrorMsg, protowire.BytesType)
 	out = protowire.AppendString(out, reason)
 	out = protowire.AppendTag(out, fieldLastFailedAt, protowire.VarintType)
-	return protowire.AppendVarint(out, uint64(at.Unix()))
+	return protowire.AppendVarint(out, uint64(at.Unix())), true
 }
 
-// WithoutRetries returns a copy of the message that has no retries left, and false if it cannot be read.
+// WithoutRetries returns a copy of the message with no retries left, and false if it cannot be
+// read.
 func (m Message) WithoutRetries() (Message, bool) { return m.without(fieldRetry) }
 
 func (m Message) text(field protowire.Number) string {

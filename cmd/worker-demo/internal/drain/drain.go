@@ -175,7 +175,7 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 		Limiter:    d.Limiter,
 		Logger:     slog.New(slog.NewTextHandler(d.Progress, nil)),
 		OnDecision: d.decided,
-		Unmatched:  worker.Reject,
+		Unmatched:  worker.UnmatchedReject,
 	})
 	if err != nil {
 		return err

@@ -60,7 +60,7 @@ func (g *gauge) handler(work func(context.Context, *asynq.Task) error) asynq.Han
 	}
 }
 
-func TestConcurrencyWindow(t *testing.T) {
+func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
 	each(t, []throttle.Policy{atOnce(3)}, func(t *testing.T, s *site) {
 		var ids []string
 		for i := range 40 {
@@ -153,7 +153,7 @@ func TestLeasesEndWithTheAttempt(t *testing.T) {
 }
 
 // A handler whose lease cannot be renewed is told, before somebody else can get its room.
-func TestLostLease(t *testing.T) {
+func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t)
@@ -175,7 +175,7 @@ func TestLostLease(t *testing.T) {
 			line.cut()
 			begun := time.Now()
 			<-ctx.Done()
-			if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+			if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 				t.Errorf("the handler's context ended by %v", cause)
 			}
 			if after := time.Since(begun); after < 20*time.Second || after >= 30*time.Second {
@@ -195,7 +195,7 @@ func TestLostLease(t *testing.T) {
 }
 
 // A refusal by the far side pauses the policy everywhere, costs no retry, and nobody's place.
-func TestRetryAfter(t *testing.T) {
+func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var refuse atomic.Bool
 		refuse.Store(true)
@@ -209,7 +209,7 @@ func TestRetryAfter(t *testing.T) {
 		s.serve(handler, one)
 		s.enqueue(task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
 		s.waitState(asynq.TaskStateScheduled, "first")
-		if text := s.task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "far side refuses calls for 1.5s") {
+		if text := s.task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
 			t.Errorf("the task's last error is %q", text)
 		}
 		s.enqueue(task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
@@ -227,10 +227,11 @@ func TestRetryAfter(t *testing.T) {
 }
 
 // Who wants a refusal to burn a retry says so.
-func TestPauseAndFail(t *testing.T) {
+func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
-			if err := errors.Join(worker.Pause(ctx, time.Minute), worker.Pause(ctx, time.Minute)); err != nil {
+			job := worker.FromContext(ctx)
+			if err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)); err != nil {
 				t.Error(err)
 			}
 			return errors.New("429")
@@ -247,7 +248,7 @@ func TestPauseAndFail(t *testing.T) {
 	})
 }
 
-func TestSettleAndCancelInAHandler(t *testing.T) {
+func TestAJobSettlesAndCancels(t *testing.T) {
 	p := policy(1500, time.Hour)
 	p.Windows[0].Unit = "tokens"
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
@@ -256,9 +257,9 @@ func TestSettleAndCancelInAHandler(t *testing.T) {
 			id, _ := asynq.GetTaskID(ctx)
 			var err error
 			if strings.HasPrefix(id, "settle") {
-				err = errors.Join(worker.Settle(ctx, "tokens", 1200), worker.Settle(ctx, "tokens", 0))
+				err = errors.Join(worker.FromContext(ctx).Settle(ctx, "tokens", 1200), worker.FromContext(ctx).Settle(ctx, "tokens", 0))
 			} else {
-				err = worker.Cancel(ctx)
+				err = worker.FromContext(ctx).Cancel(ctx)
 			}
 			if err != nil {
 				t.Error(err)
@@ -271,13 +272,10 @@ func TestSettleAndCancelInAHandler(t *testing.T) {
 		}
 		s.waitGone(ids...)
 	})
-	if err := worker.Settle(t.Context(), "tokens", 1); err == nil {
-		t.Error("settled outside of a handler")
-	}
 }
 
 // Two policies in one task: the second is waited for in the handler, or in line.
-func TestReserveInAHandler(t *testing.T) {
+func TestAJobReservesByASecondPolicy(t *testing.T) {
 	github, slack := policy(1000, time.Minute), policy(1, 2*time.Second)
 	slack.Name, slack.Match = "slack", nil
 	each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *site) {
@@ -288,11 +286,11 @@ func TestReserveInAHandler(t *testing.T) {
 			if strings.HasPrefix(id, "line") {
 				wait = 0
 			}
-			r, err := worker.Reserve(ctx, throttle.Request{Policy: "slack"}, wait)
+			r, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}, MaxWait: wait})
 			var denied *throttle.DeniedError
 			if errors.As(err, &denied) {
 				inLine.Add(1)
-				return errors.Join(err, worker.Cancel(ctx))
+				return errors.Join(err, worker.FromContext(ctx).Cancel(ctx))
 			}
 			if err != nil || r.Tenant != "acme" {
 				t.Errorf("tenant %q, %v", r.Tenant, err)
@@ -320,7 +318,7 @@ func TestReserveInAHandler(t *testing.T) {
 }
 
 // What a call of the handler learnt and the handler did not mend requeues the task.
-func TestRefusalOfACall(t *testing.T) {
+func TestARefusedCallRequeuesTheTask(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -340,8 +338,9 @@ func TestRefusalOfACall(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not decide.
-func TestReserveInAHandlerWithoutRedis(t *testing.T) {
+// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
+// decide.
+func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -358,7 +357,7 @@ func TestReserveInAHandlerWithoutRedis(t *testing.T) {
 }
 
 // The user's own last word stands.
-func TestSkipRetryAfterARefusal(t *testing.T) {
+func TestSkipRetryIsTheLastWord(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			return errors.Join(worker.RetryAfter(time.Minute), asynq.SkipRetry)
@@ -374,7 +373,7 @@ func TestCancelEndsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, atOnce(1))
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			if err := worker.Cancel(ctx); err != nil {
+			if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(2 * time.Minute)
@@ -392,7 +391,7 @@ func TestCancelEndsTheLease(t *testing.T) {
 }
 
 // A lease that is made shorter is renewed as often as it has to be.
-func TestLeaseIsMadeShorter(t *testing.T) {
+func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, atOnce(1))
@@ -431,7 +430,7 @@ func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHoo
 	return next(ctx, cmd)
 }
 
-func TestLeaseIsLostInAStall(t *testing.T) {
+func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
 	t.Parallel()
 	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -457,7 +456,7 @@ func TestLeaseIsLostInAStall(t *testing.T) {
 				st.stalled.Store(true)
 				begun := time.Now()
 				<-ctx.Done()
-				if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+				if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 					t.Errorf("the handler's context ended by %v", cause)
 				}
 				if after := time.Since(begun); after < lease*6/10 || after >= lease {
@@ -491,7 +490,7 @@ func (la *lateAnswer) see(ctx context.Context, cmd redis.Cmder, next redis.Proce
 }
 
 // What a goroutine that a handler has left behind reserves is given back too.
-func TestReserveOutlivesTheHandler(t *testing.T) {
+func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t)
@@ -519,7 +518,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			la.on.Store(true)
 			go func() {
-				_, err := worker.Reserve(ctx, throttle.Request{Policy: "second"}, 0)
+				_, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "second"}})
 				left <- err
 			}()
 			time.Sleep(time.Second)
@@ -541,7 +540,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 }
 
 // A refusal is passed on also if the task's time has run out.
-func TestRetryAfterTheTime(t *testing.T) {
+func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1000, time.Minute))
@@ -558,33 +557,8 @@ func TestRetryAfterTheTime(t *testing.T) {
 	})
 }
 
-// Tasks that no policy matches are requeued too, and that is no outage.
-func TestRetryAfterUnmatched(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := policy(1000, time.Minute)
-		p.Match = []string{"other"}
-		s := synctestSite(t, p)
-		var n atomic.Int64
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			if n.Add(1) == 1 {
-				return worker.RetryAfter(10 * time.Second)
-			}
-			return s.ok(ctx, task)
-		}, calm)
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-		time.Sleep(time.Minute)
-		if got := s.runs(); len(got) != 1 {
-			t.Errorf("ran: %q", got)
-		}
-		if s.log.String() != "" {
-			t.Errorf("logged: %s", s.log)
-		}
-	})
-}
-
 // A handler that waits in line comes when it is called, before the time that it was promised.
-func TestReserveComesWhenCalled(t *testing.T) {
+func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		slack := policy(1, time.Minute)
@@ -597,7 +571,7 @@ func TestReserveComesWhenCalled(t *testing.T) {
 		}
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			begun := time.Now()
-			if _, err := worker.Reserve(ctx, throttle.Request{Policy: "slack"}, 5*time.Minute); err != nil {
+			if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}, MaxWait: 5 * time.Minute}); err != nil {
 				t.Error(err)
 			}
 			waited = time.Since(begun)
@@ -615,9 +589,9 @@ func TestReserveComesWhenCalled(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve is denied stands in no other policy's line: its task waits for as long as the denial told, and
-// then in the line of its own policy, at the front.
-func TestDeniedInAHandler(t *testing.T) {
+// A handler whose own reserve is denied stands in no other policy's line: its task waits for as
+// long as the denial told, and then in the line of its own policy, at the front.
+func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 	for name, change := range map[string]func(*throttle.Policy){
 		"when it fits":   func(*throttle.Policy) {},
 		"earliest reset": func(p *throttle.Policy) { p.Requeue = throttle.RequeueEarliestReset },
@@ -636,7 +610,7 @@ func TestDeniedInAHandler(t *testing.T) {
 				}
 				s.serve(func(ctx context.Context, task *asynq.Task) error {
 					if id, _ := asynq.GetTaskID(ctx); id == "t" {
-						if _, err := worker.Reserve(ctx, bot, 0); err != nil {
+						if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: bot}); err != nil {
 							return err
 						}
 					}

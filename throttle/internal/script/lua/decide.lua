@@ -61,7 +61,7 @@ for at = first + 5, #argv, stride do
   end
 end
 local values = redis.call('MGET', unpack(reads))
-scopes.keep(call, suffixes, values, 3)
+scopes.keep(call, suffixes, reads, values, 3)
 call.waiting = (values[1] or 0) + 0
 local last = values[2] and codec.unpack7(values[2], 1) or 0
 local record = last == call.seq and values[2]
@@ -435,6 +435,7 @@ end
 
 local out, done, count, m = {}, {}, 0, 0 -- done: what the record says of every request
 local list = {}                         -- the scopes of one request
+local last_grant, last_at                -- what the record says of the last grant: those of a batch are alike
 for at = first, #argv, stride do
   count = count + 1
   local own_text, options, extra, own, failed = argv[at + 4], '', '', nil, nil
@@ -484,7 +485,14 @@ for at = first, #argv, stride do
     if before then r.done_at = codec.unpack7(record, 8 * count + 1) end
     local fits = {}
     local status, decided, time, most, nudge, least = verb(r, list, now, fits, before)
-    done[count] = before == 1 and sub(record, 8 * count, 8 * count + 7) or (status == 1 or status == 2) and char(status) .. codec.pack7(decided) or char(status) .. NOT_GRANTED
+    if before == 1 then
+      done[count] = sub(record, 8 * count, 8 * count + 7)
+    elseif status == 1 then
+      if last_at ~= decided then last_grant, last_at = char(1) .. codec.pack7(decided), decided end
+      done[count] = last_grant
+    else
+      done[count] = char(status) .. (status == 2 and codec.pack7(decided) or NOT_GRANTED)
+    end
     local long = time or now > call.now
     if long then
       time = time or decided

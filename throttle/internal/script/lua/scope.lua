@@ -144,16 +144,16 @@ local function open(call, suffix, number, own)
   return scope
 end
 
--- keep keeps the values of scopes for open, values[from] and on. MGET says of a list or a hash that there is no value: if one of
+-- keep keeps the values of scopes for open; from is where they begin, and their keys. MGET says of a list or a hash that there is no value: if one of
 -- them may be that, open looks again.
-local function keep(call, suffixes, values, from)
-  local P, raw, missing, n = call.P, call.raw, {}, 0
+local function keep(call, suffixes, keys, values, from)
+  local raw, missing, n = call.raw, {}, 0
   for i = 1, #suffixes do
     local value = values[from + i - 1]
     raw[suffixes[i]] = value
     if not value then
       n = n + 1
-      missing[n] = P .. suffixes[i]
+      missing[n] = keys[from + i - 1]
     end
   end
   if n > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
@@ -167,7 +167,7 @@ local function read(call, suffixes)
   if n < 2 then return end
   local P, keys = call.P, {}
   for i = 1, n do keys[i] = P .. suffixes[i] end
-  keep(call, suffixes, redis.call('MGET', unpack(keys)), 1)
+  keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
 end
 
 -- section is what goes before a payload. Long strings are only joined once, in the end: every byte of a new one costs time.
@@ -178,9 +178,11 @@ end
 -- write writes what has not expired, and lets Redis forget it at its own time plus what the
 -- longest-lived section still needs. Redis counts that from the millisecond in which the script began: one
 -- more is never too early.
+local before, before_at, ttl, ttl_ms -- what the last value began with, and its TTL: those of one batch are alike
 local function write(call, scope)
   local now, expires, windows, list, key = scope.now, 0, call.windows, scope.of.windows, call.P .. scope.suffix
-  local parts, n = {char(FORMAT) .. pack7(now), '', '', '', ''}, 1 -- made for two windows, as it is slow to grow
+  if before_at ~= now then before, before_at = char(FORMAT) .. pack7(now), now end
+  local parts, n = {before, '', '', '', ''}, 1 -- made for two windows, as it is slow to grow
   for j = 1, #list do
     local window, st = windows[list[j]], scope.states[list[j]]
     local algorithm = window.algorithm
@@ -213,7 +215,9 @@ local function write(call, scope)
   if n == 1 then
     redis.call('DEL', key)
   else
-    redis.call('SET', key, table.concat(parts, '', 1, n), 'PX', format('%d', ceil((expires - call.now) / 1000) + 1))
+    local ms = ceil((expires - call.now) / 1000) + 1
+    if ttl_ms ~= ms then ttl, ttl_ms = format('%d', ms), ms end
+    redis.call('SET', key, table.concat(parts, '', 1, n), 'PX', ttl)
   end
 end
 

@@ -83,10 +83,16 @@ type DeniedError struct {
 func (e *DeniedError) Error() string { return e.Decision.Reason() }
 
 // A WaitError says that Wait gave up because the context ends before the request can fit.
-// Nothing was taken.
+// Nothing was taken. It is also a *DeniedError and a context.DeadlineExceeded.
 type WaitError struct {
 	Decision Decision  // the last denial
 	Deadline time.Time // of the context
+	Request  Request   // what was asked for
+}
+
+// Unwrap makes a handler's task wait that returns this error, as one that was denied.
+func (e *WaitError) Unwrap() []error {
+	return []error{&DeniedError{Decision: e.Decision, Request: e.Request}, context.DeadlineExceeded}
 }
 
 func (e *WaitError) Error() string {

@@ -28,6 +28,7 @@ func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	o.claims.freed()
 	return o.decision(a), nil
 }
 
@@ -43,7 +44,10 @@ func (l *Limiter) Release(ctx context.Context, r Reservation) error {
 	if err != nil {
 		return err
 	}
-	_, err = o.settle(ctx, r, script.Release, "")
+	if _, err = o.settle(ctx, r, script.Release, ""); err == nil {
+		JobFrom(ctx).drop(r)
+		o.claims.freed()
+	}
 	return err
 }
 
@@ -83,12 +87,14 @@ func (l *Limiter) Lease(r Reservation) time.Duration {
 // renewal under way; Release must follow. Once, shortly before a lease runs out that could not be
 // renewed, it calls lost, and goes on; if a renewal is refused, because the room is somebody
 // else's, it calls lost with refused and ends. If the reservation holds nothing by leases (Lease is
-// 0), it does nothing; neither does stop.
+// 0), it does nothing; neither does stop. Until stop, the context's Job counts as holding slots: see WaitUpTo.
 func (l *Limiter) KeepRenewing(ctx context.Context, r Reservation, lost func(refused bool)) (stop func()) {
 	lease := l.Lease(r)
 	if lease == 0 {
 		return func() {}
 	}
+	job := JobFrom(ctx)
+	job.hold(r)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
 	go func() {
@@ -98,6 +104,7 @@ func (l *Limiter) KeepRenewing(ctx context.Context, r Reservation, lost func(ref
 	return func() {
 		cancel()
 		<-stopped
+		job.drop(r)
 	}
 }
 

@@ -34,6 +34,9 @@ func (e *RefusedByRemote) Error() string {
 	return fmt.Sprintf("worker: the far side refuses calls for %v", e.After)
 }
 
+// askAgainForSlots is after how long a task comes back at the earliest whose handler was denied a slot that others hold.
+const askAgainForSlots = time.Second
+
 // A running is what one attempt of a task holds while its handler runs.
 type running struct {
 	job     *throttle.Job
@@ -107,13 +110,15 @@ func Pause(ctx context.Context, d time.Duration) error {
 
 // Reserve takes more, in a handler: for a second call, or by a second policy. What the request leaves
 // empty is the task's own: tenant, attributes, and policy. While it is denied it waits, up to `wait`
-// and never past the context's deadline; then it returns a *throttle.DeniedError. A handler that returns that
-// error has its task requeued at no cost, until the time that the denial told; then it joins the line of its own
+// and never past the context's deadline, as by throttle.Limiter.WaitUpTo; then it returns a *throttle.DeniedError. It
+// returns that at once if the task holds slots for which others may wait that hold what it waits for. A handler that returns that
+// error has its task requeued at no cost, until the time that the denial told, or for a second if slots may be given back
+// sooner; then it joins the line of its own
 // policy, at the front. The task begins anew then, and takes its own policy's cost again, unless it is given back
 // by Cancel before.
 //
 // What concurrency windows hold is given back when the handler returns, or by throttle.Limiter.Release.
-// Other errors are throttle.Limiter.Reserve's, and the context's.
+// Other errors are throttle.Limiter.WaitUpTo's.
 func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) (throttle.Reservation, error) {
 	r, err := runningFrom(ctx)
 	if err != nil {
@@ -130,44 +135,17 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 		request.Attributes = task.Attributes
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(deadline))
 		request.HoldFor = max(0, time.Until(deadline))
 	}
-	until := time.Now().Add(wait)
-	for {
-		d, err := r.limiter.Reserve(ctx, request)
-		if err != nil {
-			return throttle.Reservation{}, err
-		}
-		if d.Granted {
-			if err := r.keep(ctx, d.Reservation); err != nil {
-				return throttle.Reservation{}, err
-			}
-			return d.Reservation, nil
-		}
-		left := time.Until(until)
-		if left <= 0 || left < d.RetryIn && !d.MayBeSooner() {
-			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
-		}
-		again := askAgain // limits may be raised, and what was taken given back
-		if d.MayBeSooner() {
-			again = askForSlot
-		}
-		pause := min(max(d.RetryIn, time.Millisecond), left, again)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return throttle.Reservation{}, context.Cause(ctx)
-		}
+	d, err := r.limiter.WaitUpTo(ctx, request, wait)
+	if err != nil {
+		return throttle.Reservation{}, err
 	}
+	if err := r.keep(ctx, d.Reservation); err != nil {
+		return throttle.Reservation{}, err
+	}
+	return d.Reservation, nil
 }
-
-// A handler that waits asks again at the time that it was told, and so often before: for a slot that somebody holds more
-// often.
-const (
-	askAgain   = time.Second
-	askForSlot = 100 * time.Millisecond
-)
 
 // keep keeps a lease until the handler returns. One that has returned gets nothing more.
 func (r *running) keep(ctx context.Context, reservation throttle.Reservation) error {
@@ -235,7 +213,11 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 		}
 		return t.requeueFront(ctx, a, request, own.Policy, refused.After, err)
 	case errors.As(err, &denied):
-		return t.requeueAt(a, request, denied.Decision.Policy, denied.Decision.RetryIn, err)
+		d := denied.Decision
+		if d.MayBeSooner() { // as others may have done long before their leases run out
+			d.RetryIn = min(d.RetryIn, max(d.RetryInLeast, askAgainForSlots))
+		}
+		return t.requeueAt(a, request, d.Policy, d.RetryIn, err)
 	case ok && policy == request.Policy:
 		return t.requeueFront(ctx, a, request, policy, retryIn, err)
 	case ok:

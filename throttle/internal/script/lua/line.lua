@@ -6,6 +6,9 @@
 -- fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996), at a tenant's own by the rank of their first ticket.
 -- Nodes, tags and V are those of one queue; the windows are counted for all queues together.
 --
+-- A queue whose name begins with "!" holds the claims of one process: tickets of calls that wait in place, and that only this
+-- process takes. Names of others are escaped and have none.
+--
 -- Keys, behind the prefix P of the policy; a SUFFIX is a scope's key behind P, a NODE is "QUEUE|SUFFIX":
 --   q          how many tickets are in the line; no key, no line
 --   t          hash: ticket "QUEUE/ID" -> "costs rank flow key start": rank 16 digits, start the latest one expected when it joined (us)
@@ -33,12 +36,14 @@ local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 
 local new_line
 do
-local match, gmatch, sub, find, format = string.match, string.gmatch, string.sub, string.find, string.format
+local match, gmatch, sub, find, format, byte = string.match, string.gmatch, string.sub, string.find, string.format, string.byte
 local max, min, ceil = math.max, math.min, math.ceil
 
 local RANK_ZERO = 4503599627370496 -- ranks before the first are negative
 local UNPACK = 4000     -- how many values go with one call to Redis; even
 local DEAD = 60000000   -- us without a server that asks, after which a queue holds up nobody
+local DEAD_CLAIMS = 2000000 -- the same of claims, which their process has to ask for
+local SLOTS = 100000    -- us between looks for slots of who waits in place
 local LOOK_AGAIN = 1000000 -- us after which one that leaves room for others looks again, at the latest
 local SHARE = 100000000 -- what a tag moves by for all that a window holds
 
@@ -55,7 +60,7 @@ function new_line(call)
     read = false, read_all = false, write = false, read_line = false, queue_of = false, alive = false, node_of = false, flow_of = false,
     new_flow = false, scopes_of = false, nodes_of = false, blocker = false, count_units = false, units_of = false, share = false,
     tag_of = false, set_tag = false, charge = false, waiting = false, score = false, due_at = false, set_due = false, due = false, reopen = false, place = false,
-    first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY, turns = nil,
+    first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY, turns = nil, dead_claims = false,
   }
   local fields, written, nodes, flows, dues, dues_changed = L.fields, L.written, L.nodes, L.flows, L.dues, L.dues_changed
   for i = 1, #call.scopes do L.numbers[call.scopes[i].attributes] = i end
@@ -110,8 +115,11 @@ function new_line(call)
       for i = 1, #all, 2 do
         local asked, n, weights, first, last, with = match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
         L.queues[all[i]] = {
-          name = all[i], asked = asked + 0, n = n + 0, weights = weights + 0, first = first + 0, last = last + 0, with = with == '-' and '=' .. all[i] or with, changed = false,
+          name = all[i], claims = byte(all[i]) == 33, asked = asked + 0, n = n + 0, weights = weights + 0, first = first + 0, last = last + 0,
+          with = with == '-' and '=' .. all[i] or with, changed = false,
         }
+        local q = L.queues[all[i]]
+        if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
       end
     end
     local own = L.read('u', 'line')
@@ -122,14 +130,16 @@ function new_line(call)
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = {name = name, asked = now, n = 0, weights = 0, first = 0, last = 0, with = '=' .. name, changed = false}
+      q = {name = name, claims = byte(name) == 33, asked = now, n = 0, weights = 0, first = 0, last = 0, with = '=' .. name, changed = false}
       L.queues[name] = q
     end
     return q
   end
 
-  -- A queue that no server asks for holds up nobody.
-  function L.alive(q) return q.n > 0 and now - q.asked < DEAD end
+  local function dead(q) return now - q.asked >= (q.claims and DEAD_CLAIMS or DEAD) end
+
+  -- A queue that nobody asks for holds up nobody.
+  function L.alive(q) return q.n > 0 and not dead(q) end
 
   -- What tickets cost is kept as one text while all cost the same, and by unit otherwise.
   local function parse_units(of, text)
@@ -281,12 +291,15 @@ function new_line(call)
   end
 
   -- When a window may have room behind `before` units.
-  local function opens_at(scope, i, at, cost, before)
+  local function opens_at(flow, scope, i, at, cost, before)
     local window, st, opens = call.windows[i], scope.states[i], at
     if cost > 0 then
       local algorithm = window.algorithm
       opens = algorithm.fits_at(st, at, at, cost, before, 1)
-      if opens > at and algorithm.opens_at then opens = algorithm.opens_at(st, at) end
+      if opens > at and algorithm.opens_at then
+        opens = algorithm.opens_at(st, at)
+        if byte(flow.queue) == 33 then opens = min(opens, at + SLOTS) end
+      end
     end
     if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before) end
     return opens
@@ -307,8 +320,8 @@ function new_line(call)
         local window, cost = call.windows[i], by_window[i]
         if cost > 0 and cost > window.algorithm.capacity(scope.states[i]) then return nil, at, true end
         local before, reserved = ahead and ahead[window.unit] or 0, turn and turn.reserved[window.unit] or 0
-        local opens = opens_at(scope, i, at, cost, before + reserved)
-        if opens > at and reserved > 0 then opens = min(opens, max(opens_at(scope, i, at, cost, before), turn.lapses), at + LOOK_AGAIN) end
+        local opens = opens_at(flow, scope, i, at, cost, before + reserved)
+        if opens > at and reserved > 0 then opens = min(opens, max(opens_at(flow, scope, i, at, cost, before), turn.lapses), at + LOOK_AGAIN) end
         if opens > at and (not blocked or blocked == scope) then
           blocked = scope
           if opens > blocked_until then blocked_until = opens end
@@ -667,7 +680,7 @@ function new_line(call)
     if L.count <= 0 then return end
     local list, gone = {}, {}
     for name, q in pairs(L.queues) do
-      if q.n == 0 and now - q.asked >= DEAD then
+      if q.n == 0 and dead(q) then
         gone[#gone + 1] = name
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then

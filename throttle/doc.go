@@ -4,7 +4,7 @@
 // A [Policy] guards one resource by any number of windows. A [Limiter] is asked for room:
 //
 //   - [Limiter.Reserve] takes the cost in all windows or in none, and returns at once;
-//   - [Limiter.Wait] sleeps until the cost fits, or until the context ends;
+//   - [Limiter.Wait] waits in line until the cost fits, or until the context ends;
 //   - [Limiter.Peek] tells what Reserve would say, and changes nothing.
 //
 // A reservation can be corrected: [Limiter.Cancel] gives back what it took, [Limiter.Settle] replaces the

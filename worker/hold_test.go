@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,5 +83,41 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.waitGone("t")
 		s.wantCounters(counters{Processed: 1})
+	})
+}
+
+// Calls that wait in place get their share beside a backlog of tasks.
+func TestWaitersBesideTasks(t *testing.T) {
+	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+		{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: time.Second, Per: []string{}},
+	}}
+	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+		client := s.planner(s.limiter)
+		for range 300 {
+			if _, err := client.EnqueueContext(t.Context(), task("batch")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.serve(s.ok)
+		ctx, cancel := context.WithCancel(t.Context())
+		var waited atomic.Int64
+		var group sync.WaitGroup
+		for range 5 {
+			group.Go(func() {
+				for {
+					if _, err := s.limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "user"}); err != nil {
+						return
+					}
+					waited.Add(1)
+				}
+			})
+		}
+		s.wait("100 are granted", func() bool { return int(waited.Load())+len(s.runs()) >= 100 })
+		calls, tasks := waited.Load(), len(s.runs())
+		cancel()
+		group.Wait()
+		if calls < 35 || tasks < 35 {
+			t.Errorf("%d calls and %d tasks", calls, tasks)
+		}
 	})
 }

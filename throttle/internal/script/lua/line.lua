@@ -290,38 +290,45 @@ function new_line(call)
     return list
   end
 
-  -- When a window may have room behind `before` units.
-  local function opens_at(flow, scope, i, at, cost, before)
-    local window, st, opens = call.windows[i], scope.states[i], at
+  -- When slots may be free: who waits in place looks for them more often.
+  local function slots_open_at(flow, algorithm, st, at)
+    local opens = algorithm.opens_at(st, at)
+    return byte(flow.queue) == 33 and min(opens, at + SLOTS) or opens
+  end
+
+  -- with_turns is when a window opens that has room left for others: when they let that lapse, at the latest.
+  local function with_turns(flow, scope, i, at, cost, before, opens, lapses)
+    local window, st, alone = call.windows[i], scope.states[i], at
     if cost > 0 then
-      local algorithm = window.algorithm
-      opens = algorithm.fits_at(st, at, at, cost, before, 1)
-      if opens > at and algorithm.opens_at then
-        opens = algorithm.opens_at(st, at)
-        if byte(flow.queue) == 33 then opens = min(opens, at + SLOTS) end
-      end
+      alone = window.algorithm.fits_at(st, at, at, cost, before, 1)
+      if alone > at and window.algorithm.opens_at then alone = slots_open_at(flow, window.algorithm, st, at) end
     end
-    if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before) end
-    return opens
+    if scope.upstream then alone = upstream().fits_at(scope, window, st, at, alone, cost, before) end
+    return min(opens, max(alone, lapses), at + LOOK_AGAIN)
   end
 
   -- blocker -> the first scope, narrow to broad, that has no room for the costs, and when it may have. The third says that
   -- they exceed for ever what one holds. L.turns, if set, has it leave room for others whose turn it is.
   function L.blocker(flow, costs)
     local list, at = L.scopes_of(flow)
-    local blocked, blocked_until, by_window = nil, at, costs.windows
+    local blocked, blocked_until, by_window, turns = nil, at, costs.windows, L.turns
     for s = 1, #list do
       local scope = list[s]
       if scope.failed then return scope, now + 1000000, false end
-      local of, ahead = scope.of.windows, scope.ahead
-      local turn = L.turns and L.turns.at(flow, scope)
+      local of, states, ahead = scope.of.windows, scope.states, scope.ahead
+      local turn = turns and turns.at(flow, scope)
       for j = 1, #of do
         local i = of[j]
-        local window, cost = call.windows[i], by_window[i]
-        if cost > 0 and cost > window.algorithm.capacity(scope.states[i]) then return nil, at, true end
-        local before, reserved = ahead and ahead[window.unit] or 0, turn and turn.reserved[window.unit] or 0
-        local opens = opens_at(flow, scope, i, at, cost, before + reserved)
-        if opens > at and reserved > 0 then opens = min(opens, max(opens_at(flow, scope, i, at, cost, before), turn.lapses), at + LOOK_AGAIN) end
+        local window, st, cost, opens = call.windows[i], states[i], by_window[i], at
+        local algorithm, before = window.algorithm, ahead and ahead[window.unit] or 0
+        local reserved = turn and turn.reserved[window.unit] or 0
+        if cost > 0 then
+          if cost > algorithm.capacity(st) then return nil, at, true end
+          opens = algorithm.fits_at(st, at, at, cost, before + reserved, 1)
+          if opens > at and algorithm.opens_at then opens = slots_open_at(flow, algorithm, st, at) end
+        end
+        if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before + reserved) end
+        if reserved > 0 and opens > at then opens = with_turns(flow, scope, i, at, cost, before, opens, turn.lapses) end
         if opens > at and (not blocked or blocked == scope) then
           blocked = scope
           if opens > blocked_until then blocked_until = opens end

@@ -19,6 +19,7 @@ local max, min, floor, ceil = math.max, math.min, math.floor, math.ceil
 
 local SPACING = 5000    -- us between appointments
 local FORGET = 10000    -- us after which an appointment that was not kept is forgotten
+local LATEST = 1000000  -- us until the latest appointment
 local SWEPT = 64
 
 function new_join(L)
@@ -158,7 +159,8 @@ function new_join(L)
     local q = L.queue_of(queue)
     local kept = q.last >= now - FORGET and not (q.first < now - FORGET and q.asked < q.first)
     if kept and q.first <= max(time, now) + SPACING then return 0 end
-    q.first, q.last, q.changed = now, now, true -- one wakes: others need not be woken by the next tickets
+    local at = q.claims and min(max(time, now), now + LATEST) or now -- who has claims asks when they are expected to start
+    q.first, q.last, q.changed = at, at, true -- one wakes: others need not be woken by the next tickets
     return 1
   end
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -96,16 +97,19 @@ func TestWaitersShareByWeight(t *testing.T) {
 	})
 }
 
-// A caller counts calls to Redis, and can be cut off from it.
+// A caller counts calls to Redis. It can be cut off from it, or be stopped.
 type caller struct {
 	calls atomic.Int64
 	gone  atomic.Bool
+	stop  sync.RWMutex
 }
 
 func (c *caller) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (c *caller) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.stop.RLock()
+		defer c.stop.RUnlock()
 		c.calls.Add(1)
 		if c.gone.Load() {
 			err := &net.OpError{Op: "write", Err: errors.New("cut off")}
@@ -261,5 +265,89 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 		isGone(t, client)
+	})
+}
+
+// Others remove the claims of a process that was stopped for seconds. They join again.
+func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(sharedWindow(1, time.Hour))
+		own, stopped := newCaller(t, client)
+		l, other := newLimiter(t, client, p), newLimiter(t, own, p)
+		full := reserve(t, l, acme(1))
+		first := waits(t.Context(), t, client, other, acme(1))
+		second := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "b"})
+		stopped.stop.Lock()
+		until(t, "the claims are removed", func() bool {
+			reserve(t, l, acme(0))
+			return len(readLine(t, client).hashes["t"]) == 0
+		})
+		isGone(t, client)
+		stopped.stop.Unlock()
+		until(t, "they join again", func() bool { return len(readLine(t, client).hashes["t"]) == 2 })
+		agrees(t, client)
+		cancel(t, l, full.Reservation)
+		var left <-chan error
+		select {
+		case err := <-first:
+			left = second
+			if err != nil {
+				t.Error(err)
+			}
+		case err := <-second:
+			left = first
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("nobody is let in")
+		}
+		p.Windows[0].Limit = 2
+		if err := errors.Join(other.SetPolicies([]throttle.Policy{p}), <-left); err != nil {
+			t.Error(err)
+		}
+		isGone(t, client)
+	})
+}
+
+func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, policy(sharedWindow(2, time.Hour)))
+		full := reserve(t, l, acme(2))
+		r := acme(1)
+		r.IdempotencyKey = "key"
+		first := waits(t.Context(), t, client, l, r)
+		second := waits(t.Context(), t, client, l, r)
+		cancel(t, l, full.Reservation)
+		if err := errors.Join(<-first, <-second); err != nil {
+			t.Error(err)
+		}
+		until(t, "one is charged", func() bool { return peek(t, l, acme(0)).Windows[0].Used == 1 })
+		isGone(t, client)
+	})
+}
+
+func TestWeightsOfClaimsChange(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(sharedWindow(1, time.Hour))
+		l := newLimiter(t, client, p)
+		reserve(t, l, acme(1))
+		ctx, stop := context.WithCancel(t.Context())
+		ended := waits(ctx, t, client, l, acme(1))
+		p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}}
+		if err := errors.Join(l.SetPolicies([]throttle.Policy{p}), l.Refresh(t.Context(), "p")); err != nil {
+			t.Fatal(err)
+		}
+		for flow, record := range readLine(t, client).hashes["f"] {
+			if weight := strings.Fields(record)[5]; weight != "4000" {
+				t.Errorf("%s has the weight %s", flow, weight)
+			}
+		}
+		agrees(t, client)
+		stop()
+		<-ended
 	})
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // A Job carries a running job's identity to the calls that it makes. It notes what slots they hold,
-// and whether the upstream refused one. Its methods are safe for concurrent use; Request must not change once the job runs.
+// and whether the upstream refused one. Its methods are safe for concurrent use; Request must not
+// change once the job runs.
 type Job struct {
 	// Request is whose the calls are. Its Policy may be empty: then whoever makes a call knows it.
 	Request Request

@@ -87,7 +87,8 @@ func (l *Limiter) Lease(r Reservation) time.Duration {
 // renewal under way; Release must follow. Once, shortly before a lease runs out that could not be
 // renewed, it calls lost, and goes on; if a renewal is refused, because the room is somebody
 // else's, it calls lost with refused and ends. If the reservation holds nothing by leases (Lease is
-// 0), it does nothing; neither does stop. Until stop, the context's Job counts as holding slots: see WaitUpTo.
+// 0), it does nothing; neither does stop. Until stop, the context's Job counts as holding slots: see
+// WaitUpTo.
 func (l *Limiter) KeepRenewing(ctx context.Context, r Reservation, lost func(refused bool)) (stop func()) {
 	lease := l.Lease(r)
 	if lease == 0 {

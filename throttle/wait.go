@@ -209,7 +209,8 @@ func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket)
 
 const leaveTimeout = time.Second
 
-// leave withdraws the claim. One that stays, as Redis does not answer, is nobody's: it is given back if it is taken.
+// leave withdraws the claim. One that stays, as Redis does not answer, is nobody's: it is given back
+// if it is taken.
 func (w *waiter) leave(ctx context.Context, o *operation) {
 	o.claims.drop(w.claim)
 	w.giveBack()

@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Two handlers each hold a slot, and want the other's: who waits is only the one whose policy comes first by name.
+// Two handlers each hold a slot and want the other's. Only the one whose policy comes first by name
+// waits.
 func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 	alpha, beta := atOnceOf("alpha", 1), atOnceOf("beta", 1)
 	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}

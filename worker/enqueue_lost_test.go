@@ -35,7 +35,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
-				client, err := worker.NewClient(hooktest.With(s.asynq, hooktest.Hook(interrupts.see)), worker.ClientConfig{Limiter: s.limiter})
+				client, err := worker.NewClient(hooktest.With(s.asynq, hooktest.Hook(interrupts.see)), worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -81,7 +81,7 @@ func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
 		s.joinMany(s.client(s.limiter), "acme", 0, 1)
 		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
 			lost := &lossyLine{key: "asynq:{default}:scheduled"}
-			client, err := worker.NewClient(dialed{lost.options(like(s.redis))}, worker.ClientConfig{Limiter: s.limiter})
+			client, err := worker.NewClient(dialed{lost.options(like(s.redis))}, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}

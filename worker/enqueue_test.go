@@ -274,7 +274,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 10*time.Second))
-		config, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		config, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,7 @@ import (
 // turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
-		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

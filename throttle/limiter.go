@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,17 +44,28 @@ type Config struct {
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
 
+	// Prefix begins every key of this limiter, so that two environments can share one Redis. It is up
+	// to 64 of the characters A-Z a-z 0-9 _ . : - and empty by default. Limiters count together only
+	// if they have the same prefix. It does not reach asynq's own keys: queues need different names.
+	Prefix string
+
 	// Tenants looks up tenants before Policy.Tenants does. The default, nil, looks up none.
 	Tenants TenantFunc
 }
 
-// New returns a limiter. It does not talk to Redis. The error is a *PolicyError, or says that
-// Config.Client is nil.
+var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
+
+// New returns a limiter. It does not talk to Redis. Errors are a *PolicyError, or say which field of
+// the Config cannot be used.
 func New(c Config) (*Limiter, error) {
 	if c.Client == nil {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
+	if !prefixShape.MatchString(c.Prefix) {
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", cut(c.Prefix))
+	}
 	l := &Limiter{tenants: c.Tenants}
+	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
 	if hooks, ok := c.Client.(*testhook.Client); ok {
 		l.hook(hooks)
@@ -61,7 +73,7 @@ func New(c Config) (*Limiter, error) {
 			now = hooks.Now
 		}
 	}
-	l.runner = script.NewRunner(c.Client, now)
+	l.runner = script.NewRunner(c.Client, c.Prefix, now)
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
 	}

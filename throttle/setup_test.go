@@ -24,27 +24,27 @@ type (
 )
 
 var (
-	acme        = limitertest.Acme
-	at          = limitertest.At
-	cancel      = limitertest.Cancel
-	day         = limitertest.Day
-	dump        = limitertest.Dump
-	isScript    = limitertest.IsScript
-	made        = limitertest.Made
-	newBy       = limitertest.NewBy
-	newEdited   = limitertest.NewEdited
-	newHanded   = limitertest.NewHanded
-	newLimiter  = limitertest.New
-	newMidnight = limitertest.NewClock
-	newProxy    = limitertest.NewProxy
-	peek        = limitertest.Peek
-	policy      = limitertest.Policy
-	quota       = limitertest.Quota
-	release     = limitertest.Release
-	reserve     = limitertest.Reserve
-	setPolicy   = limitertest.SetPolicy
-	slots       = limitertest.Slots
-	take        = limitertest.Take
-	ticketID    = limitertest.TicketID
-	used        = limitertest.Used
+	sharedWindow = limitertest.SharedWindow
+	acme         = limitertest.Acme
+	at           = limitertest.At
+	cancel       = limitertest.Cancel
+	day          = limitertest.Day
+	dump         = limitertest.Dump
+	isScript     = limitertest.IsScript
+	made         = limitertest.Made
+	newBy        = limitertest.NewBy
+	newEdited    = limitertest.NewEdited
+	newHanded    = limitertest.NewHanded
+	newLimiter   = limitertest.New
+	newMidnight  = limitertest.NewClock
+	newProxy     = limitertest.NewProxy
+	peek         = limitertest.Peek
+	policy       = limitertest.Policy
+	quota        = limitertest.Quota
+	release      = limitertest.Release
+	reserve      = limitertest.Reserve
+	setPolicy    = limitertest.SetPolicy
+	slots        = limitertest.Slots
+	ticketID     = limitertest.TicketID
+	used         = limitertest.Used
 )

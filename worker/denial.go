@@ -35,7 +35,7 @@ type DeniedError struct {
 
 	// ProcessAt is when the task is looked at again if nobody has taken it from the line before, by this machine's
 	// clock, in whole seconds: the decision's RetryIn and two minutes, or half of RetryIn if that is more.
-	// A task that stands in no line comes back then.
+	// For a policy that fails open it is two minutes. A task that stands in no line comes back then.
 	ProcessAt time.Time
 }
 
@@ -75,8 +75,13 @@ func (t *Throttle) deny(a *attempt, d throttle.Decision, otherwise time.Duration
 // waitInLine has a task wait whose ticket is in line.
 func (t *Throttle) waitInLine(a *attempt, d throttle.Decision, cause error) error {
 	t.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
-	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0)))
+	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, t.failsOpen(d.Policy))))
 	return t.attempts.deny(a, &DeniedError{Cause: cause, Decision: d, ProcessAt: at}, t.mark(a))
+}
+
+func (t *Throttle) failsOpen(policy string) bool {
+	p, _ := t.config.Limiter.Lookup(policy)
+	return p.Fail == throttle.FailOpen
 }
 
 // mark is by which the task of an attempt can be picked when its ticket is taken.

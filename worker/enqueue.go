@@ -182,6 +182,8 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	places, err := c.places(ctx, policy, es)
 	now := time.Now()
+	known, _ := c.limiter.Lookup(policy)
+	failOpen := known.Fail == throttle.FailOpen // then workers look after it as they do after any stored task
 	rests := map[string]*rest{}
 	for i, e := range es {
 		after := rests[e.call.Queue]
@@ -200,8 +202,8 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 			continue
 		}
 		e.Info.StartsAt, e.Info.StartsAtMost = now.Add(place.StartsIn), now.Add(place.StartsInMost)
-		if place.StartsIn > rescoreFrom {
-			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0)))
+		if place.StartsIn > rescoreFrom && !failOpen {
+			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0, failOpen)))
 			after.rescore = append(after.rescore, e)
 		}
 		after.nudge = after.nudge || place.Nudge

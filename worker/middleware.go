@@ -89,7 +89,7 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	// Should the task's time run out meanwhile, asynq goes on at once. It did not run: it waits.
 	waits := t.attempts.deny(a, newUnavailable(request, errOutOfTime), t.markIfLined(a, request))
 	granted = true
-	d, err := t.decide(ctx, grant, request)
+	d, err := t.decide(ctx, grant, request, policy.Fail)
 	if err != nil {
 		t.giveBack(grant) // nobody knows whether it was
 	}
@@ -106,7 +106,7 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		t.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
 		t.outages.decided()
-		t.outages.clock(d)
+		t.outages.clockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
 	if d.Granted {
 		t.attempts.allow(a)
@@ -126,14 +126,21 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 }
 
 // decide returns what the task was granted in line, if that is still right, or else asks.
-func (t *Throttle) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request) (throttle.Decision, error) {
-	switch {
-	case grant == nil || grant.NeverFits:
-		return t.config.Limiter.Reserve(ctx, request)
-	case time.Since(grant.Sent) <= startWithin && t.config.Limiter.Line(grant.Policy).Matches(grant.TakenTicket, request):
+func (t *Throttle) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (throttle.Decision, error) {
+	lined := grant != nil && !grant.NeverFits
+	if lined && time.Since(grant.Sent) <= startWithin && t.config.Limiter.Line(grant.Policy).Matches(grant.TakenTicket, request) {
 		return grant.Decision, nil
 	}
-	return t.config.Limiter.Line(grant.Policy).ReserveAgain(ctx, grant.TakenTicket, request)
+	d, err := t.silence.bound(ctx, func(ctx context.Context) (throttle.Decision, error) {
+		if lined {
+			return t.config.Limiter.Line(grant.Policy).ReserveAgain(ctx, grant.TakenTicket, request)
+		}
+		return t.config.Limiter.Reserve(ctx, request)
+	})
+	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
+		return throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}, nil
+	}
+	return d, err
 }
 
 // miswired returns an error if the server that made the context was given something else.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ func (e *RefusedByRemote) Error() string {
 type running struct {
 	job     *throttle.Job
 	limiter *throttle.Limiter
+	logger  *slog.Logger
 
 	cancelled atomic.Bool // what the task took was given back
 
@@ -102,7 +104,11 @@ func Pause(ctx context.Context, d time.Duration) error {
 	r.mu.Lock()
 	own := r.own
 	r.mu.Unlock()
-	return r.limiter.Attach(own).Pause(ctx, d)
+	begun, err := r.limiter.Attach(own).Pause(ctx, d)
+	if begun > 0 {
+		r.logger.Warn("worker: the upstream refused a call: its policy pauses", "policy", own.Policy, "tenant", own.Tenant, "for", begun)
+	}
+	return err
 }
 
 // Reserve takes more, in a handler: for a second call, or by a second policy. What the request leaves
@@ -193,7 +199,7 @@ func (r *running) keep(ctx context.Context, reservation throttle.Reservation) er
 func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, own throttle.Reservation) error {
 	calls := request // those of its calls stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
-	r := &running{job: &throttle.Job{Request: calls}, limiter: t.config.Limiter, own: own}
+	r := &running{job: &throttle.Job{Request: calls}, limiter: t.config.Limiter, logger: t.outages.logger, own: own}
 	ctx = throttle.WithJob(context.WithValue(ctx, runningKey{}, r), r.job)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -230,10 +236,14 @@ func (t *Throttle) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	retryIn, policy, ok := r.job.Refusal()
 	switch {
 	case errors.As(err, &refused):
+		after := refused.After
 		if own.Policy != "" {
-			t.pause(ctx, own.Policy, refused.After)
+			t.pause(ctx, own.Policy, after)
 		}
-		return t.requeueFront(ctx, a, request, own.Policy, refused.After, err)
+		if policy, ok := t.config.Limiter.Lookup(own.Policy); ok {
+			after = min(after, policy.MaxPause)
+		}
+		return t.requeueFront(ctx, a, request, own.Policy, after, err)
 	case errors.As(err, &denied):
 		return t.requeueAt(a, request, denied.Decision.Policy, denied.Decision.RetryIn, err)
 	case ok && policy == request.Policy:

@@ -90,6 +90,7 @@ type Throttle struct {
 	config     Config
 	identify   identify
 	outages    *outages
+	silence    silence     // of the limiter
 	configured atomic.Bool // Asynq was called
 	connected  atomic.Bool // Redis was called
 	entered    atomic.Bool // the middleware has seen a task
@@ -151,7 +152,10 @@ func (t *Throttle) use(client *asynqredis.Client) { t.asynq.Store(client) }
 func (t *Throttle) dispatcher() *dispatch.Dispatcher {
 	t.serve.Do(func() {
 		c := t.serving
-		c.Answered = t.outages.decided
+		c.Answered = func(policy string, at time.Time) {
+			t.outages.decided()
+			t.outages.clockAt(policy, at)
+		}
 		c.Asynq = t.asynq.Load()
 		c.Failed = func(policy string, err error) {
 			info, _ := t.config.Limiter.Lookup(policy)

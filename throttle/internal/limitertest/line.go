@@ -1,6 +1,7 @@
 package limitertest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,9 @@ import (
 
 // LineZero is the rank before the first.
 const LineZero = 1 << 52
+
+// RankOf is the rank in a ticket's record.
+func RankOf(record string) int64 { return int64(binary.BigEndian.Uint64([]byte("\x00" + record[:7]))) }
 
 // A LineState is a line as its keys hold it (internal/script/lua/line.lua).
 type LineState struct {
@@ -165,22 +169,23 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 	}
 	for ticket, record := range tickets {
-		fields := strings.Fields(record)
-		if len(fields) != 5 || len(fields[1]) != 16 {
+		fields := strings.Split(record[min(14, len(record)):], " ")
+		if len(fields) != 3 || !strings.HasPrefix(fields[1], "|") {
 			fault("ticket %q has the record %q", ticket, record)
 			continue
 		}
-		flow := fields[2]
-		queue, _, _ := strings.Cut(ticket, "/")
-		if !strings.HasPrefix(flow, queue+"|") {
-			fault("ticket %q is in the flow %q", ticket, flow)
+		costs := fields[0]
+		if costs == "" {
+			costs = "requests=1"
 		}
-		count(flows, flow, fields[0])
-		count(of, queue, fields[0])
+		queue, _, _ := strings.Cut(ticket, "/")
+		flow := queue + fields[1]
+		count(flows, flow, costs)
+		count(of, queue, costs)
 		if ranks[flow] == nil {
 			ranks[flow] = map[string]float64{}
 		}
-		ranks[flow][ticket], _ = strconv.ParseFloat(fields[1], 64)
+		ranks[flow][ticket] = float64(RankOf(record))
 		own := strings.Fields(records[flow])
 		if len(own) < 9 {
 			fault("flow %q has the record %q", flow, records[flow])
@@ -189,11 +194,11 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		if !onlyTenants {
 			for _, suffix := range strings.Split(own[7], "+") {
 				if suffix != "w:" {
-					count(nodes, queue+"|"+suffix, fields[0])
+					count(nodes, queue+"|"+suffix, costs)
 				}
 			}
 		}
-		count(nodes, queue+"|w:", fields[0])
+		count(nodes, queue+"|w:", costs)
 	}
 	if len(faults) > 0 {
 		return faults

@@ -243,3 +243,13 @@ func Used(d throttle.Decision) []int64 {
 
 // TicketID is a ticket of queue "q".
 func TicketID(ticket string) throttle.TicketID { return throttle.TicketID{Queue: "q", ID: ticket} }
+
+// Settle corrects the tokens of a reservation by a limiter.
+func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
+	t.Helper()
+	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

@@ -21,15 +21,6 @@ func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservati
 	return settle(sc.t, sc.l, r, tokens)
 }
 
-func settle(t tb, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
-	t.Helper()
-	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 func (sc *scene) used(want int64) {
 	sc.t.Helper()
 	r := sc.of("peek")

@@ -51,6 +51,7 @@ var (
 	readLine     = limitertest.ReadLine
 	release      = limitertest.Release
 	reserve      = limitertest.Reserve
+	settle       = limitertest.Settle
 	setPolicy    = limitertest.SetPolicy
 	sharedWindow = limitertest.SharedWindow
 	slots        = limitertest.Slots

@@ -110,12 +110,11 @@ func (cr *crowd) append(id throttle.TicketID, r throttle.Request) {
 		cr.remove(id)
 	}
 	st := readLine(cr.t, cr.client)
-	fields := strings.Fields(st.Hashes["t"][id.Queue+"/"+id.ID])
-	if len(fields) < 2 {
+	record := st.Hashes["t"][id.Queue+"/"+id.ID]
+	if record == "" {
 		cr.t.Fatalf("%v does not stand in line", id)
 	}
-	var rank int64
-	fmt.Sscan(fields[1], &rank)
+	rank := limitertest.RankOf(record)
 	cr.insert(standing{id, r, rank - lineZero})
 	cr.c.US.Add(1) // no two joins are at the same time
 	for _, list := range cr.flows {

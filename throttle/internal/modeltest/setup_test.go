@@ -27,14 +27,13 @@ type (
 )
 
 var (
+	settle       = limitertest.Settle
 	acme         = limitertest.Acme
 	at           = limitertest.At
 	cancel       = limitertest.Cancel
 	costOf       = limitertest.CostOf
-	day          = limitertest.Day
 	dump         = limitertest.Dump
 	isGone       = limitertest.IsGone
-	made         = limitertest.Made
 	mostOver     = limitertest.MostOver
 	newBy        = limitertest.NewBy
 	newEdited    = limitertest.NewEdited
@@ -48,7 +47,6 @@ var (
 	setPolicy    = limitertest.SetPolicy
 	sharedWindow = limitertest.SharedWindow
 	take         = limitertest.Take
-	used         = limitertest.Used
 )
 
 // onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a script.

@@ -59,7 +59,7 @@ func (l limiter) Line(policy string) Line { return l.Limiter.Line(policy) }
 
 // Config is what New needs. All fields are required.
 type Config struct {
-	Answered    func()                                 // is told that a take was answered
+	Answered    func(policy string, at time.Time)      // is told that a take was answered, and when by the clock of Redis
 	Asynq       *asynqredis.Client                     // of the server's connection
 	Concurrency int                                    // of the server: its slots
 	Failed      func(policy string, err error)         // is told that a take or a join failed
@@ -300,8 +300,12 @@ func (d *Dispatcher) signal() {
 }
 
 // Fallback is after what time forward is to find a task that is expected to start in d, and has waited for
-// some time, if nobody has taken it.
-func Fallback(d, waited time.Duration) time.Duration {
+// some time, if nobody has taken it. A task whose policy fails open is looked after every two minutes: it runs then if the
+// limiter has gone.
+func Fallback(d, waited time.Duration, failOpen bool) time.Duration {
+	if failOpen {
+		return fallbackMin
+	}
 	return d + max(fallbackMin, d/2, waited/2)
 }
 

@@ -43,7 +43,7 @@ type Client struct {
 	gather   gatherer // of single tasks
 	identify identify
 	limiter  *throttle.Limiter
-	limits   silence
+	limits   limiterPause
 	shared   bool // the connection is the caller's
 	timeout  time.Duration
 }

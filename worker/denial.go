@@ -73,7 +73,9 @@ func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, oth
 // waitInLine returns the denial of a task whose ticket is in line.
 func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	ad.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
-	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0)))
+	policy, _ := ad.config.Limiter.Lookup(d.Policy)
+	fallback := dispatch.Fallback(d.RetryIn, 0, policy.Fail == throttle.FailOpen)
+	at := asynqredis.WholeSecond(time.Now().Add(fallback))
 	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
 }
 

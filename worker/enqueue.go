@@ -194,6 +194,8 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 // join makes stored tasks join the line of a policy, and makes the calls that their places ask for.
 func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	places, err := c.places(ctx, policy, es)
+	known, _ := c.limiter.Lookup(policy)
+	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
 	now := time.Now()
 	rests := map[string]*rest{}
 	for i, e := range es {
@@ -219,8 +221,8 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 			Known: true, Joined: true,
 			At: now.Add(place.StartsIn), Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
 		}
-		if place.StartsIn > rescoreFrom {
-			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0)))
+		if place.StartsIn > rescoreFrom && !failOpen {
+			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0, failOpen)))
 			after.rescore = append(after.rescore, e)
 		}
 		after.nudge = after.nudge || place.Nudge
@@ -237,7 +239,7 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 	places := make([]throttle.Place, 0, len(es))
 	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
 		if !c.limits.over(time.Now()) {
-			return nil, errSilent
+			return nil, errPaused
 		}
 		tickets := make([]throttle.Ticket, len(batch))
 		for i, e := range batch {

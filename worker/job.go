@@ -113,7 +113,13 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	return e.task.Reservation().Pause(ctx, d)
+	reservation := e.task.Reservation()
+	begun, err := reservation.Pause(ctx, d)
+	if begun > 0 {
+		e.logger.Warn("worker: the upstream refused a call: its policy pauses",
+			"policy", reservation.Policy, "tenant", reservation.Tenant, "for", begun)
+	}
+	return err
 }
 
 // ReserveOptions are the options of Job.Reserve.

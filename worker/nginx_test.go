@@ -96,7 +96,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 		return resp.StatusCode
 	}
 
-	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func task(tenant string, cost ...map[string]int64) *asynq.Task {
 	return worker.NewTask(id, "x", nil)
 }
 
-// A refusal by the far side pauses the policy everywhere, costs no retry, and nobody's place.
+// A refusal by the upstream pauses the policy everywhere, costs no retry, and nobody's place.
 func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var refuse atomic.Bool

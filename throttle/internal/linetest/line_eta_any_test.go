@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // anyWindows is one to three windows of any algorithms.
@@ -42,7 +43,7 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
-		for seed := range uint64(40) {
+		for seed := uint64(80); seed < 120; seed++ {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -59,10 +60,18 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 					}
 				}
 			}
+			now := time.Duration(random.IntN(60_000)) * ms
+			for range random.IntN(6) { // of other costs, before anybody waits
+				draw()
+				sc.at(now)
+				r := sc.of("a")
+				r.Ticket = throttle.TicketID{}
+				reserve(t, sc.l, r)
+				now += time.Duration(random.IntN(3_000_000)) * us
+			}
 			draw()
 			told, at := map[string]throttle.Place{}, map[string]time.Duration{}
 			starts := map[string]time.Duration{}
-			now := time.Duration(random.IntN(60_000)) * ms
 			for i := range 20 {
 				if !equal {
 					draw()
@@ -82,8 +91,8 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 				start, ok := starts[ticket]
 				start -= at[ticket]
 				real, most = real+start, most+p.StartsInMost
-				// A GCRA window rounds each start up to the next microsecond.
-				if !ok || start < p.StartsIn || start > p.StartsInMost+25*us {
+				// Servers ask a line at most every 5 ms.
+				if !ok || start < p.StartsIn || start > p.StartsInMost+5*ms {
 					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.StartsIn, p.StartsInMost, windows)
 				}
 			}
@@ -106,5 +115,39 @@ func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) t
 			return end
 		}
 		now += taken.Next
+	}
+}
+
+// MaxWait accepts exactly those who start within it, also where costs do not fill the window.
+func TestMaxWaitOfWholeTickets(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"sliding":   {Limit: 3, Period: 10 * s},
+		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed},
+		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				w.Name = "w"
+				sc := newScene(t, client, policy(w))
+				sc.cost = 2
+				sc.joins("a0")
+				sc.takes("a0")
+				var joined []string
+				for i := range 20 {
+					id := fmt.Sprintf("a%02d", i)
+					places, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 100 * s}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if places[0].Err == nil {
+						joined = append(joined, id)
+					}
+				}
+				starts := sc.starts()
+				if len(joined) != 10 || starts["a00"] != 10*s || starts["a09"] != 100*s {
+					t.Errorf("%q joined, and start at %v", joined, starts)
+				}
+			})
+		})
 	}
 }

@@ -109,6 +109,7 @@ function new_join(L)
   -- and the most. With all_first, whoever waits goes first. `fits`, if given, gets by window when it fits alone.
   local function expected_start(flow, list, at, costs, behind, all_first, fits)
     local least_time, most_time, by_window, largest, exact = at, at, costs.windows, {}, true
+    local alike = true -- in each window all that wait cost the same
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
       for j = 1, #of do
@@ -120,6 +121,7 @@ function new_join(L)
           local sum, least, most = waiting[1], waiting[2], waiting[3]
           local same = sum == 0 or least == most and least == cost
           largest[i] = max(most, cost)
+          alike = alike and same
           exact = exact and same and window.kind == 's'
           local each = same and cost or 1
           low = window.algorithm.fits_at(st, at, at, cost, sum, each)
@@ -147,7 +149,7 @@ function new_join(L)
       end
     end
     local position = behind or flow.n
-    if #call.windows > 1 and most_time > at then
+    if (#call.windows > 1 or not alike) and most_time > at then
       if position > 0 then most_time = max(most_time, latest_after_own(flow, list, at, by_window, largest, position, exact)) end
       most_time = open_from(list, at, by_window, most_time)
       if exact then least_time = most_time end

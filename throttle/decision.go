@@ -28,7 +28,8 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows. For Peek: that it would have been.
 	Granted bool
 
-	// Pause, if not nil, is what the upstream has paused of the request's scopes. It is nil if granted.
+	// Pause, if not nil, is what the upstream has paused of the request's scopes. It is nil if
+	// granted.
 	Pause *Pause
 
 	Policy string

@@ -151,3 +151,28 @@ func TestSettlesAddUp(t *testing.T) {
 		})
 	})
 }
+
+// Of many corrections the oldest count as one: what is known of a reservation stays small, and others'
+// units are never given back.
+func TestManyCorrections(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
+		of := func(units int64) throttle.Request {
+			return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}
+		}
+		r := reserve(t, sc.l, of(10)).Reservation
+		for i := range 60 {
+			r = sc.at(time.Duration(i+1)*m/2).settle(r, int64(11+i))
+			reserve(t, sc.l, of(1)) // others', at the same times
+		}
+		sc.used(130)
+		if bytes := client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val(); bytes < 300 || bytes > 700 {
+			t.Errorf("%d bytes are kept of the reservation", bytes)
+		}
+		cancel(t, sc.l, r)
+		if used := peek(t, sc.l, of(1)).Windows[0].Used; used < 60 || used > 60+60-16 {
+			t.Errorf("%d are counted, want the 60 of others, and at most the oldest of its own", used)
+		}
+	})
+}

@@ -40,8 +40,8 @@ type Answer struct {
 	Err     error // *StateError, if the status is Failed
 }
 
-// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until, and from
-// then on little until Open (us). It is zero if there is none.
+// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until,
+// and from then on little until Open (us). It is zero if there is none.
 type PauseAnswer struct {
 	Until, Open int64
 	Tenant      string // who was refused

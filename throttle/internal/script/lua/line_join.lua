@@ -64,9 +64,10 @@ function new_join(L)
     return floor((before + debt) * others + 1e-6) + ceil(others) * cost
   end
 
-  -- latest_after_own tells when a ticket can go at the latest, given that the tickets of its flow before it go by the times that they
-  -- were told: after the last of them, and when all windows are rid of those beside which it does not fit. Each of them costs `most` of a
-  -- window at the most. Where all windows are sliding and all that wait cost the same, that is exact.
+  -- latest_after_own tells when a ticket can go at the latest, given that the tickets of its flow
+  -- before it go by the times that they were told: after the last of them, and when all windows are
+  -- rid of those beside which it does not fit. Each of them costs `most` of a window at the most.
+  -- Where all windows are sliding and all that wait cost the same, that is exact.
   local function latest_after_own(flow, list, at, by_window, most, position, exact)
     local time = at
     local function start_of(place)
@@ -92,7 +93,8 @@ function new_join(L)
     return time
   end
 
-  -- open_from tells from when on all windows are open together. It is bounded as windows.fits_at is.
+  -- open_from tells from when on all windows are open together. It is bounded as windows.fits_at
+  -- is.
   local function open_from(list, at, by_window, time)
     for _ = 1, 100 do
       local from = time

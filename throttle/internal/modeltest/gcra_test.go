@@ -104,3 +104,33 @@ func pow10(n int) float64 {
 	}
 	return x
 }
+
+// Debts far above any limit are known to the unit, by whichever algorithm.
+func TestDebtsAreKept(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, w := range []throttle.Window{
+			{Limit: throttle.MaxLimit, Period: 24 * h},
+			{Limit: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.Fixed},
+			{Limit: 1, Burst: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.GCRA},
+			{Limit: throttle.MaxLimit, Resets: "@yearly", Algorithm: throttle.Calendar},
+		} {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			w.Name, w.Unit = "tokens", "tokens"
+			l, _ := newHanded(t, client, policy(w))
+			tokens := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
+			a, b := reserve(t, l, tokens).Reservation, reserve(t, l, tokens).Reservation
+			a, b = settle(t, l, a, 1e12), settle(t, l, b, 1e12)
+			b = settle(t, l, b, 1)
+			if used := peek(t, l, tokens).Windows[0].Used; used != 1e12+1 {
+				t.Errorf("%s: %d are counted, want %d", w.Algorithm, used, int64(1e12+1))
+			}
+			cancel(t, l, a)
+			cancel(t, l, b)
+			if used := peek(t, l, tokens).Windows[0].Used; used != 0 {
+				t.Errorf("%s: %d are counted after all was given back", w.Algorithm, used)
+			}
+		}
+	})
+}

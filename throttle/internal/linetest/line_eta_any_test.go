@@ -135,7 +135,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 				var joined []string
 				for i := range 20 {
 					id := fmt.Sprintf("a%02d", i)
-					places, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 100 * s}})
+					places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 100 * s}})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -22,7 +22,7 @@ func TestLineScenes(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"the walk through time of docs/line.md": {policy(two), func(sc *scene) {
+		"the walk through time of docs/explanation/line.md": {policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.at(1*s).denied("a3", 9*s)
 			sc.at(2*s).denied("a4", 8*s)

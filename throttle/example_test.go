@@ -89,3 +89,46 @@ func ExampleLimiter_Cancel() {
 	// used: 1500
 	// used: 0
 }
+
+// An operator stops a policy for one tenant, and lets it go on.
+func ExampleLimiter_Pause() {
+	server, err := miniredis.Run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	limiter, err := throttle.New(throttle.Config{
+		Client: client,
+		Policies: []throttle.Policy{{
+			Name:    "llm",
+			Windows: []throttle.Window{{Name: "requests", Limit: 10, Period: time.Minute}},
+		}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+
+	acme := throttle.Request{Policy: "llm", Tenant: "acme"}
+	if err := limiter.Pause(ctx, throttle.Reservation{Request: acme}, time.Hour); err != nil {
+		log.Fatal(err)
+	}
+	d, err := limiter.Peek(ctx, acme)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("granted:", d.Granted, "retry in about", d.RetryIn.Round(time.Hour))
+	if err := limiter.Resume(ctx, throttle.Reservation{Request: acme}); err != nil {
+		log.Fatal(err)
+	}
+	d, err = limiter.Peek(ctx, acme)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("granted:", d.Granted)
+	// Output:
+	// granted: false retry in about 1h0m0s
+	// granted: true
+}

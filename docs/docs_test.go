@@ -156,11 +156,11 @@ func TestProseIsWrapped(t *testing.T) {
 	}
 }
 
-// unindented is code without what its place in a file adds to every line.
+// unindented is code without what its place in a file adds to a line: indentation and alignment.
 func unindented(code string) string {
 	lines := strings.Split(code, "\n")
 	for i, line := range lines {
-		lines[i] = strings.TrimSpace(line)
+		lines[i] = strings.Join(strings.Fields(line), " ")
 	}
 	return strings.Join(lines, "\n")
 }

@@ -20,8 +20,8 @@ func mixed() throttle.Policy {
 	return policy(
 		throttle.Window{Name: "sliding", Limit: 4, Period: 10 * s},
 		throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 60, Burst: 5, Period: m},
-		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 9, Period: 20 * s, Per: []string{}},
-		throttle.Window{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 6, Period: 15 * s, Per: []string{"user"}},
+		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 9, Period: 20 * s, Scope: throttle.Shared},
+		throttle.Window{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 6, Period: 15 * s, Scope: throttle.Per("user")},
 	)
 }
 
@@ -76,9 +76,9 @@ func TestReplyOfEveryWindow(t *testing.T) {
 		r.Attributes = map[string]string{"user": "bob"}
 		c.set(1 * s)
 		d := reserve(t, l, r)
-		tenant := throttle.Scope{Attributes: []string{"tenant"}, Values: []string{"acme"}}
-		shared := throttle.Scope{Attributes: []string{}, Values: []string{}}
-		user := throttle.Scope{Attributes: []string{"user"}, Values: []string{"bob"}}
+		tenant := throttle.ScopeValue{Attributes: []string{"tenant"}, Values: []string{"acme"}}
+		shared := throttle.ScopeValue{Attributes: []string{}, Values: []string{}}
+		user := throttle.ScopeValue{Attributes: []string{"user"}, Values: []string{"bob"}}
 		want := []throttle.WindowState{
 			{Algorithm: throttle.Sliding, Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: at(11 * s), Scope: tenant, Unit: "requests", Used: 4},
 			{Algorithm: throttle.GCRA, Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: at(5 * s), Scope: tenant, Unit: "requests", Used: 4},
@@ -118,7 +118,7 @@ func TestManyWindows(t *testing.T) {
 	for i := range throttle.MaxWindows {
 		w := throttle.Window{Name: fmt.Sprint("w", i), Limit: int64(1 + i%7), Period: time.Duration(i+1) * m}
 		w.Algorithm = []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}[i%3]
-		w.Per = [][]string{{}, {"tenant"}, {"tenant", "a"}, {"a", "b"}}[i%4]
+		w.Scope = []throttle.Scope{throttle.Shared, {}, throttle.Per("tenant", "a"), throttle.Per("a", "b")}[i%4]
 		windows = append(windows, w)
 	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

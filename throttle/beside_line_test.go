@@ -17,7 +17,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		play func(sc *scene)
 	}{
 		"a refusal during a pause": {policy(sharedWindow(10, 10*s)), func(sc *scene) {
-			sc.pause(byHand("a"), h)
+			sc.pauseByHand(of("a"), h)
 			sc.at(1 * s)
 			r := sc.of("x")
 			r.Exempt = true
@@ -32,17 +32,17 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			sc.settle(first.Reservation, 2000)
 			sc.used(2000)
 		}},
-		"settled to nothing": {policy(throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Per: []string{}}, sharedWindow(10, 10*s)), func(sc *scene) {
+		"settled to nothing": {policy(throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Scope: throttle.Shared}, sharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
-			r, err := sc.l.Settle(sc.t.Context(), first.Reservation, map[string]int64{"requests": 0})
+			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 0})
 			if err != nil {
 				sc.t.Fatal(err)
 			}
-			if err := sc.l.Release(sc.t.Context(), r); err != nil {
+			if err := r.Release(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}
 			b := sc.granted("a2")
-			r, err = sc.l.Settle(sc.t.Context(), b.Reservation, map[string]int64{"requests": 0})
+			r, err = b.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 0})
 			if err != nil {
 				sc.t.Fatal(err)
 			}
@@ -52,11 +52,11 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		"settled for more and renewed": {policy(slots(2), sharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
-			r, err := sc.l.Settle(sc.t.Context(), first.Reservation, map[string]int64{"requests": 2})
+			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 2})
 			if err != nil {
 				sc.t.Fatal(err)
 			}
-			if _, err := sc.l.Renew(sc.t.Context(), r); err != nil {
+			if _, err := r.Renew(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}
 			if d := peek(sc.t, sc.l, sc.of("x")); d.Windows[0].Used != 2 {
@@ -65,7 +65,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		}},
 		"a hold below 0": {policy(slots(1)), func(sc *scene) {
 			r := sc.of("a1")
-			r.HoldFor = -time.Second
+			r.MaxHold = -time.Second
 			if _, err := sc.l.Reserve(sc.t.Context(), r); err != nil {
 				sc.t.Error(err)
 			}

@@ -13,19 +13,19 @@ import (
 )
 
 func slots(limit int64, per ...string) throttle.Window {
-	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 30 * s, Per: append([]string{}, per...)}
+	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 30 * s, Scope: throttle.Per(per...)}
 }
 
 func release(t tb, l *throttle.Limiter, d throttle.Decision) {
 	t.Helper()
-	if err := l.Release(t.Context(), d.Reservation); err != nil {
+	if err := d.Reservation.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func renew(t tb, l *throttle.Limiter, d throttle.Decision) bool {
 	t.Helper()
-	held, err := l.Renew(t.Context(), d.Reservation)
+	held, err := d.Reservation.Renew(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			sc.waits("c1")
 			release(sc.t, sc.l, first) // once is enough
 			sc.takes()
-			if err := sc.l.Release(sc.t.Context(), sc.took["a3"].Decision.Reservation); err != nil {
+			if err := sc.took["a3"].Decision.Reservation.Release(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}
 			sc.takes("b1")
@@ -116,7 +116,7 @@ func TestConcurrencyScenes(t *testing.T) {
 		"what is expected is an upper bound": {policy(slots(2)), func(sc *scene) {
 			of := func(ticket string) throttle.Request {
 				r := sc.of(ticket)
-				r.HoldFor = 10 * m
+				r.MaxHold = 10 * m
 				return r
 			}
 			reserve(sc.t, sc.l, of("a1"))

@@ -6,14 +6,6 @@ import (
 	"time"
 )
 
-// A Reservation is capacity that was granted. It is plain data: another process can cancel,
-// release or settle it.
-type Reservation struct {
-	Request
-	At time.Time // when it was granted, by the clock of Redis, to the microsecond
-	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
-}
-
 // A Decision is the answer to a request, with the state of every window after it.
 type Decision struct {
 	// AlreadyQueued says that the ticket was in line before this call.
@@ -41,7 +33,7 @@ type Decision struct {
 	// Queued says that the ticket stands in line: it was denied, and joined.
 	Queued bool
 
-	// Reservation is what was granted, for Cancel; zero unless Reserve granted.
+	// Reservation is what was granted. It is zero after a denial and after a Peek.
 	Reservation Reservation
 
 	// RetryIn is how long after At the whole cost is expected to fit: given who waits before
@@ -74,14 +66,14 @@ type WindowState struct {
 	Remaining int64         // units that would fit at Decision.At; never below 0
 	ResetsAt  time.Time     // when nothing is counted any more, if nothing else is granted
 	RetryIn   time.Duration // how long after Decision.At the cost fits this window alone
-	Scope     Scope         // whom it counts
+	Scope     ScopeValue    // whom it counts
 	Unit      string        // what it counts
 	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
 }
 
-// MayBeSooner says that a Concurrency window denied: what it holds may be given back at any time, and
-// RetryIn is when that is expected.
-func (d Decision) MayBeSooner() bool {
+// RetryInIsBound reports whether RetryIn is only an upper bound: a Concurrency window denied, and what
+// it holds may be given back at any time.
+func (d Decision) RetryInIsBound() bool {
 	return slices.ContainsFunc(d.Windows, func(w WindowState) bool {
 		a := algorithms[w.Algorithm]
 		return w.Denied && a != nil && a.leases

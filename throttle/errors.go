@@ -31,6 +31,14 @@ var (
 
 	// ErrUnknownPolicy is the class of errors that say no policy has the request's name.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
+
+	// ErrDetached is what the methods of a Reservation return that is bound to no limiter: a zero
+	// one, or one that was decoded.
+	ErrDetached = errors.New("throttle: the reservation is bound to no limiter: use Limiter.Attach")
+
+	// ErrLeaseLost is why a Hold ended the context of its work: what Concurrency windows held could
+	// not be renewed in time, and others may have the room.
+	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
 // A RequestError says which value of a request cannot be used. Nothing was changed; the same
@@ -39,7 +47,7 @@ type RequestError struct {
 	Policy string
 	Field  string // such as "attribute user" or "cost tokens"
 	Value  any
-	Mend   string
+	Hint   string
 }
 
 func (e *RequestError) Error() string {
@@ -47,7 +55,7 @@ func (e *RequestError) Error() string {
 	if s, ok := e.Value.(string); ok {
 		value = fmt.Sprintf("%q", cut(s))
 	}
-	return fmt.Sprintf("throttle: policy %q: %s %s: %s", e.Policy, e.Field, value, e.Mend)
+	return fmt.Sprintf("throttle: policy %q: %s %s: %s", e.Policy, e.Field, value, e.Hint)
 }
 
 // cut keeps an error message readable whatever a tenant's name holds.
@@ -73,46 +81,80 @@ func (e *NeverFitsError) Error() string {
 		e.Policy, e.Window, e.Cost, e.Unit, e.Capacity)
 }
 
-// A DeniedError says that a call was not made, because it does not fit now. Nothing was taken.
+// A DeniedError says that work or a call did not start, because it does not fit now. Nothing was
+// taken.
 type DeniedError struct {
+	// Cause is why there is no other decision: for instance that Redis did not answer, or that a
+	// handler returned the denial of a call. It is nil after a plain denial.
+	Cause error
+
+	// Decision is the denial. With a Cause it may carry the policy, the tenant and RetryIn alone.
 	Decision Decision
-	Request  Request // what was asked for
+
+	// Request is what was asked for.
+	Request Request
+
+	// RetryAt is when a worker looks at the task again at the latest, by this machine's clock. It is
+	// zero outside of a worker.
+	RetryAt time.Time
 }
 
-// Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s".
-func (e *DeniedError) Error() string { return e.Decision.Reason() }
-
-// A WaitError says that Wait gave up because the context ends before the request can fit.
-// Nothing was taken.
-type WaitError struct {
-	Decision Decision  // the last denial
-	Deadline time.Time // of the context
-}
-
-func (e *WaitError) Error() string {
-	return fmt.Sprintf("throttle: %s: would have to wait past the context's deadline", e.Decision.Reason())
-}
-
-// A RefusedError says that Join took no place, because the ticket would start too late or because too
-// many of its flow wait already. One of Backlog, MaxWait and Deadline is set: the limit that was met.
-type RefusedError struct {
-	Decision Decision      // RetryInLeast to RetryInMost is when it would have started
-	Backlog  int           // tickets
-	MaxWait  time.Duration // shorter than RetryInMost
-	Deadline time.Duration // shorter than RetryInLeast
-}
-
-func (e *RefusedError) Error() string {
-	tenant := printable(e.Decision.Tenant)
+// Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s", and the
+// cause. It is valid UTF-8.
+func (e *DeniedError) Error() string {
+	text := e.Decision.Reason()
+	var denied *DeniedError
+	var late *TooLateError
 	switch {
-	case e.Backlog > 0:
-		return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already", e.Decision.Policy, tenant, e.Backlog)
-	case e.Deadline > 0:
-		return fmt.Sprintf("throttle: policy %q: tenant %s would wait for %v, past the deadline in %v",
-			e.Decision.Policy, tenant, roundUp(e.Decision.RetryInLeast), e.Deadline)
+	case e.Cause == nil:
+	case errors.As(e.Cause, &denied): // which says it all
+		text = denied.Error()
+	case errors.As(e.Cause, &late):
+		text = late.Error()
+	default:
+		text += ": " + e.Cause.Error()
 	}
-	return fmt.Sprintf("throttle: policy %q: tenant %s would wait for %v, longer than %v",
-		e.Decision.Policy, tenant, roundUp(e.Decision.RetryInMost), e.MaxWait)
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// Unwrap returns Cause.
+func (e *DeniedError) Unwrap() error { return e.Cause }
+
+// A TooLateError says that work cannot start in time, and was given up: nothing was taken, and it has
+// no place in line. The limit is Deadline or MaxWait, whichever is set. It is a
+// context.DeadlineExceeded for errors.Is.
+type TooLateError struct {
+	Decision Decision      // the denial
+	StartsAt time.Time     // when it could have started: by Deadline at the earliest, by MaxWait at the latest
+	Deadline time.Time     // the time that it cannot start before
+	MaxWait  time.Duration // the wait that it may exceed
+}
+
+// Error is the decision's reason and the limit, such as "throttled: api/window, tenant acme, 2m0s:
+// would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
+func (e *TooLateError) Error() string {
+	text := strings.TrimSuffix(e.Decision.Reason(), ", 0s")
+	if e.MaxWait > 0 {
+		text = fmt.Sprintf("%s: may wait for %v, longer than %v", text, roundUp(e.Decision.RetryInMost), e.MaxWait)
+	} else {
+		text = fmt.Sprintf("%s: would start %s, deadline %s",
+			text, e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// Is reports whether target is context.DeadlineExceeded.
+func (e *TooLateError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// A BacklogError says that Line.Join refused a ticket, because too many wait already.
+type BacklogError struct {
+	Decision Decision // the denial, as if the ticket had joined
+	Backlog  int      // the limit: Ticket.Backlog
+}
+
+func (e *BacklogError) Error() string {
+	return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already",
+		e.Decision.Policy, printable(e.Decision.Tenant), e.Backlog)
 }
 
 // classify wraps an error of a call in our class for it, and keeps it for errors.Is.

@@ -54,7 +54,7 @@ func ExampleLimiter_Reserve() {
 	// come back within 3 s: true
 }
 
-func ExampleLimiter_Cancel() {
+func ExampleReservation_Cancel() {
 	server, err := miniredis.Run()
 	if err != nil {
 		log.Fatal(err)
@@ -80,7 +80,7 @@ func ExampleLimiter_Cancel() {
 		log.Fatal(err)
 	}
 	fmt.Println("used:", d.Windows[0].Used)
-	d, err = limiter.Cancel(context.Background(), d.Reservation) // the call was not made after all
+	d, err = d.Reservation.Cancel(context.Background()) // the call was not made after all
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func ExampleLimiter_Pause() {
 	ctx := context.Background()
 
 	acme := throttle.Request{Policy: "llm", Tenant: "acme"}
-	if err := limiter.Pause(ctx, throttle.Reservation{Request: acme}, time.Hour); err != nil {
+	if err := limiter.Pause(ctx, acme, time.Hour); err != nil {
 		log.Fatal(err)
 	}
 	d, err := limiter.Peek(ctx, acme)
@@ -120,7 +120,7 @@ func ExampleLimiter_Pause() {
 		log.Fatal(err)
 	}
 	fmt.Println("granted:", d.Granted, "retry in about", d.RetryIn.Round(time.Hour))
-	if err := limiter.Resume(ctx, throttle.Reservation{Request: acme}); err != nil {
+	if err := limiter.Resume(ctx, acme); err != nil {
 		log.Fatal(err)
 	}
 	d, err = limiter.Peek(ctx, acme)

@@ -125,7 +125,7 @@ func (l *Limiter) Together(ctx context.Context, calls ...Call) ([]Decision, erro
 	for i, a := range answers {
 		decisions[i] = operations[i].decision(a)
 		if asks[i].Op != script.Cancel && !calls[i].Peek && decisions[i].Granted {
-			decisions[i].Reservation = Reservation{Request: calls[i].Request, At: decisions[i].At, ID: asks[i].ID}
+			decisions[i].Reservation = Reservation{Request: calls[i].Request, At: decisions[i].At, ID: asks[i].ID, limiter: l}
 		}
 	}
 	return decisions, nil

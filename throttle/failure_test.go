@@ -62,7 +62,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 	before := dump(t, client)
 	_, reserved := l.Reserve(t.Context(), acme(1))
 	_, peeked := l.Peek(t.Context(), acme(1))
-	_, cancelled := l.Cancel(t.Context(), throttle.Reservation{Request: acme(1), At: at(0), ID: "0123456789abcdef"})
+	_, cancelled := l.Attach(throttle.Reservation{Request: acme(1), At: at(0), ID: "0123456789abcdef"}).Cancel(t.Context())
 	for _, err := range []error{reserved, peeked, cancelled} {
 		if !errors.Is(err, class) {
 			t.Errorf("%s: got %v, want %v", what, err, class)
@@ -75,7 +75,7 @@ func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what strin
 
 func TestStateThatCannotBeRead(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Per: []string{}})...)
+		p := policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Scope: throttle.Shared})...)
 		p.Fail = throttle.FailOpen // which this is no case of
 		l, _ := newHanded(t, client, p)
 		reserve(t, l, acme(1))
@@ -195,7 +195,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	if err != nil || !d.Granted || !errors.Is(d.FailedOpen, throttle.ErrUnavailable) || d.Windows != nil || d.At.IsZero() {
 		t.Errorf("%s: fail open: %+v, %v", what, d, err)
 	}
-	if _, err := l.Cancel(t.Context(), d.Reservation); err != nil {
+	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
 		t.Errorf("%s: Cancel of what failed open: %v", what, err)
 	}
 	if _, err := l.Peek(t.Context(), r); !errors.Is(err, throttle.ErrUnavailable) {
@@ -204,7 +204,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
 		t.Errorf("%s: Wait: %+v, %v", what, d, err)
 	}
-	if _, err := l.Cancel(t.Context(), made(r, "0123456789abcdef")); !errors.Is(err, throttle.ErrUnavailable) {
+	if _, err := l.Attach(made(r, "0123456789abcdef")).Cancel(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
 		t.Errorf("%s: Cancel: %v", what, err)
 	}
 }

@@ -28,11 +28,11 @@ func TestHostileNamesInALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, shared := range []bool{true, false} {
 			p := policy(
-				throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}},
+				throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
 				throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
 			)
 			if shared {
-				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Per: []string{}})
+				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.Shared})
 			}
 			client.FlushDB(t.Context())
 			sc := newScene(t, client, p)
@@ -56,7 +56,7 @@ func TestHostileNamesInALine(t *testing.T) {
 					t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
 				}
 				later := throttle.Ticket{TicketID: throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}, Request: request(n), Key: n.key}
-				places, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{later})
+				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{later})
 				if err != nil || places[0].Err != nil || places[0].StartsIn != 20*s || places[0].AlreadyQueued {
 					t.Fatalf("%q: %+v, %v", n, places, err)
 				}
@@ -67,7 +67,7 @@ func TestHostileNamesInALine(t *testing.T) {
 				}
 			}
 			sc.at(10 * s)
-			taken, err := sc.l.Take(t.Context(), "p", throttle.TakeOptions{Queues: hostileNames, Max: throttle.MaxTake})
+			taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: hostileNames, Max: throttle.MaxTake})
 			if err != nil || len(taken.Tickets) != len(all) {
 				t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
 			}
@@ -78,17 +78,17 @@ func TestHostileNamesInALine(t *testing.T) {
 					continue
 				}
 				got := taken.Tickets[i]
-				if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !sc.l.Same(got, request(n)) {
+				if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !sc.l.Line("p").Matches(got, request(n)) {
 					t.Errorf("%q was taken as %+v", n, got)
 				}
 				if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
 					t.Errorf("%q: %+v", n, w)
 				}
-				if err := sc.l.Leave(t.Context(), "p", throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}); err != nil {
+				if err := sc.l.Line("p").Leave(t.Context(), throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}); err != nil {
 					t.Error(err)
 				}
 			}
-			if err := sc.l.Acknowledge(t.Context(), "p"); err != nil {
+			if err := sc.l.Line("p").Acknowledge(t.Context()); err != nil {
 				t.Error(err)
 			}
 			for _, key := range client.Keys(t.Context(), "*").Val() {
@@ -116,7 +116,7 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 	for i := range n {
 		attribute, unit := fmt.Sprint("attribute", i), fmt.Sprint("unit", i)
 		p.Windows = append(p.Windows, throttle.Window{
-			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Per: []string{attribute, "tenant"}[:1+i%2],
+			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Scope: throttle.Per([]string{attribute, "tenant"}[:1+i%2]...),
 			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}[i%3],
 		})
 		r.Cost[unit], r.Attributes[attribute] = 3, "\xff\n"
@@ -154,7 +154,7 @@ func TestLargestNumbers(t *testing.T) {
 	for _, algorithm := range []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				p := policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Per: []string{}})
+				p := policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.Shared})
 				if algorithm == throttle.GCRA {
 					p.Windows[0].Period = 10 * 24 * h // a bucket of that size may not be slower
 				}
@@ -174,7 +174,7 @@ func TestLargestNumbers(t *testing.T) {
 					last = max(last, d.RetryIn)
 				}
 				sc.at(last)
-				taken, err := sc.l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
 				if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
 					t.Errorf("after %v took %+v, %v", last, taken, err)
 				}

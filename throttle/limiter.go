@@ -59,94 +59,6 @@ func New(c Config) (*Limiter, error) {
 	return l, nil
 }
 
-// SetPolicies replaces all policies at once, for calls that begin later. The counts of windows that
-// keep their policy, name, algorithm and scope go on. A policy that is removed while tickets wait
-// in its line goes on being taken from: see TakePolicies. On error, a *PolicyError, nothing
-// changes.
-func (l *Limiter) SetPolicies(policies []Policy) error {
-	set, err := compile(policies, &l.library)
-	if err != nil {
-		return err
-	}
-	l.setting.Lock()
-	defer l.setting.Unlock()
-	set.follow(l.policies.Load(), l.runner)
-	l.policies.Store(set)
-	return nil
-}
-
-// follow takes over what goes on by name.
-func (set *policySet) follow(before *policySet, r *script.Runner) {
-	set.former = map[string]*compiledPolicy{}
-	if before != nil {
-		for _, all := range []map[string]*compiledPolicy{before.former, before.byName} {
-			for name, cp := range all {
-				if now := set.byName[name]; now != nil {
-					now.perName = cp.perName
-				} else {
-					set.former[name] = cp
-				}
-			}
-		}
-	}
-	for _, cp := range set.list {
-		if cp.perName == nil {
-			cp.perName = &perName{batcher: r.NewBatcher(), taker: r.NewTaker()}
-		}
-	}
-}
-
-// Policy returns a copy of the policy of that name, with its defaults written out.
-func (l *Limiter) Policy(name string) (Policy, bool) { return l.policies.Load().byName[name].copy() }
-
-// PolicyFor returns a copy of the policy whose globs match the task type, with its defaults written
-// out. Match is the cheaper way to know which it is.
-func (l *Limiter) PolicyFor(taskType string) (Policy, bool) {
-	return l.policies.Load().match(taskType).copy()
-}
-
-// Policies returns copies of all policies, with their defaults written out, in the order they were
-// given.
-func (l *Limiter) Policies() []Policy {
-	var policies []Policy
-	for _, cp := range l.policies.Load().list {
-		policies = append(policies, cp.Policy.WithDefaults())
-	}
-	return policies
-}
-
-func (cp *compiledPolicy) copy() (Policy, bool) {
-	if cp == nil {
-		return Policy{}, false
-	}
-	return cp.Policy.WithDefaults(), true
-}
-
-// A PolicyInfo is what has to be known of a policy at every job.
-type PolicyInfo struct {
-	Fail    FailMode
-	Leases  bool // some window is a Concurrency window: what it grants has to be renewed and released
-	Name    string
-	Requeue Requeue
-}
-
-// Match returns what Limiter.PolicyFor does, in short, and is made for every job.
-func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
-	return l.policies.Load().match(taskType).info()
-}
-
-// Lookup returns what Limiter.Policy does, in short, and is made for every job.
-func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
-	return l.policies.Load().byName[policy].info()
-}
-
-func (cp *compiledPolicy) info() (PolicyInfo, bool) {
-	if cp == nil {
-		return PolicyInfo{}, false
-	}
-	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, Name: cp.Name, Requeue: cp.Requeue}, true
-}
-
 // Reserve takes the request's cost from all windows of its policy, or from none, and returns at
 // once: Decision.Granted says which. A denial is not an error. A request with a ticket that is
 // denied stands in line afterwards: Decision.Queued.
@@ -172,14 +84,16 @@ func (l *Limiter) reserve(ctx context.Context, o *operation, at int64, id string
 	ask.At = at
 	a, err := o.do(ctx, ask)
 	if errors.Is(err, ErrUnavailable) && o.Fail == FailOpen && ctx.Err() == nil {
-		return Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}, nil
+		d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
+		d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
+		return d, nil
 	}
 	if err != nil {
 		return Decision{}, err
 	}
 	d := o.decision(a)
 	if d.Granted {
-		d.Reservation = Reservation{Request: r, At: d.At, ID: ask.ID}
+		d.Reservation = Reservation{Request: r, At: d.At, ID: ask.ID, limiter: l}
 	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.unlike(a)
 	}
@@ -194,6 +108,13 @@ func reservationID(r Request) string {
 	}
 	sum := sha256.Sum256([]byte(script.OnceKey(r.Tenant, r.IdempotencyKey)))
 	return hex.EncodeToString(sum[:8])
+}
+
+// Attach returns the reservation bound to this limiter, by which its methods then work: for one that
+// was decoded, from JSON for instance, or granted by another limiter. The limiter needs the policy.
+func (l *Limiter) Attach(r Reservation) Reservation {
+	r.limiter = l
+	return r
 }
 
 // Peek tells what Reserve would answer, and changes nothing. It differs from Reserve also in
@@ -231,8 +152,9 @@ const askAgain = time.Second
 // a Concurrency window denied. It stands in no line, whatever the request's ticket. It is for use
 // outside of a job queue: inside one, a denied job gives its worker back.
 //
-// It returns a *WaitError, at once, if the context's deadline comes before the request can
-// fit, and the context's error if it ends during the sleep. Otherwise errors are Reserve's.
+// It returns a *TooLateError, at once, if the context's deadline comes before the request can fit.
+// If the context ends during the sleep, errors.Is finds the context's error and its cause in what
+// it returns. Other errors are Reserve's.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front = TicketID{}, "", false
 	for {
@@ -241,10 +163,10 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 			return d, err
 		}
 		pause := d.RetryIn
-		if d.MayBeSooner() {
+		if d.RetryInIsBound() {
 			pause = min(pause, askAgain)
 		} else if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < pause {
-			return d, &WaitError{Decision: d, Deadline: deadline}
+			return d, &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: deadline}
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -263,19 +185,6 @@ func ended(ctx context.Context) error {
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)
-}
-
-// find returns the policy of that name; with former also one that was removed.
-func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
-	set := l.policies.Load()
-	cp := set.byName[policy]
-	if cp == nil && former {
-		cp = set.former[policy]
-	}
-	if cp == nil {
-		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(policy))
-	}
-	return cp, nil
 }
 
 // checked makes a request ready that asks for capacity.
@@ -314,86 +223,4 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 	}
 	t = t.withDefaults()
 	return t, cp.validateTenant(name, t)
-}
-
-// waiting is a request that may have to wait, or that those who wait matter to.
-func (o *operation) waiting(op, id string) script.Request {
-	ask := o.ask(op, id)
-	ask.Hold = max(0, o.request.HoldFor.Microseconds())
-	ask.Place = o.place()
-	if o.request.Ticket != (TicketID{}) {
-		ask.Ticket = script.TicketName(o.request.Ticket.Queue, o.request.Ticket.ID)
-	}
-	return ask
-}
-
-// do sends one request. Its errors are those of the call and of the request, classified.
-func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
-	answers, err := o.batcher.Do(ctx, o.script, ask)
-	if err == nil {
-		err = answers[0].Err
-	}
-	if err != nil {
-		return script.Answer{}, classify(ctx, o.Name, err)
-	}
-	return answers[0], nil
-}
-
-func (o *operation) unlike(a script.Answer) error {
-	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
-}
-
-// decision is what an answer says to the caller.
-func (o *operation) decision(a script.Answer) Decision {
-	d := Decision{
-		AlreadyQueued: a.Status == script.WaitedBefore,
-		At:            time.UnixMicro(a.At),
-		ClockBehind:   micros(a.Behind),
-		Exempt:        o.tenant.Exempt,
-		Granted:       a.Status == script.Granted || a.Status == script.GrantedBefore || o.tenant.Exempt,
-		Policy:        o.Name,
-		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
-		Tenant:        o.request.Tenant,
-	}
-	if !d.Granted {
-		d.RetryIn = micros(a.Time - a.At)
-		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
-		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
-	}
-	if a.Windows != nil {
-		d.Windows = o.states(a.Windows, a.At, d.Granted)
-	}
-	return d
-}
-
-// states is what the windows look like at a time.
-func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
-	states := make([]WindowState, len(o.windows))
-	for i, w := range o.windows {
-		answer, capacity := windows[i], o.known[i].capacity(w)
-		states[i] = WindowState{
-			Algorithm: w.Algorithm,
-			Burst:     capacity,
-			Denied:    !granted && answer.Fits > at,
-			Limit:     w.Limit,
-			Name:      w.Name,
-			Period:    w.Period,
-			Remaining: max(0, capacity-answer.Used),
-			ResetsAt:  time.UnixMicro(answer.Resets),
-			Scope:     o.scope(o.scopeOf[i]),
-			Unit:      w.Unit,
-			Used:      answer.Used,
-		}
-		if states[i].Denied {
-			states[i].RetryIn = micros(answer.Fits - at)
-		}
-	}
-	return states
-}
-
-// scope is a copy, as whoever gets a decision may change it.
-func (o *operation) scope(i int) Scope {
-	n := len(o.scopes[i])
-	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)
-	return Scope{Attributes: both[:n:n], Values: both[n:]}
 }

@@ -39,7 +39,7 @@ func (sc *scene) neverFits(tickets ...string) {
 func TestChangesOfAStandingLine(t *testing.T) {
 	t.Parallel()
 	passing := policy(
-		throttle.Window{Name: "region", Limit: 1, Period: 10 * s, Per: []string{"region"}},
+		throttle.Window{Name: "region", Limit: 1, Period: 10 * s, Scope: throttle.Per("region")},
 		throttle.Window{Name: "own", Limit: 1, Period: 30 * s, Unit: "tokens"},
 		sharedWindow(1, 15*s),
 	)
@@ -135,16 +135,16 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			first := sc.granted("a1")
 			sc.at(1 * ms)
 			second := sc.granted("a2")
-			sc.left(first.Reservation, 0, m)
+			sc.remaining(first.Reservation, 0, m)
 			sc.waits("a3")
 			sc.takes()
-			sc.at(2*ms).left(second.Reservation, 5, m)
+			sc.at(2*ms).remaining(second.Reservation, 5, m)
 			sc.takes("a3")
 		}},
 		"a slot is given back": {policy(slots(2)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "a4")
 			sc.takes("a1", "a2")
-			if err := sc.at(s).l.Release(sc.t.Context(), sc.took["a1"].Decision.Reservation); err != nil {
+			if err := sc.took["a1"].Decision.Reservation.Release(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}
 			sc.takes("a3")
@@ -260,7 +260,7 @@ func TestLineWithCallersThatRepeatThemselves(t *testing.T) {
 		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
 		other := sc.server()
 		for range 3 {
-			if _, err := other.Join(t.Context(), "p", []throttle.Ticket{{TicketID: ticketID("a1"), Request: sc.of("a1")}}); err != nil {
+			if _, err := other.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID("a1"), Request: sc.of("a1")}}); err != nil {
 				t.Fatal(err)
 			}
 			sc.joins("a1", "a2", "a3")

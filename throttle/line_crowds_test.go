@@ -116,9 +116,9 @@ func TestFleetStoppedAndHalfDeleted(t *testing.T) {
 func TestFleetOfScopes(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		f := newFleet(t, client, 4, policy(
-			throttle.Window{Name: "user", Limit: 1, Period: s, Per: []string{"tenant", "user"}},
+			throttle.Window{Name: "user", Limit: 1, Period: s, Scope: throttle.Per("tenant", "user")},
 			throttle.Window{Name: "own", Limit: 5, Period: s},
-			throttle.Window{Name: "region", Limit: 12, Period: s, Per: []string{"region"}},
+			throttle.Window{Name: "region", Limit: 12, Period: s, Scope: throttle.Per("region")},
 			sharedWindow(20, s),
 		))
 		f.request = func(job string) throttle.Request {
@@ -153,9 +153,9 @@ func TestFleetOfScopes(t *testing.T) {
 func TestNobodyIdlesWhereScopesCross(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(
-			throttle.Window{Name: "user", Limit: 1, Period: s, Per: []string{"tenant", "user"}},
+			throttle.Window{Name: "user", Limit: 1, Period: s, Scope: throttle.Per("tenant", "user")},
 			throttle.Window{Name: "own", Limit: 5, Period: s},
-			throttle.Window{Name: "region", Limit: 12, Period: s, Per: []string{"region"}},
+			throttle.Window{Name: "region", Limit: 12, Period: s, Scope: throttle.Per("region")},
 			sharedWindow(20, s),
 		))
 		m := newModel("exempt", sc.l.Policies()[0].Windows)
@@ -169,7 +169,7 @@ func TestNobodyIdlesWhereScopesCross(t *testing.T) {
 				r.Attributes["user"] = "greedy"
 			}
 			sc.c.us.Add(300)
-			if _, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{{TicketID: r.Ticket, Request: r}}); err != nil {
+			if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r}}); err != nil {
 				t.Fatal(err)
 			}
 			waiting[r.Tenant+fmt.Sprint(r.Attributes)] = append(waiting[r.Tenant+fmt.Sprint(r.Attributes)], r)
@@ -212,7 +212,7 @@ func TestFleetOfCosts(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		f := newFleet(t, client, 3, policy(
 			throttle.Window{Name: "own", Limit: 20, Period: s},
-			throttle.Window{Name: "tokens", Limit: 1000, Period: s, Unit: "tokens", Per: []string{}},
+			throttle.Window{Name: "tokens", Limit: 1000, Period: s, Unit: "tokens", Scope: throttle.Shared},
 			sharedWindow(30, s),
 		))
 		f.request = func(job string) throttle.Request {

@@ -69,7 +69,7 @@ var etaPolicies = map[string][]throttle.Window{
 	"fixed":         {{Name: "w", Algorithm: throttle.Fixed, Limit: 3, Period: s}},
 	"gcra":          {{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Burst: 3, Period: s}},
 	"two scopes":    {{Name: "w", Limit: 4, Period: s}, sharedWindow(11, 5*s)},
-	"three scopes":  {{Name: "u", Limit: 4, Period: s, Per: []string{"tenant", "user"}}, {Name: "w", Limit: 5, Period: 2 * s}, sharedWindow(11, 5*s)},
+	"three scopes":  {{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s}, sharedWindow(11, 5*s)},
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
 }
 
@@ -195,11 +195,11 @@ func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
 		for i := range 100 {
 			id := fmt.Sprintf("a%02d", i)
 			before := lineDump(t, client)
-			places, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 4 * s}})
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 4 * s}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			var refused *throttle.RefusedError
+			var refused *throttle.TooLateError
 			switch err := places[0].Err; {
 			case err == nil:
 				joined++
@@ -230,17 +230,17 @@ func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
 		}
 		join := func(id string, ticket throttle.Ticket) error {
 			ticket.TicketID, ticket.Request = ticketID(id), sc.of(id)
-			places, err := sc.l.Join(t.Context(), "p", []throttle.Ticket{ticket})
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return places[0].Err
 		}
 		between := (p.StartsIn + p.StartsInMost) / 2
-		if err := join("a10", throttle.Ticket{MaxWait: between}); !errors.As(err, new(*throttle.RefusedError)) {
+		if err := join("a10", throttle.Ticket{MaxWait: between}); !errors.As(err, new(*throttle.TooLateError)) {
 			t.Errorf("it may wait for longer than %v: %v", between, err)
 		}
-		if err := join("a11", throttle.Ticket{Deadline: between}); err != nil {
+		if err := join("a11", throttle.Ticket{Deadline: time.Now().Add(between)}); err != nil {
 			t.Errorf("it may start within %v: %v", between, err)
 		}
 	})

@@ -23,7 +23,7 @@ func (sc *scene) joinMany(queue, tenant string, n int) {
 		r.Cost = map[string]int64{"requests": sc.cost}
 		tickets = append(tickets, throttle.Ticket{TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(tenant, i)}, Request: r})
 	}
-	places, err := sc.l.Join(sc.t.Context(), "p", tickets)
+	places, err := sc.l.Line("p").Join(sc.t.Context(), tickets)
 	if err != nil {
 		sc.t.Fatal(err)
 	}
@@ -181,8 +181,8 @@ func TestFairAtEveryMoment(t *testing.T) {
 func TestSharesOfATenantWithManyFlows(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, other := range map[string]throttle.Window{
-			"nested":   {Name: "user", Limit: 30, Period: s, Per: []string{"tenant", "user"}},
-			"crossing": {Name: "region", Limit: 30, Period: s, Per: []string{"region"}},
+			"nested":   {Name: "user", Limit: 30, Period: s, Scope: throttle.Per("tenant", "user")},
+			"crossing": {Name: "region", Limit: 30, Period: s, Scope: throttle.Per("region")},
 		} {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
@@ -208,7 +208,7 @@ func TestTagsOfThoseWhoLeft(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, windows := range map[string][]throttle.Window{
 			"one scope":    {sharedWindow(10, s)},
-			"three scopes": {sharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Per: []string{"region"}}},
+			"three scopes": {sharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
 		} {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)

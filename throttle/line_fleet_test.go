@@ -139,7 +139,7 @@ func (f *fleet) grant(ticket throttle.TakenTicket) {
 }
 
 func (f *fleet) join(job string) {
-	places, err := f.sc.l.Join(f.t.Context(), "p", []throttle.Ticket{{TicketID: ticketID(job), Request: f.request(job)}})
+	places, err := f.sc.l.Line("p").Join(f.t.Context(), []throttle.Ticket{{TicketID: ticketID(job), Request: f.request(job)}})
 	if err != nil || places[0].Err != nil {
 		f.t.Fatal(err, places)
 	}

@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-func anyLineWindow(t *rapid.T, i int, per [][]string, algorithms []throttle.Algorithm) throttle.Window {
+func anyLineWindow(t *rapid.T, i int, per []throttle.Scope, algorithms []throttle.Algorithm) throttle.Window {
 	w := throttle.Window{
 		Algorithm: rapid.SampledFrom(algorithms).Draw(t, "algorithm"),
 		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
 		Name:      fmt.Sprint("w", i),
-		Per:       rapid.SampledFrom(per).Draw(t, "per"),
+		Scope:     rapid.SampledFrom(per).Draw(t, "per"),
 		Period:    rapid.SampledFrom([]time.Duration{100 * ms, s, 3 * s, 10 * s}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
@@ -34,9 +34,13 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	cr := &crowd{t: t, client: client, c: &clock{}, flows: map[string][]*standing{}, lost: map[string]lostTake{}}
 	cr.c.set(0)
 	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
-	per := [][]string{{"tenant"}, {"tenant", "user"}, {}, {"region"}, {"tenant", "region"}}
+	all := throttle.Shared
+	tenant, user, region := throttle.Scope{}, throttle.Per("tenant", "user"), throttle.Per("region")
+	per := []throttle.Scope{tenant, user, all, region, throttle.Per("tenant", "region")}
 	if cr.nested {
-		per = rapid.SampledFrom([][][]string{{{"tenant"}, {}}, {{"tenant"}}, {{}}, {{"tenant", "user"}, {"tenant"}, {}}, {{"region"}, {}}, {{"region", "user"}, {"region"}}}).Draw(t, "scopes")
+		per = rapid.SampledFrom([][]throttle.Scope{
+			{tenant, all}, {tenant}, {all}, {user, tenant, all}, {region, all}, {throttle.Per("region", "user"), region},
+		}).Draw(t, "scopes")
 	}
 	changing := rapid.Bool().Draw(t, "limits change")
 	algorithms := []throttle.Algorithm{throttle.Sliding, throttle.Sliding, throttle.Fixed}
@@ -140,7 +144,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		},
 		"leave": func(t *rapid.T) {
 			w := waiting(t)
-			check(cr.servers[0].Leave(t.Context(), "p", w.id))
+			check(cr.servers[0].Line("p").Leave(t.Context(), w.id))
 			cr.remove(w.id)
 		},
 		"take": func(t *rapid.T) {
@@ -153,14 +157,14 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			if _, j := cr.find(ticket.TicketID); j >= 0 {
 				t.Skip("it joined again")
 			}
-			check(cr.servers[0].PutBack(t.Context(), "p", []throttle.TakenTicket{ticket.TakenTicket}))
+			check(cr.servers[0].Line("p").PutBack(t.Context(), []throttle.TakenTicket{ticket.TakenTicket}))
 			cr.m.cancel(known(ticket.Decision.Reservation), cr.now())
 			cr.insert(standing{ticket.TicketID, ticket.request, ticket.Rank - lineZero})
 			cr.taken = slices.Delete(cr.taken, i, i+1)
 		},
 		"give back": func(t *rapid.T) {
 			i := takenTicket(t)
-			check(cr.servers[0].GiveBack(t.Context(), "p", []throttle.TakenTicket{cr.taken[i].TakenTicket}))
+			check(cr.servers[0].Line("p").Refund(t.Context(), []throttle.TakenTicket{cr.taken[i].TakenTicket}))
 			cr.m.cancel(known(cr.taken[i].Decision.Reservation), cr.now())
 			cr.taken = slices.Delete(cr.taken, i, i+1)
 		},

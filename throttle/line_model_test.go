@@ -180,7 +180,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
 		// Who waits for a slot only, where no window is shared, holds up nobody who has one.
-		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return len(w.Per) == 0 })
+		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Scope == throttle.Shared })
 		if flow := cr.flows[cr.flow(r.Ticket, r)]; len(flow) > 0 && flow[0].id != r.Ticket && (shared || !cr.fits(flow[0])) {
 			cr.fatal("%v is let in before %v", r.Ticket, flow[0].id)
 		}
@@ -211,7 +211,7 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	if _, i := cr.find(r.Ticket); i >= 0 {
 		known = true
 	}
-	places, err := cr.servers[0].Join(cr.t.Context(), "p", []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, MaxWait: maxWait, Backlog: backlog}})
+	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, MaxWait: maxWait, Backlog: backlog}})
 	if err != nil {
 		cr.t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 			cr.fatal("%v joined %d others", r.Ticket, n)
 		}
 		cr.append(r.Ticket, r)
-	case errors.As(err, new(*throttle.RefusedError)) && (maxWait > 0 || backlog > 0):
+	case errors.As(err, new(*throttle.TooLateError)) && maxWait > 0, errors.As(err, new(*throttle.BacklogError)) && backlog > 0:
 		if after := stands(); after != before && !known {
 			cr.fatal("a refusal made\n%s\nof\n%s", after, before)
 		} else if known {
@@ -248,7 +248,7 @@ func (cr *crowd) lostAreBack() {
 // back what is lost.
 func (cr *crowd) acknowledge() {
 	for _, server := range cr.servers {
-		if err := server.Acknowledge(cr.t.Context(), "p"); err != nil {
+		if err := server.Line("p").Acknowledge(cr.t.Context()); err != nil {
 			cr.t.Fatal(err)
 		}
 	}
@@ -268,7 +268,7 @@ func (cr *crowd) pass(d time.Duration) {
 
 // take takes once, and checks what it got.
 func (cr *crowd) take(server *throttle.Limiter, most int, queues ...string) throttle.Taken {
-	taken, err := server.Take(cr.t.Context(), "p", throttle.TakeOptions{Queues: queues, Max: most})
+	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: queues, Max: most})
 	if err != nil {
 		cr.t.Fatal(err)
 	}

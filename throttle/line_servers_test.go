@@ -24,7 +24,7 @@ func (sc *scene) server() *throttle.Limiter {
 func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		places, err := sc.l.Join(sc.t.Context(), "p", []throttle.Ticket{{TicketID: throttle.TicketID{Queue: queue, ID: ticket}, Request: sc.of(ticket)}})
+		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: throttle.TicketID{Queue: queue, ID: ticket}, Request: sc.of(ticket)}})
 		if err != nil || places[0].Err != nil {
 			sc.t.Fatal(err, places)
 		}
@@ -114,7 +114,7 @@ func TestQueues(t *testing.T) {
 			for i, name := range names {
 				for j := range 2 {
 					r := throttle.Request{Tenant: names[(i+1)%len(names)] + "x", Cost: map[string]int64{"requests": 1}}
-					places, err := sc.l.Join(sc.t.Context(), "p", []throttle.Ticket{{TicketID: throttle.TicketID{Queue: name, ID: name + fmt.Sprint(j)}, Request: r, Key: name}})
+					places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: throttle.TicketID{Queue: name, ID: name + fmt.Sprint(j)}, Request: r, Key: name}})
 					if err != nil || places[0].Err != nil {
 						sc.t.Fatal(err, places)
 					}

@@ -91,7 +91,7 @@ func TestLineScenes(t *testing.T) {
 		"what is given back is not paid for": {policy(sharedWindow(1, s)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "b1", "b2")
 			for _, ticket := range []string{"a1", "a2"} {
-				if err := sc.takes(ticket).l.GiveBack(sc.t.Context(), "p", []throttle.TakenTicket{sc.took[ticket]}); err != nil {
+				if err := sc.takes(ticket).l.Line("p").Refund(sc.t.Context(), []throttle.TakenTicket{sc.took[ticket]}); err != nil {
 					sc.t.Fatal(err)
 				}
 			}
@@ -219,12 +219,12 @@ func TestLineScenes(t *testing.T) {
 			sc.with = map[string]string{"user": "bob"}
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "b1")
-			sc.set(policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}))
+			sc.set(policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
 			sc.waits("a3") // joins anew
 			sc.at(10*s).takes("a4", "b1")
 			sc.at(20 * s).takes("a3").asks(-1)
 		}},
-		"a scope is taken away while they wait": {policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Per: []string{"region"}}, own), func(sc *scene) {
+		"a scope is taken away while they wait": {policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Scope: throttle.Per("region")}, own), func(sc *scene) {
 			sc.with = map[string]string{"region": "north"}
 			sc.granted("a1")
 			sc.waits("a2", "a3", "b1")

@@ -93,7 +93,7 @@ func (m *model) text() string {
 func TestConcurrentCallsAreLinearizable(t *testing.T) {
 	windows := []throttle.Window{
 		{Name: "sliding", Limit: 5, Period: 10 * s},
-		{Name: "shared", Algorithm: throttle.Fixed, Limit: 7, Period: 15 * s, Per: []string{}},
+		{Name: "shared", Algorithm: throttle.Fixed, Limit: 7, Period: 15 * s, Scope: throttle.Shared},
 		{Name: "gcra", Algorithm: throttle.GCRA, Limit: 4, Burst: 6, Period: 7 * s},
 	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -145,7 +145,7 @@ func TestConcurrentCallsAreLinearizable(t *testing.T) {
 							case "peek":
 								d, err = l.Peek(t.Context(), in.r.Request)
 							case "cancel":
-								d, err = l.Cancel(t.Context(), in.r)
+								d, err = l.Attach(in.r).Cancel(t.Context())
 							}
 							returned := time.Since(begin)
 							if err != nil {

@@ -79,7 +79,7 @@ func testPolicy() Policy {
 	for i, name := range slices.Sorted(maps.Keys(algorithms)) {
 		w := testWindow(name)
 		w.Name += fmt.Sprint(i)
-		w.Per = []string{"tenant", "user", "ip", "key", "app"}[:i+1]
+		w.Scope = Per([]string{"tenant", "user", "ip", "key", "app"}[:i+1]...)
 		p.Windows = append(p.Windows, w)
 	}
 	return p
@@ -124,13 +124,13 @@ func TestHeadersOfScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Cancel(t.Context(), d.Reservation); err != nil {
+	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Join(t.Context(), "p", []Ticket{ticket}); err != nil {
+	if _, err := l.Line("p").Join(t.Context(), []Ticket{ticket}); err != nil {
 		t.Fatal(err)
 	}
-	if taken, err := l.Take(t.Context(), "p", TakeOptions{Queues: []string{"q", "r"}, Max: 3}); err != nil || len(taken.Tickets) != 1 {
+	if taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: []string{"q", "r"}, Max: 3}); err != nil || len(taken.Tickets) != 1 {
 		t.Fatalf("%+v, %v", taken, err)
 	}
 	if len(spied.calls) < 4 {
@@ -172,7 +172,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	}
 	verbs := all(code(decide), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
 	ops := []string{script.Reserve, script.Exempt, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
-		script.Release, script.Renew, script.Pause, script.Resume, script.Left, script.Refresh}
+		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh}
 	slices.Sort(verbs)
 	slices.Sort(ops)
 	if !slices.Equal(verbs, ops) {

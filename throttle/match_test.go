@@ -96,23 +96,23 @@ func TestPolicyForATaskType(t *testing.T) {
 	)
 	for range 2 { // the second time remembered
 		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
-			if p, ok := l.PolicyFor(taskType); p.Name != want || ok != (want != "") {
+			if p, ok := l.Match(taskType); p.Name != want || ok != (want != "") {
 				t.Errorf("%q: policy %q, %v, want %q", taskType, p.Name, ok, want)
 			}
 		}
 	}
 	for i := range 20_000 { // more types than are remembered
-		if p, _ := l.PolicyFor(fmt.Sprint("http:", i)); p.Name != "http" {
+		if p, _ := l.Match(fmt.Sprint("http:", i)); p.Name != "http" {
 			t.Fatalf("type %d: policy %q", i, p.Name)
 		}
 	}
 	if err := l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}); err != nil {
 		t.Fatal(err)
 	}
-	if p, _ := l.PolicyFor("mail:sent"); p.Name != "all" {
+	if p, _ := l.Match("mail:sent"); p.Name != "all" {
 		t.Errorf("after SetPolicies: policy %q", p.Name)
 	}
-	if _, ok := l.Policy("http"); ok || len(l.Policies()) != 1 {
+	if _, ok := l.Lookup("http"); ok || len(l.Policies()) != 1 {
 		t.Error("a policy that was replaced is still there")
 	}
 
@@ -122,7 +122,7 @@ func TestPolicyForATaskType(t *testing.T) {
 	if !errors.As(err, &bad) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	if p, _ := l.PolicyFor("mail:sent"); p.Name != "all" {
+	if p, _ := l.Match("mail:sent"); p.Name != "all" {
 		t.Error("policies that were refused hold")
 	}
 }

@@ -46,9 +46,10 @@ func (m *model) setWindows(windows []throttle.Window) {
 	m.windows = policy(windows...).WithDefaults().Windows
 }
 
-func scopeOf(w throttle.Window, r throttle.Request) throttle.Scope {
-	scope := throttle.Scope{Attributes: w.Per, Values: make([]string, len(w.Per))}
-	for i, a := range w.Per {
+func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
+	attributes := w.Scope.Attributes()
+	scope := throttle.ScopeValue{Attributes: attributes, Values: make([]string, len(attributes))}
+	for i, a := range attributes {
 		scope.Values[i] = r.Attributes[a]
 		if a == throttle.TenantAttribute {
 			scope.Values[i] = r.Tenant

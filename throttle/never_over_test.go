@@ -259,7 +259,7 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 	addr := throttletest.Redis(t)
 	windows := []throttle.Window{
 		{Name: "sliding", Limit: 50, Period: 170 * ms},
-		{Name: "shared", Limit: 70, Period: 230 * ms, Margin: 7 * ms, Per: []string{}},
+		{Name: "shared", Limit: 70, Period: 230 * ms, Margin: 7 * ms, Scope: throttle.Shared},
 		{Name: "fixed", Algorithm: throttle.Fixed, Limit: 45, Period: 130 * ms},
 		{Name: "gcra", Algorithm: throttle.GCRA, Limit: 300, Burst: 20, Period: s},
 	}
@@ -303,7 +303,7 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 						more = granted < 1000
 						mu.Unlock()
 					case r.Policy == "p" && random.IntN(8) == 0:
-						if _, err := l.Cancel(t.Context(), d.Reservation); err != nil {
+						if _, err := d.Reservation.Cancel(t.Context()); err != nil {
 							t.Error(err)
 							return
 						}

@@ -22,7 +22,7 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}).Draw(t, "algorithm"),
 		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
 		Name:      fmt.Sprint("w", i),
-		Per:       rapid.SampledFrom([][]string{{"tenant"}, {}, {"tenant", "user"}, {"user"}}).Draw(t, "per"),
+		Scope:     rapid.SampledFrom([]throttle.Scope{{}, throttle.Shared, throttle.Per("tenant", "user"), throttle.Per("user")}).Draw(t, "per"),
 		Period:    rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}

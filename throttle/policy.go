@@ -41,15 +41,16 @@ type Policy struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Remote says whom the upstream means when it refuses a call or tells how many are left. The
-	// default is RemoteShared if some window is shared between tenants, else RemoteTenant.
-	Remote Remote
-
 	// Requeue says when a denied task comes back. The default is RequeueWhenFits.
 	Requeue Requeue
 
 	// Tenants holds what differs for single tenants, by name.
 	Tenants map[string]Tenant
+
+	// Upstream says whether an upstream's refusal, or its report of what remains, is about one tenant
+	// or all. The default is UpstreamShared if some window is shared between tenants, else
+	// UpstreamTenant.
+	Upstream Upstream
 
 	// Windows are the limits, 1 to MaxWindows of them, with different names.
 	Windows []Window
@@ -84,10 +85,6 @@ type Window struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Per is the scope: the attributes that the window is counted by, in any order. Nil means
-	// the tenant alone; empty but not nil means one count shared by all.
-	Per []string
-
 	// Period is MinPeriod to MaxPeriod, in whole microseconds. Calendar and Concurrency windows have
 	// none.
 	Period time.Duration
@@ -95,6 +92,10 @@ type Window struct {
 	// Resets is when a Calendar window begins anew: a cron expression of five fields, or @hourly,
 	// @daily, @weekly, @monthly or @yearly, in Timezone.
 	Resets string
+
+	// Scope says which attributes the window is counted by. The zero value is the tenant: each has a
+	// count of its own. See Shared and Per.
+	Scope Scope
 
 	// Timezone is where Resets is meant: a name of the IANA time zone database. The default is UTC.
 	Timezone string
@@ -123,12 +124,12 @@ type Override struct {
 	Limit int64
 }
 
-// A Remote says whose limits at the upstream a policy stands for (Limiter.Pause).
-type Remote string
+// An Upstream says whose limits at the called API a policy stands for: see Reservation.Pause.
+type Upstream string
 
 const (
-	RemoteTenant Remote = "tenant" // each tenant's own: the counts whose scope contains the tenant
-	RemoteShared Remote = "shared" // one for all tenants: the counts whose scope does not
+	UpstreamTenant Upstream = "tenant" // each tenant's own: the counts whose scope contains the tenant
+	UpstreamShared Upstream = "shared" // one for all tenants: the counts whose scope does not
 )
 
 // A FailMode says what a reserve does while Redis does not answer.
@@ -162,7 +163,7 @@ type PolicyError struct {
 	Tenant string // the tenant's name, if one is meant
 	Field  string // the field as policy files spell it
 	Value  any    // what it holds
-	Mend   string // what it must be
+	Hint   string // what it must be
 }
 
 func (e *PolicyError) Error() string {
@@ -178,13 +179,13 @@ func (e *PolicyError) Error() string {
 	if s, ok := e.Value.(string); ok {
 		value = fmt.Sprintf("%q", s)
 	}
-	fmt.Fprintf(&b, ": %s %s: %s", e.Field, value, e.Mend)
+	fmt.Fprintf(&b, ": %s %s: %s", e.Field, value, e.Hint)
 	return b.String()
 }
 
 var (
 	nameShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
-	nameMend  = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
+	nameHint  = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
 )
 
 // WithDefaults returns a copy with every default written out.
@@ -195,11 +196,6 @@ func (w Window) WithDefaults() Window {
 	if a := algorithms[w.Algorithm]; a != nil && a.defaults != nil {
 		a.defaults(&w)
 	}
-	if w.Per == nil {
-		w.Per = []string{TenantAttribute}
-	}
-	w.Per = slices.Clone(w.Per) // which keeps an empty scope from becoming nil, the default
-	slices.Sort(w.Per)
 	if w.Unit == "" {
 		w.Unit = Requests
 	}
@@ -220,10 +216,10 @@ func (p Policy) WithDefaults() Policy {
 		windows[i] = w.WithDefaults()
 	}
 	p.Windows = windows
-	if p.Remote == "" {
-		p.Remote = RemoteTenant
-		if slices.ContainsFunc(windows, func(w Window) bool { return !slices.Contains(w.Per, TenantAttribute) }) {
-			p.Remote = RemoteShared
+	if p.Upstream == "" {
+		p.Upstream = UpstreamTenant
+		if slices.ContainsFunc(windows, func(w Window) bool { return !w.Scope.has(TenantAttribute) }) {
+			p.Upstream = UpstreamShared
 		}
 	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
@@ -245,11 +241,11 @@ func (t Tenant) withDefaults() Tenant {
 // Validate returns nil or a *PolicyError that names the first value which cannot be used.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
-	bad := func(field string, value any, mend string) error {
-		return &PolicyError{Policy: p.Name, Field: field, Value: value, Mend: mend}
+	bad := func(field string, value any, hint string) error {
+		return &PolicyError{Policy: p.Name, Field: field, Value: value, Hint: hint}
 	}
 	if !nameShape.MatchString(p.Name) {
-		return bad("name", p.Name, nameMend)
+		return bad("name", p.Name, nameHint)
 	}
 	if p.Fail != FailClosed && p.Fail != FailOpen {
 		return bad("fail", string(p.Fail), `must be "closed" or "open"`)
@@ -257,8 +253,8 @@ func (p Policy) Validate() error {
 	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
 		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
 	}
-	if p.Remote != RemoteTenant && p.Remote != RemoteShared {
-		return bad("remote", string(p.Remote), `must be "tenant" or "shared"`)
+	if p.Upstream != UpstreamTenant && p.Upstream != UpstreamShared {
+		return bad("upstream", string(p.Upstream), `must be "tenant" or "shared"`)
 	}
 	for i, glob := range p.Match {
 		if glob == "" {
@@ -287,11 +283,11 @@ func (p Policy) Validate() error {
 }
 
 func (w Window) validate(policy string) error {
-	bad := func(field string, value any, mend string) error {
-		return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Mend: mend}
+	bad := func(field string, value any, hint string) error {
+		return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
 	}
 	if !nameShape.MatchString(w.Name) {
-		return bad("name", w.Name, nameMend)
+		return bad("name", w.Name, nameHint)
 	}
 	algorithm, ok := algorithms[w.Algorithm]
 	if !ok {
@@ -324,17 +320,18 @@ func (w Window) validate(policy string) error {
 		return bad("margin", w.Margin, "must be whole microseconds")
 	}
 	if !nameShape.MatchString(w.Unit) {
-		return bad("unit", w.Unit, nameMend)
+		return bad("unit", w.Unit, nameHint)
 	}
-	if len(w.Per) > MaxAttributes {
-		return bad("per", w.Per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
+	per := w.Scope.Attributes()
+	if len(per) > MaxAttributes {
+		return bad("per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
 	}
-	for i, attribute := range w.Per {
+	for i, attribute := range per {
 		if !nameShape.MatchString(attribute) {
-			return bad("per", attribute, nameMend)
+			return bad("per", attribute, nameHint)
 		}
-		if i > 0 && attribute == w.Per[i-1] {
-			return bad("per", w.Per, "must name every attribute once")
+		if i > 0 && attribute == per[i-1] {
+			return bad("per", per, "must name every attribute once")
 		}
 	}
 	for _, f := range []struct {
@@ -355,15 +352,15 @@ func (w Window) validate(policy string) error {
 	if algorithm.validate == nil {
 		return nil
 	}
-	if field, value, mend := algorithm.validate(w); mend != "" {
-		return bad(field, value, mend)
+	if field, value, hint := algorithm.validate(w); hint != "" {
+		return bad(field, value, hint)
 	}
 	return nil
 }
 
 func (p Policy) validateTenant(name string, t Tenant) error {
-	bad := func(field string, value any, mend string) error {
-		return &PolicyError{Policy: p.Name, Tenant: name, Field: field, Value: value, Mend: mend}
+	bad := func(field string, value any, hint string) error {
+		return &PolicyError{Policy: p.Name, Tenant: name, Field: field, Value: value, Hint: hint}
 	}
 	if name == "" || len(name) > MaxValueBytes {
 		return bad("tenant", name, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
@@ -376,7 +373,7 @@ func (p Policy) validateTenant(name string, t Tenant) error {
 		if i < 0 {
 			return bad("windows", window, "must be the name of a window of this policy")
 		}
-		if !slices.Contains(p.Windows[i].Per, TenantAttribute) {
+		if !p.Windows[i].Scope.has(TenantAttribute) {
 			return bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
 		}
 		if err := t.apply(p.Windows[i]).validate(p.Name); err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +13,7 @@ import (
 )
 
 func TestValidate(t *testing.T) {
-	const nameMend = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
+	const nameHint = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
 	change := func(change func(w *throttle.Window)) func(*throttle.Policy) {
 		return func(p *throttle.Policy) { change(&p.Windows[0]) }
 	}
@@ -30,13 +29,13 @@ func TestValidate(t *testing.T) {
 		want   string // after `throttle: policy "p"`; "" if valid
 	}{
 		{func(p *throttle.Policy) {}, ``},
-		{func(p *throttle.Policy) { p.Name = "" }, `throttle: policy "": name "": ` + nameMend},
-		{func(p *throttle.Policy) { p.Name = "a:b" }, `throttle: policy "a:b": name "a:b": ` + nameMend},
-		{func(p *throttle.Policy) { p.Name = "{p}" }, `throttle: policy "{p}": name "{p}": ` + nameMend},
-		{func(p *throttle.Policy) { p.Name = "p\n" }, `throttle: policy "p\n": name "p\n": ` + nameMend},
+		{func(p *throttle.Policy) { p.Name = "" }, `throttle: policy "": name "": ` + nameHint},
+		{func(p *throttle.Policy) { p.Name = "a:b" }, `throttle: policy "a:b": name "a:b": ` + nameHint},
+		{func(p *throttle.Policy) { p.Name = "{p}" }, `throttle: policy "{p}": name "{p}": ` + nameHint},
+		{func(p *throttle.Policy) { p.Name = "p\n" }, `throttle: policy "p\n": name "p\n": ` + nameHint},
 		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 64) }, ``},
 		{func(p *throttle.Policy) { p.Name = strings.Repeat("x", 65) },
-			`throttle: policy "` + strings.Repeat("x", 65) + `": name "` + strings.Repeat("x", 65) + `": ` + nameMend},
+			`throttle: policy "` + strings.Repeat("x", 65) + `": name "` + strings.Repeat("x", 65) + `": ` + nameHint},
 		{func(p *throttle.Policy) { p.Fail = "ajar" }, `: fail "ajar": must be "closed" or "open"`},
 		{func(p *throttle.Policy) { p.Fail = throttle.FailOpen }, ``},
 		{func(p *throttle.Policy) { p.Requeue = "soon" }, `: requeue "soon": must be "when-fits" or "earliest-reset"`},
@@ -45,7 +44,7 @@ func TestValidate(t *testing.T) {
 		{func(p *throttle.Policy) { p.Windows = make([]window, 129) }, `: windows 129: must be 1 to 128 windows`},
 		{func(p *throttle.Policy) { p.Windows[1].Name = "a" }, `, window "a": name "a": is taken: windows of one policy have different names`},
 
-		{change(func(w *window) { w.Name = "a b" }), `, window "a b": name "a b": ` + nameMend},
+		{change(func(w *window) { w.Name = "a b" }), `, window "a b": name "a b": ` + nameHint},
 		{change(func(w *window) { w.Algorithm = "slidng" }), `, window "a": algorithm "slidng": must be one of "calendar", "concurrency", "fixed", "gcra", "sliding"`},
 		{change(func(w *window) { w.Limit = 0 }), `, window "a": limit 0: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Limit = -5 }), `, window "a": limit -5: must be 1 to 1000000000000`},
@@ -61,12 +60,12 @@ func TestValidate(t *testing.T) {
 		{change(func(w *window) { w.Margin = m }), ``},
 		{change(func(w *window) { w.Margin = m + us }), `, window "a": margin 1m0.000001s: must be 0 to the period, 1m0s`},
 		{change(func(w *window) { w.Margin = 1 }), `, window "a": margin 1ns: must be whole microseconds`},
-		{change(func(w *window) { w.Unit = "to kens" }), `, window "a": unit "to kens": ` + nameMend},
-		{change(func(w *window) { w.Per = strings.Split("abcdefgh", "") }), ``},
-		{change(func(w *window) { w.Per = strings.Split("abcdefghi", "") }), `, window "a": per [a b c d e f g h i]: must be at most 8 attributes`},
-		{change(func(w *window) { w.Per = []string{"a:b"} }), `, window "a": per "a:b": ` + nameMend},
-		{change(func(w *window) { w.Per = []string{""} }), `, window "a": per "": ` + nameMend},
-		{change(func(w *window) { w.Per = []string{"user", "ip", "user"} }), `, window "a": per [ip user user]: must name every attribute once`},
+		{change(func(w *window) { w.Unit = "to kens" }), `, window "a": unit "to kens": ` + nameHint},
+		{change(func(w *window) { w.Scope = throttle.Per(strings.Split("abcdefgh", "")...) }), ``},
+		{change(func(w *window) { w.Scope = throttle.Per(strings.Split("abcdefghi", "")...) }), `, window "a": per [a b c d e f g h i]: must be at most 8 attributes`},
+		{change(func(w *window) { w.Scope = throttle.Per("a:b") }), `, window "a": per "a:b": ` + nameHint},
+		{change(func(w *window) { w.Scope = throttle.Per("") }), `, window "a": per "": ` + nameHint},
+		{change(func(w *window) { w.Scope = throttle.Per("user", "ip", "user") }), `, window "a": per [ip user user]: must name every attribute once`},
 		{change(func(w *window) { w.Burst = 3 }), `, window "a": burst 3: is for windows with "algorithm: gcra"`},
 		{change(func(w *window) { w.Anchor = throttle.AnchorClock }), `, window "a": anchor "clock": is for windows with "algorithm: fixed"`},
 
@@ -103,7 +102,7 @@ func TestValidate(t *testing.T) {
 		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 29*m }), ``},
 		{change(func(w *window) { w.Resets = "@daily" }), `, window "a": resets "@daily": is for windows with "algorithm: calendar"`},
 		{change(func(w *window) { w.Timezone = "UTC" }), `, window "a": timezone "UTC": is for windows with "algorithm: calendar"`},
-		{func(p *throttle.Policy) { p.Remote = "them" }, `: remote "them": must be "tenant" or "shared"`},
+		{func(p *throttle.Policy) { p.Upstream = "them" }, `: upstream "them": must be "tenant" or "shared"`},
 
 		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
 		{tenant("any\x00bytes}", throttle.Tenant{Weight: 0.001}), ``},
@@ -116,7 +115,7 @@ func TestValidate(t *testing.T) {
 		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
 		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
 	} {
-		p := policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Per: []string{}})
+		p := policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Scope: throttle.Shared})
 		tc.change(&p)
 		want := tc.want
 		if strings.HasPrefix(want, ":") || strings.HasPrefix(want, ",") {
@@ -161,36 +160,29 @@ func TestDefaults(t *testing.T) {
 		Tenants: map[string]throttle.Tenant{"acme": {}},
 		Windows: []throttle.Window{
 			{Name: "s", Limit: 5, Period: m},
-			{Name: "f", Algorithm: throttle.Fixed, Limit: 5, Period: m, Per: []string{"user", "ip"}},
-			{Name: "g", Algorithm: throttle.GCRA, Limit: 5, Period: m, Per: []string{}, Unit: "tokens"},
+			{Name: "f", Algorithm: throttle.Fixed, Limit: 5, Period: m, Scope: throttle.Per("user", "ip")},
+			{Name: "g", Algorithm: throttle.GCRA, Limit: 5, Period: m, Scope: throttle.Shared, Unit: "tokens"},
 		},
 	}
 	want := throttle.Policy{
-		Fail: throttle.FailClosed, Name: "p", Remote: throttle.RemoteShared, Requeue: throttle.RequeueWhenFits,
+		Fail: throttle.FailClosed, Name: "p", Upstream: throttle.UpstreamShared, Requeue: throttle.RequeueWhenFits,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
-			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Per: []string{"tenant"}, Unit: "requests"},
-			{Algorithm: throttle.Fixed, Anchor: throttle.AnchorClock, Name: "f", Limit: 5, Period: m, Per: []string{"ip", "user"}, Unit: "requests"},
-			{Algorithm: throttle.GCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Per: nil, Unit: "tokens"},
+			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},
+			{Algorithm: throttle.Fixed, Anchor: throttle.AnchorClock, Name: "f", Limit: 5, Period: m, Scope: throttle.Per("ip", "user"), Unit: "requests"},
+			{Algorithm: throttle.GCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Scope: throttle.Shared, Unit: "tokens"},
 		},
 	}
 	got := given.WithDefaults()
-	if per := got.Windows[2].Per; len(per) != 0 {
-		t.Errorf("a shared window is counted per %v", per)
-	}
-	got.Windows[2].Per = nil
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if given.Windows[0].Algorithm != "" || given.Tenants["acme"].Weight != 0 || !slices.Equal(given.Windows[1].Per, []string{"user", "ip"}) {
+	if given.Windows[0].Algorithm != "" || given.Tenants["acme"].Weight != 0 {
 		t.Errorf("the policy given was changed: %+v", given)
 	}
 	// Written out once they stay: a shared window does not become a tenant's.
 	if again := given.WithDefaults().WithDefaults(); !reflect.DeepEqual(again, given.WithDefaults()) || again.Validate() != nil {
 		t.Errorf("defaults of defaults: %+v", again)
-	}
-	if per := given.WithDefaults().WithDefaults().Windows[2].Per; len(per) != 0 {
-		t.Errorf("a shared window is counted per %v", per)
 	}
 }
 
@@ -211,9 +203,9 @@ func TestWarnings(t *testing.T) {
 		"a margin":                         {[]window{with(tight, func(w *window) { w.Margin = 5 * s }), with(loose, func(w *window) { w.Limit = 400 })}, nil, "loose<tight"},
 		"a margin of the loose one":        {[]window{tight, with(loose, func(w *window) { w.Margin = s })}, nil, ""},
 		"another unit":                     {[]window{tight, with(loose, func(w *window) { w.Unit = "tokens" })}, nil, ""},
-		"shared by all":                    {[]window{tight, with(loose, func(w *window) { w.Per = []string{} })}, nil, ""},
-		"tight for all":                    {[]window{with(tight, func(w *window) { w.Per = []string{} }), loose}, nil, "loose<tight"},
-		"loose per user":                   {[]window{tight, with(loose, func(w *window) { w.Per = []string{"tenant", "user"} })}, nil, "loose<tight"},
+		"shared by all":                    {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.Shared })}, nil, ""},
+		"tight for all":                    {[]window{with(tight, func(w *window) { w.Scope = throttle.Shared }), loose}, nil, "loose<tight"},
+		"loose per user":                   {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.Per("tenant", "user") })}, nil, "loose<tight"},
 		"twice the same":                   {[]window{tight, with(tight, func(w *window) { w.Name = "again" })}, nil, "tight<again"},
 		"two loose ones":                   {[]window{loose, with(loose, func(w *window) { w.Name, w.Limit = "looser", 700 }), tight}, nil, "loose<tight looser<tight"},
 		"loose gcra":                       {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.GCRA })}, nil, ""},

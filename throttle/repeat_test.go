@@ -49,7 +49,7 @@ func (tw *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 // Whatever a line goes through, whole or with every call repeated: its keys are the same after
 // every step. No ticket is there twice, no units are charged twice or lost.
 func TestLineWithEveryCallRepeated(t *testing.T) {
-	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Per: []string{}}}
+	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Scope: throttle.Shared}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		repeating := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
 		defer repeating.Close()
@@ -95,7 +95,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				case "leave":
 					sc.leave(ticket)
 				case "take":
-					got, err := sc.l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: max})
+					got, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: max})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -106,14 +106,14 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 					taken[i] = append(taken[i], got.Tickets...)
 				case "put back":
 					if n := len(taken[i]); n > 0 {
-						if err := sc.l.PutBack(t.Context(), "p", taken[i][n-1:]); err != nil {
+						if err := sc.l.Line("p").PutBack(t.Context(), taken[i][n-1:]); err != nil {
 							t.Fatal(err)
 						}
 						taken[i] = taken[i][:n-1]
 					}
 				case "cancel":
 					if n := len(taken[i]); n > 0 && number%2 == 0 {
-						if err := sc.l.GiveBack(t.Context(), "p", taken[i][number/2%n:][:1]); err != nil {
+						if err := sc.l.Line("p").Refund(t.Context(), taken[i][number/2%n:][:1]); err != nil {
 							t.Fatal(err)
 						}
 					} else if n := len(reserved[i]); n > 0 {
@@ -160,7 +160,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := newLimiter(t, batches, policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Per: []string{}}))
+		l := newLimiter(t, batches, policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.Shared}))
 		peek(t, l, acme(1)) // loads the script
 		tw.repeated.Store(0)
 
@@ -195,7 +195,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		p.lose.Store(2)
 		for _, r := range reserved[:25] {
 			callers.Go(func() {
-				if _, err := l.Cancel(t.Context(), r); err != nil {
+				if _, err := l.Attach(r).Cancel(t.Context()); err != nil {
 					t.Error(err)
 				}
 			})

@@ -122,7 +122,7 @@ func FuzzReply(f *testing.F) {
 	client.AddHook(s)
 	p := policy(
 		throttle.Window{Name: "own", Limit: 5, Period: time.Minute},
-		throttle.Window{Name: "all", Limit: 9, Period: time.Minute, Per: []string{}, Algorithm: throttle.GCRA, Burst: 3},
+		throttle.Window{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.Shared, Algorithm: throttle.GCRA, Burst: 3},
 	)
 	p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 	l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
@@ -177,25 +177,26 @@ func FuzzReply(f *testing.F) {
 		if err == nil && !d.Granted {
 			t.Errorf("an exempt tenant's Reserve of %v: %+v", s.reply, d)
 		}
-		d, err = l.Cancel(ctx, throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"})
+		d, err = l.Attach(throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"}).Cancel(ctx)
 		check("Cancel", d, err)
 		known := func(err error) bool {
 			return err == nil || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) || errors.Is(err, throttle.ErrClock)
 		}
-		places, err := l.Join(ctx, "p", []throttle.Ticket{{TicketID: r.Ticket, Request: r, MaxWait: time.Hour, Backlog: 5}})
+		places, err := l.Line("p").Join(ctx, []throttle.Ticket{{TicketID: r.Ticket, Request: r, MaxWait: time.Hour, Backlog: 5}})
 		if !known(err) || (err == nil) != (len(places) == 1) {
 			t.Errorf("Join of %v: %v, %v", s.reply, places, err)
 		}
 		for _, p := range places {
-			var refused *throttle.RefusedError
-			if p.Err != nil && (!errors.As(p.Err, &refused) || refused.Error() == "") || p.StartsIn < 0 || p.StartsInMost < p.StartsIn || p.Nudge && p.Err != nil {
+			var late *throttle.TooLateError
+			var full *throttle.BacklogError
+			if p.Err != nil && !errors.As(p.Err, &late) && !errors.As(p.Err, &full) || p.StartsIn < 0 || p.StartsInMost < p.StartsIn || p.Nudge && p.Err != nil {
 				t.Errorf("Join of %v: %+v", s.reply, p)
 			}
 		}
-		if err := l.Leave(ctx, "p", r.Ticket); !known(err) {
+		if err := l.Line("p").Leave(ctx, r.Ticket); !known(err) {
 			t.Errorf("Leave of %v: %v", s.reply, err)
 		}
-		got, err := l.Take(ctx, "p", throttle.TakeOptions{Queues: []string{"q"}, Max: 5})
+		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 5})
 		if !known(err) {
 			t.Errorf("Take of %v: %v", s.reply, err)
 		}
@@ -205,7 +206,7 @@ func FuzzReply(f *testing.F) {
 				t.Errorf("Take of %v: %+v", s.reply, ticket)
 			}
 		}
-		if err := l.Acknowledge(ctx, "p"); !known(err) {
+		if err := l.Line("p").Acknowledge(ctx); !known(err) {
 			t.Errorf("Acknowledge of %v: %v", s.reply, err)
 		}
 	})

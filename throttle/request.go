@@ -23,9 +23,9 @@ type Request struct {
 	// instead of behind them: for a job that ran, failed and comes again.
 	Front bool
 
-	// HoldFor is how long Concurrency windows may hold what they grant: the timeout of a job,
+	// MaxHold is how long Concurrency windows may hold what they grant: the timeout of a job,
 	// say. Expected starts go by it until the first grant is given back. 0 is not known.
-	HoldFor time.Duration
+	MaxHold time.Duration
 
 	// IdempotencyKey identifies one request of a tenant across calls. A request that is repeated
 	// with it within a minute of its grant is charged once. Empty is right unless the caller

@@ -12,16 +12,28 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Cancel gives the units of a reservation back, as far as they still count: never more than it
-// took, and once, however often it is called. The decision returned carries the windows as
-// they are then; Granted says that something was done. A reservation that failed open took nothing, and
-// cancelling it does nothing. Errors are Reserve's.
-func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
-	if r.ID == "" {
-		return Decision{}, nil
-	}
-	o, err := l.reserved(ctx, r)
-	if err != nil {
+// A Reservation is capacity that was granted. Its methods correct it, renew it and give it back;
+// they are safe for concurrent use. It may be copied.
+//
+// Its exported fields are plain data, for instance for JSON. A reservation that was decoded has to
+// be bound to a limiter before use, in this or another process: see Limiter.Attach. The methods of
+// an unbound one, such as the zero value, return ErrDetached.
+//
+// A reservation that failed open took nothing: its methods do nothing, but Pause.
+type Reservation struct {
+	Request
+	At time.Time // when it was granted, by the clock of Redis, to the microsecond
+	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
+
+	limiter *Limiter
+}
+
+// Cancel gives the units of the reservation back, as far as they still count. They are given back
+// once, however often it is called. Decision.Granted says whether this call gave any back;
+// Decision.Windows is the state of the windows then. Errors are Limiter.Reserve's and ErrDetached.
+func (r Reservation) Cancel(ctx context.Context) (Decision, error) {
+	o, err := r.operation(ctx)
+	if o == nil {
 		return Decision{}, err
 	}
 	a, err := o.settle(ctx, r, script.Cancel, "")
@@ -31,123 +43,16 @@ func (l *Limiter) Cancel(ctx context.Context, r Reservation) (Decision, error) {
 	return o.decision(a), nil
 }
 
-// Release gives back what Concurrency windows hold for a reservation, at the end of its attempt. Of
-// all other windows it changes nothing. Releasing twice, or what ran out, does nothing. Errors are
-// Reserve's, but an unknown policy holds nothing.
-func (l *Limiter) Release(ctx context.Context, r Reservation) error {
-	cp, err := l.find(r.Policy, true)
-	if err != nil || r.ID == "" || !cp.leases {
-		return nil
-	}
-	o, err := l.reserved(ctx, r)
-	if err != nil {
-		return err
-	}
-	_, err = o.settle(ctx, r, script.Release, "")
-	return err
-}
-
-// Renew keeps what Concurrency windows hold for a reservation for another lease, from now on. It is
-// false if that ran out, or was given back, and the room is somebody else's now: the attempt must end.
-// Errors are Reserve's.
-func (l *Limiter) Renew(ctx context.Context, r Reservation) (held bool, err error) {
-	if l.Lease(r) == 0 {
-		return true, nil
-	}
-	o, err := l.reserved(ctx, r)
-	if err != nil {
-		return false, err
-	}
-	a, err := o.settle(ctx, r, script.Renew, "")
-	return a.Status == script.Granted, err
-}
-
-// Lease is the shortest lease of the Concurrency windows in which a reservation holds something, or
-// 0 if there are none: it has to be renewed before, and released in the end.
-func (l *Limiter) Lease(r Reservation) time.Duration {
-	cp, err := l.find(r.Policy, true)
-	if err != nil || r.ID == "" || !cp.leases {
-		return 0
-	}
-	lease := time.Duration(0)
-	for i, w := range cp.Windows {
-		if cp.known[i].leases && r.Request.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
-			lease = w.Lease
-		}
-	}
-	return lease
-}
-
-// KeepRenewing renews what Concurrency windows hold for a reservation, three times a lease, until
-// stop is called, also after the context has ended: what it is held for may go on. Stop waits for a
-// renewal under way; Release must follow. Once, shortly before a lease runs out that could not be
-// renewed, it calls lost, and goes on; if a renewal is refused, because the room is somebody
-// else's, it calls lost with refused and ends. If the reservation holds nothing by leases (Lease is
-// 0), it does nothing; neither does stop.
-func (l *Limiter) KeepRenewing(ctx context.Context, r Reservation, lost func(refused bool)) (stop func()) {
-	lease := l.Lease(r)
-	if lease == 0 {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		l.keepRenewing(ctx, r, lease, lost)
-	}()
-	return func() {
-		cancel()
-		<-stopped
-	}
-}
-
-func (l *Limiter) keepRenewing(ctx context.Context, r Reservation, lease time.Duration, lost func(refused bool)) {
-	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
-	expiry := time.AfterFunc(lease-lease/10, func() { lost(false) })
-	defer expiry.Stop()
-	timer := time.NewTimer(lease / 3)
-	defer timer.Stop()
-	for {
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
-		}
-		asked := time.Now()
-		renewal, cancel := context.WithTimeout(ctx, lease/3)
-		held, err := l.Renew(renewal, r)
-		cancel()
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			timer.Reset(lease / 20)
-		case !held:
-			lost(true)
-			return
-		default:
-			if now := l.Lease(r); now > 0 {
-				lease = now // the policy's lease may be another by now
-			}
-			expiry.Reset(lease - lease/10 - time.Since(asked))
-			timer.Reset(lease / 3)
-		}
-	}
-}
-
-// Settle says what a reservation really cost, per unit, and corrects it in all windows of the unit
-// but Concurrency windows. Overestimates are refunded at once, as far as they still count.
-// Underestimates are charged at once, even above the limit, and later requests wait for them. Units
-// that are not named stay as they are.
+// Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency
+// windows. Overestimates are refunded at once, as far as they still count. Underestimates are
+// charged at once, even above the limit, and later requests wait for them. Units that actual does
+// not name stay as they are.
 //
-// It returns the reservation as it is then, for a later Settle or Cancel. After a Cancel it changes
-// nothing. The same correction, asked for again, is made once. Errors are Reserve's.
-func (l *Limiter) Settle(ctx context.Context, r Reservation, actual map[string]int64) (Reservation, error) {
-	if r.ID == "" {
-		return r, nil
-	}
-	o, err := l.reserved(ctx, r)
-	if err != nil {
+// It returns the corrected reservation, for a later Settle or Cancel. The same correction, repeated,
+// is made once. After a Cancel it changes nothing. Errors are Limiter.Reserve's and ErrDetached.
+func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reservation, error) {
+	o, err := r.operation(ctx)
+	if o == nil {
 		return r, err
 	}
 	if err := o.checkUnits("actual", actual); err != nil {
@@ -177,13 +82,70 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, actual map[string]i
 	return r, nil
 }
 
-// reserved makes the request of a reservation ready, also of a policy that was removed since.
-func (l *Limiter) reserved(ctx context.Context, r Reservation) (*operation, error) {
-	cp, err := l.find(r.Policy, true)
-	if err != nil {
+// Release gives back what Concurrency windows hold for the reservation, at the end of the work. In
+// all other windows it changes nothing. Releasing twice, or what ran out, does nothing. Errors are
+// Limiter.Reserve's and ErrDetached.
+//
+// Reservations by a policy that SetPolicies removed are released as well. If this limiter never had
+// the policy, the error is ErrUnknownPolicy: what is held then ends with its lease.
+func (r Reservation) Release(ctx context.Context) error {
+	o, err := r.operation(ctx)
+	if o == nil || !o.leases { // not by Lease: what is held stays held when the cost is settled to 0
+		return err
+	}
+	_, err = o.settle(ctx, r, script.Release, "")
+	return err
+}
+
+// Renew keeps what Concurrency windows hold for the reservation, for one more lease from now on. It
+// is true for a reservation that holds nothing by a lease. It is false if the lease ran out or was
+// given back: others may have taken the room, so the work must end. Errors are Limiter.Reserve's and
+// ErrDetached.
+func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
+	o, err := r.operation(ctx)
+	if err != nil || r.Lease() == 0 {
+		return err == nil, err
+	}
+	a, err := o.settle(ctx, r, script.Renew, "")
+	return a.Status == script.Granted, err
+}
+
+// Lease is how long Concurrency windows hold what they granted without a Renew: the shortest
+// Window.Lease among them. It is 0 if the reservation holds nothing that has to be renewed and
+// released.
+func (r Reservation) Lease() time.Duration {
+	cp, err := r.policy()
+	if cp == nil || err != nil || !cp.leases {
+		return 0
+	}
+	lease := time.Duration(0)
+	for i, w := range cp.Windows {
+		if cp.known[i].leases && r.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+			lease = w.Lease
+		}
+	}
+	return lease
+}
+
+// policy returns the policy by which the reservation was granted, also if it was removed since, or
+// nil if nothing was counted.
+func (r Reservation) policy() (*compiledPolicy, error) {
+	switch {
+	case r.limiter == nil:
+		return nil, ErrDetached
+	case r.ID == "":
+		return nil, nil
+	}
+	return r.limiter.find(r.Policy, true)
+}
+
+// operation makes the reservation's request ready, or returns nil if there is nothing to do.
+func (r Reservation) operation(ctx context.Context) (*operation, error) {
+	cp, err := r.policy()
+	if cp == nil || err != nil {
 		return nil, err
 	}
-	return l.operation(ctx, cp, r.Request)
+	return r.limiter.operation(ctx, cp, r.Request)
 }
 
 // settle sends what becomes of a reservation after it was granted.

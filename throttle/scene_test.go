@@ -80,7 +80,7 @@ func (sc *scene) waits(tickets ...string) {
 func (sc *scene) joins(tickets ...string) (last throttle.Place) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		places, err := sc.l.Join(sc.t.Context(), "p", []throttle.Ticket{{TicketID: ticketID(ticket), Request: sc.of(ticket)}})
+		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: ticketID(ticket), Request: sc.of(ticket)}})
 		if err != nil || places[0].Err != nil {
 			sc.t.Fatalf("%s: %v, %+v", ticket, err, places)
 		}
@@ -100,7 +100,7 @@ func (sc *scene) expects(ticket string, in time.Duration) {
 // takes takes all that fit, and fails unless they are exactly these, in this order.
 func (sc *scene) takes(tickets ...string) *scene {
 	sc.t.Helper()
-	taken, err := sc.l.Take(sc.t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+	taken, err := sc.l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
 	if err != nil {
 		sc.t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func (sc *scene) putBack(tickets ...string) *scene {
 	for _, ticket := range tickets {
 		back = append(back, sc.took[ticket])
 	}
-	if err := sc.l.PutBack(sc.t.Context(), "p", back); err != nil {
+	if err := sc.l.Line("p").PutBack(sc.t.Context(), back); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -148,7 +148,7 @@ func (sc *scene) putBack(tickets ...string) *scene {
 func (sc *scene) leave(tickets ...string) *scene {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		if err := sc.l.Leave(sc.t.Context(), "p", ticketID(ticket)); err != nil {
+		if err := sc.l.Line("p").Leave(sc.t.Context(), ticketID(ticket)); err != nil {
 			sc.t.Fatal(err)
 		}
 	}
@@ -164,7 +164,7 @@ func (sc *scene) set(p throttle.Policy) {
 
 // sharedWindow is one for all tenants.
 func sharedWindow(limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: "shared", Limit: limit, Period: period, Per: []string{}}
+	return throttle.Window{Name: "shared", Limit: limit, Period: period, Scope: throttle.Shared}
 }
 
 // onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a script.

@@ -1,17 +1,84 @@
 package throttle
 
-import "strings"
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
 
-// A Scope is whom a window counts: attributes with their values, in alphabetical order.
+// A Scope names the attributes that a window is counted by. The zero value is the tenant alone:
+// each tenant has a count of its own. Scopes are comparable: two are equal if they name the same
+// attributes.
 type Scope struct {
-	Attributes []string
-	Values     []string
+	names string // "" for the tenant alone, shared, or else the names in order, quoted
 }
 
-// String is such as "tenant=acme,user=bob", or "shared" for a count shared by all.
+const shared = "shared"
+
+// Shared is the scope of a window with one count for all tenants.
+var Shared = Scope{shared}
+
+// Per returns the scope of a window that has a count for each combination of values of the
+// attributes, such as Per("tenant", "user"). Their order does not matter. Without attributes it
+// returns Shared. Policy.Validate says whether the names can be used: 1 to MaxAttributes different
+// ones, each of 1 to 64 of the characters A-Z a-z 0-9 _ . -
+func Per(attributes ...string) Scope {
+	switch {
+	case len(attributes) == 0:
+		return Shared
+	case len(attributes) == 1 && attributes[0] == TenantAttribute:
+		return Scope{}
+	}
+	var b strings.Builder
+	for _, a := range slices.Sorted(slices.Values(attributes)) {
+		b.WriteString(strconv.Quote(a))
+	}
+	return Scope{b.String()}
+}
+
+// Attributes returns the names in alphabetical order, none for Shared.
+func (s Scope) Attributes() []string {
+	switch s.names {
+	case "":
+		return []string{TenantAttribute}
+	case shared:
+		return []string{}
+	}
+	var attributes []string
+	for rest := s.names; rest != ""; {
+		quoted, err := strconv.QuotedPrefix(rest)
+		if err != nil {
+			break
+		}
+		rest = rest[len(quoted):]
+		name, _ := strconv.Unquote(quoted)
+		attributes = append(attributes, name)
+	}
+	return attributes
+}
+
+// String returns the names, such as "tenant,user", or "shared".
 func (s Scope) String() string {
+	if s == Shared {
+		return shared
+	}
+	return strings.Join(s.Attributes(), ",")
+}
+
+// has reports whether the scope names the attribute.
+func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(), attribute) }
+
+// A ScopeValue is what one count of a window is for: the attributes of its scope, in alphabetical
+// order, with their values.
+type ScopeValue struct {
+	Attributes []string
+	Values     []string // one for each attribute
+}
+
+// String returns for instance "tenant=acme,user=bob", or "shared" for the count of Shared.
+func (s ScopeValue) String() string {
 	if len(s.Attributes) == 0 {
-		return "shared"
+		return shared
 	}
 	parts := make([]string, len(s.Attributes))
 	for i, a := range s.Attributes {

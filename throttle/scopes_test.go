@@ -20,10 +20,10 @@ import (
 func TestScopesMixInOnePolicy(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, _ := newHanded(t, client, policy(
-			throttle.Window{Name: "all", Limit: 6, Period: m, Per: []string{}},
+			throttle.Window{Name: "all", Limit: 6, Period: m, Scope: throttle.Shared},
 			throttle.Window{Name: "tenant", Limit: 4, Period: m},
-			throttle.Window{Name: "user", Limit: 2, Period: m, Per: []string{"user", "tenant"}},
-			throttle.Window{Name: "ip", Limit: 3, Period: m, Per: []string{"ip"}},
+			throttle.Window{Name: "user", Limit: 2, Period: m, Scope: throttle.Per("user", "tenant")},
+			throttle.Window{Name: "ip", Limit: 3, Period: m, Scope: throttle.Per("ip")},
 		))
 		for i, step := range []struct {
 			tenant, user, ip string
@@ -65,7 +65,7 @@ func TestScopesMixInOnePolicy(t *testing.T) {
 
 func TestTenantIsNotNeededWhereNothingIsCountedByIt(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 1, Period: m, Per: []string{}}))
+		l, _ := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared}))
 		if d := reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {
 			t.Error("denied")
 		}
@@ -78,7 +78,7 @@ func TestTenantIsNotNeededWhereNothingIsCountedByIt(t *testing.T) {
 func TestExemptTenantsAreCountedNeverDenied(t *testing.T) {
 	p := policy(
 		throttle.Window{Name: "own", Limit: 2, Period: m},
-		throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 3, Period: m, Per: []string{}},
+		throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 3, Period: m, Scope: throttle.Shared},
 	)
 	p.Tenants = map[string]throttle.Tenant{"internal": {Exempt: true}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -164,7 +164,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				var bad *throttle.PolicyError
-				want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Mend: "must be 1 to 1000000000000"}
+				want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
 				if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
 					t.Errorf("got %v", err)
 				}
@@ -183,8 +183,8 @@ func TestHostileTenantNames(t *testing.T) {
 		l, _ := newHanded(t, client,
 			policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
 			throttle.Policy{Name: "q", Windows: []throttle.Window{
-				{Name: "w", Limit: 2, Period: m, Per: []string{"tenant", "user"}},
-				{Name: "all", Limit: 1e6, Period: m, Per: []string{}},
+				{Name: "w", Limit: 2, Period: m, Scope: throttle.Per("tenant", "user")},
+				{Name: "all", Limit: 1e6, Period: m, Scope: throttle.Shared},
 			}},
 		)
 		for round := range int64(2) {

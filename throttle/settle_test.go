@@ -13,7 +13,7 @@ import (
 )
 
 func tokens(limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Per: []string{}}
+	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Scope: throttle.Shared}
 }
 
 func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservation {
@@ -23,7 +23,7 @@ func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservati
 
 func settle(t tb, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
 	t.Helper()
-	r, err := l.Settle(t.Context(), r, map[string]int64{"tokens": tokens})
+	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func peek(t tb, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 
 func cancel(t tb, l *throttle.Limiter, r throttle.Reservation) throttle.Decision {
 	t.Helper()
-	d, err := l.Cancel(t.Context(), r)
+	d, err := l.Attach(r).Cancel(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

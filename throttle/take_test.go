@@ -20,7 +20,7 @@ import (
 
 func take(t tb, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 	t.Helper()
-	taken, err := l.Take(t.Context(), "p", throttle.TakeOptions{Queues: queues, Max: max})
+	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: max})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,6 +51,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		cost := func(n int64) func(*throttle.Ticket) {
 			return func(t *throttle.Ticket) { t.Request.Cost = map[string]int64{"requests": n} }
 		}
+		now := time.Now()
+		soon := now.Add(20*s - us)
 		tickets := []throttle.Ticket{
 			ticket("a2", nil),
 			ticket("a9", func(t *throttle.Ticket) { t.TicketID.ID = "" }),
@@ -61,13 +63,13 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			ticket("a4", func(t *throttle.Ticket) { t.MaxWait = 10 * s }),
 			ticket("a5", func(t *throttle.Ticket) { t.Backlog = 2 }),
 			ticket("a5", func(t *throttle.Ticket) { t.Backlog = 3 }),
-			ticket("a6", func(t *throttle.Ticket) { t.Deadline = 20*s - us }),
-			ticket("a6", func(t *throttle.Ticket) { t.Deadline = -1 }),
+			ticket("a6", func(t *throttle.Ticket) { t.Deadline = soon }),
+			ticket("a6", func(t *throttle.Ticket) { t.Deadline = now }),
 			ticket("a2", nil),
 			ticket("a7", func(t *throttle.Ticket) { t.Key = strings.Repeat("k", 65) }),
 			ticket("c1", func(t *throttle.Ticket) { t.Request.Attributes = map[string]string{"unused": "x"} }),
 		}
-		places, err := sc.l.Join(t.Context(), "p", tickets)
+		places, err := sc.l.Line("p").Join(t.Context(), tickets)
 		if err != nil || len(places) != len(tickets) {
 			t.Fatalf("%d places, %v", len(places), err)
 		}
@@ -75,14 +77,20 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			"10s", `throttle: policy "p": ticket "": must have an ID`,
 			`throttle: policy "p", window "own": cost of 3 requests never fits: the window holds 2 at most`, "exempt",
 			`throttle: policy "p", window "own": cost of 2 requests never fits: the window holds 1 at most`,
-			`throttle: policy "p": tenant a would wait for 10s, longer than 9.999999s`, "10s",
+			`throttled: p, tenant a, 10s: may wait for 10s, longer than 9.999999s`, "10s",
 			`throttle: policy "p": tenant a has 2 waiting already`, "20s",
-			`throttle: policy "p": tenant a would wait for 20s, past the deadline in 19.999999s`,
-			`throttle: policy "p": tenant a would wait for 20s, past the deadline in 1ns`, "10s again",
+			`throttled: p, tenant a, 20s: too late for ` + soon.String(),
+			`throttled: p, tenant a, 20s: too late for ` + now.String(), "10s again",
 			`throttle: policy "p": key "` + strings.Repeat("k", 64) + `...": must be at most 64 bytes`, "0s",
 		} {
 			got := places[i].StartsIn.String()
+			var late *throttle.TooLateError
 			switch p := places[i]; {
+			case errors.As(p.Err, &late) && !late.Deadline.IsZero():
+				got = late.Decision.Reason() + ": too late for " + late.Deadline.String()
+				if wait := late.StartsAt.Sub(now); wait < 20*s || wait > 1*m {
+					t.Errorf("ticket %d would start in %v", i, wait)
+				}
 			case p.Err != nil:
 				got = p.Err.Error()
 			case p.Exempt:
@@ -97,8 +105,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 				t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].StartsIn, places[i].StartsInMost)
 			}
 		}
-		var refused *throttle.RefusedError
-		if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || refused.Backlog != 0 || refused.Deadline != 0 || refused.Decision.RetryInMost != 10*s {
+		var refused *throttle.TooLateError
+		if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.RetryInMost != 10*s {
 			t.Errorf("%+v", refused)
 		}
 		if got := ids(take(t, sc.l, 64, "q")); got != "c1" {
@@ -109,7 +117,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		if key := sc.took["a5"].Key; key != "key of a5" {
 			t.Errorf("key %q", key)
 		}
-		if _, err := sc.l.Join(t.Context(), "q", tickets); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		if _, err := sc.l.Line("q").Join(t.Context(), tickets); !errors.Is(err, throttle.ErrUnknownPolicy) {
 			t.Error(err)
 		}
 	})
@@ -123,7 +131,7 @@ func TestJoinOfHundreds(t *testing.T) {
 			id := fmt.Sprint("a", i)
 			tickets = append(tickets, throttle.Ticket{TicketID: ticketID(id), Request: sc.of(id)})
 		}
-		places, err := sc.l.Join(t.Context(), "p", tickets)
+		places, err := sc.l.Line("p").Join(t.Context(), tickets)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,15 +178,15 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 		for i, queue := range []string{"q", "q", "other", "q"} {
 			tickets = append(tickets, throttle.Ticket{TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(i)}, Request: acme(1)})
 		}
-		if _, err := l.Join(t.Context(), "p", tickets); err != nil {
+		if _, err := l.Line("p").Join(t.Context(), tickets); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
 			p.lose.Store(1)
-			if taken, err := l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"other", "q"}, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
+			if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"other", "q"}, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Fatalf("%+v, %v", taken, err)
 			}
-			if err := l.Acknowledge(t.Context(), "p"); err != nil { // nobody knows of what
+			if err := l.Line("p").Acknowledge(t.Context()); err != nil { // nobody knows of what
 				t.Fatal(err)
 			}
 		}
@@ -214,7 +222,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 			t.Errorf("took %s", got)
 		}
 		sc.at(14 * s)
-		if err := other.Acknowledge(t.Context(), "p"); err != nil {
+		if err := other.Line("p").Acknowledge(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		sc.at(20*s).takes("a3", "a4")
@@ -233,7 +241,7 @@ func TestPutBackAndGiveBack(t *testing.T) {
 		sc.takes("a1", "a2")
 		give := []throttle.TakenTicket{sc.took["a3"], sc.took["a1"]}
 		for range 2 {
-			if err := sc.l.GiveBack(t.Context(), "p", give); err != nil {
+			if err := sc.l.Line("p").Refund(t.Context(), give); err != nil {
 				t.Fatal(err)
 			}
 			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1, 1}) {
@@ -247,7 +255,7 @@ func TestPutBackAndGiveBack(t *testing.T) {
 		}
 		// A decision of a take is one like any other.
 		r := sc.took["a5"].Decision.Reservation
-		if held, err := sc.l.Renew(t.Context(), r); !held || err != nil {
+		if held, err := r.Renew(t.Context()); !held || err != nil {
 			t.Errorf("held %v, %v", held, err)
 		}
 		if d := cancel(t, sc.l, r); !d.Granted || !slices.Equal(used(d), []int64{2, 2}) {
@@ -263,7 +271,7 @@ func TestReserveAgain(t *testing.T) {
 		sc.takes("a1", "a2")
 		sc.at(1 * s)
 		again := func(ticket string, r throttle.Request) throttle.Decision {
-			d, err := sc.l.ReserveAgain(t.Context(), sc.took[ticket], r)
+			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -279,12 +287,12 @@ func TestReserveAgain(t *testing.T) {
 		}
 		sc.cost = 1
 		sc.takes("a3") // the unit that a2 gave back
-		if !sc.l.Same(sc.took["a3"], sc.of("a3")) || sc.l.Same(sc.took["a3"], sc.of("b3")) || sc.l.Same(sc.took["a3"], acme(1)) {
+		if !sc.l.Line("p").Matches(sc.took["a3"], sc.of("a3")) || sc.l.Line("p").Matches(sc.took["a3"], sc.of("b3")) || sc.l.Line("p").Matches(sc.took["a3"], acme(1)) {
 			t.Error("Same")
 		}
 		other := sc.of("a3")
 		other.Policy = "other"
-		if sc.l.Same(sc.took["a3"], other) {
+		if sc.l.Line("p").Matches(sc.took["a3"], other) {
 			t.Error("another policy is the same")
 		}
 	})
@@ -299,7 +307,7 @@ func TestRemovedPolicies(t *testing.T) {
 		sc.waits("a2", "a3")
 		check := func(want ...string) {
 			t.Helper()
-			if got := sc.l.TakePolicies(); !slices.Equal(got, want) {
+			if got := sc.l.Lines(); !slices.Equal(got, want) {
 				t.Errorf("take from %q, want %q", got, want)
 			}
 		}
@@ -363,15 +371,13 @@ func TestTenantsOfThoseWhoWait(t *testing.T) {
 func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := throttle.Policy{
-			Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Per: []string{"tenant", "user"}}},
+			Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Scope: throttle.Per("tenant", "user")}},
 			Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"w": {Limit: 2}}}},
 		}
 		l := newLimiter(t, client, p)
 		want := l.Policies()
-		byName, _ := l.Policy("p")
-		byType, _ := l.PolicyFor("http:get")
-		for _, got := range []throttle.Policy{byName, byType, l.Policies()[0], p} {
-			got.Match[0], got.Windows[0].Limit, got.Windows[0].Per[0] = "other", 1, "other"
+		for _, got := range []throttle.Policy{l.Policies()[0], p} {
+			got.Match[0], got.Windows[0].Limit, got.Windows[0].Scope.Attributes()[0] = "other", 1, "other"
 			got.Tenants["a"].Windows["w"] = throttle.Override{Limit: 1}
 			got.Tenants["b"] = throttle.Tenant{}
 		}

@@ -51,7 +51,7 @@ func TestClockThatStepsBackInOneScope(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, policy(
 			throttle.Window{Name: "w", Limit: 10, Period: 10 * s},
-			throttle.Window{Name: "ip", Limit: 10, Period: 10 * s, Per: []string{"ip"}},
+			throttle.Window{Name: "ip", Limit: 10, Period: 10 * s, Scope: throttle.Per("ip")},
 		))
 		from := func(tenant, ip string) throttle.Request {
 			return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"ip": ip}}
@@ -139,8 +139,8 @@ func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 func TestIdleTenantsLeaveNothing(t *testing.T) {
 	p := policy(
 		throttle.Window{Name: "s", Limit: 9, Period: 100 * ms},
-		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 9, Period: 300 * ms, Per: []string{}},
-		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 9, Period: 500 * ms, Per: []string{"user"}},
+		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 9, Period: 300 * ms, Scope: throttle.Shared},
+		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 9, Period: 500 * ms, Scope: throttle.Per("user")},
 	)
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, p)

@@ -15,53 +15,91 @@ const (
 	maxRamp = time.Minute
 )
 
-// Pause grants nothing for a while to those to whom the upstream refused a call: the scopes that
-// the policy's Remote names, with the values that the reservation was granted by. It holds on every
-// worker; tickets that wait keep their places. What is refused later extends the pause; afterwards
-// the windows open gradually. A reservation that was never granted, with its Request alone, pauses
-// from now on: for instance by hand.
+// Pause grants nothing for a while, from now on, in the scopes that the policy's Upstream names,
+// with the values of the request. It is Reservation.Pause by hand: the request needs a policy and
+// what its scopes are counted by. Resume ends it.
 //
-// The pause is 1 microsecond to MaxPeriod. Errors are Reserve's.
-func (l *Limiter) Pause(ctx context.Context, r Reservation, pause time.Duration) error {
+// The pause is above 0 and at most MaxPeriod. Errors are Reserve's.
+func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) error {
+	return l.pause(ctx, Reservation{Request: r}, pause)
+}
+
+// Resume ends a pause at once, and also the gradual opening after one. The scopes are those of
+// Pause. Errors are Reserve's.
+func (l *Limiter) Resume(ctx context.Context, r Request) error {
+	return l.hear(ctx, Reservation{Request: r}, script.Resume, script.ResumeWord)
+}
+
+// Pause passes on that the upstream refused the reservation's call, and for how long. Until then
+// nothing is granted, on any worker, in the scopes that the policy's Upstream names, with the values
+// by which the reservation was granted. Tickets that wait keep their places. A later refusal extends
+// the pause. Afterwards the windows open gradually.
+//
+// The pause is above 0 and at most MaxPeriod. Errors are Limiter.Reserve's and ErrDetached.
+func (r Reservation) Pause(ctx context.Context, pause time.Duration) error {
+	if r.limiter == nil {
+		return ErrDetached
+	}
+	if r.ID == "" {
+		r.At = time.Time{} // by this machine's clock
+	}
+	return r.limiter.pause(ctx, r, pause)
+}
+
+func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration) error {
 	if pause <= 0 || pause > MaxPeriod {
-		return &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Mend: fmt.Sprintf("must be above 0 and at most %v", MaxPeriod)}
+		return &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: fmt.Sprintf("must be above 0 and at most %v", MaxPeriod)}
 	}
 	ramp := min(max(pause, minRamp), maxRamp)
-	return l.tell(ctx, r, script.Pause, func(places []int) string {
+	return l.hear(ctx, r, script.Pause, func(places []int) string {
 		return script.PauseWord(places, max(1, pause.Microseconds()), ramp.Microseconds(), maxRamp.Microseconds())
 	})
 }
 
-// Resume ends a pause at once, and the gradual opening after one. It is Pause's opposite, by hand.
-// Errors are Reserve's.
-func (l *Limiter) Resume(ctx context.Context, r Reservation) error {
-	return l.tell(ctx, r, script.Resume, script.ResumeWord)
+// Remaining is what an upstream says of its own limit.
+type Remaining struct {
+	Unit  string        // what it counts; "" is Requests
+	Units int64         // how many are left: 0 to MaxLimit
+	Reset time.Duration // how long until it counts anew: above 0 and at most MaxPeriod
 }
 
-// Left says how many units the upstream has left, until it resets, by its answer to the
-// reservation's call. What was granted since is taken off; if the windows would let out more, they
-// do not: others use the same key. The scopes are those of Pause. Units are 0 to MaxLimit, reset is
-// above 0 and at most MaxPeriod. Errors are Reserve's.
-func (l *Limiter) Left(ctx context.Context, r Reservation, unit string, units int64, reset time.Duration) error {
-	bad := func(field string, value any, mend string) error {
-		return &RequestError{Policy: r.Policy, Field: field, Value: value, Mend: mend}
+// ReportRemaining passes on how many units the upstream has left, by its answer to the reservation's
+// call. What was granted since then is subtracted. Until the upstream's reset, windows of the unit
+// grant no more than that, even if they have more room: others may use the same key. The scopes are
+// those of Pause.
+//
+// Errors are Limiter.Reserve's and ErrDetached.
+func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error {
+	bad := func(field string, value any, hint string) error {
+		return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}
+	}
+	if left.Unit == "" {
+		left.Unit = Requests
 	}
 	switch {
-	case !nameShape.MatchString(unit):
-		return bad("unit", unit, nameMend)
-	case units < 0 || units > MaxLimit:
-		return bad("left", units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
-	case reset <= 0 || reset > MaxPeriod:
-		return bad("reset", reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
+	case r.limiter == nil:
+		return ErrDetached
+	case !nameShape.MatchString(left.Unit):
+		return bad("unit", left.Unit, nameHint)
+	case left.Units < 0 || left.Units > MaxLimit:
+		return bad("units", left.Units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
+	case left.Reset <= 0 || left.Reset > MaxPeriod:
+		return bad("reset", left.Reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
+	case r.ID == "":
+		return nil
 	}
-	return l.tell(ctx, r, script.Left, func(places []int) string {
-		return script.LeftWord(places, unit, units, max(1, reset.Microseconds()))
+	return r.limiter.hear(ctx, r, script.Remaining, func(places []int) string {
+		return script.RemainingWord(places, left.Unit, left.Units, max(1, left.Reset.Microseconds()))
 	})
 }
 
-// tell hands on the upstream's word.
-func (l *Limiter) tell(ctx context.Context, r Reservation, op string, word func(places []int) string) error {
-	o, err := l.reserved(ctx, r)
+// hear passes on what the upstream says, about scopes by their places.
+func (l *Limiter) hear(ctx context.Context, r Reservation, op string, word func(places []int) string) error {
+	cp, err := l.find(r.Policy, true)
+	if err != nil {
+		return err
+	}
+	o, err := l.operation(ctx, cp, r.Request)
 	if err != nil {
 		return err
 	}

@@ -14,31 +14,37 @@ import (
 
 func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 	sc.t.Helper()
+	if err := r.Pause(sc.t.Context(), d); err != nil {
+		sc.t.Fatal(err)
+	}
+	return sc
+}
+
+func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
+	sc.t.Helper()
 	if err := sc.l.Pause(sc.t.Context(), r, d); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
 }
 
-func (sc *scene) left(r throttle.Reservation, units int64, reset time.Duration) *scene {
+func (sc *scene) remaining(r throttle.Reservation, units int64, reset time.Duration) *scene {
 	sc.t.Helper()
-	if err := sc.l.Left(sc.t.Context(), r, throttle.Requests, units, reset); err != nil {
+	if err := r.ReportRemaining(sc.t.Context(), throttle.Remaining{Units: units, Reset: reset}); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
 }
 
-// byHand is the reservation that somebody pauses by who made no call.
-func byHand(tenant string) throttle.Reservation {
-	return throttle.Reservation{Request: throttle.Request{Policy: "p", Tenant: tenant}}
-}
+// of is a request that names a tenant, and no more.
+func of(tenant string) throttle.Request { return throttle.Request{Policy: "p", Tenant: tenant} }
 
 func TestTheUpstreamsWord(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
 	shared := sharedWindow(10, 10*s)
 	ofTenant := policy(own, shared)
-	ofTenant.Remote = throttle.RemoteTenant
+	ofTenant.Upstream = throttle.UpstreamTenant
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
@@ -59,7 +65,7 @@ func TestTheUpstreamsWord(t *testing.T) {
 		"those who wait keep their order, and come gradually": {policy(sharedWindow(4, 4*s)), func(sc *scene) {
 			sc.granted("a1", "a2", "a3", "a4")
 			sc.waits("a5", "a6", "a7", "a8", "a9")
-			sc.at(2*s).pause(byHand("a"), 8*s)
+			sc.at(2*s).pauseByHand(of("a"), 8*s)
 			for i, ticket := range []string{"a5", "a6", "a7", "a8"} { // one every 2 s, the fourth part of 8
 				at := 10*s + time.Duration(i)*2*s
 				sc.at(at - us).takes()
@@ -83,10 +89,10 @@ func TestTheUpstreamsWord(t *testing.T) {
 			sc.denied("b5", 400*ms)
 		}},
 		"a pause by hand ends by hand": {policy(shared), func(sc *scene) {
-			sc.pause(byHand("a"), h)
+			sc.pauseByHand(of("a"), h)
 			sc.waits("a1", "b1")
 			sc.at(1 * m)
-			if err := sc.l.Resume(sc.t.Context(), byHand("c")); err != nil {
+			if err := sc.l.Resume(sc.t.Context(), of("c")); err != nil {
 				sc.t.Fatal(err)
 			}
 			sc.takes("a1", "b1")
@@ -102,7 +108,7 @@ func TestTheUpstreamsWord(t *testing.T) {
 		}},
 		"an upstream that has fewer left is believed": {policy(shared), func(sc *scene) {
 			d := sc.granted("a1")
-			sc.left(d.Reservation, 2, 30*s)
+			sc.remaining(d.Reservation, 2, 30*s)
 			sc.granted("a2", "b1")
 			sc.denied("a3", 30*s)
 			sc.at(30*s - us).takes()
@@ -110,12 +116,12 @@ func TestTheUpstreamsWord(t *testing.T) {
 		}},
 		"what is under way is taken off": {policy(shared), func(sc *scene) {
 			first := sc.granted("a1")
-			sc.left(first.Reservation, 9, 30*s)
+			sc.remaining(first.Reservation, 9, 30*s)
 			sc.at(1 * ms)
 			second := sc.granted("a2")
 			sc.at(2*ms).granted("a3", "a4") // not yet there when the upstream answered the second
-			sc.at(3*ms).left(second.Reservation, 4, 30*s)
-			sc.left(first.Reservation, 10, 30*s) // an older answer says nothing
+			sc.at(3*ms).remaining(second.Reservation, 4, 30*s)
+			sc.remaining(first.Reservation, 10, 30*s) // an older answer says nothing
 			sc.granted("b1", "b2")
 			sc.denied("b3", 30*s)
 		}},
@@ -123,13 +129,13 @@ func TestTheUpstreamsWord(t *testing.T) {
 			sc.cost = 9
 			d := sc.granted("a1")
 			sc.cost = 1
-			sc.left(d.Reservation, 500, 30*s)
+			sc.remaining(d.Reservation, 500, 30*s)
 			sc.granted("a2")
 			sc.denied("a3", 10*s)
 		}},
 		"costs": {policy(shared), func(sc *scene) {
 			d := sc.granted("a1")
-			sc.left(d.Reservation, 5, 30*s)
+			sc.remaining(d.Reservation, 5, 30*s)
 			sc.cost = 4
 			sc.granted("a2")
 			sc.denied("a3", 30*s)
@@ -147,10 +153,11 @@ func TestTheUpstreamsWordLeavesNothing(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, policy(sharedWindow(10, time.Second)))
-		if err := l.Pause(t.Context(), byHand("a"), 50*ms); err != nil {
+		d := reserve(t, l, of("a"))
+		if err := l.Pause(t.Context(), of("a"), 50*ms); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Left(t.Context(), byHand("a"), throttle.Requests, 3, 50*ms); err != nil {
+		if err := d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}); err != nil {
 			t.Fatal(err)
 		}
 		keys, err := client.Keys(t.Context(), "*").Result()
@@ -168,22 +175,23 @@ func TestTheUpstreamsWordLeavesNothing(t *testing.T) {
 func TestTheUpstreamsWordIsChecked(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(sharedWindow(10, s)))
+	r := l.Attach(made(of("a"), "0123456789abcdef"))
 	for _, tc := range []struct {
 		err  error
 		want string
 	}{
-		{l.Pause(t.Context(), byHand("a"), 0), `throttle: policy "p": pause 0s: must be above 0 and at most 8784h0m0s`},
-		{l.Pause(t.Context(), byHand("a"), 1e6*h), `throttle: policy "p": pause 1000000h0m0s: must be above 0 and at most 8784h0m0s`},
-		{l.Left(t.Context(), byHand("a"), "to ken", 1, s), `throttle: policy "p": unit "to ken": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`},
-		{l.Left(t.Context(), byHand("a"), "requests", -1, s), `throttle: policy "p": left -1: must be 0 to 1000000000000`},
-		{l.Left(t.Context(), byHand("a"), "requests", 1, 0), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
+		{l.Pause(t.Context(), of("a"), 0), `throttle: policy "p": pause 0s: must be above 0 and at most 8784h0m0s`},
+		{r.Pause(t.Context(), 1e6*h), `throttle: policy "p": pause 1000000h0m0s: must be above 0 and at most 8784h0m0s`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
 	} {
 		var request *throttle.RequestError
 		if !errors.As(tc.err, &request) || tc.err.Error() != tc.want {
 			t.Errorf("got %v, want %s", tc.err, tc.want)
 		}
 	}
-	if err := l.Pause(t.Context(), throttle.Reservation{Request: throttle.Request{Policy: "q"}}, s); !errors.Is(err, throttle.ErrUnknownPolicy) {
+	if err := l.Pause(t.Context(), throttle.Request{Policy: "q"}, s); !errors.Is(err, throttle.ErrUnknownPolicy) {
 		t.Error(err)
 	}
 }

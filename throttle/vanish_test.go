@@ -63,11 +63,11 @@ func TestKeysOfALineVanish(t *testing.T) {
 					for _, ticket := range waiting {
 						tickets = append(tickets, throttle.Ticket{TicketID: ticketID(ticket), Request: request(ticket)})
 					}
-					if places, err := l.Join(t.Context(), "p", tickets); err != nil {
+					if places, err := l.Line("p").Join(t.Context(), tickets); err != nil {
 						t.Fatalf("seed %d, without %s: %+v, %v", seed, lost, places, err)
 					}
 				}
-				taken, err := l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
 				if err != nil {
 					t.Fatalf("seed %d, without %s: %v", seed, lost, err)
 				}
@@ -87,7 +87,7 @@ func TestKeysOfALineVanish(t *testing.T) {
 				}
 			}
 			c.set(20 * m)
-			if _, err := l.Take(t.Context(), "p", throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); err != nil {
+			if _, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); err != nil {
 				t.Fatal(err)
 			}
 			for _, key := range client.Keys(t.Context(), "*").Val() {

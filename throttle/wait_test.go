@@ -78,11 +78,11 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 		ctx, end := context.WithTimeout(t.Context(), m-us)
 		defer end()
 		d, err := l.Wait(ctx, acme(1))
-		var wait *throttle.WaitError
-		if !errors.As(err, &wait) || d.Granted || wait.Decision.RetryIn != m || !wait.Deadline.Equal(start.Add(m-us)) {
+		var late *throttle.TooLateError
+		if !errors.As(err, &late) || d.Granted || late.Decision.RetryIn != m || !late.Deadline.Equal(start.Add(m-us)) || !late.StartsAt.Equal(start.Add(m)) {
 			t.Fatalf("granted %v, %v", d.Granted, err)
 		}
-		if want := "throttle: throttled: p/w, tenant acme, 1m0s: would have to wait past the context's deadline"; err.Error() != want {
+		if want := "throttled: p/w, tenant acme, 1m0s: would start 2000-01-01T00:01:00Z, deadline 2000-01-01T00:00:59Z"; err.Error() != want || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %q, want %q", err, want)
 		}
 		if slept := time.Since(start); slept != 0 {
@@ -116,7 +116,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 		stopping := errors.New("stopping")
 		caused, stop := context.WithCancelCause(t.Context())
 		time.AfterFunc(10*m, func() { stop(stopping) })
-		if _, err := l.Wait(caused, acme(1)); !errors.Is(err, stopping) {
+		if _, err := l.Wait(caused, acme(1)); !errors.Is(err, stopping) || !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 	})

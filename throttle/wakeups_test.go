@@ -34,7 +34,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		w := throttle.Window{
 			Name:  fmt.Sprint("w", i),
 			Limit: rapid.Int64Range(2, 4).Draw(t, "limit"),
-			Per:   rapid.SampledFrom([][]string{{}, {"tenant"}}).Draw(t, "per"),
+			Scope: rapid.SampledFrom([]throttle.Scope{throttle.Shared, {}}).Draw(t, "per"),
 			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 		}
 		if rapid.Bool().Draw(t, "slots") {
@@ -44,8 +44,8 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		}
 		return w
 	}
-	p := policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Per: []string{}})
-	p.Remote = rapid.SampledFrom([]throttle.Remote{throttle.RemoteShared, throttle.RemoteTenant}).Draw(t, "remote")
+	p := policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Scope: throttle.Shared})
+	p.Upstream = rapid.SampledFrom([]throttle.Upstream{throttle.UpstreamShared, throttle.UpstreamTenant}).Draw(t, "upstream")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
 		p.Windows = append(p.Windows, anyWindow(i))
 	}
@@ -66,7 +66,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	}
 	take := func() (ids []string) {
 		for n := 0; ; n++ {
-			taken, err := l.Take(ctx, "p", throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -147,29 +147,31 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			did = "leave"
 			if len(waits) > 0 {
 				ticket := slices.Min(slices.Collect(maps.Keys(waits)))
-				check(l.Leave(ctx, "p", ticketID(ticket)))
+				check(l.Line("p").Leave(ctx, ticketID(ticket)))
 				delete(waits, ticket)
 			}
 		},
-		"release": func(t *rapid.T) { did = "release"; check(l.Release(ctx, run(t))) },
-		"cancel":  func(t *rapid.T) { did = "cancel"; _, err := l.Cancel(ctx, run(t)); check(err) },
+		"release": func(t *rapid.T) { did = "release"; check(run(t).Release(ctx)) },
+		"cancel":  func(t *rapid.T) { did = "cancel"; _, err := run(t).Cancel(ctx); check(err) },
 		"settle": func(t *rapid.T) {
 			did = "settle"
 			unit := "requests"
 			if tokens {
 				unit = "tokens"
 			}
-			_, err := l.Settle(ctx, run(t), map[string]int64{unit: rapid.Int64Range(0, 3).Draw(t, "actual")})
+			_, err := run(t).Settle(ctx, map[string]int64{unit: rapid.Int64Range(0, 3).Draw(t, "actual")})
 			check(err)
 		},
 		"pause": func(t *rapid.T) {
 			did = "pause"
-			check(l.Pause(ctx, run(t), rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause")))
+			check(run(t).Pause(ctx, rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause")))
 		},
-		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t))) },
-		"left": func(t *rapid.T) {
-			did = "left"
-			check(l.Left(ctx, run(t), "requests", rapid.Int64Range(0, 5).Draw(t, "left"), rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "reset")))
+		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t).Request)) },
+		"remaining": func(t *rapid.T) {
+			did = "remaining"
+			check(run(t).ReportRemaining(ctx, throttle.Remaining{
+				Units: rapid.Int64Range(0, 5).Draw(t, "left"), Reset: rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "reset"),
+			}))
 		},
 		"pass": func(t *rapid.T) {
 			did = "pass"

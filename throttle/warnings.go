@@ -1,9 +1,6 @@
 package throttle
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // Warnings tells what is legal in a policy but cannot be meant: windows that can never bind,
 // because another one that counts at least the same units always denies first.
@@ -42,8 +39,8 @@ func alwaysFirst(tight, loose Window) bool {
 	if tight.Unit != loose.Unit || grants == nil {
 		return false
 	}
-	for _, attribute := range tight.Per {
-		if !slices.Contains(loose.Per, attribute) {
+	for _, attribute := range tight.Scope.Attributes() {
+		if !loose.Scope.has(attribute) {
 			return false // loose adds up over several counts of tight
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -32,13 +33,13 @@ type attempt struct {
 	grant   *dispatch.Grant    // what it was granted in line; nil if it was pending
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	denied *DeniedError    // what the middleware said last, if that was a denial
-	done   <-chan struct{} // of the handler's context; nil before the middleware
-	freed  bool            // its slot is free again
-	late   *TooLateError   // why it was not to run at all, if its deadline had passed when it was picked up
-	mark   string          // of the join of a denied task; "" if it waits in no line
-	nonce  string          // identifies the denial to a requeue that is repeated
-	told   string          // the error that asynq told the ErrorHandler
+	denied *DeniedError           // what the middleware said last, if that was a denial
+	done   <-chan struct{}        // of the handler's context; nil before the middleware
+	freed  bool                   // its slot is free again
+	late   *throttle.TooLateError // why it was not to run at all, if its deadline had passed when it was picked up
+	mark   string                 // of the join of a denied task; "" if it waits in no line
+	nonce  string                 // identifies the denial to a requeue that is repeated
+	told   string                 // the error that asynq told the ErrorHandler
 }
 
 func (a *attempt) running() bool {
@@ -67,7 +68,7 @@ func newAttempts(free func()) *attempts {
 }
 
 // begin remembers a task that was picked up, and forgets its attempt before.
-func (as *attempts) begin(task dispatch.Task, late *TooLateError) {
+func (as *attempts) begin(task dispatch.Task, late *throttle.TooLateError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()

@@ -64,8 +64,8 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //
 // Before anything is written it returns an error for a task that a policy matches and that has no tenant, and a wrapped
 // *throttle.RequestError or *throttle.NeverFitsError for one whose attributes or cost that policy can never grant. It returns a
-// *TooLateError for a task that is expected to start only after its asynq.Deadline, and a *throttle.RefusedError for one that
-// MaxWait or Backlog refuse; neither is enqueued. What may be otherwise later, such as a tenant that cannot be looked
+// *throttle.TooLateError for a task that is expected to start only after its asynq.Deadline, and for one that MaxWait refuses, and a *throttle.BacklogError
+// for one that Backlog refuses; neither is enqueued. What may be otherwise later, such as a tenant that cannot be looked
 // up, is left to the workers.
 //
 // Tasks that are enqueued at the same time, by many goroutines, go to Redis together.
@@ -134,11 +134,11 @@ type maxWait struct{ option }
 type backlog struct{ option }
 
 // MaxWait is an option of a call to Client: a task that may have to wait longer before it starts is refused
-// with a *throttle.RefusedError, and nothing is enqueued. 0 is no limit. Among the options of asynq.NewTask it does nothing.
+// with a *throttle.TooLateError, and nothing is enqueued. 0 is no limit. Among the options of asynq.NewTask it does nothing.
 func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
 
 // Backlog is an option of a call to Client: a task of which that many with the same tenant and attributes are in line
-// already is refused with a *throttle.RefusedError, and nothing is enqueued. 0 is no limit. Among the options of
+// already is refused with a *throttle.BacklogError, and nothing is enqueued. 0 is no limit. Among the options of
 // asynq.NewTask it does nothing.
 func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }
 

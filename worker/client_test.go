@@ -15,7 +15,7 @@ import (
 func TestClientRefusesWhatCanNeverRun(t *testing.T) {
 	p := policy(5, time.Hour)
 	p.Match = []string{"x"}
-	p.Windows[0].Per = []string{"tenant", "user"}
+	p.Windows[0].Scope = throttle.Per("tenant", "user")
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
 		limiter, err := throttle.New(throttle.Config{Client: s.redis, Policies: []throttle.Policy{p},
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {

@@ -50,8 +50,8 @@ func TestThrottledTasksRunOnARedisCluster(t *testing.T) {
 			Name: name, Match: []string{name + ":*"},
 			Windows: []throttle.Window{
 				{Name: "each", Limit: 100, Period: time.Minute},
-				{Name: "all", Limit: 4, Period: 200 * time.Millisecond, Per: []string{}},
-				{Name: "at-once", Algorithm: throttle.Concurrency, Limit: 2, Per: []string{}},
+				{Name: "all", Limit: 4, Period: 200 * time.Millisecond, Scope: throttle.Shared},
+				{Name: "at-once", Algorithm: throttle.Concurrency, Limit: 2, Scope: throttle.Shared},
 			},
 		})
 	}

@@ -115,7 +115,7 @@ func (t *Throttle) outOfTime(ctx context.Context, d throttle.Decision) {
 	if d.Granted {
 		// What cannot be given back counts until its windows have passed.
 		t.dispatcher().Later(func(ctx context.Context) error {
-			_, err := t.config.Limiter.Cancel(ctx, d.Reservation)
+			_, err := d.Reservation.Cancel(ctx)
 			return err
 		})
 	}

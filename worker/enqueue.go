@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -111,9 +110,9 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	now := time.Now()
 	e.call = caught.call
 	e.ticket.Key = e.call.Message.JoinKey()
-	e.ticket.Request.HoldFor = e.call.Message.TimeLimit(now)
+	e.ticket.Request.MaxHold = e.call.Message.TimeLimit(now)
 	if deadline := e.call.Message.Deadline(); !deadline.IsZero() {
-		if e.ticket.Deadline = deadline.Sub(now); e.ticket.Deadline <= 0 {
+		if e.ticket.Deadline = deadline; !deadline.After(now) {
 			e.refuse(missed(e.policy, e.ticket.Request.Tenant, deadline, now))
 			return false
 		}
@@ -196,7 +195,7 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 		}
 		place := places[i]
 		if place.Err != nil {
-			e.refuse(c.refusal(e, place.Err, now))
+			e.refuse(place.Err)
 			after.unstore = append(after.unstore, e)
 			continue
 		}
@@ -222,7 +221,7 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 	for i, e := range es {
 		tickets[i] = e.ticket
 	}
-	places, err := c.limiter.Join(ctx, policy, tickets)
+	places, err := c.limiter.Line(policy).Join(ctx, tickets)
 	if err != nil {
 		return nil, err
 	}
@@ -237,10 +236,10 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 	if len(before) == 0 {
 		return places, nil
 	}
-	if err := c.limiter.Leave(ctx, policy, leaving...); err != nil {
+	if err := c.limiter.Line(policy).Leave(ctx, leaving...); err != nil {
 		return places, nil // then they stand where the others stood
 	}
-	placed, err := c.limiter.Join(ctx, policy, again)
+	placed, err := c.limiter.Line(policy).Join(ctx, again)
 	if err != nil {
 		return nil, err
 	}
@@ -248,15 +247,6 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 		places[before[i]] = place
 	}
 	return places, nil
-}
-
-// refusal is the error for a task that got no place.
-func (c *Client) refusal(e *enqueuing, err error, now time.Time) error {
-	var refused *throttle.RefusedError
-	if errors.As(err, &refused) && refused.Deadline > 0 {
-		return &TooLateError{Deadline: e.call.Message.Deadline(), Decision: refused.Decision, StartsAt: now.Add(refused.Decision.RetryInLeast)}
-	}
-	return err
 }
 
 // A rest is what is to be done for stored tasks of one queue after they have joined, or have not.

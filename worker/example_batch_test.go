@@ -30,8 +30,8 @@ func Example_nightlyBatch() {
 			Name:  "geocoder",
 			Match: []string{"geocode:*"},
 			Windows: []throttle.Window{
-				{Name: "pace", Algorithm: throttle.GCRA, Limit: 20, Period: time.Second, Burst: 1, Per: []string{}},
-				{Name: "quota", Algorithm: throttle.Calendar, Limit: 4, Resets: "@monthly", Timezone: "Europe/Berlin", Per: []string{}},
+				{Name: "pace", Algorithm: throttle.GCRA, Limit: 20, Period: time.Second, Burst: 1, Scope: throttle.Shared},
+				{Name: "quota", Algorithm: throttle.Calendar, Limit: 4, Resets: "@monthly", Timezone: "Europe/Berlin", Scope: throttle.Shared},
 			},
 		}},
 	})
@@ -60,7 +60,7 @@ func Example_nightlyBatch() {
 		}
 		results := client.EnqueueBatch(ctx, tasks, worker.MaxWait(tonight))
 		for i, result := range results {
-			var refused *throttle.RefusedError
+			var refused *throttle.TooLateError
 			switch {
 			case errors.Is(result.Err, asynq.ErrTaskIDConflict): // it was enqueued before
 			case errors.As(result.Err, &refused):

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -12,53 +11,31 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A TooLateError says that a task cannot start before its asynq.Deadline. A worker archives such
-// a task at once, by this error, and tells asynq.Config.ErrorHandler; a Client does not enqueue it.
-// Nothing is charged for it, and it has no place in line. asynq.Timeout plays no part in this, as
-// it begins anew at every attempt.
-type TooLateError struct {
-	Deadline time.Time
-
-	// Decision is the denial. If the deadline had passed before the limiter was asked, it carries
-	// the policy and the tenant alone.
-	Decision throttle.Decision
-
-	StartsAt time.Time // when it would have started, by this machine's clock
-}
-
-// Error is the decision's reason and the two times, such as "throttled: api/window, tenant acme, 2m0s:
-// would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
-func (e *TooLateError) Error() string {
-	text := fmt.Sprintf("%s: would start %s, deadline %s",
-		strings.TrimSuffix(e.Decision.Reason(), ", 0s"), e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))
-	return strings.ToValidUTF8(text, "\uFFFD")
-}
-
-// notAgain has asynq archive the task. A TooLateError by itself does not: a handler may return that
+// notAgain has asynq archive the task. A throttle.TooLateError by itself does not: a handler may return that
 // of another task, which it could not enqueue.
-type notAgain struct{ *TooLateError }
+type notAgain struct{ *throttle.TooLateError }
 
 func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
 
 // tooLate returns why the task of the message, which was denied, can never run, or nil if it can.
-func tooLate(message asynqredis.Message, d throttle.Decision) *TooLateError {
+func tooLate(message asynqredis.Message, d throttle.Decision) *throttle.TooLateError {
 	deadline, startsAt := message.Deadline(), time.Now().Add(d.RetryInLeast)
-	if deadline.IsZero() || startsAt.Before(deadline) || d.MayBeSooner() {
+	if deadline.IsZero() || startsAt.Before(deadline) || d.RetryInIsBound() {
 		return nil
 	}
-	return &TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
+	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
 }
 
 // missed is for a deadline that has passed already.
-func missed(policy, tenant string, deadline, now time.Time) *TooLateError {
-	return &TooLateError{Deadline: deadline, Decision: throttle.Decision{At: now, Policy: policy, Tenant: tenant}, StartsAt: now}
+func missed(policy, tenant string, deadline, now time.Time) *throttle.TooLateError {
+	return &throttle.TooLateError{Deadline: deadline, Decision: throttle.Decision{At: now, Policy: policy, Tenant: tenant}, StartsAt: now}
 }
 
 // missedDeadline returns why a task that was just picked up does not run, or nil. Asynq does not
 // hand it on to any middleware once its deadline has passed, but fails it again and again until its
 // retries are used up. That is right for one that ran and failed. For one that could not run in time
 // because it waited, once says it.
-func (t *Throttle) missedDeadline(message asynqredis.Message, now time.Time) *TooLateError {
+func (t *Throttle) missedDeadline(message asynqredis.Message, now time.Time) *throttle.TooLateError {
 	deadline := message.Deadline()
 	if deadline.IsZero() || now.Before(deadline) {
 		return nil
@@ -72,7 +49,7 @@ func (t *Throttle) missedDeadline(message asynqredis.Message, now time.Time) *To
 }
 
 // leaveLate takes the task out of the line whose deadline had passed when it was picked up.
-func (t *Throttle) leaveLate(ctx context.Context, task *asynq.Task, late *TooLateError) {
+func (t *Throttle) leaveLate(ctx context.Context, task *asynq.Task, late *throttle.TooLateError) {
 	request, err := t.identify.request(late.Decision.Policy, task)
 	if err != nil {
 		return
@@ -92,5 +69,5 @@ func (t *Throttle) leave(ctx context.Context, r throttle.Request) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
-	_ = t.config.Limiter.Leave(ctx, r.Policy, r.Ticket) // or it is found to be gone when it is taken
+	_ = t.config.Limiter.Line(r.Policy).Leave(ctx, r.Ticket) // or it is found to be gone when it is taken
 }

@@ -30,7 +30,7 @@ func (s *site) wantLate(id string, retries int, reason string) {
 	if len(s.reported) != 1 || len(s.asked) != 0 {
 		s.Fatalf("the user's ErrorHandler was told %q, and IsFailure asked about %q", s.reported, s.asked)
 	}
-	var late *worker.TooLateError
+	var late *throttle.TooLateError
 	if !errors.As(s.reported[0], &late) {
 		s.Fatalf("the user's ErrorHandler was told %#v", s.reported[0])
 	}
@@ -142,7 +142,7 @@ func TestPlannedTooLate(t *testing.T) {
 		} {
 			deadline := time.Now().Add(row.in).Truncate(time.Second)
 			info, err := client.EnqueueContext(t.Context(), acmeTask(), append(row.opts, asynq.Deadline(deadline))...)
-			var late *worker.TooLateError
+			var late *throttle.TooLateError
 			if info != nil || !errors.As(err, &late) || !late.Deadline.Equal(deadline) || errors.Is(err, asynq.SkipRetry) ||
 				!strings.HasPrefix(err.Error(), `worker: task type "x": throttled: api`) {
 				t.Errorf("%s: %v, %v", name, info, err)
@@ -151,8 +151,8 @@ func TestPlannedTooLate(t *testing.T) {
 			}
 		}
 		// A shorter MaxWait is what refuses.
-		var refused *throttle.RefusedError
-		if _, err := client.EnqueueContext(t.Context(), acmeTask(), asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute)); !errors.As(err, &refused) {
+		var refused *throttle.TooLateError
+		if _, err := client.EnqueueContext(t.Context(), acmeTask(), asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute)); !errors.As(err, &refused) || refused.MaxWait != time.Minute {
 			t.Error(err)
 		}
 		if after := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val())); !slices.Equal(before, after) {

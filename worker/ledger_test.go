@@ -261,7 +261,7 @@ func (s *site) planMany(client *worker.Client, tenant string, from, n int, opts 
 // shared is a policy over every task type with one window that all tenants share.
 func shared(limit int64, period time.Duration) throttle.Policy {
 	p := policy(limit, period)
-	p.Windows[0].Per = []string{}
+	p.Windows[0].Scope = throttle.Shared
 	return p
 }
 
@@ -284,7 +284,7 @@ func (s *site) join(tenant, id string, task *asynq.Task) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	places, err := s.limiter.Join(context.Background(), "api", []throttle.Ticket{{
+	places, err := s.limiter.Line("api").Join(context.Background(), []throttle.Ticket{{
 		TicketID: throttle.TicketID{Queue: identity + "/default", ID: id},
 		Key:      joinKey(task),
 		Request:  throttle.Request{Tenant: tenant},

@@ -39,7 +39,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
 		{"tenant's own limit, beside a shared window", func() throttle.Policy {
 			p := policy(10, time.Minute)
-			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Per: []string{}})
+			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
 			return p
 		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
 			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},

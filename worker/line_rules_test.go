@@ -157,7 +157,7 @@ func TestEnqueueBatch(t *testing.T) {
 			task("x", 1, asynq.TaskID("u1"), asynq.Unique(time.Hour)),
 			task("x", 1, asynq.TaskID("u2"), asynq.Unique(time.Hour)),
 		}
-		var late *worker.TooLateError
+		var late *throttle.TooLateError
 		var never *throttle.NeverFitsError
 		results := client.EnqueueBatch(t.Context(), tasks, asynq.MaxRetry(3))
 		for i, want := range []struct {

@@ -71,7 +71,7 @@ func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		return err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		request.HoldFor = max(0, time.Until(deadline))
+		request.MaxHold = max(0, time.Until(deadline))
 	}
 	if err := t.miswired(ctx, a != nil); err != nil {
 		return t.unavailable(a, request, err)
@@ -130,10 +130,10 @@ func (t *Throttle) decide(ctx context.Context, grant *dispatch.Grant, request th
 	switch {
 	case grant == nil || grant.NeverFits:
 		return t.config.Limiter.Reserve(ctx, request)
-	case time.Since(grant.Sent) <= startWithin && t.config.Limiter.Same(grant.TakenTicket, request):
+	case time.Since(grant.Sent) <= startWithin && t.config.Limiter.Line(grant.Policy).Matches(grant.TakenTicket, request):
 		return grant.Decision, nil
 	}
-	return t.config.Limiter.ReserveAgain(ctx, grant.TakenTicket, request)
+	return t.config.Limiter.Line(grant.Policy).ReserveAgain(ctx, grant.TakenTicket, request)
 }
 
 // miswired returns an error if the server that made the context was given something else.

@@ -73,7 +73,7 @@ func Settle(ctx context.Context, unit string, actual int64) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.own, err = r.limiter.Settle(ctx, r.own, map[string]int64{unit: actual})
+	r.own, err = r.limiter.Attach(r.own).Settle(ctx, map[string]int64{unit: actual})
 	return err
 }
 
@@ -86,7 +86,7 @@ func Cancel(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, err = r.limiter.Cancel(ctx, r.own); err == nil {
+	if _, err = r.limiter.Attach(r.own).Cancel(ctx); err == nil {
 		r.cancelled.Store(true)
 	}
 	return err
@@ -102,7 +102,7 @@ func Pause(ctx context.Context, d time.Duration) error {
 	r.mu.Lock()
 	own := r.own
 	r.mu.Unlock()
-	return r.limiter.Pause(ctx, own, d)
+	return r.limiter.Attach(own).Pause(ctx, d)
 }
 
 // Reserve takes more, in a handler: for a second call, or by a second policy. What the request leaves
@@ -131,7 +131,7 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline))
-		request.HoldFor = max(0, time.Until(deadline))
+		request.MaxHold = max(0, time.Until(deadline))
 	}
 	until := time.Now().Add(wait)
 	for {
@@ -146,11 +146,11 @@ func Reserve(ctx context.Context, request throttle.Request, wait time.Duration) 
 			return d.Reservation, nil
 		}
 		left := time.Until(until)
-		if left <= 0 || left < d.RetryIn && !d.MayBeSooner() {
+		if left <= 0 || left < d.RetryIn && !d.RetryInIsBound() {
 			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
 		}
 		again := askAgain // limits may be raised, and what was taken given back
-		if d.MayBeSooner() {
+		if d.RetryInIsBound() {
 			again = askForSlot
 		}
 		pause := min(max(d.RetryIn, time.Millisecond), left, again)
@@ -171,7 +171,7 @@ const (
 
 // keep keeps a lease until the handler returns. One that has returned gets nothing more.
 func (r *running) keep(ctx context.Context, reservation throttle.Reservation) error {
-	if r.limiter.Lease(reservation) == 0 {
+	if r.limiter.Attach(reservation).Lease() == 0 {
 		return nil
 	}
 	kept := keepLease(ctx, r.limiter, reservation, func(bool) {})
@@ -272,7 +272,7 @@ func (t *Throttle) requeueFront(ctx context.Context, a *attempt, request throttl
 		defer cancel()
 		request.Front = true
 		ticket := throttle.Ticket{TicketID: request.Ticket, Key: request.Key, Request: request}
-		places, err := t.config.Limiter.Join(ctx, request.Policy, []throttle.Ticket{ticket})
+		places, err := t.config.Limiter.Line(request.Policy).Join(ctx, []throttle.Ticket{ticket})
 		if err == nil && places[0].Err == nil && !places[0].Exempt {
 			d := throttle.Decision{
 				At: time.Now(), Policy: request.Policy, Queued: true, RetryIn: places[0].StartsIn,
@@ -301,10 +301,10 @@ type lease struct {
 
 // keepLease renews until release. Without a concurrency window it returns nil.
 func keepLease(ctx context.Context, limiter *throttle.Limiter, reservation throttle.Reservation, lost func(refused bool)) *lease {
-	if limiter.Lease(reservation) == 0 {
+	if limiter.Attach(reservation).Lease() == 0 {
 		return nil
 	}
-	return &lease{limiter, reservation, limiter.KeepRenewing(ctx, reservation, lost)}
+	return &lease{limiter, reservation, limiter.Attach(reservation).KeepRenewing(ctx, lost)}
 }
 
 // release ends the renewals, and then the lease.
@@ -315,5 +315,5 @@ func (l *lease) release() {
 	l.stop()
 	ctx, cancel := context.WithTimeout(context.Background(), giveBackTimeout)
 	defer cancel()
-	_ = l.limiter.Release(ctx, l.reservation) // or it runs out
+	_ = l.limiter.Attach(l.reservation).Release(ctx) // or it runs out
 }

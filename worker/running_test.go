@@ -509,7 +509,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.limiter.Release(t.Context(), warm.Reservation); err != nil {
+		if err := warm.Reservation.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		left := make(chan error, 1)
@@ -602,7 +602,7 @@ func TestReserveComesWhenCalled(t *testing.T) {
 		}, calm)
 		s.enqueue(task("acme"), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
-		if _, err := s.limiter.Cancel(t.Context(), taken.Reservation); err != nil {
+		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Minute)

@@ -157,7 +157,7 @@ func (t *Throttle) dispatcher() *dispatch.Dispatcher {
 			info, _ := t.config.Limiter.Lookup(policy)
 			t.outages.failed(err, "policy", policy, "fails", string(info.Fail))
 		}
-		c.Limiter = t.config.Limiter
+		c.Limiter = dispatch.Lines(t.config.Limiter)
 		c.Match = t.match
 		t.dispatch.Store(dispatch.New(c))
 	})
@@ -180,7 +180,7 @@ func (t *Throttle) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 		return dispatch.Match{}, false // the middleware says so
 	}
 	request.Front = m.Retried() > 0
-	request.HoldFor = m.TimeLimit(time.Now())
+	request.MaxHold = m.TimeLimit(time.Now())
 	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, Policy: policy.Name, Request: request}, true
 }
 

@@ -269,7 +269,7 @@ func TestRealFailuresOfOurs(t *testing.T) {
 	p := policy(5, time.Hour)
 	p.Match = []string{"x", "by-user"}
 	byUser := policy(5, time.Hour)
-	byUser.Name, byUser.Match, byUser.Windows[0].Per = "by-user", []string{"by-user"}, []string{"user"}
+	byUser.Name, byUser.Match, byUser.Windows[0].Scope = "by-user", []string{"by-user"}, throttle.Per("user")
 	p.Match = []string{"x"}
 	header := func(name, value string) *asynq.Task {
 		return asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme", name: value})
@@ -312,7 +312,7 @@ func TestRealFailuresOfOurs(t *testing.T) {
 func TestIdentityReachesTheHandler(t *testing.T) {
 	p := policy(100, time.Hour)
 	p.Match = []string{"x"}
-	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Per: []string{"user"}})
+	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Scope: throttle.Per("user")})
 	id := worker.Identity{
 		Attributes: map[string]string{"user": "b&=%\x00\xff;b", "ip": "::1"},
 		Cost:       map[string]int64{"tokens": 300},
@@ -363,7 +363,7 @@ func TestEarliestReset(t *testing.T) {
 
 func TestUserFunctions(t *testing.T) {
 	p := policy(10, time.Hour)
-	p.Windows[0].Per = []string{"region"}
+	p.Windows[0].Scope = throttle.Per("region")
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
 		s.enqueue(asynq.NewTask("x", []byte("eu")))
 		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) {

@@ -68,7 +68,7 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
 			limitText(window),
-			scopeText(window.Per), algorithmText(window), short(window.Margin))
+			scopeText(window.Scope), algorithmText(window), short(window.Margin))
 	}
 	t.Flush()
 	if len(p.Tenants) > 0 {
@@ -84,11 +84,11 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	}
 }
 
-func scopeText(per []string) string {
-	if len(per) == 0 {
+func scopeText(s throttle.Scope) string {
+	if s == throttle.Shared {
 		return "shared by all"
 	}
-	return strings.Join(per, ", ")
+	return strings.Join(s.Attributes(), ", ")
 }
 
 func limitText(w throttle.Window) string {
@@ -142,7 +142,7 @@ type (
 		Name     string                   `json:"name"`
 		Match    []string                 `json:"match"`
 		Fail     throttle.FailMode        `json:"fail"`
-		Remote   throttle.Remote          `json:"remote"`
+		Upstream throttle.Upstream        `json:"upstream"`
 		Requeue  throttle.Requeue         `json:"requeue"`
 		Windows  []checkedWindow          `json:"windows"`
 		Tenants  map[string]checkedTenant `json:"tenants"`
@@ -177,12 +177,12 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Remote: p.Remote, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Requeue: p.Requeue, Upstream: p.Upstream,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {
 			c.Windows = append(c.Windows, checkedWindow{
-				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: append([]string{}, w.Per...),
+				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: w.Scope.Attributes(),
 				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: milliseconds(w.Margin),
 				LeaseMS: milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
 			})

@@ -43,7 +43,7 @@ func TestDrainFindsLostTasks(t *testing.T) {
 		client := piped{m}.MakeRedisClient().(*redis.Client)
 		defer client.Close()
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
-			Name: "p", Match: []string{"*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: 5 * time.Minute, Per: []string{}}},
+			Name: "p", Match: []string{"*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: 5 * time.Minute, Scope: throttle.Shared}},
 		}}})
 		if err != nil {
 			t.Fatal(err)

@@ -49,7 +49,7 @@ func contestants(client redis.UniversalClient) ([]contestant, error) {
 		first := last
 		first.Name, first.Limit = "first", 2*last.Limit
 		ofUser := last
-		ofUser.Per = []string{"tenant", "user"}
+		ofUser.Scope = throttle.Per("tenant", "user")
 		for _, shape := range []struct {
 			name    string
 			windows []throttle.Window

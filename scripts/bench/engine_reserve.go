@@ -93,7 +93,11 @@ func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int
 // engineShapes: policies of other shapes beside two windows in one scope, by single calls.
 func engineShapes(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	window := func(name string, period time.Duration, per ...string) throttle.Window {
-		return throttle.Window{Name: name, Limit: 1_000_000, Period: period, Per: per}
+		w := throttle.Window{Name: name, Limit: 1_000_000, Period: period}
+		if len(per) > 0 {
+			w.Scope = throttle.Per(per...)
+		}
+		return w
 	}
 	shapes := [][]throttle.Window{
 		{window("second", time.Second), window("minute", time.Minute)},

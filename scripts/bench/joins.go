@@ -56,7 +56,7 @@ func (j *joins) join(ctx context.Context, policy string, from, n int) error {
 			Request:  throttle.Request{Tenant: "tenant-" + strconv.Itoa((from+i)%10)},
 		}
 	}
-	places, err := j.limiter.Join(ctx, policy, tickets)
+	places, err := j.limiter.Line(policy).Join(ctx, tickets)
 	for _, p := range places {
 		if err == nil {
 			err = p.Err
@@ -83,7 +83,7 @@ func takeScript(ctx context.Context, addr string) (string, error) {
 	defer client.Close()
 	calls := &callLog{}
 	client.AddHook(calls)
-	if _, err := limiter.Take(ctx, "probe", throttle.TakeOptions{Queues: []string{"nobody"}}); err != nil {
+	if _, err := limiter.Line("probe").Take(ctx, throttle.TakeOptions{Queues: []string{"nobody"}}); err != nil {
 		return "", err
 	}
 	all := calls.of("")

@@ -12,7 +12,7 @@ import (
 func atOnce(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	o.servers, o.slots = 2, 16
 	const limit = 8
-	f, err := newFleet(o, throttle.Window{Name: "at-once", Algorithm: throttle.Concurrency, Limit: limit, Per: []string{}})
+	f, err := newFleet(o, throttle.Window{Name: "at-once", Algorithm: throttle.Concurrency, Limit: limit, Scope: throttle.Shared})
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 func shared(name string, limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: name, Limit: limit, Period: period, Per: []string{}}
+	return throttle.Window{Name: name, Limit: limit, Period: period, Scope: throttle.Shared}
 }
 
 // Wakes of a task at the most, as means: enqueued by a plain client, which has it denied once, and by ours.

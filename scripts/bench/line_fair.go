@@ -134,7 +134,7 @@ func crossing(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const tenants, regions, limit, period = 40, 4, 5, 3 * time.Second
 	f, err := newFleet(o,
 		throttle.Window{Name: "own", Limit: limit, Period: period},
-		throttle.Window{Name: "region", Limit: 20, Period: time.Second, Per: []string{"region"}})
+		throttle.Window{Name: "region", Limit: 20, Period: time.Second, Scope: throttle.Per("region")})
 	if err != nil {
 		return nil, err
 	}

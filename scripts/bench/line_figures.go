@@ -119,12 +119,9 @@ func (f *fleet) by(w throttle.Window) map[string][]*logged {
 
 // scope is the value by which a window counts the task.
 func (l *logged) scope(w throttle.Window) string {
-	if w.Per == nil {
-		return l.tenant
-	}
 	values := map[string]string{"tenant": l.tenant, "region": l.region}
 	var of []string
-	for _, attribute := range w.Per {
+	for _, attribute := range w.Scope.Attributes() {
 		of = append(of, values[attribute])
 	}
 	return strings.Join(of, "/")

@@ -172,7 +172,7 @@ func excess(windows []throttle.Window, runs []run) int64 {
 		by := map[string][]time.Time{}
 		for _, r := range runs {
 			whom := r.Tenant
-			if w.Per != nil && len(w.Per) == 0 {
+			if w.Scope == throttle.Shared {
 				whom = ""
 			}
 			if !r.Granted.IsZero() {

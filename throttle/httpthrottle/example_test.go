@@ -72,8 +72,8 @@ func ExampleNewMiddleware() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name: "site",
 		Windows: []throttle.Window{
-			{Name: "address", Limit: 100, Period: time.Minute, Per: []string{"ip"}},
-			{Name: "user", Limit: 1, Period: time.Minute, Per: []string{"user"}},
+			{Name: "address", Limit: 100, Period: time.Minute, Scope: throttle.Per("ip")},
+			{Name: "user", Limit: 1, Period: time.Minute, Scope: throttle.Per("user")},
 		},
 	})
 	defer end()

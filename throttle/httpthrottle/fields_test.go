@@ -128,7 +128,7 @@ func TestWhatOurWindowsLetOut(t *testing.T) {
 
 func TestDriftsAreToldOnce(t *testing.T) {
 	t.Parallel()
-	l := &learner{told: map[string]drift{}}
+	l := &learner{drifts: map[string]drift{}}
 	for i, row := range []struct {
 		behind int64
 		reset  time.Duration
@@ -154,11 +154,11 @@ func TestDriftsAreToldOnce(t *testing.T) {
 			l.note("key", row.behind, row.reset)
 		}
 	}
-	for i := range 3 * toldMost {
+	for i := range 3 * maxDrifts {
 		l.note(fmt.Sprint(i), 1, time.Hour)
 	}
-	if len(l.told) > toldMost {
-		t.Errorf("%d drifts are remembered", len(l.told))
+	if len(l.drifts) > maxDrifts {
+		t.Errorf("%d drifts are remembered", len(l.drifts))
 	}
 }
 

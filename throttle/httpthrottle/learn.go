@@ -13,11 +13,10 @@ import (
 
 // A learner passes on what the upstream says of how much is left, if that is news.
 type learner struct {
-	limiter *throttle.Limiter
-	logger  *slog.Logger
+	logger *slog.Logger
 
-	mu   sync.Mutex
-	told map[string]drift // by policy, unit and scopes
+	mu     sync.Mutex
+	drifts map[string]drift // by policy, unit and scopes
 }
 
 // A drift is by how many units the upstream was behind our windows when that was passed on. Redis takes
@@ -27,8 +26,8 @@ type drift struct {
 	until time.Time // when the upstream resets
 }
 
-// toldMost bounds what is remembered: tenants are data.
-const toldMost = 10_000
+// maxDrifts bounds what is remembered: tenants are data.
+const maxDrifts = 10_000
 
 // learn takes the answer to a call in.
 func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision) {
@@ -47,7 +46,7 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	case d.FailedOpen != nil: // nobody to tell, and nothing to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
-			if err := t.c.Limiter.Pause(ctx, d.Reservation, retryIn); err != nil {
+			if err := d.Reservation.Pause(ctx, retryIn); err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be passed on", "policy", d.Policy, "error", err)
 			}
 		})
@@ -82,7 +81,7 @@ func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Deci
 			continue
 		}
 		afterward(ctx, func(ctx context.Context) {
-			if err := l.limiter.Left(ctx, d.Reservation, unit, r.left, r.reset); err != nil {
+			if err := d.Reservation.ReportRemaining(ctx, throttle.Remaining{Unit: unit, Units: r.left, Reset: r.reset}); err != nil {
 				l.logger.Warn("httpthrottle: what is left could not be passed on", "policy", d.Policy, "error", err)
 				return
 			}
@@ -115,7 +114,7 @@ func letsOut(d throttle.Decision, r remainder) (least int64, ok bool) {
 func (l *learner) news(key string, behind int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, ok := l.told[key]
+	before, ok := l.drifts[key]
 	if !ok || !time.Now().Before(before.until) {
 		return behind > 0
 	}
@@ -127,10 +126,10 @@ func (l *learner) news(key string, behind int64, reset time.Duration) bool {
 func (l *learner) note(key string, behind int64, reset time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.told) >= toldMost {
-		clear(l.told)
+	if len(l.drifts) >= maxDrifts {
+		clear(l.drifts)
 	}
-	l.told[key] = drift{behind, time.Now().Add(reset)}
+	l.drifts[key] = drift{behind, time.Now().Add(reset)}
 }
 
 func keyOf(d throttle.Decision, unit string) string {

@@ -75,7 +75,7 @@ type MiddlewareConfig struct {
 // whole seconds, rounded up: repeated then and not sooner, it fits, unless others took the room.
 //
 // What Concurrency windows hold is held until the handler returns or panics. If it is lost meanwhile,
-// the request's context ends with ErrLeaseLost.
+// the request's context ends with throttle.ErrLeaseLost.
 //
 // While Redis does not answer, the answer is 503 with Retry-After; with the policy's fail: open the
 // request is served, without the fields.
@@ -83,7 +83,7 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	if c.Limiter == nil {
 		return nil, errors.New("httpthrottle: MiddlewareConfig.Limiter is nil: must be what throttle.New returns")
 	}
-	if _, ok := c.Limiter.Policy(c.Policy); !ok {
+	if _, ok := c.Limiter.Lookup(c.Policy); !ok {
 		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.Policy %q: must be a policy of the limiter", c.Policy)
 	}
 	if c.IPv6Bits == 0 {
@@ -129,8 +129,8 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 		g.Refused(w, r, http.StatusTooManyRequests, d)
 		return
 	}
-	ctx, h := newHold(r.Context(), g.Limiter, d.Reservation, g.Logger)
-	defer h.end(h.release)
+	ctx, hold := d.Reservation.Hold(r.Context())
+	defer release(r.Context(), hold, g.Logger)
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
@@ -160,10 +160,8 @@ func (g *guard) charge(r *http.Request, request throttle.Request, denied throttl
 	if err != nil {
 		return denied, err
 	}
-	if g.Limiter.Lease(charged.Reservation) > 0 {
-		if err := g.Limiter.Release(r.Context(), charged.Reservation); err != nil {
-			return denied, err
-		}
+	if err := charged.Reservation.Release(r.Context()); err != nil {
+		return denied, err
 	}
 	d, err := g.Limiter.Peek(r.Context(), request)
 	if d.Granted { // there was room again meanwhile, which this request did not get

@@ -42,8 +42,8 @@ func TestSeveralIdentitiesAtOnce(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		limiter := newLimiter(t, client, policy("site",
-			throttle.Window{Name: "address", Limit: 3, Period: time.Hour, Per: []string{"ip"}},
-			throttle.Window{Name: "person", Limit: 2, Period: 2 * time.Hour, Per: []string{"user"}}))
+			throttle.Window{Name: "address", Limit: 3, Period: time.Hour, Scope: throttle.Per("ip")},
+			throttle.Window{Name: "person", Limit: 2, Period: 2 * time.Hour, Scope: throttle.Per("user")}))
 		var served atomic.Int64
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site", Attributes: byUser})(
 			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served.Add(1) }))
@@ -101,7 +101,7 @@ func TestSeveralIdentitiesAtOnce(t *testing.T) {
 // A request repeated after Retry-After is served; one a second before is not.
 func TestRetryAfterIsRoundedUp(t *testing.T) {
 	t.Parallel()
-	bubble(t, policy("site", throttle.Window{Name: "w", Limit: 1, Period: 2500 * time.Millisecond, Per: []string{"ip"}}),
+	bubble(t, policy("site", throttle.Window{Name: "w", Limit: 1, Period: 2500 * time.Millisecond, Scope: throttle.Per("ip")}),
 		func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(http.HandlerFunc(ok))
 			statuses := []int{ask(h, "10.0.0.1", "").StatusCode}
@@ -145,7 +145,7 @@ func TestAllowedRequestsAreCountedAndServed(t *testing.T) {
 func TestRefusedRequestsCanBeCharged(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		window := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 60, Burst: 2, Period: time.Hour, Per: []string{"ip"}}
+		window := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 60, Burst: 2, Period: time.Hour, Scope: throttle.Per("ip")}
 		p, q := policy("charged", window, slots(5)), policy("free", window, slots(5))
 		limiter := newLimiter(t, client, p, q)
 		for _, row := range []struct {
@@ -251,7 +251,7 @@ func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
 				t.Error("nobody could take the slot", err)
 			}
 			<-r.Context().Done()
-			if cause := context.Cause(r.Context()); !errors.Is(cause, httpthrottle.ErrLeaseLost) {
+			if cause := context.Cause(r.Context()); !errors.Is(cause, throttle.ErrLeaseLost) {
 				t.Errorf("the context of a handler that lost its slot ended by %v", cause)
 			}
 		})

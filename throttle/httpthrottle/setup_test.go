@@ -46,12 +46,12 @@ func policy(name string, windows ...throttle.Window) throttle.Policy {
 
 // perHour is a window in which no time passes during a test.
 func perHour(limit int64, per ...string) throttle.Window {
-	return throttle.Window{Name: "hour", Limit: limit, Period: time.Hour, Per: append([]string{}, per...)}
+	return throttle.Window{Name: "hour", Limit: limit, Period: time.Hour, Scope: throttle.Per(per...)}
 }
 
 // slots is a window of so many at once, under a lease of 3 s.
 func slots(limit int64) throttle.Window {
-	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 3 * time.Second, Per: []string{}}
+	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.Shared}
 }
 
 // bubble runs the test on fake time, with a miniredis inside. It fails if a goroutine is left behind.

@@ -9,14 +9,13 @@
 //	client := &http.Client{Transport: transport}
 //	response, err := client.Do(request.WithContext(ctx)) // ctx is the handler's
 //
-// To follow a call through the code, read [Transport.RoundTrip] here, then hold.go, then learn.go.
+// To follow a call through the code, read [Transport.RoundTrip] here, then body.go and learn.go.
 package httpthrottle
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptrace"
@@ -108,7 +107,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("httpthrottle: TransportConfig.Limiter is nil: must be what throttle.New returns")
 	}
-	if _, ok := c.Limiter.Policy(c.Policy); c.Policy != "" && !ok {
+	if _, ok := c.Limiter.Lookup(c.Policy); c.Policy != "" && !ok {
 		return nil, fmt.Errorf("httpthrottle: TransportConfig.Policy %q: must be a policy of the limiter", c.Policy)
 	}
 	if c.MaxWait < 0 {
@@ -129,15 +128,15 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.Refusal == nil {
 		c.Refusal = refusal
 	}
-	return &Transport{c, learner{limiter: c.Limiter, logger: c.Logger, told: map[string]drift{}}}, nil
+	return &Transport{c, learner{logger: c.Logger, drifts: map[string]drift{}}}, nil
 }
 
 // RoundTrip makes the call if it fits, and never repeats one. Each call of a chain of redirects
 // counts.
 //
 // Errors besides those of the base are *throttle.DeniedError if it does not fit now,
-// *UnidentifiedError, and those of Limiter.Reserve; then the call was not made. ErrLeaseLost ends a
-// call whose hold of a Concurrency window was lost. http.Client wraps all of them in *url.Error;
+// *UnidentifiedError, and those of Limiter.Reserve; then the call was not made. throttle.ErrLeaseLost ends a
+// call that lost its slot in a Concurrency window. http.Client wraps all of them in *url.Error;
 // errors.As and errors.Is see through it.
 //
 // What Concurrency windows hold is renewed until the answer's body is closed or read to its end, or
@@ -154,7 +153,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case t.c.LearnOnly:
 		resp, err := t.c.Base.RoundTrip(req)
 		if err == nil {
-			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}})
+			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: t.c.Limiter.Attach(throttle.Reservation{Request: r})})
 		}
 		return resp, err
 	}
@@ -181,7 +180,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	case job != nil:
 		r = job.Request
 		// Of the job, not of this call. A job waits in no line but its own policy's.
-		r.HoldFor, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, "", throttle.TicketID{}, "", false
+		r.MaxHold, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, "", throttle.TicketID{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
 				r.Cost = nil // in units of the job's policy
@@ -191,8 +190,8 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	default:
 		r.Policy = t.c.Policy
 	}
-	if deadline, ok := req.Context().Deadline(); ok && r.HoldFor == 0 {
-		r.HoldFor = max(0, time.Until(deadline))
+	if deadline, ok := req.Context().Deadline(); ok && r.MaxHold == 0 {
+		r.MaxHold = max(0, time.Until(deadline))
 	}
 	return r, r.Policy != ""
 }
@@ -231,11 +230,14 @@ func (t *Transport) reserve(ctx context.Context, r throttle.Request) (throttle.D
 func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decision) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
-		afterward(outer, func(ctx context.Context) { t.giveBack(ctx, d) })
+		afterward(outer, func(ctx context.Context) {
+			t.giveBack(ctx, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
+		})
 		closeBody(req)
 		return nil, fmt.Errorf("httpthrottle: %w", context.Cause(outer))
 	}
-	ctx, h := newHold(outer, t.c.Limiter, d.Reservation, t.c.Logger)
+	ctx, hold := d.Reservation.Hold(outer)
+	end := func() { release(outer, hold, t.c.Logger) }
 
 	var sought, sent atomic.Bool
 	trace := &httptrace.ClientTrace{
@@ -245,21 +247,29 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if err != nil {
 		if sought.Load() && !sent.Load() {
-			h.end(func(ctx context.Context) { t.giveBack(ctx, d) })
-		} else {
-			h.end(h.release)
+			afterward(outer, func(ctx context.Context) { t.giveBack(ctx, d.Policy, hold.Cancel) })
 		}
+		end()
 		return nil, err
 	}
 	t.learn(outer, resp, job, d)
-	h.until(outer, resp)
+	if d.Reservation.Lease() > 0 {
+		untilRead(outer, resp, end)
+	}
 	return resp, nil
 }
 
 // giveBack undoes a grant by which no call was made.
-func (t *Transport) giveBack(ctx context.Context, d throttle.Decision) {
-	if _, err := t.c.Limiter.Cancel(ctx, d.Reservation); err != nil {
-		t.c.Logger.Warn("httpthrottle: what was reserved for a call that was not made counts", "policy", d.Policy, "error", err)
+func (t *Transport) giveBack(ctx context.Context, policy string, cancel func(context.Context) error) {
+	if err := cancel(ctx); err != nil {
+		t.c.Logger.Warn("httpthrottle: what was reserved for a call that was not made counts", "policy", policy, "error", err)
+	}
+}
+
+// release gives back what Concurrency windows hold for a call, or for a request that was served.
+func release(ctx context.Context, hold *throttle.Hold, logger *slog.Logger) {
+	if err := hold.Release(ctx); err != nil {
+		logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out", "policy", hold.Reservation().Policy, "error", err)
 	}
 }
 
@@ -275,29 +285,4 @@ func closeBody(req *http.Request) {
 	if req.Body != nil {
 		req.Body.Close()
 	}
-}
-
-// A body ends its call when it is read to its end or closed.
-type body struct {
-	io.ReadCloser
-	end func()
-}
-
-func (b *body) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		b.end()
-	}
-	return n, err
-}
-
-func (b *body) Close() error {
-	defer b.end()
-	return b.ReadCloser.Close()
-}
-
-// A duplex is the body of an answer that switched protocols: it can be written to.
-type duplex struct {
-	body
-	io.Writer
 }

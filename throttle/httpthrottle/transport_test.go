@@ -123,7 +123,7 @@ func TestACallWaitsForItsTurn(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, policy("api", throttle.Window{Name: "w", Limit: 1, Period: 2 * time.Second, Per: []string{}}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			bubble(t, policy("api", throttle.Window{Name: "w", Limit: 1, Period: 2 * time.Second, Scope: throttle.Shared}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				rt := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", MaxWait: row.maxWait, Base: answer(http.NoBody)})
 				if _, err := get(t.Context(), rt, "http://far"); err != nil {
 					t.Fatal(err)
@@ -294,7 +294,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 			t.Fatal("nobody could take the slot", err)
 		}
 		if used(t, limiter, other)[0] == 1 {
-			if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, httpthrottle.ErrLeaseLost) {
+			if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, throttle.ErrLeaseLost) {
 				t.Errorf("reading on: %v", err)
 			}
 		}
@@ -352,7 +352,7 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		if _, err := get(throttle.WithJob(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)
 		}
-		taken, err := limiter.Take(t.Context(), "api", throttle.TakeOptions{Queues: []string{"default"}, Max: 1})
+		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: []string{"default"}, Max: 1})
 		if err != nil || taken.Next >= 0 {
 			t.Errorf("somebody waits: %+v, %v", taken, err)
 		}

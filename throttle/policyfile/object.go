@@ -84,9 +84,9 @@ func (o object) child(key, where, what, example string, known ...string) object 
 	return o.object(f.node, f.line, where, what, example, known...)
 }
 
-func (o object) bad(key, mend string) {
+func (o object) bad(key, hint string) {
 	f := o.fields[key]
-	o.report(f.line, o.where, key+" "+show(f.node), mend)
+	o.report(f.line, o.where, key+" "+show(f.node), hint)
 }
 
 // check tells what package throttle says of this object, at the line of the field it means.
@@ -111,7 +111,7 @@ func (o object) check(err error) {
 	case !there: // a default, or a name that is a key
 		line = o.line
 	}
-	o.report(line, o.where, e.Field+" "+value, e.Mend)
+	o.report(line, o.where, e.Field+" "+value, e.Hint)
 }
 
 func (o object) text(key string) string {
@@ -129,26 +129,33 @@ func (o object) texts(key string) []string {
 	if !ok {
 		return nil
 	}
-	mend := "must be a list"
+	hint := "must be a list"
 	if n := follow(f.node); n.Kind == yaml.ScalarNode && n.ShortTag() != "!!null" {
-		mend += ": write [" + show(n) + "]"
+		hint += ": write [" + show(n) + "]"
 	}
 	texts := []string{}
-	for _, n := range o.list(key, mend) {
+	for _, n := range o.list(key, hint) {
 		s, _ := o.asText(n, n.Line, o.where, key)
 		texts = append(texts, s)
 	}
 	return texts
 }
 
-func (o object) list(key, mend string) []*yaml.Node {
+func (o object) scope(key string) throttle.Scope {
+	if _, ok := o.fields[key]; !ok {
+		return throttle.Scope{}
+	}
+	return throttle.Per(o.texts(key)...)
+}
+
+func (o object) list(key, hint string) []*yaml.Node {
 	f, ok := o.fields[key]
 	if !ok {
 		return nil
 	}
 	n := follow(f.node)
 	if n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq" {
-		o.bad(key, mend)
+		o.bad(key, hint)
 		return nil
 	}
 	return n.Content
@@ -272,7 +279,7 @@ func cut(s string) string {
 	return s
 }
 
-// unknown is the mend for an unknown key: the known one that is most like it, or all of them.
+// unknown is the hint for an unknown key: the known one that is most like it, or all of them.
 func unknown(key string, known []string) string {
 	nearest, least := "", len(key)
 	for _, k := range known {

@@ -1,5 +1,5 @@
 // Package policyfile reads policies from YAML, strictly: what it does not know, it refuses, with
-// file, line, policy, window, value and mend. docs/reference/policies.md is the reference of the format.
+// file, line, policy, window, value and hint. docs/reference/policies.md is the reference of the format.
 package policyfile
 
 import (
@@ -28,7 +28,7 @@ type Error struct {
 	Line  int    // from 1; 0 if no line is meant
 	Where string // such as `policy "github-api", window "burst"`; empty outside of policies
 	What  string // the field and its value as the file spells it, such as `period "0s"`
-	Mend  string // what it must be
+	Hint  string // what it must be
 }
 
 func (e *Error) Error() string {
@@ -36,7 +36,7 @@ func (e *Error) Error() string {
 	if e.Line > 0 {
 		s += fmt.Sprintf(":%d", e.Line)
 	}
-	for _, part := range []string{e.Where, e.What, e.Mend} {
+	for _, part := range []string{e.Where, e.What, e.Hint} {
 		if part != "" {
 			s += ": " + part
 		}
@@ -74,8 +74,8 @@ type decoder struct {
 	errs []*Error
 }
 
-func (d *decoder) report(line int, where, what, mend string) {
-	d.errs = append(d.errs, &Error{d.file, line, where, what, mend})
+func (d *decoder) report(line int, where, what, hint string) {
+	d.errs = append(d.errs, &Error{d.file, line, where, what, hint})
 }
 
 func (d *decoder) join() error {
@@ -109,11 +109,11 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		return nil
 	}
 	if !errors.Is(err, io.EOF) {
-		line, mend := 0, err.Error()
+		line, hint := 0, err.Error()
 		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
-			line, mend = e.Mark.Line, e.Message
+			line, hint = e.Mark.Line, e.Message
 		}
-		d.report(line, "", "not YAML", mend)
+		d.report(line, "", "not YAML", hint)
 		return nil
 	}
 	if expanded(&root, maxNodes) < 0 {
@@ -177,13 +177,13 @@ func (d *decoder) overlap(first throttle.Policy, firstAt object, second throttle
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "remote", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "requeue", "windows", "tenants")
 	p := throttle.Policy{
-		Fail:    throttle.FailMode(o.text("fail")),
-		Match:   o.texts("match"),
-		Name:    o.text("name"),
-		Remote:  throttle.Remote(o.text("remote")),
-		Requeue: throttle.Requeue(o.text("requeue")),
+		Fail:     throttle.FailMode(o.text("fail")),
+		Match:    o.texts("match"),
+		Name:     o.text("name"),
+		Requeue:  throttle.Requeue(o.text("requeue")),
+		Upstream: throttle.Upstream(o.text("upstream")),
 	}
 	// Validate tells its first error only: the parts are shown to it one by one, so that all are told.
 	if len(d.errs) == before {
@@ -214,9 +214,9 @@ func (d *decoder) windows(policy object) []throttle.Window {
 			Limit:     o.units("limit"),
 			Margin:    o.duration("margin"),
 			Name:      o.text("name"),
-			Per:       o.texts("per"),
 			Period:    o.duration("period"),
 			Resets:    o.text("resets"),
+			Scope:     o.scope("per"),
 			Timezone:  o.text("timezone"),
 			Unit:      o.text("unit"),
 		}
@@ -267,7 +267,7 @@ func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[stri
 			windows[e.Window].check(err)
 		case e.Field == "windows": // a window of that name cannot be overridden
 			window := fmt.Sprint(e.Value)
-			d.report(overrides.fields[window].line, o.where, fmt.Sprintf("windows %q", cut(window)), e.Mend)
+			d.report(overrides.fields[window].line, o.where, fmt.Sprintf("windows %q", cut(window)), e.Hint)
 		default:
 			o.check(err)
 		}

@@ -121,6 +121,14 @@ func wants(data []byte) (messages []string) {
 	return messages
 }
 
+// key is how policy files spell a field of package throttle.
+func key(field string) string {
+	if field == "Scope" {
+		return "per"
+	}
+	return strings.ToLower(field)
+}
+
 // A field that package throttle gets and policy files do not shows up here.
 func TestEveryFieldCanBeWritten(t *testing.T) {
 	policies, err := policyfile.Load("testdata/everything.good.yml")
@@ -137,7 +145,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 		for i := range v.NumField() {
 			name := v.Type().String() + "." + v.Type().Field(i).Name
 			written[name] = written[name] || !v.Field(i).IsZero()
-			row := "\n| `" + strings.ToLower(v.Type().Field(i).Name) + "` |"
+			row := "\n| `" + key(v.Type().Field(i).Name) + "` |"
 			if !strings.Contains(string(reference), row) {
 				t.Errorf("docs/reference/policies.md has no row for %s", name)
 			}
@@ -228,11 +236,11 @@ policies:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if per := policies[0].Windows[0].Per; per != nil {
-		t.Errorf("without per: %#v, want nil", per)
+	if scope := policies[0].Windows[0].Scope; scope != (throttle.Scope{}) {
+		t.Errorf("without per: %v, want the tenant", scope)
 	}
-	if per := policies[0].Windows[1].Per; per == nil || len(per) != 0 {
-		t.Errorf("per: [] is %#v, want an empty slice", per)
+	if scope := policies[0].Windows[1].Scope; scope != throttle.Shared {
+		t.Errorf("per: [] is %v, want shared", scope)
 	}
 }
 

@@ -40,8 +40,8 @@ func main() {
 			Name:  "crm",
 			Match: []string{"crm:*"},
 			Windows: []throttle.Window{
-				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 100 * time.Millisecond, Per: []string{}}, // shared by all tenants
-				{Name: "tenant", Limit: 100, Period: time.Minute},                                                     // of each tenant
+				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 100 * time.Millisecond, Scope: throttle.Shared}, // shared by all tenants
+				{Name: "tenant", Limit: 100, Period: time.Minute},                                                            // of each tenant
 			},
 		}},
 	})

@@ -82,20 +82,20 @@ func (p *Policy) header(now int64, process string, seq int64, room int) []any {
 
 // What a request asks for.
 const (
-	Reserve = "reserve" // takes the costs in all windows, or in none
-	Exempt  = "exempt"  // takes them in any case
-	Peek    = "peek"    // tells what Reserve would answer
-	Join    = "join"    // puts a ticket in line
-	Leave   = "leave"   // takes it out
-	PutBack = "put_back"
-	Cancel  = "cancel"
-	Settle  = "settle"
-	Release = "release"
-	Renew   = "renew"
-	Pause   = "pause"
-	Resume  = "resume"
-	Left    = "left"
-	Refresh = "refresh" // writes a tenant's weight and own limits where its tickets wait
+	Reserve   = "reserve" // takes the costs in all windows, or in none
+	Exempt    = "exempt"  // takes them in any case
+	Peek      = "peek"    // tells what Reserve would answer
+	Join      = "join"    // puts a ticket in line
+	Leave     = "leave"   // takes it out
+	PutBack   = "put_back"
+	Cancel    = "cancel"
+	Settle    = "settle"
+	Release   = "release"
+	Renew     = "renew"
+	Pause     = "pause"
+	Resume    = "resume"
+	Remaining = "remaining"
+	Refresh   = "refresh" // writes a tenant's weight and own limits where its tickets wait
 )
 
 // A Request is one of the requests of a batch.
@@ -224,8 +224,8 @@ func PauseWord(places []int, wait, ramp, rampMax int64) string {
 // ResumeWord is Request.Word of the end of a pause.
 func ResumeWord(places []int) string { return commas(places) }
 
-// LeftWord is Request.Word of what is left upstream: so many units until reset (us from now).
-func LeftWord(places []int, unit string, units, reset int64) string {
+// RemainingWord is Request.Word of what the upstream has left: so many units until reset (us from now).
+func RemainingWord(places []int, unit string, units, reset int64) string {
 	return fmt.Sprintf("%s %s %d %d", commas(places), unit, units, reset)
 }
 

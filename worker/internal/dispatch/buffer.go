@@ -218,7 +218,7 @@ func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets 
 		return
 	}
 	d.later(func(ctx context.Context) error {
-		err := d.Limiter.PutBack(ctx, policy, tickets)
+		err := d.Limiter.Line(policy).PutBack(ctx, tickets)
 		if err == nil {
 			d.Expect(policy, queue, again)
 		}
@@ -232,7 +232,7 @@ func (d *Dispatcher) GiveBack(policy, queue string, tickets ...throttle.TakenTic
 		return
 	}
 	d.later(func(ctx context.Context) error {
-		err := d.Limiter.GiveBack(ctx, policy, tickets)
+		err := d.Limiter.Line(policy).Refund(ctx, tickets)
 		if err == nil {
 			d.Expect(policy, queue, 0)
 		}

@@ -35,15 +35,27 @@ const (
 	troubleTimeout = 5 * time.Second
 )
 
-// A Limiter is what is needed of a *throttle.Limiter.
+// A Limiter has lines: see Lines.
 type Limiter interface {
-	Acknowledge(ctx context.Context, policy string) error
-	GiveBack(ctx context.Context, policy string, tickets []throttle.TakenTicket) error
-	Join(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error)
-	PutBack(ctx context.Context, policy string, tickets []throttle.TakenTicket) error
-	Take(ctx context.Context, policy string, o throttle.TakeOptions) (throttle.Taken, error)
-	TakePolicies() []string
+	Line(policy string) Line
+	Lines() []string
 }
+
+// A Line is what is needed of a *throttle.Line.
+type Line interface {
+	Acknowledge(ctx context.Context) error
+	Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error)
+	PutBack(ctx context.Context, tickets []throttle.TakenTicket) error
+	Refund(ctx context.Context, tickets []throttle.TakenTicket) error
+	Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error)
+}
+
+// Lines returns the lines of a limiter.
+func Lines(l *throttle.Limiter) Limiter { return limiter{l} }
+
+type limiter struct{ *throttle.Limiter }
+
+func (l limiter) Line(policy string) Line { return l.Limiter.Line(policy) }
 
 // Config is what New needs. All fields are required.
 type Config struct {

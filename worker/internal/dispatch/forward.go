@@ -58,9 +58,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			TicketID: throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID},
 			Key:      key, Request: match.Request,
 		}
-		if deadline := task.Message.Deadline(); !deadline.IsZero() {
-			j.ticket.Deadline = max(1, deadline.Sub(now))
-		}
+		j.ticket.Deadline = task.Message.Deadline()
 		joins[match.Policy] = append(joins[match.Policy], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
@@ -108,7 +106,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 		tickets[i] = j.ticket
 	}
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
-	places, err := d.Limiter.Join(call, policy, tickets)
+	places, err := d.Limiter.Line(policy).Join(call, tickets)
 	cancel()
 	if len(all) > 1 && isOfOne(err) {
 		for i := range all {

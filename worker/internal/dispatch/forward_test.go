@@ -134,11 +134,15 @@ func TestForwardWithoutTheLimiter(t *testing.T) {
 // away is a limiter that cannot be reached.
 type away struct{ dispatch.Limiter }
 
-func (away) Join(context.Context, string, []throttle.Ticket) ([]throttle.Place, error) {
+func (a away) Line(policy string) dispatch.Line { return awayLine{a.Limiter.Line(policy)} }
+
+type awayLine struct{ dispatch.Line }
+
+func (awayLine) Join(context.Context, []throttle.Ticket) ([]throttle.Place, error) {
 	return nil, throttle.ErrUnavailable
 }
 
-func (away) TakePolicies() []string { return nil }
+func (away) Lines() []string { return nil }
 
 // One ticket whose tenant cannot be looked up holds up no others.
 func TestForwardOfOneThatFails(t *testing.T) {
@@ -159,13 +163,17 @@ func TestForwardOfOneThatFails(t *testing.T) {
 
 type picky struct{ dispatch.Limiter }
 
-func (p picky) Join(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
+func (p picky) Line(policy string) dispatch.Line { return pickyLine{p.Limiter.Line(policy)} }
+
+type pickyLine struct{ dispatch.Line }
+
+func (p pickyLine) Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error) {
 	for _, ticket := range tickets {
 		if ticket.ID == "unlucky" {
 			return nil, errors.New("the database of plans is down")
 		}
 	}
-	return p.Limiter.Join(ctx, policy, tickets)
+	return p.Line.Join(ctx, tickets)
 }
 
 // A task that waits for a time and in no line runs in that second, whatever asynq's interval.

@@ -59,18 +59,28 @@ type bench struct {
 
 // watched notes the takes of a limiter.
 type watched struct {
-	*throttle.Limiter
+	dispatch.Limiter
 	bench *bench
 }
 
-func (w watched) Acknowledge(ctx context.Context, policy string) error {
-	w.bench.acked.Add(1)
-	return w.Limiter.Acknowledge(ctx, policy)
+func (w watched) Line(policy string) dispatch.Line {
+	return watchedLine{w.Limiter.Line(policy), w.bench, policy}
 }
 
-func (w watched) Take(ctx context.Context, policy string, o throttle.TakeOptions) (throttle.Taken, error) {
+type watchedLine struct {
+	dispatch.Line
+	bench  *bench
+	policy string
+}
+
+func (w watchedLine) Acknowledge(ctx context.Context) error {
+	w.bench.acked.Add(1)
+	return w.Line.Acknowledge(ctx)
+}
+
+func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error) {
 	w.bench.mu.Lock()
-	w.bench.takes = append(w.bench.takes, policy)
+	w.bench.takes = append(w.bench.takes, w.policy)
 	limit := w.bench.limit
 	w.bench.mu.Unlock()
 	if limit != nil {
@@ -78,7 +88,7 @@ func (w watched) Take(ctx context.Context, policy string, o throttle.TakeOptions
 			return throttle.Taken{}, err
 		}
 	}
-	return w.Limiter.Take(ctx, policy, o)
+	return w.Line.Take(ctx, o)
 }
 
 // inBubble runs a test with a dispatcher for queues, by default one slot.
@@ -108,7 +118,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Asynq:       asynqredis.New(served),
 			Concurrency: 1,
 			Failed:      func(string, error) { b.failed.Add(1) },
-			Limiter:     watched{limiter, b},
+			Limiter:     watched{dispatch.Lines(limiter), b},
 			Match: func(m asynqredis.Message) (dispatch.Match, bool) {
 				match := dispatch.Match{Policy: "api", Request: throttle.Request{Tenant: string(m.Payload()), Front: m.Retried() > 0}}
 				return match, m.Type() == "throttled"
@@ -203,7 +213,7 @@ func (b *bench) waitIn(policy, queue string, ids ...string) {
 			Request: throttle.Request{Tenant: "acme"},
 		})
 	}
-	places, err := b.limiter.Join(ctx, policy, tickets)
+	places, err := b.limiter.Line(policy).Join(ctx, tickets)
 	b.ok(err)
 	for _, place := range places {
 		b.ok(place.Err)

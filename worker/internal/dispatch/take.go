@@ -35,7 +35,7 @@ type line struct {
 
 // know makes lines of the policies that there are.
 func (d *Dispatcher) know(now time.Time) {
-	policies := d.Limiter.TakePolicies()
+	policies := d.Limiter.Lines()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range d.groups {
@@ -173,7 +173,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 
 	call, cancel := context.WithTimeout(ctx, takeTimeout)
 	sent := time.Now()
-	taken, err := d.Limiter.Take(call, l.policy, throttle.TakeOptions{Queues: queues, Max: n})
+	taken, err := d.Limiter.Line(l.policy).Take(call, throttle.TakeOptions{Queues: queues, Max: n})
 	cancel()
 	if err != nil {
 		d.failed(l, err)
@@ -273,7 +273,7 @@ func (d *Dispatcher) acknowledgeLater(policy string) {
 
 func (d *Dispatcher) acknowledge(policy string) {
 	d.later(func(ctx context.Context) error {
-		err := d.Limiter.Acknowledge(ctx, policy)
+		err := d.Limiter.Line(policy).Acknowledge(ctx)
 		if errors.Is(err, throttle.ErrUnknownPolicy) {
 			return nil
 		}

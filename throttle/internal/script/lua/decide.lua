@@ -14,7 +14,7 @@
 --               once    end of the key by which a repeated request is known for a minute
 --               hold    for how long what is granted may be held where it has to be given back (us)
 --               word    settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
---                       pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; left: "PLACES unit units reset"
+--                       pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; remaining: "PLACES unit units reset"
 --                       (PLACES: the scopes meant, by number and commas; times in us)
 --   then S ends of the scopes' keys, narrow to broad
 --
@@ -26,7 +26,7 @@
 --   cancel      gives everything back, once; of what was taken from the line, with its place, also what its tenant's tags moved by
 --   release     gives back what is held by leases
 --   renew       keeps that for as long again           settle   corrects what was taken, once for each word
---   pause, resume, left                                what the upstream said (upstream.lua)
+--   pause, resume, remaining                           what the upstream said (upstream.lua)
 --
 -- reply  for every request one of these, each followed, of reserve, exempt, peek and cancel, by what it says of every window:
 --   plain  status at                              a plain grant, or done     window: used (units) resets (us)
@@ -350,9 +350,9 @@ local function later_verbs()
     upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0)
   end)
   verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
-  verbs.left = upstream_verb(function(r, scope, now, rest)
+  verbs.remaining = upstream_verb(function(r, scope, now, rest)
     local unit, units, reset = match(rest, '^(%S+) (%S+) (%S+)$')
-    upstream().left(scope, unit, now, r.at > 0 and r.at or now, units + 0, now + reset)
+    upstream().remaining(scope, unit, now, r.at > 0 and r.at or now, units + 0, now + reset)
   end)
 end
 

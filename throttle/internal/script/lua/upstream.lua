@@ -4,7 +4,7 @@
 --           Nothing is granted before `until`. From then on `ramp` is the time in which one window's
 --           worth is let out, evenly, and `gone` how much of that was granted since, in parts of
 --           SHARE. It was set for something granted at the time `set` or before.
---   !UNIT   calls left at the upstream (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
+--   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.
 
@@ -86,9 +86,9 @@ function upstream()
     put(scope, '!', 'p', until_time + 4 * ramp, pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set))
   end
 
-  -- left_upstream notes how many units the upstream has left after a call that was granted at `at`, until
+  -- remaining notes how many units the upstream has left after a call that was granted at `at`, until
   -- it resets. An answer to an earlier call than the last known says nothing new.
-  local function left(scope, unit, now, at, units, resets)
+  local function remaining(scope, unit, now, at, units, resets)
     local name = '!' .. unit
     local before, entries = section_of(scope, name, 'r', now), ''
     if before then
@@ -103,7 +103,7 @@ function upstream()
     put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   end
 
-  made = {fits_at = fits_at, put = put, take = take, pause = pause, left = left}
+  made = {fits_at = fits_at, put = put, take = take, pause = pause, remaining = remaining}
   return made
 end
 end

@@ -1,0 +1,291 @@
+package throttle
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// An operation is one request against one policy.
+type operation struct {
+	*compiledPolicy
+	request Request
+	tenant  Tenant
+	windows []Window // as they hold for the tenant
+	costs   []int64  // by window
+	values  [][]string
+	keys    []string // of the scopes
+}
+
+// newOperation makes a request ready to send. The errors are *RequestError.
+func (cp *compiledPolicy) newOperation(r Request, t Tenant) (*operation, error) {
+	bad := func(field string, value any, hint string) error {
+		return &RequestError{Policy: cp.Name, Field: field, Value: value, Hint: hint}
+	}
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windowsOf(t)}
+	o.keys, o.values = make([]string, len(cp.scopes)), make([][]string, len(cp.scopes))
+	for i, attributes := range cp.scopes {
+		values := make([]string, len(attributes))
+		for j, a := range attributes {
+			value, field := r.Attributes[a], "attribute "+a
+			if a == TenantAttribute {
+				value, field = r.Tenant, a
+			}
+			if value == "" || len(value) > MaxValueBytes {
+				return nil, bad(field, value, fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes))
+			}
+			values[j] = value
+		}
+		o.keys[i], o.values[i] = script.ScopeKey(attributes, values), values
+	}
+	switch {
+	case len(r.IdempotencyKey) > MaxValueBytes:
+		return nil, bad("idempotency key", r.IdempotencyKey, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+	case len(r.Tenant) > MaxValueBytes:
+		return nil, bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+	case len(r.Key) > MaxKeyBytes:
+		return nil, bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
+	}
+	o.costs = make([]int64, len(o.windows))
+	for i, w := range o.windows {
+		o.costs[i] = r.costOf(w.Unit)
+	}
+	return o, nil
+}
+
+func (cp *compiledPolicy) windowsOf(t Tenant) []Window {
+	if len(t.Windows) == 0 {
+		return cp.Windows
+	}
+	windows := make([]Window, len(cp.Windows))
+	for i, w := range cp.Windows {
+		windows[i] = t.apply(w)
+	}
+	return windows
+}
+
+// checkCosts tells whether the costs can ever be granted. The errors are *RequestError and
+// *NeverFitsError. Cancel does not ask: what was taken is given back under any policy.
+func (o *operation) checkCosts() error {
+	if err := o.checkUnits("cost", o.request.Cost); err != nil {
+		return err
+	}
+	for i, w := range o.windows {
+		if capacity := o.known[i].capacity(w); o.costs[i] > capacity && !o.tenant.Exempt {
+			return &NeverFitsError{o.Name, w.Name, w.Unit, o.costs[i], capacity}
+		}
+	}
+	return nil
+}
+
+func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error {
+	for unit, cost := range costs {
+		hint := ""
+		switch {
+		case !slices.Contains(cp.units, unit) && unit != Requests:
+			hint = "no window counts this unit, but " + strings.Join(cp.units, ", ")
+		case cost < 0 || cost > MaxLimit:
+			hint = fmt.Sprintf("must be 0 to %d", int64(MaxLimit))
+		default:
+			continue
+		}
+		return &RequestError{Policy: cp.Name, Field: field + " " + printable(unit), Value: cost, Hint: hint}
+	}
+	return nil
+}
+
+// ask is the request as the scripts take it, but for what is peculiar to some operations.
+func (o *operation) ask(op, id string) script.Request {
+	r := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText()}
+	if o.request.IdempotencyKey != "" {
+		r.Once = script.OnceKey(o.request.Tenant, o.request.IdempotencyKey)
+	}
+	return r
+}
+
+// own are the parameters of the windows that are the tenant's own.
+func (o *operation) own() (own []script.Own) {
+	if len(o.tenant.Windows) == 0 {
+		return nil
+	}
+	for i, w := range o.windows {
+		if params := o.known[i].params(w); params != o.params[i] {
+			own = append(own, script.Own{Window: i + 1, Params: params})
+		}
+	}
+	return own
+}
+
+// place is what the line has to know of the request.
+func (o *operation) place() *script.Place {
+	p := &script.Place{
+		Flow: o.flow(o.request.Ticket.Queue), Tenant: o.request.Tenant, Weight: o.weight(),
+		Front: o.request.Front,
+	}
+	if o.request.Ticket != (TicketID{}) {
+		p.Key = o.request.Key
+	}
+	return p
+}
+
+func (cp *compiledPolicy) flowValues(r Request) []string {
+	values := make([]string, len(cp.flowBy))
+	for i, a := range cp.flowBy {
+		if values[i] = r.Attributes[a]; a == TenantAttribute {
+			values[i] = r.Tenant
+		}
+	}
+	return values
+}
+
+func (o *operation) flow(queue string) string { return script.Flow(queue, o.flowValues(o.request)) }
+
+// costsText lists the units that the request takes, such as "requests=1,tokens=5".
+func (o *operation) costsText() string { return o.compiledPolicy.costsText(o.request) }
+
+func (cp *compiledPolicy) costsText(r Request) string {
+	var b strings.Builder
+	for _, unit := range cp.units {
+		if cost := r.costOf(unit); cost > 0 {
+			if b.Len() > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, "%s=%d", unit, cost)
+		}
+	}
+	return b.String()
+}
+
+// requestOf is the request of a ticket, as far as its flow and costs tell of it.
+func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
+	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}}
+	queue, values := script.ParseFlow(flow)
+	r.Ticket.Queue = queue
+	if len(values) != len(cp.flowBy) {
+		return r, false
+	}
+	for i, a := range cp.flowBy {
+		if a == TenantAttribute {
+			r.Tenant = values[i]
+			continue
+		}
+		if r.Attributes == nil {
+			r.Attributes = map[string]string{}
+		}
+		r.Attributes[a] = values[i]
+	}
+	for part := range strings.SplitSeq(costs, ",") {
+		unit, n, ok := strings.Cut(part, "=")
+		if !ok {
+			continue
+		}
+		cost, err := strconv.ParseInt(n, 10, 64)
+		if err != nil {
+			return r, false
+		}
+		r.Cost[unit] = cost
+	}
+	return r, true
+}
+
+// weight is the tenant's, in thousandths.
+func (o *operation) weight() int64 {
+	if o.tenant.Weight == 0 {
+		return 1000
+	}
+	return max(1, int64(o.tenant.Weight*1000))
+}
+
+// micros turns microseconds into a duration that is never negative and never overflows.
+func micros(us int64) time.Duration {
+	const most = math.MaxInt64 / int64(time.Microsecond)
+	return time.Duration(min(max(us, 0), most)) * time.Microsecond
+}
+
+// waiting is a request that may have to wait, or that those who wait matter to.
+func (o *operation) waiting(op, id string) script.Request {
+	ask := o.ask(op, id)
+	ask.Hold = max(0, o.request.MaxHold.Microseconds())
+	ask.Place = o.place()
+	if o.request.Ticket != (TicketID{}) {
+		ask.Ticket = script.TicketName(o.request.Ticket.Queue, o.request.Ticket.ID)
+	}
+	return ask
+}
+
+// do sends one request. Its errors are those of the call and of the request, classified.
+func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
+	answers, err := o.batcher.Do(ctx, o.script, ask)
+	if err == nil {
+		err = answers[0].Err
+	}
+	if err != nil {
+		return script.Answer{}, classify(ctx, o.Name, err)
+	}
+	return answers[0], nil
+}
+
+func (o *operation) unlike(a script.Answer) error {
+	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
+}
+
+// decision is what an answer says to the caller.
+func (o *operation) decision(a script.Answer) Decision {
+	d := Decision{
+		AlreadyQueued: a.Status == script.WaitedBefore,
+		At:            time.UnixMicro(a.At),
+		ClockBehind:   micros(a.Behind),
+		Exempt:        o.tenant.Exempt,
+		Granted:       a.Status == script.Granted || a.Status == script.GrantedBefore || o.tenant.Exempt,
+		Policy:        o.Name,
+		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
+		Tenant:        o.request.Tenant,
+	}
+	if !d.Granted {
+		d.RetryIn = micros(a.Time - a.At)
+		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
+		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
+	}
+	if a.Windows != nil {
+		d.Windows = o.states(a.Windows, a.At, d.Granted)
+	}
+	return d
+}
+
+// states is what the windows look like at a time.
+func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
+	states := make([]WindowState, len(o.windows))
+	for i, w := range o.windows {
+		answer, capacity := windows[i], o.known[i].capacity(w)
+		states[i] = WindowState{
+			Algorithm: w.Algorithm,
+			Burst:     capacity,
+			Denied:    !granted && answer.Fits > at,
+			Limit:     w.Limit,
+			Name:      w.Name,
+			Period:    w.Period,
+			Remaining: max(0, capacity-answer.Used),
+			ResetsAt:  time.UnixMicro(answer.Resets),
+			Scope:     o.scope(o.scopeOf[i]),
+			Unit:      w.Unit,
+			Used:      answer.Used,
+		}
+		if states[i].Denied {
+			states[i].RetryIn = micros(answer.Fits - at)
+		}
+	}
+	return states
+}
+
+// scope is a copy, as whoever gets a decision may change it.
+func (o *operation) scope(i int) ScopeValue {
+	n := len(o.scopes[i])
+	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)
+	return ScopeValue{Attributes: both[:n:n], Values: both[n:]}
+}

@@ -1,0 +1,176 @@
+package throttle
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// SetPolicies replaces all policies at once, for calls that begin later. Windows that keep their
+// policy's name, their own name, algorithm and scope keep their counts. The line of a removed policy
+// can still be taken from until nobody waits in it (Limiter.Lines), and reservations by it can still
+// be corrected and released.
+//
+// The error is a *PolicyError; then nothing changes.
+func (l *Limiter) SetPolicies(policies []Policy) error {
+	set, err := compile(policies, &l.library)
+	if err != nil {
+		return err
+	}
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	set.follow(l.policies.Load(), l.runner)
+	l.policies.Store(set)
+	return nil
+}
+
+// Policies returns copies of all policies, in the order they were given, with their defaults
+// written out.
+func (l *Limiter) Policies() []Policy {
+	var policies []Policy
+	for _, cp := range l.policies.Load().list {
+		policies = append(policies, cp.Policy.WithDefaults())
+	}
+	return policies
+}
+
+// A PolicyInfo is a summary of a policy, cheap enough to ask for at every job.
+type PolicyInfo struct {
+	Fail    FailMode
+	Leases  bool // some window is a Concurrency window: its grants are renewed and released
+	Name    string
+	Requeue Requeue
+}
+
+// Match returns the policy that guards a task type: the one with a glob in Policy.Match that
+// matches it. It is false if there is none.
+func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
+	return l.policies.Load().match(taskType).info()
+}
+
+// Lookup returns the policy of that name. It is false if there is none.
+func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
+	return l.policies.Load().byName[policy].info()
+}
+
+func (cp *compiledPolicy) info() (PolicyInfo, bool) {
+	if cp == nil {
+		return PolicyInfo{}, false
+	}
+	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, Name: cp.Name, Requeue: cp.Requeue}, true
+}
+
+// find returns the policy of that name; with former also one that was removed.
+func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
+	set := l.policies.Load()
+	cp := set.byName[policy]
+	if cp == nil && former {
+		cp = set.former[policy]
+	}
+	if cp == nil {
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(policy))
+	}
+	return cp, nil
+}
+
+// A policySet is all policies of a limiter. It does not change: SetPolicies makes a new one.
+type policySet struct {
+	list    []*compiledPolicy
+	byName  map[string]*compiledPolicy
+	former  map[string]*compiledPolicy // those that SetPolicies removed
+	matched sync.Map                   // task type -> *compiledPolicy or nil, for the types seen so far
+	seen    atomic.Int64
+}
+
+// maxMatched bounds how many task types are remembered: types are data.
+const maxMatched = 10_000
+
+func compile(policies []Policy, library *script.Library) (*policySet, error) {
+	set := &policySet{byName: make(map[string]*compiledPolicy, len(policies))}
+	for _, p := range policies {
+		cp, err := compilePolicy(p, library)
+		if err != nil {
+			return nil, err
+		}
+		if set.byName[p.Name] != nil {
+			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Hint: "is taken: policies have different names"}
+		}
+		for _, other := range set.list {
+			if a, b, ok := overlap(other.Match, p.Match); ok {
+				return nil, &PolicyError{Policy: p.Name, Field: "match", Value: b, Hint: fmt.Sprintf(
+					"must not match a task type that policy %q matches too, by %q", other.Name, a)}
+			}
+		}
+		set.byName[p.Name] = cp
+		set.list = append(set.list, cp)
+	}
+	return set, nil
+}
+
+func overlap(as, bs []string) (a, b string, ok bool) {
+	for _, a := range as {
+		for _, b := range bs {
+			if GlobsOverlap(a, b) {
+				return a, b, true
+			}
+		}
+	}
+	return "", "", false
+}
+
+// follow takes over what goes on by name.
+func (set *policySet) follow(before *policySet, r *script.Runner) {
+	set.former = map[string]*compiledPolicy{}
+	if before != nil {
+		for _, all := range []map[string]*compiledPolicy{before.former, before.byName} {
+			for name, cp := range all {
+				if now := set.byName[name]; now != nil {
+					now.perName = cp.perName
+				} else {
+					set.former[name] = cp
+				}
+			}
+		}
+	}
+	for _, cp := range set.list {
+		if cp.perName == nil {
+			cp.perName = &perName{batcher: r.NewBatcher(), taker: r.NewTaker()}
+		}
+	}
+}
+
+// match returns the policy whose globs match the task type, or nil.
+func (set *policySet) match(taskType string) *compiledPolicy {
+	if cp, ok := set.matched.Load(taskType); ok {
+		return cp.(*compiledPolicy)
+	}
+	var found *compiledPolicy
+	for _, cp := range set.list {
+		if slices.ContainsFunc(cp.Match, func(glob string) bool { return MatchGlob(glob, taskType) }) {
+			found = cp
+			break
+		}
+	}
+	if set.seen.Add(1) <= maxMatched {
+		set.matched.Store(taskType, found)
+	}
+	return found
+}
+
+// lines are the names of the policies with a line that somebody may wait in.
+func (set *policySet) lines() []string {
+	var names []string
+	for _, cp := range set.list {
+		names = append(names, cp.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(set.former)) {
+		if !set.former[name].drained.Load() {
+			names = append(names, name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,73 @@
+package throttle
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+const (
+	refreshTimeout = time.Minute
+	refreshAgain   = 10 * time.Second // after an error
+)
+
+// lookAfter does what servers do for a line that they take from.
+func (l *Limiter) lookAfter(ctx context.Context, cp *compiledPolicy, next time.Duration) {
+	if l.policies.Load().byName[cp.Name] != cp {
+		if next < 0 {
+			if waiting, err := l.runner.Waiting(ctx, cp.Name); err == nil && !waiting {
+				cp.drained.Store(true)
+			}
+		}
+		return
+	}
+	at, now := cp.refreshAt.Load(), time.Now()
+	if next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, math.MaxInt64) {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshTimeout)
+		defer cancel()
+		if err := l.refresh(ctx, cp); err != nil {
+			cp.refreshAt.Store(now.Add(refreshAgain).UnixNano())
+		}
+	}()
+}
+
+// refresh makes tenants' weights and own limits, as they are now, hold for those who wait.
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
+	cp.refreshing.Lock() // what an older policy says must not come last
+	defer cp.refreshing.Unlock()
+	known := map[string]Tenant{}
+	return l.runner.Flows(ctx, cp.Name, func(flows []string) error {
+		if l.policies.Load().byName[cp.Name] != cp {
+			return nil
+		}
+		var asks []script.Request
+		for _, flow := range flows {
+			r, ok := cp.requestOf(flow, "")
+			if !ok {
+				continue // of other scopes than the policy has now
+			}
+			t, ok := known[r.Tenant]
+			if !ok {
+				var err error
+				if t, err = l.tenant(ctx, cp, r.Tenant); err != nil {
+					return err
+				}
+				known[r.Tenant] = t
+			}
+			o, err := cp.newOperation(r, t)
+			if err != nil {
+				continue
+			}
+			ask := o.ask(script.Refresh, "")
+			ask.Place = o.place()
+			asks = append(asks, ask)
+		}
+		_, err := cp.batcher.Do(ctx, cp.script, asks...)
+		return err
+	})
+}

@@ -1,22 +1,22 @@
-// Package throttle reserves capacity in several named windows at once, atomically, by one Lua
-// call in Redis.
+// Package throttle reserves capacity in several named windows at once, by one Lua call in Redis: in
+// all of them, or in none.
 //
-// A [Policy] guards one resource by any number of windows. A [Limiter] is asked for room:
+// A [Policy] guards one resource by any number of windows. A [Limiter] is asked for capacity:
 //
 //   - [Limiter.Reserve] takes the cost in all windows or in none, and returns at once;
-//   - [Limiter.Wait] sleeps until the cost fits, or until the context ends;
-//   - [Limiter.Peek] tells what Reserve would say, and changes nothing.
+//   - [Limiter.Wait] waits until the cost fits, or until the context ends;
+//   - [Limiter.Peek] tells what Reserve would answer, and changes nothing.
 //
-// A reservation can be corrected: [Limiter.Cancel] gives back what it took, [Limiter.Settle] replaces the
-// estimate by the real cost, [Limiter.Renew] and [Limiter.Release] are for what [Concurrency] windows hold.
-// The upstream's word counts too: [Limiter.Pause], [Limiter.Resume], [Limiter.Left].
+// What was granted is a [Reservation]. [Reservation.Cancel] gives it back, [Reservation.Settle]
+// corrects an estimate, and [Reservation.Hold] keeps what [Concurrency] windows lend for as long as
+// the work goes on. [Reservation.Pause] and [Reservation.ReportRemaining] pass on what the called API
+// says of its own limits.
 //
-// Work that waits stands in the policy's line, first come, first served within a tenant and fair between tenants:
+// Work that waits stands in the policy's [Line]: first come, first served for one tenant, fair
+// between tenants. [Line.Join] puts tickets in line and tells when they are expected to start.
+// [Line.Take] takes those that fit now, with their capacity. A denied Reserve whose request has a
+// ticket joins too.
 //
-//   - [Limiter.Join] puts tickets in line, and tells when they are expected to start; a denied Reserve with a ticket joins too;
-//   - [Limiter.Take] takes the tickets that fit now, with their capacity, and [Limiter.Acknowledge] says that they have arrived;
-//   - [Limiter.PutBack] returns what could not start, [Limiter.GiveBack] what is gone; [Limiter.Leave] withdraws what waits.
-//
-// All times are those of the Redis server, in microseconds. The package knows nothing of job
-// queues: package worker puts it in front of asynq's handlers. What goes to Redis and how is in internal/script.
+// Times of decisions are by the clock of the Redis server, to the microsecond. The package knows
+// nothing of job queues: package worker puts it in front of asynq's handlers.
 package throttle

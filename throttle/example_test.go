@@ -12,28 +12,29 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-func ExampleLimiter_Reserve() {
-	server, err := miniredis.Run() // any Redis will do
+// exampleLimiter is a limiter on an embedded Redis; any Redis will do.
+func exampleLimiter(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
+	server, err := miniredis.Run()
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer server.Close()
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
-
-	limiter, err := throttle.New(throttle.Config{
-		Client: client,
-		Policies: []throttle.Policy{{
-			Name: "github-api",
-			Windows: []throttle.Window{
-				{Name: "per-minute", Limit: 20, Period: time.Minute},
-				{Name: "burst", Limit: 5, Period: 3 * time.Second},
-			},
-		}},
-	})
+	l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
 	if err != nil {
 		log.Fatal(err)
 	}
+	return l, func() { client.Close(); server.Close() }
+}
+
+func ExampleLimiter_Reserve() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name: "github-api",
+		Windows: []throttle.Window{
+			{Name: "per-minute", Limit: 20, Period: time.Minute},
+			{Name: "burst", Limit: 5, Period: 3 * time.Second},
+		},
+	})
+	defer end()
 	for range 6 {
 		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
 		if err != nil {
@@ -54,40 +55,195 @@ func ExampleLimiter_Reserve() {
 	// come back within 3 s: true
 }
 
-func ExampleReservation_Cancel() {
-	server, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer server.Close()
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
+// An estimate is reserved, and corrected when the real cost is known.
+func ExampleReservation_Settle() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "llm",
+		Windows: []throttle.Window{{Name: "spend", Limit: 10_000, Period: time.Hour, Unit: "tokens"}},
+	})
+	defer end()
+	ctx := context.Background()
+	request := throttle.Request{Policy: "llm", Tenant: "acme", Cost: map[string]int64{"tokens": 1500}}
 
-	limiter, err := throttle.New(throttle.Config{
-		Client: client,
-		Policies: []throttle.Policy{{
-			Name:    "llm",
-			Windows: []throttle.Window{{Name: "spend", Limit: 10_000, Period: time.Hour, Unit: "tokens"}},
-		}},
-	})
-	if err != nil {
+	d, err := limiter.Reserve(ctx, request)
+	if err != nil || !d.Granted {
+		log.Fatal(d.Reason(), err)
+	}
+	if _, err := d.Reservation.Settle(ctx, map[string]int64{"tokens": 900}); err != nil {
 		log.Fatal(err)
 	}
-	d, err := limiter.Reserve(context.Background(), throttle.Request{
-		Policy: "llm", Tenant: "acme", Cost: map[string]int64{"tokens": 1500},
-	})
-	if err != nil {
-		log.Fatal(err)
+	d, err = limiter.Reserve(ctx, request)
+	if err != nil || !d.Granted {
+		log.Fatal(d.Reason(), err)
 	}
 	fmt.Println("used:", d.Windows[0].Used)
-	d, err = d.Reservation.Cancel(context.Background()) // the call was not made after all
+
+	d, err = d.Reservation.Cancel(ctx) // the second call was not made after all
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("used:", d.Windows[0].Used)
 	// Output:
-	// used: 1500
-	// used: 0
+	// used: 2400
+	// used: 900
+}
+
+func ExampleLimiter_Wait() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "github-api",
+		Windows: []throttle.Window{{Name: "steady", Limit: 2, Period: 100 * time.Millisecond}},
+	})
+	defer end()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for i := range 4 {
+		if _, err := limiter.Wait(ctx, throttle.Request{Policy: "github-api", Tenant: "acme"}); err != nil {
+			log.Fatal(err) // a *throttle.TooLateError, at once, if the minute is too short
+		}
+		fmt.Println("call", i+1)
+	}
+	// Output:
+	// call 1
+	// call 2
+	// call 3
+	// call 4
+}
+
+// A slot of a Concurrency window is kept for as long as the work goes on.
+func ExampleReservation_Hold() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "renders",
+		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.Concurrency, Limit: 1, Scope: throttle.Shared}},
+	})
+	defer end()
+	render := func(ctx context.Context) error {
+		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "renders"})
+		if err != nil {
+			return err
+		}
+		if !d.Granted {
+			return &throttle.DeniedError{Decision: d}
+		}
+		work, hold := d.Reservation.Hold(ctx)
+		defer hold.Release(ctx)
+		second, err := limiter.Reserve(work, throttle.Request{Policy: "renders"})
+		fmt.Println("a second one beside it:", second.Granted)
+		return err // or context.Cause(work): throttle.ErrLeaseLost if the slot was lost
+	}
+	for range 2 {
+		if err := render(context.Background()); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// a second one beside it: false
+	// a second one beside it: false
+}
+
+// A job queue of any kind: clients join the line, servers take from it.
+func ExampleLine() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "llm",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Scope: throttle.Shared}},
+	})
+	defer end()
+	ctx, line := context.Background(), limiter.Line("llm")
+
+	var tickets []throttle.Ticket
+	for _, job := range []struct{ tenant, id string }{{"acme", "1"}, {"beta", "2"}, {"acme", "3"}} {
+		tickets = append(tickets, throttle.Ticket{
+			TicketID: throttle.TicketID{Queue: "default", ID: job.id},
+			Request:  throttle.Request{Tenant: job.tenant},
+		})
+	}
+	places, err := line.Join(ctx, tickets)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, place := range places {
+		fmt.Println("job", tickets[i].ID, "starts in", place.StartsIn.Round(time.Hour))
+	}
+
+	// A server with two free slots.
+	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: []string{"default"}, Max: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, ticket := range taken.Tickets {
+		fmt.Println("job", ticket.ID, "of", ticket.Decision.Tenant)
+	}
+	// The last one cannot start after all. It keeps its place.
+	if err := line.PutBack(ctx, taken.Tickets[1:]); err != nil {
+		log.Fatal(err)
+	}
+	if taken, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"default"}, Max: 2}); err != nil {
+		log.Fatal(err)
+	}
+	for _, ticket := range taken.Tickets {
+		fmt.Println("job", ticket.ID, "of", ticket.Decision.Tenant)
+	}
+	// Output:
+	// job 1 starts in 0s
+	// job 2 starts in 0s
+	// job 3 starts in 1h0m0s
+	// job 1 of acme
+	// job 2 of beta
+	// job 2 of beta
+}
+
+func ExampleLimiter_SetPolicies() {
+	policy := throttle.Policy{
+		Name:    "github-api",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
+	}
+	limiter, end := exampleLimiter(policy)
+	defer end()
+	reserve := func() {
+		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(d.Granted, d.Windows[0].Used, "of", d.Windows[0].Limit)
+	}
+	reserve()
+	reserve()
+	policy.Windows[0].Limit = 2 // what was counted stays counted
+	if err := limiter.SetPolicies([]throttle.Policy{policy}); err != nil {
+		log.Fatal(err)
+	}
+	reserve()
+	// Output:
+	// true 1 of 1
+	// false 1 of 1
+	// true 2 of 2
+}
+
+// An operator stops all calls for a while.
+func ExampleLimiter_Pause() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "github-api",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.Shared}},
+	})
+	defer end()
+	ctx, all := context.Background(), throttle.Request{Policy: "github-api"}
+	if err := limiter.Pause(ctx, all, time.Hour); err != nil {
+		log.Fatal(err)
+	}
+	d, err := limiter.Reserve(ctx, all)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(d.Granted, d.RetryIn.Round(time.Hour))
+	if err := limiter.Resume(ctx, all); err != nil {
+		log.Fatal(err)
+	}
+	if d, err = limiter.Reserve(ctx, all); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(d.Granted)
+	// Output:
+	// false 1h0m0s
+	// true
 }
 
 // An operator stops a policy for one tenant, and lets it go on.

@@ -46,16 +46,6 @@ func TestJobsAreToldOfRefusals(t *testing.T) {
 	})
 }
 
-func TestDeniedErrorSaysByWhatAndForHowLong(t *testing.T) {
-	var err error = &throttle.DeniedError{Decision: throttle.Decision{
-		Policy: "github-api", Tenant: "acme", RetryIn: 1800 * time.Millisecond,
-		Windows: []throttle.WindowState{{Name: "minute"}, {Name: "burst", Denied: true, RetryIn: 1800 * time.Millisecond}},
-	}}
-	if err.Error() != "throttled: github-api/burst, tenant acme, 1.8s" {
-		t.Error(err)
-	}
-}
-
 func TestExemptRequestsAreCountedAndNeverDenied(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

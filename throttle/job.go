@@ -13,6 +13,7 @@ type Job struct {
 	Request Request
 
 	mu      sync.Mutex
+	counted bool
 	refused *refusal
 }
 
@@ -30,6 +31,22 @@ func WithJob(ctx context.Context, j *Job) context.Context { return context.WithV
 func JobFrom(ctx context.Context) *Job {
 	j, _ := ctx.Value(jobKey{}).(*Job)
 	return j
+}
+
+// SetCounted says whether the job has taken its own policy's cost, as a task does when it begins. The
+// calls that it makes by this policy are counted with it then, and must not reserve again: a job that
+// is requeued for such a call's denial takes its cost again, and might come back for ever.
+func (j *Job) SetCounted(counted bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.counted = counted
+}
+
+// Counted reports whether the job has taken the policy's cost already.
+func (j *Job) Counted(policy string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.counted && policy == j.Request.Policy
 }
 
 // Refused says that the upstream refused the job's newest call, which a policy guards, and for how

@@ -66,6 +66,9 @@ type Place struct {
 	// StartsIn is how long until the ticket is expected to be taken, 0 if it fits now.
 	StartsIn time.Duration
 
+	// StartsInLeast is a lower bound of StartsIn, whatever becomes of the others that wait.
+	StartsInLeast time.Duration
+
 	// StartsInMost is an upper bound of StartsIn, and equals it where that is exact.
 	StartsInMost time.Duration
 }
@@ -150,6 +153,7 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 		Nudge:         a.Nudge,
 		StartsIn:      micros(a.Time - a.At),
 	}
+	p.StartsInLeast = min(p.StartsIn, micros(a.Least-a.At))
 	p.StartsInMost = max(p.StartsIn, micros(a.Most-a.At))
 	d := o.decision(a)
 	switch a.Status {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"reflect"
 	"sync"
 	"time"
 
@@ -14,9 +15,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// forgetAfter is how long an attempt is remembered whose end is not seen: asynq makes no call for a task
-// whose lease it has lost. It is long enough for the recoverer of this server to find a denied task that
-// could not be requeued.
+// forgetAfter is when an attempt is forgotten whose end was not seen: asynq makes no call for a task
+// whose lease it has lost. By then the recoverer of this server has found a denied task that could not
+// be requeued.
 const forgetAfter = time.Hour
 
 // taskOf returns the task that asynq made the context for, or an empty Ref.
@@ -26,20 +27,20 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 	return asynqredis.Ref{Queue: queue, ID: id}
 }
 
-// An attempt is one pick-up of a task by this server, from asynq's dequeue to the call by which asynq ends it.
+// An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq ends it.
 type attempt struct {
 	asynqredis.Ref
 	begun   time.Time
-	grant   *dispatch.Grant    // what it was granted in line; nil if it was pending
+	grant   *dispatch.Grant    // of a task from a line; nil if the task was pending
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	denied *DeniedError           // what the middleware said last, if that was a denial
+	denied *throttle.DeniedError  // the middleware's last answer, if that was a denial
 	done   <-chan struct{}        // of the handler's context; nil before the middleware
+	failed error                  // what asynq gave the ErrorHandler, if it is comparable
 	freed  bool                   // its slot is free again
-	late   *throttle.TooLateError // why it was not to run at all, if its deadline had passed when it was picked up
+	late   *throttle.TooLateError // set if the task's deadline had passed when it was picked up
 	mark   string                 // of the join of a denied task; "" if it waits in no line
 	nonce  string                 // identifies the denial to a requeue that is repeated
-	told   string                 // the error that asynq told the ErrorHandler
 }
 
 func (a *attempt) running() bool {
@@ -54,9 +55,9 @@ func (a *attempt) running() bool {
 	}
 }
 
-// attempts are those that go on, by task: as many as the server has workers, and a few whose end was not seen.
+// attempts holds the attempts under way, one per slot of the server, and a few whose end was not seen.
 type attempts struct {
-	free func() // is told that a slot is free again
+	free func() // is called when a slot is free again
 
 	mu     sync.Mutex
 	byTask map[asynqredis.Ref]*attempt
@@ -67,7 +68,7 @@ func newAttempts(free func()) *attempts {
 	return &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: free, swept: time.Now()}
 }
 
-// begin remembers a task that was picked up, and forgets its attempt before.
+// begin notes that a task was picked up, and forgets its attempt before.
 func (as *attempts) begin(task dispatch.Task, late *throttle.TooLateError) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -96,9 +97,10 @@ func (as *attempts) release(a *attempt) {
 	}
 }
 
-// enter notes that the middleware decides about the task, anew if it was called before. What it decides is noted with
-// the attempt that is returned, as the task may have been picked up again by then. That is nil if the task was not
-// picked up through our connection. Its slot is free when the context ends: asynq may make no call at its end.
+// enter notes that the middleware decides about the task, perhaps not for the first time. What it
+// decides is noted with the attempt that is returned, as the task may have been picked up again by then.
+// That is nil if the task was not picked up through our connection. The attempt's slot is free when the
+// context ends, as asynq may make no call then.
 func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -118,7 +120,7 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 }
 
 // deny notes the denial, and the mark by which the task waits in line, and returns the denial.
-func (as *attempts) deny(a *attempt, denied *DeniedError, mark string) error {
+func (as *attempts) deny(a *attempt, denied *throttle.DeniedError, mark string) error {
 	as.note(a, denied, mark)
 	return denied
 }
@@ -126,7 +128,7 @@ func (as *attempts) deny(a *attempt, denied *DeniedError, mark string) error {
 // allow takes a denial back.
 func (as *attempts) allow(a *attempt) { as.note(a, nil, "") }
 
-func (as *attempts) note(a *attempt, denied *DeniedError, mark string) {
+func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	if a == nil {
@@ -148,37 +150,38 @@ func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 	return attempt{}, nil
 }
 
-// tell notes the error that asynq tells the ErrorHandler of a task, and returns the attempt as it is now. Asynq's next
-// questions are about that error, and do not say which task it is of.
-func (as *attempts) tell(ref asynqredis.Ref, err error) attempt {
+// fail notes the error that asynq gives the ErrorHandler for a task, and returns the attempt as it is now.
+func (as *attempts) fail(ref asynqredis.Ref, err error) attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a := as.byTask[ref]
 	if a == nil {
 		return attempt{}
 	}
-	a.told = err.Error()
+	a.failed = nil
+	if reflect.ValueOf(err).Comparable() {
+		a.failed = err
+	}
 	return *a
 }
 
-// denialTold returns the denial of which asynq told the ErrorHandler by this error, whatever some middleware made of
-// it, or nil. It is nil also if a task fails by the same text just now.
-func (as *attempts) denialTold(err error) *DeniedError {
-	if errors.Is(err, asynq.ErrLeaseExpired) { // asynq's recoverer says it of tasks that nobody told of
-		return nil
+// deniedBy reports whether asynq gave the ErrorHandler this very error for a denied task, and for no
+// other. Of asynq's recoverer it knows nothing: that calls no ErrorHandler.
+func (as *attempts) deniedBy(err error) bool {
+	if err == nil || errors.Is(err, asynq.ErrLeaseExpired) || !reflect.ValueOf(err).Comparable() {
+		return false
 	}
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	var denied *DeniedError
-	text := err.Error()
+	denied := false
 	for _, a := range as.byTask {
-		switch {
-		case a.told != text || text == "":
-		case a.denied == nil:
-			return nil
-		default:
-			denied = a.denied
+		if a.failed != err {
+			continue
 		}
+		if a.denied == nil {
+			return false
+		}
+		denied = true
 	}
 	return denied
 }

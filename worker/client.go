@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,145 +14,172 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// ClientConfig is how a client knows what it enqueues. Its functions are those of the Config
-// of the workers, and have the same defaults.
+// DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
+const DefaultLimiterTimeout = 250 * time.Millisecond
+
+// ClientConfig configures a Client. Its functions are those of the Config of the workers, and have the
+// same defaults.
 type ClientConfig struct {
 	Attributes func(*asynq.Task) map[string]string
 	Cost       func(*asynq.Task) map[string]int64
 
-	// Limiter tells which policy guards a task, and has the line that the task joins. It is required.
+	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
+
+	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has not
+	// joined by then is enqueued as asynq does, and joins its line when a worker denies it. After that,
+	// enqueues do not ask the limiter for 100 ms to 1 s. The default is DefaultLimiterTimeout.
+	LimiterTimeout time.Duration
 
 	Tenant func(*asynq.Task) string
 }
 
-// A Client is an asynq.Client that has every task join its line when it is enqueued, and refuses tasks
-// which no worker could ever run. It is safe for concurrent use.
+// A Client is an asynq.Client whose tasks join their policy's line when they are enqueued. It refuses
+// tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	asynq    *asynqredis.Client
 	client   *asynq.Client
 	gather   gatherer // of single tasks
 	identify identify
 	limiter  *throttle.Limiter
+	limits   silence
+	shared   bool // the connection is the caller's
+	timeout  time.Duration
 }
 
 // NewClient returns a client for the queues in opt's Redis. It does not talk to Redis.
 func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
-	if c.Limiter == nil {
-		return nil, errors.New("worker: ClientConfig.Limiter is nil: must be what throttle.New returns")
+	if err := c.validate(); err != nil {
+		return nil, err
 	}
 	client, err := connect(opt)
 	if err != nil {
 		return nil, err
 	}
+	return newClient(client, c), nil
+}
+
+// NewClientFromRedisClient is NewClient for a client that stays the caller's to close.
+func NewClientFromRedisClient(client redis.UniversalClient, c ClientConfig) (*Client, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	if client == nil {
+		return nil, errNoClient
+	}
+	made := newClient(copyOf(client), c)
+	made.shared = true
+	return made, nil
+}
+
+func (c ClientConfig) validate() error {
+	if c.Limiter == nil {
+		return errors.New("worker: ClientConfig.Limiter is nil: must be what throttle.New returns")
+	}
+	if c.LimiterTimeout < 0 {
+		return fmt.Errorf("worker: ClientConfig.LimiterTimeout %v: must not be below 0", c.LimiterTimeout)
+	}
+	return nil
+}
+
+func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 	client.AddHook(capture{})
 	made := &Client{
 		asynq:    asynqredis.New(client),
 		client:   asynq.NewClient(connection{client}),
 		identify: identify{c.Attributes, c.Cost, c.Tenant},
 		limiter:  c.Limiter,
+		timeout:  cmp.Or(c.LimiterTimeout, DefaultLimiterTimeout),
 	}
 	made.gather.commit = made.commit
-	return made, nil
+	return made
 }
 
-// EnqueueContext enqueues as asynq.Client does, with asynq's options and ours, MaxWait and Backlog. A task that a
-// policy matches is stored as scheduled and joins the policy's line: a worker takes it when it fits, which may be at once.
+// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and
+// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a worker
+// takes it when it fits, which may be at once.
 //
-// Tasks with a Group are enqueued as asynq does, and are throttled by the type of what they are aggregated to. Tasks with
-// ProcessAt or ProcessIn in the future join when that comes. While the limiter's Redis does not answer, all tasks are
-// enqueued as asynq does, and join when they are denied.
+// A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated to. A
+// task with ProcessAt or ProcessIn in the future joins then. While the limiter's Redis does not answer,
+// all tasks are enqueued as asynq does, and join when a worker denies them.
 //
-// Before anything is written it returns an error for a task that a policy matches and that has no tenant, and a wrapped
-// *throttle.RequestError or *throttle.NeverFitsError for one whose attributes or cost that policy can never grant. It returns a
-// *throttle.TooLateError for a task that is expected to start only after its asynq.Deadline, and for one that MaxWait refuses, and a *throttle.BacklogError
-// for one that Backlog refuses; neither is enqueued. What may be otherwise later, such as a tenant that cannot be looked
-// up, is left to the workers.
+// Before anything is written it returns an error for a matched task
+//   - that has no tenant,
+//   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError or
+//     *throttle.NeverFitsError,
+//   - that is expected to start only after its asynq.Deadline: a wrapped *throttle.TooLateError. So is one whose
+//     Deadline is before its ProcessAt,
+//   - that MaxWait or Backlog refuse: a wrapped *throttle.TooLateError or *throttle.BacklogError.
 //
-// Tasks that are enqueued at the same time, by many goroutines, go to Redis together.
-func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*TaskInfo, error) {
+// Tasks that many goroutines enqueue at the same time go to Redis together.
+func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	e := &enqueuing{task: task}
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)
 	}
+	for _, o := range opts {
+		if report, ok := o.(reportStart); ok {
+			*report.start = e.Start
+		}
+	}
 	return e.Info, e.Err
 }
 
-// Enqueue is EnqueueContext without a context.
-func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*TaskInfo, error) {
+// Enqueue is EnqueueContext with context.Background().
+func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// An Enqueued is what became of one task of a batch: one of both is set.
+// An Enqueued is the result of one task of a batch: Info, or Err.
 type Enqueued struct {
-	Info *TaskInfo
-	Err  error
+	Info  *asynq.TaskInfo
+	Start ExpectedStart
+	Err   error
 }
 
-// batchMost is how many tasks of a batch are on their way to Redis at once.
-const batchMost = 500
+// maxBatch is how many tasks of a batch are on their way to Redis at once.
+const maxBatch = 500
 
-// EnqueueBatch enqueues many tasks with the same options in few calls to Redis. It differs from EnqueueContext
-// for each of them in nothing but the cost: every task has a result of its own, in order.
+// EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost it
+// does what EnqueueContext does for each of them. It returns a result for each task, in order. Of our
+// options it knows MaxWait and Backlog.
 func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
-	for i := 0; i < len(tasks); i += batchMost {
-		results = append(results, c.enqueue(ctx, tasks[i:min(i+batchMost, len(tasks))], opts)...)
+	for i := 0; i < len(tasks); i += maxBatch {
+		results = append(results, c.enqueue(ctx, tasks[i:min(i+maxBatch, len(tasks))], opts)...)
 	}
 	return results
 }
 
-// Ping asks asynq's Redis whether it is there.
+// Ping checks that asynq's Redis answers.
 func (c *Client) Ping() error { return c.client.Ping() }
 
-// Close closes the connection.
-func (c *Client) Close() error { return c.client.Close() }
-
-// TaskInfo is asynq's, and when the task is expected to start.
-type TaskInfo struct {
-	*asynq.TaskInfo
-
-	// StartsAt is when the task is expected to start, by this machine's clock: now if it fits now.
-	// NextProcessAt of a task in line is later: that is when workers look whether it still stands there.
-	StartsAt time.Time
-
-	// StartsAtMost is an upper bound of the same, under the same conditions. It equals StartsAt where that is exact, and is
-	// zero where nothing is known: for a task that has joined no line yet.
-	StartsAtMost time.Time
+// Close closes the connection, unless that is the caller's.
+func (c *Client) Close() error {
+	if c.shared {
+		return nil
+	}
+	return c.client.Close()
 }
 
-// An option is one of ours among asynq's, which ignores it.
-type option struct {
-	name  string
-	value any
-}
-
-func (o option) String() string         { return fmt.Sprintf("%s(%v)", o.name, o.value) }
-func (o option) Type() asynq.OptionType { return -1 }
-func (o option) Value() any             { return o.value }
-
-type maxWait struct{ option }
-type backlog struct{ option }
-
-// MaxWait is an option of a call to Client: a task that may have to wait longer before it starts is refused
-// with a *throttle.TooLateError, and nothing is enqueued. 0 is no limit. Among the options of asynq.NewTask it does nothing.
-func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
-
-// Backlog is an option of a call to Client: a task of which that many with the same tenant and attributes are in line
-// already is refused with a *throttle.BacklogError, and nothing is enqueued. 0 is no limit. Among the options of
-// asynq.NewTask it does nothing.
-func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }
-
-// A captured is where capture puts what asynq's client was about to enqueue.
+// A captured is what capture keeps of a call by which asynq's client enqueues a task.
 type captured struct {
+	join  bool // the task joins a line if it is to run now: its call is not sent
+	limit bool // MaxWait or Backlog are given: the task must join now
+
 	call asynqredis.EnqueueCall
-	ok   bool
+	ok   bool  // the call was kept
+	err  error // why it was refused
 }
 
 type capturedKey struct{}
 
-// capture is the hook in a client's connection that keeps asynq's enqueue from being sent, if the context says so:
-// asynq's client alone knows how a task becomes a message.
+// errJoinsLater refuses options that would have no effect.
+var errJoinsLater = errors.New("MaxWait and Backlog need a task that joins a line when it is enqueued: " +
+	"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
+
+// capture is the hook in a client's connection that keeps asynq's calls from being sent, if the context
+// says so: only asynq's client knows how a task becomes a message.
 type capture struct{}
 
 func (capture) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -167,10 +195,21 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if !ok || c == nil {
 			return next(ctx, cmd)
 		}
-		if c.call, c.ok = asynqredis.EnqueueOf(script.Args()); !c.ok {
-			return next(ctx, cmd)
+		if call, now := asynqredis.EnqueueOf(script.Args()); now && c.join {
+			c.call, c.ok = call, true
+			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
+			return nil
 		}
-		script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
-		return nil
+		message, at, scheduled := asynqredis.ScheduleOf(script.Args())
+		if deadline := message.Deadline(); scheduled && !deadline.IsZero() && !at.Before(deadline) {
+			c.err = &throttle.TooLateError{Deadline: deadline, StartsAt: at}
+		} else if c.limit {
+			c.err = errJoinsLater
+		}
+		if c.err != nil {
+			script.SetErr(c.err)
+			return c.err
+		}
+		return next(ctx, cmd)
 	}
 }

@@ -3,10 +3,12 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -77,6 +79,114 @@ func TestClientRefusesWhatCanNeverRun(t *testing.T) {
 		defer byPayload.Close()
 		if _, err := byPayload.EnqueueContext(t.Context(), asynq.NewTask("x", []byte("acme"))); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too late already,
+// and MaxWait and Backlog would have no effect.
+func TestClientRefusesWhatComesTooLate(t *testing.T) {
+	reset := policy(5, time.Hour)
+	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
+	line := policy(5, time.Hour)
+	line.Match = []string{"x"}
+	at := time.Now().Add(time.Hour).Truncate(time.Second)
+	each(t, []throttle.Policy{line, reset}, func(t *testing.T, s *site) {
+		client := s.client(s.limiter)
+		for _, typename := range []string{"x", "reset", "unmatched"} {
+			for name, row := range map[string]struct {
+				opts      []asynq.Option
+				late, now bool // refused, as it is too late, or as it joins no line now
+			}{
+				"the deadline is before":         {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(-time.Minute))}, late: true},
+				"the deadline is then":           {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at)}, late: true},
+				"the deadline is before, unique": {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(-time.Minute)), asynq.Unique(time.Hour)}, late: true},
+				"the deadline is after":          {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(time.Minute))}},
+				"MaxWait":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, now: true},
+				"Backlog, group":                 {opts: []asynq.Option{asynq.Group("some"), worker.Backlog(7)}, now: true},
+				"no limits":                      {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(0), worker.Backlog(0)}},
+			} {
+				var late *throttle.TooLateError
+				task := worker.NewTask(worker.Identity{Tenant: "acme"}, typename, []byte(name))
+				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
+				switch {
+				case typename == "unmatched" || !row.late && !row.now:
+					if err != nil {
+						t.Errorf("%s, %s: %v", typename, name, err)
+					}
+				case info != nil || err == nil:
+					t.Errorf("%s, %s: enqueued", typename, name)
+				case row.late:
+					if !errors.As(err, &late) || !late.StartsAt.Equal(at) || late.Decision.Tenant != "acme" {
+						t.Errorf("%s, %s: %v", typename, name, err)
+					}
+				case !strings.Contains(err.Error(), "joins later"):
+					t.Errorf("%s, %s: %v", typename, name, err)
+				}
+			}
+		}
+		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute)); err == nil {
+			t.Error("MaxWait of a policy without a line is ignored")
+		}
+		if n := s.redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 2*2+6 {
+			t.Errorf("%d tasks are scheduled", n)
+		}
+	})
+}
+
+// A connection that the caller made is used by a client and by several servers, and stays the caller's.
+func TestOneConnectionForAll(t *testing.T) {
+	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
+		shared := redis.NewClient(like(s.redis))
+		defer shared.Close()
+		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran := map[string]chan string{"one": make(chan string, 4), "two": make(chan string, 4)}
+		var servers []*worker.Server
+		for queue, ran := range ran {
+			theirs, ours := s.configs()
+			theirs.Queues = map[string]int{queue: 1}
+			server, err := worker.NewServerFromRedisClient(shared, theirs, ours)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				id, _ := asynq.GetTaskID(ctx)
+				ran <- id
+				return nil
+			})); err != nil {
+				t.Fatal(err)
+			}
+			servers = append(servers, server)
+		}
+		for _, queue := range []string{"one", "two"} {
+			if _, err := client.Enqueue(acmeTask(), asynq.Queue(queue), asynq.TaskID("of "+queue), asynq.MaxRetry(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for queue, ran := range ran {
+			if id := <-ran; id != "of "+queue {
+				t.Errorf("the server of queue %s ran task %q", queue, id)
+			}
+		}
+		plain := asynq.NewClientFromRedisClient(shared) // it is denied, and asynq would archive it
+		if _, err := plain.Enqueue(acmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {
+			t.Fatal(err)
+		}
+		s.wait("it waits", func() bool {
+			info, err := s.inspector.GetTaskInfo("one", "denied")
+			return err == nil && info.State == asynq.TaskStateScheduled
+		})
+		for _, server := range servers {
+			server.Shutdown()
+		}
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := shared.Ping(t.Context()).Err(); err != nil {
+			t.Errorf("the caller's connection is closed: %v", err)
 		}
 	})
 }

@@ -70,8 +70,8 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 func TestClientRecognisesAsynqsCalls(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), shared(1, time.Hour))
-	client := s.planner(s.limiter)
-	s.planMany(client, "acme", 0, 1)
+	client := s.client(s.limiter)
+	s.joinMany(client, "acme", 0, 1)
 	for i, row := range []struct {
 		opts   []asynq.Option
 		inLine bool

@@ -3,127 +3,236 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// Requeues of tasks that the limiter could not decide about are spread over these, so that they do not
-// all come back at once. Asynq's whole seconds make the longest 5 s.
+// A denied task's way back.
+//
+// The middleware notes a denial with the task's attempt, and returns it as an error. To asynq that is
+// an error like any other, and asynq now asks four questions about it, in this order:
+//
+//	asynq asks            it gives          we answer                              by
+//	Config.ErrorHandler   context, error    the user's handler is not called       the attempt
+//	errors.Is(SkipRetry)  the error         nothing: asynq archives, or retries    -
+//	Config.IsFailure      the error         false                                  the error
+//	Config.RetryDelayFunc the error         0                                      the error
+//	its retry, archive,   the task          our requeue in place of asynq's call   the attempt
+//	done or complete call
+//
+// Only the last one moves the task, so only it has to be right: asynq archives a task without retries
+// before it asks whether its error was a failure, and a middleware around ours may have swallowed the
+// error. The hook in the server's connection finds the attempt by the task's ID. The other answers keep
+// the user's functions from being called for a denial.
+//
+// IsFailure and RetryDelayFunc learn no task. They recognise a *throttle.DeniedError, and any other error by
+// identity: asynq gives them the value that it gave the ErrorHandler, which learns the task. Should a
+// failed task have the very same error value, such as a variable or context.DeadlineExceeded, the
+// user's functions are called. What they return about a denied task has no effect.
+
+// Requeues of tasks about which the limiter could not decide are spread over this range, so that they
+// do not all come back at once. Asynq's whole seconds make the longest 5 s.
 const (
 	unavailableMin = time.Second
 	unavailableMax = 4 * time.Second
 )
 
-// giveBackTimeout bounds the call that gives units back after a task's own time has run out.
-const giveBackTimeout = 5 * time.Second
+// Pauses between attempts to requeue while asynq's Redis does not answer, and the time limit of one.
+const (
+	requeuePauseMin = 50 * time.Millisecond
+	requeuePauseMax = 2 * time.Second
+	requeueTimeout  = 5 * time.Second
+)
+
+// cleanUpTimeout bounds a call that must be made although the task's own time may have run out.
+const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
-// A DeniedError is what the middleware returns for a task that does not run now. It is for middlewares outside
-// of it, which need not hand it on: the task is requeued in any case.
-type DeniedError struct {
-	// Cause is why the limiter could not decide, if it could not. The Decision then carries
-	// the policy, the tenant and the delay alone.
-	Cause error
+// The denials.
 
-	Decision throttle.Decision
-
-	// ProcessAt is when the task is looked at again if nobody has taken it from the line before, by this machine's
-	// clock, in whole seconds: the decision's RetryIn and two minutes, or half of RetryIn if that is more.
-	// A task that stands in no line comes back then.
-	ProcessAt time.Time
-}
-
-// Error is the decision's reason, such as "throttled: github-api/burst, tenant acme, 1.8s". It
-// is valid UTF-8, as asynq cannot store anything else.
-func (e *DeniedError) Error() string {
-	reason := e.Decision.Reason()
-	if e.Cause != nil {
-		reason += ": " + e.Cause.Error()
+// deny returns the denial of a task that waits in line, or else for a time.
+func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, otherwise time.Duration) error {
+	if d.Queued {
+		return ad.waitInLine(a, r, d, nil)
 	}
-	return strings.ToValidUTF8(reason, "\uFFFD")
+	at := asynqredis.WholeSecond(time.Now().Add(otherwise))
+	return ad.attempts.deny(a, &throttle.DeniedError{Decision: d, Request: r, RetryAt: at}, "")
 }
 
-func (e *DeniedError) Unwrap() error { return e.Cause }
-
-// mayComeAt says that the task waits for nothing but ProcessAt.
-func (e *DeniedError) mayComeAt() bool { return !e.Decision.Queued }
-
-// denialIn returns the denial that err is about, or nil. A middleware may have made something else of it.
-func (t *Throttle) denialIn(err error) *DeniedError {
-	var denied *DeniedError
-	if err == nil || errors.As(err, &denied) {
-		return denied
-	}
-	return t.attempts.denialTold(err)
-}
-
-// deny has a task wait that was denied: in line if its ticket is there, or else for a time.
-func (t *Throttle) deny(a *attempt, d throttle.Decision, otherwise time.Duration) error {
-	if !d.Queued {
-		at := asynqredis.WholeSecond(time.Now().Add(otherwise))
-		return t.attempts.deny(a, &DeniedError{Decision: d, ProcessAt: at}, "")
-	}
-	return t.waitInLine(a, d, nil)
-}
-
-// waitInLine has a task wait whose ticket is in line.
-func (t *Throttle) waitInLine(a *attempt, d throttle.Decision, cause error) error {
-	t.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
+// waitInLine returns the denial of a task whose ticket is in line.
+func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+	ad.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
 	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0)))
-	return t.attempts.deny(a, &DeniedError{Cause: cause, Decision: d, ProcessAt: at}, t.mark(a))
+	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
 }
 
-// mark is by which the task of an attempt can be picked when its ticket is taken.
-func (t *Throttle) mark(a *attempt) string {
-	return asynqredis.Mark(a.message.JoinKey(), time.Now(), t.asynq.Load().Call())
+// mark returns the mark by which the task of an attempt can be picked when its ticket is taken.
+func (ad *Adapter) mark(a *attempt) string {
+	return asynqredis.Mark(a.message.JoinKey(), time.Now(), ad.asynq.Load().Call())
 }
 
-// unavailable fails closed: the task is requeued like a denied one. It may have joined the line all the same.
-func (t *Throttle) unavailable(a *attempt, r throttle.Request, cause error) error {
-	t.outages.failed(cause, "policy", r.Policy, "fails", "closed")
-	return t.attempts.deny(a, newUnavailable(r, cause), t.markIfLined(a, r))
+// unavailable returns the denial of a task about which the limiter could not decide: it fails closed.
+// The task may have joined the line all the same.
+func (ad *Adapter) unavailable(a *attempt, r throttle.Request, cause error) error {
+	ad.outages.failed(cause, "policy", r.Policy, "fails", "closed")
+	return ad.attempts.deny(a, newUnavailable(r, cause), ad.markIfJoining(a, r))
 }
 
-func (t *Throttle) markIfLined(a *attempt, r throttle.Request) string {
+func (ad *Adapter) markIfJoining(a *attempt, r throttle.Request) string {
 	if a == nil || r.Ticket == (throttle.TicketID{}) {
 		return ""
 	}
-	return t.mark(a)
+	return ad.mark(a)
 }
 
-func newUnavailable(r throttle.Request, cause error) *DeniedError {
+func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 	now := time.Now()
 	at := asynqredis.WholeSecond(now.Add(unavailableMin + rand.N(unavailableMax-unavailableMin)))
-	return &DeniedError{
-		Cause:     cause,
-		Decision:  throttle.Decision{At: now, Policy: r.Policy, RetryIn: at.Sub(now), Tenant: r.Tenant},
-		ProcessAt: at,
+	return &throttle.DeniedError{
+		Cause:    cause,
+		Decision: throttle.Decision{At: now, Policy: r.Policy, RetryIn: at.Sub(now), Tenant: r.Tenant},
+		Request:  r,
+		RetryAt:  at,
 	}
 }
 
-// outOfTime gives back what was granted to a task whose time ran out before it could run.
-func (t *Throttle) outOfTime(ctx context.Context, d throttle.Decision) {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		t.outages.failed(errOutOfTime, "fails", "closed")
+// requeueFront returns the denial of a task whose handler ran while its own policy was paused: it joins
+// its line again, in front of its tenant's other tickets.
+func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+	if r.Ticket == (throttle.TicketID{}) || a == nil {
+		return ad.requeueAt(a, r, d, cause)
 	}
-	if d.Granted {
-		// What cannot be given back counts until its windows have passed.
-		t.dispatcher().Later(func(ctx context.Context) error {
-			_, err := d.Reservation.Cancel(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	r.Front = true
+	ticket := throttle.Ticket{TicketID: r.Ticket, Key: r.Key, Request: r}
+	places, err := ad.config.Limiter.Line(r.Policy).Join(ctx, []throttle.Ticket{ticket})
+	if err != nil || places[0].Err != nil || places[0].Exempt {
+		return ad.requeueAt(a, r, d, cause)
+	}
+	d.Queued, d.RetryIn, d.RetryInMost = true, places[0].StartsIn, places[0].StartsInMost
+	return ad.waitInLine(a, r, d, cause)
+}
+
+// requeueAt returns the denial of a task whose handler ran and could not do its work yet. After the
+// decision's RetryIn the task joins the line of its own policy, at the front.
+func (ad *Adapter) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+	d.RetryIn = max(d.RetryIn, time.Millisecond)
+	at := asynqredis.WholeSecond(time.Now().Add(d.RetryIn))
+	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, asynqredis.FrontMark)
+}
+
+// The answers to asynq.
+
+// answer wraps the functions of a config by which asynq asks about errors.
+func (ad *Adapter) answer(c *asynq.Config) {
+	handler := c.ErrorHandler
+	c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
+		a := ad.attempts.fail(taskOf(ctx), err)
+		if a.late != nil {
+			ad.leaveLate(ctx, task, a.late)
+			err = notAgain{a.late}
+		}
+		// A middleware that panics over a denial has a bug to report, though the task waits.
+		denied := a.denied != nil || ad.isDenial(err)
+		if handler != nil && (!denied || asynq.IsPanicError(err)) {
+			handler.HandleError(ctx, task, err)
+		}
+	})
+
+	isFailure := c.IsFailure
+	if isFailure == nil {
+		isFailure = func(err error) bool { return err != nil }
+	}
+	c.IsFailure = func(err error) bool { return !ad.isDenial(err) && isFailure(err) }
+
+	delay := c.RetryDelayFunc
+	if delay == nil {
+		delay = asynq.DefaultRetryDelayFunc
+	}
+	c.RetryDelayFunc = func(n int, err error, task *asynq.Task) time.Duration {
+		if ad.isDenial(err) {
+			return 0
+		}
+		return delay(n, err, task)
+	}
+}
+
+// isDenial reports whether an error stands for a denial.
+func (ad *Adapter) isDenial(err error) bool {
+	var denied *throttle.DeniedError
+	return errors.As(err, &denied) || ad.attempts.deniedBy(err)
+}
+
+// finish lets asynq's call end a task, unless the task was denied.
+func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
+	now, a := ad.attempts.get(call.Ref)
+	if now.late != nil && call.Verb == asynqredis.Archive {
+		call.Args[1] = []byte(now.message.WithError(now.late.Error(), time.Now()))
+		err := next(ctx, cmd)
+		if err == nil { // else asynq calls again, as Redis does not know its script
+			ad.attempts.end(call.Ref, a)
+		}
+		return err
+	}
+	if call.Verb == asynqredis.Requeue || now.denied == nil { // asynq's requeue, at shutdown, loses nothing
+		ad.attempts.end(call.Ref, a)
+		if call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete {
+			ad.checkEntered(now)
+		}
+		return next(ctx, cmd)
+	}
+	err := ad.requeue(ctx, now)
+	if err == nil || asynqredis.IsNotFound(err) {
+		ad.attempts.end(call.Ref, a)
+	}
+	if err != nil {
+		cmd.SetErr(err)
+		return err
+	}
+	cmd.SetVal("OK")
+	return nil
+}
+
+// requeue puts a denied task back to wait. While asynq's Redis does not answer it is repeated until the
+// context ends, which asynq's does with the task's lease, or the server's shutdown waits no longer.
+// Asynq's own repetition of a failed call uses a context that has ended, and never succeeds.
+func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
+	r := asynqredis.Requeued{
+		Ref: a.Ref, Message: a.message.WithDenial(a.denied.Error(), time.Now()),
+		At: a.denied.RetryAt, Nonce: a.nonce, Mark: a.mark,
+	}
+	for pause := requeuePauseMin; ; pause = min(2*pause, requeuePauseMax) {
+		call, cancel := context.WithTimeout(ctx, requeueTimeout)
+		err := ad.asynq.Load().Requeue(call, r)
+		cancel()
+		if err == nil {
+			if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
+				ad.dispatcher().WakeAt(a.Queue, r.At)
+			}
+			return nil
+		}
+		if asynqredis.IsNotFound(err) {
 			return err
-		})
+		}
+		if _, ends := ctx.Deadline(); !ends { // asynq's recoverer, which comes again
+			return err
+		}
+		select {
+		case <-time.After(pause):
+			continue
+		case <-ctx.Done():
+		case <-ad.shutdownGrace.Done():
+		}
+		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", a.ID, err)
 	}
-}
-
-// isRefusal reports whether the error says that the request itself can never be granted.
-func isRefusal(err error) bool {
-	var request *throttle.RequestError
-	var neverFits *throttle.NeverFitsError
-	return errors.As(err, &request) || errors.As(err, &neverFits)
 }

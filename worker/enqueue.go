@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,13 +19,11 @@ const (
 	// storedFor is when workers find a stored task whose join was lost.
 	storedFor = 2 * time.Minute
 
-	// rescoreFrom is from what wait on a stored task gets another time, so that asynq's tools tell it.
+	// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools
+	// show.
 	rescoreFrom = time.Minute
 
-	// joinTimeout bounds the join of tasks that are stored already.
-	joinTimeout = 2 * time.Second
-
-	// tidyTimeout bounds the calls after it, also if the caller's context has ended.
+	// tidyTimeout bounds the calls after the join, also if the caller's context has ended.
 	tidyTimeout = 5 * time.Second
 )
 
@@ -90,24 +89,37 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
 	var caught captured
 	if e.task != nil {
-		join, err := c.request(ctx, e, opts)
+		matched, err := c.request(ctx, e, opts, &caught)
 		if err != nil {
 			e.Err = err
 			return false
 		}
-		if join {
+		if matched {
 			ctx = context.WithValue(ctx, capturedKey{}, &caught)
 		}
 	}
 	info, err := c.client.EnqueueContext(ctx, e.task, opts...)
-	if err != nil {
+	var late *throttle.TooLateError
+	switch {
+	case errors.As(caught.err, &late):
+		late.Decision = throttle.Decision{At: time.Now(), Policy: e.policy, Tenant: e.ticket.Request.Tenant}
+		fallthrough
+	case caught.err != nil:
+		e.refuse(caught.err)
+		return false
+	case err != nil:
 		e.Err = err
 		return false
 	}
-	if e.Info = (&TaskInfo{TaskInfo: info, StartsAt: info.NextProcessAt}); !caught.ok {
+	now := time.Now()
+	e.Info = info
+	if !caught.ok {
+		e.Start = ExpectedStart{Known: true, Least: now}
+		if info.State == asynq.TaskStateScheduled {
+			e.Start.Least = info.NextProcessAt
+		}
 		return false
 	}
-	now := time.Now()
 	e.call = caught.call
 	e.ticket.Key = e.call.Message.JoinKey()
 	e.ticket.Request.MaxHold = e.call.Message.TimeLimit(now)
@@ -120,8 +132,8 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	return true
 }
 
-// request makes what the task asks for, and reports whether it is to join a line.
-func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option) (bool, error) {
+// request makes what the task asks for, and reports whether a policy matches it.
+func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option, caught *captured) (bool, error) {
 	policy, ok := c.limiter.Match(e.task.Type())
 	if !ok {
 		return false, nil
@@ -130,11 +142,8 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	if err != nil {
 		return false, err
 	}
-	if err := c.limiter.Check(ctx, request); isRefusal(err) {
+	if err := c.limiter.Check(ctx, request); isInvalid(err) {
 		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
-	}
-	if policy.Requeue == throttle.RequeueEarliestReset {
-		return false, nil
 	}
 	e.policy, e.ticket.Request = policy.Name, request
 	for _, o := range opts {
@@ -145,6 +154,8 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option)
 			e.ticket.Backlog = o.value.(int)
 		}
 	}
+	caught.join = policy.Requeue != throttle.RequeueEarliestReset
+	caught.limit = e.ticket.MaxWait > 0 || e.ticket.Backlog > 0
 	return true, nil
 }
 
@@ -189,7 +200,10 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 			after = &rest{}
 			rests[e.call.Queue] = after
 		}
-		if err != nil || places[i].Exempt { // it joins when it is denied
+		if err != nil || places[i].Exempt { // if it has to join, it does when it is denied
+			if err == nil {
+				e.Start = ExpectedStart{Known: true, Least: now}
+			}
 			after.activate = append(after.activate, e)
 			continue
 		}
@@ -199,7 +213,10 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 			after.unstore = append(after.unstore, e)
 			continue
 		}
-		e.Info.StartsAt, e.Info.StartsAtMost = now.Add(place.StartsIn), now.Add(place.StartsInMost)
+		e.Start = ExpectedStart{
+			Known: true, Joined: true,
+			At: now.Add(place.StartsIn), Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
+		}
 		if place.StartsIn > rescoreFrom {
 			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0)))
 			after.rescore = append(after.rescore, e)
@@ -213,14 +230,58 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	}
 }
 
-// places joins. A ticket that was in line before is that of an earlier task with the same ID: it makes room.
+// places has tasks join, unless the limiter has just been found to be unavailable.
 func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
-	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
-	defer cancel()
-	tickets := make([]throttle.Ticket, len(es))
-	for i, e := range es {
-		tickets[i] = e.ticket
+	places := make([]throttle.Place, 0, len(es))
+	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
+		if !c.limits.over(time.Now()) {
+			return nil, errSilent
+		}
+		tickets := make([]throttle.Ticket, len(batch))
+		for i, e := range batch {
+			tickets[i] = e.ticket
+		}
+		some, err := c.placesInTime(ctx, policy, tickets)
+		if ctx.Err() == nil {
+			c.limits.note(err, time.Now())
+		}
+		if err != nil {
+			return nil, err
+		}
+		places = append(places, some...)
 	}
+	return places, nil
+}
+
+// placesInTime waits for placesOf for LimiterTimeout: a call to a Redis that is silent takes longer to end,
+// whatever its context. Tickets that join after that are found to be of tasks that run already.
+func (c *Client) placesInTime(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	type result struct {
+		places []throttle.Place
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		defer cancel()
+		places, err := c.placesOf(ctx, policy, tickets)
+		done <- result{places, err}
+	}()
+	select {
+	case r := <-done:
+		return r.places, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-done: // just in time
+		return r.places, r.err
+	default:
+		return nil, ctx.Err()
+	}
+}
+
+// placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it leaves first.
+func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
 	places, err := c.limiter.Line(policy).Join(ctx, tickets)
 	if err != nil {
 		return nil, err
@@ -257,7 +318,7 @@ type rest struct {
 
 func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, policy string) {
 	if r.nudge {
-		_ = client.Nudge(ctx, queue, policy) // or a worker asks by itself, some seconds later
+		_ = client.Nudge(ctx, queue, policy) // else a worker asks some seconds later
 	}
 	if len(r.unstore) > 0 {
 		if err := client.Unstore(ctx, queue, waitings(r.unstore)); err != nil {
@@ -267,9 +328,9 @@ func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, policy 
 		}
 	}
 	if len(r.activate) > 0 {
-		if err := client.Activate(ctx, queue, waitings(r.activate)); err == nil { // or workers find it
+		if err := client.Activate(ctx, queue, waitings(r.activate)); err == nil { // else workers find it
 			for _, e := range r.activate {
-				e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, e.Info.StartsAt
+				e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, time.Now()
 			}
 		}
 	}
@@ -278,7 +339,7 @@ func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, policy 
 		for i, e := range r.rescore {
 			scores[i] = asynqredis.Rescored{Waiting: e.waiting(), At: e.Info.NextProcessAt}
 		}
-		_ = client.Rescore(ctx, queue, scores) // or workers look after it sooner than they need to
+		_ = client.Rescore(ctx, queue, scores) // else workers look at it sooner than they need to
 	}
 }
 

@@ -42,14 +42,17 @@ func (s *site) wantStates(queue string, pending, scheduled int) {
 // What a task in line is told: when it is expected to start, and when workers look after it.
 func TestTasksInLineAreTold(t *testing.T) {
 	each(t, []throttle.Policy{shared(2, 2*time.Minute)}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
+		client := s.client(s.limiter)
 		begun := time.Now()
-		infos := s.planMany(client, "acme", 0, 7)
-		for i, info := range infos {
+		for i, e := range s.joinMany(client, "acme", 0, 7) {
+			info, start := e.Info, e.Start
 			wait, state := time.Duration(i/2)*2*time.Minute, asynq.TaskStateScheduled
 			at := begun.Add(wait)
-			if info.State != state || off(info.StartsAt, at) || off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) || !info.StartsAtMost.Equal(info.StartsAt) {
-				t.Errorf("task %d is %v, starts at %v, at most %v, next at %v: want %v, %v", i, info.State, info.StartsAt, info.StartsAtMost, info.NextProcessAt, state, at)
+			if info.State != state || off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) {
+				t.Errorf("task %d is %v, next at %v: want %v", i, info.State, info.NextProcessAt, state)
+			}
+			if !start.Known || !start.Joined || off(start.At, at) || !start.Least.Equal(start.At) || !start.Most.Equal(start.At) {
+				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
 			}
 			stored := s.task(info.ID)
 			if stored.State != state || !stored.NextProcessAt.Equal(info.NextProcessAt) {
@@ -69,8 +72,8 @@ func off(a, b time.Time) bool { return a.Sub(b).Abs() > 20*time.Second }
 // What MaxWait and Backlog refuse leaves nothing behind.
 func TestRefusedTasksLeaveNothing(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
 		before := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val()))
 		for _, row := range []struct {
 			name    string
@@ -121,8 +124,8 @@ func TestRefusedTasksLeaveNothing(t *testing.T) {
 // A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
 func TestConflictsKeepThePlace(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 2)
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 2)
 		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
 			t.Fatal(err)
 		}
@@ -160,8 +163,8 @@ func TestUniqueLockHoldsInLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, time.Minute))
 		l := newLedger()
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 5)
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 5)
 		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +189,7 @@ func TestUniqueLockHoldsInLine(t *testing.T) {
 func TestTasksInLineKeepTheirOptions(t *testing.T) {
 	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
+		client := s.client(s.limiter)
 		for i, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateScheduled} {
 			id := fmt.Sprint("mine/", i)
 			info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
@@ -198,7 +201,7 @@ func TestTasksInLineKeepTheirOptions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, got := range []*asynq.TaskInfo{info.TaskInfo, stored} {
+			for _, got := range []*asynq.TaskInfo{info, stored} {
 				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour || got.Timeout != time.Minute ||
 					!got.Deadline.Equal(deadline) || got.State != state {
 					t.Errorf("%+v, want it %v", got, state)
@@ -218,20 +221,26 @@ func TestTasksInLineKeepTheirOptions(t *testing.T) {
 			if name == "group" {
 				want = asynq.TaskStateAggregating
 			}
-			info, err := client.EnqueueContext(t.Context(), acmeTask(append(opts, asynq.TaskID(name))...))
+			var start worker.ExpectedStart
+			info, err := client.EnqueueContext(t.Context(), acmeTask(append(opts, asynq.TaskID(name))...), worker.ReportStart(&start))
 			if err != nil || info.State != want || s.task(name).State != want {
 				t.Errorf("%s: %+v, %v", name, info, err)
 			}
-			if name != "group" && off(info.StartsAt, time.Now().Add(time.Hour)) {
-				t.Errorf("%s: starts at %v", name, info.StartsAt)
+			least := time.Now()
+			if name != "group" {
+				least = least.Add(time.Hour)
+			}
+			if !start.Known || start.Joined || off(start.Least, least) || !start.At.IsZero() || !start.Most.IsZero() {
+				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
 			}
 		}
 		if n := len(s.inLine()); n != 2 {
 			t.Errorf("%d stand in line, want 2", n)
 		}
 		// One whose time has come already is like any other.
-		info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))))
-		if err != nil || info.State != asynq.TaskStateScheduled || off(info.StartsAt, time.Now().Add(2*time.Hour)) {
+		var start worker.ExpectedStart
+		info, err := client.EnqueueContext(t.Context(), acmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))), worker.ReportStart(&start))
+		if err != nil || info.State != asynq.TaskStateScheduled || off(start.At, time.Now().Add(2*time.Hour)) {
 			t.Errorf("in the past: %+v, %v", info, err)
 		}
 	})
@@ -246,12 +255,12 @@ func TestClientWithoutTheLimitersRedis(t *testing.T) {
 		var c cable
 		through := redis.NewClient(c.options(like(s.redis)))
 		defer through.Close()
-		client := s.planner(s.anotherLimiter(through))
-		s.planMany(client, "acme", 0, 2)
+		client := s.client(s.anotherLimiter(through))
+		s.joinMany(client, "acme", 0, 2)
 		c.cut()
-		for i, info := range s.planMany(client, "acme", 2, 2) {
-			if info.State != asynq.TaskStatePending || off(info.StartsAt, time.Now()) {
-				t.Errorf("task %d is %v, starts at %v", i, info.State, info.StartsAt)
+		for i, e := range s.joinMany(client, "acme", 2, 2) {
+			if e.Info.State != asynq.TaskStatePending || e.Start != (worker.ExpectedStart{}) {
+				t.Errorf("task %d is %v, is expected to start %+v", i, e.Info.State, e.Start)
 			}
 		}
 		s.wantStates("default", 2, 2)
@@ -310,7 +319,7 @@ func TestJoiningIsCutShort(t *testing.T) {
 		defer limited.Close()
 		interrupts := interrupts{"sluice:{api}:q", false, cancel}
 		limited.AddHook(hooktest.Hook(interrupts.see))
-		client := s.planner(s.limiterOn(limited))
+		client := s.client(s.limiterOn(limited))
 		info, err := client.EnqueueContext(ctx, acmeTask(asynq.TaskID("cut")))
 		if err != nil || info.State != asynq.TaskStatePending || s.task("cut").State != asynq.TaskStatePending {
 			t.Errorf("%v, %v; it is %v", info, err, s.task("cut").State)
@@ -322,7 +331,7 @@ func TestJoiningIsCutShort(t *testing.T) {
 // its ID.
 func TestStoringWhoseReplyWasLost(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
-		s.planMany(s.planner(s.limiter), "acme", 0, 1)
+		s.joinMany(s.client(s.limiter), "acme", 0, 1)
 		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
 			lost := &lossyLine{key: "asynq:{default}:scheduled"}
 			client, err := worker.NewClient(dialed{lost.options(like(s.redis))}, worker.ClientConfig{Limiter: s.limiter})
@@ -414,10 +423,10 @@ func TestEveryoneEnds(t *testing.T) {
 		if err := config.Close(); err != nil { // that was never used
 			t.Error(err)
 		}
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 3)
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 3)
 		server := s.serve(s.ok, brisk)
-		s.planMany(client, "acme", 3, 3)
+		s.joinMany(client, "acme", 3, 3)
 		time.Sleep(time.Second)
 		client.Close()
 		client.Close()
@@ -426,7 +435,7 @@ func TestEveryoneEnds(t *testing.T) {
 			t.Error("a closed client enqueues")
 		}
 
-		never, err := worker.New(worker.Config{Limiter: s.limiter})
+		never, err := worker.NewAdapter(worker.Config{Limiter: s.limiter})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -436,7 +445,7 @@ func TestEveryoneEnds(t *testing.T) {
 		// Who owns an asynq.Server and forgets Throttle.Close.
 		theirs, ours := s.configs()
 		brisk(&theirs, &ours)
-		forgotten, err := worker.New(ours)
+		forgotten, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -445,7 +454,7 @@ func TestEveryoneEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.planMany(s.planner(s.limiter), "acme", 6, 3)
+		s.joinMany(s.client(s.limiter), "acme", 6, 3)
 		if err := own.Start(middleware(asynq.HandlerFunc(s.ok))); err != nil {
 			t.Fatal(err)
 		}

@@ -21,20 +21,20 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer m.Close()
-	addr := m.Addr()
-	done := make(chan struct{})
-	mux := asynq.NewServeMux()
-	mux.HandleFunc("github:star", func(ctx context.Context, task *asynq.Task) error {
-		d, _ := worker.DecisionFrom(ctx)
-		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
-		done <- struct{}{}
-		return nil
-	})
+	ctx, addr := context.Background(), m.Addr()
 	check := func(err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
 	}
+	done := make(chan struct{})
+	mux := asynq.NewServeMux()
+	mux.HandleFunc("github:star", func(ctx context.Context, task *asynq.Task) error {
+		d, _ := worker.FromContext(ctx).Decision()
+		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
+		done <- struct{}{}
+		return nil
+	})
 
 	limiter, err := throttle.New(throttle.Config{
 		Client: redis.NewClient(&redis.Options{Addr: addr}),
@@ -59,8 +59,9 @@ func Example() {
 	check(err)
 	defer client.Close()
 	for range 3 {
+		var start worker.ExpectedStart // start.At is when the task is expected to start
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil)
-		_, err := client.EnqueueContext(context.Background(), task)
+		_, err := client.EnqueueContext(ctx, task, worker.ReportStart(&start))
 		check(err)
 	}
 	for range 3 {
@@ -72,8 +73,8 @@ func Example() {
 	// acme: 17 of 20 left this minute
 }
 
-// Who owns an asynq.Server puts the three parts of a Throttle into it.
-func ExampleThrottle() {
+// To throttle an asynq.Server of your own, put the three parts of an Adapter into it.
+func ExampleAdapter() {
 	m, err := miniredis.Run()
 	if err != nil {
 		log.Fatal(err)
@@ -97,7 +98,7 @@ func ExampleThrottle() {
 		return nil
 	}
 
-	throttled, err := worker.New(worker.Config{
+	throttled, err := worker.NewAdapter(worker.Config{
 		Limiter: limiter,
 		Tenant:  func(task *asynq.Task) string { return string(task.Payload()) },
 	})

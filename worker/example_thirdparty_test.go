@@ -58,6 +58,7 @@ func Example_thirdPartyAPI() {
 
 	done := make(chan struct{})
 	summarize := func(ctx context.Context, task *asynq.Task) error {
+		job := worker.FromContext(ctx)
 		request, err := http.NewRequestWithContext(ctx, http.MethodPost, api.URL, strings.NewReader(string(task.Payload())))
 		if err != nil {
 			return err
@@ -69,7 +70,7 @@ func Example_thirdPartyAPI() {
 		defer resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
 			fmt.Println("refused, Retry-After:", resp.Header.Get("Retry-After"))
-			if err := worker.Cancel(ctx); err != nil { // the API charges nothing for a refusal
+			if err := job.Cancel(ctx); err != nil { // the API charges nothing for a refusal
 				return err
 			}
 			return fmt.Errorf("the model answered %s", resp.Status) // after a refusal it costs no retry
@@ -78,7 +79,7 @@ func Example_thirdPartyAPI() {
 		if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
 			return err
 		}
-		if err := worker.Settle(ctx, "tokens", answer.Tokens); err != nil { // the estimate was too high
+		if err := job.Settle(ctx, "tokens", answer.Tokens); err != nil { // the estimate was too high
 			return err
 		}
 		retried, _ := asynq.GetRetryCount(ctx)

@@ -148,7 +148,7 @@ func TestFaultsCostNothing(t *testing.T) {
 					if n := len(s.runs()); n != failures+1 || s.used() != 2 {
 						t.Errorf("ran %d times, %d used", n, s.used())
 					}
-					s.wait("no attempt is remembered", func() bool { return server.Throttle().Attempts() == 0 })
+					s.wait("no attempt is remembered", func() bool { return server.Adapter().Attempts() == 0 })
 					s.wantNobodyInLine()
 				})
 			})
@@ -190,8 +190,8 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 		})
 		s.waitState(asynq.TaskStateArchived, ids...)
 		s.wantCounters(counters{Processed: 4, Failed: 4, Archived: 4})
-		if n := len(s.runs()); n != 4 || s.used() != 4 || server.Throttle().Attempts() != 0 {
-			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.used(), server.Throttle().Attempts())
+		if n := len(s.runs()); n != 4 || s.used() != 4 || server.Adapter().Attempts() != 0 {
+			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.used(), server.Adapter().Attempts())
 		}
 	})
 }
@@ -201,7 +201,7 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 func TestAttemptsAreKeptApart(t *testing.T) {
 	s := newSite(t, redis.NewClient(&redis.Options{}), policy(1, time.Hour))
 	_, ours := s.configs()
-	th, err := worker.New(ours)
+	th, err := worker.NewAdapter(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestCallsAreLost(t *testing.T) {
 				whole := s.asynq
 				s.asynq = hooktest.With(whole, hooktest.Hook(f.see))
 				s.enqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
-				s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				for range 2 {
 					s.serve(s.ok, l.watch, calm, s.apart)
 				}

@@ -63,7 +63,7 @@ func (g *gatherer) withdraw(own *gathered) bool {
 func (g *gatherer) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := min(len(g.waiting), batchMost)
+	n := min(len(g.waiting), maxBatch)
 	if n == 0 {
 		g.busy = false
 		return

@@ -160,7 +160,7 @@ func (s *site) anotherLimiter(client *redis.Client) *throttle.Limiter {
 }
 
 // planner is a client of ours, as in a process of its own.
-func (s *site) planner(limiter *throttle.Limiter) *worker.Client {
+func (s *site) client(limiter *throttle.Limiter) *worker.Client {
 	s.Helper()
 	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter})
 	if err != nil {
@@ -244,18 +244,19 @@ func (s *site) enqueueMany(tenant string, from, n int, opts ...asynq.Option) {
 	}
 }
 
-// planMany plans tasks TENANT-0000, TENANT-0001, ... by the client.
-func (s *site) planMany(client *worker.Client, tenant string, from, n int, opts ...asynq.Option) (infos []*worker.TaskInfo) {
+// joinMany enqueues tasks TENANT-0000, TENANT-0001, ... by our client.
+func (s *site) joinMany(client *worker.Client, tenant string, from, n int, opts ...asynq.Option) (all []worker.Enqueued) {
 	s.Helper()
 	for i := from; i < from+n; i++ {
-		info, err := client.EnqueueContext(context.Background(), worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil),
-			append([]asynq.Option{asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i))}, opts...)...)
-		if err != nil {
-			s.Fatal(err)
+		var e worker.Enqueued
+		e.Info, e.Err = client.EnqueueContext(context.Background(), worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil),
+			append([]asynq.Option{asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i)), worker.ReportStart(&e.Start)}, opts...)...)
+		if e.Err != nil {
+			s.Fatal(e.Err)
 		}
-		infos = append(infos, info)
+		all = append(all, e)
 	}
-	return infos
+	return all
 }
 
 // shared is a policy over every task type with one window that all tenants share.

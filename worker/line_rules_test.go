@@ -39,7 +39,7 @@ func TestOldGrantIsTakenAnew(t *testing.T) {
 				l := newLedger()
 				s.serve(s.ok, l.watch, calm)
 				time.Sleep(time.Second)
-				s.planMany(s.planner(s.limiter), "acme", 0, 1)
+				s.joinMany(s.client(s.limiter), "acme", 0, 1)
 				enqueued := time.Now()
 				s.sleepUntil(l, 1, 5*time.Second)
 				if after := l.sorted()[0].at.Sub(enqueued); (after >= row.delay) != row.anew {
@@ -66,7 +66,7 @@ func TestWorkersWordCounts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := synctestSite(t, policy(10, time.Hour))
 				s.serve(s.ok, calm, func(_ *asynq.Config, c *worker.Config) { change(c) })
-				s.planMany(s.planner(s.limiter), "acme", 0, 1)
+				s.joinMany(s.client(s.limiter), "acme", 0, 1)
 				time.Sleep(5 * time.Second)
 				s.waitGone("acme-0000")
 				want := map[string]int64{"cost": 7, "tenant": 0}[name]
@@ -90,13 +90,13 @@ func TestNeverFitsAnyMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(10, 10*time.Second))
 		l := newLedger()
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 10)
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 10)
 		large := worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 8}}, "x", nil)
 		if _, err := client.EnqueueContext(t.Context(), large, asynq.TaskID("large"), asynq.MaxRetry(0)); err != nil {
 			t.Fatal(err)
 		}
-		s.planMany(client, "acme", 10, 4)
+		s.joinMany(client, "acme", 10, 4)
 		s.serve(s.ok, l.watch, calm)
 		time.Sleep(2 * time.Second)
 		s.setPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 5 }, s.limiter)
@@ -118,7 +118,7 @@ func TestTwoAsynqsShareALimiter(t *testing.T) {
 		l := newLedger()
 		for _, s := range []*site{one, two} {
 			s.serve(s.ok, l.watch, calm)
-			s.planMany(s.planner(s.limiter), "acme", 0, 3)
+			s.joinMany(s.client(s.limiter), "acme", 0, 3)
 		}
 		one.sleepUntil(l, 6, time.Minute)
 		for _, s := range []*site{one, two} {
@@ -139,7 +139,7 @@ func TestEnqueueBatch(t *testing.T) {
 	api := shared(1, time.Hour)
 	api.Match = []string{"x"}
 	each(t, []throttle.Policy{api, other}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
+		client := s.client(s.limiter)
 		task := func(typename string, cost int64, opts ...asynq.Option) *asynq.Task {
 			return worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": cost}}, typename, []byte(fmt.Sprint(opts)), opts...)
 		}
@@ -185,7 +185,7 @@ func TestEnqueueBatch(t *testing.T) {
 				}
 				continue
 			}
-			if got.Err != nil || got.Info.State != want.state || off(got.Info.StartsAt, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
+			if got.Err != nil || got.Info.State != want.state || off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
 				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
 			}
 		}
@@ -224,10 +224,10 @@ func TestEnqueueBatchIsCheap(t *testing.T) {
 		}
 		last := time.Time{}
 		for i, result := range client.EnqueueBatch(t.Context(), tasks) {
-			if result.Err != nil || result.Info.ID != fmt.Sprint("t", i) || result.Info.StartsAt.Before(last) {
+			if result.Err != nil || result.Info.ID != fmt.Sprint("t", i) || result.Start.At.Before(last) {
 				t.Fatalf("task %d: %+v, %v, after one that starts %v", i, result.Info, result.Err, last)
 			}
-			last = result.Info.StartsAt.Add(-time.Second)
+			last = result.Start.At.Add(-time.Second)
 		}
 		// Of which at most 24 are captured and never sent to Redis beside the first.
 		if calls > len(tasks)+60 {
@@ -242,13 +242,15 @@ func TestEnqueueBatchIsCheap(t *testing.T) {
 // A task that is enqueued with the ID of one that was deleted stands behind those that waited before.
 func TestSameIDAgain(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 3)
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 3)
 		if err := s.inspector.DeleteTask("default", "acme-0001"); err != nil {
 			t.Fatal(err)
 		}
-		info, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another")), asynq.TaskID("acme-0001"))
-		if err != nil || off(info.StartsAt, time.Now().Add(2*time.Hour)) {
+		var start worker.ExpectedStart
+		another := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another"))
+		info, err := client.EnqueueContext(t.Context(), another, asynq.TaskID("acme-0001"), worker.ReportStart(&start))
+		if err != nil || off(start.At, time.Now().Add(2*time.Hour)) {
 			t.Errorf("%+v, %v", info, err)
 		}
 		if got := s.inLine(); len(got) != 3 {

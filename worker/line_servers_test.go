@@ -47,8 +47,8 @@ func TestServersHearOfNews(t *testing.T) {
 				if row.enqueued {
 					s.enqueueMany("quick", 0, row.tasks)
 				} else {
-					client := s.planner(s.anotherLimiter(s.redis))
-					s.planMany(client, "quick", 0, row.tasks)
+					client := s.client(s.anotherLimiter(s.redis))
+					s.joinMany(client, "quick", 0, row.tasks)
 					client.Close()
 				}
 				s.sleepUntil(l, row.tasks, 20*time.Second)
@@ -68,14 +68,14 @@ func TestOneLimiterForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(2, 2*time.Second))
 		l := newLedger()
-		first := s.planner(s.limiter)
-		s.planMany(first, "acme", 0, 4)
+		first := s.client(s.limiter)
+		s.joinMany(first, "acme", 0, 4)
 		one := s.serve(s.ok, l.watch, brisk)
 		two := s.serve(s.ok, l.watch, brisk)
-		s.planMany(first, "acme", 4, 4)
+		s.joinMany(first, "acme", 4, 4)
 		s.sleepUntil(l, 8, 10*time.Second)
 		first.Close()
-		s.planMany(s.planner(s.limiter), "acme", 8, 6)
+		s.joinMany(s.client(s.limiter), "acme", 8, 6)
 		s.sleepUntil(l, 14, 10*time.Second)
 		two.Shutdown()
 		s.enqueueMany("acme", 14, 6)
@@ -85,7 +85,7 @@ func TestOneLimiterForAll(t *testing.T) {
 		}
 		s.wantNobodyInLine()
 		one.Shutdown()
-		s.planMany(s.planner(s.limiter), "acme", 20, 4) // there is no server
+		s.joinMany(s.client(s.limiter), "acme", 20, 4) // there is no server
 		s.serve(s.ok, l.watch, brisk)
 		s.sleepUntil(l, 24, 10*time.Second)
 		if mean, most := l.wakesPerTask(); most > 2 {
@@ -156,7 +156,7 @@ func TestServerDiesBeforeItPicks(t *testing.T) {
 		through := redis.NewClient(c.options(like(s.redis)))
 		defer through.Close()
 		own := s.anotherLimiter(through)
-		s.planMany(s.planner(s.limiter), "acme", 0, 60)
+		s.joinMany(s.client(s.limiter), "acme", 0, 60)
 		whole := s.asynq
 		s.asynq = hooktest.With(dialed{c.options(like(s.redis))}, hooktest.Hook(
 			func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -199,7 +199,7 @@ func TestServerWithoutAsynqsRedis(t *testing.T) {
 		s.asynq = dialed{c.options(like(s.redis))}
 		server := s.serve(s.ok, l.watch, brisk, s.apart)
 		s.asynq = whole
-		s.planMany(s.planner(s.limiter), "acme", 0, 60)
+		s.joinMany(s.client(s.limiter), "acme", 0, 60)
 		time.Sleep(1500 * time.Millisecond)
 		s.serve(s.ok, l.watch, brisk, s.apart)
 		c.cut()

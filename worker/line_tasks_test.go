@@ -178,7 +178,7 @@ func TestGroups(t *testing.T) {
 			})
 			c.GroupGracePeriod, c.GroupMaxSize = time.Second, 5
 		})
-		client := s.planner(s.limiter)
+		client := s.client(s.limiter)
 		for i := range 20 {
 			info, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "part", nil, asynq.Group("acme")))
 			if err != nil || info.State != asynq.TaskStateAggregating {
@@ -209,9 +209,9 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 		l := newLedger()
 		s.serve(s.ok, l.watch, brisk)
 		s.enqueueMany("acme", 0, 15)
-		info := s.planMany(s.planner(s.limiter), "acme", 15, 1)[0]
-		if info.State != asynq.TaskStatePending {
-			t.Errorf("enqueued as %v", info.State)
+		e := s.joinMany(s.client(s.limiter), "acme", 15, 1)[0]
+		if e.Info.State != asynq.TaskStatePending || e.Start.Joined {
+			t.Errorf("enqueued as %v", e.Info.State)
 		}
 		time.Sleep(time.Second)
 		s.wantNobodyInLine()

@@ -71,10 +71,10 @@ func TestPlannedBacklogDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(20, time.Second))
 		l := newLedger()
-		client := s.planner(s.anotherLimiter(s.redis))
+		client := s.client(s.anotherLimiter(s.redis))
 		s.serve(s.ok, l.watch, quick, s.apart)
 		s.serve(s.ok, l.watch, quick, s.apart)
-		infos := s.planMany(client, "acme", 0, 200)
+		infos := s.joinMany(client, "acme", 0, 200)
 		s.sleepUntil(l, 200, 20*time.Second)
 		if mean, most := l.wakesPerTask(); mean > 1.1 || most > 2 {
 			t.Errorf("%.2f wakes a task, at most %d: want 1.1, at most 2", mean, most)
@@ -89,7 +89,7 @@ func TestPlannedBacklogDrains(t *testing.T) {
 		}
 		s.wantInOrder(l)
 		for i, g := range l.sorted() {
-			if off := g.at.Sub(infos[i].StartsAt); off < -time.Second || off > time.Second {
+			if off := g.at.Sub(infos[i].Start.At); off < -time.Second || off > time.Second {
 				t.Errorf("%s started %v after it was to", g.id, off)
 			}
 		}
@@ -194,14 +194,14 @@ func TestLineOfAClientAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, 10*time.Second))
 		s.fill("acme") // so that none is pending, and only the line tells of them
-		client := s.planner(s.anotherLimiter(s.redis))
-		infos := s.planMany(client, "acme", 0, 3)
+		client := s.client(s.anotherLimiter(s.redis))
+		infos := s.joinMany(client, "acme", 0, 3)
 		client.Close()
 		l := newLedger()
 		s.serve(s.ok, l.watch, brisk, s.apart)
 		s.sleepUntil(l, 3, 35*time.Second)
 		for i, g := range l.sorted() {
-			if off := g.at.Sub(infos[i].StartsAt); off < -time.Millisecond || off > 2*time.Second {
+			if off := g.at.Sub(infos[i].Start.At); off < -time.Millisecond || off > 2*time.Second {
 				t.Errorf("%s started %v after it was to", g.id, off)
 			}
 			if n := l.wakesOf(g.id); n != 1 {
@@ -248,7 +248,7 @@ func TestDeletedTasksLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(20, time.Second))
 		l := newLedger()
-		s.planMany(s.planner(s.anotherLimiter(s.redis)), "acme", 0, 400)
+		s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 400)
 		for i := range 400 {
 			if i >= 20 && i%2 == 0 {
 				if err := s.inspector.DeleteTask("default", fmt.Sprintf("acme-%04d", i)); err != nil {

@@ -13,148 +13,176 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// startWithin is how old a grant may be when its task begins: its units count from when they were taken. An
-// older one is given back and reserved once more.
+// startWithin is how old a grant may be when its task starts, as its units count from when they were
+// taken. An older grant is given back and reserved again.
 const startWithin = 100 * time.Millisecond
 
-// Middleware returns the middleware that throttles. Put it outermost: what stands outside of it
-// sees denials as errors and runs at every attempt. It is an error if Redis or Asynq was not
-// called before.
-func (t *Throttle) Middleware() (asynq.MiddlewareFunc, error) {
-	if !t.connected.Load() {
-		return nil, errors.New("worker: Throttle.Redis was not called: " +
-			"make the asynq.Server with Redis(...), or tasks that are denied on their last attempt are archived")
+// Middleware returns the middleware that throttles. Put it outermost: a middleware around it
+// sees denials as errors, and runs at every attempt.
+//
+// Make the asynq.Server first. It is an error if no server was made with what Redis or RedisClient
+// returns, or if Asynq was not called.
+func (ad *Adapter) Middleware() (asynq.MiddlewareFunc, error) {
+	if ad.asynq.Load() == nil {
+		return nil, errors.New("worker: no asynq.Server has the connection that Adapter.Redis returns: make the server " +
+			"with it first, or asynq archives tasks that are denied on their last attempt")
 	}
-	if !t.configured.Load() {
-		return nil, errors.New("worker: Throttle.Asynq was not called: " +
+	if !ad.configured.Load() {
+		return nil, errors.New("worker: Adapter.Asynq was not called: " +
 			"make the asynq.Server with Asynq(...), or denials are reported as failures")
 	}
-	t.guarded.Store(true)
+	ad.guarded.Store(true)
 	return func(next asynq.Handler) asynq.Handler {
 		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			return t.process(ctx, task, next)
+			return ad.process(ctx, task, next)
 		})
 	}, nil
 }
 
-// process runs the task, or returns a *DeniedError, or the error by which it fails.
-func (t *Throttle) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
-	t.entered.Store(true)
+// process runs the task, or returns a *throttle.DeniedError, or the error by which the task fails.
+func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
+	ad.entered.Store(true)
 	ref := taskOf(ctx)
-	a := t.attempts.enter(ctx, ref)
+	a := ad.attempts.enter(ctx, ref)
 	var grant *dispatch.Grant
 	if a != nil {
 		grant, a.grant = a.grant, nil
 	}
-	granted := false // it was seen to
+	used := false // the grant, or it was given back
 	defer func() {
-		if !granted { // also if a function of the user's panics
-			t.giveBack(grant)
+		if !used { // also if a user's function panics
+			ad.giveBack(grant)
 		}
 	}()
 
-	policy, ok := t.config.Limiter.Match(task.Type())
+	policy, ok := ad.config.Limiter.Match(task.Type())
 	switch {
-	case !ok && t.config.Unmatched == Reject:
-		return fmt.Errorf("worker: no policy matches task type %q: add one, or set Config.Unmatched to %q", task.Type(), string(Run))
 	case !ok:
-		id, _ := IdentityOf(task) // for the calls that it makes
-		t.giveBack(grant)
-		granted = true
-		return t.run(ctx, a, task, next, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Reservation{})
+		return ad.processUnmatched(ctx, a, task, next)
 	case ref == asynqredis.Ref{}:
 		return fmt.Errorf("worker: task type %q: the context does not come from an asynq.Server: "+
 			"middlewares must hand on the one they get", task.Type())
 	}
-	request, err := t.identify.request(policy.Name, task)
+	request, err := ad.identify.request(policy.Name, task)
 	if err != nil {
 		return err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		request.MaxHold = max(0, time.Until(deadline))
 	}
-	if err := t.miswired(ctx, a != nil); err != nil {
-		return t.unavailable(a, request, err)
+	switch {
+	case a == nil:
+		return ad.hold(ctx, policy.Name)
+	case ctx.Value(serverKey{}) != ad:
+		return ad.unavailable(a, request, errOtherConfig)
 	}
 	if policy.Requeue != throttle.RequeueEarliestReset {
-		identity, err := t.asynq.Load().Identity(ctx)
+		identity, err := ad.asynq.Load().Identity(ctx)
 		if err != nil {
-			return t.unavailable(a, request, err)
+			return ad.unavailable(a, request, err)
 		}
 		retried, _ := asynq.GetRetryCount(ctx)
 		request.Front = retried > 0 || grant != nil // it had its turn
 		request.Key = a.message.JoinKey()
 		request.Ticket = throttle.TicketID{Queue: identity + "/" + ref.Queue, ID: ref.ID}
 	}
-	// Should the task's time run out meanwhile, asynq goes on at once. It did not run: it waits.
-	waits := t.attempts.deny(a, newUnavailable(request, errOutOfTime), t.markIfLined(a, request))
-	granted = true
-	d, err := t.decide(ctx, grant, request)
+	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it waits.
+	waits := ad.attempts.deny(a, newUnavailable(request, errOutOfTime), ad.markIfJoining(a, request))
+	used = true
+	d, err := ad.decide(ctx, grant, request)
 	if err != nil {
-		t.giveBack(grant) // nobody knows whether it was
+		ad.giveBack(grant) // it may have been used or not
 	}
 	switch {
-	case isRefusal(err):
-		t.attempts.allow(a)
+	case isInvalid(err):
+		ad.attempts.allow(a)
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
 	case err != nil && ctx.Err() == nil:
-		return t.unavailable(a, request, err)
+		return ad.unavailable(a, request, err)
 	case ctx.Err() != nil:
-		t.outOfTime(ctx, d)
+		ad.outOfTime(ctx, d)
 		return waits
 	case d.FailedOpen != nil:
-		t.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		ad.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
-		t.outages.decided()
-		t.outages.clock(d)
+		ad.outages.decided()
+		ad.outages.clock(d)
 	}
 	if d.Granted {
-		t.attempts.allow(a)
+		ad.attempts.allow(a)
 	}
-	if t.config.OnDecision != nil {
-		t.config.OnDecision(ctx, task, d)
+	if ad.config.OnDecision != nil {
+		ad.config.OnDecision(ctx, task, d)
 	}
-	if !d.Granted {
-		if late := tooLate(a.message, d); late != nil {
-			t.leave(ctx, request)
-			t.attempts.allow(a)
-			return notAgain{late}
-		}
-		return t.deny(a, d, d.EarliestReset())
+	if d.Granted {
+		return ad.run(ctx, a, task, next, request, d)
 	}
-	return t.run(context.WithValue(ctx, decisionKey{}, d), a, task, next, request, d.Reservation)
+	if late := tooLate(a.message, d); late != nil {
+		ad.leave(ctx, request)
+		ad.attempts.allow(a)
+		return notAgain{late}
+	}
+	return ad.deny(a, request, d, d.EarliestReset())
 }
 
-// decide returns what the task was granted in line, if that is still right, or else asks.
-func (t *Throttle) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request) (throttle.Decision, error) {
-	switch {
-	case grant == nil || grant.NeverFits:
-		return t.config.Limiter.Reserve(ctx, request)
-	case time.Since(grant.Sent) <= startWithin && t.config.Limiter.Line(grant.Policy).Matches(grant.TakenTicket, request):
+// processUnmatched runs a task whose type no policy matches, or returns the error by which it fails.
+func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
+	ad.unmatched.attempt(task.Type())
+	if ad.config.Unmatched == UnmatchedReject {
+		return &UnmatchedError{TaskType: task.Type()}
+	}
+	id, _ := IdentityOf(task) // of the calls that the handler makes
+	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}
+	return ad.run(ctx, a, task, next, request, throttle.Decision{})
+}
+
+// decide returns what the task was granted in line, if that is still right, and else asks the limiter.
+func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request) (throttle.Decision, error) {
+	if grant == nil || grant.NeverFits {
+		return ad.config.Limiter.Reserve(ctx, request)
+	}
+	line := ad.config.Limiter.Line(grant.Policy)
+	if time.Since(grant.Sent) <= startWithin && line.Matches(grant.TakenTicket, request) {
 		return grant.Decision, nil
 	}
-	return t.config.Limiter.Line(grant.Policy).ReserveAgain(ctx, grant.TakenTicket, request)
+	return line.ReserveAgain(ctx, grant.TakenTicket, request)
 }
 
-// miswired returns an error if the server that made the context was given something else.
-func (t *Throttle) miswired(ctx context.Context, known bool) error {
-	if ctx.Value(serverKey{}) != t {
-		return errors.New("worker: the asynq.Server was not made with the config that Throttle.Asynq returned")
-	}
-	if !known {
-		return errors.New("worker: the asynq.Server was not made with the connection that Throttle.Redis returned")
-	}
-	return nil
-}
-
-type (
-	decisionKey struct{}
-	serverKey   struct{}
+var (
+	errOtherConfig     = errors.New("worker: the asynq.Server was not made with the config that Adapter.Asynq returned")
+	errOtherConnection = errors.New("worker: the asynq.Server was not made with the connection that Adapter.Redis returned")
 )
 
-// DecisionFrom returns the decision by which the task runs, to its handler. There is none for
-// tasks that no policy matches.
-func DecisionFrom(ctx context.Context) (throttle.Decision, bool) {
-	d, ok := ctx.Value(decisionKey{}).(throttle.Decision)
-	return d, ok
+// hold keeps a task that a server without our connection has picked up. That server would archive it
+// if it were denied on its last attempt. So the task is not denied: it occupies its slot until its own time
+// runs out, or until the server shuts down, which makes it pending again. A server all of whose slots are
+// occupied picks up no more tasks.
+func (ad *Adapter) hold(ctx context.Context, policy string) error {
+	ad.outages.failed(errOtherConnection, "policy", policy, "fails", "closed")
+	<-ctx.Done()
+	return errOtherConnection
 }
+
+// outOfTime gives back what was granted to a task whose time ran out before it could start.
+func (ad *Adapter) outOfTime(ctx context.Context, d throttle.Decision) {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		ad.outages.failed(errOutOfTime, "fails", "closed")
+	}
+	if d.Granted {
+		// What cannot be given back counts until its windows have passed.
+		ad.dispatcher().Later(func(ctx context.Context) error {
+			_, err := d.Reservation.Cancel(ctx)
+			return err
+		})
+	}
+}
+
+// isInvalid reports whether the error says that the request can never be granted.
+func isInvalid(err error) bool {
+	var request *throttle.RequestError
+	var neverFits *throttle.NeverFitsError
+	return errors.As(err, &request) || errors.As(err, &neverFits)
+}
+
+// serverKey is the key of the adapter in the contexts of its server.
+type serverKey struct{}

@@ -108,7 +108,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 	server := s.serve(func(ctx context.Context, _ *asynq.Task) error {
 		status := call("/")
 		now := time.Now()
-		d, _ := worker.DecisionFrom(ctx)
+		d, _ := worker.FromContext(ctx).Decision()
 		mu.Lock()
 		defer mu.Unlock()
 		if first.IsZero() {

@@ -321,7 +321,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		theirs.ShutdownTimeout = time.Millisecond
-		th, err := worker.New(ours)
+		th, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,7 +360,7 @@ func TestAttemptsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
 		_, ours := s.configs()
-		th, err := worker.New(ours)
+		th, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,78 +16,106 @@ import (
 
 // A Server is an asynq.Server whose tasks are throttled before any other middleware sees them.
 type Server struct {
-	client     redis.UniversalClient
+	adapter    *Adapter
 	middleware asynq.MiddlewareFunc
+	owned      redis.UniversalClient // nil if the caller made it
 	server     *asynq.Server
 	started    atomic.Bool
-	throttle   *Throttle
 }
 
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
-// It does not talk to either. Shutdown must be called, also on a server that was not started.
+// It does not talk to either. Shutdown must be called, also for a server that was not started.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
-	t, err := New(throttled)
+	client, err := connect(opt)
+	if err != nil {
+		return nil, err
+	}
+	s, err := newServer(c, throttled, func(ad *Adapter, c asynq.Config) *asynq.Server {
+		return asynq.NewServer(ad.Redis(connection{client}), c)
+	})
+	if err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	s.owned = client
+	return s, nil
+}
+
+// NewServerFromRedisClient is NewServer for a client that stays the caller's to close, after Shutdown.
+// Adapter.RedisClient tells which clients can be shared.
+func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
+	if client == nil {
+		return nil, errNoClient
+	}
+	return newServer(c, throttled, func(ad *Adapter, c asynq.Config) *asynq.Server {
+		return asynq.NewServerFromRedisClient(ad.RedisClient(client), c)
+	})
+}
+
+func newServer(c asynq.Config, throttled Config, make func(*Adapter, asynq.Config) *asynq.Server) (*Server, error) {
+	ad, err := NewAdapter(throttled)
 	if err != nil {
 		return nil, err
 	}
 	if c.GroupGracePeriod != 0 && c.GroupGracePeriod < time.Second { // asynq would panic
 		return nil, fmt.Errorf("worker: asynq.Config.GroupGracePeriod %v: must be at least 1s", c.GroupGracePeriod)
 	}
-	client, err := connect(opt)
+	server := make(ad, ad.Asynq(c))
+	middleware, err := ad.Middleware()
 	if err != nil {
 		return nil, err
 	}
-	server := asynq.NewServer(t.Redis(connection{client}), t.Asynq(c))
-	middleware, err := t.Middleware()
-	if err != nil {
-		return nil, errors.Join(err, client.Close())
-	}
-	return &Server{client: client, middleware: middleware, server: server, throttle: t}, nil
+	return &Server{adapter: ad, middleware: middleware, server: server}, nil
 }
 
-// Start begins to process tasks by the handler, and returns. Errors are asynq's.
+// Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
 	return s.server.Start(s.throttled(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
-	defer s.throttle.Close()
+	defer s.adapter.Close()
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
-	defer context.AfterFunc(signalled, s.throttle.Stop)()
+	defer context.AfterFunc(signalled, s.adapter.Stop)()
 	return s.server.Run(s.throttled(handler))
 }
 
 func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
 	if handler == nil {
-		return nil // an error of asynq's
+		return nil // asynq returns the error
 	}
 	s.started.Store(true)
 	return s.middleware(handler)
 }
 
-// Stop stops picking up tasks; those that run go on. Shutdown must follow.
+// Stop picks up no more tasks. Those that run go on. Shutdown must follow.
 func (s *Server) Stop() {
-	s.throttle.pickNoMore()
+	s.adapter.pickNoMore()
 	s.server.Stop()
 }
 
-// Shutdown stops, waits for the handlers as long as asynq.Config.ShutdownTimeout says, gives
-// the tasks of the others back, and closes the connection.
+// Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers. It
+// makes the tasks of handlers that have not returned pending again, and closes the connection, unless
+// that is the caller's.
 func (s *Server) Shutdown() {
-	s.throttle.Stop()
+	s.adapter.Stop()
 	s.server.Shutdown()
-	s.throttle.Close()
-	if !s.started.Load() { // otherwise asynq has closed it, or is about to
-		s.client.Close()
+	s.adapter.Close()
+	if s.owned != nil && !s.started.Load() { // else asynq has closed it, or is about to
+		s.owned.Close()
 	}
 }
 
-// Ping asks Redis whether it is there.
+// Ping checks that asynq's Redis answers.
 func (s *Server) Ping() error { return s.server.Ping() }
 
-// A connection hands asynq a client that is made already.
+// UnmatchedCount returns how many attempts of tasks there were whose type no policy matches.
+func (s *Server) UnmatchedCount() int64 { return s.adapter.UnmatchedCount() }
+
+var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
+
+// A connection is an asynq.RedisConnOpt of a client that exists.
 type connection struct{ client redis.UniversalClient }
 
 func (c connection) MakeRedisClient() any { return c.client }

@@ -22,20 +22,30 @@ import (
 func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	theirs, ours := s.configs()
+	noConnection := "worker: no asynq.Server has the connection that Adapter.Redis returns: " +
+		"make the server with it first, or asynq archives tasks that are denied on their last attempt"
 	for name, c := range map[string]struct {
-		use  func(*worker.Throttle)
+		use  func(*worker.Adapter)
 		want string
 	}{
-		"neither": {func(*worker.Throttle) {}, "worker: Throttle.Redis was not called: make the asynq.Server with Redis(...), or tasks that are denied on their last attempt are archived"},
-		"Redis":   {func(th *worker.Throttle) { th.Redis(s.asynq) }, "worker: Throttle.Asynq was not called: make the asynq.Server with Asynq(...), or denials are reported as failures"},
-		"Asynq":   {func(th *worker.Throttle) { th.Asynq(theirs) }, "worker: Throttle.Redis was not called: make the asynq.Server with Redis(...), or tasks that are denied on their last attempt are archived"},
+		"neither": {func(*worker.Adapter) {}, noConnection},
+		"config only": {func(ad *worker.Adapter) {
+			asynq.NewServer(s.asynq, ad.Asynq(theirs))
+		}, noConnection},
+		"connection returned and not used": {func(ad *worker.Adapter) {
+			ad.Redis(s.asynq)
+			asynq.NewServer(s.asynq, ad.Asynq(theirs))
+		}, noConnection},
+		"connection only": {func(ad *worker.Adapter) {
+			asynq.NewServer(ad.Redis(s.asynq), theirs)
+		}, "worker: Adapter.Asynq was not called: make the asynq.Server with Asynq(...), or denials are reported as failures"},
 	} {
-		th, err := worker.New(ours)
+		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.use(th)
-		if _, err := th.Middleware(); err == nil || err.Error() != c.want {
+		c.use(ad)
+		if _, err := ad.Middleware(); err == nil || err.Error() != c.want {
 			t.Errorf("%s: got  %v\nwant %s", name, err, c.want)
 		}
 	}
@@ -45,7 +55,7 @@ func TestNoMiddlewareNoTask(t *testing.T) {
 	each(t, nil, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		theirs.Logger, theirs.LogLevel = asynqLog{s.log}, asynq.ErrorLevel
-		th, err := worker.New(ours)
+		th, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +66,7 @@ func TestNoMiddlewareNoTask(t *testing.T) {
 		}
 		defer server.Shutdown()
 		s.wait("asynq logs why", func() bool {
-			return s.log.count("worker: no task is picked up, as it would run unthrottled: call Throttle.Middleware") > 0
+			return s.log.count("worker: no task is picked up, as it would run unthrottled: call Adapter.Middleware") > 0
 		})
 		if s.task("a").State != asynq.TaskStatePending {
 			t.Errorf("the task is %v, want pending", s.task("a").State)
@@ -74,7 +84,7 @@ func TestMiddlewareLeftOutIsLogged(t *testing.T) {
 			t.Fatal(err)
 		}
 		theirs, ours := s.configs()
-		th, err := worker.New(ours)
+		th, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,92 +99,104 @@ func TestMiddlewareLeftOutIsLogged(t *testing.T) {
 		}
 		defer server.Shutdown()
 		s.waitGone("a", "b")
-		if s.log.count("worker: a task ran unthrottled: put what Throttle.Middleware returns into the handler") != 1 {
+		if s.log.count("worker: a task ran unthrottled: put what Adapter.Middleware returns into the handler") != 1 {
 			t.Errorf("want it logged once:\n%s", s.log)
 		}
 	})
 }
 
-// A server that was made, but with something else, runs nothing unthrottled. The half that is
-// there saves what it can.
-func TestServerWithoutOneHalf(t *testing.T) {
-	for name, c := range map[string]struct {
-		server func(*site, *worker.Throttle, asynq.Config) *asynq.Server
-		want   string
-		opts   []asynq.Option
-	}{
-		"config": {
-			func(s *site, th *worker.Throttle, c asynq.Config) *asynq.Server {
-				th.Asynq(c)
-				return asynq.NewServer(th.Redis(s.asynq), c)
-			},
-			"worker: the asynq.Server was not made with the config that Throttle.Asynq returned",
-			[]asynq.Option{asynq.MaxRetry(0)},
-		},
-		"connection": {
-			func(s *site, th *worker.Throttle, c asynq.Config) *asynq.Server {
-				th.Redis(s.asynq)
-				c = th.Asynq(c)
-				c.TaskCheckInterval = time.Second // it would ask a thousand times a second, as nobody waits in its place
-				return asynq.NewServer(s.asynq, c)
-			},
-			"worker: the asynq.Server was not made with the connection that Throttle.Redis returned",
-			[]asynq.Option{asynq.MaxRetry(1)},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := synctestSite(t, policy(100, time.Hour))
-				theirs, ours := s.configs()
-				calm(&theirs, &ours)
-				th, err := worker.New(ours)
-				if err != nil {
-					t.Fatal(err)
-				}
-				server := c.server(s, th, theirs)
-				middleware, err := th.Middleware()
-				if err != nil {
-					t.Fatal(err)
-				}
-				s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), append(c.opts, asynq.TaskID("a"))...)
-				var attempts atomic.Int64
-				handler := middleware(asynq.HandlerFunc(s.ok))
-				if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-					attempts.Add(1)
-					return handler.ProcessTask(ctx, task)
-				})); err != nil {
-					t.Fatal(err)
-				}
-				defer th.Close()
-				defer server.Shutdown()
-				time.Sleep(time.Minute)
-				if len(s.runs()) != 0 {
-					t.Errorf("ran %q", s.runs())
-				}
-				task := s.task("a")
-				if !strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") || !strings.HasSuffix(task.LastErr, c.want) || task.Retried != 0 {
-					t.Errorf("last error %q after %d retries, want %q", task.LastErr, task.Retried, c.want)
-				}
-				if n := attempts.Load(); n < 10 || n > 35 {
-					t.Errorf("%d attempts in a minute, want one every 2 to 5 s", n)
-				}
-				if s.log.count(c.want) != 1 {
-					t.Errorf("want it logged once:\n%s", s.log)
-				}
-			})
-		})
+// A server that was made with our connection and another config runs nothing unthrottled, and loses
+// nothing.
+func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(100, time.Hour))
+		theirs, ours := s.configs()
+		calm(&theirs, &ours)
+		ad, err := worker.NewAdapter(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ad.Asynq(theirs)
+		server := asynq.NewServer(ad.Redis(s.asynq), theirs)
+		var attempts atomic.Int64
+		s.startBy(ad, server, &attempts)
+		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		time.Sleep(time.Minute)
+		const want = "worker: the asynq.Server was not made with the config that Adapter.Asynq returned"
+		task := s.task("a")
+		if !strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") || !strings.HasSuffix(task.LastErr, want) || task.Retried != 0 {
+			t.Errorf("last error %q after %d retries, want %q", task.LastErr, task.Retried, want)
+		}
+		if n := attempts.Load(); n < 10 || n > 35 {
+			t.Errorf("%d attempts in a minute, want one every 2 to 5 s", n)
+		}
+		if len(s.runs()) != 0 || s.log.count(want) != 1 {
+			t.Errorf("ran %q, want it logged once:\n%s", s.runs(), s.log)
+		}
+	})
+}
+
+// A second server that was made without our connection would archive each task that it denies on its last
+// attempt. It keeps the tasks, picks up no more when its slots are full, and gives them back at its end.
+func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(100, time.Hour))
+		theirs, ours := s.configs()
+		calm(&theirs, &ours)
+		ad, err := worker.NewAdapter(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := ad.Asynq(theirs)
+		right := asynq.NewServer(ad.Redis(s.asynq), config) // it is never started
+		defer right.Shutdown()
+		config.TaskCheckInterval = time.Second // asynq's own pause: no hook waits in its place
+		config.ShutdownTimeout = time.Second
+		server := asynq.NewServer(s.asynq, config)
+		var attempts atomic.Int64
+		s.startBy(ad, server, &attempts)
+		for i := range 2 * theirs.Concurrency {
+			s.enqueue(acmeTask(), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
+		}
+		time.Sleep(20 * time.Minute)
+		s.wantCounters(counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
+		if n := attempts.Load(); n != int64(theirs.Concurrency) || len(s.runs()) != 0 {
+			t.Errorf("%d attempts, ran %q", n, s.runs())
+		}
+		if s.log.count("worker: the asynq.Server was not made with the connection that Adapter.Redis returned") != 1 {
+			t.Errorf("want it logged once:\n%s", s.log)
+		}
+		server.Shutdown()
+		s.wantStates("default", 2*theirs.Concurrency, 0)
+		s.wantTold(nil, nil)
+	})
+}
+
+// startBy starts a server of asynq's by the adapter's middleware, and counts the attempts.
+func (s *site) startBy(ad *worker.Adapter, server *asynq.Server, attempts *atomic.Int64) {
+	s.Helper()
+	middleware, err := ad.Middleware()
+	if err != nil {
+		s.Fatal(err)
 	}
+	handler := middleware(asynq.HandlerFunc(s.ok))
+	if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		attempts.Add(1)
+		return handler.ProcessTask(ctx, task)
+	})); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { server.Shutdown(); ad.Close() })
 }
 
 func TestContextOfAnotherServer(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	theirs, ours := s.configs()
-	th, err := worker.New(ours)
+	th, err := worker.NewAdapter(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
-	th.Redis(s.asynq)
-	th.Asynq(theirs)
+	asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
 	middleware, err := th.Middleware()
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +253,6 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 	}
 }
 
-// synctestSite is a site on a miniredis in memory, for use within a bubble.
 // Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks met.
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
@@ -258,7 +279,7 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 				case 'p':
 					panic("on purpose")
 				case 'r':
-					if _, err := worker.Reserve(ctx, throttle.Request{Policy: "slots"}, 0); err != nil {
+					if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slots"}}); err != nil {
 						return err
 					}
 				}

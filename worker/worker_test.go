@@ -91,7 +91,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 						promised[task.Type()] = time.Now().Add(d.RetryIn)
 					}
 				}
-				th, err := worker.New(ours)
+				th, err := worker.NewAdapter(ours)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -184,7 +184,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 func TestMiddlewareThatTriesAgain(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
-		th, err := worker.New(ours)
+		th, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestDefaultsOfAsynq(t *testing.T) {
 	}
 	s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
-	th, err := worker.New(worker.Config{Limiter: s.limiter})
+	th, err := worker.NewAdapter(worker.Config{Limiter: s.limiter})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +281,7 @@ func TestRealFailuresOfOurs(t *testing.T) {
 		"no tenant":    {asynq.NewTask("x", nil), `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`},
 		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost of 6 requests never fits: the window holds 5 at most`},
 		"no attribute": {worker.NewTask(worker.Identity{Tenant: "acme"}, "by-user", nil), `worker: task type "by-user": throttle: policy "by-user": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
-		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": add one, or set Config.Unmatched to "run"`},
+		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: no policy matches task type "y": name it in a policy's Match`},
 		"bad tenant":   {header("sluice-tenant", "%zz"), `worker: task type "x": header sluice-tenant "%zz": invalid URL escape "%zz"`},
 		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
 		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
@@ -290,7 +290,7 @@ func TestRealFailuresOfOurs(t *testing.T) {
 		for id, c := range tasks {
 			s.enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
 		}
-		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.Reject })
+		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.UnmatchedReject })
 		for id, c := range tasks {
 			s.waitState(asynq.TaskStateArchived, id)
 			if got := s.task(id).LastErr; got != c.want {
@@ -324,7 +324,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		s.enqueue(asynq.NewTask("unmatched", nil))
 		unmatched := make(chan bool, 1)
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			d, ok := worker.DecisionFrom(ctx)
+			d, ok := worker.FromContext(ctx).Decision()
 			if task.Type() == "unmatched" {
 				unmatched <- ok
 			} else {

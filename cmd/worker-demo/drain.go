@@ -146,7 +146,7 @@ func (d *Drain) serve(ctx context.Context, missing []*Job, stranded bool) error 
 		Limiter:    d.Limiter,
 		Logger:     slog.New(slog.NewTextHandler(d.Progress, nil)),
 		OnDecision: d.decided,
-		Unmatched:  worker.Reject,
+		Unmatched:  worker.UnmatchedReject,
 	})
 	if err != nil {
 		return err

@@ -115,7 +115,7 @@ func (c crew) startThrottled(s *shift, server int, addr string, j *journal) erro
 	}
 	if err := srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		at := time.Now()
-		d, _ := worker.DecisionFrom(ctx)
+		d, _ := worker.FromContext(ctx).Decision()
 		id, _ := asynq.GetTaskID(ctx)
 		s := start{at: at, id: id, server: server, tenant: d.Tenant}
 		if d.Granted && d.FailedOpen == nil {

@@ -56,7 +56,7 @@ type logged struct {
 type crewman struct {
 	client   *redis.Client
 	server   *asynq.Server
-	throttle *worker.Throttle
+	throttle *worker.Adapter
 }
 
 func newFleet(o scenarioOptions, windows ...throttle.Window) (*fleet, error) {
@@ -100,7 +100,7 @@ func (f *fleet) start() error {
 		if err != nil {
 			return err
 		}
-		t, err := worker.New(worker.Config{Limiter: limiter, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), OnDecision: f.decided})
+		t, err := worker.NewAdapter(worker.Config{Limiter: limiter, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), OnDecision: f.decided})
 		if err != nil {
 			return err
 		}
@@ -232,15 +232,16 @@ func (f *fleet) plan(ctx context.Context, c *worker.Client, tenant string, n, go
 	return inParallel(n, goroutines, func(i int) error {
 		id := tenant + "-" + strconv.Itoa(i)
 		asked := time.Now()
-		info, err := c.EnqueueContext(ctx, worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil), asynq.TaskID(id))
-		if err != nil {
+		var start worker.ExpectedStart
+		task := worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil)
+		if _, err := c.EnqueueContext(ctx, task, asynq.TaskID(id), worker.ReportStart(&start)); err != nil {
 			return err
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if info.State == asynq.TaskStateScheduled {
+		if start.Joined {
 			l := f.task(id, tenant)
-			l.came, l.promised = asked, info.StartsAt
+			l.came, l.promised = asked, start.At
 		}
 		return nil
 	})

@@ -310,8 +310,8 @@ func (p *producer) try(ctx context.Context, jobs []job) []error {
 		return errs
 	}
 	for i, result := range p.joiner.EnqueueBatch(ctx, tasks) {
-		if errs[i] = result.Err; result.Err == nil && jobs[i].Delay == 0 {
-			p.stack.journal.joined(jobs[i].ID, result.Info.StartsAt)
+		if errs[i] = result.Err; result.Start.Joined {
+			p.stack.journal.joined(jobs[i].ID, result.Start.At)
 		}
 	}
 	return errs

@@ -109,7 +109,7 @@ func (c *crewman) handle(ctx context.Context, task *asynq.Task) error {
 		return err
 	}
 	begin := Started{Task: id, Tenant: identity.Tenant, Holder: c.holder, Retried: retried}
-	if d, ok := worker.DecisionFrom(ctx); ok && d.FailedOpen == nil {
+	if d, ok := worker.FromContext(ctx).Decision(); ok && d.FailedOpen == nil {
 		begin.Granted = d.At
 	}
 	var verdict Verdict

@@ -95,6 +95,17 @@ func (e *UnidentifiedError) Error() string {
 		"or make it with the context of a job", e.Method, e.Host)
 }
 
+// A CountedError says that a call was not made because its job has taken the policy's cost already. The
+// call would be counted twice, and a job that is requeued for its denial might come back for ever.
+type CountedError struct {
+	Policy string
+}
+
+func (e *CountedError) Error() string {
+	return fmt.Sprintf("httpthrottle: policy %q has counted the job when it began: set TransportConfig.LearnOnly, "+
+		"or cancel the job's reservation to count each call", e.Policy)
+}
+
 // A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent use.
 type Transport struct {
 	c       TransportConfig
@@ -135,7 +146,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // counts.
 //
 // Errors besides those of the base are *throttle.DeniedError if it does not fit now,
-// *UnidentifiedError, and those of Limiter.Reserve; then the call was not made. throttle.ErrLeaseLost ends a
+// *UnidentifiedError, *CountedError, and those of Limiter.Reserve; then the call was not made. throttle.ErrLeaseLost ends a
 // call that lost its slot in a Concurrency window. http.Client wraps all of them in *url.Error;
 // errors.As and errors.Is see through it.
 //
@@ -156,6 +167,10 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: t.c.Limiter.Attach(throttle.Reservation{Request: r})})
 		}
 		return resp, err
+	}
+	if job != nil && job.Counted(r.Policy) {
+		closeBody(req)
+		return nil, &CountedError{r.Policy}
 	}
 	d, err := t.reserve(req.Context(), r)
 	if err != nil {

@@ -57,11 +57,11 @@ func main() {
 	defer client.Close()
 	for _, c := range contacts {
 		task := worker.NewTask(worker.Identity{Tenant: c.tenant}, "crm:sync", []byte(c.name))
-		info, err := client.EnqueueContext(context.Background(), task)
-		if err != nil {
+		var start worker.ExpectedStart
+		if _, err := client.EnqueueContext(context.Background(), task, worker.ReportStart(&start)); err != nil {
 			log.Fatal(err)
 		}
-		fmt.Printf("%s starts in %v\n", c.name, time.Until(info.StartsAt).Round(time.Second))
+		fmt.Printf("%s starts in %v\n", c.name, time.Until(start.At).Round(time.Second))
 	}
 
 	server, err := worker.NewServer(

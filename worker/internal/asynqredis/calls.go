@@ -3,6 +3,7 @@ package asynqredis
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // The verbs of asynq's calls.
@@ -131,4 +132,34 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 		}
 	}
 	return EnqueueCall{}, false
+}
+
+// ScheduleOf recognises asynq's schedule and scheduleUnique, and returns the task's message and when it is
+// to be processed. TestCallsOfAsynqsClient holds it to what the asynq in use does.
+func ScheduleOf(args []any) (message Message, at time.Time, ok bool) {
+	keys, rest, ok := scriptCall(args)
+	if !ok || len(rest) != len(keys)+1 {
+		return nil, time.Time{}, false
+	}
+	var score any
+	switch len(keys) {
+	case 2: // task, scheduled; message, time, ID
+		_, ok = queueOf(keys, []string{"t:", "scheduled"}, fmt.Sprint(rest[2]))
+		message, score = bytesOf(rest[0]), rest[1]
+	case 3: // lock, task, scheduled; ID, seconds, time, message
+		_, ok = queueOf(keys[1:], []string{"t:", "scheduled"}, fmt.Sprint(rest[0]))
+		message, score = bytesOf(rest[3]), rest[2]
+	default:
+		return nil, time.Time{}, false
+	}
+	seconds, isTime := score.(int64)
+	if !ok || !isTime || message == nil {
+		return nil, time.Time{}, false
+	}
+	return message, time.Unix(seconds, 0), true
+}
+
+func bytesOf(value any) []byte {
+	b, _ := value.([]byte)
+	return b
 }

@@ -26,6 +26,10 @@ const (
 	fieldHeaders      protowire.Number = 15
 )
 
+// fieldDenied is ours: the task was denied in its last attempt. Asynq skips the
+// field when it reads a message, and leaves it out when it stores the task after a failure.
+const fieldDenied protowire.Number = 1077
+
 // A Message is a task as asynq stores it. What cannot be read counts as not there.
 type Message []byte
 
@@ -35,6 +39,9 @@ func (m Message) LastError() string { return m.text(fieldErrorMsg) }
 func (m Message) UniqueKey() string { return m.text(fieldUniqueKey) }
 func (m Message) GroupKey() string  { return m.text(fieldGroupKey) }
 func (m Message) Retried() int64    { return m.number(fieldRetried) }
+
+// Denied reports whether the task's last attempt ended by a denial.
+func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
 // Payload is what the task's handler gets.
 func (m Message) Payload() []byte {
@@ -97,14 +104,30 @@ func (m Message) JoinKey() string {
 // WithError returns a copy of the message whose last error is the reason, which must be valid
 // UTF-8, as asynq writes it for an error that is no failure.
 func (m Message) WithError(reason string, at time.Time) Message {
-	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt)
+	out, _ := m.withError(reason, at)
+	return out
+}
+
+// WithDenial is WithError for a denial: Denied is true of its copy.
+func (m Message) WithDenial(reason string, at time.Time) Message {
+	out, ok := m.withError(reason, at)
 	if !ok {
-		return m
+		return out
+	}
+	out = protowire.AppendTag(out, fieldDenied, protowire.VarintType)
+	return protowire.AppendVarint(out, 1)
+}
+
+// withError returns the message itself, and false, if it cannot be read.
+func (m Message) withError(reason string, at time.Time) (Message, bool) {
+	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied)
+	if !ok {
+		return m, false
 	}
 	out = protowire.AppendTag(out, fieldErrorMsg, protowire.BytesType)
 	out = protowire.AppendString(out, reason)
 	out = protowire.AppendTag(out, fieldLastFailedAt, protowire.VarintType)
-	return protowire.AppendVarint(out, uint64(at.Unix()))
+	return protowire.AppendVarint(out, uint64(at.Unix())), true
 }
 
 // WithoutRetries returns a copy of the message that has no retries left, and false if it cannot be read.

@@ -175,7 +175,7 @@ func TestLostLease(t *testing.T) {
 			line.cut()
 			begun := time.Now()
 			<-ctx.Done()
-			if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+			if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 				t.Errorf("the handler's context ended by %v", cause)
 			}
 			if after := time.Since(begun); after < 20*time.Second || after >= 30*time.Second {
@@ -209,7 +209,7 @@ func TestRetryAfter(t *testing.T) {
 		s.serve(handler, one)
 		s.enqueue(task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
 		s.waitState(asynq.TaskStateScheduled, "first")
-		if text := s.task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "far side refuses calls for 1.5s") {
+		if text := s.task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
 			t.Errorf("the task's last error is %q", text)
 		}
 		s.enqueue(task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
@@ -230,7 +230,7 @@ func TestRetryAfter(t *testing.T) {
 func TestPauseAndFail(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
-			if err := worker.Pause(ctx, time.Minute); err != nil {
+			if err := worker.FromContext(ctx).Pause(ctx, time.Minute); err != nil {
 				t.Error(err)
 			}
 			return errors.New("429")
@@ -253,9 +253,9 @@ func TestSettleAndCancelInAHandler(t *testing.T) {
 			id, _ := asynq.GetTaskID(ctx)
 			var err error
 			if strings.HasPrefix(id, "settle") {
-				err = errors.Join(worker.Settle(ctx, "tokens", 1200), worker.Settle(ctx, "tokens", 0))
+				err = errors.Join(worker.FromContext(ctx).Settle(ctx, "tokens", 1200), worker.FromContext(ctx).Settle(ctx, "tokens", 0))
 			} else {
-				err = worker.Cancel(ctx)
+				err = worker.FromContext(ctx).Cancel(ctx)
 			}
 			if err != nil {
 				t.Error(err)
@@ -268,9 +268,6 @@ func TestSettleAndCancelInAHandler(t *testing.T) {
 		}
 		s.waitGone(ids...)
 	})
-	if err := worker.Settle(t.Context(), "tokens", 1); err == nil {
-		t.Error("settled outside of a handler")
-	}
 }
 
 // Two policies in one task: the second is waited for in the handler, or in line.
@@ -285,11 +282,11 @@ func TestReserveInAHandler(t *testing.T) {
 			if strings.HasPrefix(id, "line") {
 				wait = 0
 			}
-			r, err := worker.Reserve(ctx, throttle.Request{Policy: "slack"}, wait)
+			r, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}, MaxWait: wait})
 			var denied *throttle.DeniedError
 			if errors.As(err, &denied) {
 				inLine.Add(1)
-				return errors.Join(err, worker.Cancel(ctx))
+				return errors.Join(err, worker.FromContext(ctx).Cancel(ctx))
 			}
 			if err != nil || r.Tenant != "acme" {
 				t.Errorf("tenant %q, %v", r.Tenant, err)
@@ -371,7 +368,7 @@ func TestCancelEndsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, atOnce(1))
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			if err := worker.Cancel(ctx); err != nil {
+			if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
 				t.Error(err)
 			}
 			time.Sleep(2 * time.Minute)
@@ -454,7 +451,7 @@ func TestLeaseIsLostInAStall(t *testing.T) {
 				st.stalled.Store(true)
 				begun := time.Now()
 				<-ctx.Done()
-				if cause := context.Cause(ctx); cause != worker.ErrLeaseLost {
+				if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
 					t.Errorf("the handler's context ended by %v", cause)
 				}
 				if after := time.Since(begun); after < lease*6/10 || after >= lease {
@@ -516,7 +513,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			la.on.Store(true)
 			go func() {
-				_, err := worker.Reserve(ctx, throttle.Request{Policy: "second"}, 0)
+				_, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "second"}})
 				left <- err
 			}()
 			time.Sleep(time.Second)
@@ -555,31 +552,6 @@ func TestRetryAfterTheTime(t *testing.T) {
 	})
 }
 
-// Tasks that no policy matches are requeued too, and that is no outage.
-func TestRetryAfterUnmatched(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := policy(1000, time.Minute)
-		p.Match = []string{"other"}
-		s := synctestSite(t, p)
-		var n atomic.Int64
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			if n.Add(1) == 1 {
-				return worker.RetryAfter(10 * time.Second)
-			}
-			return s.ok(ctx, task)
-		}, calm)
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-		time.Sleep(time.Minute)
-		if got := s.runs(); len(got) != 1 {
-			t.Errorf("ran: %q", got)
-		}
-		if s.log.String() != "" {
-			t.Errorf("logged: %s", s.log)
-		}
-	})
-}
-
 // A handler that waits in line comes when it is called, before the time that it was promised.
 func TestReserveComesWhenCalled(t *testing.T) {
 	t.Parallel()
@@ -594,7 +566,7 @@ func TestReserveComesWhenCalled(t *testing.T) {
 		}
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			begun := time.Now()
-			if _, err := worker.Reserve(ctx, throttle.Request{Policy: "slack"}, 5*time.Minute); err != nil {
+			if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}, MaxWait: 5 * time.Minute}); err != nil {
 				t.Error(err)
 			}
 			waited = time.Since(begun)
@@ -633,7 +605,7 @@ func TestDeniedInAHandler(t *testing.T) {
 				}
 				s.serve(func(ctx context.Context, task *asynq.Task) error {
 					if id, _ := asynq.GetTaskID(ctx); id == "t" {
-						if _, err := worker.Reserve(ctx, bot, 0); err != nil {
+						if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: bot}); err != nil {
 							return err
 						}
 					}

@@ -83,7 +83,7 @@ func TestDeadlinePassesInLine(t *testing.T) {
 				s.fill("acme")
 				opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
 				if planned {
-					if _, err := s.planner(s.limiter).EnqueueContext(t.Context(), acmeTask(), opts...); err != nil {
+					if _, err := s.client(s.limiter).EnqueueContext(t.Context(), acmeTask(), opts...); err != nil {
 						t.Fatal(err)
 					}
 				} else {
@@ -113,23 +113,32 @@ func TestDeadlinePassesInLine(t *testing.T) {
 // A task that ran and failed keeps asynq's ways when its deadline passes before it is retried.
 func TestDeadlinePassesAfterAFailure(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t, policy(100, time.Minute))
-		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
-		s.serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, calm, func(c *asynq.Config, _ *worker.Config) {
-			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
+	for _, failure := range []string{"boom", "throttled: by somebody else"} {
+		t.Run(failure, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := synctestSite(t, policy(1, 5*time.Second))
+				s.fill("acme") // it is denied before it runs and fails
+				s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
+				s.serve(func(context.Context, *asynq.Task) error { return errors.New(failure) }, calm, func(c *asynq.Config, _ *worker.Config) {
+					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
+				})
+				time.Sleep(2 * time.Minute)
+				s.wantTold([]string{failure, "context deadline exceeded", "context deadline exceeded"}, []string{failure, "context deadline exceeded"})
+				s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
+				if len(s.denials()) == 0 {
+					t.Error("it was not denied first")
+				}
+			})
 		})
-		time.Sleep(2 * time.Minute)
-		s.wantTold([]string{"boom", "context deadline exceeded", "context deadline exceeded"}, []string{"boom", "context deadline exceeded"})
-		s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
-	})
+	}
 }
 
 // Our client does not enqueue what would start after its deadline, and no place is taken for it.
 func TestPlannedTooLate(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
 		before := slices.Sorted(slices.Values(s.redis.Keys(t.Context(), "*").Val()))
 		for name, row := range map[string]struct {
 			in   time.Duration
@@ -175,8 +184,8 @@ func TestUniqueLockIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, time.Minute))
 		l := newLedger()
-		client := s.planner(s.limiter)
-		s.planMany(client, "acme", 0, 2)
+		client := s.client(s.limiter)
+		s.joinMany(client, "acme", 0, 2)
 		if _, err := client.EnqueueContext(t.Context(), acmeTask(asynq.TaskID("unique"), asynq.Unique(10*time.Second))); err != nil {
 			t.Fatal(err)
 		}

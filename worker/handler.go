@@ -1,0 +1,163 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// An execution is one run of a task's handler, with what it holds.
+type execution struct {
+	calls    *throttle.Job // whose calls the handler makes; its policy is "" if none matches the task
+	decision throttle.Decision
+	limiter  *throttle.Limiter
+	task     *throttle.Hold // of what the task itself took
+	taskType string
+
+	mu    sync.Mutex
+	ended bool             // the handler has returned
+	extra []*throttle.Hold // of what the handler reserved
+}
+
+type executionKey struct{}
+
+// run runs the handler of a task that was granted, or that no policy matches. It returns the error by which
+// the task fails, or a *throttle.DeniedError if it is to wait.
+func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
+	calls := request // those of the handler stand in no line
+	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
+	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
+	e.calls.SetCounted(request.Policy != "")
+	ctx, e.task = d.Reservation.Hold(ctx)
+	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
+	err := func() error {
+		defer ad.end(e) // also if the handler panics
+		return next.ProcessTask(ctx, task)
+	}()
+	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
+	if err == nil || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
+		return err // the user's last word
+	}
+	return ad.afterError(ctx, a, e, request, err, lost)
+}
+
+// afterError decides whether a task whose handler returned an error fails by it, or is to wait. The task's
+// lease may have been lost meanwhile.
+func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool) error {
+	var refused *RefusedError
+	var denied *throttle.DeniedError
+	wait := func(policy string, d time.Duration) throttle.Decision {
+		return throttle.Decision{At: time.Now(), Policy: policy, RetryIn: d, Tenant: request.Tenant}
+	}
+	retryIn, policy, callRefused := e.calls.Refusal()
+	switch {
+	case errors.As(err, &refused) && request.Policy == "":
+		ad.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", e.taskType)
+		return err
+	case errors.As(err, &refused):
+		ad.pause(ctx, e, refused.After)
+		return ad.requeueFront(ctx, a, request, wait(request.Policy, refused.After), err)
+	case errors.As(err, &denied):
+		return ad.requeueAt(a, request, wait(denied.Decision.Policy, denied.Decision.RetryIn), err)
+	case callRefused && policy == request.Policy:
+		return ad.requeueFront(ctx, a, request, wait(policy, retryIn), err)
+	case callRefused:
+		return ad.requeueAt(a, request, wait(policy, retryIn), err)
+	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
+		return ad.unavailable(a, request, err)
+	case lost: // the handler was stopped
+		return ad.requeueAt(a, request, wait(request.Policy, unavailableMin), err)
+	}
+	return err
+}
+
+// pause passes on the upstream's refusal, also if the task's own time has run out.
+func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
+		ad.outages.failed(err, "policy", e.calls.Request.Policy)
+	}
+}
+
+// end releases what a handler that has returned holds, and has the lines asked that may wait for it.
+func (ad *Adapter) end(e *execution) {
+	e.mu.Lock()
+	e.ended = true
+	holds := append([]*throttle.Hold{e.task}, e.extra...)
+	e.mu.Unlock()
+	for _, h := range holds {
+		reservation := h.Reservation()
+		leases := reservation.Lease() > 0
+		_ = h.Release(context.Background()) // else it runs out
+		if leases {
+			ad.dispatcher().Freed(reservation.Policy)
+		}
+	}
+}
+
+// A handler that waits asks again when the request is expected to fit, and before that every askAgain,
+// as limits may be raised and units given back. For a slot that somebody holds it asks every
+// askForSlot.
+const (
+	askAgain   = time.Second
+	askForSlot = 100 * time.Millisecond
+)
+
+// reserve reserves for the handler, and waits for it up to maxWait.
+func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWait time.Duration) (throttle.Reservation, error) {
+	if deadline, ok := ctx.Deadline(); ok {
+		maxWait = min(maxWait, time.Until(deadline))
+		request.MaxHold = max(0, time.Until(deadline))
+	}
+	end := time.Now().Add(maxWait)
+	for {
+		d, err := e.limiter.Reserve(ctx, request)
+		if err != nil {
+			return throttle.Reservation{}, err
+		}
+		if d.Granted {
+			if err := e.keep(ctx, d.Reservation); err != nil {
+				return throttle.Reservation{}, err
+			}
+			return d.Reservation, nil
+		}
+		left := time.Until(end)
+		if left <= 0 || left < d.RetryIn && !d.RetryInIsBound() {
+			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
+		}
+		again := askAgain
+		if d.RetryInIsBound() {
+			again = askForSlot
+		}
+		select {
+		case <-time.After(min(max(d.RetryIn, time.Millisecond), left, again)):
+		case <-ctx.Done():
+			return throttle.Reservation{}, context.Cause(ctx)
+		}
+	}
+}
+
+// keep holds a reservation until the handler returns. If it has returned, the reservation is released.
+func (e *execution) keep(ctx context.Context, reservation throttle.Reservation) error {
+	if reservation.Lease() == 0 {
+		return nil
+	}
+	_, hold := reservation.Hold(ctx)
+	e.mu.Lock()
+	ended := e.ended
+	if !ended {
+		e.extra = append(e.extra, hold)
+	}
+	e.mu.Unlock()
+	if ended {
+		_ = hold.Release(ctx) // else it runs out
+		return errReturned
+	}
+	return nil
+}

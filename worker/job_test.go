@@ -1,0 +1,137 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// methods calls all methods of a job that need a policy, and returns their errors.
+func methods(ctx context.Context, job *worker.Job) map[string]error {
+	_, reserve := job.Reserve(ctx, worker.ReserveOptions{})
+	return map[string]error{
+		"Cancel":  job.Cancel(ctx),
+		"Pause":   job.Pause(ctx, time.Minute),
+		"Reserve": reserve,
+		"Settle":  job.Settle(ctx, throttle.Requests, 1),
+	}
+}
+
+func TestAContextWithoutATaskHasNoJob(t *testing.T) {
+	job := worker.FromContext(t.Context())
+	if _, ok := job.Decision(); ok {
+		t.Error("it has a decision")
+	}
+	for name, err := range methods(t.Context(), job) {
+		if !errors.Is(err, worker.ErrNoJob) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := job.Reserve(t.Context(), worker.ReserveOptions{Request: throttle.Request{Policy: "api", Tenant: "acme"}}); !errors.Is(err, worker.ErrNoJob) {
+		t.Errorf("Reserve by a policy: %v", err)
+	}
+}
+
+// The methods of a job whose type may be misspelt say so. By a policy that it names its handler may reserve.
+func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
+	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			job := worker.FromContext(ctx)
+			if _, ok := job.Decision(); ok {
+				t.Error("it has a decision")
+			}
+			for name, err := range methods(ctx, job) {
+				var unmatched *worker.UnmatchedError
+				if !errors.As(err, &unmatched) || unmatched.TaskType != "githib:star" {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			r, err := job.Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "api"}})
+			if err != nil || r.Tenant != "acme" {
+				t.Errorf("reserved for %q, %v", r.Tenant, err)
+			}
+			return s.ok(ctx, task)
+		})
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "githib:star", nil), asynq.TaskID("a"))
+		s.waitGone("a")
+		if used := s.used(); used != 1 {
+			t.Errorf("%d units are used, want the handler's 1", used)
+		}
+	})
+}
+
+// A handler's transport that reserves by the policy that its task was counted by would count each call
+// twice, and requeue the task for ever. It says so at the first call. After Cancel it may reserve.
+func TestATransportDoesNotCountAJobTwice(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		var calls atomic.Int64
+		upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
+		defer upstream.Close()
+		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: s.limiter, Policy: "api"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			if id, _ := asynq.GetTaskID(ctx); id == "cancels" {
+				if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, upstream.URL, nil)
+			if err != nil {
+				return err
+			}
+			response, err := transport.RoundTrip(request)
+			if err != nil {
+				return err
+			}
+			return errors.Join(response.Body.Close(), s.ok(ctx, task))
+		})
+		s.enqueue(acmeTask(), asynq.TaskID("counted"), asynq.MaxRetry(0))
+		s.waitState(asynq.TaskStateArchived, "counted")
+		s.mu.Lock()
+		var counted *httpthrottle.CountedError
+		if len(s.reported) != 1 || !errors.As(s.reported[0], &counted) || counted.Policy != "api" {
+			t.Errorf("it failed by %v", s.reported)
+		}
+		s.mu.Unlock()
+		s.enqueue(task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
+		s.waitGone("cancels")
+		if n := calls.Load(); n != 1 {
+			t.Errorf("%d calls were made, want the cancelled job's", n)
+		}
+	})
+}
+
+// The last error of a task that waits for a handler's denied reservation names the reason once.
+func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
+	slack := policy(1, time.Hour)
+	slack.Name, slack.Match = "slack", nil
+	each(t, []throttle.Policy{policy(100, time.Hour), slack}, func(t *testing.T, s *site) {
+		if _, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil {
+			t.Fatal(err)
+		}
+		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+			_, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}})
+			return fmt.Errorf("posting: %w", err)
+		})
+		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.waitState(asynq.TaskStateScheduled, "a")
+		text := s.task("a").LastErr
+		if strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant acme, ") {
+			t.Errorf("last error %q", text)
+		}
+	})
+}

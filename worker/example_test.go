@@ -50,7 +50,7 @@ func Example() {
 	check(err)
 
 	redisOpt := asynq.RedisClientOpt{Addr: addr}
-	server, err := worker.NewServer(redisOpt, asynq.Config{Concurrency: 1}, worker.Config{Limiter: limiter})
+	server, err := worker.NewServer(redisOpt, asynq.Config{Concurrency: 10}, worker.Config{Limiter: limiter})
 	check(err)
 	check(server.Start(mux)) // your own handlers: not called while a task does not fit
 	defer server.Shutdown()
@@ -67,7 +67,7 @@ func Example() {
 	for range 3 {
 		<-done
 	}
-	// Output:
+	// Unordered output:
 	// acme: 19 of 20 left this minute
 	// acme: 18 of 20 left this minute
 	// acme: 17 of 20 left this minute

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// Config configures how tasks are throttled. Its functions may be called at every attempt of a task,
-// by many goroutines at once.
+// Config configures how tasks are throttled. Its functions may be called at every attempt of a
+// task, by many goroutines at once.
 type Config struct {
 	// Attributes returns the attributes by which windows of other scopes than the tenant count the
 	// task. The default is what NewTask was given.
@@ -54,7 +54,7 @@ type Unmatched string
 
 const (
 	UnmatchedRun    Unmatched = "run"    // it runs unthrottled
-	UnmatchedReject Unmatched = "reject" // it fails by an *UnmatchedError, as by an error of its handler
+	UnmatchedReject Unmatched = "reject" // it fails by an *UnmatchedError
 )
 
 // Defaults of asynq's, for fields that a user leaves empty.
@@ -91,8 +91,8 @@ type Adapter struct {
 	stopped         sync.Once
 }
 
-// NewAdapter returns an adapter for one asynq.Server, or an error that names the field of the Config
-// that cannot be used. It does not talk to Redis.
+// NewAdapter returns an adapter for one asynq.Server, or an error that names the field of the
+// Config that cannot be used. It does not talk to Redis.
 func NewAdapter(c Config) (*Adapter, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("worker: Config.Limiter is nil: must be what throttle.New returns")
@@ -119,27 +119,28 @@ func NewAdapter(c Config) (*Adapter, error) {
 	return ad, nil
 }
 
-// Redis returns the connection to give to asynq.NewServer. Its client is the one that opt makes, with
-// our hook. The hook answers the calls by which asynq asks for work, and requeues every denied task,
-// whatever asynq was about to do with it: asynq would archive one that has no retries left.
+// Redis returns the connection to give to asynq.NewServer. Its client is the one that opt makes,
+// with our hook. The hook answers the calls by which asynq asks for work, and requeues every denied
+// task, whatever asynq was about to do with it: asynq would archive one that has no retries left.
 //
 // The client must be a redis.UniversalClient, as those of all of asynq's own options are. It
 // refuses to pick up tasks until Middleware was called.
 func (ad *Adapter) Redis(opt asynq.RedisConnOpt) asynq.RedisConnOpt { return hooked{opt, ad} }
 
-// RedisClient is Redis for asynq.NewServerFromRedisClient. The connections stay the caller's to close.
+// RedisClient is Redis for asynq.NewServerFromRedisClient. The connections stay the caller's to
+// close.
 //
 // What it returns for a *redis.Client shares its connections, and c itself is left as it is. To a
-// client of another kind it adds our hook: give each server such a client of its own. asynq.Client and
-// asynq.Inspector may share it.
+// client of another kind it adds our hook: give each server such a client of its own. asynq.Client
+// and asynq.Inspector may share it.
 func (ad *Adapter) RedisClient(c redis.UniversalClient) redis.UniversalClient {
 	c = copyOf(c)
 	ad.hook(c)
 	return c
 }
 
-// copyOf returns a client with hooks of its own and the same connections, or c itself if its kind cannot
-// be copied.
+// copyOf returns a client with hooks of its own and the same connections, or c itself if its kind
+// cannot be copied.
 func copyOf(c redis.UniversalClient) redis.UniversalClient {
 	if single, ok := c.(*redis.Client); ok {
 		return single.WithTimeout(single.Options().ReadTimeout)
@@ -153,8 +154,8 @@ func (ad *Adapter) hook(client redis.UniversalClient) {
 	client.AddHook(&hook{ad})
 }
 
-// UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it is
-// not 0, a task type may be misspelt, or a policy's Match.
+// UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it
+// is not 0, a task type may be misspelt, or a policy's Match.
 func (ad *Adapter) UnmatchedCount() int64 { return ad.unmatched.count.Load() }
 
 // dispatcher returns what decides which task runs next. It is made when it is needed first, as it
@@ -182,7 +183,7 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 		return dispatch.Match{}, false
 	}
 	defer func() {
-		if recover() != nil { // of a user's function: the middleware calls it again, and asynq reports it
+		if recover() != nil { // the middleware calls the function again, and asynq reports it
 			ok = false
 		}
 	}()
@@ -197,10 +198,10 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 
 // Stop picks up no more tasks. Call it before the server's Shutdown.
 //
-// While asynq's Redis does not answer, requeues of denied tasks are repeated for as long as asynq leases
-// the tasks, up to 30 s. After Stop they are repeated for asynq.Config.ShutdownTimeout at most. Asynq
-// recovers a task that could not be requeued as if its worker had died. Without Stop a shutdown can take
-// longer by that time.
+// While asynq's Redis does not answer, requeues of denied tasks are repeated for as long as asynq
+// leases the tasks, up to 30 s. After Stop they are repeated for asynq.Config.ShutdownTimeout at
+// most. Asynq recovers a task that could not be requeued as if its worker had died. Without Stop a
+// shutdown can take longer by that time.
 func (ad *Adapter) Stop() {
 	ad.stopped.Do(func() {
 		ad.pickNoMore()
@@ -233,11 +234,11 @@ func (ad *Adapter) Close() {
 	}
 }
 
-// Asynq returns the config to give to asynq.NewServer: c, with its functions wrapped so that they are
-// never called for a denial, which is neither a failure nor an error.
+// Asynq returns the config to give to asynq.NewServer: c, with its functions wrapped so that they
+// are never called for a denial, which is neither a failure nor an error.
 //
-// TaskCheckInterval is how often an idle server looks for tasks that plain clients have enqueued, as in
-// asynq. Tasks in line start as soon as they fit, whatever it is.
+// TaskCheckInterval is how often an idle server looks for tasks that plain clients have enqueued,
+// as in asynq. Tasks in line start as soon as they fit, whatever it is.
 func (ad *Adapter) Asynq(c asynq.Config) asynq.Config {
 	ad.configured.Store(true)
 	base := c.BaseContext

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// forgetAfter is when an attempt is forgotten whose end was not seen: asynq makes no call for a task
-// whose lease it has lost. By then the recoverer of this server has found a denied task that could not
-// be requeued.
+// forgetAfter is when an attempt is forgotten whose end was not seen: asynq makes no call for a
+// task whose lease it has lost. By then the recoverer of this server has found a denied task that
+// could not be requeued.
 const forgetAfter = time.Hour
 
 // taskOf returns the task that asynq made the context for, or an empty Ref.
@@ -27,7 +27,8 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 	return asynqredis.Ref{Queue: queue, ID: id}
 }
 
-// An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq ends it.
+// An attempt is one run of a task by this server, from asynq's dequeue to the call by which asynq
+// ends it.
 type attempt struct {
 	asynqredis.Ref
 	begun   time.Time
@@ -55,7 +56,8 @@ func (a *attempt) running() bool {
 	}
 }
 
-// attempts holds the attempts under way, one per slot of the server, and a few whose end was not seen.
+// attempts holds the attempts under way, one per slot of the server, and a few whose end was not
+// seen.
 type attempts struct {
 	free func() // is called when a slot is free again
 
@@ -98,9 +100,9 @@ func (as *attempts) release(a *attempt) {
 }
 
 // enter notes that the middleware decides about the task, perhaps not for the first time. What it
-// decides is noted with the attempt that is returned, as the task may have been picked up again by then.
-// That is nil if the task was not picked up through our connection. The attempt's slot is free when the
-// context ends, as asynq may make no call then.
+// decides is noted with the attempt that is returned, as the task may have been picked up again by
+// then. That is nil if the task was not picked up through our connection. The attempt's slot is
+// free when the context ends, as asynq may make no call then.
 func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -150,7 +152,8 @@ func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 	return attempt{}, nil
 }
 
-// fail notes the error that asynq gives the ErrorHandler for a task, and returns the attempt as it is now.
+// fail notes the error that asynq gives the ErrorHandler for a task, and returns the attempt as it
+// is now.
 func (as *attempts) fail(ref asynqredis.Ref, err error) attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -165,8 +168,8 @@ func (as *attempts) fail(ref asynqredis.Ref, err error) attempt {
 	return *a
 }
 
-// deniedBy reports whether asynq gave the ErrorHandler this very error for a denied task, and for no
-// other. Of asynq's recoverer it knows nothing: that calls no ErrorHandler.
+// deniedBy reports whether asynq gave the ErrorHandler this very error for a denied task, and for
+// no other. Of asynq's recoverer it knows nothing: that calls no ErrorHandler.
 func (as *attempts) deniedBy(err error) bool {
 	if err == nil || errors.Is(err, asynq.ErrLeaseExpired) || !reflect.ValueOf(err).Comparable() {
 		return false

@@ -17,8 +17,8 @@ import (
 // DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
 const DefaultLimiterTimeout = 250 * time.Millisecond
 
-// ClientConfig configures a Client. Its functions are those of the Config of the workers, and have the
-// same defaults.
+// ClientConfig configures a Client. Its functions are those of the Config of the workers, and have
+// the same defaults.
 type ClientConfig struct {
 	Attributes func(*asynq.Task) map[string]string
 	Cost       func(*asynq.Task) map[string]int64
@@ -26,16 +26,17 @@ type ClientConfig struct {
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has not
-	// joined by then is enqueued as asynq does, and joins its line when a worker denies it. After that,
-	// enqueues do not ask the limiter for 100 ms to 1 s. The default is DefaultLimiterTimeout.
+	// LimiterTimeout is how long an enqueue waits for the limiter's Redis, at most. A task that has
+	// not joined by then is enqueued as asynq does, and joins its line when a worker denies it.
+	// After that, enqueues do not ask the limiter for 100 ms to 1 s. The default is
+	// DefaultLimiterTimeout.
 	LimiterTimeout time.Duration
 
 	Tenant func(*asynq.Task) string
 }
 
-// A Client is an asynq.Client whose tasks join their policy's line when they are enqueued. It refuses
-// tasks that no worker could ever run. It is safe for concurrent use.
+// A Client is an asynq.Client whose tasks join their policy's line when they are enqueued. It
+// refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	asynq    *asynqredis.Client
 	client   *asynq.Client
@@ -96,19 +97,19 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 }
 
 // EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and
-// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a worker
-// takes it when it fits, which may be at once.
+// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
+// worker takes it when it fits, which may be at once.
 //
-// A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated to. A
-// task with ProcessAt or ProcessIn in the future joins then. While the limiter's Redis does not answer,
-// all tasks are enqueued as asynq does, and join when a worker denies them.
+// A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated
+// to. A task with ProcessAt or ProcessIn in the future joins then. While the limiter's Redis does
+// not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
 //
 // Before anything is written it returns an error for a matched task
 //   - that has no tenant,
 //   - whose attributes or cost its policy can never grant: a wrapped *throttle.RequestError or
 //     *throttle.NeverFitsError,
-//   - that is expected to start only after its asynq.Deadline: a wrapped *throttle.TooLateError. So is one whose
-//     Deadline is before its ProcessAt,
+//   - that is expected to start only after its asynq.Deadline: a wrapped *throttle.TooLateError. So
+//     is one whose Deadline is before its ProcessAt,
 //   - that MaxWait or Backlog refuse: a wrapped *throttle.TooLateError or *throttle.BacklogError.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
@@ -140,9 +141,9 @@ type Enqueued struct {
 // maxBatch is how many tasks of a batch are on their way to Redis at once.
 const maxBatch = 500
 
-// EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost it
-// does what EnqueueContext does for each of them. It returns a result for each task, in order. Of our
-// options it knows MaxWait and Backlog.
+// EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost
+// it does what EnqueueContext does for each of them. It returns a result for each task, in order.
+// Of our options it knows MaxWait and Backlog.
 func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
 	for i := 0; i < len(tasks); i += maxBatch {
@@ -178,8 +179,8 @@ type capturedKey struct{}
 var errJoinsLater = errors.New("MaxWait and Backlog need a task that joins a line when it is enqueued: " +
 	"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
 
-// capture is the hook in a client's connection that keeps asynq's calls from being sent, if the context
-// says so: only asynq's client knows how a task becomes a message.
+// capture is the hook in a client's connection that keeps asynq's calls from being sent, if the
+// context says so: only asynq's client knows how a task becomes a message.
 type capture struct{}
 
 func (capture) DialHook(next redis.DialHook) redis.DialHook { return next }

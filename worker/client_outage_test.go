@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// An enqueue waits for a limiter that does not answer as long as LimiterTimeout and no longer, once: the next
-// ones do not ask it for a while. By a made-up clock.
+// An enqueue waits for a limiter that does not answer as long as LimiterTimeout and no longer,
+// once: the next ones do not ask it for a while. By a made-up clock.
 func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 	for name, dial := range map[string]func() (net.Conn, error){
 		"silent": func() (net.Conn, error) {

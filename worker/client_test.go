@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-func TestClientRefusesWhatCanNeverRun(t *testing.T) {
+func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 	p := policy(5, time.Hour)
 	p.Match = []string{"x"}
 	p.Windows[0].Scope = throttle.Per("tenant", "user")
@@ -83,9 +83,9 @@ func TestClientRefusesWhatCanNeverRun(t *testing.T) {
 	})
 }
 
-// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too late already,
-// and MaxWait and Backlog would have no effect.
-func TestClientRefusesWhatComesTooLate(t *testing.T) {
+// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too
+// late already, and MaxWait and Backlog would have no effect.
+func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := policy(5, time.Hour)
 	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
 	line := policy(5, time.Hour)
@@ -134,8 +134,9 @@ func TestClientRefusesWhatComesTooLate(t *testing.T) {
 	})
 }
 
-// A connection that the caller made is used by a client and by several servers, and stays the caller's.
-func TestOneConnectionForAll(t *testing.T) {
+// A connection that the caller made is used by a client and by several servers, and stays the
+// caller's.
+func TestAClientAndServersShareAConnection(t *testing.T) {
 	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
 		shared := redis.NewClient(like(s.redis))
 		defer shared.Close()

@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// callsOfAsynqsClient are the calls of asynq 0.26 that enqueue a task, and that of Inspector.RunTask: the
-// SHA-1 of the script, its keys and its arguments, as in callsOfAsynq.
+// callsOfAsynqsClient are the calls of asynq 0.26 that enqueue a task, and that of
+// Inspector.RunTask: the SHA-1 of the script, its keys and its arguments, as in callsOfAsynq.
 var callsOfAsynqsClient = map[string]string{
 	"enqueue":          "98d28b42650870a743450ffda9791e9e19c6991b keys :t:ID :pending args task | ID | int64",
 	"enqueue, unique":  "297b3f9abfd963a3316434ef9d88fc5bf8a7ddc3 keys :unique:TYPE: :t:ID :pending args ID | int | task | int64",
@@ -27,7 +27,8 @@ var callsOfAsynqsClient = map[string]string{
 	"run":              "2fb646810e3433bbe85fba1a6b407eb3eced7b63 keys :t:ID :pending :groups args ID | : | :g:",
 }
 
-// The client's hook knows asynq's calls by their shape, and our scripts do what asynq does to a task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
+// The client's hook knows asynq's calls by their shape, and our scripts do what asynq does to a
+// task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynqsClient(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
@@ -65,8 +66,8 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 	}
 }
 
-// What the client's hook recognises joins a line, and what it does not goes through: of the calls above, the enqueues
-// are ours, and a schedule stays asynq's.
+// What the client's hook recognises joins a line, and what it does not goes through: of the calls
+// above, the enqueues are ours, and a schedule stays asynq's.
 func TestClientRecognisesAsynqsCalls(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), shared(1, time.Hour))

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may return one of
-// another task, which it could not enqueue.
+// notAgain makes asynq archive the task. A throttle.TooLateError alone does not: a handler may
+// return one of another task, which it could not enqueue.
 type notAgain struct{ *throttle.TooLateError }
 
 func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
@@ -31,8 +31,9 @@ func missed(policy, tenant string, deadline, now time.Time) *throttle.TooLateErr
 }
 
 // missedDeadline returns why a task that was just picked up does not run, or nil. Once a task's
-// deadline has passed asynq gives it to no middleware, but fails it at every attempt until its retries
-// are used up. That is right for a task that ran and failed. A task that only waited fails once.
+// deadline has passed asynq gives it to no middleware, but fails it at every attempt until its
+// retries are used up. That is right for a task that ran and failed. A task that only waited fails
+// once.
 func (ad *Adapter) missedDeadline(message asynqredis.Message, now time.Time) *throttle.TooLateError {
 	deadline := message.Deadline()
 	if deadline.IsZero() || now.Before(deadline) {
@@ -66,5 +67,5 @@ func (ad *Adapter) leave(ctx context.Context, r throttle.Request) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_ = ad.config.Limiter.Line(r.Policy).Leave(ctx, r.Ticket) // else it is found to be gone when it is taken
+	_ = ad.config.Limiter.Line(r.Policy).Leave(ctx, r.Ticket) // else a take finds it gone
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// wantLate fails unless the task was archived by a TooLateError, of which the user's ErrorHandler was
-// told once and the user's IsFailure not asked.
+// wantLate fails unless the task was archived by a TooLateError, of which the user's ErrorHandler
+// was told once and the user's IsFailure not asked.
 func (s *site) wantLate(id string, retries int, reason string) {
 	s.Helper()
 	s.waitState(asynq.TaskStateArchived, id)
@@ -39,9 +39,9 @@ func (s *site) wantLate(id string, retries int, reason string) {
 	}
 }
 
-// A task that can only start after its deadline fails once, at its denial, and leaves nothing behind. A
-// Timeout does not count: it begins anew at every attempt.
-func TestDeniedTooLate(t *testing.T) {
+// A task that can only start after its deadline fails once, at its denial, and leaves nothing
+// behind. A Timeout does not count: it begins anew at every attempt.
+func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 	for _, retries := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
 			each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
@@ -72,9 +72,9 @@ func TestDeniedTooLate(t *testing.T) {
 	}
 }
 
-// A promise was in time, but nobody called the task before its deadline: asynq, which fails it before any
-// middleware sees it, would go on until its retries are used up.
-func TestDeadlinePassesInLine(t *testing.T) {
+// A promise was in time, but nobody called the task before its deadline: asynq, which fails it
+// before any middleware sees it, would go on until its retries are used up.
+func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 	for name, planned := range map[string]bool{"denied": false, "planned": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -111,7 +111,7 @@ func TestDeadlinePassesInLine(t *testing.T) {
 }
 
 // A task that ran and failed keeps asynq's ways when its deadline passes before it is retried.
-func TestDeadlinePassesAfterAFailure(t *testing.T) {
+func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 	t.Parallel()
 	for _, failure := range []string{"boom", "throttled: by somebody else"} {
 		t.Run(failure, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestDeadlinePassesAfterAFailure(t *testing.T) {
 }
 
 // Our client does not enqueue what would start after its deadline, and no place is taken for it.
-func TestPlannedTooLate(t *testing.T) {
+func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
 		s.joinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
@@ -177,9 +177,9 @@ func TestPlannedTooLate(t *testing.T) {
 	})
 }
 
-// The lock of a unique task of our client holds also if the task waits for longer than it was promised,
-// and ends with the task.
-func TestUniqueLockIsRenewed(t *testing.T) {
+// The lock of a unique task of our client holds also if the task waits for longer than it was
+// promised, and ends with the task.
+func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, time.Minute))

@@ -17,8 +17,8 @@ import (
 
 // A denied task's way back.
 //
-// The middleware notes a denial with the task's attempt, and returns it as an error. To asynq that is
-// an error like any other, and asynq now asks four questions about it, in this order:
+// The middleware notes a denial with the task's attempt, and returns it as an error. To asynq that
+// is an error like any other. Asynq now asks about it, and acts, in this order:
 //
 //	asynq asks            it gives          we answer                              by
 //	Config.ErrorHandler   context, error    the user's handler is not called       the attempt
@@ -28,24 +28,26 @@ import (
 //	its retry, archive,   the task          our requeue in place of asynq's call   the attempt
 //	done or complete call
 //
-// Only the last one moves the task, so only it has to be right: asynq archives a task without retries
-// before it asks whether its error was a failure, and a middleware around ours may have swallowed the
-// error. The hook in the server's connection finds the attempt by the task's ID. The other answers keep
-// the user's functions from being called for a denial.
+// Only the last one moves the task, so only it has to be right: asynq archives a task without
+// retries before it asks whether its error was a failure, and a middleware around ours may have
+// swallowed the error. The hook in the server's connection finds the attempt by the task's ID. The
+// other answers keep the user's functions from being called for a denial.
 //
-// IsFailure and RetryDelayFunc learn no task. They recognise a *throttle.DeniedError, and any other error by
-// identity: asynq gives them the value that it gave the ErrorHandler, which learns the task. Should a
-// failed task have the very same error value, such as a variable or context.DeadlineExceeded, the
-// user's functions are called. What they return about a denied task has no effect.
+// IsFailure and RetryDelayFunc learn no task. They recognise a *throttle.DeniedError, and any other
+// error by identity: asynq gives them the value that it gave the ErrorHandler, which learns the
+// task. Should a failed task have the very same error value, such as a variable or
+// context.DeadlineExceeded, the user's functions are called. What they return about a denied task
+// has no effect.
 
-// Requeues of tasks about which the limiter could not decide are spread over this range, so that they
-// do not all come back at once. Asynq's whole seconds make the longest 5 s.
+// Requeues of tasks about which the limiter could not decide are spread over this range, so that
+// they do not all come back at once. Asynq's whole seconds make the longest 5 s.
 const (
 	unavailableMin = time.Second
 	unavailableMax = 4 * time.Second
 )
 
-// Pauses between attempts to requeue while asynq's Redis does not answer, and the time limit of one.
+// Pauses between attempts to requeue while asynq's Redis does not answer, and the time limit of
+// one.
 const (
 	requeuePauseMin = 50 * time.Millisecond
 	requeuePauseMax = 2 * time.Second
@@ -80,8 +82,8 @@ func (ad *Adapter) mark(a *attempt) string {
 	return asynqredis.Mark(a.message.JoinKey(), time.Now(), ad.asynq.Load().Call())
 }
 
-// unavailable returns the denial of a task about which the limiter could not decide: it fails closed.
-// The task may have joined the line all the same.
+// unavailable returns the denial of a task about which the limiter could not decide: it fails
+// closed. The task may have joined the line all the same.
 func (ad *Adapter) unavailable(a *attempt, r throttle.Request, cause error) error {
 	ad.outages.failed(cause, "policy", r.Policy, "fails", "closed")
 	return ad.attempts.deny(a, newUnavailable(r, cause), ad.markIfJoining(a, r))
@@ -105,8 +107,8 @@ func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 	}
 }
 
-// requeueFront returns the denial of a task whose handler ran while its own policy was paused: it joins
-// its line again, in front of its tenant's other tickets.
+// requeueFront returns the denial of a task whose handler ran while its own policy was paused: it
+// joins its line again, in front of its tenant's other tickets.
 func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	if r.Ticket == (throttle.TicketID{}) || a == nil {
 		return ad.requeueAt(a, r, d, cause)
@@ -184,7 +186,7 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 		}
 		return err
 	}
-	if call.Verb == asynqredis.Requeue || now.denied == nil { // asynq's requeue, at shutdown, loses nothing
+	if call.Verb == asynqredis.Requeue || now.denied == nil { // a requeue, at shutdown, loses nothing
 		ad.attempts.end(call.Ref, a)
 		if call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete {
 			ad.checkEntered(now)
@@ -203,9 +205,10 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 	return nil
 }
 
-// requeue puts a denied task back to wait. While asynq's Redis does not answer it is repeated until the
-// context ends, which asynq's does with the task's lease, or the server's shutdown waits no longer.
-// Asynq's own repetition of a failed call uses a context that has ended, and never succeeds.
+// requeue puts a denied task back to wait. While asynq's Redis does not answer it is repeated until
+// the context ends, which asynq's does with the task's lease, or the server's shutdown waits no
+// longer. Asynq's own repetition of a failed call uses a context that has ended, and never
+// succeeds.
 func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 	r := asynqredis.Requeued{
 		Ref: a.Ref, Message: a.message.WithDenial(a.denied.Error(), time.Now()),

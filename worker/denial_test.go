@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Middlewares may make the same text of a denial and of a failure. IsFailure is called for the failure
-// and not for the denial, though asynq does not tell it which task it is about.
+// Middlewares may make the same text of a denial and of a failure. IsFailure is called for the
+// failure and not for the denial, though asynq does not tell it which task it is about.
 func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()

@@ -1,8 +1,8 @@
 // Package worker puts the limits of package throttle in front of asynq's task handlers.
 //
 // A task that fits runs. One that does not fit waits in its policy's line and runs when it fits.
-// Waiting costs it nothing: it is never archived for it, keeps its retries and its ID, and counts as
-// neither processed nor failed.
+// Waiting costs it nothing: it is never archived for it, keeps its retries and its ID, and counts
+// as neither processed nor failed.
 //
 // [NewServer] and [NewClient] replace asynq's constructors and set up everything. To throttle an
 // asynq.Server of your own, put the three parts of an [Adapter] into it:
@@ -14,8 +14,8 @@
 //
 // To end it, call the adapter's Stop, the server's Shutdown, and the adapter's Close.
 //
-// A handler gets its [Job] by [FromContext]: to settle what a call really cost, to give back what it
-// did not use, to reserve more, and to pause its policy.
+// A handler gets its [Job] by [FromContext]: to settle what a call really cost, to give back what
+// it did not use, to reserve more, and to pause its policy.
 //
 // To follow a task through the code, read client.go, enqueue.go, hook.go and internal/dispatch,
 // middleware.go, handler.go, and denial.go.

@@ -16,14 +16,15 @@ import (
 )
 
 const (
-	// storedFor is when workers find a stored task whose join was lost.
+	// storedFor is when workers look at a stored task whose join was lost.
 	storedFor = 2 * time.Minute
 
-	// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's tools
-	// show.
+	// rescoreFrom is the shortest wait for which a stored task gets another time, which asynq's
+	// tools show.
 	rescoreFrom = time.Minute
 
-	// tidyTimeout bounds the calls after the join, also if the caller's context has ended.
+	// tidyTimeout bounds the calls after the join. They are made even if the caller's context has
+	// ended.
 	tidyTimeout = 5 * time.Second
 )
 
@@ -44,9 +45,10 @@ func (e *enqueuing) waiting() asynqredis.Waiting {
 	return asynqredis.Waiting{ID: e.call.ID, JoinKey: e.ticket.Key}
 }
 
-// Tasks are enqueued in four steps: asynq's client makes messages of them (message); they are stored as scheduled;
-// they join their lines; and then what depends on their places is done. In this order no worker can take a task
-// that is not there, and whatever is lost between two steps is found by workers two minutes later.
+// A task is enqueued in four steps. Asynq's client makes its message (message). The message is
+// stored as scheduled (store). The task joins its line (join). At last the calls that its place
+// asks for are made (rest). In this order no worker can take a task that is not there. Whatever is
+// lost between two steps is found by workers two minutes later.
 
 // enqueue enqueues tasks together.
 func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, opts []asynq.Option) []Enqueued {
@@ -84,8 +86,8 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 	}
 }
 
-// message has asynq's client make the task's message, and reports whether the task is to join a line. If not it has
-// its result: asynq has enqueued it, or nobody can.
+// message makes the task's message by asynq's client, and reports whether the task joins a line. If
+// it does not, it has its result: asynq has enqueued it, or it was refused.
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
 	var caught captured
 	if e.task != nil {
@@ -132,7 +134,7 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	return true
 }
 
-// request makes what the task asks for, and reports whether a policy matches it.
+// request makes the task's request, and reports whether a policy matches it.
 func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option, caught *captured) (bool, error) {
 	policy, ok := c.limiter.Match(e.task.Type())
 	if !ok {
@@ -189,7 +191,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 	return stored
 }
 
-// join has stored tasks join the line of a policy, and does what their places ask for.
+// join makes stored tasks join the line of a policy, and makes the calls that their places ask for.
 func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	places, err := c.places(ctx, policy, es)
 	now := time.Now()
@@ -230,7 +232,7 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	}
 }
 
-// places has tasks join, unless the limiter has just been found to be unavailable.
+// places makes tasks join, unless the limiter was found to be unavailable a moment ago.
 func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
 	places := make([]throttle.Place, 0, len(es))
 	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
@@ -253,8 +255,9 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 	return places, nil
 }
 
-// placesInTime waits for placesOf for LimiterTimeout: a call to a Redis that is silent takes longer to end,
-// whatever its context. Tickets that join after that are found to be of tasks that run already.
+// placesInTime waits for placesOf for LimiterTimeout. A call to a silent Redis takes longer to end,
+// whatever its context. A ticket that joins after that is dropped when it is taken, as its task
+// does not wait.
 func (c *Client) placesInTime(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	type result struct {
@@ -280,7 +283,8 @@ func (c *Client) placesInTime(ctx context.Context, policy string, tickets []thro
 	}
 }
 
-// placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it leaves first.
+// placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it
+// leaves first.
 func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
 	places, err := c.limiter.Line(policy).Join(ctx, tickets)
 	if err != nil {
@@ -310,7 +314,7 @@ func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle
 	return places, nil
 }
 
-// A rest is what is to be done for stored tasks of one queue after they have joined, or have not.
+// A rest is the calls to make for stored tasks of one queue after their joins.
 type rest struct {
 	activate, rescore, unstore []*enqueuing
 	nudge                      bool
@@ -328,7 +332,8 @@ func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, policy 
 		}
 	}
 	if len(r.activate) > 0 {
-		if err := client.Activate(ctx, queue, waitings(r.activate)); err == nil { // else workers find it
+		// If it fails workers find the tasks.
+		if err := client.Activate(ctx, queue, waitings(r.activate)); err == nil {
 			for _, e := range r.activate {
 				e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, time.Now()
 			}

@@ -40,7 +40,7 @@ func (s *site) wantStates(queue string, pending, scheduled int) {
 }
 
 // What a task in line is told: when it is expected to start, and when workers look after it.
-func TestTasksInLineAreTold(t *testing.T) {
+func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 	each(t, []throttle.Policy{shared(2, 2*time.Minute)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
 		begun := time.Now()
@@ -70,7 +70,7 @@ func TestTasksInLineAreTold(t *testing.T) {
 func off(a, b time.Time) bool { return a.Sub(b).Abs() > 20*time.Second }
 
 // What MaxWait and Backlog refuse leaves nothing behind.
-func TestRefusedTasksLeaveNothing(t *testing.T) {
+func TestARefusedTaskLeavesNothing(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
 		s.joinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
@@ -122,7 +122,7 @@ func TestRefusedTasksLeaveNothing(t *testing.T) {
 }
 
 // A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
-func TestConflictsKeepThePlace(t *testing.T) {
+func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
 		s.joinMany(client, "acme", 0, 2)
@@ -158,7 +158,7 @@ func TestConflictsKeepThePlace(t *testing.T) {
 }
 
 // The lock of a unique task holds for as long as the task waits.
-func TestUniqueLockHoldsInLine(t *testing.T) {
+func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, time.Minute))
@@ -184,9 +184,9 @@ func TestUniqueLockHoldsInLine(t *testing.T) {
 	})
 }
 
-// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start at
-// once and for those that wait.
-func TestTasksInLineKeepTheirOptions(t *testing.T) {
+// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start
+// at once and for those that wait.
+func TestATaskInLineKeepsItsOptions(t *testing.T) {
 	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
@@ -211,7 +211,8 @@ func TestTasksInLineKeepTheirOptions(t *testing.T) {
 		if tickets := s.inLine(); !slices.Equal(tickets, []string{"my queue/mine/0", "my queue/mine/1"}) {
 			t.Errorf("in line: %q", tickets)
 		}
-		// A time in the future and a group are asynq's: these tasks take their place when they come.
+		// A time in the future and a group are asynq's: these tasks take their place when they
+		// come.
 		for name, opts := range map[string][]asynq.Option{
 			"in":    {asynq.ProcessIn(time.Hour)},
 			"at":    {asynq.ProcessAt(time.Now().Add(time.Hour))},
@@ -247,7 +248,7 @@ func TestTasksInLineKeepTheirOptions(t *testing.T) {
 }
 
 // While the limiter's Redis is away, tasks are enqueued as asynq does.
-func TestClientWithoutTheLimitersRedis(t *testing.T) {
+func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 10*time.Second))
@@ -273,9 +274,9 @@ func TestClientWithoutTheLimitersRedis(t *testing.T) {
 	})
 }
 
-// A client whose call ends while it stores the task leaves no place for a task that is not there; and a task that is
-// there without a place finds one when workers look after it.
-func TestStoringIsCutShort(t *testing.T) {
+// A client whose call ends while it stores the task leaves no place for a task that is not there;
+// and a task that is there without a place finds one when workers look after it.
+func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name string
@@ -311,7 +312,7 @@ func TestStoringIsCutShort(t *testing.T) {
 }
 
 // A client whose call ends after the task was stored has enqueued it.
-func TestJoiningIsCutShort(t *testing.T) {
+func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -327,9 +328,9 @@ func TestJoiningIsCutShort(t *testing.T) {
 	})
 }
 
-// The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken for another with
-// its ID.
-func TestStoringWhoseReplyWasLost(t *testing.T) {
+// The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken
+// for another with its ID.
+func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		s.joinMany(s.client(s.limiter), "acme", 0, 1)
 		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
@@ -353,8 +354,8 @@ func TestStoringWhoseReplyWasLost(t *testing.T) {
 	})
 }
 
-// A lossyLine loses the first reply to a call that has the key among its arguments, and the connection
-// with it. That Redis does not know a script yet is no such reply.
+// A lossyLine loses the first reply to a call that has the key among its arguments, and the
+// connection with it. That Redis does not know a script yet is no such reply.
 type lossyLine struct {
 	key     string
 	replies atomic.Int32
@@ -412,7 +413,7 @@ func (i *interrupts) see(ctx context.Context, cmd redis.Cmder, next redis.Proces
 }
 
 // Whoever is closed leaves nothing running: a bubble does not end before all its goroutines have.
-func TestEveryoneEnds(t *testing.T) {
+func TestClosingLeavesNothingRunning(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 10*time.Second))

@@ -19,7 +19,8 @@ func (t *Adapter) Attempts() int {
 	return len(t.attempts.byTask)
 }
 
-// Attempt does what a dequeue of the task does, and if ctx is not nil, what the middleware does then.
+// Attempt does what a dequeue of the task does, and if ctx is not nil, what the middleware does
+// then.
 func (t *Adapter) Attempt(id string, ctx context.Context) {
 	t.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
 	if ctx != nil {

@@ -81,8 +81,9 @@ func isForward(args []any) bool {
 	return len(args) > 5 && args[2] == 3 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
 }
 
-// To wait costs nothing on a first attempt without retries, and before the last attempt of a task that has
-// failed, whatever fails in the meantime; real failures are counted as they are without throttling.
+// To wait costs nothing on a first attempt without retries, and before the last attempt of a task
+// that has failed, whatever fails in the meantime; real failures are counted as they are without
+// throttling.
 func TestFaultsCostNothing(t *testing.T) {
 	for name, row := range map[string]struct {
 		limiter bool // it is a call of the limiter
@@ -97,7 +98,8 @@ func TestFaultsCostNothing(t *testing.T) {
 		"limiter's is refused":  {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
 		"limiter's reply wrong": {true, false, redis.Nil},
 	} {
-		// Before it waits, and all the retries there are: the task is denied, and requeued, or due, and joins.
+		// Before it waits, and all the retries there are: the task is denied, and requeued, or due,
+		// and joins.
 		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
 				each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
@@ -196,8 +198,8 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 	})
 }
 
-// What the middleware says of an attempt whose lease was lost says nothing of the one in which the task
-// runs now.
+// What the middleware says of an attempt whose lease was lost says nothing of the one in which the
+// task runs now.
 func TestAttemptsAreKeptApart(t *testing.T) {
 	s := newSite(t, redis.NewClient(&redis.Options{}), policy(1, time.Hour))
 	_, ours := s.configs()
@@ -240,8 +242,8 @@ func TestShutdownWithoutRedis(t *testing.T) {
 	})
 }
 
-// Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each runs once,
-// completed ones too, and no place is left behind.
+// Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each
+// runs once, completed ones too, and no place is left behind.
 func TestCallsAreLost(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
@@ -280,8 +282,8 @@ func TestCallsAreLost(t *testing.T) {
 	}
 }
 
-// A queue is paused for so long that all its denied tasks have come back by themselves: they wake at most
-// once in vain afterwards.
+// A queue is paused for so long that all its denied tasks have come back by themselves: they wake
+// at most once in vain afterwards.
 func TestPausedForLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

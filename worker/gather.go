@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// A gatherer commits tasks of many callers together: who comes while a commit is under way is in the next one. Who comes
-// while none is goes at once, alone. (Databases call it group commit.)
+// A gatherer commits the tasks of many callers together (group commit). A task that comes while no
+// commit is under way is committed at once, alone. Tasks that come meanwhile are in the next
+// commit.
 type gatherer struct {
 	commit func(ctx context.Context, tasks []*enqueuing)
 
@@ -15,14 +16,14 @@ type gatherer struct {
 	waiting []*gathered
 }
 
-// A gathered is one task that waits for a commit.
+// A gathered is a task that waits for a commit.
 type gathered struct {
 	*enqueuing
 	done chan struct{}
 }
 
-// do commits a task. If the context ends before the task is on its way, it has the context's error. One that is on its way is
-// waited for.
+// do commits a task. If the context ends before the task's commit begins, the task fails by the
+// context's error. A commit that has begun is waited for.
 func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 	g.mu.Lock()
 	if !g.busy {
@@ -46,7 +47,7 @@ func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 	}
 }
 
-// withdraw takes a task back that is not on its way yet, and reports whether it was so.
+// withdraw removes a task whose commit has not begun, and reports whether there was time.
 func (g *gatherer) withdraw(own *gathered) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,7 +60,7 @@ func (g *gatherer) withdraw(own *gathered) bool {
 	return false
 }
 
-// next commits, in the background, what has come meanwhile.
+// next commits, in the background, the tasks that have come meanwhile.
 func (g *gatherer) next() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -8,7 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// Who comes while a commit is under way goes with the next one, together. Who gives up before that goes with none.
+// Who comes while a commit is under way goes with the next one, together. Who gives up before that
+// goes with none.
 func TestTasksAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var commits []int

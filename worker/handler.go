@@ -13,7 +13,7 @@ import (
 
 // An execution is one run of a task's handler, with what it holds.
 type execution struct {
-	calls    *throttle.Job // whose calls the handler makes; its policy is "" if none matches the task
+	calls    *throttle.Job // for the handler's calls; without a policy if none matches
 	decision throttle.Decision
 	limiter  *throttle.Limiter
 	task     *throttle.Hold // of what the task itself took
@@ -26,8 +26,8 @@ type execution struct {
 
 type executionKey struct{}
 
-// run runs the handler of a task that was granted, or that no policy matches. It returns the error by which
-// the task fails, or a *throttle.DeniedError if it is to wait.
+// run runs the handler of a task that was granted, or that no policy matches. It returns the error
+// by which the task fails, or a *throttle.DeniedError if it is to wait.
 func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
@@ -46,8 +46,8 @@ func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	return ad.afterError(ctx, a, e, request, err, lost)
 }
 
-// afterError decides whether a task whose handler returned an error fails by it, or is to wait. The task's
-// lease may have been lost meanwhile.
+// afterError decides whether a task whose handler returned an error fails by it, or is to wait. The
+// task's lease may have been lost meanwhile.
 func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
@@ -85,7 +85,8 @@ func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
 	}
 }
 
-// end releases what a handler that has returned holds, and has the lines asked that may wait for it.
+// end releases what a handler that has returned holds, and has the lines asked that may wait for
+// it.
 func (ad *Adapter) end(e *execution) {
 	e.mu.Lock()
 	e.ended = true
@@ -101,9 +102,9 @@ func (ad *Adapter) end(e *execution) {
 	}
 }
 
-// A handler that waits asks again when the request is expected to fit, and before that every askAgain,
-// as limits may be raised and units given back. For a slot that somebody holds it asks every
-// askForSlot.
+// A handler that waits asks again when the request is expected to fit, and before that every
+// askAgain, as limits may be raised and units given back. For a slot that somebody holds it asks
+// every askForSlot.
 const (
 	askAgain   = time.Second
 	askForSlot = 100 * time.Millisecond
@@ -143,7 +144,8 @@ func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWa
 	}
 }
 
-// keep holds a reservation until the handler returns. If it has returned, the reservation is released.
+// keep holds a reservation until the handler returns. If it has returned, the reservation is
+// released.
 func (e *execution) keep(ctx context.Context, reservation throttle.Reservation) error {
 	if reservation.Lease() == 0 {
 		return nil

@@ -60,7 +60,7 @@ func (g *gauge) handler(work func(context.Context, *asynq.Task) error) asynq.Han
 	}
 }
 
-func TestConcurrencyWindow(t *testing.T) {
+func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
 	each(t, []throttle.Policy{atOnce(3)}, func(t *testing.T, s *site) {
 		var ids []string
 		for i := range 40 {
@@ -153,7 +153,7 @@ func TestLeasesEndWithTheAttempt(t *testing.T) {
 }
 
 // A handler whose lease cannot be renewed is told, before somebody else can get its room.
-func TestLostLease(t *testing.T) {
+func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t)
@@ -195,7 +195,7 @@ func TestLostLease(t *testing.T) {
 }
 
 // A refusal by the far side pauses the policy everywhere, costs no retry, and nobody's place.
-func TestRetryAfter(t *testing.T) {
+func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var refuse atomic.Bool
 		refuse.Store(true)
@@ -227,7 +227,7 @@ func TestRetryAfter(t *testing.T) {
 }
 
 // Who wants a refusal to burn a retry says so.
-func TestPauseAndFail(t *testing.T) {
+func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
 			if err := worker.FromContext(ctx).Pause(ctx, time.Minute); err != nil {
@@ -244,7 +244,7 @@ func TestPauseAndFail(t *testing.T) {
 	})
 }
 
-func TestSettleAndCancelInAHandler(t *testing.T) {
+func TestAJobSettlesAndCancels(t *testing.T) {
 	p := policy(1500, time.Hour)
 	p.Windows[0].Unit = "tokens"
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
@@ -271,7 +271,7 @@ func TestSettleAndCancelInAHandler(t *testing.T) {
 }
 
 // Two policies in one task: the second is waited for in the handler, or in line.
-func TestReserveInAHandler(t *testing.T) {
+func TestAJobReservesByASecondPolicy(t *testing.T) {
 	github, slack := policy(1000, time.Minute), policy(1, 2*time.Second)
 	slack.Name, slack.Match = "slack", nil
 	each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *site) {
@@ -314,7 +314,7 @@ func TestReserveInAHandler(t *testing.T) {
 }
 
 // What a call of the handler learnt and the handler did not mend requeues the task.
-func TestRefusalOfACall(t *testing.T) {
+func TestARefusedCallRequeuesTheTask(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -334,8 +334,9 @@ func TestRefusalOfACall(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not decide.
-func TestReserveInAHandlerWithoutRedis(t *testing.T) {
+// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
+// decide.
+func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -352,7 +353,7 @@ func TestReserveInAHandlerWithoutRedis(t *testing.T) {
 }
 
 // The user's own last word stands.
-func TestSkipRetryAfterARefusal(t *testing.T) {
+func TestSkipRetryIsTheLastWord(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			return errors.Join(worker.RetryAfter(time.Minute), asynq.SkipRetry)
@@ -386,7 +387,7 @@ func TestCancelEndsTheLease(t *testing.T) {
 }
 
 // A lease that is made shorter is renewed as often as it has to be.
-func TestLeaseIsMadeShorter(t *testing.T) {
+func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, atOnce(1))
@@ -425,7 +426,7 @@ func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHoo
 	return next(ctx, cmd)
 }
 
-func TestLeaseIsLostInAStall(t *testing.T) {
+func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
 	t.Parallel()
 	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -485,7 +486,7 @@ func (la *lateAnswer) see(ctx context.Context, cmd redis.Cmder, next redis.Proce
 }
 
 // What a goroutine that a handler has left behind reserves is given back too.
-func TestReserveOutlivesTheHandler(t *testing.T) {
+func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t)
@@ -535,7 +536,7 @@ func TestReserveOutlivesTheHandler(t *testing.T) {
 }
 
 // A refusal is passed on also if the task's time has run out.
-func TestRetryAfterTheTime(t *testing.T) {
+func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1000, time.Minute))
@@ -553,7 +554,7 @@ func TestRetryAfterTheTime(t *testing.T) {
 }
 
 // A handler that waits in line comes when it is called, before the time that it was promised.
-func TestReserveComesWhenCalled(t *testing.T) {
+func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		slack := policy(1, time.Minute)
@@ -584,9 +585,9 @@ func TestReserveComesWhenCalled(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve is denied stands in no other policy's line: its task waits for as long as the denial told, and
-// then in the line of its own policy, at the front.
-func TestDeniedInAHandler(t *testing.T) {
+// A handler whose own reserve is denied stands in no other policy's line: its task waits for as
+// long as the denial told, and then in the line of its own policy, at the front.
+func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 	for name, change := range map[string]func(*throttle.Policy){
 		"when it fits":   func(*throttle.Policy) {},
 		"earliest reset": func(p *throttle.Policy) { p.Requeue = throttle.RequeueEarliestReset },

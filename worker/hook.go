@@ -30,8 +30,9 @@ func (h hooked) MakeRedisClient() any {
 	return made
 }
 
-// A hook stands between asynq's server and its Redis. It answers the calls by which asynq asks for work,
-// dequeue and forward. It requeues a denied task when asynq makes a call that ends it (denial.go).
+// A hook stands between asynq's server and its Redis. It answers the calls by which asynq asks for
+// work, dequeue and forward. It requeues a denied task when asynq makes a call that ends it
+// (denial.go).
 type hook struct{ adapter *Adapter }
 
 func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -11,22 +11,22 @@ import (
 )
 
 // The headers that carry an Identity. Their values are percent-encoded: asynq keeps headers as
-// text, while names of tenants are any bytes.
+// text, and a tenant's name may be any bytes.
 const (
 	attributesHeader = "sluice-attributes" // user=bob&ip=10.0.0.1
 	costHeader       = "sluice-cost"       // requests=1&tokens=1500
 	tenantHeader     = "sluice-tenant"     // acme
 )
 
-// An Identity is whose a task is and what it takes.
+// An Identity is a task's tenant, attributes and cost.
 type Identity struct {
-	Attributes map[string]string // what scopes other than the tenant count it by
-	Cost       map[string]int64  // units, by the name of the unit; 1 throttle.Requests unless it says otherwise
+	Attributes map[string]string // by which other scopes than the tenant count it
+	Cost       map[string]int64  // per unit; the default is 1 throttle.Requests
 	Tenant     string            // any bytes
 }
 
 // NewTask is asynq.NewTask for a task that carries its identity in its headers, where the
-// middleware finds it. Retries keep it.
+// middleware finds it. Retries keep it. Of our own options it knows none.
 func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option) *asynq.Task {
 	headers := map[string]string{}
 	if id.Tenant != "" {
@@ -48,8 +48,8 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 	return asynq.NewTaskWithHeaders(typename, payload, headers, opts...)
 }
 
-// IdentityOf returns what NewTask put into the task's headers. It is empty for other tasks, and
-// an error if somebody else wrote those headers in another form.
+// IdentityOf returns the identity that NewTask put into the task's headers. For other tasks it is
+// empty. It is an error if those headers have another form.
 func IdentityOf(task *asynq.Task) (Identity, error) {
 	headers := task.Headers()
 	bad := func(header string, mend any) (Identity, error) {
@@ -87,15 +87,15 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	return id, nil
 }
 
-// identify is how tasks are told apart: by the user's functions, else by their headers.
+// identify finds a task's identity: by the user's functions, else by its headers.
 type identify struct {
 	attributes func(*asynq.Task) map[string]string
 	cost       func(*asynq.Task) map[string]int64
 	tenant     func(*asynq.Task) string
 }
 
-// request returns what to ask the limiter for the task. A task without a tenant is an error,
-// also where no window counts by it: fairness does.
+// request returns the request of the task. A task without a tenant is an error, even where no
+// window counts by it: fairness does.
 func (i identify) request(policy string, task *asynq.Task) (throttle.Request, error) {
 	id, err := IdentityOf(task)
 	if err != nil && (i.attributes == nil || i.cost == nil || i.tenant == nil) {

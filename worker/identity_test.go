@@ -34,7 +34,7 @@ func FuzzIdentityComesBack(f *testing.F) {
 	})
 }
 
-func TestNoIdentityNoHeaders(t *testing.T) {
+func TestATaskWithoutAnIdentityHasNoHeaders(t *testing.T) {
 	if headers := worker.NewTask(worker.Identity{}, "x", nil).Headers(); len(headers) != 0 {
 		t.Errorf("headers %v", headers)
 	}

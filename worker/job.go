@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	// ErrNoJob is the error of a Job's methods when its context is not that of a handler in a server of
-	// this package.
+	// ErrNoJob is the error of a Job's methods when its context is not that of a handler in a
+	// server of this package.
 	ErrNoJob = errors.New("worker: the context is not that of a task's handler")
 
 	errReturned = errors.New("worker: the task's handler has returned")
@@ -26,7 +26,8 @@ func (e *UnmatchedError) Error() string {
 	return fmt.Sprintf("worker: no policy matches task type %q: name it in a policy's Match", e.TaskType)
 }
 
-// A RefusedError is the error of a handler whose call the upstream refused for a while: see RetryAfter.
+// A RefusedError is the error of a handler whose call the upstream refused for a while: see
+// RetryAfter.
 type RefusedError struct {
 	After time.Duration
 }
@@ -35,23 +36,23 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
 }
 
-// RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream refused its
-// call for d. The task's policy pauses for d on every worker, for the task's tenant or for all
-// (throttle.Policy), and the task is requeued in front of its tenant's other tickets. No retry is burnt.
-// To burn one, call Job.Pause and return an error of another kind.
+// RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
+// refused its call for d. The task's policy pauses for d on every worker, for the task's tenant or
+// for all (throttle.Policy), and the task is requeued in front of its tenant's other tickets. No
+// retry is burnt. To burn one, call Job.Pause and return an error of another kind.
 //
 // In a task that no policy matches it is logged, and the task fails by it as by any other error.
 func RetryAfter(d time.Duration) error { return &RefusedError{d} }
 
-// A Job is the task whose handler runs. Its methods may be called until the handler returns, by several
-// goroutines at once. Their errors are ErrNoJob, an *UnmatchedError if no policy matches the task, and
-// those of the reservation's own methods.
+// A Job is the task whose handler runs. Its methods may be called until the handler returns, by
+// several goroutines at once. Their errors are ErrNoJob, an *UnmatchedError if no policy matches
+// the task, and those of the reservation's own methods.
 type Job struct {
 	execution *execution // nil outside of a handler
 }
 
-// FromContext returns the job of a handler's context. It is never nil. In another context its methods
-// return ErrNoJob.
+// FromContext returns the job of a handler's context. It is never nil. In another context its
+// methods return ErrNoJob.
 func FromContext(ctx context.Context) *Job {
 	e, _ := ctx.Value(executionKey{}).(*execution)
 	return &Job{e}
@@ -69,8 +70,8 @@ func (j *Job) matched() (*execution, error) {
 	}
 }
 
-// Decision returns the decision by which the task runs, and false if there is none, because no policy
-// matches the task or the context is not that of a handler.
+// Decision returns the decision by which the task runs, and false if there is none, because no
+// policy matches the task or the context is not that of a handler.
 func (j *Job) Decision() (throttle.Decision, bool) {
 	e, err := j.matched()
 	if err != nil {
@@ -80,8 +81,9 @@ func (j *Job) Decision() (throttle.Decision, bool) {
 }
 
 // Settle corrects the task's cost of a unit to what it really was, such as 900 or 4000 tokens where
-// 1500 were estimated. An overestimate is given back at once. An underestimate is charged at once, even
-// above the limit, and later tasks wait for it. Settle may be called again with a better figure.
+// 1500 were estimated. An overestimate is given back at once. An underestimate is charged at once,
+// even above the limit, and later tasks wait for it. Settle may be called again with a better
+// figure.
 func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	e, err := j.matched()
 	if err != nil {
@@ -90,8 +92,8 @@ func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	return e.task.Settle(ctx, map[string]int64{unit: actual})
 }
 
-// Cancel gives back what the task took, as it did not make the call that it was for. That includes the
-// task's slots in Concurrency windows.
+// Cancel gives back what the task took, as it did not make the call that it was for. That includes
+// the task's slots in Concurrency windows.
 func (j *Job) Cancel(ctx context.Context) error {
 	e, err := j.matched()
 	if err != nil {
@@ -116,8 +118,8 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 
 // ReserveOptions are the options of Job.Reserve.
 type ReserveOptions struct {
-	// Request is what to reserve. The policy, the tenant and the attributes default to the task's own.
-	// A task that no policy matches must name a policy.
+	// Request is what to reserve. The policy, the tenant and the attributes default to the task's
+	// own. A task that no policy matches must name a policy.
 	Request throttle.Request
 
 	// MaxWait is how long to wait while the request does not fit, at most until the context's
@@ -125,15 +127,15 @@ type ReserveOptions struct {
 	MaxWait time.Duration
 }
 
-// Reserve reserves more for the job: for a second call, or by a second policy. If the request does not
-// fit in time it returns a *throttle.DeniedError.
+// Reserve reserves more for the job: for a second call, or by a second policy. If the request does
+// not fit in time it returns a *throttle.DeniedError.
 //
-// A handler that returns this error has its task requeued without burning a retry. When the denial's
-// RetryIn is over the task joins the line of its own policy, at the front. It then takes its own policy's
-// cost again: call Cancel before you return, if its own call was not made.
+// A handler that returns this error has its task requeued without burning a retry. When the
+// denial's RetryIn is over the task joins the line of its own policy, at the front. It then takes
+// its own policy's cost again: call Cancel before you return, if its own call was not made.
 //
-// Slots of Concurrency windows are held until the handler returns, or until the reservation is released
-// or cancelled. Other errors are throttle.Limiter.Reserve's, and the context's.
+// Slots of Concurrency windows are held until the handler returns, or until the reservation is
+// released or cancelled. Other errors are throttle.Limiter.Reserve's, and the context's.
 func (j *Job) Reserve(ctx context.Context, o ReserveOptions) (throttle.Reservation, error) {
 	e := j.execution
 	if e == nil {

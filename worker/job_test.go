@@ -44,7 +44,8 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 	}
 }
 
-// The methods of a job whose type may be misspelt say so. By a policy that it names its handler may reserve.
+// The methods of a job whose type may be misspelt say so. By a policy that it names its handler may
+// reserve.
 func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -72,8 +73,9 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 	})
 }
 
-// A handler's transport that reserves by the policy that its task was counted by would count each call
-// twice, and requeue the task for ever. It says so at the first call. After Cancel it may reserve.
+// A handler's transport that reserves by the policy that its task was counted by would count each
+// call twice, and requeue the task for ever. It says so at the first call. After Cancel it may
+// reserve.
 func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64

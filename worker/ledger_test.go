@@ -214,7 +214,8 @@ const (
 	oneMoment = 200 * time.Millisecond
 )
 
-// wantInOrder fails unless the tasks of each tenant were granted by their numbers: IDs are TENANT-NUMBER.
+// wantInOrder fails unless the tasks of each tenant were granted by their numbers: IDs are
+// TENANT-NUMBER.
 func (s *site) wantInOrder(l *ledger) {
 	s.Helper()
 	grants := l.sorted()

@@ -126,8 +126,8 @@ func TestExemptWhileTasksWait(t *testing.T) {
 	})
 }
 
-// Where a policy fails open, tasks that wait run when they come by themselves, and the places that they
-// leave behind while Redis is away are found to be empty.
+// Where a policy fails open, tasks that wait run when they come by themselves, and the places that
+// they leave behind while Redis is away are found to be empty.
 func TestFailOpenWhileTasksWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

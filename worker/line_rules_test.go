@@ -18,8 +18,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// A grant that has waited counts from when it was taken: it is given back, and the task is granted once more.
-func TestOldGrantIsTakenAnew(t *testing.T) {
+// A grant that has waited counts from when it was taken: it is given back, and the task is granted
+// once more.
+func TestAnOldGrantIsReservedAgain(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		delay time.Duration
@@ -53,8 +54,9 @@ func TestOldGrantIsTakenAnew(t *testing.T) {
 	}
 }
 
-// What a client computes may be another than what a worker does: the worker's word counts, and nothing is charged twice.
-func TestWorkersWordCounts(t *testing.T) {
+// What a client computes may be another than what a worker does: the worker's word counts, and
+// nothing is charged twice.
+func TestTheWorkersRequestCounts(t *testing.T) {
 	for name, change := range map[string]func(*worker.Config){
 		"cost": func(c *worker.Config) {
 			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
@@ -83,9 +85,9 @@ func TestWorkersWordCounts(t *testing.T) {
 	}
 }
 
-// A limit is cut below the cost of a task that waits: it can never fit any more, and fails by that, once, and those behind
-// it go on.
-func TestNeverFitsAnyMore(t *testing.T) {
+// A limit is cut below the cost of a task that waits: it can never fit any more, and fails by that,
+// once, and those behind it go on.
+func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(10, 10*time.Second))
@@ -133,7 +135,7 @@ func TestTwoAsynqsShareALimiter(t *testing.T) {
 }
 
 // Every task of a batch has its own result, and the rest is as if it was enqueued alone.
-func TestEnqueueBatch(t *testing.T) {
+func TestABatchHasAResultForEachTask(t *testing.T) {
 	other := policy(5, time.Hour)
 	other.Name, other.Match = "other", []string{"other"}
 	api := shared(1, time.Hour)
@@ -203,7 +205,7 @@ func TestEnqueueBatch(t *testing.T) {
 }
 
 // A batch of any size takes few calls.
-func TestEnqueueBatchIsCheap(t *testing.T) {
+func TestABatchTakesFewCalls(t *testing.T) {
 	each(t, []throttle.Policy{shared(10, time.Hour)}, func(t *testing.T, s *site) {
 		calls := 0
 		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -239,8 +241,9 @@ func TestEnqueueBatchIsCheap(t *testing.T) {
 	})
 }
 
-// A task that is enqueued with the ID of one that was deleted stands behind those that waited before.
-func TestSameIDAgain(t *testing.T) {
+// A task that is enqueued with the ID of one that was deleted stands behind those that waited
+// before.
+func TestATaskIDMayBeUsedAgain(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
 		s.joinMany(client, "acme", 0, 3)

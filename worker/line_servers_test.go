@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// A server that found a line empty hears of it in time when somebody joins: by a nudge if that was a client, as all
-// the time if it was itself.
+// A server that found a line empty hears of it in time when somebody joins: by a nudge if that was
+// a client, as all the time if it was itself.
 func TestServersHearOfNews(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -146,7 +146,8 @@ func TestServersComeAndGo(t *testing.T) {
 	}
 }
 
-// A server that dies between a take and its pick takes nobody with it: what it took is put back at its ranks after 5 s.
+// A server that dies between a take and its pick takes nobody with it: what it took is put back at
+// its ranks after 5 s.
 func TestServerDiesBeforeItPicks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -14,8 +14,9 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// A ticket never runs a task again that has run: neither one that is retained nor one in the archive.
-func TestTicketsRunNothingAgain(t *testing.T) {
+// A ticket never runs a task again that has run: neither one that is retained nor one in the
+// archive.
+func TestATicketRunsNoTaskAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(2, time.Second))
@@ -61,7 +62,7 @@ func TestTicketsRunNothingAgain(t *testing.T) {
 }
 
 // A task may be taken before asynq has put it down: it is picked shortly after.
-func TestTakenWhileActive(t *testing.T) {
+func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 200*time.Millisecond))
@@ -167,7 +168,7 @@ type provider []*asynq.PeriodicTaskConfig
 func (p provider) GetConfigs() ([]*asynq.PeriodicTaskConfig, error) { return p, nil }
 
 // A group is throttled as the task that it becomes.
-func TestGroups(t *testing.T) {
+func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 5*time.Second))
@@ -219,8 +220,8 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 	})
 }
 
-// A task that really failed comes back after asynq's own delay, at the front of its tenant's waiters; its
-// retries are counted, and it ends in the archive.
+// A task that really failed comes back after asynq's own delay, at the front of its tenant's
+// waiters; its retries are counted, and it ends in the archive.
 func TestFailedTaskComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -137,8 +137,8 @@ func TestWeightedTenantsShare(t *testing.T) {
 				t.Errorf("%s had %.3f of what was granted while all waited: want %.3f", tenant, share[tenant]/total, fair)
 			}
 		}
-		// Those that waited before the others came start later than they were told: some of them come
-		// by themselves in between.
+		// Those that waited before the others came start later than they were told: some of them
+		// come by themselves in between.
 		mean, most := l.wakesPerTask()
 		if mean > 2.6 {
 			t.Errorf("%.2f wakes a task", mean)
@@ -242,7 +242,8 @@ func TestWorkersStopped(t *testing.T) {
 	})
 }
 
-// Tasks deleted with asynq's Inspector leave the line when their turn comes, and their room is for the next.
+// Tasks deleted with asynq's Inspector leave the line when their turn comes, and their room is for
+// the next.
 func TestDeletedTasksLeave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// startWithin is how old a grant may be when its task starts, as its units count from when they were
-// taken. An older grant is given back and reserved again.
+// startWithin is how old a grant may be when its task starts, as its units count from when they
+// were taken. An older grant is given back and reserved again.
 const startWithin = 100 * time.Millisecond
 
 // Middleware returns the middleware that throttles. Put it outermost: a middleware around it
@@ -86,7 +86,8 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		request.Key = a.message.JoinKey()
 		request.Ticket = throttle.TicketID{Queue: identity + "/" + ref.Queue, ID: ref.ID}
 	}
-	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it waits.
+	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
+	// waits.
 	waits := ad.attempts.deny(a, newUnavailable(request, errOutOfTime), ad.markIfJoining(a, request))
 	used = true
 	d, err := ad.decide(ctx, grant, request)
@@ -125,7 +126,8 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	return ad.deny(a, request, d, d.EarliestReset())
 }
 
-// processUnmatched runs a task whose type no policy matches, or returns the error by which it fails.
+// processUnmatched runs a task whose type no policy matches, or returns the error by which it
+// fails.
 func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
 	ad.unmatched.attempt(task.Type())
 	if ad.config.Unmatched == UnmatchedReject {
@@ -136,7 +138,8 @@ func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq
 	return ad.run(ctx, a, task, next, request, throttle.Decision{})
 }
 
-// decide returns what the task was granted in line, if that is still right, and else asks the limiter.
+// decide returns what the task was granted in line, if that is still right, and else asks the
+// limiter.
 func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request) (throttle.Decision, error) {
 	if grant == nil || grant.NeverFits {
 		return ad.config.Limiter.Reserve(ctx, request)
@@ -153,10 +156,10 @@ var (
 	errOtherConnection = errors.New("worker: the asynq.Server was not made with the connection that Adapter.Redis returned")
 )
 
-// hold keeps a task that a server without our connection has picked up. That server would archive it
-// if it were denied on its last attempt. So the task is not denied: it occupies its slot until its own time
-// runs out, or until the server shuts down, which makes it pending again. A server all of whose slots are
-// occupied picks up no more tasks.
+// hold keeps a task that a server without our connection has picked up. That server would archive
+// it if it were denied on its last attempt. So the task is not denied: it occupies its slot until
+// its own time runs out, or until the server shuts down, which makes it pending again. A server all
+// of whose slots are occupied picks up no more tasks.
 func (ad *Adapter) hold(ctx context.Context, policy string) error {
 	ad.outages.failed(errOtherConnection, "policy", policy, "fails", "closed")
 	<-ctx.Done()

@@ -18,8 +18,9 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// zoneWindow is the gcra window that keeps to a zone. One call may be on its way for up to `jitter` longer
-// than the next: as much of the burst is left free, or, where there is none, of the time between any two.
+// zoneWindow is the gcra window that keeps to a zone. One call may be on its way for up to `jitter`
+// longer than the next: as much of the burst is left free, or, where there is none, of the time
+// between any two.
 func zoneWindow(z throttletest.Zone, name string, jitter time.Duration) throttle.Window {
 	w := throttle.Window{Name: name, Algorithm: throttle.GCRA, Limit: int64(z.Rate), Period: time.Second, Scope: throttle.Shared}
 	each := time.Second / time.Duration(z.Rate)

@@ -25,35 +25,37 @@ type reportStart struct {
 	start *ExpectedStart
 }
 
-// Our options are for the calls of a Client. An asynq.Client ignores them, and so does whoever gets them
-// among the options of a task: asynq does not show those.
+// Our options are for the calls of a Client. An asynq.Client ignores them, and so does whoever gets
+// them among the options of a task: asynq does not show those.
 
-// MaxWait is an option of Client's calls: a task that may have to wait longer than d before it starts is
-// refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. While the limiter's Redis does
-// not answer nothing is refused. It has no effect in asynq.Client's calls, in NewTask and in
-// asynq.NewTask.
-func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
-
-// Backlog is an option of Client's calls: if n tasks of the same tenant, attributes and queue are in line
-// already, the task is refused with a *throttle.BacklogError, and not enqueued. 0 is no limit. While the
+// MaxWait is an option of Client's calls: a task that may have to wait longer than d before it
+// starts is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. While the
 // limiter's Redis does not answer nothing is refused. It has no effect in asynq.Client's calls, in
 // NewTask and in asynq.NewTask.
+func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
+
+// Backlog is an option of Client's calls: if n tasks of the same tenant, attributes and queue are
+// in line already, the task is refused with a *throttle.BacklogError, and not enqueued. 0 is no
+// limit. While the limiter's Redis does not answer nothing is refused. It has no effect in
+// asynq.Client's calls, in NewTask and in asynq.NewTask.
 func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }
 
-// ReportStart is an option of Client.EnqueueContext and Enqueue: it stores when the task is expected to
-// start. It has no effect elsewhere.
+// ReportStart is an option of Client.EnqueueContext and Enqueue: it stores when the task is
+// expected to start. It has no effect elsewhere.
 func ReportStart(start *ExpectedStart) asynq.Option {
 	return reportStart{option{"ReportStart", nil}, start}
 }
 
-// An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock. The
-// times of a task in line hold if nobody changes limits, and know nothing of full handler slots.
+// An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
+// The times of a task in line hold if nobody changes limits, and know nothing of full handler
+// slots.
 type ExpectedStart struct {
 	// Known is false if the limiter was unavailable. The other fields are zero then.
 	Known bool
 
-	// Joined reports whether the task stands in line. Otherwise only Least is set: the task runs, or
-	// joins a line, at ProcessAt if that is in the future, and else as soon as a worker has a slot.
+	// Joined reports whether the task stands in line. Otherwise only Least is set: the task runs,
+	// or joins a line, at ProcessAt if that is in the future, and else as soon as a worker has a
+	// slot.
 	Joined bool
 
 	At    time.Time // the expected start: now if the task fits now

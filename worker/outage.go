@@ -9,8 +9,9 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// outages log that the limiter cannot decide: once when it begins and once when it is over,
-// per class of error, and not for every task. So too that the clock of Redis was set back.
+// outages logs that the limiter is unavailable: for each class of error once when it begins and
+// once when it is over, rather than for every task. It also logs that the clock of Redis was set
+// back.
 type outages struct {
 	logger *slog.Logger
 
@@ -24,14 +25,14 @@ type outage struct {
 	tasks       int
 }
 
-// overAfter is how long no decision must have failed before an outage counts as over: those
-// that failed have come back by then. One tenant's trouble beside another's success would
-// otherwise be logged at every task.
+// overAfter is how long no decision must have failed before an outage counts as over. Tasks that
+// failed have come back by then. Otherwise one tenant's failure beside another's success would be
+// logged at every task.
 const overAfter = 20 * time.Second
 
-// clockBehindMost is how far behind its windows the clock of Redis may be without a word: clocks
-// that are disciplined, and those of a failover's two servers, differ by less.
-const clockBehindMost = time.Second
+// clockBehindMax is how far behind its windows the clock of Redis may be without being logged.
+// Disciplined clocks, and those of two servers of a failover, differ by less.
+const clockBehindMax = time.Second
 
 func newOutages(logger *slog.Logger) *outages {
 	return &outages{logger: logger, byClass: map[error]*outage{}}
@@ -51,7 +52,7 @@ func (o *outages) failed(err error, details ...any) {
 	if out == nil {
 		out = &outage{since: now}
 		o.byClass[class] = out
-		o.logger.Error("worker: tasks go undecided", append([]any{"err", err}, details...)...)
+		o.logger.Error("worker: the limiter is unavailable", append([]any{"err", err}, details...)...)
 	}
 	out.last = now
 	out.tasks++
@@ -63,15 +64,15 @@ func (o *outages) decided() {
 	for class, out := range o.byClass {
 		if time.Since(out.last) > overAfter {
 			delete(o.byClass, class)
-			o.logger.Info("worker: tasks are decided again", "after", out.last.Sub(out.since), "undecided", out.tasks)
+			o.logger.Info("worker: the limiter is available again", "after", out.last.Sub(out.since), "tasks", out.tasks)
 		}
 	}
 }
 
-// clock logs once that the clock of Redis was set back: until it has caught up, nothing that was
-// counted before leaves a window.
+// clock logs once that the clock of Redis was set back. Until it has caught up no window frees any
+// units.
 func (o *outages) clock(d throttle.Decision) {
-	if d.ClockBehind <= clockBehindMost {
+	if d.ClockBehind <= clockBehindMax {
 		return
 	}
 	o.mu.Lock()

@@ -62,7 +62,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		}
 		s.wantCounters(counters{Processed: 3})
 		s.wantTold(nil, nil)
-		if s.log.count("worker: tasks go undecided") != 1 {
+		if s.log.count("worker: the limiter is unavailable") != 1 {
 			t.Errorf("want the outage logged once:\n%s", s.log)
 		}
 	})
@@ -97,7 +97,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		}
 		logged := func(undecided, again int) {
 			t.Helper()
-			if s.log.count("worker: tasks go undecided") != undecided || s.log.count("worker: tasks are decided again") != again {
+			if s.log.count("worker: the limiter is unavailable") != undecided || s.log.count("worker: the limiter is available again") != again {
 				t.Errorf("want %d outages begun and %d over in the log:\n%s", undecided, again, s.log)
 			}
 		}
@@ -154,7 +154,7 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 		}
 		s.serve(s.ok)
 		s.waitGone("a", "b")
-		if s.log.count("worker: tasks go undecided") != 1 || s.log.count("fails=open") != 1 {
+		if s.log.count("worker: the limiter is unavailable") != 1 || s.log.count("fails=open") != 1 {
 			t.Errorf("want it logged once:\n%s", s.log)
 		}
 	})
@@ -356,7 +356,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 }
 
 // Attempts whose end is never seen are forgotten, and others never.
-func TestAttemptsAreForgotten(t *testing.T) {
+func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
 		_, ours := s.configs()
@@ -393,7 +393,8 @@ func TestAttemptsAreForgotten(t *testing.T) {
 	})
 }
 
-// losesReply loses the first reply to the requeue of a denied task, or all such calls before they are sent.
+// losesReply loses the first reply to the requeue of a denied task, or all such calls before they
+// are sent.
 type losesReply struct {
 	meanwhile func()
 	unsent    bool

@@ -143,9 +143,9 @@ func (s *site) lapse() {
 	}
 }
 
-// A worker that is killed costs its tasks what it costs those of plain asynq: whatever is active then is
-// retried, or archived, by the recoverer of another, and all else waits as before. Of what is charged,
-// at most one task's cost for each of its handlers was for nothing.
+// A worker that is killed costs its tasks what it costs those of plain asynq: whatever is active
+// then is retried, or archived, by the recoverer of another, and all else waits as before. Of what
+// is charged, at most one task's cost for each of its handlers was for nothing.
 func TestWorkerIsKilled(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -217,8 +217,8 @@ func TestWorkerIsKilled(t *testing.T) {
 	}
 }
 
-// A worker that is told to end does so, and leaves no goroutine behind. Tasks in its handlers go back,
-// those that were denied wait, and none loses a retry.
+// A worker that is told to end does so, and leaves no goroutine behind. Tasks in its handlers go
+// back, those that were denied wait, and none loses a retry.
 func TestWorkerIsTerminated(t *testing.T) {
 	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
 		ids := []string{"a", "b", "c", "d", "e", "f"}

@@ -152,8 +152,8 @@ func TestRedisStopsAnswering(t *testing.T) {
 					}
 					s.limiter = limiter
 
-					// A dequeue that Redis did when nobody waited for it any more costs a retry, as it does
-					// in plain asynq.
+					// A dequeue that Redis did when nobody waited for it any more costs a retry, as
+					// it does in plain asynq.
 					retries := asynq.MaxRetry(0)
 					if who == "all" {
 						retries = asynq.MaxRetry(3)
@@ -184,7 +184,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						}
 					}
 					// For 12 s go-redis repeats the call, and nobody notices.
-					begun, over := s.log.count("worker: tasks go undecided"), s.log.count("worker: tasks are decided again")
+					begun, over := s.log.count("worker: the limiter is unavailable"), s.log.count("worker: the limiter is available again")
 					if begun > 1 || begun != over || who != "all" && pause > 12*time.Second && begun == 0 {
 						t.Errorf("want the outage logged once:\n%s", s.log)
 					}
@@ -283,7 +283,7 @@ func (s *site) throughFault(fault func(late func())) *ledger {
 	fault(func() {
 		s.enqueueMany("initech", 0, 3, asynq.MaxRetry(0))
 		n += 3
-		s.wait("it is told", func() bool { return s.log.count("worker: tasks go undecided") == 1 })
+		s.wait("it is told", func() bool { return s.log.count("worker: the limiter is unavailable") == 1 })
 	})
 	s.wait("all have run", func() bool { return c.done() == n })
 	s.wait("all are put down", func() bool { return s.counters().Active == 0 })
@@ -292,7 +292,7 @@ func (s *site) throughFault(fault func(late func())) *ledger {
 		s.Errorf("counters %+v, want %+v", got, want)
 	}
 	s.wantTold(nil, nil)
-	if s.log.count("worker: tasks go undecided") > 1 {
+	if s.log.count("worker: the limiter is unavailable") > 1 {
 		s.Errorf("want it logged once at the most:\n%s", s.log)
 	}
 	return l.of("acme")

@@ -40,8 +40,8 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 	return s, nil
 }
 
-// NewServerFromRedisClient is NewServer for a client that stays the caller's to close, after Shutdown.
-// Adapter.RedisClient tells which clients can be shared.
+// NewServerFromRedisClient is NewServer for a client that stays the caller's to close, after
+// Shutdown. Adapter.RedisClient tells which clients can be shared.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
 	if client == nil {
 		return nil, errNoClient
@@ -95,9 +95,9 @@ func (s *Server) Stop() {
 	s.server.Stop()
 }
 
-// Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers. It
-// makes the tasks of handlers that have not returned pending again, and closes the connection, unless
-// that is the caller's.
+// Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers.
+// It makes the tasks of handlers that have not returned pending again, and closes the connection,
+// unless that is the caller's.
 func (s *Server) Shutdown() {
 	s.adapter.Stop()
 	s.server.Shutdown()

@@ -206,7 +206,8 @@ func (s *site) fill(tenants ...string) {
 	}
 }
 
-// open lets every task of the policies through from now on, and has those given run at once, whatever they wait for.
+// open lets every task of the policies through from now on, and has those given run at once,
+// whatever they wait for.
 func (s *site) open(ids ...string) {
 	s.Helper()
 	policies := s.limiter.Policies()

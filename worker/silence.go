@@ -11,8 +11,8 @@ import (
 
 var errSilent = errors.New("worker: the limiter was unavailable a moment ago")
 
-// A silence is a time in which the limiter is not asked, after it did not answer. It doubles from 100 ms
-// to 1 s.
+// A silence is a time in which the limiter is not asked, after it did not answer. It doubles from
+// 100 ms to 1 s.
 type silence struct {
 	mu    sync.Mutex
 	pause time.Duration

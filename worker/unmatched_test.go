@@ -21,7 +21,8 @@ func github() throttle.Policy {
 	return p
 }
 
-// A task type may be misspelt: each is logged once, whatever Unmatched says, and every attempt is counted.
+// A task type may be misspelt: each is logged once, whatever Unmatched says, and every attempt is
+// counted.
 func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 	for unmatched, want := range map[worker.Unmatched]string{
 		worker.UnmatchedRun:    "its tasks run unthrottled\" type=",
@@ -58,7 +59,8 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 	}
 }
 
-// Task types may be made up for each task: those that are logged, and remembered for it, are bounded.
+// Task types may be made up for each task: those that are logged, and remembered for it, are
+// bounded.
 func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
 		server := s.serve(s.ok)
@@ -75,8 +77,8 @@ func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 	})
 }
 
-// In a task that no policy matches, RetryAfter is an error like any other: there is nothing to pause, and
-// nothing bounds how often the task would come back.
+// In a task that no policy matches, RetryAfter is an error like any other: there is nothing to
+// pause, and nothing bounds how often the task would come back.
 func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
 		s.serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })

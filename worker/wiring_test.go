@@ -51,7 +51,7 @@ func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
 	}
 }
 
-func TestNoMiddlewareNoTask(t *testing.T) {
+func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
 	each(t, nil, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		theirs.Logger, theirs.LogLevel = asynqLog{s.log}, asynq.ErrorLevel
@@ -78,7 +78,7 @@ func TestNoMiddlewareNoTask(t *testing.T) {
 	})
 }
 
-func TestMiddlewareLeftOutIsLogged(t *testing.T) {
+func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
 	each(t, nil, func(t *testing.T, s *site) {
 		if err := s.limiter.SetPolicies(append(s.limiter.Policies(), policy(1, time.Hour))); err != nil {
 			t.Fatal(err)
@@ -136,8 +136,9 @@ func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 	})
 }
 
-// A second server that was made without our connection would archive each task that it denies on its last
-// attempt. It keeps the tasks, picks up no more when its slots are full, and gives them back at its end.
+// A second server that was made without our connection would archive each task that it denies on
+// its last attempt. It keeps the tasks, picks up no more when its slots are full, and gives them
+// back at its end.
 func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(100, time.Hour))
@@ -189,7 +190,7 @@ func (s *site) startBy(ad *worker.Adapter, server *asynq.Server, attempts *atomi
 	s.Cleanup(func() { server.Shutdown(); ad.Close() })
 }
 
-func TestContextOfAnotherServer(t *testing.T) {
+func TestAContextOfNoServerIsAnError(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	theirs, ours := s.configs()
 	th, err := worker.NewAdapter(ours)
@@ -253,7 +254,8 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 	}
 }
 
-// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks met.
+// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks
+// met.
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))

@@ -17,8 +17,9 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Every task here has no retries to lose: asynq by itself archives each one that is denied.
-func TestDenialsCostNothing(t *testing.T) {
+// Read this test first. Three tasks come together, and one fits a window: the others wait and run in
+// turn. None has retries to lose, so asynq alone would archive each task that is denied.
+func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
 		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
 		if err != nil {
@@ -58,7 +59,7 @@ func TestDenialsCostNothing(t *testing.T) {
 }
 
 // Whatever a middleware around ours makes of a denial, the task waits.
-func TestMiddlewareAroundOurs(t *testing.T) {
+func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 	around := map[string]struct {
 		do       func(error) error
 		opts     []asynq.Option
@@ -181,7 +182,7 @@ func TestMiddlewareAroundOurs(t *testing.T) {
 }
 
 // A middleware may call ours again within one attempt: what counts is what it said last.
-func TestMiddlewareThatTriesAgain(t *testing.T) {
+func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		th, err := worker.NewAdapter(ours)
@@ -213,7 +214,7 @@ func TestMiddlewareThatTriesAgain(t *testing.T) {
 }
 
 // Real failures use up the retries, and nothing else does.
-func TestRealFailuresInLine(t *testing.T) {
+func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -233,7 +234,7 @@ func TestRealFailuresInLine(t *testing.T) {
 }
 
 // Without functions of the user's own, asynq's defaults hold for real failures.
-func TestDefaultsOfAsynq(t *testing.T) {
+func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	s.fill("denied")
 	s.enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
@@ -265,7 +266,7 @@ func TestDefaultsOfAsynq(t *testing.T) {
 }
 
 // What can never be granted is a failure like any other: waiting would not help.
-func TestRealFailuresOfOurs(t *testing.T) {
+func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 	p := policy(5, time.Hour)
 	p.Match = []string{"x", "by-user"}
 	byUser := policy(5, time.Hour)
@@ -346,7 +347,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 	})
 }
 
-func TestEarliestReset(t *testing.T) {
+func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
 	p := policy(1, 2*time.Hour)
 	p.Requeue = throttle.RequeueEarliestReset
 	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
@@ -361,7 +362,7 @@ func TestEarliestReset(t *testing.T) {
 	})
 }
 
-func TestUserFunctions(t *testing.T) {
+func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
 	p := policy(10, time.Hour)
 	p.Windows[0].Scope = throttle.Per("region")
 	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
@@ -380,7 +381,7 @@ func TestUserFunctions(t *testing.T) {
 	})
 }
 
-func TestNewSaysWhatIsWrong(t *testing.T) {
+func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
 	limiter, err := throttle.New(throttle.Config{Client: client})

@@ -19,15 +19,16 @@ const (
 	ForwardRetry     = "forward retry"
 )
 
-// A Call is what asynq does to a task, or to a queue, by one of its scripts.
+// A Call is what asynq does to a task or a queue by one of its scripts.
 type Call struct {
 	Verb string // empty for anything else
 	Ref
 	Args []any // after the keys: for most verbs the task's ID, and its message
 }
 
-// shapes are the first keys of asynq's calls, without "asynq:{QUEUE}:". "t:" is the task's own key, whose
-// ID is the first argument. TestCallsOfAsynq holds them to what the asynq in use does.
+// shapes are the first keys of asynq's calls, without the prefix "asynq:{QUEUE}:". "t:" is the
+// task's own key, whose ID is the first argument. TestCallsOfAsynq holds them to what the asynq in
+// use does.
 var shapes = []struct {
 	verb string
 	keys []string
@@ -42,8 +43,8 @@ var shapes = []struct {
 	{Requeue, []string{"active", "lease", "pending", "t:"}},
 }
 
-// CallOf recognises one of the calls of asynq's server by what it sends: EVALSHA, script, number of keys,
-// keys, arguments.
+// CallOf recognises a call of asynq's server by its command: EVALSHA, script, number of keys, keys,
+// arguments.
 func CallOf(args []any) Call {
 	keys, rest, ok := scriptCall(args)
 	if !ok {
@@ -58,8 +59,8 @@ func CallOf(args []any) Call {
 	return Call{}
 }
 
-// IsGoodbye reports whether the command is among the last of a server that shuts down, when no handler
-// runs any more.
+// IsGoodbye reports whether a command is one of the last of a server that shuts down. No handler
+// runs then.
 func IsGoodbye(args []any) bool {
 	return len(args) > 1 && args[0] == "zrem" && args[1] == "asynq:servers"
 }
@@ -100,7 +101,7 @@ func queueOf(keys []any, shape []string, id string) (queue string, ok bool) {
 	return queue, opened && closed
 }
 
-// An EnqueueCall is what asynq's client enqueues at once.
+// An EnqueueCall is a call by which asynq's client makes a task pending.
 type EnqueueCall struct {
 	Ref
 	Lock    string // of a unique task
@@ -108,8 +109,8 @@ type EnqueueCall struct {
 	Message Message
 }
 
-// EnqueueOf recognises asynq's enqueue and enqueueUnique. TestCallsOfAsynqsClient holds it to what the
-// asynq in use does.
+// EnqueueOf recognises asynq's enqueue and enqueueUnique. TestCallsOfAsynqsClient holds it to what
+// the asynq in use does.
 func EnqueueOf(args []any) (EnqueueCall, bool) {
 	keys, rest, ok := scriptCall(args)
 	if !ok || len(rest) != len(keys)+1 {
@@ -134,8 +135,8 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 	return EnqueueCall{}, false
 }
 
-// ScheduleOf recognises asynq's schedule and scheduleUnique, and returns the task's message and when it is
-// to be processed. TestCallsOfAsynqsClient holds it to what the asynq in use does.
+// ScheduleOf recognises asynq's schedule and scheduleUnique, and returns the task's message and
+// when it is to be processed. TestCallsOfAsynqsClient holds it to what the asynq in use does.
 func ScheduleOf(args []any) (message Message, at time.Time, ok bool) {
 	keys, rest, ok := scriptCall(args)
 	if !ok || len(rest) != len(keys)+1 {

@@ -1,9 +1,9 @@
-// Package asynqredis is the one place that knows how asynq 0.26 keeps its tasks in Redis: its keys, its
-// messages, the shapes of its script calls, and our scripts on the same keys.
+// Package asynqredis is the one place that knows how asynq 0.26 keeps its tasks in Redis: its keys,
+// its messages, the shapes of its script calls, and our scripts on the same keys.
 //
-// Every script works on one queue, whose keys share a slot of a Redis Cluster, and takes many tasks a
-// call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in package
-// worker, holds what is known here to the asynq in use.
+// Every script works on one queue, whose keys share a slot of a Redis Cluster, and takes many tasks
+// a call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in
+// package worker, holds what is known here to the asynq in use.
 package asynqredis
 
 import (
@@ -22,10 +22,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// most bounds the tasks of one script call, which blocks Redis.
-const most = 250
+// maxBatch is the maxBatch tasks of one script call. A script blocks Redis.
+const maxBatch = 250
 
-// leaseFor is for how long asynq leases a task that it picks up.
+// leaseFor is how long asynq leases a task that it picks up.
 const leaseFor = 30 * time.Second
 
 //go:embed lua
@@ -83,10 +83,10 @@ func (c *Client) Call() string {
 	return c.process + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// identityKept is for how long an identity is believed: who has emptied that Redis has ended it.
+// identityKept is how long an identity is cached. It ends when that Redis is emptied.
 const identityKept = time.Minute
 
-// Identity returns the random ID of this Redis database as a home of queues: a limiter may serve several.
+// Identity returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Identity(ctx context.Context) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +117,7 @@ func known(identity string, err error) error {
 	return fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 }
 
-// prefix is what all keys of a queue begin with.
+// prefix returns the common prefix of a queue's keys.
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
 
 // IsNotFound reports whether the error of a requeue says that the task is not active.
@@ -125,8 +125,8 @@ func IsNotFound(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND")
 }
 
-// WholeSecond is the first time not before at that asynq can keep: it cuts off what is less than a
-// second, and a task would come before its time.
+// WholeSecond rounds up to a whole second. Asynq truncates times to seconds, and a task would come
+// too early.
 func WholeSecond(at time.Time) time.Time {
 	if whole := at.Truncate(time.Second); whole.Before(at) {
 		return whole.Add(time.Second)
@@ -134,16 +134,16 @@ func WholeSecond(at time.Time) time.Time {
 	return at.Truncate(0)
 }
 
-// score is a time as asynq keeps it.
+// score returns a time as asynq stores it.
 func score(at time.Time) int64 { return WholeSecond(at).Unix() }
 
-// until is how many whole seconds there are until then, at least 0.
+// until returns the whole seconds until a time, at least 0.
 func until(at time.Time) int64 { return max(0, score(at)-time.Now().Unix()) }
 
-// errReply is the class of replies that are not of their script's shape.
+// errReply is the class of errors for replies that do not have their script's shape.
 var errReply = errors.New("worker: unexpected reply of a script on asynq's Redis")
 
-// ReadTimeout is how long the connection waits for a reply, 0 for as long as it takes.
+// ReadTimeout returns how long the connection waits for a reply. 0 means without limit.
 func (c *Client) ReadTimeout() time.Duration {
 	switch client := c.redis.(type) {
 	case *redis.Client:

@@ -14,7 +14,7 @@ type Due struct {
 	Mark    string // of its join, "" if it has joined no line
 }
 
-// Due tells which scheduled, or else retried, tasks of a queue are due, up to n of them.
+// Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
 	reply, err := dueScript.Run(ctx, c.redis, []string{source(queue, retried)}, prefix(queue)+"t:", time.Now().Unix(), n).StringSlice()
 	if err != nil {
@@ -27,15 +27,15 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]
 	return due, nil
 }
 
-// A Move is where a task goes that was due: to wait in line with a mark until a time, or without one to where
-// asynq forwards it.
+// A Move is the destination of a due task: to wait in line with a mark until a time, or without a
+// mark to where asynq forwards it.
 type Move struct {
 	ID   string
 	At   time.Time
 	Mark string
 }
 
-// Forward moves tasks of a queue that were due, and reports for each whether it was due still.
+// Forward moves due tasks of a queue, and reports for each whether it was still due.
 func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves []Move) ([]bool, error) {
 	now := time.Now()
 	args := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}

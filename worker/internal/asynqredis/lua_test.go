@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The header of every script lists the keys and arguments that its code uses by number, in order, and no
-// other, and says what the reply is.
+// The header of every script lists the keys and arguments that its code uses by number, in order,
+// and no other, and says what the reply is.
 func TestLuaHeaders(t *testing.T) {
 	files, err := filepath.Glob("lua/*.lua")
 	if err != nil || len(files) < 12 {

@@ -26,11 +26,11 @@ const (
 	fieldHeaders      protowire.Number = 15
 )
 
-// fieldDenied is ours: the task was denied in its last attempt. Asynq skips the
-// field when it reads a message, and leaves it out when it stores the task after a failure.
+// fieldDenied is our own field: the task's last attempt ended by a denial. Asynq skips the field
+// when it reads a message, and drops it when it stores the task after a failure.
 const fieldDenied protowire.Number = 1077
 
-// A Message is a task as asynq stores it. What cannot be read counts as not there.
+// A Message is a task as asynq stores it. Fields that cannot be read count as missing.
 type Message []byte
 
 func (m Message) ID() string        { return m.text(fieldID) }
@@ -79,7 +79,7 @@ func (m Message) Deadline() time.Time {
 	return time.Unix(seconds, 0)
 }
 
-// TimeLimit is for how long asynq would let the task's handler run if it began now.
+// TimeLimit returns how long asynq would let the task's handler run if it began now.
 func (m Message) TimeLimit(now time.Time) time.Duration {
 	limit := time.Duration(m.number(fieldTimeout)) * time.Second
 	if deadline := m.Deadline(); !deadline.IsZero() && (limit == 0 || deadline.Sub(now) < limit) {
@@ -91,8 +91,8 @@ func (m Message) TimeLimit(now time.Time) time.Duration {
 // joinKeyBytes is the length of every join key.
 const joinKeyBytes = 16
 
-// JoinKey tells a task apart from another one that has or had the same ID: whoever computes it for the same
-// task, at whatever time, gets the same.
+// JoinKey identifies the task among others that have or had the same ID. It depends only on the
+// task's type and payload.
 func (m Message) JoinKey() string {
 	hash := fnv.New64a()
 	hash.Write([]byte(m.Type()))
@@ -130,7 +130,8 @@ func (m Message) withError(reason string, at time.Time) (Message, bool) {
 	return protowire.AppendVarint(out, uint64(at.Unix())), true
 }
 
-// WithoutRetries returns a copy of the message that has no retries left, and false if it cannot be read.
+// WithoutRetries returns a copy of the message with no retries left, and false if it cannot be
+// read.
 func (m Message) WithoutRetries() (Message, bool) { return m.without(fieldRetry) }
 
 func (m Message) text(field protowire.Number) string {

@@ -19,8 +19,9 @@ func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) er
 	return nudgeScript.Run(ctx, c.redis, []string{nudges(queue)}, args...).Err()
 }
 
-// AwaitNudge waits for a nudge of one of the queues, for a time that should be half of ReadTimeout at the most;
-// unless OneSlot, there must be one queue. The policy is "" if none came. The context does not end the wait.
+// AwaitNudge waits for a nudge of one of the queues, for at most half of ReadTimeout. Unless
+// OneSlot there must be one queue. The policy is "" if no nudge came. The end of the context does
+// not end the wait.
 func (c *Client) AwaitNudge(ctx context.Context, queues []string, wait time.Duration) (queue, policy string, err error) {
 	args := []any{"blpop"}
 	for _, queue := range queues {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Found is how a pick found a task.
+// A Found is the state in which a pick found a task.
 type Found int64
 
 const (
@@ -17,14 +17,14 @@ const (
 	Gone          // it was removed, has ended or failed, or waits for something else
 )
 
-// A Pick is what a pick answers about one task.
+// A Pick is a pick's answer for one task.
 type Pick struct {
 	Found   Found
 	Message Message // if it was picked
 }
 
-// Pick makes tasks of one queue active that wait in line. The call identifies it: it is to be repeated, with
-// the same tasks, until it is answered, or else taken back by Restore.
+// Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
+// the same tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
 	keys := []string{prefix(queue) + "scheduled", prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "paused"}
 	args := make([]any, 0, 3+2*len(tasks))
@@ -53,8 +53,8 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 	return picks, nil
 }
 
-// DequeuePending makes up to n pending tasks of one queue active, and returns their messages; paused says that
-// the queue is. The call identifies it, as that of Pick.
+// DequeuePending makes up to n pending tasks of one queue active, and returns their messages, and
+// whether the queue is paused. The call is identified like that of Pick.
 func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
 	keys := []string{prefix(queue) + "sluice:dequeued:" + c.process, prefix(queue) + "pending", prefix(queue) + "paused",
 		prefix(queue) + "active", prefix(queue) + "lease"}
@@ -76,9 +76,9 @@ func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) 
 	return messages, false, nil
 }
 
-// Restore puts tasks of one queue back that a call of Pick or DequeuePending made active and that were not
-// handed out: to scheduled for a time at which forward finds them, or, without one, to pending. What that call
-// did not make active, or is active no more, stays.
+// Restore puts back tasks of one queue that a call of Pick or DequeuePending made active and that
+// were not handed out. They become scheduled for the given time, or pending if it is zero. Tasks
+// that the call did not make active, or that are active no more, are left alone.
 func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time) error {
 	keys := []string{prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "scheduled", prefix(queue) + "pending"}
 	args := []any{prefix(queue) + "t:", call, "", 0}
@@ -91,7 +91,7 @@ func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, 
 	return restoreScript.Run(ctx, c.redis, keys, args...).Err()
 }
 
-// A Requeued is a task that was denied, and how it waits.
+// A Requeued is a denied task, and how it waits.
 type Requeued struct {
 	Ref
 	Message Message
@@ -100,7 +100,7 @@ type Requeued struct {
 	Mark    string    // of its join, "" if it waits in no line
 }
 
-// Requeue puts a task that was denied back to wait. Its error may be IsNotFound.
+// Requeue puts a denied task back to wait. Its error may be IsNotFound.
 func (c *Client) Requeue(ctx context.Context, r Requeued) error {
 	queue := prefix(r.Queue)
 	keys := []string{queue + "active", queue + "lease", queue + "scheduled", queue + "t:" + r.ID}

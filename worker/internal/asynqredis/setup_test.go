@@ -27,7 +27,8 @@ type site struct {
 	redis     *redis.Client
 }
 
-// each runs the test on real Redis and on miniredis, as it is and with every script call sent twice.
+// each runs the test on real Redis and on miniredis, as it is and with every script call sent
+// twice.
 func each(t *testing.T, test func(s *site)) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -118,8 +119,8 @@ func (s *site) ok(err error) {
 	}
 }
 
-// wantStates fails unless asynq's tools show just these tasks: "ID STATE, ID STATE", by ID. It also compares
-// the sets and lists with what the tasks say of themselves.
+// wantStates fails unless asynq's tools show just these tasks: "ID STATE, ID STATE", by ID. It also
+// compares the sets and lists with what the tasks say of themselves.
 func (s *site) wantStates(want string) {
 	s.Helper()
 	ctx := s.Context()

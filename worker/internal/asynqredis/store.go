@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A Result is what became of a task that was to be stored.
+// A Result is the outcome of storing one task.
 type Result int64
 
 const (
@@ -16,15 +16,15 @@ const (
 	LockTaken Result = -1
 )
 
-// Mark is what a task's hash holds of its join: the join key, when it joined, and by which call.
+// Mark returns what a task's hash keeps of its join: the join key, the time, and the call.
 func Mark(joinKey string, at time.Time, call string) string {
 	return joinKey + "." + strconv.FormatInt(at.Unix(), 36) + "." + call
 }
 
-// FrontMark is the mark of a task that has joined no line yet, and has had its turn before.
+// FrontMark is the mark of a task that is to join at the front, as it has had its turn.
 const FrontMark = "front"
 
-// JoinedAt is when the task joined by its mark, or the zero time.
+// JoinedAt returns when the task joined, by its mark, or the zero time.
 func JoinedAt(mark string) time.Time {
 	if len(mark) <= joinKeyBytes+1 {
 		return time.Time{}
@@ -43,13 +43,13 @@ func JoinedAt(mark string) time.Time {
 	return time.Unix(seconds, 0)
 }
 
-// Store stores tasks of one queue as scheduled for a time at which forward finds those that are still there.
-// They are ready to be picked. Of one result a task, in order.
+// Store stores tasks of one queue as scheduled, ready to be picked. At the given time forward looks
+// at those that are still there. It returns a result for each task, in order.
 func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
 	now, call := time.Now(), c.Call()
-	for i := 0; i < len(tasks); i += most {
-		batch := tasks[i:min(i+most, len(tasks))]
+	for i := 0; i < len(tasks); i += maxBatch {
+		batch := tasks[i:min(i+maxBatch, len(tasks))]
 		args := make([]any, 0, 3+4*len(batch))
 		args = append(args, prefix(queue)+"t:", score(at), until(at))
 		for j, task := range batch {
@@ -98,13 +98,13 @@ func (c *Client) Activate(ctx context.Context, queue string, tasks []Waiting) er
 	})
 }
 
-// A Rescored is a stored task, and the time at which forward is to find it.
+// A Rescored is a stored task, and when forward looks at it.
 type Rescored struct {
 	Waiting
 	At time.Time
 }
 
-// Rescore moves the times at which forward finds stored tasks of one queue.
+// Rescore changes when forward looks at stored tasks of one queue.
 func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) error {
 	return inBatches(tasks, func(batch []Rescored) error {
 		args := []any{prefix(queue) + "t:", time.Now().Unix()}
@@ -116,8 +116,8 @@ func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) er
 }
 
 func inBatches[T any](all []T, do func(batch []T) error) error {
-	for i := 0; i < len(all); i += most {
-		if err := do(all[i:min(i+most, len(all))]); err != nil {
+	for i := 0; i < len(all); i += maxBatch {
+		if err := do(all[i:min(i+maxBatch, len(all))]); err != nil {
 			return err
 		}
 	}

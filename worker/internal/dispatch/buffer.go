@@ -8,16 +8,16 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// aheadFrom is how many hand-outs of the last moments make it worth to fetch ahead.
+// aheadFrom is how many hand-outs within recently start a fetch ahead.
 const aheadFrom = 8
 
-// A buffered task is active in asynq's Redis, and nobody runs it yet.
+// A buffered task is active in asynq's Redis and runs nowhere yet.
 type buffered struct {
 	Task
 	from *batch
 }
 
-// A batch is what one call has made active.
+// A batch is the tasks that one call made active.
 type batch struct {
 	queue  string
 	call   string // by which it can be put back
@@ -25,8 +25,8 @@ type batch struct {
 	at     time.Time
 }
 
-// handOut returns the next task that is ready; answered says that this call is to be answered by none, as one
-// before it was for all queues.
+// handOut returns the next task that is ready. Answered means that the previous call already found
+// all queues empty, so this one returns at once.
 func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -54,7 +54,7 @@ func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 	return task, true, false
 }
 
-// ready keeps tasks for hand-outs.
+// ready adds tasks to the buffer.
 func (d *Dispatcher) ready(from *batch, tasks []Task) {
 	if len(tasks) == 0 {
 		return
@@ -74,7 +74,8 @@ func (d *Dispatcher) madeReady() int {
 	return d.made
 }
 
-// fetchAhead makes the next tasks ready while the last ones are handed out, if that goes on fast: so slots do not wait for Redis.
+// fetchAhead makes the next tasks ready in the background while hand-outs follow one another
+// quickly, so that slots do not wait for Redis.
 func (d *Dispatcher) fetchAhead() {
 	d.mu.Lock()
 	rate := d.handed.since(time.Now().Add(-recently))
@@ -97,7 +98,7 @@ func (d *Dispatcher) fetchAhead() {
 	})
 }
 
-// roundUnlessReady makes a round, unless one that was under way has made tasks ready meanwhile.
+// roundUnlessReady makes a round, unless the round that was under way has made tasks ready.
 func (d *Dispatcher) roundUnlessReady(ctx context.Context) error {
 	d.rounds.Lock()
 	defer d.rounds.Unlock()
@@ -110,13 +111,13 @@ func (d *Dispatcher) roundUnlessReady(ctx context.Context) error {
 	return d.round(ctx)
 }
 
-// expire puts tasks back for which no slot has become free.
+// expire puts back tasks for which no slot has become free.
 func (d *Dispatcher) expire() {
 	d.later(func(ctx context.Context) error { return d.restore(ctx, time.Now().Add(-bufferFor)) })
 }
 
-// restore puts tasks back that have been ready since before: to where they were, and their tickets to their ranks.
-// What cannot be put back stays ready.
+// restore puts back tasks that have been ready since before the given time, and their tickets to
+// their ranks. Tasks that cannot be put back stay ready.
 func (d *Dispatcher) restore(ctx context.Context, before time.Time) error {
 	d.mu.Lock()
 	old := map[*batch][]buffered{}
@@ -171,7 +172,7 @@ func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buff
 	return nil
 }
 
-// empty puts back all that is ready, and all whose reply was lost.
+// empty puts back all tasks that are ready, and all whose reply was lost.
 func (d *Dispatcher) empty(ctx context.Context) error {
 	failed := d.restore(ctx, time.Now())
 	d.mu.Lock()
@@ -212,7 +213,8 @@ func (d *Dispatcher) empty(ctx context.Context) error {
 	return failed
 }
 
-// putBack returns tickets to their ranks, with their units, and has their line asked after that time.
+// putBack returns tickets to their ranks, with their units, and asks their line after the given
+// time.
 func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
@@ -226,7 +228,8 @@ func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets 
 	})
 }
 
-// GiveBack returns the units of tickets that leave, in the background, and has their line asked: others fit.
+// GiveBack refunds tickets that leave, in the background, and asks their line again: other tickets
+// may fit.
 func (d *Dispatcher) GiveBack(policy, queue string, tickets ...throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
@@ -240,7 +243,7 @@ func (d *Dispatcher) GiveBack(policy, queue string, tickets ...throttle.TakenTic
 	})
 }
 
-// A popping is a dequeue of pending tasks.
+// A popping is one dequeue of pending tasks.
 type popping struct {
 	queue, call string
 	n           int

@@ -1,9 +1,10 @@
-// Package dispatch decides what an asynq server runs next. It answers asynq's dequeue: it takes tickets that
-// fit from the lines of a limiter, picks their tasks, gives pending tasks their turns, and waits while there
-// is nothing. It also answers asynq's forward: tasks that are due join their lines.
+// Package dispatch decides what an asynq server runs next. It answers asynq's dequeue: it takes
+// tickets that fit from the lines of a limiter, picks their tasks, gives pending tasks their turns,
+// and waits while there is nothing. It also answers asynq's forward: tasks that are due join their
+// lines.
 //
-// It knows throttle and asynqredis, and not asynq itself. To follow a task, read [Dispatcher.Next], then
-// round.go, take.go, pick.go and buffer.go; wait.go is for when there is none.
+// It knows throttle and asynqredis, and not asynq itself. To follow a task, read [Dispatcher.Next],
+// then round.go, take.go, pick.go and buffer.go; wait.go is for when there is none.
 package dispatch
 
 import (
@@ -16,22 +17,22 @@ import (
 )
 
 const (
-	// batchMost is how many tasks are taken or dequeued at once, at most.
-	batchMost = throttle.MaxTake
+	// batchMax is the most tasks that one take or dequeue asks for.
+	batchMax = throttle.MaxTake
 
-	// recently is how far back hand-outs tell how many tasks are wanted at once.
+	// recently is the time over which hand-outs are counted to estimate demand.
 	recently = 10 * time.Millisecond
 
 	// bufferFor is how long a task is kept ready for a slot.
 	bufferFor = 500 * time.Millisecond
 
-	// fallbackMin is when forward finds a waiting task, at the earliest, that nobody has taken.
+	// fallbackMin is the shortest time after which forward looks at a waiting task.
 	fallbackMin = 2 * time.Minute
 
-	// stoppedPause keeps asynq from spinning between Stop and its own end.
+	// stoppedPause is the pause of a call after Stop: asynq calls again at once.
 	stoppedPause = 20 * time.Millisecond
 
-	// troubleTimeout bounds calls that tidy up.
+	// troubleTimeout bounds calls that clean up.
 	troubleTimeout = 5 * time.Second
 )
 
@@ -41,7 +42,7 @@ type Limiter interface {
 	Lines() []string
 }
 
-// A Line is what is needed of a *throttle.Line.
+// A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
 	Acknowledge(ctx context.Context) error
 	Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error)
@@ -57,34 +58,34 @@ type limiter struct{ *throttle.Limiter }
 
 func (l limiter) Line(policy string) Line { return l.Limiter.Line(policy) }
 
-// Config is what New needs. All fields are required.
+// Config configures New. All fields are required.
 type Config struct {
-	Answered    func()                                 // is told that a take was answered
+	Answered    func()                                 // is called when a take is answered
 	Asynq       *asynqredis.Client                     // of the server's connection
 	Concurrency int                                    // of the server: its slots
-	Failed      func(policy string, err error)         // is told that a take or a join failed
+	Failed      func(policy string, err error)         // is called when a take or a join fails
 	Limiter     Limiter                                //
-	Match       func(asynqredis.Message) (Match, bool) // how a task joins a line, false if it joins none
-	Poll        time.Duration                          // how often pending tasks are looked for that nobody tells of
-	Queues      map[string]int                         // the server's queues, and their priorities, from 1 on
+	Match       func(asynqredis.Message) (Match, bool) // how a task joins a line; false: none
+	Poll        time.Duration                          // how often to look for pending tasks
+	Queues      map[string]int                         // the server's queues with their priorities
 	Strict      bool                                   // whether priorities are strict
 }
 
-// A Match is how a task joins a line.
+// A Match says how a task joins a line.
 type Match struct {
 	FailOpen bool // it runs if the limiter is not available
 	Policy   string
 	Request  throttle.Request
 }
 
-// A Grant is what a task was granted when its ticket was taken.
+// A Grant is the capacity that a task got when its ticket was taken.
 type Grant struct {
 	throttle.TakenTicket
 	Policy string
 	Sent   time.Time // when it was charged, as late as it may have been, by this machine's clock
 }
 
-// A Task is one that asynq is to run next.
+// A Task is the task that asynq runs next.
 type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
@@ -115,7 +116,7 @@ type Dispatcher struct {
 	fetching  bool                 // a round is under way ahead of time
 	full      bool                 // the last take or dequeue got all that it asked for
 	handed    recent               // the last hand-outs
-	hearing   map[string]bool      // the listeners that run, by their first queue
+	listening map[string]bool      // the listeners that run, by their first queue
 	lost      []*picking           // whose reply has not come
 	lostPops  []*popping           //
 	made      int                  // tasks made ready so far
@@ -124,28 +125,28 @@ type Dispatcher struct {
 	paused    map[string]time.Time // when to look again whether the queue is paused
 	running   int                  // tasks handed out that have not ended
 	silence   backoff              // of the limiter as a whole
-	skips     int                  // how many calls of this pass over the queues are answered already
+	skips     int                  // calls of this pass that are answered already
 	stuck     map[asynqredis.Ref]stuck
 	waiting   bool // Next waits, and nudges are for it
 	wakes     map[wakeUp]bool
 }
 
-// New returns a dispatcher. It talks to nobody before it is asked.
+// New returns a dispatcher. It makes no call before its first use.
 func New(c Config) *Dispatcher {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &Dispatcher{
-		Config:  c,
-		acks:    map[string]*time.Timer{},
-		cancel:  cancel,
-		ctx:     ctx,
-		emptied: make(chan struct{}),
-		groups:  groups(c.Queues, c.Strict),
-		hearing: map[string]bool{},
-		paused:  map[string]time.Time{},
-		stop:    make(chan struct{}),
-		stuck:   map[asynqredis.Ref]stuck{},
-		wake:    make(chan struct{}, 1),
-		wakes:   map[wakeUp]bool{},
+		Config:    c,
+		acks:      map[string]*time.Timer{},
+		cancel:    cancel,
+		ctx:       ctx,
+		emptied:   make(chan struct{}),
+		groups:    groups(c.Queues, c.Strict),
+		listening: map[string]bool{},
+		paused:    map[string]time.Time{},
+		stop:      make(chan struct{}),
+		stuck:     map[asynqredis.Ref]stuck{},
+		wake:      make(chan struct{}, 1),
+		wakes:     map[wakeUp]bool{},
 	}
 	d.expiry = time.AfterFunc(time.Hour, d.expire)
 	d.expiry.Stop()
@@ -155,9 +156,10 @@ func New(c Config) *Dispatcher {
 	return d
 }
 
-// Next returns the task that is to run next, of any queue of the server. It is called when a slot is free, as asynq calls
-// dequeue: once for each queue until there is a task. If there is none it waits, up to a second, and then returns
-// false. The error is that of asynq's Redis: trouble of the limiter is none.
+// Next returns the task that runs next, of any queue of the server. Like asynq's dequeue it is
+// called when a slot is free, once for each queue until there is a task. If there is none it waits
+// up to a second and returns false. Errors are those of asynq's Redis. An unavailable limiter is no
+// error.
 func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
 	task, ok, answered := d.handOut()
 	if ok {
@@ -166,7 +168,7 @@ func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
 	if ok || answered {
 		return task, ok, nil
 	}
-	for end := time.Now().Add(waitMost); ; d.wait(end) {
+	for end := time.Now().Add(waitMax); ; d.wait(end) {
 		if d.isStopped() {
 			d.sleep(stoppedPause)
 			return Task{}, false, nil
@@ -187,17 +189,17 @@ func (d *Dispatcher) Next(ctx context.Context) (Task, bool, error) {
 	}
 }
 
-// errorPause keeps asynq, which asks again at once, from spinning while its Redis is away.
+// errorPause is the pause after an error of asynq's Redis: asynq calls again at once.
 const errorPause = 100 * time.Millisecond
 
-// Ended says that the slot of a task is free again that was handed out.
+// Ended frees the slot of a task that was handed out.
 func (d *Dispatcher) Ended() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running--
 }
 
-// Stop ends the handing out. Tasks that are ready go back to where they were, without a wait for it.
+// Stop hands out no more tasks. Tasks that are ready go back to where they were, in the background.
 func (d *Dispatcher) Stop() {
 	d.stopped.Do(func() {
 		close(d.stop)
@@ -214,7 +216,7 @@ func (d *Dispatcher) Stop() {
 	})
 }
 
-// Drain stops, and waits until all that was to be said to asynq's Redis is said, or the context ends.
+// Drain stops, and waits until all tasks that were ready are put back, or the context ends.
 func (d *Dispatcher) Drain(ctx context.Context) {
 	d.Stop()
 	select {
@@ -224,7 +226,7 @@ func (d *Dispatcher) Drain(ctx context.Context) {
 	_ = d.empty(ctx) // what cannot be put back asynq recovers, as from a worker that died
 }
 
-// Close stops, and waits for calls under way. Calls that fail are not repeated any more.
+// Close stops, and waits for calls under way. A call that fails is not repeated any more.
 func (d *Dispatcher) Close() {
 	d.Stop()
 	d.cancel()
@@ -256,10 +258,10 @@ func (d *Dispatcher) sleep(pause time.Duration) {
 	}
 }
 
-// Later does what must be done, in the background, and repeats it for a while if it fails.
+// Later makes a call in the background, and repeats it for ten seconds while it fails.
 func (d *Dispatcher) Later(do func(context.Context) error) { d.later(do) }
 
-// later does what must be done, in the background, and repeats it for a while if it fails.
+// later is Later.
 func (d *Dispatcher) later(do func(context.Context) error) {
 	d.inBackground(func() {
 		pause := 50 * time.Millisecond
@@ -275,7 +277,7 @@ func (d *Dispatcher) later(do func(context.Context) error) {
 	})
 }
 
-// inBackground runs what Close has to wait for. After Close it runs it at once.
+// inBackground runs a function for which Close waits. After Close it runs the function at once.
 func (d *Dispatcher) inBackground(run func()) {
 	d.mu.Lock()
 	if d.closed {
@@ -299,8 +301,8 @@ func (d *Dispatcher) signal() {
 	}
 }
 
-// Fallback is after what time forward is to find a task that is expected to start in d, and has waited for
-// some time, if nobody has taken it.
+// Fallback returns when a waiting task is looked at even if nobody has taken it: from its expected
+// start in d, and the time that it has waited.
 func Fallback(d, waited time.Duration) time.Duration {
 	return d + max(fallbackMin, d/2, waited/2)
 }
@@ -323,9 +325,9 @@ func (b *backoff) fail(now time.Time) {
 	b.until = now.Add(b.pause)
 }
 
-// recent counts events of the last moments.
+// recent counts recent events.
 type recent struct {
-	times [batchMost]time.Time
+	times [batchMax]time.Time
 	next  int
 }
 

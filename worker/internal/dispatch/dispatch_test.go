@@ -33,8 +33,8 @@ func TestLineInOrder(t *testing.T) {
 	})
 }
 
-// Rule 1: the reply to a pick is lost. The tasks are active and nobody has them: the same pick is asked again, and again
-// nothing else, until it is answered.
+// Rule 1: the reply to a pick is lost. The tasks are active and nobody has them: the same pick is
+// asked again, and again nothing else, until it is answered.
 func TestPickWhoseReplyWasLost(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
@@ -74,8 +74,8 @@ func TestDequeueWhoseReplyWasLost(t *testing.T) {
 	})
 }
 
-// Rule 1: tasks that are ready and for which no slot becomes free go back after half a second, and their tickets to their
-// ranks with their units.
+// Rule 1: tasks that are ready and for which no slot becomes free go back after half a second, and
+// their tickets to their ranks with their units.
 func TestReadyTasksGoBack(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -116,7 +116,8 @@ func TestReadyPendingTasksGoBack(t *testing.T) {
 	})
 }
 
-// Rule 1: while asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes on.
+// Rule 1: while asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or
+// goes on.
 func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")
@@ -132,7 +133,8 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	})
 }
 
-// Rule 2: a task that is active when its ticket is taken is on its way: its ticket goes back, and is taken again shortly.
+// Rule 2: a task that is active when its ticket is taken is on its way: its ticket goes back, and
+// is taken again shortly.
 func TestActiveTaskIsPickedShortly(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
 		b.wait("default", "a", "b")
@@ -149,7 +151,8 @@ func TestActiveTaskIsPickedShortly(t *testing.T) {
 	})
 }
 
-// Rule 2: one that stays active, as it runs elsewhere, loses its place after a second, and is charged nothing.
+// Rule 2: one that stays active, as it runs elsewhere, loses its place after a second, and is
+// charged nothing.
 func TestActiveTaskLeavesAtLast(t *testing.T) {
 	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
 		b.wait("default", "a", "b")
@@ -167,7 +170,8 @@ func TestActiveTaskLeavesAtLast(t *testing.T) {
 	})
 }
 
-// Rule 2: what is gone, has ended, is pending or waits for something else leaves, and its units are for the next.
+// Rule 2: what is gone, has ended, is pending or waits for something else leaves, and its units are
+// for the next.
 func TestWhatCannotBePickedLeaves(t *testing.T) {
 	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
 		b.wait("default", "deleted", "archived", "run by hand", "another", "last")
@@ -185,7 +189,8 @@ func TestWhatCannotBePickedLeaves(t *testing.T) {
 	})
 }
 
-// Rules 2 and 14: of a paused queue nothing is taken, its tickets keep their places, and other queues go on.
+// Rules 2 and 14: of a paused queue nothing is taken, its tickets keep their places, and other
+// queues go on.
 func TestPausedQueue(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
 		c.Concurrency, c.Queues = 4, map[string]int{"default": 1, "other": 1}
@@ -227,7 +232,8 @@ func TestHowManyAreTaken(t *testing.T) {
 	})
 }
 
-// While tasks are handed out fast the next are made ready in the background, so that slots do not wait for Redis.
+// While tasks are handed out fast the next are made ready in the background, so that slots do not
+// wait for Redis.
 func TestTasksAreFetchedAhead(t *testing.T) {
 	inBubble(t, of(perHour(1000)), slots(16), func(b *bench) {
 		var ids []string
@@ -244,7 +250,8 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 	})
 }
 
-// Rule 11: of lines that were found empty one is asked every 5 s, whatever their number, and each in turn.
+// Rule 11: of lines that were found empty one is asked every 5 s, whatever their number, and each
+// in turn.
 func TestEmptyLinesTakeTurns(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 10 {
@@ -284,7 +291,8 @@ func TestLinesTakeTurns(t *testing.T) {
 	})
 }
 
-// Rule 12: a limiter that is silent holds up pending tasks by 250 ms at most now and then, and is no error.
+// Rule 12: a limiter that is silent holds up pending tasks by 250 ms at most now and then, and is
+// no error.
 func TestSilentLimiter(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 20 {
@@ -361,7 +369,8 @@ func TestPendingTasksHaveTurns(t *testing.T) {
 	})
 }
 
-// Under strict order a more important queue's pending tasks go before a less important queue's line.
+// Under strict order a more important queue's pending tasks go before a less important queue's
+// line.
 func TestStrictOrder(t *testing.T) {
 	inBubble(t, of(perHour(1000)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 3, "middle": 2, "low": 1}
@@ -447,8 +456,8 @@ func TestAppointmentIsPassedOn(t *testing.T) {
 	})
 }
 
-// Rule 5: a take is acknowledged by the next, or after a second by a call of its own, once its tasks are picked; so nobody
-// puts its tickets back.
+// Rule 5: a take is acknowledged by the next, or after a second by a call of its own, once its
+// tasks are picked; so nobody puts its tickets back.
 func TestTakesAreAcknowledged(t *testing.T) {
 	inBubble(t, of(perHour(100)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c")

@@ -11,23 +11,24 @@ import (
 )
 
 const (
-	// forwardMost is how many tasks are forwarded at once, as many as by asynq.
-	forwardMost = 100
+	// forwardMax is the most tasks that are forwarded at once. It is asynq's own number.
+	forwardMax = 100
 
-	// joinTimeout bounds the join of those.
+	// joinTimeout bounds their join.
 	joinTimeout = 2 * time.Second
 
-	// undecidedFor is when forward finds a task again that could not join.
-	undecidedFor = 10 * time.Second
+	// unavailableFor is when forward looks again at a task that could not join.
+	unavailableFor = 10 * time.Second
 )
 
-// Forward sees to tasks of a queue that are due, scheduled ones or those to retry: who is to wait in line does, and
-// the others become pending. It returns how many it has moved; there may be more if that is not 0.
+// Forward moves the due tasks of a queue, either scheduled ones or those to retry. Tasks that a
+// policy matches join its line, and the others become pending. It returns how many it has moved. If
+// that is not 0 there may be more.
 func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (int, error) {
 	if d.isStopped() {
 		return 0, nil
 	}
-	due, err := d.Asynq.Due(ctx, queue, retried, forwardMost)
+	due, err := d.Asynq.Due(ctx, queue, retried, forwardMax)
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
@@ -83,7 +84,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	return n, lost
 }
 
-// A joining is a task that is to join a line.
+// A joining is a task that joins a line.
 type joining struct {
 	index  int
 	key    string
@@ -96,7 +97,7 @@ func (j joining) waiting() asynqredis.Waiting {
 	return asynqredis.Waiting{ID: j.ticket.ID, JoinKey: j.key}
 }
 
-// join has tasks join the line of a policy that are scheduled with their join keys.
+// join makes tasks join the line of a policy. They are scheduled with their join keys.
 func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joining) error {
 	if len(all) == 0 {
 		return nil
@@ -120,15 +121,15 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 	var pending []asynqredis.Waiting
 	nudge := false
 	now := time.Now()
-	removed := errors.Is(err, throttle.ErrUnknownPolicy) // a moment ago: the middleware asks which one matches now
+	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
 		d.Failed(policy, unavailable(err))
 	}
 	for i, j := range all {
 		switch {
 		case err != nil && !removed && !j.match.FailOpen:
-			scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(undecidedFor)})
-		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware says what is wrong
+			scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(unavailableFor)})
+		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = append(pending, j.waiting())
 		default:
 			nudge = nudge || places[i].Nudge
@@ -155,7 +156,8 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 	return nil
 }
 
-// isOfOne reports whether an error may be that of one ticket, such as a tenant that cannot be looked up.
+// isOfOne reports whether an error may be due to a single ticket, such as a tenant lookup that
+// failed.
 func isOfOne(err error) bool {
 	for _, all := range []error{nil, throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrUnknownPolicy, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, all) {
@@ -165,7 +167,7 @@ func isOfOne(err error) bool {
 	return true
 }
 
-// pendingNow has pending tasks looked for at once.
+// pendingNow has Next look for pending tasks at once.
 func (d *Dispatcher) pendingNow(queue string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

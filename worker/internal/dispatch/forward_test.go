@@ -36,7 +36,8 @@ func (b *bench) dueIn(id string) time.Duration {
 	return time.Until(time.Unix(int64(score), 0))
 }
 
-// Tasks that are due join their line, those whose ticket was lost join again, and those in line stay there.
+// Tasks that are due join their line, those whose ticket was lost join again, and those in line
+// stay there.
 func TestForwardJoins(t *testing.T) {
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		b.later("at its time", 10*time.Second)
@@ -101,7 +102,8 @@ func TestForwardOfOthers(t *testing.T) {
 	})
 }
 
-// Rule 12: without the limiter tasks that are due wait for ten seconds, or run if their policy says so.
+// Rule 12: without the limiter tasks that are due wait for ten seconds, or run if their policy says
+// so.
 func TestForwardWithoutTheLimiter(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		inBubble(t, nil, func(c *dispatch.Config) {

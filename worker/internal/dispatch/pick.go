@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// stuckPause is after what time a line is asked again whose next task was active. It doubles.
+	// stuckPause is the first pause before a line is asked again whose next task was active. It
+	// doubles.
 	stuckPause = 10 * time.Millisecond
 
-	// stuckMost is how long a ticket keeps its place whose task is active.
-	stuckMost = time.Second
+	// stuckMax is how long a ticket keeps its place while its task is active.
+	stuckMax = time.Second
 )
 
-// A picking is the tickets of one queue that one take got.
+// A picking is the tickets of one queue from one take.
 type picking struct {
 	policy  string
 	queue   string
@@ -27,7 +28,7 @@ type picking struct {
 	tickets []throttle.TakenTicket
 }
 
-// pickings sorts what was taken by queue.
+// pickings groups taken tickets by queue.
 func (d *Dispatcher) pickings(l *line, taken throttle.Taken, sent time.Time) []*picking {
 	var all []*picking
 	byQueue := map[string]*picking{}
@@ -44,8 +45,8 @@ func (d *Dispatcher) pickings(l *line, taken throttle.Taken, sent time.Time) []*
 	return all
 }
 
-// pick makes the tasks of tickets ready, and sees to the tickets of those that cannot be picked. If it is not answered it
-// is to be repeated before anything else: some of them may be active.
+// pick makes the tasks of tickets ready, and handles the tickets whose tasks cannot be picked. If
+// it gets no answer it must be repeated before anything else, as some tasks may be active.
 func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 	wanted := make([]asynqredis.Waiting, len(p.tickets))
 	for i, ticket := range p.tickets {
@@ -95,13 +96,13 @@ func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 	return nil
 }
 
-// stuckFor is after what time to ask again for a ticket whose task is active, as it may be on its way to where it can be
-// picked. It is not ok if it has been so for too long: then the ticket is of no use.
+// stuckFor returns when to ask again for a ticket whose task is active. It may be about to come to
+// rest. It is not ok if the task has been active for too long: the ticket is dropped then.
 func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) (pause time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for ref, s := range d.stuck {
-		if now.Sub(s.since) > 2*stuckMost {
+		if now.Sub(s.since) > 2*stuckMax {
 			delete(d.stuck, ref)
 		}
 	}
@@ -109,7 +110,7 @@ func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) (pause time.Dur
 	if !known {
 		s = stuck{since: now, pause: stuckPause / 2}
 	}
-	if now.Sub(s.since) > stuckMost {
+	if now.Sub(s.since) > stuckMax {
 		delete(d.stuck, ref)
 		return 0, false
 	}

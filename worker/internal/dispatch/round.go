@@ -13,11 +13,11 @@ const (
 	// pendingFor is how many hand-outs from the line earn pending tasks one.
 	pendingFor = 3
 
-	// emptyEvery is how often one of the lines is asked that were found empty.
+	// emptyEvery is how often one of the empty lines is asked.
 	emptyEvery = 5 * time.Second
 )
 
-// A group is queues that are asked together: all of them, or, with strict priorities, one.
+// A group is the queues that are asked together: all of them, or one with strict priorities.
 type group struct {
 	index   int
 	draws   []string // the queues, each as often as its priority says
@@ -65,7 +65,7 @@ func (d *Dispatcher) groupOf(queue string) *group {
 	return d.groups[0] // asynq runs what its queue held, whatever queue the message names
 }
 
-// draw returns the queues in the order in which they are asked in this round, as asynq draws it for every task.
+// draw returns the queues in the order of this round. Asynq draws them in the same way.
 func (g *group) draw() []string {
 	if len(g.ordered) == 1 {
 		return g.ordered
@@ -81,8 +81,8 @@ func (g *group) draw() []string {
 	return order
 }
 
-// round makes tasks ready, if there are any. It asks no more than it must: what was begun and not answered, then
-// group by group the lines that are due, and pending tasks.
+// round makes tasks ready, if there are any. It repeats unanswered calls first. Then it asks, group
+// by group, the lines that are due and the pending tasks.
 func (d *Dispatcher) round(ctx context.Context) error {
 	before := d.madeReady()
 	found := func() bool { return d.madeReady() > before }
@@ -109,15 +109,16 @@ func (d *Dispatcher) round(ctx context.Context) error {
 	return nil
 }
 
-// wanted is how many tasks are taken at once: as many as slots are free, or more if they will be free in a moment.
+// wanted returns how many tasks to take at once: one for each free slot, or more if slots become
+// free quickly.
 func (d *Dispatcher) wanted() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	recent := d.handed.since(time.Now().Add(-recently)) - len(d.buffer)
-	return min(max(1, d.Concurrency-d.running, recent), batchMost)
+	return min(max(1, d.Concurrency-d.running, recent), batchMax)
 }
 
-// turns is how many turns before the line pending tasks have earned.
+// turns returns how many turns before the line the pending tasks have earned.
 func (d *Dispatcher) turns(g *group) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,7 +147,7 @@ func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n i
 	return nil
 }
 
-// pop makes one dequeue. If it is not answered it is to be repeated before anything else.
+// pop makes one dequeue. If it gets no answer it must be repeated before anything else.
 func (d *Dispatcher) pop(ctx context.Context, p *popping) (found bool, err error) {
 	messages, paused, err := d.Asynq.DequeuePending(ctx, p.queue, p.call, p.n)
 	if err != nil {
@@ -170,7 +171,7 @@ func (d *Dispatcher) pop(ctx context.Context, p *popping) (found bool, err error
 	return len(tasks) > 0, nil
 }
 
-// askAgain repeats what was not answered.
+// askAgain repeats calls that were not answered.
 func (d *Dispatcher) askAgain(ctx context.Context) error {
 	for {
 		d.mu.Lock()
@@ -199,14 +200,14 @@ func (d *Dispatcher) askAgain(ctx context.Context) error {
 
 const pausedFor = time.Second
 
-// pause notes that a queue is paused. Its lines are not taken from until it was asked again.
+// pause notes that a queue is paused. Its lines are not taken from until it has been checked again.
 func (d *Dispatcher) pause(queue string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.paused[queue] = time.Now().Add(pausedFor)
 }
 
-// open returns those of the queues that are not paused.
+// open returns the queues that are not paused.
 func (d *Dispatcher) open(ctx context.Context, queues []string, now time.Time) ([]string, error) {
 	d.mu.Lock()
 	paused := maps.Clone(d.paused)

@@ -15,14 +15,14 @@ const (
 	// takeTimeout is how long a take may block asynq's dequeue.
 	takeTimeout = 250 * time.Millisecond
 
-	// askAgain is when a line is asked again that had more to look at, and has found nothing.
+	// askAgain is when to ask a line again that had more to look at and found nothing.
 	askAgain = time.Millisecond
 
 	// acknowledgeAfter is when a take is acknowledged by a call of its own.
 	acknowledgeAfter = time.Second
 )
 
-// A line is what this server knows of the line of a policy, as far as it is of the queues of a group.
+// A line is this server's view of a policy's line, for the queues of one group.
 type line struct {
 	policy string
 	group  *group
@@ -33,7 +33,7 @@ type line struct {
 	passed time.Time // when another server was asked to ask it
 }
 
-// know makes lines of the policies that there are.
+// know adds the lines of all current policies.
 func (d *Dispatcher) know(now time.Time) {
 	policies := d.Limiter.Lines()
 	d.mu.Lock()
@@ -54,7 +54,7 @@ func (d *Dispatcher) know(now time.Time) {
 	}
 }
 
-// due returns the lines of a group that are to be asked now: in rotation, beginning behind the one served last.
+// due returns the lines of a group to ask now, in rotation, starting after the one served last.
 func (d *Dispatcher) due(g *group, now time.Time) []*line {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,7 +85,7 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 	return due
 }
 
-// emptyOne returns the next of all empty lines, if one of them is to be asked now. The lock is held.
+// emptyOne returns the next of all empty lines, if it is time to ask one. The lock is held.
 func (d *Dispatcher) emptyOne(now time.Time) *line {
 	if now.Before(d.emptyAt) {
 		return nil
@@ -117,7 +117,7 @@ func (l *line) before(other *line) bool {
 	return l.policy < other.policy
 }
 
-// lines takes from the first line of a group that has something that fits.
+// lines takes from the first line of a group that has a ticket that fits.
 func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) error {
 	due := d.due(g, now)
 	if len(due) == 0 {
@@ -159,7 +159,8 @@ func (d *Dispatcher) isSilent(now time.Time) bool {
 	return now.Before(d.silence.until)
 }
 
-// take takes from a line, and picks. Found says that something has become ready. The error is that of asynq's Redis.
+// take takes from a line, and picks. Found reports that a task has become ready. The error is that
+// of asynq's Redis.
 func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) (found bool, err error) {
 	d.mu.Lock()
 	if timer := d.acks[l.policy]; timer != nil {
@@ -199,8 +200,8 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 	return d.madeReady() > before, err
 }
 
-// failed notes that a line could not be taken from: it is skipped for a while, and all lines if that was not
-// the first one.
+// failed notes that a take failed. The line is skipped for a while. If it was not the first
+// failure, all lines are.
 func (d *Dispatcher) failed(l *line, err error) {
 	now := time.Now()
 	d.mu.Lock()
@@ -218,7 +219,7 @@ func (d *Dispatcher) failed(l *line, err error) {
 	d.Failed(l.policy, unavailable(err))
 }
 
-// unavailable is the error of a limiter that was not waited for any longer.
+// unavailable returns the error of a limiter that did not answer in time.
 func unavailable(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, throttle.ErrUnavailable) {
 		return fmt.Errorf("%w: %w", throttle.ErrUnavailable, err)
@@ -226,7 +227,7 @@ func unavailable(err error) error {
 	return err
 }
 
-// answered notes what a take told of a line.
+// answered notes the answer of a take.
 func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
 	now := time.Now()
 	d.mu.Lock()
@@ -241,9 +242,9 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
 	}
 }
 
-// Expect notes that somebody waits in the line of a policy for a queue, and when it is worth to ask.
+// Expect notes that a task waits in the line of a policy for a queue, and when to ask for it.
 func (d *Dispatcher) Expect(policy, queue string, in time.Duration) {
-	at := time.Now().Add(min(in, waitMost)) // limits may be raised meanwhile
+	at := time.Now().Add(min(in, waitMax)) // limits may be raised meanwhile
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.groupOf(queue)
@@ -258,8 +259,8 @@ func (d *Dispatcher) Expect(policy, queue string, in time.Duration) {
 	}
 }
 
-// acknowledgeLater acknowledges the last take of a policy, unless another one follows or some of its tickets are not
-// picked yet. The lock is held.
+// acknowledgeLater acknowledges the last take of a policy after a while, unless another take
+// follows or some of its tickets are not picked yet. The lock is held.
 func (d *Dispatcher) acknowledgeLater(policy string) {
 	if d.closed || slices.ContainsFunc(d.lost, func(p *picking) bool { return p.policy == policy }) {
 		return
@@ -281,7 +282,7 @@ func (d *Dispatcher) acknowledge(policy string) {
 	})
 }
 
-// acknowledgeAll acknowledges at once what was to be acknowledged later.
+// acknowledgeAll acknowledges at once all takes that are not acknowledged yet.
 func (d *Dispatcher) acknowledgeAll() {
 	d.mu.Lock()
 	var policies []string

@@ -8,20 +8,21 @@ import (
 )
 
 const (
-	// waitMost bounds one wait of Next.
-	waitMost = time.Second
+	// waitMax bounds one wait of Next.
+	waitMax = time.Second
 
-	// hearMost bounds one wait for nudges, which Close waits for.
-	hearMost = 2 * time.Second
+	// listenMax bounds one wait for nudges, for which Close waits.
+	listenMax = 2 * time.Second
 
-	// keptFor is how late this server may come to an appointment before another one is asked to.
+	// keptFor is how late this server may be for an appointment before it asks another server to
+	// keep it.
 	keptFor = 20 * time.Millisecond
 
 	// passOnEvery is how often another server is asked for the same line.
 	passOnEvery = time.Second
 )
 
-// wait waits until something is to be asked, or a nudge comes, but not for longer than that.
+// wait waits until the next round is worth it, or a nudge comes, but not beyond end.
 func (d *Dispatcher) wait(end time.Time) {
 	d.mu.Lock()
 	until := d.nextAsk(time.Now(), end)
@@ -40,7 +41,7 @@ func (d *Dispatcher) wait(end time.Time) {
 	d.mu.Unlock()
 }
 
-// nextAsk is when the next round is worth it. The lock is held.
+// nextAsk returns when the next round is worth it. The lock is held.
 func (d *Dispatcher) nextAsk(now, end time.Time) time.Time {
 	next := end
 	sooner := func(at time.Time) {
@@ -77,7 +78,8 @@ func later(times ...time.Time) (latest time.Time) {
 	return latest
 }
 
-// listen has nudges heard while Next waits: by one listener, or in a Cluster by one for each queue.
+// listen listens for nudges while Next waits: with one listener, or in a Cluster with one for each
+// queue.
 func (d *Dispatcher) listen() {
 	var all []string
 	d.mu.Lock()
@@ -101,16 +103,16 @@ func (d *Dispatcher) listen() {
 
 func (d *Dispatcher) listenTo(queues []string) {
 	d.mu.Lock()
-	hears := d.hearing[queues[0]] || d.closed
-	d.hearing[queues[0]] = true
+	hears := d.listening[queues[0]] || d.closed
+	d.listening[queues[0]] = true
 	d.mu.Unlock()
 	if hears {
 		return
 	}
 	d.inBackground(func() {
-		queue, policy, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.hearFor())
+		queue, policy, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.listenFor())
 		d.mu.Lock()
-		d.hearing[queues[0]] = false
+		d.listening[queues[0]] = false
 		waiting := d.waiting
 		if err == nil && policy != "" && waiting {
 			d.nudged(queue, policy)
@@ -123,15 +125,15 @@ func (d *Dispatcher) listenTo(queues []string) {
 	})
 }
 
-// hearFor is how long one command waits for a nudge.
-func (d *Dispatcher) hearFor() time.Duration {
+// listenFor is how long one command waits for a nudge.
+func (d *Dispatcher) listenFor() time.Duration {
 	if timeout := d.Asynq.ReadTimeout(); timeout > 0 {
-		return min(hearMost, timeout/2)
+		return min(listenMax, timeout/2)
 	}
-	return hearMost
+	return listenMax
 }
 
-// nudged has a line asked now. The lock is held.
+// nudged makes a line due now. The lock is held.
 func (d *Dispatcher) nudged(queue, policy string) {
 	if l := d.groupOf(queue).lines[policy]; l != nil {
 		l.nudged = queue
@@ -139,7 +141,7 @@ func (d *Dispatcher) nudged(queue, policy string) {
 	d.signal()
 }
 
-// Freed has the line of a policy asked now, if somebody waits there: capacity was given back that nobody knows of.
+// Freed makes the line of a policy due now, if tickets wait there: capacity was given back.
 func (d *Dispatcher) Freed(policy string) {
 	now := time.Now()
 	d.mu.Lock()
@@ -152,7 +154,7 @@ func (d *Dispatcher) Freed(policy string) {
 	}
 }
 
-// Nudge has a line asked now: by this server if it waits, else by another.
+// Nudge has a line asked now: by this server if it waits, else by another one.
 func (d *Dispatcher) Nudge(queue, policy string) {
 	d.mu.Lock()
 	waiting := d.waiting
@@ -165,7 +167,8 @@ func (d *Dispatcher) Nudge(queue, policy string) {
 	}
 }
 
-// passOnLater sees to the appointments of a server whose slots are all taken. The lock is held.
+// passOnLater arranges that others keep the appointments of a server without a free slot. The lock
+// is held.
 func (d *Dispatcher) passOnLater() {
 	if !d.passing && !d.closed && !d.isStopped() {
 		d.passing = true
@@ -173,7 +176,8 @@ func (d *Dispatcher) passOnLater() {
 	}
 }
 
-// passOnAppointments has other servers ask the lines that this one was to ask by now, as it has no slot free.
+// passOnAppointments asks other servers to keep the appointments that this one has missed, as it
+// has no free slot.
 func (d *Dispatcher) passOnAppointments() {
 	now := time.Now()
 	next := now.Add(passOnEvery)
@@ -213,13 +217,13 @@ func (d *Dispatcher) passOnAppointments() {
 	}
 }
 
-// A wakeUp is a second in which a queue is forwarded, without waiting for asynq to do so.
+// A wakeUp is a second at which a queue is forwarded, before asynq does so.
 type wakeUp struct {
 	queue  string
 	second int64
 }
 
-// WakeAt forwards a queue at a time: a task that waits in no line becomes due then.
+// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due.
 func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 	at = asynqredis.WholeSecond(at)
 	w := wakeUp{queue, at.Unix()}
@@ -238,7 +242,8 @@ func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 		}
 		d.inBackground(func() {
 			for n, err := 1, error(nil); n > 0 && err == nil && !d.isStopped(); {
-				n, err = d.Forward(context.WithoutCancel(d.ctx), queue, false) // or asynq's forwarder does
+				// If it fails asynq's forwarder does it.
+				n, err = d.Forward(context.WithoutCancel(d.ctx), queue, false)
 			}
 		})
 	})

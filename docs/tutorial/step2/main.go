@@ -36,7 +36,7 @@ func main() {
 			Name:  "crm",
 			Match: []string{"crm:*"}, // the task types that it guards
 			Windows: []throttle.Window{
-				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 100 * time.Millisecond},
+				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 500 * time.Millisecond},
 			},
 		}},
 	})

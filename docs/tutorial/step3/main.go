@@ -40,7 +40,7 @@ func main() {
 			Name:  "crm",
 			Match: []string{"crm:*"},
 			Windows: []throttle.Window{
-				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 100 * time.Millisecond, Scope: throttle.Shared}, // shared by all tenants
+				{Name: "account", Limit: 3, Period: 2 * time.Second, Margin: 500 * time.Millisecond, Scope: throttle.Shared}, // shared by all tenants
 				{Name: "tenant", Limit: 100, Period: time.Minute},                                                            // of each tenant
 			},
 		}},

@@ -138,7 +138,7 @@ func TestManyWindows(t *testing.T) {
 				denied = append(denied, w.Limit)
 			}
 		}
-		if d.Granted || len(denied) != 19 || slices.Max(denied) != 1 {
+		if d.Granted || len(denied) != 5 || slices.Max(denied) != 1 {
 			t.Errorf("granted %v, denied by windows of the limits %v", d.Granted, denied)
 		}
 	})

@@ -28,6 +28,9 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows. For Peek: that it would have been.
 	Granted bool
 
+	// Pause, if not nil, is what the upstream has paused of the request's scopes. It is nil if granted.
+	Pause *Pause
+
 	Policy string
 
 	// Queued says that the ticket stands in line: it was denied, and joined.
@@ -93,7 +96,8 @@ func (d Decision) EarliestReset() time.Duration {
 }
 
 // Reason tells a person who was denied by what and for how long, such as
-// "throttled: github-api/burst, tenant acme, 1.8s". It is empty if granted.
+// "throttled: github-api/burst, tenant acme, 1.8s". Where the upstream has paused more than a window
+// denies, it tells that, and who was refused. It is empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
@@ -105,7 +109,11 @@ func (d Decision) Reason() string {
 			window, longest = "/"+w.Name, w.RetryIn
 		}
 	}
-	return fmt.Sprintf("throttled: %s%s, tenant %s, %v", d.Policy, window, printable(d.Tenant), roundUp(d.RetryIn))
+	pause := ""
+	if d.Pause != nil && !d.At.Add(longest).After(d.Pause.OpensAt) {
+		window, pause = "", ": "+d.Pause.describe(d.At)
+	}
+	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, printable(d.Tenant), roundUp(d.RetryIn), pause)
 }
 
 // printable keeps names that are data from breaking out of a line of text.

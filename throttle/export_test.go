@@ -21,7 +21,7 @@ func (l *Limiter) SetNow(now func() int64) { l.now = now }
 func (l *Limiter) EditScripts(edits ...func(string) string) error {
 	var mu sync.Mutex
 	found := make([]bool, len(edits))
-	l.library = script.Library{Edit: func(text string) string {
+	l.library = script.Library{Prefix: l.library.Prefix, Edit: func(text string) string {
 		mu.Lock()
 		defer mu.Unlock()
 		for i, edit := range edits {

@@ -331,7 +331,7 @@ func TestReplyThatIsNone(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, p)
 		if err := l.EditScripts(func(text string) string {
-			return strings.Replace(text, "local function read_extra(", "nothing.at = all\nlocal function read_extra(", 1)
+			return strings.Replace(text, "local function read_place(", "nothing.at = all\nlocal function read_place(", 1)
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,17 +43,29 @@ type Config struct {
 	// Policies are the policies to begin with; SetPolicies replaces them.
 	Policies []Policy
 
+	// Prefix begins every key of this limiter, so that two environments can share one Redis. It is up
+	// to 64 of the characters A-Z a-z 0-9 _ . : - and empty by default. Limiters count together only
+	// if they have the same prefix. It does not reach asynq's own keys: queues need different names.
+	Prefix string
+
 	// Tenants, if not nil, is asked before the policy's own tenants.
 	Tenants TenantFunc
 }
 
-// New returns a limiter, or a *PolicyError. It does not talk to Redis.
+var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
+
+// New returns a limiter. It does not talk to Redis. Errors are a *PolicyError, or say which field of
+// the Config cannot be used.
 func New(c Config) (*Limiter, error) {
 	if c.Client == nil {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
+	if !prefixShape.MatchString(c.Prefix) {
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", cut(c.Prefix))
+	}
 	l := &Limiter{now: func() int64 { return 0 }, tenants: c.Tenants}
-	l.runner = script.NewRunner(c.Client, func() int64 { return l.now() })
+	l.library.Prefix = c.Prefix
+	l.runner = script.NewRunner(c.Client, c.Prefix, func() int64 { return l.now() })
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,9 @@ import (
 )
 
 const lineZero = 1 << 52 // the rank before the first
+
+// rankOf is the rank in a ticket's record.
+func rankOf(record string) int64 { return int64(binary.BigEndian.Uint64([]byte("\x00" + record[:7]))) }
 
 // A lineState is a line as its keys hold it (internal/script/lua/line.lua).
 type lineState struct {
@@ -163,22 +167,23 @@ func (st lineState) faults(withTTL bool) (faults []string) {
 		}
 	}
 	for ticket, record := range tickets {
-		fields := strings.Fields(record)
-		if len(fields) != 5 || len(fields[1]) != 16 {
+		fields := strings.Split(record[min(14, len(record)):], " ")
+		if len(fields) != 3 || !strings.HasPrefix(fields[1], "|") {
 			fault("ticket %q has the record %q", ticket, record)
 			continue
 		}
-		flow := fields[2]
-		queue, _, _ := strings.Cut(ticket, "/")
-		if !strings.HasPrefix(flow, queue+"|") {
-			fault("ticket %q is in the flow %q", ticket, flow)
+		costs := fields[0]
+		if costs == "" {
+			costs = "requests=1"
 		}
-		count(flows, flow, fields[0])
-		count(of, queue, fields[0])
+		queue, _, _ := strings.Cut(ticket, "/")
+		flow := queue + fields[1]
+		count(flows, flow, costs)
+		count(of, queue, costs)
 		if ranks[flow] == nil {
 			ranks[flow] = map[string]float64{}
 		}
-		ranks[flow][ticket], _ = strconv.ParseFloat(fields[1], 64)
+		ranks[flow][ticket] = float64(rankOf(record))
 		own := strings.Fields(records[flow])
 		if len(own) < 9 {
 			fault("flow %q has the record %q", flow, records[flow])
@@ -187,11 +192,11 @@ func (st lineState) faults(withTTL bool) (faults []string) {
 		if !onlyTenants {
 			for _, suffix := range strings.Split(own[7], "+") {
 				if suffix != "w:" {
-					count(nodes, queue+"|"+suffix, fields[0])
+					count(nodes, queue+"|"+suffix, costs)
 				}
 			}
 		}
-		count(nodes, queue+"|w:", fields[0])
+		count(nodes, queue+"|w:", costs)
 	}
 	if len(faults) > 0 {
 		return faults

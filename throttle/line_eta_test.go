@@ -149,6 +149,47 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 	}
 }
 
+// Where scopes cross, nobody starts after its upper bound as it is when the last one has joined. (One who joins later may pass it
+// at a window of its own.)
+func TestExpectedStartsAcrossScopes(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for seed := range uint64(5) {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			sc := newScene(t, client, policy(sharedWindow(30, 10*s),
+				throttle.Window{Name: "region", Limit: 14, Period: 10 * s, Scope: throttle.Per("region")},
+				throttle.Window{Name: "user", Limit: 12, Period: 10 * s, Scope: throttle.Per("user")}))
+			random := rand.New(rand.NewPCG(seed, 7))
+			costs, of := map[string]int64{}, map[string]map[string]string{}
+			for i := range 40 {
+				ticket := fmt.Sprintf("a%02d", i)
+				costs[ticket] = 1 + random.Int64N(7)
+				of[ticket] = map[string]string{"region": fmt.Sprint("r", random.IntN(2)), "user": fmt.Sprint("u", random.IntN(3))}
+				sc.cost, sc.with = costs[ticket], of[ticket]
+				sc.joins(ticket)
+			}
+			told := map[string]throttle.Place{}
+			for ticket, cost := range costs {
+				sc.cost, sc.with = cost, of[ticket]
+				if told[ticket] = sc.joins(ticket); !told[ticket].AlreadyQueued {
+					t.Fatalf("%s was not in line", ticket)
+				}
+			}
+			for ticket, at := range sc.starts() {
+				if p := told[ticket]; at > p.StartsInMost {
+					t.Errorf("seed %d: %s starts at %v, it was told %v to %v", seed, ticket, at, p.StartsIn, p.StartsInMost)
+				}
+				delete(told, ticket)
+			}
+			if len(told) > 0 {
+				t.Errorf("%d wait for ever", len(told))
+			}
+		}
+	})
+}
+
 // With several tenants nobody starts later than it was told, unless others came after that.
 func TestExpectedStartsBetweenTenants(t *testing.T) {
 	t.Parallel()

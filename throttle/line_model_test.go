@@ -109,12 +109,11 @@ func (cr *crowd) append(id throttle.TicketID, r throttle.Request) {
 		cr.remove(id)
 	}
 	st := readLine(cr.t, cr.client)
-	fields := strings.Fields(st.hashes["t"][id.Queue+"/"+id.ID])
-	if len(fields) < 2 {
+	record := st.hashes["t"][id.Queue+"/"+id.ID]
+	if record == "" {
 		cr.t.Fatalf("%v does not stand in line", id)
 	}
-	var rank int64
-	fmt.Sscan(fields[1], &rank)
+	rank := rankOf(record)
 	cr.insert(standing{id, r, rank - lineZero})
 	cr.c.us.Add(1) // no two joins are at the same time
 	for _, list := range cr.flows {

@@ -263,6 +263,26 @@ func TestNudges(t *testing.T) {
 	})
 }
 
+// Somebody waits in another queue, which keeps the line: also then the servers of an empty queue are woken for the next
+// ticket, however soon it comes after the last one was taken.
+func TestNudgesBesideAnotherQueue(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, 10*s)))
+		other := []throttle.Ticket{{TicketID: throttle.TicketID{Queue: "other", ID: "z1"}, Request: sc.of("z1")}}
+		if _, err := sc.l.Line("p").Join(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		for _, ticket := range []string{"a1", "a2", "a3"} {
+			if p := sc.joins(ticket); !p.Nudge {
+				t.Fatalf("%s: nobody is nudged", ticket)
+			}
+			sc.c.us.Add(100)
+			sc.takes(ticket).asks(-1)
+		}
+	})
+}
+
 // A server that asks meets the line's word in whatever order those before it went.
 func TestAppointmentsOfServersThatAreGone(t *testing.T) {
 	t.Parallel()

@@ -138,16 +138,26 @@ func TestHeadersOfScripts(t *testing.T) {
 	}
 	windows, decide, take := script.File("windows"), script.File("decide"), script.File("take")
 
-	// The header of all calls: now, process, seq and two numbers, attribute lists and windows.
+	// The header of all calls: now, process, seq, and the policy's scopes, windows and lists.
 	own := all(header(windows), `(?m)(?:^-- ARGV  |^--       |   )(\d) [a-z]`)
-	fields := names(one(t, header(windows), `(?m)^--       then W times 8 values: (.*?) \(see`))
-	if !slices.Equal(own, []string{"1", "2", "3", "4", "5", "6"}) || len(fields) != 8 || !strings.Contains(code(windows), "at = at + 8\n") {
-		t.Errorf("windows.lua: the header lists the arguments %q and for each window %q", own, fields)
+	fields := strings.Count(one(t, code(windows), `(?m) in gmatch\(argv\[5\], '(.*);'\) do$`), "(")
+	if listed := names(one(t, header(windows), `(?s)by blanks, and ";": (.*?) \(see the kind`)); !slices.Equal(own, []string{"1", "2", "3", "4", "5", "6"}) ||
+		len(listed) != 8 || fields != 8 || !strings.Contains(code(windows), "first = 7,") {
+		t.Errorf("windows.lua: the header lists the arguments %q and for each window %q", own, listed)
 	}
-	head := len(own) + len(p.Windows) + 8*len(p.Windows) // as many scopes as windows
+	for i, c := range []struct {
+		text          string
+		parts, fields int
+	}{{fmt.Sprint(spied.calls[0][4+3]), len(p.Windows), 1}, {fmt.Sprint(spied.calls[0][4+4]), len(p.Windows), fields}} {
+		parts := strings.SplitAfter(c.text, ";")
+		if len(parts) != c.parts+1 || len(strings.Fields(parts[0])) != c.fields {
+			t.Errorf("argument %d is %q", 4+i, c.text)
+		}
+	}
+	head := len(own)
 
 	requests := all(header(decide), `(?m)^--   (\d) \w+ `)
-	if !slices.Equal(requests, []string{"1", "2", "3", "4", "5", "6", "7"}) || !strings.Contains(code(decide), "= 7 + nscopes\n") {
+	if !slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) || !strings.Contains(code(decide), "= 5 + nscopes\n") {
 		t.Errorf("decide.lua: the header lists the values %q of a request", requests)
 	}
 	form := func(name string) (reply, window int) {
@@ -230,7 +240,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			}
 		}
 		for f := range functions {
-			if optional := slices.Contains([]string{"kept_until", "longest", "opens_at", "release", "renew"}, f); !optional && !found[f] {
+			if optional := slices.Contains([]string{"kept_until", "longest", "opens_at", "release", "renew", "rid_at"}, f); !optional && !found[f] {
 				t.Errorf("%s does not have the function %s, which scope.lua lists", name, f)
 			}
 		}
@@ -241,7 +251,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.leases)
 		}
 	}
-	if len(functions) != 14 {
+	if len(functions) != 15 {
 		t.Errorf("scope.lua lists %d functions", len(functions))
 	}
 }

@@ -251,6 +251,9 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.RetryIn = micros(a.Time - a.At)
 		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
 		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
+		if a.Pause.Until > 0 {
+			d.Pause = &Pause{OpensAt: time.UnixMicro(a.Pause.Open), Tenant: a.Pause.Tenant, Until: time.UnixMicro(a.Pause.Until)}
+		}
 	}
 	if a.Windows != nil {
 		d.Windows = o.states(a.Windows, a.At, d.Granted)

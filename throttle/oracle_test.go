@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// anyWindow draws a window whose numbers collide often. GCRA periods are short, so that a changed
-// rate stays exact in Lua's doubles.
+// anyWindow draws a window whose numbers collide often.
 func anyWindow(t *rapid.T, i int) throttle.Window {
 	w := throttle.Window{
 		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}).Draw(t, "algorithm"),
@@ -29,12 +28,13 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 	switch w.Algorithm {
 	case throttle.GCRA:
 		w.Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
-		w.Period = rapid.SampledFrom([]time.Duration{s, 1900 * ms, 3 * s}).Draw(t, "gcra period")
+		w.Limit = rapid.SampledFrom([]int64{w.Limit, w.Limit, 999_999_937}).Draw(t, "gcra limit")
+		w.Period = rapid.SampledFrom([]time.Duration{s, 1900 * ms, 3 * s, 366*24*h - us}).Draw(t, "gcra period")
 	case throttle.Fixed:
 		w.Anchor = rapid.SampledFrom([]throttle.Anchor{throttle.AnchorClock, throttle.AnchorFirstUse}).Draw(t, "anchor")
 	}
 	if rapid.Bool().Draw(t, "margin") {
-		w.Margin = w.Period / 20
+		w.Margin = (w.Period / 20).Truncate(us)
 	}
 	return w
 }

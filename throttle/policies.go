@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
@@ -40,10 +41,11 @@ func (l *Limiter) Policies() []Policy {
 
 // A PolicyInfo is a summary of a policy, cheap enough to ask for at every job.
 type PolicyInfo struct {
-	Fail    FailMode
-	Leases  bool // some window is a Concurrency window: its grants are renewed and released
-	Name    string
-	Requeue Requeue
+	Fail     FailMode
+	Leases   bool // some window is a Concurrency window: its grants are renewed and released
+	MaxPause time.Duration
+	Name     string
+	Requeue  Requeue
 }
 
 // Match returns the policy that guards a task type: the one with a glob in Policy.Match that
@@ -61,7 +63,7 @@ func (cp *compiledPolicy) info() (PolicyInfo, bool) {
 	if cp == nil {
 		return PolicyInfo{}, false
 	}
-	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, Name: cp.Name, Requeue: cp.Requeue}, true
+	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue}, true
 }
 
 // find returns the policy of that name; with former also one that was removed.
@@ -99,27 +101,16 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 		if set.byName[p.Name] != nil {
 			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Hint: "is taken: policies have different names"}
 		}
-		for _, other := range set.list {
-			if a, b, ok := overlap(other.Match, p.Match); ok {
-				return nil, &PolicyError{Policy: p.Name, Field: "match", Value: b, Hint: fmt.Sprintf(
-					"must not match a task type that policy %q matches too, by %q", other.Name, a)}
-			}
-		}
 		set.byName[p.Name] = cp
 		set.list = append(set.list, cp)
 	}
-	return set, nil
-}
-
-func overlap(as, bs []string) (a, b string, ok bool) {
-	for _, a := range as {
-		for _, b := range bs {
-			if GlobsOverlap(a, b) {
-				return a, b, true
-			}
-		}
+	overlaps, err := GlobOverlaps(policies)
+	if len(overlaps) > 0 {
+		first, second := policies[overlaps[0].First], policies[overlaps[0].Second]
+		return nil, &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[overlaps[0].SecondGlob], Hint: fmt.Sprintf(
+			"must not match a task type that policy %q matches too, by %q", first.Name, first.Match[overlaps[0].FirstGlob])}
 	}
-	return "", "", false
+	return set, err
 }
 
 // follow takes over what goes on by name.

@@ -15,7 +15,7 @@ const (
 	MinPeriod     = time.Millisecond
 	MaxPeriod     = 366 * 24 * time.Hour
 	MaxLimit      = 1_000_000_000_000
-	MaxWindows    = 128
+	MaxWindows    = 32
 	MaxAttributes = 8
 	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
 )
@@ -38,6 +38,10 @@ type Policy struct {
 	// policy guards. The limiter itself takes policies by name and does not use it.
 	Match []string
 
+	// MaxPause bounds how long a refusal by the upstream pauses the policy: 1 millisecond to
+	// MaxPeriod. The default is DefaultMaxPause.
+	MaxPause time.Duration
+
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
@@ -48,8 +52,8 @@ type Policy struct {
 	Tenants map[string]Tenant
 
 	// Upstream says whether an upstream's refusal, or its report of what remains, is about one tenant
-	// or all. The default is UpstreamShared if some window is shared between tenants, else
-	// UpstreamTenant.
+	// or all. The default is UpstreamTenant if some window counts by tenant, else UpstreamShared: one
+	// tenant's refusal then stops no other.
 	Upstream Upstream
 
 	// Windows are the limits, 1 to MaxWindows of them, with different names.
@@ -217,10 +221,13 @@ func (p Policy) WithDefaults() Policy {
 	}
 	p.Windows = windows
 	if p.Upstream == "" {
-		p.Upstream = UpstreamTenant
-		if slices.ContainsFunc(windows, func(w Window) bool { return !w.Scope.has(TenantAttribute) }) {
-			p.Upstream = UpstreamShared
+		p.Upstream = UpstreamShared
+		if slices.ContainsFunc(windows, func(w Window) bool { return w.Scope.has(TenantAttribute) }) {
+			p.Upstream = UpstreamTenant
 		}
+	}
+	if p.MaxPause == 0 {
+		p.MaxPause = DefaultMaxPause
 	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
@@ -256,9 +263,15 @@ func (p Policy) Validate() error {
 	if p.Upstream != UpstreamTenant && p.Upstream != UpstreamShared {
 		return bad("upstream", string(p.Upstream), `must be "tenant" or "shared"`)
 	}
+	if p.MaxPause < time.Millisecond || p.MaxPause > MaxPeriod || p.MaxPause%time.Microsecond != 0 {
+		return bad("max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
+	}
 	for i, glob := range p.Match {
 		if glob == "" {
 			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)
+		}
+		if len(glob) > MaxGlobBytes {
+			return bad(fmt.Sprintf("match[%d]", i), cut(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
 		}
 	}
 	if len(p.Windows) == 0 || len(p.Windows) > MaxWindows {

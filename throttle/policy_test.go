@@ -40,8 +40,8 @@ func TestValidate(t *testing.T) {
 		{func(p *throttle.Policy) { p.Fail = throttle.FailOpen }, ``},
 		{func(p *throttle.Policy) { p.Requeue = "soon" }, `: requeue "soon": must be "when-fits" or "earliest-reset"`},
 		{func(p *throttle.Policy) { p.Match = []string{"a", ""} }, `: match[1] "": must be a task type or a glob such as "http:*"`},
-		{func(p *throttle.Policy) { p.Windows = nil }, `: windows 0: must be 1 to 128 windows`},
-		{func(p *throttle.Policy) { p.Windows = make([]window, 129) }, `: windows 129: must be 1 to 128 windows`},
+		{func(p *throttle.Policy) { p.Windows = nil }, `: windows 0: must be 1 to 32 windows`},
+		{func(p *throttle.Policy) { p.Windows = make([]window, 33) }, `: windows 33: must be 1 to 32 windows`},
 		{func(p *throttle.Policy) { p.Windows[1].Name = "a" }, `, window "a": name "a": is taken: windows of one policy have different names`},
 
 		{change(func(w *window) { w.Name = "a b" }), `, window "a b": name "a b": ` + nameHint},
@@ -75,8 +75,7 @@ func TestValidate(t *testing.T) {
 		{change(func(w *window) { w.Algorithm, w.Margin, w.Anchor = throttle.Fixed, m, throttle.AnchorFirstUse }), ``},
 		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, -1 }), `, window "a": burst -1: must be 1 to 1000000000000`},
 		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
-		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.GCRA, 1e12, 1, m }),
-			`, window "a": burst 1000000000000: is too large for so slow a rate: keep burst x period / limit below a year or so`},
+		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.GCRA, 1e12, 1, m }), ``},
 
 		{change(func(w *window) { w.Algorithm = throttle.Concurrency }), `, window "a": period 1m0s: is not for windows with "algorithm: concurrency"`},
 		{change(func(w *window) { w.Algorithm, w.Period = throttle.Concurrency, 0 }), ``},
@@ -102,6 +101,8 @@ func TestValidate(t *testing.T) {
 		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 29*m }), ``},
 		{change(func(w *window) { w.Resets = "@daily" }), `, window "a": resets "@daily": is for windows with "algorithm: calendar"`},
 		{change(func(w *window) { w.Timezone = "UTC" }), `, window "a": timezone "UTC": is for windows with "algorithm: calendar"`},
+		{func(p *throttle.Policy) { p.MaxPause = us }, `: max_pause 1µs: must be 1ms to 8784h0m0s, in whole microseconds`},
+		{func(p *throttle.Policy) { p.MaxPause = throttle.MaxPeriod + us }, `: max_pause 8784h0m0.000001s: must be 1ms to 8784h0m0s, in whole microseconds`},
 		{func(p *throttle.Policy) { p.Upstream = "them" }, `: upstream "them": must be "tenant" or "shared"`},
 
 		{tenant("", throttle.Tenant{}), `: tenant "": must be 1 to 512 bytes`},
@@ -165,7 +166,7 @@ func TestDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Fail: throttle.FailClosed, Name: "p", Upstream: throttle.UpstreamShared, Requeue: throttle.RequeueWhenFits,
+		Fail: throttle.FailClosed, MaxPause: h, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},

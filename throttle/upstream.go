@@ -15,12 +15,41 @@ const (
 	maxRamp = time.Minute
 )
 
+// DefaultMaxPause bounds pauses unless Policy.MaxPause says otherwise.
+const DefaultMaxPause = time.Hour
+
+// A Pause is what a refusal by the upstream left behind.
+type Pause struct {
+	OpensAt time.Time // when the windows let out all they may again; they open gradually from Until on
+	Tenant  string    // whose call was refused; empty if it was nobody's
+	Until   time.Time // nothing is granted before
+}
+
+// describe tells a request that was denied at a time what the pause means.
+func (p *Pause) describe(at time.Time) string {
+	text, until := "paused", p.Until
+	if !p.Until.After(at) {
+		text, until = "opening", p.OpensAt
+	}
+	until = until.Add(time.Second - 1).UTC()
+	layout := "15:04:05"
+	if until.Sub(at) > 12*time.Hour {
+		layout = time.DateTime
+	}
+	text += " until " + until.Format(layout) + " UTC"
+	if p.Tenant == "" {
+		return text
+	}
+	return text + " by the upstream's refusal to " + printable(p.Tenant)
+}
+
 // Pause grants nothing for a while, from now on, in the scopes that the policy's Upstream names,
 // with the values of the request. It is Reservation.Pause by hand: the request needs a policy and
 // what its scopes are counted by. Resume ends it.
 //
-// The pause is above 0 and at most MaxPeriod. Errors are Reserve's.
-func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) error {
+// The pause is above 0. One longer than the policy's MaxPause lasts for MaxPause. Pause returns how
+// long a pause lasts that began by this call, or 0 if it extended one. Errors are Reserve's.
+func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) (begun time.Duration, err error) {
 	return l.pause(ctx, Reservation{Request: r}, pause)
 }
 
@@ -33,12 +62,14 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // Pause passes on that the upstream refused the reservation's call, and for how long. Until then
 // nothing is granted, on any worker, in the scopes that the policy's Upstream names, with the values
 // by which the reservation was granted. Tickets that wait keep their places. A later refusal extends
-// the pause. Afterwards the windows open gradually.
+// the pause. Afterwards the windows open gradually. Decision.Pause tells denied requests of it.
 //
-// The pause is above 0 and at most MaxPeriod. Errors are Limiter.Reserve's and ErrDetached.
-func (r Reservation) Pause(ctx context.Context, pause time.Duration) error {
+// The pause is above 0. One longer than the policy's MaxPause lasts for MaxPause. Pause returns how
+// long a pause lasts that began by this call, or 0 if it extended one. Errors are Limiter.Reserve's
+// and ErrDetached.
+func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time.Duration, err error) {
 	if r.limiter == nil {
-		return ErrDetached
+		return 0, ErrDetached
 	}
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
@@ -46,14 +77,22 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration) error {
 	return r.limiter.pause(ctx, r, pause)
 }
 
-func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration) error {
-	if pause <= 0 || pause > MaxPeriod {
-		return &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: fmt.Sprintf("must be above 0 and at most %v", MaxPeriod)}
+func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration) (begun time.Duration, err error) {
+	if pause <= 0 {
+		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
 	}
+	o, err := l.corrected(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	pause = min(pause, o.MaxPause)
 	ramp := min(max(pause, minRamp), maxRamp)
-	return l.hear(ctx, r, script.Pause, func(places []int) string {
-		return script.PauseWord(places, max(1, pause.Microseconds()), ramp.Microseconds(), maxRamp.Microseconds())
-	})
+	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(
+		o.upstream, max(1, pause.Microseconds()), ramp.Microseconds(), maxRamp.Microseconds(), r.Tenant))
+	if err != nil || a.Status != script.Granted {
+		return 0, err
+	}
+	return pause, nil
 }
 
 // Remaining is what an upstream says of its own limit.
@@ -95,14 +134,19 @@ func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error 
 
 // hear passes on what the upstream says, about scopes by their places.
 func (l *Limiter) hear(ctx context.Context, r Reservation, op string, word func(places []int) string) error {
-	cp, err := l.find(r.Policy, true)
-	if err != nil {
-		return err
-	}
-	o, err := l.operation(ctx, cp, r.Request)
+	o, err := l.corrected(ctx, r)
 	if err != nil {
 		return err
 	}
 	_, err = o.settle(ctx, r, op, word(o.upstream))
 	return err
+}
+
+// corrected makes ready what an upstream says of a reservation, also by a removed policy.
+func (l *Limiter) corrected(ctx context.Context, r Reservation) (*operation, error) {
+	cp, err := l.find(r.Policy, true)
+	if err != nil {
+		return nil, err
+	}
+	return l.operation(ctx, cp, r.Request)
 }

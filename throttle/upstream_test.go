@@ -14,7 +14,7 @@ import (
 
 func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 	sc.t.Helper()
-	if err := r.Pause(sc.t.Context(), d); err != nil {
+	if _, err := r.Pause(sc.t.Context(), d); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -22,7 +22,7 @@ func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 
 func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
 	sc.t.Helper()
-	if err := sc.l.Pause(sc.t.Context(), r, d); err != nil {
+	if _, err := sc.l.Pause(sc.t.Context(), r, d); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -43,20 +43,20 @@ func TestTheUpstreamsWord(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
 	shared := sharedWindow(10, 10*s)
-	ofTenant := policy(own, shared)
-	ofTenant.Upstream = throttle.UpstreamTenant
+	ofTenant, ofAll := policy(own, shared), policy(own, shared)
+	ofAll.Upstream = throttle.UpstreamShared
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"a pause is for all where the limit is shared": {policy(own, shared), func(sc *scene) {
+		"a pause is for all where the policy says so": {ofAll, func(sc *scene) {
 			d := sc.granted("a1")
 			sc.at(1*s).pause(d.Reservation, 5*s)
 			sc.denied("b1", 5*s)
 			sc.denied("a2", 5*s+500*ms) // then a tenth of what a window lets out in a tenth of the ramp
 			sc.at(3*s).denied("c1", 4*s)
 		}},
-		"a pause is for the tenant whose limit it is": {ofTenant, func(sc *scene) {
+		"a pause is for the tenant who was refused": {ofTenant, func(sc *scene) {
 			d := sc.granted("a1")
 			sc.pause(d.Reservation, 5*s)
 			sc.denied("a2", 5*s)
@@ -154,7 +154,7 @@ func TestTheUpstreamsWordLeavesNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, policy(sharedWindow(10, time.Second)))
 		d := reserve(t, l, of("a"))
-		if err := l.Pause(t.Context(), of("a"), 50*ms); err != nil {
+		if _, err := l.Pause(t.Context(), of("a"), 50*ms); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}); err != nil {
@@ -176,12 +176,15 @@ func TestTheUpstreamsWordIsChecked(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(sharedWindow(10, s)))
 	r := l.Attach(made(of("a"), "0123456789abcdef"))
+	paused := func(r throttle.Request, d time.Duration) error {
+		_, err := l.Pause(t.Context(), r, d)
+		return err
+	}
 	for _, tc := range []struct {
 		err  error
 		want string
 	}{
-		{l.Pause(t.Context(), of("a"), 0), `throttle: policy "p": pause 0s: must be above 0 and at most 8784h0m0s`},
-		{r.Pause(t.Context(), 1e6*h), `throttle: policy "p": pause 1000000h0m0s: must be above 0 and at most 8784h0m0s`},
+		{paused(of("a"), 0), `throttle: policy "p": pause 0s: must be above 0`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
@@ -191,7 +194,72 @@ func TestTheUpstreamsWordIsChecked(t *testing.T) {
 			t.Errorf("got %v, want %s", tc.err, tc.want)
 		}
 	}
-	if err := l.Pause(t.Context(), throttle.Request{Policy: "q"}, s); !errors.Is(err, throttle.ErrUnknownPolicy) {
+	if err := paused(throttle.Request{Policy: "q"}, s); !errors.Is(err, throttle.ErrUnknownPolicy) {
 		t.Error(err)
 	}
+}
+
+// Who is denied by a pause is told of it: until when, and who was refused.
+func TestAPauseIsTheReason(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, sharedWindow(10, 10*s))
+		p.Upstream, p.MaxPause = throttle.UpstreamShared, 10*m
+		sc := newScene(t, client, p)
+		pause := func(tenant string, d, want time.Duration) {
+			t.Helper()
+			r := of(tenant)
+			if begun, err := sc.l.Pause(t.Context(), r, d); err != nil || begun != want {
+				t.Errorf("%v, %v, want %v", begun, err, want)
+			}
+		}
+		reason := func(want string) throttle.Decision {
+			t.Helper()
+			d := reserve(t, sc.l, sc.without("b"))
+			if got := d.Reason(); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+			return d
+		}
+		pause("ac me", h, 10*m) // the policy's longest
+		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
+		if want := (throttle.Pause{OpensAt: at(11 * m), Tenant: "ac me", Until: at(10 * m)}); d.Pause == nil || *d.Pause != want {
+			t.Errorf("%+v, want %+v", d.Pause, want)
+		}
+		sc.at(m)
+		pause("c", s, 0) // shorter: the first one's goes on
+		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
+		pause("c", 10*m, 0)
+		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's refusal to c`)
+		sc.at(11 * m)
+		sc.cost = 3
+		if d := reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
+			t.Errorf("%+v", d)
+		}
+		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by the upstream's refusal to c`)
+		sc.cost = 1
+		sc.at(20 * m)
+		sc.cost = 10
+		sc.granted("b")
+		pause("a", s, s)
+		if d := reason("throttled: p/own, tenant b, 10s"); d.Pause == nil { // the window denies for longer than the pause
+			t.Error("no pause")
+		}
+	})
+}
+
+// A pause whose reply was lost began all the same.
+func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		twice := redis.NewClient(client.Options())
+		t.Cleanup(func() { twice.Close() })
+		twice.AddHook(repeats{})
+		l := newLimiter(t, twice, policy(sharedWindow(10, s)))
+		for i, want := range []time.Duration{m, 0} {
+			if begun, err := l.Pause(t.Context(), of("a"), m); err != nil || begun != want {
+				t.Errorf("pause %d began for %v, %v", i, begun, err)
+			}
+		}
+	})
 }

@@ -73,6 +73,7 @@ type Adapter struct {
 	config    Config
 	identify  identify
 	outages   *outages
+	silence   silence // of the limiter
 	unmatched *unmatched
 
 	asynq      atomic.Pointer[asynqredis.Client] // of the server's connection, once it is made
@@ -163,7 +164,10 @@ func (ad *Adapter) UnmatchedCount() int64 { return ad.unmatched.count.Load() }
 func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 	ad.serve.Do(func() {
 		c := ad.serving
-		c.Answered = ad.outages.decided
+		c.Answered = func(policy string, at time.Time) {
+			ad.outages.decided()
+			ad.outages.clockAt(policy, at)
+		}
 		c.Asynq = ad.asynq.Load()
 		c.Failed = func(policy string, err error) {
 			info, _ := ad.config.Limiter.Lookup(policy)

@@ -43,8 +43,8 @@ type Client struct {
 	gather   gatherer // of single tasks
 	identify identify
 	limiter  *throttle.Limiter
-	limits   silence
-	shared   bool // the connection is the caller's
+	silence  silence // of the limiter
+	shared   bool    // the connection is the caller's
 	timeout  time.Duration
 }
 

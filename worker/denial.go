@@ -73,8 +73,13 @@ func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, oth
 // waitInLine returns the denial of a task whose ticket is in line.
 func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	ad.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
-	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0)))
+	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, ad.failsOpen(d.Policy))))
 	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
+}
+
+func (ad *Adapter) failsOpen(policy string) bool {
+	p, _ := ad.config.Limiter.Lookup(policy)
+	return p.Fail == throttle.FailOpen
 }
 
 // mark returns the mark by which the task of an attempt can be picked when its ticket is taken.

@@ -195,6 +195,8 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	places, err := c.places(ctx, policy, es)
 	now := time.Now()
+	known, _ := c.limiter.Lookup(policy)
+	failOpen := known.Fail == throttle.FailOpen // then workers look after it as they do after any stored task
 	rests := map[string]*rest{}
 	for i, e := range es {
 		after := rests[e.call.Queue]
@@ -219,8 +221,8 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 			Known: true, Joined: true,
 			At: now.Add(place.StartsIn), Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
 		}
-		if place.StartsIn > rescoreFrom {
-			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0)))
+		if place.StartsIn > rescoreFrom && !failOpen {
+			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0, failOpen)))
 			after.rescore = append(after.rescore, e)
 		}
 		after.nudge = after.nudge || place.Nudge
@@ -232,21 +234,19 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	}
 }
 
-// places makes tasks join, unless the limiter was found to be unavailable a moment ago.
+// places makes tasks join, unless the limiter did not answer a moment ago.
 func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
 	places := make([]throttle.Place, 0, len(es))
 	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
-		if !c.limits.over(time.Now()) {
-			return nil, errSilent
-		}
 		tickets := make([]throttle.Ticket, len(batch))
 		for i, e := range batch {
 			tickets[i] = e.ticket
 		}
-		some, err := c.placesInTime(ctx, policy, tickets)
-		if ctx.Err() == nil {
-			c.limits.note(err, time.Now())
-		}
+		var some []throttle.Place
+		err := c.silence.bound(ctx, c.timeout, func(ctx context.Context) (err error) {
+			some, err = c.placesInTime(ctx, policy, tickets)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -255,18 +255,15 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 	return places, nil
 }
 
-// placesInTime waits for placesOf for LimiterTimeout. A call to a silent Redis takes longer to end,
-// whatever its context. A ticket that joins after that is dropped when it is taken, as its task
+// placesInTime waits for placesOf until the context ends. A call to a silent Redis takes longer. A ticket that joins after that is dropped when it is taken, as its task
 // does not wait.
 func (c *Client) placesInTime(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	type result struct {
 		places []throttle.Place
 		err    error
 	}
 	done := make(chan result, 1)
 	go func() {
-		defer cancel()
 		places, err := c.placesOf(ctx, policy, tickets)
 		done <- result{places, err}
 	}()

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ type execution struct {
 	calls    *throttle.Job // for the handler's calls; without a policy if none matches
 	decision throttle.Decision
 	limiter  *throttle.Limiter
+	logger   *slog.Logger
 	task     *throttle.Hold // of what the task itself took
 	taskType string
 
@@ -31,7 +33,7 @@ type executionKey struct{}
 func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
-	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
+	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, logger: ad.config.Logger, taskType: task.Type()}
 	e.calls.SetCounted(request.Policy != "")
 	ctx, e.task = d.Reservation.Hold(ctx)
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)

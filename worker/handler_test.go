@@ -230,7 +230,8 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
-			if err := worker.FromContext(ctx).Pause(ctx, time.Minute); err != nil {
+			job := worker.FromContext(ctx)
+			if err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)); err != nil {
 				t.Error(err)
 			}
 			return errors.New("429")
@@ -240,6 +241,9 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted || d.RetryIn < 30*time.Second {
 			t.Errorf("granted %v, denied for %v, %v", d.Granted, d.RetryIn, err)
+		}
+		if s.log.count(`msg="worker: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
+			t.Errorf("want the pause logged once:\n%s", s.log)
 		}
 	})
 }

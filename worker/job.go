@@ -107,13 +107,18 @@ func (j *Job) Cancel(ctx context.Context) error {
 }
 
 // Pause pauses the task's policy for d, for the task's tenant or for all (throttle.Policy): the
-// upstream refuses calls. The task itself goes on.
+// upstream refuses calls. The task itself goes on. It is logged when a pause begins.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	e, err := j.matched()
 	if err != nil {
 		return err
 	}
-	return e.task.Reservation().Pause(ctx, d)
+	r := e.task.Reservation()
+	begun, err := r.Pause(ctx, d)
+	if begun > 0 {
+		e.logger.Warn("worker: the upstream refused a call: its policy pauses", "policy", r.Policy, "tenant", r.Tenant, "for", begun)
+	}
+	return err
 }
 
 // ReserveOptions are the options of Job.Reserve.

@@ -159,7 +159,7 @@ func (s *site) anotherLimiter(client *redis.Client) *throttle.Limiter {
 	return limiter
 }
 
-// planner is a client of ours, as in a process of its own.
+// client is a client of ours, as in a process of its own.
 func (s *site) client(limiter *throttle.Limiter) *worker.Client {
 	s.Helper()
 	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter})

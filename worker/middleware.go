@@ -90,7 +90,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	// waits.
 	waits := ad.attempts.deny(a, newUnavailable(request, errOutOfTime), ad.markIfJoining(a, request))
 	used = true
-	d, err := ad.decide(ctx, grant, request)
+	d, err := ad.decide(ctx, grant, request, policy.Fail)
 	if err != nil {
 		ad.giveBack(grant) // it may have been used or not
 	}
@@ -107,7 +107,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		ad.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
 		ad.outages.decided()
-		ad.outages.clock(d)
+		ad.outages.clockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
 	}
 	if d.Granted {
 		ad.attempts.allow(a)
@@ -140,15 +140,26 @@ func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq
 
 // decide returns what the task was granted in line, if that is still right, and else asks the
 // limiter.
-func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request) (throttle.Decision, error) {
-	if grant == nil || grant.NeverFits {
-		return ad.config.Limiter.Reserve(ctx, request)
+func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (d throttle.Decision, err error) {
+	ask := func(ctx context.Context) error {
+		d, err = ad.config.Limiter.Reserve(ctx, request)
+		return err
 	}
-	line := ad.config.Limiter.Line(grant.Policy)
-	if time.Since(grant.Sent) <= startWithin && line.Matches(grant.TakenTicket, request) {
-		return grant.Decision, nil
+	if grant != nil && !grant.NeverFits {
+		line := ad.config.Limiter.Line(grant.Policy)
+		if time.Since(grant.Sent) <= startWithin && line.Matches(grant.TakenTicket, request) {
+			return grant.Decision, nil
+		}
+		ask = func(ctx context.Context) error {
+			d, err = line.ReserveAgain(ctx, grant.TakenTicket, request)
+			return err
+		}
 	}
-	return line.ReserveAgain(ctx, grant.TakenTicket, request)
+	err = ad.silence.bound(ctx, decideTimeout, ask)
+	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
+		return throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}, nil
+	}
+	return d, err
 }
 
 var (

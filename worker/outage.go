@@ -17,7 +17,8 @@ type outages struct {
 
 	mu        sync.Mutex
 	byClass   map[error]*outage
-	catchesUp time.Time // when the clock of Redis will be where it was before it was set back
+	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
+	latest    map[string]time.Time // by policy: what that clock has said at most
 }
 
 type outage struct {
@@ -35,7 +36,7 @@ const overAfter = 20 * time.Second
 const clockBehindMax = time.Second
 
 func newOutages(logger *slog.Logger) *outages {
-	return &outages{logger: logger, byClass: map[error]*outage{}}
+	return &outages{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}}
 }
 
 func (o *outages) failed(err error, details ...any) {
@@ -69,10 +70,22 @@ func (o *outages) decided() {
 	}
 }
 
-// clock logs once that the clock of Redis was set back. Until it has caught up no window frees any
-// units.
-func (o *outages) clock(d throttle.Decision) {
-	if d.ClockBehind <= clockBehindMax {
+// clockAt notes what the clock of Redis said when a policy's line was asked. It may have been set
+// back since it was asked before.
+func (o *outages) clockAt(policy string, at time.Time) {
+	o.mu.Lock()
+	latest := o.latest[policy]
+	if at.After(latest) {
+		o.latest[policy] = at
+	}
+	o.mu.Unlock()
+	o.clockBehind(latest.Sub(at), "policy", policy)
+}
+
+// clockBehind logs once that the clock of Redis was set back. Until it has caught up no window frees
+// any units.
+func (o *outages) clockBehind(behind time.Duration, details ...any) {
+	if behind <= clockBehindMax {
 		return
 	}
 	o.mu.Lock()
@@ -80,9 +93,9 @@ func (o *outages) clock(d throttle.Decision) {
 	now := time.Now()
 	if now.After(o.catchesUp) {
 		o.logger.Warn("worker: the clock of Redis was set back: windows stand still until it has caught up",
-			"policy", d.Policy, "tenant", d.Tenant, "behind", d.ClockBehind)
+			append(details, "behind", behind)...)
 	}
-	if at := now.Add(d.ClockBehind); at.After(o.catchesUp) {
+	if at := now.Add(behind); at.After(o.catchesUp) {
 		o.catchesUp = at
 	}
 }

@@ -2,54 +2,33 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 // CheckCommand validates a policy file and prints what it means.
 type CheckCommand struct {
 	*Main
 
-	JSON     bool
-	Policies string // file
-}
-
-func (c *CheckCommand) ParseFlags(args []string) error {
-	if err := parse(c.flags(), args); err != nil {
-		return err
-	}
-	if c.Policies == "" {
-		return errors.New("-policies is missing: must be a policy file")
-	}
-	return nil
-}
-
-func (c *CheckCommand) flags() *flag.FlagSet {
-	flags := flag.NewFlagSet("check", flag.ContinueOnError)
-	flags.BoolVar(&c.JSON, "json", false, "")
-	flags.StringVar(&c.Policies, "policies", "", "")
-	return flags
+	Policies string // file, or "-" for stdin
 }
 
 func (c *CheckCommand) Run(context.Context) error {
-	policies, err := policyfile.Load(c.Policies)
+	policies, err := c.loadPolicies(c.Policies)
 	if err != nil {
 		return inputError{err}
 	}
 	for i := range policies {
 		policies[i] = policies[i].WithDefaults()
 	}
-	if c.JSON {
-		return writeJSON(c.Stdout, describe(policies))
+	if c.json {
+		return show.JSON(c.Stdout, describe(policies))
 	}
 	for _, p := range policies {
 		printPolicy(c.Stdout, p)
@@ -62,17 +41,17 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n", p.Name, match, p.Fail, p.Requeue)
-	t := newTable(w)
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most\n", p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause))
+	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", window.Name,
-			limitText(window),
-			scopeText(window.Scope), algorithmText(window), short(window.Margin))
+			show.Limit(window),
+			scopeText(window.Scope), algorithmText(window), show.Short(window.Margin))
 	}
 	t.Flush()
 	if len(p.Tenants) > 0 {
-		t = newTable(w)
+		t = show.Table(w)
 		fmt.Fprintln(t, "  TENANT\tWEIGHT\tLIMITS OF ITS OWN")
 		for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
 			fmt.Fprintf(t, "  %s\t%v\t%s\n", name, p.Tenants[name].Weight, ownText(p.Tenants[name]))
@@ -84,21 +63,19 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	}
 }
 
+// refusedText says whom an upstream means that refuses a call.
+func refusedText(p throttle.Policy) string {
+	if p.Upstream == throttle.UpstreamShared {
+		return "all tenants"
+	}
+	return "one tenant"
+}
+
 func scopeText(s throttle.Scope) string {
 	if s == throttle.Shared {
 		return "shared by all"
 	}
 	return strings.Join(s.Attributes(), ", ")
-}
-
-func limitText(w throttle.Window) string {
-	switch w.Algorithm {
-	case throttle.Calendar:
-		return fmt.Sprintf("%d %s from %s, %s", w.Limit, w.Unit, w.Resets, w.Timezone)
-	case throttle.Concurrency:
-		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
-	}
-	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, short(w.Period))
 }
 
 func algorithmText(w throttle.Window) string {
@@ -108,16 +85,16 @@ func algorithmText(w throttle.Window) string {
 	case throttle.Fixed:
 		return "fixed, from " + string(w.Anchor)
 	case throttle.Concurrency:
-		return "concurrency, lease " + short(w.Lease)
+		return "concurrency, lease " + show.Short(w.Lease)
 	}
 	return string(w.Algorithm)
 }
 
 func ownText(t throttle.Tenant) string {
-	if t.Exempt {
-		return "exempt: counted, never denied"
-	}
 	var own []string
+	if t.Exempt {
+		own = append(own, "exempt: counted, never denied")
+	}
 	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
 		o := t.Windows[name]
 		if o.Limit > 0 {
@@ -133,20 +110,21 @@ func ownText(t throttle.Tenant) string {
 	return strings.Join(own, ", ")
 }
 
-// The JSON of "check -json", with every default written out.
+// The JSON of "check --json", with every default written out.
 type (
 	checked struct {
 		Policies []checkedPolicy `json:"policies"`
 	}
 	checkedPolicy struct {
-		Name     string                   `json:"name"`
-		Match    []string                 `json:"match"`
-		Fail     throttle.FailMode        `json:"fail"`
-		Upstream throttle.Upstream        `json:"upstream"`
-		Requeue  throttle.Requeue         `json:"requeue"`
-		Windows  []checkedWindow          `json:"windows"`
-		Tenants  map[string]checkedTenant `json:"tenants"`
-		Warnings []string                 `json:"warnings"`
+		Name       string                   `json:"name"`
+		Match      []string                 `json:"match"`
+		Fail       throttle.FailMode        `json:"fail"`
+		MaxPauseMS float64                  `json:"max_pause_ms"`
+		Upstream   throttle.Upstream        `json:"upstream"`
+		Requeue    throttle.Requeue         `json:"requeue"`
+		Windows    []checkedWindow          `json:"windows"`
+		Tenants    map[string]checkedTenant `json:"tenants"`
+		Warnings   []string                 `json:"warnings"`
 	}
 	checkedWindow struct {
 		Name      string             `json:"name"`
@@ -177,14 +155,14 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Requeue: p.Requeue, Upstream: p.Upstream,
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {
 			c.Windows = append(c.Windows, checkedWindow{
-				Name: w.Name, Limit: w.Limit, PeriodMS: milliseconds(w.Period), Unit: w.Unit, Per: w.Scope.Attributes(),
-				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: milliseconds(w.Margin),
-				LeaseMS: milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
+				Name: w.Name, Limit: w.Limit, PeriodMS: show.Milliseconds(w.Period), Unit: w.Unit, Per: w.Scope.Attributes(),
+				Algorithm: w.Algorithm, Anchor: w.Anchor, Burst: w.Burst, MarginMS: show.Milliseconds(w.Margin),
+				LeaseMS: show.Milliseconds(w.Lease), Resets: w.Resets, Timezone: w.Timezone,
 			})
 		}
 		for name, t := range p.Tenants {
@@ -197,10 +175,4 @@ func describe(policies []throttle.Policy) checked {
 		out.Policies = append(out.Policies, c)
 	}
 	return out
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }

@@ -4,19 +4,20 @@ package main
 
 import (
 	"context"
-	"embed"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"path"
-	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/redis/go-redis/v9/logging"
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/scenario"
 )
 
 func main() {
@@ -50,26 +51,23 @@ var errJobsFailed = errors.New("some jobs failed")
 
 // Main is the program. Tests run it with streams of their own.
 type Main struct {
-	Scenario Scenario
+	Scenario scenario.Scenario
+	Env      environ.Lookup // of variables of the environment
 	Stdin    io.Reader
 	Stdout   io.Writer
 	Stderr   io.Writer
+
+	json bool // the flag that all commands have
 }
 
 // NewMain returns the program as it is run from a shell.
 func NewMain() *Main {
-	return &Main{Scenario: DefaultScenario(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-}
-
-// A command is what stands behind a subcommand.
-type command interface {
-	ParseFlags(args []string) error
-	Run(ctx context.Context) error
+	return &Main{Scenario: scenario.Default(), Env: os.LookupEnv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 }
 
 // Run runs the program and returns its exit code.
 func (m *Main) Run(ctx context.Context, args []string) int {
-	err := m.run(ctx, args)
+	err := m.command().Run(ctx, append([]string{"worker-demo"}, args...))
 	switch {
 	case err == nil:
 		return exitDone
@@ -81,67 +79,9 @@ func (m *Main) Run(ctx context.Context, args []string) int {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(m.Stderr, "worker-demo: %s\n", strings.TrimSuffix(line, "\n"))
 	}
-	if errors.As(err, &inputError{}) {
+	var unread cli.ExitCoder // such as for an unknown help topic
+	if errors.As(err, &inputError{}) || errors.As(err, &unread) || errors.Is(err, drain.ErrForeignTask) {
 		return exitBadInput
 	}
 	return exitFailed
-}
-
-func (m *Main) run(ctx context.Context, args []string) error {
-	name := ""
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		name, args = args[0], args[1:]
-	}
-	var c command
-	switch name {
-	case "":
-		c = &ScenarioCommand{Main: m}
-	case "run":
-		c = &RunCommand{Main: m}
-	case "check":
-		c = &CheckCommand{Main: m}
-	case "help":
-		return m.help(args)
-	default:
-		commands := []string{"run", "check", "help"}
-		if near := nearest(name, commands); near != "" {
-			return badInput(`unknown command %q: did you mean %q?`, name, near)
-		}
-		return badInput(`unknown command %q: must be one of %s, or none for the scenario: see "worker-demo help"`, name, strings.Join(commands, ", "))
-	}
-	if err := c.ParseFlags(args); errors.Is(err, flag.ErrHelp) {
-		return m.help([]string{name})
-	} else if err != nil {
-		return badInput("%w: see %q", err, strings.TrimSpace("worker-demo help "+name))
-	}
-	return c.Run(ctx)
-}
-
-//go:embed help/*.txt
-var helpTexts embed.FS
-
-// help prints the text of a command, or the first page.
-func (m *Main) help(args []string) error {
-	page := "worker-demo"
-	if args = slices.DeleteFunc(args, func(a string) bool { return a == "" || a == "-h" }); len(args) > 0 {
-		page = args[0]
-	}
-	text, err := helpTexts.ReadFile(path.Join("help", page+".txt"))
-	if err != nil {
-		return badInput(`help %s: there is no such command: must be run or check`, page)
-	}
-	_, err = m.Stdout.Write(text)
-	return err
-}
-
-// parse reads a command's flags; what is left over is an error. Messages are printed by Run.
-func parse(flags *flag.FlagSet, args []string) error {
-	flags.SetOutput(io.Discard)
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q: every input has a flag", flags.Arg(0))
-	}
-	return nil
 }

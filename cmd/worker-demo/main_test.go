@@ -4,16 +4,21 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
+	"regexp"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 )
 
 // An ending is all that a run of the program left behind, its files aside.
@@ -25,10 +30,31 @@ type ending struct {
 // runMain runs the program in this process.
 func runMain(ctx context.Context, stdin string, args ...string) ending {
 	var stdout, stderr bytes.Buffer
-	m := &Main{Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
+	m := &Main{Env: noEnv, Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
 	return ending{code, stdout.String(), stderr.String()}
 }
+
+// runWith is runMain in an environment: names and values in turn.
+func runWith(ctx context.Context, env []string, args ...string) ending {
+	var stdout, stderr bytes.Buffer
+	m := &Main{Env: environment(env...), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}
+	code := m.Run(ctx, args)
+	return ending{code, stdout.String(), stderr.String()}
+}
+
+func environment(pairs ...string) environ.Lookup {
+	return func(name string) (string, bool) {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1], true
+			}
+		}
+		return "", false
+	}
+}
+
+var noEnv = environment()
 
 func (e ending) want(t *testing.T, code int, stderr ...string) {
 	t.Helper()
@@ -46,7 +72,9 @@ func (e ending) want(t *testing.T, code int, stderr ...string) {
 // call.
 type remote struct {
 	*httptest.Server
-	delay time.Duration
+	delay  time.Duration
+	onCall func(path string) // may be nil
+	answer string            // what missing, broken and redirect answer
 
 	mu    sync.Mutex
 	calls map[string]int // by path
@@ -69,14 +97,22 @@ func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	n := r.calls[req.URL.Path]
 	r.last[req.URL.Path], r.body[req.URL.Path] = req, body.String()
 	r.mu.Unlock()
+	if r.onCall != nil {
+		r.onCall(req.URL.Path)
+	}
 	time.Sleep(r.delay)
+	w.Header().Set("X-Remote", "yes")
 	switch {
 	case strings.HasPrefix(req.URL.Path, "/missing"):
 		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/redirect"):
-		http.Redirect(w, req, "/elsewhere", http.StatusFound)
+		w.Header().Set("Location", "/elsewhere")
+		w.WriteHeader(http.StatusFound)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/broken"):
 		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, r.answer)
 	case strings.HasPrefix(req.URL.Path, "/flaky") && n == 1:
 		w.WriteHeader(http.StatusBadGateway)
 	case strings.HasPrefix(req.URL.Path, "/busy") && n == 1:
@@ -143,20 +179,20 @@ func (d desk) read(name string) string {
 
 // args are those of a run with all files of the desk.
 func (d desk) args(more ...string) []string {
-	return append([]string{"run", "-jobs", d.path("jobs.jsonl"), "-policies", d.path("policies.yml"), "-out", d.path("out.jsonl")}, more...)
+	return append([]string{"run", "--jobs", d.path("jobs.jsonl"), "--policies", d.path("policies.yml"), "--out", d.path("out.jsonl")}, more...)
 }
 
 // results reads a result log; a job that is in it twice fails the test.
-func (d desk) results(name string) map[string]Result {
+func (d desk) results(name string) map[string]jobs.Result {
 	d.t.Helper()
 	return parseResults(d.t, d.read(name))
 }
 
-func parseResults(t *testing.T, text string) map[string]Result {
+func parseResults(t *testing.T, text string) map[string]jobs.Result {
 	t.Helper()
-	results := map[string]Result{}
+	results := map[string]jobs.Result{}
 	for line := range strings.Lines(text) {
-		r, err := parseResult([]byte(line))
+		r, err := jobs.ParseResult([]byte(line))
 		if err != nil {
 			t.Fatalf("line %q: %v", line, err)
 		}
@@ -171,27 +207,87 @@ func parseResults(t *testing.T, text string) map[string]Result {
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for page, same := range map[string][][]string{
-		"worker-demo": {{"help"}, {"-h"}, {"-help"}, {"help", "-h"}},
-		"run":         {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
-		"check":       {{"help", "check"}, {"check", "-h"}},
+		"":        {{"help"}, {"-h"}, {"-help"}, {"--help"}},
+		"run":     {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
+		"check":   {{"help", "check"}, {"check", "-h"}},
+		"version": {{"version", "-h"}},
 	} {
-		want, err := helpTexts.ReadFile("help/" + page + ".txt")
-		if err != nil {
-			t.Fatal(err)
-		}
 		for _, args := range same {
-			if e := runMain(t.Context(), "", args...); e.code != 0 || e.stdout != string(want) || e.stderr != "" {
+			e := runMain(t.Context(), "", args...)
+			// It teaches by example, and says what the exit codes mean.
+			if e.code != 0 || e.stderr != "" || !strings.HasPrefix(e.stdout, strings.TrimSpace("worker-demo "+page)+" ") ||
+				!strings.Contains(e.stdout, "\n  worker-demo "+page) || !strings.Contains(e.stdout, "\nExit code") || strings.Contains(e.stdout, "{{") {
 				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
+			}
+			for line := range strings.Lines(e.stdout) {
+				if len([]rune(line)) > 121 {
+					t.Errorf("%q: a line is too wide for a terminal: %s", args, line)
+				}
 			}
 		}
 	}
-	for page, flags := range map[string]*flag.FlagSet{"run": (&RunCommand{}).flags(), "check": (&CheckCommand{}).flags()} {
-		text, _ := helpTexts.ReadFile("help/" + page + ".txt")
-		flags.VisitAll(func(f *flag.Flag) {
-			if !strings.Contains(string(text), "\n  -"+f.Name+" ") {
-				t.Errorf("help %s does not tell of -%s", page, f.Name)
-			}
-		})
+	help := runMain(t.Context(), "", "run", "-h").stdout
+	for _, f := range (&RunCommand{}).flags() {
+		if !strings.Contains(help, "\n  --"+f.Names()[0]+" ") {
+			t.Errorf("run -h does not tell of --%s", f.Names()[0])
+		}
+	}
+}
+
+// docs/reference/worker-demo.md is the reference: it knows every command, flag and field of a job.
+func TestDocsKnowEveryFlag(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/reference/worker-demo.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs := string(text)
+	for _, f := range (&RunCommand{}).flags() {
+		if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
+			t.Errorf("it does not tell of --%s", f.Names()[0])
+		}
+	}
+	for _, c := range (&Main{}).command().Commands {
+		if !strings.Contains(docs, "`worker-demo "+c.Name) {
+			t.Errorf("it does not tell of %s", c.Name)
+		}
+	}
+	for _, field := range jobs.Fields() {
+		if !strings.Contains(docs, "`"+field+"`") {
+			t.Errorf("it does not tell of the field %s", field)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
+		if e := runMain(t.Context(), "", "completion", shell); e.code != 0 || !strings.Contains(e.stdout, "--generate-shell-completion") {
+			t.Errorf("%s: exit code %d, stdout:\n%s", shell, e.code, e.stdout)
+		}
+	}
+	e := runMain(t.Context(), "", "run", "--po", "--generate-shell-completion")
+	if e.code != 0 || !strings.HasPrefix(e.stdout, "--policies") {
+		t.Errorf("exit code %d, stdout %q", e.code, e.stdout)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	e := runMain(t.Context(), "", "version", "--json")
+	e.want(t, exitDone)
+	var b build
+	if err := json.Unmarshal([]byte(e.stdout), &b); err != nil || b.Go != runtime.Version() || b.Version == "" {
+		t.Errorf("%v: %+v", err, b)
+	}
+	for _, args := range [][]string{{"version"}, {"--version"}} {
+		if e := runMain(t.Context(), "", args...); e.code != 0 || !strings.HasPrefix(e.stdout, "worker-demo ") || !strings.Contains(e.stdout, runtime.Version()) {
+			t.Errorf("%q: exit code %d, %q", args, e.code, e.stdout)
+		}
+	}
+	info := &debug.BuildInfo{Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}}}
+	if s := buildOf(info).String(); !strings.HasPrefix(s, "v1.2.3 revision abc with changes, go") {
+		t.Error(s)
 	}
 }
 
@@ -206,18 +302,28 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
 		policies, _, _ = strings.Cut(policies, "\n\n")
 		d := newDesk(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
-		runMain(t.Context(), "", "check", "-policies", d.path("policies.yml")).want(t, exitDone)
+		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
 	}
 	text, err := helpTexts.ReadFile("help/run.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, jobs, _ := strings.Cut(string(text), "are required:\n\n")
-	jobs, _, _ = strings.Cut(jobs, "(all of it")
-	first, second, _ := strings.Cut(jobs, "\n")
-	read, err := ReadJobs("help", strings.NewReader(first+"\n"+strings.ReplaceAll(second, "\n", "")))
-	if err != nil || len(read) != 2 {
-		t.Errorf("%d jobs, %v", len(read), err)
+	between := func(begin, end string) string {
+		_, rest, _ := strings.Cut(string(text), begin)
+		part, _, found := strings.Cut(rest, end)
+		if !found {
+			t.Fatalf("run.txt has nothing between %q and %q", begin, end)
+		}
+		return part
+	}
+	lines := regexp.MustCompile(`\((all of|a body).*\)`).ReplaceAllString(between("are required:\n\n", "\n\n  id "), "")
+	lines = strings.ReplaceAll(strings.ReplaceAll(lines, "\n", ""), "  {\"", "\n{\"")
+	if read, err := (jobs.Source{}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
+		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
+	}
+	records := strings.ReplaceAll(between("--format csv):\n\n", "\n\n"), "  ", "")
+	if read, err := (jobs.Source{CSV: true}).Read("help", strings.NewReader(records)); err != nil || len(read) != 1 {
+		t.Errorf("%d jobs, %v:\n%s", len(read), err, records)
 	}
 }
 
@@ -227,90 +333,29 @@ func TestUnknownCommands(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"rnu"}, `worker-demo: unknown command "rnu": did you mean "run"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, check, help, or none for the scenario: see "worker-demo help"`},
-		{[]string{"help", "dance"}, `worker-demo: help dance: there is no such command: must be run or check`},
-		{[]string{"-jsn"}, `worker-demo: flag provided but not defined: -jsn: see "worker-demo help"`},
-		{[]string{"-json", "run"}, `worker-demo: unexpected argument "run": every input has a flag: see "worker-demo help"`},
-		{[]string{"check"}, `worker-demo: -policies is missing: must be a policy file: see "worker-demo help check"`},
-		{[]string{"run"}, `worker-demo: -jobs is missing: must be a file of jobs, or - for stdin: see "worker-demo help run"`},
-		{[]string{"run", "-jobs", "-"}, `worker-demo: -policies is missing: must be a policy file: see "worker-demo help run"`},
-		{[]string{"run", "-jobs", "-", "-policies", "p", "-concurrency", "0"}, `worker-demo: -concurrency 0: must be 1 to 10000: see "worker-demo help run"`},
-		{[]string{"run", "-jobs", "-", "-policies", "p", "-queue", " "}, `worker-demo: -queue " ": must not be blank: see "worker-demo help run"`},
-		{[]string{"run", "-jobs", "-", "-policies", "p", "-timeout", "0s"}, `worker-demo: -timeout 0s: must be 1ms to 1h: see "worker-demo help run"`},
+		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, check, version, completion, or none for the scenario: see "worker-demo -h"`},
+		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
+		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
+		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},
+		{[]string{"run", "--polices", "x"}, `worker-demo: unknown flag --polices: did you mean --policies?`},
+		{[]string{"run", "jobs.jsonl"}, `worker-demo: unexpected argument "jobs.jsonl": every input has a flag: see "worker-demo run -h"`},
+		{[]string{"check"}, `worker-demo: check needs one policy file, or - for stdin: see "worker-demo check -h"`},
+		{[]string{"check", "a", "b"}, `worker-demo: check needs one policy file, or - for stdin: see "worker-demo check -h"`},
+		{[]string{"run"}, `worker-demo: --jobs is missing: must be a file of jobs, or - for stdin: see "worker-demo run -h"`},
+		{[]string{"run", "-jobs", "-"}, `worker-demo: --policies is missing: must be a policy file: see "worker-demo run -h"`},
+		{[]string{"run", "-jobs"}, `worker-demo: flag needs an argument: -jobs: see "worker-demo run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--concurrency", "0"}, `worker-demo: --concurrency 0: must be 1 to 10000: see "worker-demo run -h"`},
+		{[]string{"run", "--concurrency", "many"}, `worker-demo: invalid value "many" for flag -concurrency: must be a whole number: see "worker-demo run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--queue", " "}, `worker-demo: --queue " ": must not be blank: see "worker-demo run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"}, `worker-demo: --timeout 0s: must be 1ms to 1h: see "worker-demo run -h"`},
+		{[]string{"run", "--timeout", "30"}, `worker-demo: invalid value "30" for flag -timeout: must have a unit: write 30s for seconds: see "worker-demo run -h"`},
+		{[]string{"run", "--timeout", "soon"}, `worker-demo: invalid value "soon" for flag -timeout: must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
 	} {
 		if e := runMain(t.Context(), "", c.args...); e.code != exitBadInput || e.stderr != c.want+"\n" || e.stdout != "" {
 			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)
 		}
 	}
-}
-
-func TestCheck(t *testing.T) {
-	t.Parallel()
-	d := newDesk(t, `
-policies:
-  - name: github-api
-    match: ["http:*", "github:sync"]
-    windows:
-      - {name: per-minute, limit: 20, period: 60s}
-      - {name: burst, limit: 5, period: 3s, margin: 50ms}
-      - {name: provider, limit: 100, period: 1s, per: []}
-      - {name: spend, limit: 90000, period: 1h, unit: tokens, algorithm: gcra, burst: 20000}
-      - {name: daily, limit: 1000, period: 24h, algorithm: fixed}
-    tenants:
-      acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
-      internal: {exempt: true}
-  - name: slow
-    fail: open
-    requeue: earliest-reset
-    windows:
-      - {name: short, limit: 10, period: 10s, per: [user, tenant]}
-      - {name: long, limit: 600, period: 600s, per: [user, tenant]}
-`, "")
-	e := runMain(t.Context(), "", "check", "-policies", d.path("policies.yml"))
-	e.want(t, exitDone)
-	if want := `policy github-api
-  matches http:* github:sync, fails closed, requeues when-fits
-  WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
-  per-minute   20 requests per 1m    tenant          sliding             0s
-  burst        5 requests per 3s     tenant          sliding             50ms
-  provider     100 requests per 1s   shared by all   sliding             0s
-  spend        90000 tokens per 1h   tenant          gcra, burst 20000   0s
-  daily        1000 requests per 24h   tenant          fixed, from clock   0s
-  TENANT     WEIGHT   LIMITS OF ITS OWN
-  acme       2        per-minute 50, spend burst 9
-  internal   1        exempt: counted, never denied
-policy slow
-  matches no task type, fails open, requeues earliest-reset
-  WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
-  short    10 requests per 10s    tenant, user   sliding     0s
-  long     600 requests per 10m   tenant, user   sliding     0s
-  warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
-`; columns(e.stdout) != columns(want) {
-		t.Errorf("stdout:\n%s", e.stdout)
-	}
-
-	e = runMain(t.Context(), "", "check", "-policies", d.path("policies.yml"), "-json")
-	e.want(t, exitDone)
-	var got checked
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
-		t.Fatal(err)
-	}
-	spend := checkedWindow{Name: "spend", Limit: 90000, PeriodMS: 3.6e6, Unit: "tokens", Per: []string{"tenant"}, Algorithm: "gcra", Burst: 20000}
-	if w := got.Policies[0].Windows[3]; w.Name != spend.Name || w.Limit != spend.Limit || w.PeriodMS != spend.PeriodMS || w.Unit != spend.Unit ||
-		!slices.Equal(w.Per, spend.Per) || w.Algorithm != spend.Algorithm || w.Burst != spend.Burst {
-		t.Errorf("spend is %+v", w)
-	}
-	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {
-		t.Errorf("provider is per %q", per)
-	}
-	if len(got.Policies[1].Warnings) != 1 || got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
-		t.Errorf("%+v", got)
-	}
-
-	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
-	e = runMain(t.Context(), "", "check", "-policies", d.path("policies.yml"))
-	e.want(t, exitBadInput, "worker-demo: policyfile: "+d.path("policies.yml")+":4: ")
 }
 
 // columns takes the padding out of a table.

@@ -69,7 +69,7 @@ policies:
 		// Half of the jobs must not be called twice, whatever happens.
 		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
 		d.write("jobs.jsonl", oncePerOdd(d.read("jobs.jsonl")))
-		args := d.args("-concurrency", "6", "-redis", "redis://"+throttletest.Redis(t))
+		args := d.args("--concurrency", "6", "--redis", "redis://"+throttletest.Redis(t))
 		underWay, _ := stop(t, r, d, syscall.SIGKILL, args)
 
 		cmd := exec.Command(binary, args...)
@@ -103,7 +103,7 @@ policies:
 		r := newRemote(t)
 		r.delay = 100 * time.Millisecond
 		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
-		args := d.args("-concurrency", "6", "-summary", d.path("summary.json"))
+		args := d.args("--concurrency", "6", "--summary", d.path("summary.json"))
 		underWay, e := stop(t, r, d, os.Interrupt, args)
 		e.want(t, exitInterrupted, "of 60 jobs done: the same command goes on from here")
 		for id, open := range underWay {

@@ -1,25 +1,22 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
-	"slices"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker"
 )
 
 func TestRunCalls(t *testing.T) {
@@ -36,11 +33,11 @@ func TestRunCalls(t *testing.T) {
 {"id":"broken","tenant":"b","url":"URL/broken","max_retry":1}
 {"id":"nobody","tenant":"b","url":"http://`+closedPort(t)+`/","max_retry":0}
 `, "URL", r.URL))
-		args := d.args("-redis", "redis://"+client.Options().Addr, "-summary", d.path("summary.json"))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--summary", d.path("summary.json"))
 		runMain(t.Context(), "", args...).want(t, exitFailed, "8 of 8 jobs done, 3 failed", "8 jobs: 5 succeeded, 3 failed, in ")
 
 		got := d.results("out.jsonl")
-		for _, want := range []Result{
+		for _, want := range []jobs.Result{
 			{ID: "plain", Tenant: "a", Status: 200, Attempts: 1},
 			{ID: "post", Tenant: "b", Status: 200, Attempts: 1},
 			{ID: "redirect", Tenant: "a", Status: 302, Attempts: 1},
@@ -58,7 +55,7 @@ func TestRunCalls(t *testing.T) {
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
 				r.Error = ""
 			}
-			if r.Wakes, r.WaitedMS, r.StartedAt = 0, 0, (time.Time{}); r != want {
+			if r.Wakes, r.WaitedMS, r.StartedAt = 0, 0, (time.Time{}); !reflect.DeepEqual(r, want) {
 				t.Errorf("got  %+v\nwant %+v", r, want)
 			}
 		}
@@ -69,7 +66,7 @@ func TestRunCalls(t *testing.T) {
 			t.Errorf("calls %v", r.calls)
 		}
 
-		var s Summary
+		var s drain.Summary
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +76,7 @@ func TestRunCalls(t *testing.T) {
 		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {
 			t.Errorf("Redis calls per job: %v", s.RedisCallsPerJob)
 		}
-		spend := WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
+		spend := drain.WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
 		if len(s.Windows) != 5 || s.Windows[4] != spend || s.Windows[2].Scope != "shared" {
 			t.Errorf("%+v", s.Windows)
 		}
@@ -93,10 +90,10 @@ func TestRunCalls(t *testing.T) {
 	})
 }
 
-func sameResult(a, b Result) bool {
+func sameResult(a, b jobs.Result) bool {
 	started := a.StartedAt.Equal(b.StartedAt)
 	a.StartedAt, b.StartedAt = time.Time{}, time.Time{}
-	return started && a == b
+	return started && reflect.DeepEqual(a, b)
 }
 
 func closedPort(t *testing.T) string {
@@ -117,6 +114,41 @@ func manyJobs(n int, url, more string) string {
 	return b.String()
 }
 
+// What of an answer is kept, and which codes are a success, is said by flags.
+func TestRunKeepsAndJudges(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		r.answer = "answered é"
+		d := newDesk(t, roomy, strings.ReplaceAll(`{"id":"missing","tenant":"a","url":"URL/missing"}
+{"id":"broken","tenant":"a","url":"URL/broken"}
+{"id":"redirect","tenant":"a","url":"URL/redirect","max_retry":1}
+`, "URL", r.URL))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302", "--keep-body", "10", "--keep-headers", "X-Remote,Date", "--keep-time")
+		runMain(t.Context(), "", args...).want(t, exitFailed, "3 jobs: 1 succeeded, 2 failed")
+		got := d.results("out.jsonl")
+		for id, want := range map[string]struct {
+			attempts int
+			error    string
+		}{"missing": {1, ""}, "broken": {1, "503 Service Unavailable"}, "redirect": {2, "302 Found"}} {
+			r := got[id]
+			if r.Attempts != want.attempts || r.Error != want.error || r.Body != "answered " || !r.BodyCut || r.TookMS <= 0 ||
+				len(r.Headers) != 2 || r.Headers["X-Remote"][0] != "yes" {
+				t.Errorf("%+v", r)
+			}
+		}
+		// It is all in Redis, too.
+		os.Remove(d.path("out.jsonl"))
+		runMain(t.Context(), "", args...).want(t, exitFailed)
+		if again := d.results("out.jsonl"); !maps.EqualFunc(got, again, sameResult) {
+			t.Errorf("got\n%+v\nwant\n%+v", again, got)
+		}
+	})
+	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
+	runMain(t.Context(), "", d.args("--keep-body", "1048577")...).want(t, exitBadInput, "--keep-body 1048577: must be 0 to 1048576")
+	runMain(t.Context(), "", d.args("--retry", "x")...).want(t, exitBadInput, `--retry "x": must be codes`)
+}
+
 // Jobs that have to wait wake once or little more, are called once, and no window is exceeded. Jobs come from
 // stdin and results go to stdout.
 func TestRunThrottles(t *testing.T) {
@@ -130,7 +162,7 @@ policies:
       - {name: burst, limit: 4, period: 1s}
       - {name: all, limit: 6, period: 1s, per: []}
 `, "")
-	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "-jobs", "-", "-policies", d.path("policies.yml"), "-summary", d.path("summary.json"))
+	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "--jobs", "-", "--policies", d.path("policies.yml"), "--summary", d.path("summary.json"))
 	e.want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ", "WINDOW")
 	results := parseResults(t, e.stdout)
 	wakes := 0
@@ -140,7 +172,7 @@ policies:
 			t.Errorf("called %d times: %+v", r.called(id), res)
 		}
 	}
-	var s Summary
+	var s drain.Summary
 	if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 		t.Fatal(err)
 	}
@@ -154,143 +186,64 @@ policies:
 	}
 }
 
-func TestRunRefusesBadInput(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	job := func(more string) string { return `{"tenant":"a","url":"` + r.URL + `/x"` + more + "}\n" }
-	for _, c := range []struct {
-		name, jobs, policies string
-		args                 []string
-		want                 string // JOBS, POLICIES and DIR stand for the paths
-	}{
-		{"job", job("") + `{"tenat":"a"}`, roomy, nil, `JOBS:2: unknown field "tenat": did you mean "tenant"?`},
-		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil, `JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
-		{"cost too large", job("") + job(`,"cost":501`), roomy, nil, `JOBS:2: throttle: policy "api", window "burst": cost of 501 requests never fits: the window holds 500 at most`},
-		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil, `JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
-		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
-		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
-		{"no jobs file", "", roomy, []string{"-jobs", "DIR/nope"}, `-jobs: open DIR/nope: no such file or directory`},
-		{"no policy file", job(""), roomy, []string{"-policies", "DIR/nope"}, `policyfile: open DIR/nope: no such file or directory`},
-		{"-out is the jobs file", job(""), roomy, []string{"-out", "JOBS"}, `-out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
-		{"-out in no directory", job(""), roomy, []string{"-out", "DIR/nope/out"}, `-out: open DIR/nope/out: no such file or directory`},
-		{"-summary in no directory", job(""), roomy, []string{"-summary", "DIR/nope/s"}, `-summary: open DIR/nope/s: no such file or directory`},
-		{"-redis is no URL", job(""), roomy, []string{"-redis", "redis://:secret@x:y"}, `-redis: is not a URL: must be such as redis://localhost:6379/0`},
-		{"-redis of another kind", job(""), roomy, []string{"-redis", "http://:secret@x"}, `-redis http://:xxxxx@x: asynq: unsupported uri scheme: "http": must be such as redis://localhost:6379/0`},
-		{"-redis does not answer", job(""), roomy, []string{"-redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			d := newDesk(t, c.policies, c.jobs)
-			paths := strings.NewReplacer("JOBS", d.path("jobs.jsonl"), "POLICIES", d.path("policies.yml"), "DIR", d.dir)
-			args := d.args()
-			for _, a := range c.args {
-				args = append(args, paths.Replace(a))
-			}
-			e := runMain(t.Context(), "", args...)
-			e.want(t, exitBadInput, paths.Replace(c.want))
-			if strings.Contains(e.stderr, "secret") || e.stdout != "" {
-				t.Errorf("stdout %q, stderr %q", e.stdout, e.stderr)
-			}
-			if out, err := os.ReadFile(d.path("out.jsonl")); len(out) > 0 {
-				t.Errorf("-out holds %q, %v", out, err)
-			}
-			if d.read("jobs.jsonl") != c.jobs {
-				t.Errorf("the jobs became %q", d.read("jobs.jsonl"))
-			}
-		})
-	}
-	t.Cleanup(func() {
-		if r.total() > 0 {
-			t.Errorf("calls %v", r.calls)
-		}
-	})
-}
-
 func TestRunNothing(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, "\n")
-	runMain(t.Context(), "", d.args("-summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
+	runMain(t.Context(), "", d.args("--summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
 	if s := d.read("summary.json"); !strings.Contains(s, `"jobs":0,`) || !strings.Contains(s, `"windows":[]`) {
 		t.Error(s)
 	}
 }
 
-// Without Redis, what is in -out is known, and a torn line is not.
-func TestRunGoesOnFromOut(t *testing.T) {
+// With --json the summary goes to stdout, and the results must go elsewhere.
+func TestRunJSON(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, roomy, manyJobs(4, r.URL, ""))
-	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
-{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
-{"id":"/2","tenant":"t0","stat`)
-	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "4 jobs: 3 succeeded, 1 failed")
-	if results := d.results("out.jsonl"); len(results) != 4 || results["/1"].Status != 500 {
-		t.Errorf("%+v", results)
+	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
+	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
+	e := runMain(t.Context(), "", d.args("--json")...)
+	e.want(t, exitDone)
+	var s drain.Summary
+	if err := json.Unmarshal([]byte(e.stdout), &s); err != nil || s.Jobs != 3 || s.Succeeded != 3 || s.DoneBefore != 1 {
+		t.Errorf("%v: %s", err, e.stdout)
 	}
-	if want := map[string]int{"/2": 1, "/3": 1}; !maps.Equal(r.calls, want) {
-		t.Errorf("calls %v, want %v", r.calls, want)
-	}
+	runMain(t.Context(), "", d.args("--json", "--out", "")...).want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
 }
 
-// What an earlier run left in Redis: tasks of a worker that died, tasks that were removed or
-// changed in the jobs file, and results whose line is missing.
-func TestRunTakesOver(t *testing.T) {
+func TestDryRun(t *testing.T) {
 	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		// asynq by itself would take the tasks back after a minute at the earliest.
-		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
-		defer cancel()
-		r := newRemote(t)
-		const queue = "taken"
-		d := newDesk(t, roomy, manyJobs(6, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/new"}
-{"id":"known","tenant":"t0","url":"URL/known"}
-`, "URL", r.URL))
-		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		jobs, err := ReadJobs("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
-{"id":"known","tenant":"t0","url":"URL/known"}
-`, "URL", r.URL)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		enqueuer := asynq.NewClientFromRedisClient(client)
-		for _, job := range jobs {
-			body, _ := json.Marshal(payload{job, time.Now()})
-			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
-			if _, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry), asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		key := "asynq:{" + queue + "}:"
-		strand := func(id string, kept *record) { // as a worker leaves a task that dies with it
-			client.LRem(ctx, key+"pending", 1, id)
-			client.LPush(ctx, key+"active", id)
-			client.ZAdd(ctx, key+"lease", redis.Z{Member: id, Score: float64(time.Now().Add(30 * time.Second).Unix())})
-			client.HSet(ctx, key+"t:"+id, "state", "active")
-			if kept != nil {
-				data, _ := json.Marshal(kept)
-				client.HSet(ctx, key+"t:"+id, "result", data)
-			}
-		}
-		once := Result{ID: "/1", Tenant: "t1", Attempts: 1, Wakes: 2}
-		done := Result{ID: "/2", Tenant: "t0", Attempts: 1, Wakes: 3, Status: 200}
-		strand("/0", nil)                   // before its only call
-		strand("/1", &record{Result: once}) // during it
-		strand("/2", &record{done, true})   // after it, before its line
-		strand("known", nil)                // after its line
+	r := newRemote(t)
+	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":60}`))
+	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
+{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
+`
+	d.write("out.jsonl", before)
+	// The Redis does not exist: it is not asked.
+	args := d.args("--redis", "redis://"+closedPort(t), "--dry-run")
+	e := runMain(t.Context(), "", args...)
+	e.want(t, exitDone)
+	if want := `9 jobs, 2 of them done before.
+The others take 3s at best: api/all has 2 requests per 1s, and shared needs 7.
 
-		e := runMain(ctx, "", d.args("-queue", queue, "-redis", "redis://"+client.Options().Addr)...)
-		e.want(t, exitFailed, "8 jobs: 7 succeeded, 1 failed", `removed 2 jobs of an earlier run from queue "taken"`)
-		results := d.results("out.jsonl")
-		if len(results) != 8 || results["/0"].Error != "" || results["/2"].Wakes != 3 {
-			t.Errorf("%+v", results)
-		}
-		if got := results["/1"]; got.Error != "asynq: task lease expired, and no retry is left: the call may have been made" || got.Attempts != 1 || got.Wakes != 2 {
-			t.Errorf("%+v", got)
-		}
-		if want := map[string]int{"/0": 1, "/3": 1, "/4": 1, "/5": 1, "/new": 1}; !maps.Equal(r.calls, want) {
-			t.Errorf("calls %v, want %v", r.calls, want)
-		}
-	})
+WINDOW      LIMIT                 MOST TO DO   UNITS   AT BEST
+api/burst   500 requests per 1s   tenant=t0    4       0s
+api/all     2 requests per 1s     shared       7       3s
+api/spend   100 tokens per 1s     tenant=t0    240     3s
+`; e.stdout != want {
+		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
+	}
+	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
+	e.want(t, exitDone)
+	var report dryRunReport
+	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 9 || report.Done != 1 || report.AtBestSeconds != 3 ||
+		report.BoundBy == nil || report.BoundBy.Window != "all" || len(report.Windows) != 3 {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
+	if r.total() != 0 || d.read("out.jsonl") != before {
+		t.Errorf("%d calls; --out is %q", r.total(), d.read("out.jsonl"))
+	}
+	d.write("jobs.jsonl", manyJobs(1, r.URL, `,"type":"mail:send"`))
+	runMain(t.Context(), "", args...).want(t, exitBadInput, "no policy in ")
 }
 
 // A result that cannot be written ends the run: it would call on and on for nothing.
@@ -299,8 +252,8 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	r := newRemote(t)
 	d := newDesk(t, roomy, "")
 	var stderr strings.Builder
-	m := &Main{Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
-	if code := m.Run(t.Context(), []string{"run", "-jobs", "-", "-policies", d.path("policies.yml")}); code != exitFailed {
+	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
+	if code := m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}); code != exitFailed {
 		t.Errorf("exit code %d", code)
 	}
 	if !strings.Contains(stderr.String(), "worker-demo: writing a result: disk is full\n") {
@@ -308,75 +261,6 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	}
 }
 
-// Two processes must not work on the same jobs.
-func TestRunWaitsToBeAlone(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	d := newDesk(t, roomy, manyJobs(1, r.URL, ""))
-	addr := throttletest.Miniredis(t).Addr()
-	other := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{Queues: map[string]int{"shared": 1}, LogLevel: asynq.FatalLevel})
-	if err := other.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
-		t.Fatal(err)
-	}
-	defer other.Shutdown()
-	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: addr})
-	defer inspector.Close()
-	for {
-		if servers, err := inspector.Servers(); err != nil {
-			t.Fatal(err)
-		} else if len(servers) == 1 {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	told := &interrupter{cancel: cancel, on: "waiting until it is known to be gone"}
-	code := (&Main{Stdout: io.Discard, Stderr: told}).Run(ctx, d.args("-queue", "shared", "-redis", "redis://"+addr))
-	if code != exitInterrupted || !strings.Contains(told.String(), fmt.Sprintf("process %d on ", os.Getpid())) {
-		t.Errorf("exit code %d, stderr:\n%s", code, told.String())
-	}
-	if r.total() > 0 {
-		t.Errorf("calls %v", r.calls)
-	}
-}
+type full struct{}
 
-// An interrupter is a stderr that cancels when it is told something.
-type interrupter struct {
-	bytes.Buffer
-	cancel context.CancelFunc
-	on     string
-}
-
-func (i *interrupter) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte(i.on)) {
-		i.cancel()
-	}
-	return i.Buffer.Write(b)
-}
-
-func TestQueueName(t *testing.T) {
-	dir := t.TempDir()
-	t.Chdir(dir)
-	name := func(c RunCommand) string {
-		name, err := c.queueName()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return name
-	}
-	names := []string{
-		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
-		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
-	}
-	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "worker-demo:a.jsonl:") {
-		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
-	}
-	if odd := name(RunCommand{Jobs: "{x y}"}); !strings.HasPrefix(odd, "worker-demo:_x_y_:") {
-		t.Error(odd)
-	}
-	slices.Sort(names)
-	if len(slices.Compact(names)) != 5 {
-		t.Errorf("%q", names)
-	}
-}
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }

@@ -4,14 +4,15 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/scenario"
 )
 
-func shortScenario() Scenario {
-	s := DefaultScenario()
-	s.API.Trouble = Trouble{}
-	s.Tenants = []ScenarioTenant{{Jobs: 5, Name: "large"}, {Jobs: 3, Name: "medium"}, {Jobs: 6, Name: "plain", Plain: true}}
+func shortScenario() scenario.Scenario {
+	s := scenario.Default()
+	s.API.Trouble = scenario.Trouble{}
+	s.Tenants = []scenario.Tenant{{Jobs: 5, Name: "large"}, {Jobs: 3, Name: "medium"}, {Jobs: 6, Name: "plain", Plain: true}}
 	return s
 }
 
@@ -36,9 +37,9 @@ func TestScenario(t *testing.T) {
 
 func TestScenarioJSON(t *testing.T) {
 	t.Parallel()
-	e := runMain(t.Context(), "", "-json")
+	e := runMain(t.Context(), "", "--json")
 	e.want(t, exitDone)
-	var r ScenarioReport
+	var r scenario.Report
 	if err := json.Unmarshal([]byte(e.stdout), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestScenarioFindsRefusals(t *testing.T) {
 	s := shortScenario()
 	s.API.Limits[0].Calls = 3
 	var stdout, stderr strings.Builder
-	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
+	m := &Main{Env: noEnv, Scenario: s, Stdout: &stdout, Stderr: &stderr}
 	if code := m.Run(t.Context(), nil); code != exitFailed {
 		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
 	}
@@ -86,58 +87,18 @@ func TestScenarioFindsRefusals(t *testing.T) {
 	}
 }
 
-func TestAPI(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		a := &API{Limits: []APILimit{
-			{Name: "each", Calls: 2, Span: 10 * time.Second, PerTenant: true},
-			{Name: "all", Calls: 3, Span: 4 * time.Second},
-		}}
-		start := time.Now()
-		for i, step := range []struct {
-			at     time.Duration
-			tenant string
-			wait   time.Duration
-		}{
-			{0, "a", 0},
-			{time.Second, "a", 0},
-			{time.Second, "a", 9 * time.Second},
-			{2 * time.Second, "b", 0},
-			{2 * time.Second, "b", 2 * time.Second},
-			{4*time.Second - 1, "c", 1},
-			{4 * time.Second, "c", 0},
-			{10 * time.Second, "a", 0},
-			{10 * time.Second, "a", time.Second},
-		} {
-			time.Sleep(time.Until(start.Add(step.at)))
-			if wait := a.admit(step.tenant); wait != step.wait {
-				t.Errorf("step %d: wait %v, want %v", i, wait, step.wait)
-			}
-		}
-		if a.Refused("a") != 2 || a.Refused("b") != 1 || a.Refused("d") != 0 {
-			t.Errorf("refused %v", a.refused)
-		}
-		if a.MostServed(a.Limits[0], "a") != 2 || a.MostServed(a.Limits[1], "b") != 3 || a.MostServed(a.Limits[0], "d") != 0 {
-			t.Errorf("served %v", a.served)
-		}
-		if most := a.MostServed(APILimit{Calls: 9, Span: 4*time.Second + 1}, ""); most != 4 {
-			t.Errorf("a span of 4 s and a little held %d calls, want 4", most)
-		}
-	})
-}
-
 // An API that suddenly allows half is heard of by the first refusals, on all workers.
 func TestScenarioHealsATrouble(t *testing.T) {
 	t.Parallel()
 	s := shortScenario()
-	s.Tenants = []ScenarioTenant{{Jobs: 8, Name: "large"}, {Jobs: 8, Name: "medium"}, {Jobs: 8, Name: "small"}}
-	s.API.Trouble = Trouble{After: time.Second, For: 3 * time.Second, Limit: "everybody"}
+	s.Tenants = []scenario.Tenant{{Jobs: 8, Name: "large"}, {Jobs: 8, Name: "medium"}, {Jobs: 8, Name: "small"}}
+	s.API.Trouble = scenario.Trouble{After: time.Second, For: 3 * time.Second, Limit: "everybody"}
 	var stdout, stderr strings.Builder
-	m := &Main{Scenario: s, Stdout: &stdout, Stderr: &stderr}
-	if code := m.Run(t.Context(), []string{"-json"}); code != exitDone {
+	m := &Main{Env: noEnv, Scenario: s, Stdout: &stdout, Stderr: &stderr}
+	if code := m.Run(t.Context(), []string{"--json"}); code != exitDone {
 		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
 	}
-	var r ScenarioReport
+	var r scenario.Report
 	if err := json.Unmarshal([]byte(stdout.String()), &r); err != nil {
 		t.Fatal(err)
 	}

@@ -65,10 +65,11 @@ func (j *joins) join(ctx context.Context, policy string, from, n int) error {
 	return err
 }
 
-// taskID is one as long as asynq's own.
+// taskID is one such as asynq makes: a random UUID.
 func taskID() string {
-	text := rand.Text() + rand.Text()
-	return fmt.Sprintf("%s-%s-%s-%s-%s", text[:8], text[8:12], text[12:16], text[16:20], text[20:32])
+	var u [16]byte
+	rand.Read(u[:])
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
 // takenNothing is how many values the reply of a take has that found nothing.

@@ -57,7 +57,7 @@ func seconds(value string) (time.Duration, bool) {
 	if err != nil || math.IsNaN(n) || n < 0 {
 		return 0, false
 	}
-	return time.Duration(math.Ceil(min(n, MaxPause.Seconds()*1000) * float64(time.Second))), true
+	return time.Duration(math.Ceil(min(n, 2*throttle.MaxPeriod.Seconds()) * float64(time.Second))), true
 }
 
 // A remainder is how many units the upstream lets through until it resets.

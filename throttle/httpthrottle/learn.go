@@ -35,7 +35,9 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	if retryIn <= 0 {
 		retryIn = t.c.Pause
 	}
-	retryIn = min(retryIn, MaxPause)
+	if policy, ok := t.c.Limiter.Lookup(d.Policy); ok {
+		retryIn = min(retryIn, policy.MaxPause)
+	}
 	switch {
 	case job != nil && refused:
 		job.Refused(d.Policy, retryIn)
@@ -46,8 +48,12 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	case d.FailedOpen != nil: // nobody to tell, and nothing to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
-			if err := d.Reservation.Pause(ctx, retryIn); err != nil {
+			r := d.Reservation
+			begun, err := r.Pause(ctx, retryIn)
+			if err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be passed on", "policy", d.Policy, "error", err)
+			} else if begun > 0 {
+				t.c.Logger.Warn("httpthrottle: the upstream refused a call: its policy pauses", "policy", d.Policy, "tenant", r.Tenant, "for", begun)
 			}
 		})
 	default:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -220,7 +221,8 @@ func tell(h http.Header, d throttle.Decision) {
 			tightest = w
 		}
 		policy, limit := httpsfv.NewItem(w.Name), httpsfv.NewItem(w.Name)
-		policy.Params.Add("q", w.Limit)
+		units, seconds := quota(w)
+		policy.Params.Add("q", units)
 		limit.Params.Add("r", w.Remaining)
 		switch {
 		case w.Algorithm == throttle.Concurrency && w.Unit == throttle.Requests:
@@ -228,8 +230,8 @@ func tell(h http.Header, d throttle.Decision) {
 		case w.Unit != throttle.Requests:
 			policy.Params.Add("qu", w.Unit)
 		}
-		if w.Period > 0 {
-			policy.Params.Add("w", wholeSeconds(w.Period))
+		if seconds > 0 {
+			policy.Params.Add("w", seconds)
 		}
 		if w.Algorithm != throttle.Concurrency {
 			limit.Params.Add("t", wholeSeconds(resetsIn(d, w)))
@@ -243,10 +245,21 @@ func tell(h http.Header, d throttle.Decision) {
 	if field, err := httpsfv.Marshal(limits); err == nil {
 		h.Set("RateLimit", field)
 	}
-	h.Set("X-RateLimit-Limit", strconv.FormatInt(tightest.Limit, 10))
+	units, _ := quota(tightest)
+	h.Set("X-RateLimit-Limit", strconv.FormatInt(units, 10))
 	h.Set("X-RateLimit-Remaining", strconv.FormatInt(tightest.Remaining, 10))
 	reset := d.At.Add(resetsIn(d, tightest)).UnixMicro()
 	h.Set("X-RateLimit-Reset", strconv.FormatInt((reset+999_999)/1_000_000, 10))
+}
+
+// quota is how many units a window has at the most, and in how many seconds; 0 is unknown. A burst above
+// the limit is a quota of the time in which it drains: more can be left than the limit.
+func quota(w throttle.WindowState) (units, seconds int64) {
+	if w.Burst <= w.Limit {
+		return w.Limit, wholeSeconds(w.Period)
+	}
+	drains := w.Period.Seconds() * float64(w.Burst) / float64(w.Limit)
+	return w.Burst, int64(math.Ceil(min(drains, 1e12)))
 }
 
 // tighter reports whether a window tells the client more than another: it denied for longer, or less

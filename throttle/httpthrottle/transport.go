@@ -25,11 +25,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// What TransportConfig leaves out.
-const (
-	DefaultPause = time.Second
-	MaxPause     = 24 * time.Hour
-)
+// DefaultPause is TransportConfig.Pause's default.
+const DefaultPause = time.Second
 
 // pollMost is the longest sleep between two looks for room that may come sooner than is known: beside a
 // line, and where a Concurrency window denied.
@@ -52,8 +49,8 @@ type TransportConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger is told when what has to be said after a call cannot be: a release, a pause. The
-	// default is slog.Default().
+	// Logger is told when a refusal begins a pause, and when what has to be said after a call cannot
+	// be: a release, a pause. The default is slog.Default().
 	Logger *slog.Logger
 
 	// MaxWait is for how long a call waits for its turn, at the most. The default, 0, is not at
@@ -66,7 +63,7 @@ type TransportConfig struct {
 	PassUnidentified bool
 
 	// Pause is for how long nothing is granted after a refusal that does not say for how long. The
-	// default is DefaultPause; the most that is believed of the upstream is MaxPause.
+	// default is DefaultPause. The policy's MaxPause bounds it, and what the upstream says.
 	Pause time.Duration
 
 	// Policy is the policy of all calls, unless Request names another. The default is that of the
@@ -124,8 +121,8 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.MaxWait < 0 {
 		return nil, fmt.Errorf("httpthrottle: TransportConfig.MaxWait %v: must not be below 0", c.MaxWait)
 	}
-	if c.Pause < 0 || c.Pause > MaxPause {
-		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v", c.Pause, MaxPause)
+	if c.Pause < 0 || c.Pause > throttle.MaxPeriod {
+		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v", c.Pause, throttle.MaxPeriod)
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport

@@ -1,10 +1,12 @@
 package httpthrottle_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -486,7 +488,9 @@ func TestARefusalIsLearnt(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			limiter := newLimiter(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("api", perHour(1000)))
+			p := policy("api", perHour(1000))
+			p.MaxPause = 24 * time.Hour
+			limiter := newLimiter(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), p)
 			job := &throttle.Job{}
 			job.Refused("api", time.Hour) // by an earlier call
 			if row.pause > 0 {
@@ -536,7 +540,10 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 		for _, learnOnly := range []bool{false, true} {
 			name := fmt.Sprintf("api-%v", learnOnly)
 			limiter := newLimiter(t, client, policy(name, perHour(1000)))
-			one := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: name, LearnOnly: learnOnly})
+			var log bytes.Buffer
+			one := newTransport(t, httpthrottle.TransportConfig{
+				Limiter: limiter, Policy: name, LearnOnly: learnOnly, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			})
 			other := newTransport(t, httpthrottle.TransportConfig{Limiter: newLimiter(t, client, policy(name, perHour(1000))), Policy: name})
 			before := server.calls.Load()
 			if _, err := get(t.Context(), one, server.URL); err != nil {
@@ -549,6 +556,15 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 			}
 			if n := server.calls.Load() - before; n != 1 {
 				t.Errorf("learn only %v: the upstream saw %d calls, want 1", learnOnly, n)
+			}
+			if learnOnly { // it is refused again
+				if _, err := get(t.Context(), one, server.URL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := `msg="httpthrottle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
+			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), want) {
+				t.Errorf("logged:\n%swant once:\n%s", &log, want)
 			}
 		}
 	})
@@ -603,11 +619,11 @@ func TestConfigsOfTransports(t *testing.T) {
 	t.Parallel()
 	limiter := newLimiter(t, throttletest.Client(t, "127.0.0.1:1"), policy("api", perHour(1)))
 	for want, c := range map[string]httpthrottle.TransportConfig{
-		"Limiter is nil": {},
-		`Policy "nope"`:  {Limiter: limiter, Policy: "nope"},
-		"MaxWait -1s":    {Limiter: limiter, MaxWait: -time.Second},
-		"Pause 25h0m0s":  {Limiter: limiter, Pause: 25 * time.Hour},
-		"Pause -1s":      {Limiter: limiter, Pause: -time.Second},
+		"Limiter is nil":  {},
+		`Policy "nope"`:   {Limiter: limiter, Policy: "nope"},
+		"MaxWait -1s":     {Limiter: limiter, MaxWait: -time.Second},
+		"Pause 8785h0m0s": {Limiter: limiter, Pause: throttle.MaxPeriod + time.Hour},
+		"Pause -1s":       {Limiter: limiter, Pause: -time.Second},
 	} {
 		if _, err := httpthrottle.NewTransport(c); err == nil || !strings.Contains(err.Error(), "httpthrottle: TransportConfig."+want) {
 			t.Errorf("%s: %v", want, err)

@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/sluice-go/sluice/internal/suggest"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -281,35 +282,8 @@ func cut(s string) string {
 
 // unknown is the hint for an unknown key: the known one that is most like it, or all of them.
 func unknown(key string, known []string) string {
-	nearest, least := "", len(key)
-	for _, k := range known {
-		if d := distance(strings.ToLower(key), k); d < least && 2*d < len(k) {
-			nearest, least = k, d
-		}
-	}
-	if nearest != "" {
+	if nearest := suggest.Nearest(key, known); nearest != "" {
 		return fmt.Sprintf("is not known: did you mean %q?", nearest)
 	}
 	return "is not known: the keys here are " + strings.Join(known, ", ")
-}
-
-// distance is Levenshtein's: how many bytes must be changed, put in or taken out.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

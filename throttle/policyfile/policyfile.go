@@ -92,6 +92,9 @@ func (d *decoder) join() error {
 
 // document returns the only document of the file, or nil.
 func (d *decoder) document(data []byte) *yaml.Node {
+	if !d.readable(data) {
+		return nil
+	}
 	var root, second yaml.Node
 	loader, err := yaml.NewLoader(bytes.NewReader(data))
 	if err == nil {
@@ -116,24 +119,10 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		d.report(line, "", "not YAML", hint)
 		return nil
 	}
-	if expanded(&root, maxNodes) < 0 {
-		d.report(0, "", "file is too large", fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+	if !d.expands(&root) {
 		return nil
 	}
 	return root.Content[0]
-}
-
-// expanded counts the node and all that it holds, aliases followed, down from left, and stops
-// below zero: a few lines of aliases to aliases can stand for more than any memory holds.
-func expanded(n *yaml.Node, left int) int {
-	left--
-	for _, child := range follow(n).Content {
-		if left < 0 {
-			break
-		}
-		left = expanded(child, left)
-	}
-	return left
 }
 
 func (d *decoder) policies(root *yaml.Node) []throttle.Policy {
@@ -148,42 +137,43 @@ func (d *decoder) policies(root *yaml.Node) []throttle.Policy {
 				o.bad("name", fmt.Sprintf("is taken by the policy on line %d: policies have different names", objects[j].line))
 				break
 			}
-			if d.overlap(other, objects[j], p, o) {
-				break
-			}
 		}
 		policies, objects = append(policies, p), append(objects, o)
 	}
+	d.overlaps(policies, objects)
 	if len(nodes) == 0 && len(d.errs) == 0 {
 		d.report(file.line, "", "no policy", `must hold at least one under the key "policies"`)
 	}
 	return policies
 }
 
-// overlap tells the first pair of globs by which two policies match one task type.
-func (d *decoder) overlap(first throttle.Policy, firstAt object, second throttle.Policy, secondAt object) bool {
-	for j, b := range second.Match {
-		for i, a := range first.Match {
-			if a != "" && b != "" && throttle.GlobsOverlap(a, b) {
-				d.report(secondAt.fields["match"].item(j).Line, secondAt.where, fmt.Sprintf("match %q", b),
-					fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d",
-						firstAt.where, a, firstAt.fields["match"].item(i).Line))
-				return true
-			}
-		}
+// overlaps tells of policies that match one task type: that is for package throttle to know.
+func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
+	overlaps, err := throttle.GlobOverlaps(policies)
+	if e, ok := errors.AsType[*throttle.PolicyError](err); ok {
+		objects[slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == e.Policy })].bad("match", e.Hint)
 	}
-	return false
+	for _, o := range overlaps {
+		first, second := objects[o.First], objects[o.Second]
+		if name := policies[o.First].Name; name != "" && name == policies[o.Second].Name {
+			continue // which is told
+		}
+		d.report(second.fields["match"].item(o.SecondGlob).Line, second.where, fmt.Sprintf("match %q", policies[o.Second].Match[o.SecondGlob]),
+			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d",
+				first.where, policies[o.First].Match[o.FirstGlob], first.fields["match"].item(o.FirstGlob).Line))
+	}
 }
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "max_pause", "requeue", "windows", "tenants")
 	p := throttle.Policy{
 		Fail:     throttle.FailMode(o.text("fail")),
 		Match:    o.texts("match"),
+		MaxPause: o.duration("max_pause"),
 		Name:     o.text("name"),
-		Requeue:  throttle.Requeue(o.text("requeue")),
 		Upstream: throttle.Upstream(o.text("upstream")),
+		Requeue:  throttle.Requeue(o.text("requeue")),
 	}
 	// Validate tells its first error only: the parts are shown to it one by one, so that all are told.
 	if len(d.errs) == before {

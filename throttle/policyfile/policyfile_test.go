@@ -121,12 +121,14 @@ func wants(data []byte) (messages []string) {
 	return messages
 }
 
+var words = regexp.MustCompile(`([a-z])([A-Z])`)
+
 // key is how policy files spell a field of package throttle.
 func key(field string) string {
 	if field == "Scope" {
 		return "per"
 	}
-	return strings.ToLower(field)
+	return strings.ToLower(words.ReplaceAllString(field, "${1}_$2"))
 }
 
 // A field that package throttle gets and policy files do not shows up here.
@@ -251,22 +253,12 @@ func TestLoadTellsWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A few hundred bytes of aliases to aliases must not become gigabytes.
-func TestAliasesAreBounded(t *testing.T) {
-	var b strings.Builder
-	b.WriteString("policies:\n- &a0 [x, x, x, x, x, x, x, x, x, x]\n")
-	for i := range 12 {
-		fmt.Fprintf(&b, "- &a%d [%s]\n", i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d, ", i), 10), ", "))
-	}
-	_, err := policyfile.Parse("f", []byte(b.String()))
-	want := "policyfile: f: file is too large: must hold at most 262144 values, with every alias written out"
+// A file without aliases is bounded too; billion-laughs.bad.yml is one with them.
+func TestValuesAreBounded(t *testing.T) {
+	_, err := policyfile.Parse("f", []byte("policies:\n"+strings.Repeat("  - p\n", 1<<18)))
+	want := "policyfile: f:262142: file is too large: must hold at most 262144 values, with every alias written out"
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
-	}
-	for _, cyclic := range []string{"&a [*a]", "policies: &a [*a, {name: *a, windows: *a, tenants: {x: *a}}]", "&a {policies: [*a]}"} {
-		if _, err := policyfile.Parse("f", []byte(cyclic)); err == nil {
-			t.Errorf("%s: no error", cyclic)
-		}
 	}
 }
 

@@ -12,6 +12,9 @@ import (
 const (
 	maxBatch = 64 // requests of one call to Redis
 
+	// maxBatchWindows bounds the windows that all requests of a call look at: a call blocks Redis.
+	maxBatchWindows = 512
+
 	// batchTimeout bounds a batch of several callers, each of whom may wait for less.
 	batchTimeout = 5 * time.Second
 )
@@ -56,6 +59,9 @@ type batch struct {
 // NewBatcher returns a batcher of one policy name.
 func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
 
+// batch is how many requests a call may have.
+func (p *Policy) batch() int { return max(1, min(maxBatch, maxBatchWindows/max(1, len(p.Windows)))) }
+
 // Do asks for an answer to each of the requests, in order. The error is the context's if that ends
 // first: what was granted by then is cancelled. Otherwise it is that of the call to Redis, as
 // go-redis returns it, or a *ReplyError. Requests that alone are wrong have their error in the
@@ -65,7 +71,7 @@ func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Ans
 		return nil, err
 	}
 	b.mu.Lock()
-	if !b.busy && len(requests) <= maxBatch {
+	if !b.busy && len(requests) <= p.batch() {
 		b.busy = true
 		b.mu.Unlock()
 		answers, errs := b.run(ctx, p, requests)
@@ -140,7 +146,7 @@ func (b *Batcher) next() {
 	var items []item
 	kept := b.waiting[:0]
 	for _, it := range b.waiting {
-		if it.policy == p && len(items) < maxBatch {
+		if it.policy == p && len(items) < p.batch() {
 			items = append(items, it)
 		} else {
 			kept = append(kept, it)

@@ -415,3 +415,25 @@ func TestBatchesUnderRace(t *testing.T) {
 		}
 	}
 }
+
+// The more windows a policy has, the fewer requests go in one call.
+func TestBatchesOfManyWindowsAreSmall(t *testing.T) {
+	for _, c := range []struct{ windows, requests, calls, most int }{
+		{1, 64, 1, 64}, {8, 64, 1, 64}, {9, 64, 2, 56}, {32, 64, 4, 16}, {1000, 3, 3, 1},
+	} {
+		inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+			f.gate = nil
+			p := &Policy{Windows: make([]Window, c.windows)}
+			requests := make([]Request, c.requests)
+			for i := range requests {
+				requests[i] = reserveAs(fmt.Sprint(i))
+			}
+			if answers, err := b.Do(t.Context(), p, requests...); err != nil || len(answers) != c.requests {
+				t.Errorf("%d answers, %v", len(answers), err)
+			}
+			if len(f.calls) != c.calls || len(f.calls[0].requests) != c.most {
+				t.Errorf("%d windows: %d calls, the first of %d requests", c.windows, len(f.calls), len(f.calls[0].requests))
+			}
+		})
+	}
+}

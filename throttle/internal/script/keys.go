@@ -1,16 +1,19 @@
 package script
 
 import (
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"net/url"
 	"strings"
 )
 
 // The shapes of all keys of a policy. The first part is its prefix, and one hash tag, so that one
-// script call can reach all of them:
+// script call can reach all of them. PREFIX is the limiter's own (throttle.Config.Prefix), and often
+// empty:
 //
-//	sluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
-//	sluice:{POLICY}:q                     the line's count; the only key that a call names
+//	PREFIXsluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
+//	PREFIXsluice:{POLICY}:q                     the line's count; the only key that a call names
 //
 // The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua and
 // lua/line.lua.
@@ -19,8 +22,9 @@ import (
 // byte that is not a letter, a digit or one of _ . - ~ @ is written as %XX. So no name can collide
 // with another or reach beyond its own key.
 
-// Prefix returns what all keys of a policy begin with.
-func Prefix(policy string) string { return "sluice:{" + policy + "}:" }
+// Prefix returns what all keys of a policy begin with. No two pairs have the same: neither part
+// holds a brace.
+func Prefix(prefix, policy string) string { return prefix + "sluice:{" + policy + "}:" }
 
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string {
@@ -37,8 +41,40 @@ func ScopeKey(attributes, values []string) string {
 // OnceKey returns what an idempotency key is remembered by. It is the tenant's own.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
-// TicketName returns the name of a ticket in its line.
-func TicketName(queue, id string) string { return Escape(queue) + "/" + Escape(id) }
+// TicketName returns the name of a ticket in its line. IDs that are UUIDs, as asynq's are, take 23
+// bytes of it in place of 36: "!", which no escaped name holds, and base64.
+func TicketName(queue, id string) string {
+	if u, ok := parseUUID(id); ok {
+		return Escape(queue) + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
+	}
+	return Escape(queue) + "/" + Escape(id)
+}
+
+// parseTicket undoes TicketName.
+func parseTicket(name string) (queue, id string, ok bool) {
+	queue, id, ok = strings.Cut(name, "/")
+	if packed, short := strings.CutPrefix(id, "!"); short {
+		u, err := base64.RawURLEncoding.DecodeString(packed)
+		if err != nil || len(u) != 16 {
+			return "", "", false
+		}
+		return Unescape(queue), fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]), ok
+	}
+	return Unescape(queue), Unescape(id), ok
+}
+
+// parseUUID reads the usual form, in lower case: no other text is written that way again.
+func parseUUID(s string) (u [16]byte, ok bool) {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return u, false
+	}
+	digits := s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:]
+	if strings.ContainsAny(digits, "ABCDEF") {
+		return u, false
+	}
+	_, err := hex.Decode(u[:], []byte(digits))
+	return u, err == nil
+}
 
 // Flow returns the name of the flow in which tickets of a queue wait that have the same values.
 func Flow(queue string, values []string) string {

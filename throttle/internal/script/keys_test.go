@@ -36,10 +36,31 @@ func FuzzEscape(f *testing.F) {
 		if queue, values := ParseFlow(Flow(a, []string{b, a})); queue != a || !slices.Equal(values, []string{b, a}) {
 			t.Errorf("Flow(%q, %q, %q) says %q of %q", a, b, a, values, queue)
 		}
-		if TicketName(a, b) == TicketName(b, a) && a != b {
-			t.Errorf("tickets %q of %q and the other way round are both %q", a, b, TicketName(a, b))
+		if queue, id, ok := parseTicket(TicketName(a, b)); !ok || queue != a || id != b {
+			t.Errorf("TicketName(%q, %q) = %q, which says %q and %q", a, b, TicketName(a, b), queue, id)
 		}
 	})
+}
+
+// IDs that look like UUIDs come back as they were, and UUIDs are short.
+func TestTicketsOfUUIDs(t *testing.T) {
+	const id = "01234567-89ab-4cde-8f01-23456789abcd"
+	for _, id := range []string{
+		id, strings.ToUpper(id), id[:35], id + "0", "x" + id[1:], strings.Replace(id, "-", "a", 1), strings.ReplaceAll(id, "-", ""),
+		strings.Repeat("0", 36), "00000000-0000-0000-0000-000000000000", "!ASNFZ4mrTN6PASNFZ4mrzQ", "+" + id[1:],
+	} {
+		if queue, got, ok := parseTicket(TicketName("my queue", id)); !ok || queue != "my queue" || got != id {
+			t.Errorf("%q comes back as %q of %q, %v", id, got, queue, ok)
+		}
+	}
+	if name := TicketName("q", id); len(name) != 25 || strings.ContainsAny(name, " \n\t+") {
+		t.Errorf("%q is called %q", id, name)
+	}
+	for _, name := range []string{"q", "q/!", "q/!AAAA", "q/!ASNFZ4mrTN6PASNFZ4mrz?"} {
+		if _, id, ok := parseTicket(name); ok {
+			t.Errorf("%q was read as %q", name, id)
+		}
+	}
 }
 
 // Keys of different scopes, values, policies and kinds differ, whatever the values are.
@@ -52,7 +73,10 @@ func TestKeysNeverCollide(t *testing.T) {
 		seen[key] = what
 	}
 	for _, policy := range []string{"p", "n", "w", "q"} {
-		p := Prefix(policy)
+		for _, prefix := range []string{"p", "sluice:", "p:sluice:"} {
+			note(Prefix(prefix, policy)+"q", "the line of "+policy+" beyond "+prefix)
+		}
+		p := Prefix("", policy)
 		note(p+"q", "the line of "+policy)
 		for _, a := range hostile {
 			for _, b := range hostile[:len(hostile)-3] {

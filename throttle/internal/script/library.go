@@ -12,8 +12,12 @@ import (
 //go:embed lua
 var files embed.FS
 
-// shared are the files between the algorithms and the body of a script.
-var shared = []string{"scope", "upstream", "windows", "line", "line_join"}
+// Between the algorithms and the body of a script are the files of all scripts, and those of the
+// line.
+var (
+	shared = []string{"scope", "upstream", "windows"}
+	line   = []string{"line", "line_join"}
+)
 
 // scripts are those of all policies that count by the same algorithms. A script has only those that
 // it needs: each costs something at every call.
@@ -23,6 +27,9 @@ type scripts struct{ decide, take *redis.Script }
 type Library struct {
 	// Edit, if not nil, changes the text of every script: for tests.
 	Edit func(text string) string
+
+	// Prefix is what the keys of all policies begin with. It holds no brace.
+	Prefix string
 
 	mu   sync.Mutex
 	made map[string]*scripts // by the names of the algorithms
@@ -51,19 +58,27 @@ func (l *Library) script(algorithms []string, body string) *redis.Script {
 	return redis.NewScript(text)
 }
 
-// Text puts a script together.
+// Text puts a script together. Most calls that decide find no line: for them its files stand in a
+// function that is only called if there is one.
 func Text(algorithms []string, body string) string {
 	parts := []string{File("codec"), "local algorithms = {}\n"}
-	for _, name := range algorithms {
-		parts = append(parts, File(name))
+	add := func(names ...string) {
+		for _, name := range names {
+			parts = append(parts, File(name))
+		}
 	}
-	for _, name := range shared {
-		parts = append(parts, File(name))
-	}
+	add(algorithms...)
+	add(shared...)
 	if body == "take" {
-		parts = append(parts, File("line_take"))
+		add(line...)
+		add("line_turns", "line_take")
+	} else {
+		parts = append(parts, "local function line_files()\n")
+		add(line...)
+		parts = append(parts, "return new_line, new_join\nend\n")
 	}
-	return strings.Join(append(parts, File(body)), "\n")
+	add(body)
+	return strings.Join(parts, "\n")
 }
 
 // File returns the text of a Lua file, by its name without ".lua".

@@ -36,8 +36,16 @@ type Answer struct {
 	Least   int64 // its lower bound, whatever becomes of others
 	Behind  int64 // how far the clock is behind the windows
 	Nudge   bool  // a server should be woken for the ticket
+	Pause   PauseAnswer
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
+}
+
+// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until, and from
+// then on little until Open (us). It is zero if there is none.
+type PauseAnswer struct {
+	Until, Open int64
+	Tenant      string // who was refused
 }
 
 // A WindowAnswer is the state of one window.
@@ -128,6 +136,23 @@ func (r *reader) text() string {
 	return ""
 }
 
+// pause reads "UNTIL OPEN TENANT", or nothing.
+func (r *reader) pause() (p PauseAnswer) {
+	text := r.text()
+	if text == "" {
+		return p
+	}
+	f := strings.Split(text, " ")
+	if len(f) != 3 {
+		r.bad = true
+		return p
+	}
+	until, err := strconv.ParseInt(f[0], 10, 64)
+	open, err2 := strconv.ParseInt(f[1], 10, 64)
+	r.bad = r.bad || err != nil || err2 != nil
+	return PauseAnswer{until, open, unfield(f[2])}
+}
+
 // readAnswers reads the reply of a batch.
 func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {
 	r := &reader{reply: reply}
@@ -149,6 +174,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
 			if long {
 				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
+				a.Pause = r.pause()
 			}
 			if hasWindows(requests[i].Op) {
 				a.Windows = make([]WindowAnswer, len(p.Windows))
@@ -201,20 +227,20 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
-// readTicket reads "ticket costs rank flow key start tenant status".
+// readTicket reads "ticket costs rank flow key tenant status".
 func readTicket(text string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
-	if len(f) != 8 {
+	if len(f) != 7 {
 		return t, false
 	}
-	queue, id, ok := strings.Cut(f[0], "/")
+	queue, id, ok := parseTicket(f[0])
 	rank, err := strconv.ParseInt(f[2], 10, 64)
-	if !ok || err != nil || f[7] != "1" && f[7] != "7" {
+	if !ok || err != nil || f[6] != "1" && f[6] != "7" {
 		return t, false
 	}
 	return TakenTicket{
-		Queue: Unescape(queue), ID: Unescape(id), Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
-		NeverFits: f[7] == "7", Tenant: unfield(f[6]),
+		Queue: queue, ID: id, Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
+		NeverFits: f[6] == "7", Tenant: unfield(f[5]),
 	}, true
 }
 

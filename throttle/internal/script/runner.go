@@ -13,12 +13,14 @@ import (
 type Runner struct {
 	client  redis.UniversalClient
 	now     func() int64
+	prefix  string
 	process string
 }
 
-// NewRunner returns a runner. Now is microseconds for the scripts, or 0 for the clock of Redis.
-func NewRunner(client redis.UniversalClient, now func() int64) *Runner {
-	return &Runner{client: client, now: now, process: NewID()}
+// NewRunner returns a runner. Prefix is that of the Library. Now is microseconds for the scripts, or 0
+// for the clock of Redis.
+func NewRunner(client redis.UniversalClient, prefix string, now func() int64) *Runner {
+	return &Runner{client: client, now: now, prefix: prefix, process: NewID()}
 }
 
 // NewID returns 16 hex digits that nobody else has.
@@ -53,14 +55,14 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 
 // Waiting reports whether anybody waits in the policy's line.
 func (r *Runner) Waiting(ctx context.Context, policy string) (bool, error) {
-	n, err := r.client.Exists(ctx, Prefix(policy)+"q").Result()
+	n, err := r.client.Exists(ctx, Prefix(r.prefix, policy)+"q").Result()
 	return n > 0, err
 }
 
 // Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
 func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []string) error) error {
 	for cursor := uint64(0); ; {
-		page, next, err := r.client.HScan(ctx, Prefix(policy)+"f", cursor, "", 100).Result()
+		page, next, err := r.client.HScan(ctx, Prefix(r.prefix, policy)+"f", cursor, "", 100).Result()
 		if err != nil {
 			return err
 		}

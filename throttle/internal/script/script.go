@@ -22,8 +22,10 @@ type Policy struct {
 
 	scripts *scripts
 	keys    []string
-	leases  bool  // some window holds what is granted
-	fixed   []any // the header, from the number of scopes on
+	leases  bool // some window holds what is granted
+	lists   bool // some window has a list
+	scopes  string
+	windows string
 }
 
 // A Window is one window of a policy. Overrides of tenants come with a request.
@@ -42,42 +44,50 @@ type Window struct {
 // Prepare makes a policy ready for calls.
 func (l *Library) Prepare(p *Policy) *Policy {
 	p.scripts = l.of(p.Algorithms)
-	p.keys = []string{Prefix(p.Name) + "q"}
-	p.fixed = append(p.fixed, len(p.Scopes), len(p.Windows), p.limits())
+	p.keys = []string{Prefix(l.Prefix, p.Name) + "q"}
+	var scopes, windows strings.Builder
 	for _, attributes := range p.Scopes {
-		p.fixed = append(p.fixed, attributes)
+		fmt.Fprintf(&scopes, "%s;", attributes)
 	}
 	for _, w := range p.Windows {
-		p.leases = p.leases || w.Leases
-		p.fixed = append(p.fixed, w.Scope, w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], w.Params[3])
+		p.leases, p.lists = p.leases || w.Leases, p.lists || w.List != nil
+		last := strconv.FormatInt(w.Params[3], 10)
+		if w.List != nil {
+			last = listed
+		}
+		fmt.Fprintf(&windows, "%d %s %s %s %d %d %d %s;",
+			w.Scope, w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], last)
 	}
+	p.scopes, p.windows = scopes.String(), windows.String()
 	return p
 }
 
-// limits is a text that differs if a window has other limits.
-func (p *Policy) limits() string {
+// listed stands for a parameter that is a list: those follow in the argument after.
+const listed = "@"
+
+// listsText holds the lists of windows around a time, each with its end.
+func (p *Policy) listsText(now int64) string {
+	if !p.lists {
+		return ""
+	}
+	around := time.Now()
+	if now > 0 {
+		around = time.UnixMicro(now)
+	}
 	var b strings.Builder
 	for _, w := range p.Windows {
-		fmt.Fprintf(&b, "%s%s%d,%d,%d;", w.Name, w.Kind, w.Params[0], w.Params[1], w.Params[2])
+		if w.List != nil {
+			b.WriteString(w.List(around))
+			b.WriteByte(';')
+		}
 	}
 	return b.String()
 }
 
 // header returns arguments, with room for more, that begin as every call does.
 func (p *Policy) header(now int64, process string, seq int64, room int) []any {
-	args := make([]any, 0, 3+len(p.fixed)+room)
-	args = append(append(args, now, process, seq), p.fixed...)
-	last := 3 + 3 + len(p.Scopes) + 7
-	for i, w := range p.Windows {
-		if w.List != nil {
-			around := time.Now()
-			if now > 0 {
-				around = time.UnixMicro(now)
-			}
-			args[last+8*i] = w.List(around)
-		}
-	}
-	return args
+	args := make([]any, 0, 6+room)
+	return append(args, now, process, seq, p.scopes, p.windows, p.listsText(now))
 }
 
 // What a request asks for.
@@ -168,17 +178,26 @@ func ownText(own []Own) string {
 }
 
 // size is how many arguments a request has.
-func (p *Policy) size() int { return 7 + len(p.Scopes) }
+func (p *Policy) size() int { return 5 + len(p.Scopes) }
 
 func (r *Request) append(args []any, leases bool) []any {
-	args = append(args, r.Op, dash(r.Cost), ownText(r.Own), r.Place.text(), r.Ticket, r.Place.options(), r.extra(leases))
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.more(leases))
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}
 	return args
 }
 
-// extra is what most requests do not have.
+// more is what most requests do not have.
+func (r *Request) more(leases bool) string {
+	own, options, extra := ownText(r.Own), r.Place.options(), r.extra(leases)
+	if own == "" && options == "" && extra == "" {
+		return ""
+	}
+	return own + "\t" + options + "\t" + extra
+}
+
+// extra is what a request has that is repeated by its caller, holds leases or is of a reservation.
 func (r *Request) extra(leases bool) string {
 	switch r.Op {
 	case Reserve, Exempt, Peek, Join, Leave, Refresh:
@@ -216,9 +235,9 @@ func SettleWord(id string, changes []int64) string {
 }
 
 // PauseWord is Request.Word of a pause of the scopes at these places, from 1. It lasts for wait,
-// and what follows opens within ramp, at most rampMax (all us).
-func PauseWord(places []int, wait, ramp, rampMax int64) string {
-	return fmt.Sprintf("%s %d %d %d", commas(places), wait, ramp, rampMax)
+// and what follows opens within ramp, at most rampMax (all us). The tenant is who was refused.
+func PauseWord(places []int, wait, ramp, rampMax int64, tenant string) string {
+	return fmt.Sprintf("%s %d %d %d %s", commas(places), wait, ramp, rampMax, field(tenant))
 }
 
 // ResumeWord is Request.Word of the end of a pause.

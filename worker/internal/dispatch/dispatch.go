@@ -60,7 +60,7 @@ func (l limiter) Line(policy string) Line { return l.Limiter.Line(policy) }
 
 // Config configures New. All fields are required.
 type Config struct {
-	Answered    func()                                 // is called when a take is answered
+	Answered    func(policy string, at time.Time)      // is called when a take is answered; at is by the clock of Redis
 	Asynq       *asynqredis.Client                     // of the server's connection
 	Concurrency int                                    // of the server: its slots
 	Failed      func(policy string, err error)         // is called when a take or a join fails
@@ -302,8 +302,12 @@ func (d *Dispatcher) signal() {
 }
 
 // Fallback returns when a waiting task is looked at even if nobody has taken it: from its expected
-// start in d, and the time that it has waited.
-func Fallback(d, waited time.Duration) time.Duration {
+// start in d, and the time that it has waited. If its policy fails open that is every two minutes:
+// the task runs then if the limiter does not answer.
+func Fallback(d, waited time.Duration, failOpen bool) time.Duration {
+	if failOpen {
+		return fallbackMin
+	}
 	return d + max(fallbackMin, d/2, waited/2)
 }
 

@@ -443,6 +443,24 @@ func TestNudge(t *testing.T) {
 	})
 }
 
+// Who joins while a take is on its way is asked for, although the take's reply knows nothing of it and comes later.
+func TestJoinedDuringATake(t *testing.T) {
+	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+		b.quiet = true
+		b.want("next", b.next(), "none")
+		b.took = func() {
+			b.wait("default", "a")
+			b.Expect("api", "default", 0)
+		}
+		b.Nudge("default", "api")
+		begun := time.Now()
+		b.want("next", b.next(), "a")
+		if took := time.Since(begun); took > 100*time.Millisecond {
+			t.Errorf("it started after %v", took)
+		}
+	})
+}
+
 // A server that has an appointment and no slot free passes it on.
 func TestAppointmentIsPassedOn(t *testing.T) {
 	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{{Name: "window", Limit: 1, Period: 2 * time.Second}}}), nil, func(b *bench) {

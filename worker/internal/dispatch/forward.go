@@ -134,7 +134,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 		default:
 			nudge = nudge || places[i].Nudge
 			d.Expect(policy, queue, places[i].StartsIn)
-			if wait := Fallback(places[i].StartsIn, j.waited); wait > fallbackMin {
+			if wait := Fallback(places[i].StartsIn, j.waited, j.match.FailOpen); wait > fallbackMin {
 				scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(wait)})
 			}
 		}

@@ -55,6 +55,7 @@ type bench struct {
 	fault func(redis.Cmder) error     // of the dispatcher's connection to asynq's Redis, before a call
 	after func(redis.Cmder) error     // and after it
 	limit func(context.Context) error // of the limiter, before a take
+	took  func()                      // is called once, after a take and before its reply is known
 }
 
 // watched notes the takes of a limiter.
@@ -88,7 +89,15 @@ func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle
 			return throttle.Taken{}, err
 		}
 	}
-	return w.Line.Take(ctx, o)
+	taken, err := w.Line.Take(ctx, o)
+	w.bench.mu.Lock()
+	took := w.bench.took
+	w.bench.took = nil
+	w.bench.mu.Unlock()
+	if took != nil {
+		took()
+	}
+	return taken, err
 }
 
 // inBubble runs a test with a dispatcher for queues, by default one slot.
@@ -114,7 +123,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		b.limiter, b.asynq = limiter, asynqredis.New(b.client)
 		b.plain, b.tools = asynq.NewClientFromRedisClient(b.client), asynq.NewInspectorFromRedisClient(b.client)
 		c := dispatch.Config{
-			Answered:    func() {},
+			Answered:    func(string, time.Time) {},
 			Asynq:       asynqredis.New(served),
 			Concurrency: 1,
 			Failed:      func(string, error) { b.failed.Add(1) },

@@ -30,6 +30,7 @@ type line struct {
 	empty  bool      // nobody waited when it was asked last
 	next   time.Time // when to ask it next; if it is not empty
 	nudged string    // the queue for which somebody asked to ask it
+	news   time.Time // when to ask it, by what came since the last take was sent; zero if nothing came
 	passed time.Time // when another server was asked to ask it
 }
 
@@ -167,6 +168,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		timer.Stop() // this take says it
 	}
 	nudged := l.nudged
+	l.news = time.Time{}
 	if l.nudged = ""; l.empty && nudged == "" {
 		d.emptyAt, d.emptyLast = time.Now().Add(emptyEvery), l
 	}
@@ -181,7 +183,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		return false, nil
 	}
 	d.answered(l, taken)
-	d.Answered()
+	d.Answered(l.policy, taken.At)
 	d.mu.Lock()
 	d.full = len(taken.Tickets) >= n
 	d.mu.Unlock()
@@ -240,6 +242,9 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
 	} else if taken.Next == 0 {
 		l.next = now.Add(askAgain)
 	}
+	if !l.news.IsZero() { // the take may not have seen it, whichever reply came first
+		l.expect(l.news)
+	}
 }
 
 // Expect notes that a task waits in the line of a policy for a queue, and when to ask for it.
@@ -253,10 +258,21 @@ func (d *Dispatcher) Expect(policy, queue string, in time.Duration) {
 		l = &line{policy: policy, group: g, empty: true}
 		g.lines[policy] = l
 	}
-	if l.empty || at.Before(l.next) {
-		l.empty, l.next = false, at
+	if l.news.IsZero() || at.Before(l.news) {
+		l.news = at
+	}
+	if l.expect(at) {
 		d.signal()
 	}
+}
+
+// expect has the line asked at a time, and reports whether that is sooner than before.
+func (l *line) expect(at time.Time) bool {
+	sooner := l.empty || at.Before(l.next)
+	if sooner {
+		l.empty, l.next = false, at
+	}
+	return sooner
 }
 
 // acknowledgeLater acknowledges the last take of a policy after a while, unless another take

@@ -67,6 +67,17 @@ algorithms['t'] = {
     return max(from, tick + st.margin)
   end,
 
+  rid_at = function(st, start)
+    local last, i = #st.ticks, st.at + 1
+    local span = st.ticks[last] - st.ticks[last - 1]
+    local tick = st.ticks[i]
+    while tick - st.margin <= start do -- what is granted so late counts after that tick too
+      i = i + 1
+      tick = i <= last and st.ticks[i] or tick + span
+    end
+    return tick + st.margin
+  end,
+
   take = function(st, now, cost)
     st.used = min(st.used + cost, MOST)
     if now >= st.ticks[st.at + 1] - st.margin then st.late = min(st.late + cost, MOST) end

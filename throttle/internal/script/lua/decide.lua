@@ -1,21 +1,22 @@
 -- decide.lua: decides about requests of one policy, one after the other, as if each came alone.
 --
--- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 7 + S values:
+-- KEYS and the beginning of ARGV: windows.lua. Then any number of requests, each of 5 + S values:
 --   1 op        a verb of the table below
 --   2 costs     "requests=1,tokens=5", "-" for none
---   3 own       the tenant's own parameters (windows.lua); empty: the policy's
+--   3 ticket    "QUEUE/ID"; empty: does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for what is empty: flow "QUEUE|VALUES", weight in thousandths. Empty
 --               where no line is asked
---   5 ticket    "QUEUE/ID"; empty: does not wait
---   6 options   of the place: "front max_wait backlog deadline rank", times in us, rank only if it is put back. Empty: all 0
---   7 extra     empty, or "id at once hold word", "-" for what is empty:
---               id      16 hex digits: of the reservation
---               at      when it was granted (us); 0 if it was not yet
---               once    end of the key by which a repeated request is known for a minute
---               hold    for how long what is granted may be held where it has to be given back (us)
---               word    settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
---                       pause: "PLACES wait ramp ramp_most"; resume: "PLACES"; remaining: "PLACES unit units reset"
---                       (PLACES: the scopes meant, by number and commas; times in us)
+--   5 more      empty, as for most, or three texts with tabs between them, each of which may be empty:
+--               own      the tenant's own parameters (windows.lua), in place of the policy's
+--               options  of the place: "front max_wait backlog deadline rank", times in us, rank only if it is put back
+--               extra    "id at once hold word", "-" for what is empty:
+--               id       16 hex digits: of the reservation
+--               at       when it was granted (us); 0 if it was not yet
+--               once     end of the key by which a repeated request is known for a minute
+--               hold     for how long what is granted may be held where it has to be given back (us)
+--               word     settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
+--                        pause: "PLACES wait ramp ramp_most BY"; resume: "PLACES"; remaining: "PLACES unit units reset"
+--                        (PLACES: the scopes meant, by number and commas; times in us; BY: the tenant that was refused)
 --   then S ends of the scopes' keys, narrow to broad
 --
 --   reserve     takes the costs in all windows or in none; with a ticket, who is denied joins the line. With `at`, what was
@@ -30,61 +31,59 @@
 --
 -- reply  for every request one of these, each followed, of reserve, exempt, peek and cancel, by what it says of every window:
 --   plain  status at                              a plain grant, or done     window: used (units) resets (us)
---   full   status+16 at time most least behind nudge    anything else              window: used (units) fits (us, 0 for at once; of a cancel: units) resets (us)
+--   full   status+16 at time most least behind nudge pause    anything else              window: used (units) fits (us, 0 for at once; of a cancel: units) resets (us)
 --   error  9 text
 --   status 0 denied, does not wait   1 granted, done   2 granted before, to the same call or key   3 joined the line   4 refused: longer than
 --          max_wait   5 refused: backlog   6 stands in line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
 --   at     when it was decided, or granted before      time, most, least  the expected start, its upper and its lower bound
 --   behind how far the clock is behind the windows, which stand still until it has caught up    nudge  1: a server should be woken
+--   pause  empty, or "UNTIL OPEN BY": what the upstream had paused, and who was refused (upstream.lua)
 
-local byte, char, sub, find, match, gmatch, format, max = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max
+local byte, char, sub, find, match, gmatch, format, max, min = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max, math.min
 local call = windows.read_policy()
 local KEPT = 60000 -- ms for which a repeated call is recognised
 local NEEDS_WINDOWS = {reserve = true, exempt = true, peek = true, cancel = true}
 
 local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, call.first, call.P
-local stride = 7 + nscopes
+local stride = 5 + nscopes
 
 -- What this process's call before this one did, if it is this very call that is repeated; and all scopes.
 local record_key = P .. 'r:' .. call.process
-local reads, suffixes, n, known = {P .. 'q', record_key}, {}, 0, {}
-for at = first + 7, #argv, stride do
+local reads, suffixes, n, raw = {P .. 'q', record_key}, {}, 0, call.raw
+for at = first + 5, #argv, stride do
   for s = at, at + nscopes - 1 do
     local suffix = argv[s]
-    if not known[suffix] then
-      known[suffix] = true
+    if raw[suffix] == nil then
+      raw[suffix] = false
       n = n + 1
       suffixes[n], reads[n + 2] = suffix, P .. suffix
     end
   end
 end
 local values = redis.call('MGET', unpack(reads))
-for i = 1, n do call.raw[suffixes[i]] = values[i + 2] end
+scopes.keep(call, suffixes, reads, values, 3)
 call.waiting = (values[1] or 0) + 0
 local last = values[2] and codec.unpack7(values[2], 1) or 0
 local record = last == call.seq and values[2]
 local late = last > call.seq -- a copy of a call whose caller has given up
 
 local line -- the verbs of line_join.lua, once they are needed
+local function make_line()
+  local new_line, new_join = line_files()
+  call.line = new_line(call)
+  line = new_join(call.line)
+end
+
 local function get_line()
   if not line then
-    call.line = new_line(call)
-    line = new_join(call.line)
+    make_line()
     call.line.read_line()
   end
-  return line
 end
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0' -- stands in the record for the time of what was not
 
 local dirty = false -- something was changed that must not be done twice
-
--- read_extra reads what only some requests have.
-local function read_extra(r, extra)
-  local id, at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
-  r.id, r.at, r.hold, r.word = id, at + 0, hold + 0, word
-  if once ~= '-' then r.once = once end
-end
 
 -- read_place reads what only a line asks for.
 local function read_place(r)
@@ -98,9 +97,6 @@ local function read_place(r)
   end
 end
 
-local function once_key(r) return P .. 'n:' .. r.once end
-local function state_key(r) return P .. 'n:' .. r.id end
-
 local function lease_id(r)
   if call.leases and not r.lease then r.lease = windows.lease_bytes(r.id) end
   return r.lease
@@ -109,8 +105,9 @@ end
 local function take(r, list, now)
   windows.take(call, list, r.costs, now, r.hold, lease_id(r))
   if r.once then
-    redis.call('SET', once_key(r), format('%d', now), 'PX', KEPT)
-    if redis.call('EXISTS', state_key(r)) == 1 then redis.call('SET', state_key(r), format('%d again', now), 'KEEPTTL') end
+    local state_key = P .. 'n:' .. r.id
+    redis.call('SET', P .. 'n:' .. r.once, format('%d', now), 'PX', KEPT)
+    if redis.call('EXISTS', state_key) == 1 then redis.call('SET', state_key, format('%d again', now), 'KEEPTTL') end
   end
   dirty = true
 end
@@ -121,11 +118,12 @@ end
 
 local function granted_before(r, before)
   if before == 1 then return r.done_at end
-  return r.once and tonumber(redis.call('GET', once_key(r)) or nil)
+  return r.once and tonumber(redis.call('GET', P .. 'n:' .. r.once) or nil)
 end
 
 -- A verb takes the request, its scopes and their time, a place for when each window fits, and what an earlier attempt
 -- of the same call did. It returns status, at, and unless it is a plain grant or done: time, most, nudge and least.
+-- Most calls need only these two.
 local verbs = {
   reserve = function(r, list, now, fits, before)
     local granted = granted_before(r, before)
@@ -159,29 +157,6 @@ local verbs = {
     return 0, call.now, time, most, 0
   end,
 
-  exempt = function(r, list, now, fits, before)
-    local granted = granted_before(r, before)
-    if granted then return 2, granted end
-    take(r, list, now)
-    if line and r.ticket then line.remove(r.ticket) end
-    return 1, now
-  end,
-
-  peek = function(r, list, now, fits)
-    local time = windows.fits_at(call, list, r.costs, now, fits)
-    local most = time
-    if line then
-      read_place(r)
-      if line.somebody_waits(r, r.ticket) then
-        local low, high = line.expect(r, list, now, fits)
-        time, most = max(time, low), max(most, high)
-        if time <= now then time, most = now + 100000, max(most, now + 100000) end
-      end
-    end
-    if time > now then return 0, call.now, time, most, 0 end
-    return 1, now
-  end,
-
   join = function(r, list, now, fits, before)
     get_line()
     read_place(r)
@@ -194,6 +169,32 @@ local verbs = {
 }
 
 local function later_verbs()
+  local function once_key(r) return P .. 'n:' .. r.once end
+  local function state_key(r) return P .. 'n:' .. r.id end
+
+  function verbs.exempt(r, list, now, fits, before)
+    local granted = granted_before(r, before)
+    if granted then return 2, granted end
+    take(r, list, now)
+    if line and r.ticket then line.remove(r.ticket) end
+    return 1, now
+  end
+
+  function verbs.peek(r, list, now, fits)
+    local time = windows.fits_at(call, list, r.costs, now, fits)
+    local most = time
+    if line then
+      read_place(r)
+      if line.somebody_waits(r, r.ticket) then
+        local low, high = line.expect(r, list, now, fits)
+        time, most = max(time, low), max(most, high)
+        if time <= now then time, most = now + 100000, max(most, now + 100000) end
+      end
+    end
+    if time > now then return 0, call.now, time, most, 0 end
+    return 1, now
+  end
+
   function verbs.put_back(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
     dirty = true
@@ -220,10 +221,11 @@ local function later_verbs()
     return 1, now
   end
 
-  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the corrections that were made and whether
-  -- it was cancelled or released. Most reservations never have that key. The id of one made by an idempotency key may be granted anew later:
+  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the last correction, what corrections added and
+  -- have not given back ("+TIME:WINDOW=UNITS,..."), and whether it was cancelled or released. Most reservations never have that key. The id of one made by an idempotency key may be granted anew later:
   -- what became of it before is then forgotten, and what was granted before counts as cancelled.
   local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
+  local ADDED = 16 -- corrections of one reservation whose times are known
 
   local function state_of(r)
     local state = redis.call('GET', state_key(r))
@@ -232,15 +234,58 @@ local function later_verbs()
     if of and of < r.at and r.again == '' then state = false end
     r.cancelled = state and (of ~= r.at or find(state, CANCELLED, 1, true))
     r.released = state and sub(state, -#RELEASED) == RELEASED
+    r.added = {}
+    for at, units in gmatch(state or '', ' %+(%d+):(%S+)') do
+      local added = {at = at + 0, units = {}}
+      for window, n in gmatch(units, '([^=,]+)=(%d+)') do added.units[window] = n + 0 end
+      r.added[#r.added + 1] = added
+    end
     return state
   end
 
-  -- until_all is when nothing of the reservation is counted any more.
-  local function until_all(r, list, now)
+  -- What corrections added, for the key. Of many, the oldest count as one, from the time of the first: what
+  -- does not count any more is then not given back.
+  local function added_text(r)
+    local parts = {}
+    while #r.added > ADDED do
+      local second = table.remove(r.added, 2)
+      for window, n in pairs(second.units) do r.added[1].units[window] = (r.added[1].units[window] or 0) + n end
+    end
+    for _, added in ipairs(r.added) do
+      local units = {}
+      for window, n in pairs(added.units) do
+        if n > 0 then units[#units + 1] = format('%s=%d', window, n) end
+      end
+      if units[1] then parts[#parts + 1] = format(' +%d:', added.at) .. table.concat(units, ',') end
+    end
+    return table.concat(parts)
+  end
+
+  -- give_back gives back units of a window: those first that a correction added last.
+  local function give_back(r, scope, i, now, units)
+    local window, st, given = call.windows[i], scope.states[i], 0
+    for k = #r.added, 1, -1 do
+      local added = r.added[k]
+      local part = min(units, added.units[window.name] or 0)
+      if part > 0 then
+        added.units[window.name], units = added.units[window.name] - part, units - part
+        if added.at <= now then given = given + window.algorithm.give_back(st, now, added.at, part, lease_id(r)) end
+      end
+    end
+    -- What a lease holds is not what was settled since. What was granted later than now, before a clock was set back, is in
+    -- no state any more.
+    if (units > 0 or window.algorithm.release) and r.at <= now then
+      given = given + window.algorithm.give_back(st, now, r.at, units, lease_id(r))
+    end
+    return given
+  end
+
+  -- until_all is when nothing of the costs is counted any more.
+  local function until_all(list, now, costs, changes)
     local time = now
     for _, scope in ipairs(list) do
       for _, i in ipairs(scope.of.windows) do
-        if r.costs[i] ~= 0 then time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now)) end
+        if costs[i] ~= 0 or changes and changes[i] ~= 0 then time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now)) end
       end
     end
     return time
@@ -255,8 +300,11 @@ local function later_verbs()
     if before == 1 then return 1, r.done_at end
     state_of(r)
     if r.cancelled then return 8, now, now, now, 0 end
-    local time = until_all(r, list, now)
-    windows.give_back(call, list, r.costs, now, r.at, lease_id(r), fits)
+    local time = until_all(list, now, r.costs)
+    for _, scope in ipairs(list) do
+      scopes.touch(scope, now)
+      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, r.costs[i]) end
+    end
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
     if r.once then redis.call('DEL', once_key(r)) end
     if line then
@@ -269,7 +317,7 @@ local function later_verbs()
 
   function verbs.release(r, list, now)
     local state = state_of(r)
-    local time, freed = state and find(state, ' ', 1, true) and until_all(r, list, now) or now, false
+    local time, freed = state and find(state, ' ', 1, true) and until_all(list, now, r.costs) or now, false
     for _, scope in ipairs(list) do
       for _, i in ipairs(scope.of.windows) do
         local algorithm, st = call.windows[i].algorithm, scope.states[i]
@@ -310,44 +358,47 @@ local function later_verbs()
     local own, state, changes = ' ' .. id, state_of(r), {}
     for delta in gmatch(deltas, '[^,]+') do changes[#changes + 1] = tonumber(delta) end
     if r.cancelled or state and find(state, own, 1, true) then return 8, now end
-    r.costs = changes
-    local time = until_all(r, list, now)
+    local adds = {at = now, units = {}}
     for _, scope in ipairs(list) do
       scopes.touch(scope, now)
       for _, i in ipairs(scope.of.windows) do
-        local algorithm, change = call.windows[i].algorithm, changes[i]
+        local window, change = call.windows[i], changes[i]
         if change > 0 then
-          algorithm.take(scope.states[i], now, change, 0, lease_id(r))
-        elseif change < 0 and r.at <= now then
-          algorithm.give_back(scope.states[i], now, r.at, -change, lease_id(r))
+          window.algorithm.take(scope.states[i], now, change, 0, lease_id(r))
+          adds.units[window.name] = change
+        elseif change < 0 then
+          give_back(r, scope, i, now, -change)
         end
       end
     end
-    remember(r, format('%d', r.at) .. r.again .. own .. (r.released and RELEASED or ''), time)
+    r.added[#r.added + 1] = adds
+    remember(r, format('%d', r.at) .. r.again .. own .. added_text(r) .. (r.released and RELEASED or ''), until_all(list, now, r.costs, changes))
     look_again(r) -- also by what was added: whoever is first may wait for this window now, and hold up nobody
     return 1, now
   end
 
   local function upstream_verb(say)
-    return function(r, list, now)
+    return function(r, list, now, fits, before)
+      if before == 1 then return 1, r.done_at end
+      local status = 8
       local places, rest = match(r.word, '^(%S+) ?(.*)$')
       for place in gmatch(places, '%d+') do
         for _, scope in ipairs(list) do
-          if scope.number == tonumber(place) then
+          if scope.of.number == tonumber(place) then
             scopes.touch(scope, now)
-            say(r, scope, now, rest)
+            if say(r, scope, now, rest) ~= false then status = 1 end
           end
         end
       end
       dirty = true
       look_again(r)
-      return 1, now
+      return status, now
     end
   end
 
   verbs.pause = upstream_verb(function(r, scope, now, rest)
-    local wait, ramp, most = match(rest, '^(%S+) (%S+) (%S+)$')
-    upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0)
+    local wait, ramp, most, by = match(rest, '^(%S+) (%S+) (%S+) (%S+)$')
+    return upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0, by)
   end)
   verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
   verbs.remaining = upstream_verb(function(r, scope, now, rest)
@@ -360,13 +411,13 @@ end
 if call.waiting > 0 or argv[first] == 'join' then
   local tickets, flows, nodes, seen = {}, {}, {}, {}
   for at = first, #argv, stride do
-    if argv[at + 4] ~= '' then tickets[#tickets + 1] = argv[at + 4] end
+    if argv[at + 2] ~= '' then tickets[#tickets + 1] = argv[at + 2] end
     local flow = match(argv[at + 3], '^%S+')
     if flow and not seen[flow] then
       seen[flow] = true
       flows[#flows + 1] = flow
       local queue = match(flow, '^([^|]*)') .. '|'
-      for s = at + 7, call.only_tenants and at or at + 6 + nscopes do
+      for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
         if not seen[queue .. argv[s]] then
           seen[queue .. argv[s]] = true
           nodes[#nodes + 1] = 'n ' .. queue .. argv[s]
@@ -378,19 +429,22 @@ if call.waiting > 0 or argv[first] == 'join' then
       end
     end
   end
-  call.line = new_line(call)
-  line = new_join(call.line)
+  make_line()
   line.prefetch(tickets, flows, nodes)
 end
 
 local out, done, count, m = {}, {}, 0, 0 -- done: what the record says of every request
 local list = {}                         -- the scopes of one request
+local last_grant, last_at                -- what the record says of the last grant: those of a batch are alike
 for at = first, #argv, stride do
   count = count + 1
-  local own, failed = argv[at + 2], nil
-  own = own ~= '' and windows.own_parameters(call, own) or nil
+  local own_text, options, extra, own, failed = argv[at + 4], '', '', nil, nil
+  if own_text ~= '' then
+    own_text, options, extra = match(own_text, '^([^\t]*)\t([^\t]*)\t(.*)$')
+    own = windows.own_parameters(call, own_text)
+  end
   for i = 1, nscopes do
-    local suffix = argv[at + 6 + i]
+    local suffix = argv[at + 4 + i]
     local scope = call.open[suffix]
     if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
     failed = failed or scope.failed
@@ -413,27 +467,41 @@ for at = first, #argv, stride do
       later_verbs()
       verb = verbs[op]
     end
-    local costs_text, ticket, extra = argv[at + 1], argv[at + 4], argv[at + 6]
+    local costs_text, ticket, place = argv[at + 1], argv[at + 2], argv[at + 3]
     local r = {
-      op = op, costs_text = costs_text, costs = windows.costs_of(call, costs_text).windows, own = argv[at + 2], place = argv[at + 3],
-      ticket = ticket ~= '' and ticket, options = argv[at + 5], at = 0, hold = 0, suffixes = false, flow = false, queue = false, tenant = false, weight = 0, key = false,
+      op = op, costs = windows.costs_of(call, costs_text).windows, costs_text = costs_text, ticket = ticket ~= '' and ticket, place = place,
+      options = options, at = 0, hold = 0,
     }
-    if extra ~= '' then read_extra(r, extra) end
-    if line or ticket ~= '' or extra ~= '' then
-      local ends = {}
-      for i = 1, nscopes do ends[i] = argv[at + 6 + i] end
-      r.suffixes = ends
+    if extra ~= '' then
+      local id, granted_at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+      r.id, r.at, r.hold, r.word = id, granted_at + 0, hold + 0, word
+      if once ~= '-' then r.once = once end
+    end
+    if line or place ~= '' or extra ~= '' then
+      r.own, r.suffixes = own_text, {}
+      for i = 1, nscopes do r.suffixes[i] = argv[at + 4 + i] end
     end
     local before = record and byte(record, 8 * count)
     if before then r.done_at = codec.unpack7(record, 8 * count + 1) end
     local fits = {}
     local status, decided, time, most, nudge, least = verb(r, list, now, fits, before)
-    done[count] = before == 1 and sub(record, 8 * count, 8 * count + 7) or (status == 1 or status == 2) and char(status) .. codec.pack7(decided) or char(status) .. NOT_GRANTED
+    if before == 1 then
+      done[count] = sub(record, 8 * count, 8 * count + 7)
+    elseif status == 1 then
+      if last_at ~= decided then last_grant, last_at = char(1) .. codec.pack7(decided), decided end
+      done[count] = last_grant
+    else
+      done[count] = char(status) .. (status == 2 and codec.pack7(decided) or NOT_GRANTED)
+    end
     local long = time or now > call.now
     if long then
       time = time or decided
       out[m + 1], out[m + 2], out[m + 3], out[m + 4], out[m + 5], out[m + 6], out[m + 7] = status + 16, decided, time, most or time, least or time, now - call.now, nudge or 0
-      m = m + 7
+      m = m + 8
+      out[m] = ''
+      for s = 1, nscopes do
+        if list[s].upstream then out[m] = upstream().paused(list, now) end
+      end
     else
       out[m + 1], out[m + 2] = status, decided
       m = m + 2

@@ -57,6 +57,8 @@ algorithms['f'] = {
     return time
   end,
 
+  rid_at = function(st, start) return (st.first_use and start or clock_start(st, start)) + st.period end,
+
   take = function(st, now, cost)
     if st.first_use and st.used == 0 then st.start, st.ends = now, now + st.period end
     st.used, st.last = min(st.used + cost, MOST), now

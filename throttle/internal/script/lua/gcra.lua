@@ -2,51 +2,100 @@
 -- Source: the generic cell rate algorithm (ITU-T I.371, the virtual scheduling form),
 -- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
 --
---   parameters  p1 capacity (level of a full bucket), p2 scale (level of one unit), p3 drain (level per us)
---   payload     time(7) level(7) scale(7)
+--   parameters  p1 burst (units of a full bucket), p2 span (us), p3 drain (units a span; both as a reduced fraction)
+--   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, and parts < span
+--
+-- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
 
 do
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
+local TOP = 281474976710656 -- 2^48, the place of the first of nine digits of 6 bits
+
+-- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (the span is at most twice
+-- the longest period). Where the product is too large, a goes in by digits: 64 c + 63 c is below 2^53. A quotient above 2^53
+-- is not exact, and nobody cares: such times never come, and no bucket is so full.
+local function scale_by(a, b, c)
+  local whole = floor(b / c)
+  b = b - whole * c
+  if a * b < MOST then
+    local rest = a * b % c
+    return a * whole + (a * b - rest) / c, rest
+  end
+  local quotient, rest, left, place = 0, 0, a, TOP
+  for _ = 1, 9 do
+    local digit = floor(left / place)
+    left = left - digit * place
+    local sum = rest * 64 + digit * b
+    rest = sum % c
+    quotient = quotient * 64 + (sum - rest) / c
+    place = place / 64
+  end
+  return quotient + a * whole, rest
+end
+
+-- How long so much takes to drain, in whole us.
+local function drain_time(st, units, parts)
+  local time, rest = scale_by(min(units, MOST), st.span, st.drain)
+  return time + ceil((rest + parts) / st.drain)
+end
+
+-- units + parts less what drains in `time`; below 0 is 0.
+local function less_drained(st, units, parts, time)
+  if time <= 0 then return units, parts end
+  local drained, rest = scale_by(time, st.drain, st.span)
+  units, parts = units - drained, parts - rest
+  if parts < 0 then units, parts = units - 1, parts + st.span end
+  if units < 0 then return 0, 0 end
+  return units, parts
+end
+
 algorithms['g'] = {
-  readable = function(payload) return #payload == 21 and unpack7(payload, 15) > 0 end,
+  readable = function(payload) return #payload == 28 and unpack7(payload, 22) > 0 end,
 
   load = function(p1, p2, p3, p4, payload, now)
-    local st, level = {limit = p1, scale = p2, drain = p3, level = 0}, 0
+    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0}
     if payload then
-      local scale = unpack7(payload, 15)
-      level = unpack7(payload, 8)
-      if scale ~= st.scale then level = ceil(level * st.scale / scale) end
-      level = max(0, level - (now - unpack7(payload, 1)) * st.drain)
+      local units, parts, span = unpack7(payload, 8), unpack7(payload, 15), unpack7(payload, 22)
+      if span ~= p2 then -- another rate: its own parts, rounded up
+        local rest
+        parts, rest = scale_by(parts, p2, span)
+        if rest > 0 then parts = parts + 1 end
+        if parts >= p2 then units, parts = units + 1, parts - p2 end
+      end
+      st.units, st.parts = less_drained(st, units, parts, now - unpack7(payload, 1))
     end
-    st.level = level
     return st
   end,
 
   fits_at = function(st, now, from, cost, ahead)
-    local over = st.level + (cost + ahead) * st.scale - st.limit
-    if over <= 0 then return from end
-    return max(from, now + ceil(over / st.drain))
+    local over = st.units + cost + ahead - st.limit
+    if over < 0 or over == 0 and st.parts == 0 then return from end
+    return max(from, min(now + drain_time(st, over, st.parts), MOST))
   end,
 
+  rid_at = function(st, start, units) return start + drain_time(st, units, 0) end,
+
   take = function(st, now, cost)
-    st.level = min(st.level + cost * st.scale, MOST)
+    st.units = min(st.units + cost, MOST)
   end,
 
   -- What has drained since the grant may have made room for others: it is not given back again.
   give_back = function(st, now, at, cost)
-    local back = min(max(0, cost * st.scale - (now - at) * st.drain), st.level)
-    st.level = st.level - back
-    return floor(back / st.scale)
+    local units, parts = less_drained(st, cost, 0, now - at)
+    if units > st.units or units == st.units and parts > st.parts then units, parts = st.units, st.parts end
+    st.units, st.parts = st.units - units, st.parts - parts
+    if st.parts < 0 then st.units, st.parts = st.units - 1, st.parts + st.span end
+    return units
   end,
 
-  capacity = function(st) return st.limit / st.scale end,
+  capacity = function(st) return st.limit end,
 
-  used = function(st) return ceil(st.level / st.scale) end,
+  used = function(st) return st.units + (st.parts > 0 and 1 or 0) end,
 
-  resets_at = function(st, now) return now + ceil(st.level / st.drain) end,
+  resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,
 
-  payload = function(st, now) return pack7(now) .. pack7(st.level) .. pack7(st.scale) end,
+  payload = function(st, now) return pack7(now) .. pack7(st.units) .. pack7(st.parts) .. pack7(st.span) end,
 }
 end

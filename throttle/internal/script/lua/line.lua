@@ -8,7 +8,8 @@
 --
 -- Keys, behind the prefix P of the policy; a SUFFIX is a scope's key behind P, a NODE is "QUEUE|SUFFIX":
 --   q          how many tickets are in the line; no key, no line
---   t          hash: ticket "QUEUE/ID" -> "costs rank flow key start": rank 16 digits, start the latest one expected when it joined (us)
+--   t          hash: ticket "QUEUE/ID" -> rank(7) start(7) "costs |VALUES key": start is the latest one expected when it joined (us);
+--              costs are empty for "requests=1"
 --   f          hash: flow "QUEUE|VALUES" -> "tickets hour suffix rank tag weight tenant suffixes units;own": suffix and rank say where
 --              and as what it waits, "-" nowhere; tag is its tenant's at ROOT; suffixes narrow to broad, by "+"; units
 --              "requests=1" if all tickets cost that, else "unit=sum/least/most,..."
@@ -19,8 +20,9 @@
 --   g:NODE     sorted set: tenants by their tag, where it is above V and no flow has it
 --   u          hash: "n NODE" -> "tickets V units"; "line" -> "rank front limits_at hour": the last ranks given, since when nodes were
 --              looked at by "limits", when keys were renewed
---   z          hash: queue -> "asked tickets weights first last": when a server asked for it last, what waits in it, and
---              the first and last appointment of servers that will ask
+--   z          hash: queue -> "asked tickets weights first last with": when a server asked for it last, what waits in it, the first and
+--              last appointment of servers that will ask, and what queues that are asked for together have in common, "-" if it is alone
+--   s:SUFFIX   string: the turns of queues that are not (line_turns.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged; k:PROCESS: what they took
 -- Every key has a TTL of a day, or of two periods of the longest window, and is renewed while it is used.
 --
@@ -34,10 +36,13 @@ local new_line
 do
 local match, gmatch, sub, find, format = string.match, string.gmatch, string.sub, string.find, string.format
 local max, min, ceil = math.max, math.min, math.ceil
+local pack7, unpack7 = codec.pack7, codec.unpack7
 
 local RANK_ZERO = 4503599627370496 -- ranks before the first are negative
 local UNPACK = 4000     -- how many values go with one call to Redis; even
 local DEAD = 60000000   -- us without a server that asks, after which a queue holds up nobody
+local LOOK_AGAIN = 1000000 -- us after which one that leaves room for others looks again, at the latest
+local COMMON = 'requests=1' -- the costs of most tickets
 local SHARE = 100000000 -- what a tag moves by for all that a window holds
 
 function new_line(call)
@@ -51,9 +56,9 @@ function new_line(call)
     added = {}, gone = {}, placed = {},                                    -- to be written in the end
     rank = false, front = false, limits_at = false, renewed = false, renew = false,       -- of the field "line"
     read = false, read_all = false, write = false, read_line = false, queue_of = false, alive = false, node_of = false, flow_of = false,
-    new_flow = false, scopes_of = false, nodes_of = false, blocker = false, count_units = false, units_of = false, share = false,
+    new_flow = false, ticket = false, new_ticket = false, scopes_of = false, nodes_of = false, blocker = false, count_units = false, units_of = false, share = false,
     tag_of = false, set_tag = false, charge = false, waiting = false, score = false, due_at = false, set_due = false, due = false, reopen = false, place = false,
-    first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY,
+    first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY, turns = nil,
   }
   local fields, written, nodes, flows, dues, dues_changed = L.fields, L.written, L.nodes, L.flows, L.dues, L.dues_changed
   for i = 1, #call.scopes do L.numbers[call.scopes[i].attributes] = i end
@@ -106,8 +111,10 @@ function new_line(call)
     if L.before > 0 then
       local all = redis.call('HGETALL', P .. 'z')
       for i = 1, #all, 2 do
-        local asked, n, weights, first, last = match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
-        L.queues[all[i]] = {name = all[i], asked = asked + 0, n = n + 0, weights = weights + 0, first = first + 0, last = last + 0, changed = false}
+        local asked, n, weights, first, last, with = match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+        L.queues[all[i]] = {
+          name = all[i], asked = asked + 0, n = n + 0, weights = weights + 0, first = first + 0, last = last + 0, with = with == '-' and '=' .. all[i] or with, changed = false,
+        }
       end
     end
     local own = L.read('u', 'line')
@@ -118,7 +125,7 @@ function new_line(call)
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = {name = name, asked = now, n = 0, weights = 0, first = 0, last = 0, changed = false}
+      q = {name = name, asked = now, n = 0, weights = 0, first = 0, last = 0, with = '=' .. name, changed = false}
       L.queues[name] = q
     end
     return q
@@ -241,12 +248,26 @@ function new_line(call)
     return flow
   end
 
+  -- new_ticket puts a ticket in a flow.
+  function L.new_ticket(id, flow, costs, rank, key, start)
+    local text = costs.text ~= COMMON and costs.text or ''
+    L.write('t', id, pack7(rank + 0) .. pack7(start) .. text .. ' ' .. flow.values .. ' ' .. key)
+  end
+
+  -- ticket -> the id of its flow, the text of its costs, its key, its rank as text; nil if it is not in line.
+  function L.ticket(id)
+    local record = L.read('t', id)
+    if not record then return nil end
+    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 15)
+    return match(id, '^[^/]*') .. values, costs ~= '' and costs or COMMON, key, format('%d', unpack7(record, 1))
+  end
+
   -- The scopes of a flow whose windows the policy still has, narrow to broad, and the time at which they stand.
   function L.scopes_of(flow)
     local list = flow.scopes
     if list then
       for i = 1, #list do
-        if list[i].own ~= flow.own and list[i].of.of_tenant then scopes.open(call, list[i].suffix, list[i].number, flow.own) end
+        if list[i].own ~= flow.own and list[i].of.of_tenant then scopes.open(call, list[i].suffix, list[i].of.number, flow.own) end
       end
       return list, windows.align(call, list)
     end
@@ -276,25 +297,35 @@ function new_line(call)
     return list
   end
 
+  -- When a window may have room behind `before` units.
+  local function opens_at(scope, i, at, cost, before)
+    local window, st, opens = call.windows[i], scope.states[i], at
+    if cost > 0 then
+      local algorithm = window.algorithm
+      opens = algorithm.fits_at(st, at, at, cost, before, 1)
+      if opens > at and algorithm.opens_at then opens = algorithm.opens_at(st, at) end
+    end
+    if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before) end
+    return opens
+  end
+
   -- blocker -> the first scope, narrow to broad, that has no room for the costs, and when it may have. The third says that
-  -- they exceed for ever what one holds.
+  -- they exceed for ever what one holds. L.turns, if set, has it leave room for others whose turn it is.
   function L.blocker(flow, costs)
     local list, at = L.scopes_of(flow)
     local blocked, blocked_until, by_window = nil, at, costs.windows
     for s = 1, #list do
       local scope = list[s]
       if scope.failed then return scope, now + 1000000, false end
-      local of, states, ahead = scope.of.windows, scope.states, scope.ahead
+      local of, ahead = scope.of.windows, scope.ahead
+      local turn = L.turns and L.turns.at(flow, scope)
       for j = 1, #of do
         local i = of[j]
-        local window, st, cost, opens = call.windows[i], states[i], by_window[i], at
-        local algorithm, before = window.algorithm, ahead and ahead[window.unit] or 0
-        if cost > 0 then
-          if cost > algorithm.capacity(st) then return nil, at, true end
-          opens = algorithm.fits_at(st, at, at, cost, before, 1)
-          if opens > at and algorithm.opens_at then opens = algorithm.opens_at(st, at) end
-        end
-        if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before) end
+        local window, cost = call.windows[i], by_window[i]
+        if cost > 0 and cost > window.algorithm.capacity(scope.states[i]) then return nil, at, true end
+        local before, reserved = ahead and ahead[window.unit] or 0, turn and turn.reserved[window.unit] or 0
+        local opens = opens_at(scope, i, at, cost, before + reserved)
+        if opens > at and reserved > 0 then opens = min(opens, max(opens_at(scope, i, at, cost, before), turn.lapses), at + LOOK_AGAIN) end
         if opens > at and (not blocked or blocked == scope) then
           blocked = scope
           if opens > blocked_until then blocked_until = opens end
@@ -421,7 +452,7 @@ function new_line(call)
     L.due(flow.queue, flow.suffix, blocked and time or now)
   end
 
-  -- first_ticket -> {id, costs, rank, flow, record}, or nil: those that were taken are removed in the end.
+  -- first_ticket -> {id, costs, rank, key}, or nil: those that were taken are removed in the end.
   function L.first_ticket(flow)
     while true do
       local id = flow.heads and flow.heads[flow.head]
@@ -436,11 +467,8 @@ function new_line(call)
         end
         L.read_all('t', flow.heads)
       end
-      local record = L.read('t', id)
-      if record then
-        local costs, rank, of = match(record, '^(%S+) (%S+) (%S+)')
-        if of == flow.id then return {id = id, costs = windows.costs_of(call, costs), rank = rank, record = record} end
-      end
+      local of, costs, key, rank = L.ticket(id)
+      if of == flow.id then return {id = id, costs = windows.costs_of(call, costs), rank = rank, key = key} end
       -- It was evicted, or is a leftover of a line that expired.
       flow.head, flow.popped = flow.head + 1, flow.popped + 1
     end
@@ -658,7 +686,7 @@ function new_line(call)
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then
         list[#list + 1] = name
-        list[#list + 1] = format('%d %d %d %d %d', q.asked, q.n, q.weights, q.first, q.last)
+        list[#list + 1] = format('%d %d %d %d %d %s', q.asked, q.n, q.weights, q.first, q.last, q.with == '=' .. name and '-' or q.with)
       end
     end
     call_in_parts('HSET', P .. 'z', list)

@@ -61,24 +61,51 @@ function new_join(L)
     return floor((before + debt) * others + 1e-6) + ceil(others) * cost
   end
 
-  -- In a sliding window a ticket that does not fit beside those before it, of which each costs `most` at the most, goes at the latest
-  -- one period after the last of them that has to be gone, which another window may hold up longer. That is exact where all of
-  -- the flow cost the same.
-  local function after_own(flow, window, st, cost, position, most)
-    local span = floor((st.limit - cost) / most) + 1
-    if window.kind ~= 's' or #call.windows == 1 or position < span then return 0 end
+  -- latest_after_own tells when a ticket can go at the latest, given that the tickets of its flow before it go by the times that they
+  -- were told: after the last of them, and when all windows are rid of those beside which it does not fit. Each of them costs `most` of a
+  -- window at the most. Where all windows are sliding and all that wait cost the same, that is exact.
+  local function latest_after_own(flow, list, at, by_window, most, position, exact)
+    local time = at
+    local function start_of(place)
+      place = format('%d', place)
+      local id = redis.call('ZRANGE', P .. 'f:' .. flow.id, place, place)[1]
+      local record = id and L.read('t', id)
+      return record and codec.unpack7(record, 8)
+    end
     L.flush_added()
-    local place = format('%d', position - span)
-    local id = redis.call('ZRANGE', P .. 'f:' .. flow.id, place, place)[1]
-    local record = id and L.read('t', id)
-    local start = record and match(record, '(%d+)$')
-    return start and start + st.period or 0
+    if not exact then time = max(time, start_of(position - 1) or at) end
+    for s = 1, #list do
+      local scope, of = list[s], list[s].of.windows
+      for j = 1, #of do
+        local i = of[j]
+        local algorithm, st, cost = call.windows[i].algorithm, scope.states[i], by_window[i]
+        if cost > 0 and algorithm.rid_at then
+          local span = floor((algorithm.capacity(st) - cost) / most[i]) + 1
+          local start = position >= span and start_of(position - span)
+          if start then time = max(time, algorithm.rid_at(st, start, (span - 1) * most[i] + cost)) end
+        end
+      end
+    end
+    return time
+  end
+
+  -- open_from tells from when on all windows are open together. It is bounded as windows.fits_at is.
+  local function open_from(list, at, by_window, time)
+    for _ = 1, 100 do
+      local from = time
+      for s = 1, #list do
+        local of = list[s].of.windows
+        for j = 1, #of do time = max(time, windows.fits_window(list[s], of[j], at, from, by_window[of[j]], 0, 1)) end
+      end
+      if time == from then break end
+    end
+    return time
   end
 
   -- expected_start tells when a ticket will fit that comes last in its flow, or behind `behind` others of it: the least
   -- and the most. With all_first, whoever waits goes first. `fits`, if given, gets by window when it fits alone.
   local function expected_start(flow, list, at, costs, behind, all_first, fits)
-    local least_time, most_time, by_window = at, at, costs.windows
+    local least_time, most_time, by_window, largest, exact = at, at, costs.windows, {}, true
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
       for j = 1, #of do
@@ -89,12 +116,13 @@ function new_join(L)
           local waiting = waiting_units(flow, scope, window.unit)
           local sum, least, most = waiting[1], waiting[2], waiting[3]
           local same = sum == 0 or least == most and least == cost
+          largest[i] = max(most, cost)
+          exact = exact and same and window.kind == 's'
           local each = same and cost or 1
           low = window.algorithm.fits_at(st, at, at, cost, sum, each)
           if scope.upstream then low = upstream().fits_at(scope, window, st, at, low, cost, sum) end
-          local in_flow = 0
           if low > at then
-            in_flow = L.units_of(flow, window.unit)
+            local in_flow = L.units_of(flow, window.unit)
             local before = behind and min(in_flow, behind * cost) or in_flow
             local ahead = sum - in_flow + before
             if not scope.of.of_tenant and not all_first and sum > in_flow then
@@ -104,12 +132,7 @@ function new_join(L)
           end
           high = low
           if not same then
-            most = max(most, cost)
-            high = max(low, windows.fits_window(scope, i, at, at, cost, min(codec.MOST, waiting[4] * most), most))
-            if high > at and flow.n > 0 then high = max(high, after_own(flow, window, st, cost, behind or flow.n, most)) end
-          elseif in_flow > 0 and low > at then
-            local own = after_own(flow, window, st, cost, behind or flow.n, cost)
-            low, high = max(low, own), max(high, own)
+            high = max(low, windows.fits_window(scope, i, at, at, cost, min(codec.MOST, waiting[4] * largest[i]), largest[i]))
           end
         elseif scope.upstream then
           low = upstream().fits_at(scope, window, st, at, at, 0, 0)
@@ -119,6 +142,12 @@ function new_join(L)
         if low > least_time then least_time = low end
         if high > most_time then most_time = high end
       end
+    end
+    local position = behind or flow.n
+    if #call.windows > 1 and most_time > at then
+      if position > 0 then most_time = max(most_time, latest_after_own(flow, list, at, by_window, largest, position, exact)) end
+      most_time = open_from(list, at, by_window, most_time)
+      if exact then least_time = most_time end
     end
     return min(least_time, codec.MOST), min(most_time, codec.MOST)
   end
@@ -181,8 +210,8 @@ function new_join(L)
         for i = 1, #r.suffixes do
           local waiting = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. r.suffixes[i])
           if waiting == 1 and id then
-            local own = L.read('t', id)
-            local flow = own and L.flow_of(match(own, '^%S+ %S+ (%S+)'))
+            local own = L.ticket(id)
+            local flow = own and L.flow_of(own)
             if flow and flow.n == 1 and flow.queue == name and flow.suffix == r.suffixes[i] then waiting = 0 end
           end
           if waiting > 0 then return true end
@@ -205,9 +234,8 @@ function new_join(L)
   end
 
   function J.remove(id)
-    local record = L.read('t', id)
-    if not record then return false end
-    local text, _, of = match(record, '^(%S+) (%S+) (%S+)')
+    local of, text = L.ticket(id)
+    if not of then return false end
     local flow = L.flow_of(of)
     L.flush_added()
     if not flow then
@@ -233,9 +261,8 @@ function new_join(L)
 
   function J.join(r, list, at)
     local costs = windows.costs_of(call, r.costs_text)
-    local known = L.read('t', r.ticket)
-    if known then
-      local of = match(known, '^%S+ %S+ (%S+)')
+    local of = L.ticket(r.ticket)
+    if of then
       if of == r.flow then
         L.flush_added()
         local flow, behind = L.flow_of(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
@@ -276,7 +303,7 @@ function new_join(L)
       q.weights = q.weights + flow.weight
       if call.only_tenants then flow.tag = max(L.tag_of(L.node_of(flow.queue, windows.ROOT), flow), 0) end
     end
-    L.write('t', r.ticket, r.costs_text .. ' ' .. rank .. ' ' .. r.flow .. ' ' .. r.key .. format(' %d', high))
+    L.new_ticket(r.ticket, flow, costs, rank, r.key, high)
     local added = L.added[r.flow]
     if not added then
       added = {}

@@ -18,7 +18,7 @@ local FORGET = 10000    -- us after which an appointment that was not kept is fo
 function new_take(L)
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
-  local T = {}
+  local T, turns = {}, nil
 
   -- The first flows of a node, in order, with their tickets and scopes, in a few calls.
   local function load_list(node, n)
@@ -141,7 +141,7 @@ function new_take(L)
   -- hand_out adds a ticket to what is taken: a text, when it was granted, and how much each window has then.
   local function hand_out(taken, flow, ticket, status, at)
     local n = #taken
-    taken[n + 1] = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status
+    taken[n + 1] = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' .. flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
     taken[n + 2] = at
     taken.n = taken.n + 1
     if not flow.static then flow.static = format(' %d ', flow.weight) .. table.concat(flow.suffixes, '+') .. ';' .. flow.own_text end
@@ -198,6 +198,7 @@ function new_take(L)
             local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
             windows.take(call, list, ticket.costs.windows, at, 0, id)
             L.charge(flow, ticket.costs, 1)
+            if turns then turns.charge(flow, ticket.costs) end
             hand_out(taken, flow, ticket, '1', at)
           end
           table.remove(root.list, 1)
@@ -229,7 +230,11 @@ function new_take(L)
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
     local time = L.due_at(q.name, ROOT)
-    if time and time <= now then serve_root(q, want, taken, STEPS + want) end
+    if time and time <= now then
+      L.turns = turns
+      serve_root(q, want, taken, STEPS + want)
+      L.turns = nil
+    end
   end
 
   -- Other limits may let in whoever waits, and everybody has to be looked at again. While workers
@@ -255,7 +260,7 @@ function new_take(L)
     local J = new_join(L)
     L.read_line()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, costs, rank, flow_id, key, tenant, weight, list, own = match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) %S+ (%S+) 1 (%S+) ([^;]*);([^\t]*)')
+      local id, costs, rank, flow_id, key, tenant, weight, list, own = match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) 1 (%S+) ([^;]*);([^\t]*)')
       if id and not L.read('t', id) then -- what never fits is not put back
         local suffixes = {}
         for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end
@@ -290,18 +295,27 @@ function new_take(L)
     L.read_all('u', fields)
     L.read_line()
     look_at_changes()
+    local with = nil -- the least name of all that were asked for together
+    for i = 1, #names do
+      local q = L.queues[names[i]]
+      if q and (not with or q.with < with) then with = q.with end
+    end
+    if with and next(L.queues, next(L.queues)) then turns = new_turns(L, names, with) end
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q then
-        q.asked, q.changed = now, true
+        q.asked, q.with, q.changed = now, with, true
         if q.n > 0 then serve(q, want, taken) end
       end
     end
+    if turns then turns.write() end
     L.flush()
     local first, time = nil, 0
     for i = 1, #names do
       local q = L.queues[names[i]]
-      if q and q.n > 0 then
+      if q and q.n == 0 and q.last > 0 then
+        q.first, q.last, q.changed = 0, 0, true -- servers of an empty queue ask when they are nudged
+      elseif q and q.n > 0 then
         local head = redis.call('ZRANGE', P .. 'd:' .. q.name, '0', '0', 'WITHSCORES')[2]
         local at = head and head + 0 or now + LATEST
         if not first or at < time then first, time = q, at end

@@ -13,6 +13,8 @@
 --   load(p1, p2, p3, p4, payload, now) -> st, the state as it is at `now`, from the parameters and the bytes (or nil)
 --   fits_at(st, now, from, cost, ahead, each) -> time >= from, the earliest at which `cost` units fit if `ahead`
 --                                       units go first, tickets of `each` (1: any); reads only
+--   rid_at(st, start, units) -> time    if there: from when on a cost fits that did not beside a ticket granted at `start`, if no
+--                                       more than `units` were granted since, itself included
 --   opens_at(st, now) -> time           if there: the next look at a full window, if nothing is given back before
 --   take(st, now, cost, hold, id)       counts `cost` units, which may be held for `hold` by the reservation `id`
 --   give_back(st, now, at, cost, id) -> units, at most what was taken at `at` and still counts
@@ -25,17 +27,19 @@
 
 local scopes
 do
-local byte, char, sub, ceil = string.byte, string.char, string.sub, math.ceil
+local byte, char, sub, format, ceil = string.byte, string.char, string.sub, string.format, math.ceil
 local pack7, unpack7 = codec.pack7, codec.unpack7
 
 local FORMAT = 1
+
+local function fail(scope, reason) scope.failed = 'SLUICE_STATE key ' .. scope.call.P .. scope.suffix .. ': ' .. reason end
 
 -- The state of a window from its bytes, by the policy's parameters or the tenant's own.
 local function load_window(scope, i, payload)
   local window = scope.call.windows[i]
   local algorithm, own = window.algorithm, scope.own and scope.own[window.name]
   if payload and not algorithm.readable(payload) then
-    scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': window ' .. window.name .. ' is damaged'
+    fail(scope, 'window ' .. window.name .. ' is damaged')
     payload = nil
   end
   local st
@@ -50,14 +54,22 @@ local function load_window(scope, i, payload)
   scope.states[i] = st
 end
 
+-- counts tells whether the scope has a window of that name.
+local function counts(scope, name)
+  for _, i in ipairs(scope.of.windows) do
+    if scope.call.windows[i].name == name then return true end
+  end
+  return false
+end
+
 -- parse reads the value's sections into the windows' states; what it cannot read is said in scope.failed.
 local function parse(scope, raw)
   local len, heads = #raw, scope.of.heads
   if byte(raw, 1) ~= FORMAT then
-    scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': format ' .. (byte(raw, 1) or 'none') .. ' is not ' .. FORMAT
+    fail(scope, 'format ' .. (byte(raw, 1) or 'none') .. ' is not ' .. FORMAT)
     return
   elseif len < 8 then
-    scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': value cut short'
+    fail(scope, 'value cut short')
     return
   end
   local last, i = unpack7(raw, 2), 9
@@ -67,7 +79,7 @@ local function parse(scope, raw)
     local a, b, c = byte(raw, kind + 8, kind + 10)
     local ends = c and kind + 10 + a * 65536 + b * 256 + c
     if not ends or ends > len then
-      scope.failed = 'SLUICE_STATE key ' .. scope.key .. ': section cut short'
+      fail(scope, 'section cut short')
       return
     end
     local expires = unpack7(raw, kind + 1)
@@ -79,7 +91,7 @@ local function parse(scope, raw)
         if byte(raw, i + 1) == 33 then -- '!'
           scope.upstream = scope.upstream or {}
           scope.upstream[sub(raw, i + 1, kind - 1)] = {kind = sub(raw, kind, kind), expires = expires, payload = sub(raw, kind + 11, ends)}
-        elseif not scope.of.names[sub(raw, i + 1, kind - 1)] then -- what another algorithm left cannot be read: the window starts empty
+        elseif not counts(scope, sub(raw, i + 1, kind - 1)) then -- what another algorithm left cannot be read: the window starts empty
           scope.others = scope.others or {}
           scope.others[#scope.others + 1] = {expires = expires, bytes = sub(raw, i, ends)}
         end
@@ -115,18 +127,15 @@ local function open(call, suffix, number, own)
     end
     return scope
   end
-  local key = call.P .. suffix
-  local raw = call.raw[suffix]
-  if raw == nil then raw = redis.call('MGET', key)[1] end -- which says of a list or a hash that it is nil
-  scope = {
-    call = call, key = key, suffix = suffix, number = number, of = of, own = own, now = call.now, states = {},
-    upstream = nil, others = nil, failed = nil, changed = nil,
-  }
+  local raw, read = call.raw[suffix], true
+  if raw == nil then raw, read = redis.call('MGET', call.P .. suffix)[1], false end
+  -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
+  scope = {call = call, suffix = suffix, of = of, own = own, now = call.now, states = {false, false}, changed = false, upstream = nil}
   call.open[suffix] = scope
   if raw then
     parse(scope, raw)
-  elseif redis.call('EXISTS', key) == 1 then
-    scope.failed = 'SLUICE_STATE key ' .. key .. ': not a string'
+  elseif not read and redis.call('EXISTS', call.P .. suffix) == 1 then
+    fail(scope, 'not a string')
   end
   local list, states = of.windows, scope.states
   for j = 1, #list do
@@ -135,42 +144,61 @@ local function open(call, suffix, number, own)
   return scope
 end
 
+-- keep keeps the values of scopes for open; from is where they begin, and their keys. MGET says of a list or a hash that there is no value: if one of
+-- them may be that, open looks again.
+local function keep(call, suffixes, keys, values, from)
+  local raw, missing, n = call.raw, {}, 0
+  for i = 1, #suffixes do
+    local value = values[from + i - 1]
+    raw[suffixes[i]] = value
+    if not value then
+      n = n + 1
+      missing[n] = keys[from + i - 1]
+    end
+  end
+  if n > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
+    for i = 1, #suffixes do raw[suffixes[i]] = values[from + i - 1] or nil end
+  end
+end
+
 -- read reads the values of scopes that will be opened, in one call.
 local function read(call, suffixes)
   local n = #suffixes
   if n < 2 then return end
   local P, keys = call.P, {}
   for i = 1, n do keys[i] = P .. suffixes[i] end
-  local values = redis.call('MGET', unpack(keys))
-  for i = 1, n do call.raw[suffixes[i]] = values[i] end
+  keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
 end
 
-local function section(head, expires, payload)
-  local size = #payload
-  return head .. pack7(expires) .. char((size - size % 65536) / 65536, (size - size % 256) / 256 % 256, size % 256) .. payload
+-- section is what goes before a payload. Long strings are only joined once, in the end: every byte of a new one costs time.
+local function section(head, expires, size)
+  return head .. pack7(expires) .. char((size - size % 65536) / 65536, (size - size % 256) / 256 % 256, size % 256)
 end
 
 -- write writes what has not expired, and lets Redis forget it at its own time plus what the
 -- longest-lived section still needs. Redis counts that from the millisecond in which the script began: one
 -- more is never too early.
+local before, before_at, ttl, ttl_ms -- what the last value began with, and its TTL: those of one batch are alike
 local function write(call, scope)
-  local now, expires, windows, list = scope.now, 0, call.windows, scope.of.windows
-  local parts, n = {char(FORMAT) .. pack7(now)}, 1
+  local now, expires, windows, list, key = scope.now, 0, call.windows, scope.of.windows, call.P .. scope.suffix
+  if before_at ~= now then before, before_at = char(FORMAT) .. pack7(now), now end
+  local parts, n = {before, '', '', '', ''}, 1 -- made for two windows, as it is slow to grow
   for j = 1, #list do
     local window, st = windows[list[j]], scope.states[list[j]]
     local algorithm = window.algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, now)
     if kept > now then
-      n = n + 1
-      parts[n] = section(window.head, kept, algorithm.payload(st, now))
+      local payload = algorithm.payload(st, now)
+      parts[n + 1], parts[n + 2] = section(window.head, kept, #payload), payload
+      n = n + 2
       if kept > expires then expires = kept end
     end
   end
   if scope.upstream then
     for name, s in pairs(scope.upstream) do
       if s.expires > now then
-        n = n + 1
-        parts[n] = section(char(#name) .. name .. s.kind, s.expires, s.payload)
+        parts[n + 1], parts[n + 2] = section(char(#name) .. name .. s.kind, s.expires, #s.payload), s.payload
+        n = n + 2
         if s.expires > expires then expires = s.expires end
       end
     end
@@ -185,14 +213,17 @@ local function write(call, scope)
     end
   end
   if n == 1 then
-    redis.call('DEL', scope.key)
+    redis.call('DEL', key)
   else
-    redis.call('SET', scope.key, table.concat(parts), 'PX', string.format('%d', ceil((expires - call.now) / 1000) + 1))
+    local ms = ceil((expires - call.now) / 1000) + 1
+    if ttl_ms ~= ms then ttl, ttl_ms = format('%d', ms), ms end
+    redis.call('SET', key, table.concat(parts, '', 1, n), 'PX', ttl)
   end
 end
 
 scopes = {
   open = open,
+  keep = keep,
   read = read,
   reload = reload,
 

@@ -99,6 +99,8 @@ algorithms['s'] = {
     return max(from, now + cycles * st.period)
   end,
 
+  rid_at = function(st, start) return start + st.period end,
+
   take = function(st, now, cost)
     local time = st.time
     if time == now then
@@ -161,10 +163,14 @@ algorithms['s'] = {
     return unpack7(st.data, #st.data - st.width + 1) + st.period
   end,
 
+  -- The newest entry is joined here, not before: every copy of a long value costs time.
   payload = function(st)
-    close_newest(st)
-    if merges(st) then return char(st.width + MERGED) .. pack7(st.used) .. pack7(st.began) .. sub(st.data, st.first) end
-    return char(st.width) .. pack7(st.used) .. sub(st.data, st.first)
+    if st.time and st.units > 255 then close_newest(st) end -- which may widen the others
+    local newest = st.time and pack_entry(st.time, st.units, st.width) or ''
+    if st.limit > ENTRIES or #st.data + #newest - st.first >= ENTRIES * st.width then
+      return char(st.width + MERGED) .. pack7(st.used) .. pack7(st.began) .. sub(st.data, st.first) .. newest
+    end
+    return char(st.width) .. pack7(st.used) .. sub(st.data, st.first) .. newest
   end,
 }
 end

@@ -8,7 +8,7 @@
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window then has counted (units):
 --   at     when this was decided (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
---   text   "ticket costs rank flow key start tenant status", status 1: granted, 7: never fits, and is not charged
+--   text   "ticket costs rank flow key tenant status", status 1: granted, 7: never fits, and is not charged
 --
 -- What was taken is kept for a minute: the same call, repeated, is answered alike, but for what windows count. The next call of the
 -- process acknowledges it. What is not acknowledged for 5 s is put back by whoever takes next.
@@ -30,7 +30,7 @@ if before then
   local seq = codec.unpack7(before, 1)
   if seq == call.seq then
     local out = {codec.unpack7(before, 8), codec.unpack7(before, 15), sub(before, 22, 31)}
-    for text, at in gmatch(sub(before, 32), '(%S+ %S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
+    for text, at in gmatch(sub(before, 32), '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
       out[#out + 1] = at == '' and out[1] or at + 0
       for _ = 1, #call.windows do out[#out + 1] = 0 end

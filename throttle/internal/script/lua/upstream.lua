@@ -1,9 +1,9 @@
 -- upstream.lua: what the upstream said of a scope, in sections of its value beside those of the windows.
 --
---   !       a pause (kind "p"): until(7) ramp(7) gone(7) set(7)
+--   !       a pause (kind "p"): until(7) ramp(7) gone(7) set(7) by
 --           Nothing is granted before `until`. From then on `ramp` is the time in which one window's
 --           worth is let out, evenly, and `gone` how much of that was granted since, in parts of
---           SHARE. It was set for something granted at the time `set` or before.
+--           SHARE. It was set for something granted at the time `set` or before, of the tenant `by` (escaped; "-" is none).
 --   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.
@@ -68,13 +68,15 @@ function upstream()
   end
 
   -- pause_upstream notes that the upstream refused what was granted at `at`. Refusals of what was granted
-  -- before it was known are one; the next one, of what was let out since, doubles the ramp.
-  local function pause(scope, now, at, wait, ramp, ramp_most)
+  -- before it was known are one; the next one, of what was let out since, doubles the ramp. It tells whether a pause began.
+  local function pause(scope, now, at, wait, ramp, ramp_most, by)
     local until_time, set = now + wait, now
     local before = section_of(scope, '!', 'p', now)
-    local gone = 0
+    local gone, begins = 0, true
     if before then
       local ends, slope = unpack7(before.payload, 1), unpack7(before.payload, 8)
+      begins = ends <= now
+      if ends >= until_time then by = sub(before.payload, 29) end -- whose refusal is the longest
       until_time = max(until_time, ends) -- exempt tenants call, and are refused, meanwhile
       if at <= unpack7(before.payload, 22) then
         ramp, set = max(ramp, slope), unpack7(before.payload, 22)
@@ -83,7 +85,23 @@ function upstream()
         ramp = min(max(ramp, 2 * slope), ramp_most)
       end
     end
-    put(scope, '!', 'p', until_time + 4 * ramp, pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set))
+    put(scope, '!', 'p', until_time + 4 * ramp, pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set) .. by)
+    return begins
+  end
+
+  -- paused(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a ramp; empty if there is none.
+  local function paused(list, now)
+    local last, text = now, ''
+    for i = 1, #list do
+      local section = section_of(list[i], '!', 'p', now)
+      if section then
+        local ends, ramp = unpack7(section.payload, 1), unpack7(section.payload, 8)
+        if ends + ramp > last then
+          last, text = ends + ramp, string.format('%d %d ', ends, ends + ramp) .. sub(section.payload, 29)
+        end
+      end
+    end
+    return text
   end
 
   -- remaining notes how many units the upstream has left after a call that was granted at `at`, until
@@ -103,7 +121,7 @@ function upstream()
     put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   end
 
-  made = {fits_at = fits_at, put = put, take = take, pause = pause, remaining = remaining}
+  made = {fits_at = fits_at, put = put, take = take, pause = pause, paused = paused, remaining = remaining}
   return made
 end
 end

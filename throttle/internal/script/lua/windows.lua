@@ -3,14 +3,14 @@
 -- KEYS  1 the count of the policy's line, sluice:{POLICY}:q, whose beginning P is that of all the policy's keys
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
---       4 number of scopes S       5 number of windows W       6 limits: a text of the windows, by which a change is noticed
---       7.. S lists of attributes ("tenant", "tenant,user", "" for shared), narrow to broad
---       then W times 8 values: scope (1 to S), name, kind, unit, p1, p2, p3, p4 (see the kind's file)
+--       4 scopes: of each the attributes and ";", narrow to broad: "tenant,user;tenant;", shared: ";"
+--       5 windows: of each 8 values by blanks, and ";": scope (1 to S), name, kind, unit, p1, p2, p3, p4 (see the kind's file)
+--       6 lists: those that stand for p4 where that is "@", each with a ";"
 --       then what the script's own file says, from ARGV[call.first] on
 --
--- A call is a table: P, now, process, seq, first, limits; leases: some window holds what is granted; only_tenants: no attribute but
--- the tenant counts; scopes: list of {attributes, of_tenant, windows, heads, names}; windows: list of {name, kind, unit, algorithm, head, p1 .. p4};
--- open: scopes by key; raw: values read ahead.
+-- A call is a table: P, now, process, seq, first; limits: ARGV 5; leases: some window holds what is granted; only_tenants: no
+-- attribute but the tenant counts; scopes: list of {number, attributes, of_tenant, windows, heads}; windows: list of {name, kind, unit,
+-- algorithm, head, p1 .. p4}; open: scopes by key; raw: values read ahead; texts: what was made of costs and of own parameters.
 
 local windows
 do
@@ -18,13 +18,13 @@ local find, gmatch, char, sub = string.find, string.gmatch, string.char, string.
 
 -- "requests=1,tokens=5" -> {text, units = {requests = 1, tokens = 5}, windows = {1, 5}}, one table for equal texts.
 local function costs_of(call, text)
-  local costs = call.costs[text]
+  local costs = call.texts[text]
   if costs then return costs end
   local units, by_window = {}, {}
   for unit, n in gmatch(text, '([^=,]+)=(%d+)') do units[unit] = n + 0 end
   for i = 1, #call.windows do by_window[i] = units[call.windows[i].unit] or 0 end
   costs = {text = text, units = units, windows = by_window}
-  call.costs[text] = costs
+  call.texts[text] = costs
   return costs
 end
 
@@ -52,31 +52,39 @@ windows = {
       local t = redis.call('TIME')
       now = t[1] * 1000000 + t[2]
     end
-    local scopes, list, nscopes, nwindows = {}, {}, argv[4] + 0, argv[5] + 0
-    local leases, only_tenants = false, true
-    for i = 1, nscopes do
-      local attributes = argv[6 + i]
-      if attributes ~= '' and attributes ~= 'tenant' then only_tenants = false end
-      local of_tenant = attributes == 'tenant' or find(',' .. attributes .. ',', ',tenant,', 1, true) and true or false
-      scopes[i] = {attributes = attributes, of_tenant = of_tenant, windows = {}, heads = {}, names = {}}
+    local scopes, list, nscopes, nwindows = {}, {}, 0, 0
+    local leases, only_tenants, lists, nlists = false, true, {}, 0
+    for attributes in gmatch(argv[4], '([^;]*);') do
+      local of_tenant = attributes == 'tenant'
+      if not of_tenant and attributes ~= '' then
+        only_tenants = false
+        of_tenant = find(',' .. attributes .. ',', ',tenant,', 1, true) and true or false
+      end
+      nscopes = nscopes + 1
+      scopes[nscopes] = {number = nscopes, attributes = attributes, of_tenant = of_tenant, windows = {}, heads = {}}
     end
-    local at = 7 + nscopes
-    for i = 1, nwindows do
-      local name, kind, scope, last = argv[at + 1], argv[at + 2], scopes[argv[at] + 0], argv[at + 7]
-      local algorithm, head = algorithms[kind], char(#name) .. name .. kind
+    for place, name, kind, unit, p1, p2, p3, p4 in gmatch(argv[5], '(%d+) (%S+) (%S) (%S+) (%d+) (%d+) (%d+) (%S+);') do
+      local scope, algorithm, head = scopes[place + 0], algorithms[kind], char(#name) .. name .. kind
       if algorithm.release then leases = true end
-      list[i] = {
-        name = name, kind = kind, unit = argv[at + 3], algorithm = algorithm, head = head,
-        p1 = argv[at + 4] + 0, p2 = argv[at + 5] + 0, p3 = argv[at + 6] + 0, p4 = tonumber(last) or last,
+      if p4 == '@' then
+        if nlists == 0 then
+          for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
+        end
+        nlists = nlists + 1
+        p4 = lists[nlists]
+      else
+        p4 = p4 + 0
+      end
+      nwindows = nwindows + 1
+      list[nwindows] = {
+        name = name, kind = kind, unit = unit, algorithm = algorithm, head = head, p1 = p1 + 0, p2 = p2 + 0, p3 = p3 + 0, p4 = p4,
       }
-      scope.windows[#scope.windows + 1] = i
-      scope.heads[head] = i
-      scope.names[name] = true
-      at = at + 8
+      scope.windows[#scope.windows + 1] = nwindows
+      scope.heads[head] = nwindows
     end
     return {
-      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = at, limits = argv[6], leases = leases,
-      only_tenants = only_tenants, scopes = scopes, windows = list, open = {}, raw = {}, costs = {}, owns = {}, waiting = 0, id_base = '',
+      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = 7, limits = argv[5], leases = leases,
+      only_tenants = only_tenants, scopes = scopes, windows = list, open = {}, raw = {}, texts = {}, waiting = 0,
     }
   end,
 
@@ -89,14 +97,14 @@ windows = {
   -- them -> {burst = {5, 3000000, 0}}, one table for equal texts; nil if it has none.
   own_parameters = function(call, text)
     if text == '' then return nil end
-    local own = call.owns[text]
+    local own = call.texts[text]
     if own then return own end
     own = {}
     for name, a, b, c in gmatch(text, '(%S+) (%S+) (%S+) (%S+);') do
       local window = call.windows[tonumber(name)]
       own[window and window.name or sub(name, 2)] = {a + 0, b + 0, c + 0}
     end
-    call.owns[text] = own
+    call.texts[text] = own
     return own
   end,
 
@@ -163,8 +171,8 @@ windows = {
     end
   end,
 
-  -- give_back gives back what was taken at `at`; given, if there, gets the units by window.
-  give_back = function(call, list, costs, now, at, id, given)
+  -- give_back gives back what was taken at `at`.
+  give_back = function(call, list, costs, now, at, id)
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
       scopes.touch(scope, now)
@@ -174,8 +182,7 @@ windows = {
         -- What was granted later than now, before a clock was set back, is in no state any more. What a lease
         -- holds is not what was settled since.
         if at <= now and (costs[i] > 0 or algorithm.release) then
-          local units = algorithm.give_back(scope.states[i], now, at, costs[i], id)
-          if given then given[i] = units end
+          algorithm.give_back(scope.states[i], now, at, costs[i], id)
         end
       end
     end

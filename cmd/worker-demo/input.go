@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+// loadPolicies reads a policy file, or stdin if its name is "-". ${NAME} in it stands for a variable of
+// the environment, but not on lines that are a comment.
+func (m *Main) loadPolicies(name string) ([]throttle.Policy, error) {
+	var data []byte
+	var err error
+	if name == "-" {
+		name = "stdin"
+		data, err = io.ReadAll(m.Stdin)
+	} else {
+		data, err = os.ReadFile(name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("policies: %w", err)
+	}
+	lines := strings.Split(string(data), "\n")
+	for i, line := range lines {
+		if strings.HasPrefix(strings.TrimSpace(line), "#") {
+			continue
+		}
+		if lines[i], err = environ.ExpandWith(line, m.Env, oneLine); err != nil {
+			return nil, fmt.Errorf("policies: %s:%d: %w", name, i+1, err)
+		}
+	}
+	return policyfile.Parse(name, []byte(strings.Join(lines, "\n")))
+}
+
+// oneLine refuses a value that would add lines to a policy file.
+func oneLine(value string) (string, error) {
+	if strings.ContainsAny(value, "\r\n") {
+		return "", errors.New("its value must be one line")
+	}
+	return value, nil
+}
+
+// What a jobs file may be.
+const (
+	formatAuto  = "auto" // by the name's end
+	formatCSV   = "csv"
+	formatJSONL = "jsonl"
+)
+
+func (c *RunCommand) readJobs() ([]jobs.Job, error) {
+	source := jobs.Source{Dir: ".", Env: c.Env}
+	source.CSV = c.Format == formatCSV || c.Format == formatAuto && strings.EqualFold(filepath.Ext(c.Jobs), ".csv")
+	if c.Jobs == "-" {
+		return source.Read("stdin", c.Stdin)
+	}
+	file, err := os.Open(c.Jobs)
+	if err != nil {
+		return nil, fmt.Errorf("--jobs: %w", err)
+	}
+	defer file.Close()
+	source.Dir = filepath.Dir(c.Jobs)
+	return source.Read(c.Jobs, file)
+}
+
+// readHeaders reads the headers of all calls.
+func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
+	var headers []jobs.Header
+	for _, text := range c.Headers {
+		h, err := jobs.ParseHeader(text, c.Env)
+		if err != nil {
+			return nil, fmt.Errorf("--header: %w", err)
+		}
+		headers = append(headers, h)
+	}
+	return headers, nil
+}

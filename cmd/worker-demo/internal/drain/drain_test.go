@@ -1,0 +1,149 @@
+package drain
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/forecast"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// piped makes clients of a miniredis in memory, for testing/synctest.
+type piped struct{ m *miniredis.Miniredis }
+
+func (p piped) MakeRedisClient() any {
+	return redis.NewClient(&redis.Options{
+		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return p.m.Dial() },
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}
+
+// answers calls inside the process.
+type answers func(path string) int
+
+func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: a(r.URL.Path), Body: http.NoBody, Header: http.Header{}, Request: r}, nil
+}
+
+// While jobs wait for minutes, Redis loses everything: they are still called, once each.
+func TestDrainFindsLostTasks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		client := piped{m}.MakeRedisClient().(*redis.Client)
+		defer client.Close()
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
+			Name: "p", Match: []string{"*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: 5 * time.Minute, Scope: throttle.Shared}},
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lines strings.Builder
+		for i := range 5 {
+			fmt.Fprintf(&lines, `{"id":"/%d","tenant":"t%d","url":"http://x/%d"}`+"\n", i, i%2, i)
+		}
+		list, err := jobs.Source{}.Read("jobs", strings.NewReader(lines.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := make(chan string, 100)
+		caller := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
+		caller.Client.Transport = answers(func(path string) int { calls <- path; return http.StatusOK })
+		var out bytes.Buffer
+		drain := &Drain{
+			Caller: caller, Client: client, Concurrency: 2, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
+			Queue: "q", Redis: piped{m}, Results: jobs.NewLog(&out),
+		}
+		time.AfterFunc(30*time.Second, m.FlushAll)
+		start := time.Now()
+		s, err := drain.Run(t.Context())
+		if err != nil || s.Succeeded != 5 || bytes.Count(out.Bytes(), []byte("\n")) != 5 || len(calls) != 5 {
+			t.Errorf("%v: %+v, %s, %d calls", err, s, out.String(), len(calls))
+		}
+		if took := time.Since(start); took < 6*time.Minute || took > 8*time.Minute {
+			t.Errorf("it took %v: 2 jobs at once, 2 when their loss was seen, 1 five minutes later", took)
+		}
+	})
+}
+
+// What is forecast is what it takes, where calls take no time and Redis holds nothing from before.
+func TestForecastIsHowLongItTakes(t *testing.T) {
+	t.Parallel()
+	for _, window := range []throttle.Window{
+		{Name: "w", Limit: 2, Period: time.Minute, Margin: time.Second, Scope: throttle.Shared},
+		{Name: "w", Limit: 2, Period: time.Minute},
+		{Name: "w", Algorithm: throttle.GCRA, Limit: 1, Period: time.Minute, Burst: 3, Scope: throttle.Shared},
+		{Name: "w", Algorithm: throttle.Fixed, Limit: 3, Period: time.Minute, Scope: throttle.Shared},
+		{Name: "w", Algorithm: throttle.Calendar, Limit: 3, Resets: "*/2 * * * *", Scope: throttle.Shared},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := miniredis.NewMiniRedis()
+			m.ClockTTL(true)
+			client := piped{m}.MakeRedisClient().(*redis.Client)
+			defer client.Close()
+			limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p", Match: []string{"*"}, Windows: []throttle.Window{window}}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var list []jobs.Job
+			for i := range 7 {
+				list = append(list, jobs.Job{ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x", Method: "GET", URL: "http://x/"})
+			}
+			want := forecast.Of(limiter, list, time.Now()).AtBest
+			caller := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
+			caller.Client.Transport = answers(func(string) int { return http.StatusOK })
+			d := &Drain{
+				Caller: caller, Client: client, Concurrency: 4, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
+				Queue: "q", Redis: piped{m}, Results: jobs.NewLog(io.Discard),
+			}
+			start := time.Now()
+			if _, err := d.Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); want < time.Minute || took < want || took > want+2*time.Second {
+				t.Errorf("%s: it took %v, forecast %v", window.Algorithm, took, want)
+			}
+		})
+	}
+}
+
+func TestProgressLooksAhead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := NewProgress(&out, time.Second)
+		// 10 were done before: the rate is that of this run. The windows say more than the rate.
+		p.Begin(Counts{Jobs: 100, Succeeded: 10}, 5*time.Minute)
+		time.Sleep(10 * time.Second)
+		p.Show(Counts{Jobs: 100, Succeeded: 10})
+		p.Show(Counts{Jobs: 100, Succeeded: 55, Failed: 5}) // too soon for another line
+		time.Sleep(10 * time.Second)
+		p.Show(Counts{Jobs: 100, Succeeded: 55, Failed: 5})
+		time.Sleep(280 * time.Second)
+		p.Show(Counts{Jobs: 100, Succeeded: 80, Failed: 5})
+		p.End(Counts{Jobs: 100, Succeeded: 95, Failed: 5})
+		at := func(left time.Duration) string { return time.Now().Add(left).Format(time.TimeOnly) }
+		want := "   10s  10 of 100 jobs done, 0 failed, 0 denials\n" +
+			"   20s  60 of 100 jobs done, 5 failed, 0 denials, 2.5 a second, done in about 4m40s, at " + at(0) + "\n" +
+			"  300s  85 of 100 jobs done, 5 failed, 0 denials, 0.25 a second, done in about 1m, at " + at(time.Minute) + "\n" +
+			"  300s  100 of 100 jobs done, 5 failed, 0 denials, 0.3 a second\n"
+		if out.String() != want {
+			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+		}
+	})
+}

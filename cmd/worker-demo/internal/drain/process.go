@@ -1,0 +1,138 @@
+package drain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// decided counts what the throttle decided of one task that a worker picked up.
+func (d *Drain) decided(ctx context.Context, _ *asynq.Task, decision throttle.Decision) {
+	id, _ := asynq.GetTaskID(ctx)
+	if d.OnDecision != nil {
+		d.OnDecision(id, decision)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.counts.Dequeues++
+	if !decision.Granted {
+		d.counts.Denials++
+	}
+	if r := d.open[id]; r != nil {
+		r.Wakes++
+	}
+	for _, w := range decision.Windows {
+		key := windowOf{decision.Policy, w.Name, w.Scope.String()}
+		d.used[key] = WindowUse{
+			Policy: key.policy, Window: key.window, Scope: key.scope,
+			Limit: w.Limit, MaxUsed: max(w.Used, d.used[key].MaxUsed), PeriodMS: show.Milliseconds(w.Period),
+		}
+	}
+}
+
+// process is asynq's handler of a task that got through.
+func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	if d.jobs[id] == nil {
+		return fmt.Errorf("the jobs hold no %q any more: %w", id, asynq.RevokeTask)
+	}
+	var p payload
+	if err := json.Unmarshal(t.Payload(), &p); err != nil {
+		return fmt.Errorf("payload of job %q: %w", id, err)
+	}
+	r, open := d.begin(id, p)
+	if !open {
+		return nil // it has its line, and asynq did not come to know
+	}
+	// Kept before the call, so that whoever comes after a crash knows that it was begun.
+	if err := keep(t, record{Result: r}); err != nil {
+		return err
+	}
+	var err error
+	r.Status, r.Answer, err = d.Caller.Call(ctx, p.Job)
+	if err == nil {
+		return d.end(t, r)
+	}
+	r.Error = err.Error()
+	var failure *call.Error
+	switch {
+	case !errors.As(err, &failure):
+		return err // the task was taken away, and runs again
+	case failure.Refused:
+		// All calls by the policy pause, and the job keeps its retries.
+		return fmt.Errorf("%w: %w", err, worker.RetryAfter(failure.RetryAfter))
+	case !failure.Retryable:
+		err = fmt.Errorf("%w: %w", err, asynq.SkipRetry)
+	case mayRetry(ctx):
+		return err
+	}
+	return errors.Join(err, d.end(t, r))
+}
+
+func mayRetry(ctx context.Context) bool {
+	retried, _ := asynq.GetRetryCount(ctx)
+	most, _ := asynq.GetMaxRetry(ctx)
+	return retried < most
+}
+
+// begin notes that a call begins, and returns what is known then.
+func (d *Drain) begin(id string, p payload) (begun jobs.Result, open bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.open[id]
+	if r == nil {
+		return jobs.Result{}, false
+	}
+	r.StartedAt = time.Now()
+	if r.Attempts == 0 {
+		r.WaitedMS = r.StartedAt.Sub(p.EnqueuedAt).Milliseconds()
+	}
+	r.Attempts++
+	return *r, true
+}
+
+// end keeps the result with the task and then writes it: a line that is missing after a crash
+// can be written from what was kept.
+func (d *Drain) end(t *asynq.Task, r jobs.Result) error {
+	if err := keep(t, record{r, true}); err != nil {
+		d.Progress.Say("job %q: %v", r.ID, err)
+	}
+	return d.write(r)
+}
+
+func keep(t *asynq.Task, r record) error {
+	data, err := json.Marshal(r)
+	if err == nil {
+		_, err = t.ResultWriter().Write(data)
+	}
+	return err
+}
+
+// write adds the result to the log, unless it is there.
+func (d *Drain) write(r jobs.Result) error {
+	added, err := d.Results.Add(r)
+	if err != nil {
+		d.breakOff(err)
+	}
+	if err != nil || !added || d.jobs[r.ID] == nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.open, r.ID)
+	d.counts.ended(r)
+	if len(d.open) == 0 {
+		close(d.done)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package jobs
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestReadJobs(t *testing.T) {
+	t.Parallel()
+	jobs, err := Source{}.Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
+
+  {"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}
+{"tenant":"a","url":"http://x/"}
+{"tenant":"a","url":"http://x/","cost":2,"id":null}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range jobs {
+		if jobs[i].ID == "" {
+			t.Errorf("job %d has no id", i)
+		}
+	}
+	own := Job{
+		ID: "own", Tenant: "b", Method: "POST", URL: "https://x/y?z", Headers: map[string]string{"Accept": "text/html"},
+		Body: "hello", Cost: Cost{"tokens": 3}, MaxRetry: 0, Type: "http:post", At: "jobs.jsonl:3",
+	}
+	short := Job{ID: jobs[0].ID, Tenant: "a", Method: "GET", URL: "http://x/", MaxRetry: 3, Type: "http:call", At: "jobs.jsonl:1"}
+	again := short
+	again.ID, again.At = jobs[2].ID, "jobs.jsonl:4"
+	dear := short
+	dear.ID, dear.At, dear.Cost = jobs[3].ID, "jobs.jsonl:5", Cost{"requests": 2}
+	if want := []Job{short, own, again, dear}; !reflect.DeepEqual(jobs, want) {
+		t.Errorf("got  %+v\nwant %+v", jobs, want)
+	}
+
+	// The same line has the same id in the next run, and no other line has it.
+	once, err := Source{}.Read("other", strings.NewReader(`{"tenant":"a","url":"http://x/"}`))
+	if err != nil || once[0].ID != jobs[0].ID || jobs[0].ID == jobs[2].ID || jobs[2].ID == jobs[3].ID {
+		t.Errorf("%v: ids %q and %q", err, once[0].ID, []string{jobs[0].ID, jobs[2].ID, jobs[3].ID})
+	}
+}
+
+func TestBadJobs(t *testing.T) {
+	t.Parallel()
+	const good = `"tenant":"a","url":"http://x/"`
+	for _, c := range []struct{ lines, want string }{
+		{`{"tenat":"a","url":"http://x/"}`, `j:1: unknown field "tenat": did you mean "tenant"?`},
+		{`{"URL":"http://x/"}`, `j:1: unknown field "URL": did you mean "url"?`},
+		{`{"colour":"red"}`, `j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, body_file, cost, max_retry, type`},
+		{`{` + good + `,"url":"http://y/"}`, `j:1: field "url": is there twice: must be there once`},
+		{"\n\n{", `j:3: is not JSON: unexpected end of JSON input: must be one object on one line`},
+		{`[1]`, `j:1: [1]: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`},
+		{`null`, `j:1: null: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`},
+		{`{` + good + `} {}`, `j:1: is not JSON: invalid character '{' after top-level value: must be one object on one line`},
+		{`{"url":"http://x/"}`, `j:1: tenant is missing: must name for whom the call is made`},
+		{`{"tenant":null,"url":"http://x/"}`, `j:1: tenant is missing: must name for whom the call is made`},
+		{`{"tenant":"a"}`, `j:1: url is missing: must be what to call`},
+		{`{"tenant":"a","url":"x.org/y"}`, `j:1: url "x.org/y": must be absolute, with http:// or https://`},
+		{`{"tenant":"a","url":"ftp://x.org/y"}`, `j:1: url "ftp://x.org/y": must be absolute, with http:// or https://`},
+		{`{"tenant":"a","url":"http:///y"}`, `j:1: url "http:///y": must be absolute, with http:// or https://`},
+		{`{"tenant":7,"url":"http://x/"}`, `j:1: tenant 7: must be a string`},
+		{`{` + good + `,"max_retry":"three"}`, `j:1: max_retry "three": must be a whole number`},
+		{`{` + good + `,"max_retry":-1}`, `j:1: max_retry -1: must be 0 or more`},
+		{`{` + good + `,"cost":1.5}`, `j:1: cost 1.5: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
+		{`{` + good + `,"cost":{"tokens":"9"}}`, `j:1: cost {"tokens":"9"}: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
+		{`{` + good + `,"headers":["a"]}`, `j:1: headers ["a"]: must be an object of strings, such as {"Accept": "text/html"}`},
+		{`{` + good + `,"headers":{"a b":"c"}}`, `j:1: headers: name "a b": must be one word such as Accept`},
+		{`{` + good + `,"headers":{"a":"b\nc"}}`, `j:1: headers: a "b\nc": must not contain control characters`},
+		{`{` + good + `,"method":"GET IT"}`, `j:1: method "GET IT": must be one word such as GET`},
+		{`{` + good + `,"type":" "}`, `j:1: type " ": must not be blank`},
+		{`{` + good + `,"id":""}`, `j:1: id "": must be 1 to 512 bytes, not only blanks`},
+		{`{` + good + `,"id":"` + strings.Repeat("x", 513) + `"}`, `j:1: id "` + strings.Repeat("x", 80) + `...": must be 1 to 512 bytes, not only blanks`},
+		{`{` + good + `,"id":"one"}` + "\n" + `{` + good + `,"id":"one"}`, `j:2: id "one": is taken by j:1: every job has an id of its own`},
+		{strings.Repeat("{}\n", 13), strings.TrimSuffix(func() (s string) {
+			for n := range 10 {
+				s += "j:" + []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}[n] + ": tenant is missing: must name for whom the call is made\n"
+			}
+			return s
+		}()+"and 3 more bad lines\n", "\n")},
+	} {
+		if _, err := (Source{}).Read("j", strings.NewReader(c.lines)); err == nil || err.Error() != c.want {
+			t.Errorf("%s\n got %v\nwant %s", c.lines, err, c.want)
+		}
+	}
+}
+
+// Whatever a jobs file holds: jobs that can be called, or an error for every bad line.
+func FuzzReadJobs(f *testing.F) {
+	for _, lines := range []string{
+		`{"tenant":"a","url":"http://x/"}`,
+		`{"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}`,
+		"\r\n\n{\n", `[1]`, `[1,2]`, `null`, `7`, `"x"`, `{} {}`, `{"":0}`, `{"URL":1}`, "\xff", "{\"tenant\":\"\xff\",\"url\":\"http://x/\"}", `{"tenant":"\u0000\ud800","url":"http://x/"}`,
+		`{"tenant":"a","url":"http://x/","cost":1e3}`, `{"tenant":"a","url":"http://x/","cost":-1}`, `{"tenant":"a","url":"http://x/","cost":9223372036854775808}`,
+		`{"tenant":"a","url":"http://x/","cost":{"requests":-9223372036854775808}}`, `{"tenant":"a","url":"http://x/","cost":null}`,
+		`{"tenant":"a","url":"http://[::1/"}`, `{"tenant":"a","url":"http://x:port/"}`, `{"tenant":"a","url":"http://x/%zz"}`, `{"tenant":"a","url":"http:// /"}`, `{"tenant":"a","url":"http:///y"}`,
+		`{"tenant":"a","url":"http://x/","headers":{"Host":"\u007f"}}`, `{"tenant":"a","url":"http://x/","headers":{"a":"\ud83d"}}`, `{"tenant":"a","url":"http://x/","method":"\u00e9"}`,
+		strings.Repeat("[", 20_000), strings.Repeat(`{"tenant":`, 5_000), strings.Repeat("{}\n", 20),
+	} {
+		f.Add([]byte(lines))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		jobs, err := Source{}.Read("j", bytes.NewReader(data))
+		if err != nil {
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) > mostErrors+1 {
+				t.Errorf("%d lines of errors", len(lines))
+			}
+			for i, line := range lines {
+				if !strings.HasPrefix(line, "j:") && (i < mostErrors || !strings.HasPrefix(line, "and ")) {
+					t.Errorf("a message that is not ours: %q", line)
+				}
+			}
+			return
+		}
+		ids := map[string]bool{}
+		for _, job := range jobs {
+			if ids[job.ID] || job.ID == "" || job.Tenant == "" || job.MaxRetry < 0 {
+				t.Errorf("%+v", job)
+			}
+			ids[job.ID] = true
+			if r, err := http.NewRequest(job.Method, job.URL, strings.NewReader(job.Body)); err != nil || r.URL.Host == "" {
+				t.Errorf("%+v: %v", job, err)
+			}
+			// It travels in a task's payload.
+			payload, err := json.Marshal(job)
+			var back Job
+			if err == nil {
+				err = json.Unmarshal(payload, &back)
+			}
+			back.At = job.At
+			if len(job.Headers) == 0 {
+				back.Headers, job.Headers = nil, nil
+			}
+			if len(job.Cost) == 0 {
+				back.Cost, job.Cost = nil, nil
+			}
+			if err != nil || !reflect.DeepEqual(back, job) {
+				t.Errorf("%+v comes back as %+v, %v", job, back, err)
+			}
+		}
+	})
+}

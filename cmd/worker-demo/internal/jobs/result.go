@@ -1,0 +1,170 @@
+package jobs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"sync"
+	"time"
+)
+
+// A Result is one line of a result log: how a job ended. It failed if Error is not empty.
+type Result struct {
+	ID        string    `json:"id"`
+	Tenant    string    `json:"tenant"`
+	Status    int       `json:"status"`              // the HTTP code of the last answer; 0 if there was none
+	Attempts  int       `json:"attempts"`            // HTTP calls begun
+	Wakes     int       `json:"wakes"`               // times a worker picked the job up, denials included
+	WaitedMS  int64     `json:"waited_ms"`           // from enqueueing to the start of the first call
+	StartedAt time.Time `json:"started_at,omitzero"` // of the last call
+	Error     string    `json:"error"`
+	Answer
+}
+
+// An Answer is what is kept of a job's last answer: by default nothing.
+type Answer struct {
+	Body       string              `json:"body,omitempty"`
+	BodyBase64 []byte              `json:"body_base64,omitempty"` // in place of a body that is not UTF-8
+	BodyCut    bool                `json:"body_cut,omitempty"`    // the body was longer
+	Headers    map[string][]string `json:"headers,omitempty"`
+	TookMS     float64             `json:"took_ms,omitempty"` // of the last call, the body included
+}
+
+// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for concurrent
+// use.
+type Log struct {
+	file  *os.File // nil if the lines go to a stream
+	known map[string]Result
+	mu    sync.Mutex
+	w     io.Writer
+}
+
+// NewLog writes to a stream, and knows nothing from before.
+func NewLog(w io.Writer) *Log {
+	return &Log{known: map[string]Result{}, w: w}
+}
+
+// OpenLog goes on with a file, or begins it. The end of a last line that a crash tore is
+// cut off.
+func OpenLog(path string) (*Log, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	l := NewLog(file)
+	l.file = file
+	if err := l.load(path); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Log) load(path string) error {
+	data, err := io.ReadAll(l.file)
+	if err != nil {
+		return err
+	}
+	known, whole, err := parseLog(path, data)
+	if err != nil {
+		return err
+	}
+	l.known = known
+	if whole > len(data) { // only the end of the last line is missing, which an editor may have taken away
+		_, err = l.file.Write([]byte("\n"))
+	} else if whole < len(data) {
+		err = l.file.Truncate(int64(whole))
+	}
+	return err
+}
+
+// ReadLog returns the results of a file, which need not exist, and leaves it as it is.
+func ReadLog(path string) (map[string]Result, error) {
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	known, _, err := parseLog(path, data)
+	return known, err
+}
+
+// parseLog returns the last result of each job, and how long the file is to be: shorter if its last
+// line is torn, one longer if only that line's end is missing.
+func parseLog(path string, data []byte) (known map[string]Result, whole int, err error) {
+	known = map[string]Result{}
+	for number := 1; whole < len(data); number++ {
+		line, _, ended := bytes.Cut(data[whole:], []byte("\n"))
+		r, err := ParseResult(line)
+		if err != nil && !ended {
+			break
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line", path, number, err)
+		}
+		whole += len(line) + 1
+		known[r.ID] = r
+	}
+	return known, whole, nil
+}
+
+// Reopen forgets the jobs that failed, and returns how many these are. Their next results are added
+// behind the old ones: the last line of a job counts.
+func (l *Log) Reopen() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := len(l.known)
+	maps.DeleteFunc(l.known, func(_ string, r Result) bool { return r.Error != "" })
+	return before - len(l.known)
+}
+
+// ParseResult is strict, so that no other file is taken for a result log by mistake.
+func ParseResult(line []byte) (Result, error) {
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	var r Result
+	if err := d.Decode(&r); err != nil {
+		return r, err
+	}
+	if r.ID == "" || d.More() {
+		return r, errors.New("must be one object with an id")
+	}
+	return r, nil
+}
+
+// Add writes the result in one write call, unless the log holds one for this job already.
+func (l *Log) Add(r Result) (added bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.known[r.ID]; ok {
+		return false, nil
+	}
+	line, err := json.Marshal(r)
+	if err != nil {
+		return false, err
+	}
+	if _, err := l.w.Write(append(line, '\n')); err != nil {
+		return false, fmt.Errorf("writing a result: %w", err)
+	}
+	l.known[r.ID] = r
+	return true, nil
+}
+
+// Get returns the result of a job.
+func (l *Log) Get(id string) (Result, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.known[id]
+	return r, ok
+}
+
+// Close closes the file, if there is one.
+func (l *Log) Close() error {
+	if l.file == nil {
+		return nil
+	}
+	return l.file.Close()
+}

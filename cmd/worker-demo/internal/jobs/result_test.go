@@ -1,0 +1,164 @@
+package jobs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestLogGoesOn(t *testing.T) {
+	t.Parallel()
+	const a = `{"id":"a","tenant":"t","status":200,"attempts":1,"wakes":2,"waited_ms":3,"started_at":"2026-01-02T03:04:05Z","error":""}` + "\n"
+	b := strings.Replace(a, `"a"`, `"b"`, 1)
+	for _, c := range []struct{ name, before, after, known string }{
+		{"no file", "", "", ""},
+		{"whole lines", a + b, a + b, "ab"},
+		{"a torn line", a + b[:len(b)/2], a, "a"},
+		{"only a torn line", "{", "", ""},
+		{"a whole line without its end", a + b[:len(b)-1], a + b, "ab"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "out.jsonl")
+			if c.before != "" {
+				os.WriteFile(path, []byte(c.before), 0o644)
+			}
+			l, err := OpenLog(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			for _, id := range []string{"a", "b"} {
+				if _, known := l.Get(id); known != strings.Contains(c.known, id) {
+					t.Errorf("%s is known: %v", id, known)
+				}
+			}
+			r := Result{ID: "c", Tenant: "t", Status: 404, Attempts: 1, Wakes: 1, StartedAt: time.Unix(0, 0).UTC(), Error: "404 Not Found"}
+			for i := range 2 {
+				if added, err := l.Add(r); err != nil || added != (i == 0) {
+					t.Errorf("time %d: added %v, %v", i, added, err)
+				}
+			}
+			want := c.after + `{"id":"c","tenant":"t","status":404,"attempts":1,"wakes":1,"waited_ms":0,"started_at":"1970-01-01T00:00:00Z","error":"404 Not Found"}` + "\n"
+			if got, _ := os.ReadFile(path); string(got) != want {
+				t.Errorf("got\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+// A jobs file named as -out by mistake must not be written to.
+func TestLogRefusesOtherFiles(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		`{"tenant":"a","url":"http://x/"}` + "\n",
+		"# notes\n",
+		`{"tenant":"a"}` + "\n",
+		`{"id":"a"}{"id":"b"}` + "\n",
+	} {
+		path := filepath.Join(t.TempDir(), "out.jsonl")
+		os.WriteFile(path, []byte(text), 0o644)
+		_, err := OpenLog(path)
+		if err == nil || !strings.HasPrefix(err.Error(), path+":1: is not a result: ") {
+			t.Errorf("%q: %v", text, err)
+		}
+		if got, _ := os.ReadFile(path); string(got) != text {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
+
+// wholeLines fails at anything that is not one whole line in one call.
+type wholeLines struct {
+	mu    sync.Mutex
+	lines int
+	bad   []string
+}
+
+func (w *wholeLines) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lines++
+	if strings.Count(string(b), "\n") != 1 || b[len(b)-1] != '\n' {
+		w.bad = append(w.bad, string(b))
+	}
+	return len(b), nil
+}
+
+func TestLogWritesWholeLinesOnce(t *testing.T) {
+	t.Parallel()
+	w := &wholeLines{}
+	l := NewLog(w)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := range 50 {
+				l.Add(Result{ID: fmt.Sprint(i), Error: "two\nlines"})
+			}
+		})
+	}
+	wg.Wait()
+	if w.lines != 50 || len(w.bad) > 0 {
+		t.Errorf("%d writes; not whole lines: %q", w.lines, w.bad)
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }
+
+// A result that could not be written must not count as written.
+func TestLogFull(t *testing.T) {
+	t.Parallel()
+	l := NewLog(full{})
+	if _, err := l.Add(Result{ID: "a"}); err == nil || err.Error() != "writing a result: disk is full" {
+		t.Error(err)
+	}
+	if _, known := l.Get("a"); known {
+		t.Error("a is known")
+	}
+}
+
+// The last result of a job counts, and one that failed can be followed by another.
+func TestLogReopens(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "out.jsonl")
+	open := func() *Log {
+		l, err := OpenLog(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	l := open()
+	l.Add(Result{ID: "good"})
+	l.Add(Result{ID: "bad", Error: "500"})
+	l = open()
+	if n := l.Reopen(); n != 1 {
+		t.Errorf("%d jobs failed, want 1", n)
+	}
+	for id, want := range map[string]bool{"good": false, "bad": true} {
+		if added, err := l.Add(Result{ID: id, Status: 201}); err != nil || added != want {
+			t.Errorf("%s: added %v, %v", id, added, err)
+		}
+	}
+	l = open()
+	if r, known := l.Get("bad"); !known || r.Error != "" || r.Status != 201 || l.Reopen() != 0 {
+		t.Errorf("bad is %+v", r)
+	}
+	// Whoever only looks changes nothing, also where the last line is torn.
+	torn := `{"id":"good","tenant":"","status":0,"attempts":0,"wakes":0,"waited_ms":0,"error":""}` + "\n" + `{"id":"b`
+	os.WriteFile(path, []byte(torn), 0o644)
+	known, err := ReadLog(path)
+	if left, _ := os.ReadFile(path); err != nil || len(known) != 1 || string(left) != torn {
+		t.Errorf("%v: %v; the file is %q", err, known, left)
+	}
+	if known, err := ReadLog(path + "none"); err != nil || len(known) != 0 {
+		t.Errorf("no file: %v, %v", known, err)
+	}
+}

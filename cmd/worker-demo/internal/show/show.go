@@ -1,0 +1,53 @@
+// Package show writes what a command prints: tables, JSON and short durations.
+package show
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// Table returns a writer that aligns columns separated by tabs. It writes at Flush.
+func Table(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
+
+// JSON writes a value over several lines.
+func JSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// Short is d.String without its zeros: "1m", not "1m0s".
+func Short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// Milliseconds is a duration as JSON carries it.
+func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Round keeps three digits after the point.
+func Round(f float64) float64 { return math.Round(f*1000) / 1000 }
+
+// Limit is a window's limit in words.
+func Limit(w throttle.Window) string {
+	switch w.Algorithm {
+	case throttle.Calendar:
+		return fmt.Sprintf("%d %s from %s, %s", w.Limit, w.Unit, w.Resets, w.Timezone)
+	case throttle.Concurrency:
+		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
+	}
+	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, Short(w.Period))
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// password has characters that mean something in a URL.
+const password = "p@ss/w0rd:?#%"
+
+const passwordInURL = "p%40ss%2Fw0rd%3A%3F%23%25"
+
+// ran holds if two jobs were called, and their queue is in that Redis.
+func ran(t *testing.T, d desk, e ending, client redis.Cmdable) {
+	t.Helper()
+	e.want(t, exitDone, "2 jobs: 2 succeeded")
+	queues, err := client.SMembers(t.Context(), "asynq:queues").Result()
+	if err != nil || len(queues) != 1 {
+		t.Errorf("queues in Redis: %q, %v", queues, err)
+	}
+	if len(d.results("out.jsonl")) != 2 {
+		t.Errorf("results: %s", d.read("out.jsonl"))
+	}
+	if strings.Contains(e.stderr, "w0rd") {
+		t.Errorf("the password is told:\n%s", e.stderr)
+	}
+}
+
+func TestRedisUser(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	addr := throttletest.Redis(t,
+		"--user", "alice", "on", ">"+password, "~*", "&*", "+@all",
+		"--user", "default", "off")
+	admin := redis.NewClient(&redis.Options{Addr: addr, Username: "alice", Password: password, DB: 3})
+	defer admin.Close()
+	for _, c := range []struct {
+		name string
+		env  []string
+		args []string
+	}{
+		{"in the URL", nil, []string{"--redis", "redis://alice:" + passwordInURL + "@" + addr + "/3"}},
+		{"a variable in the URL", []string{"PW", password}, []string{"--redis", "redis://alice:${PW}@" + addr + "/3"}},
+		{"SLUICE_REDIS_URL", []string{"SLUICE_REDIS_URL", "redis://alice:" + passwordInURL + "@" + addr + "/3"}, nil},
+		{"a file", []string{"PW", password}, []string{"--redis-file", "FILE"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			admin.FlushAll(t.Context())
+			d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+			d.write("url", "redis://alice:${PW}@"+addr+"/3\n")
+			for i := range c.args {
+				c.args[i] = strings.Replace(c.args[i], "FILE", d.path("url"), 1)
+			}
+			ran(t, d, runWith(t.Context(), c.env, d.args(c.args...)...), admin)
+		})
+	}
+	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+	for url, want := range map[string]string{
+		"redis://alice:wr0ng@" + addr:            "--redis: WRONGPASS ",
+		"redis://:" + passwordInURL + "@" + addr: "--redis: WRONGPASS ",
+		"redis://alice:" + password + "@" + addr: "--redis: is not a URL: ",
+		"redis://alice:w0rd@" + addr + "/one":    `--redis: redis: invalid database number: "one"`,
+		"redis://alice:w0rd@" + addr + "?x=1":    "--redis: redis: unexpected option: x",
+	} {
+		e := runMain(t.Context(), "", d.args("--redis", url)...)
+		e.want(t, exitBadInput, want)
+		if strings.Contains(e.stderr, "w0rd") || strings.Contains(e.stderr, "wr0ng") {
+			t.Errorf("%s: the password is told:\n%s", url, e.stderr)
+		}
+	}
+	e := runWith(t.Context(), []string{"SLUICE_REDIS_URL", "redis://alice:w0rd@" + addr}, "run", "-h")
+	if strings.Contains(e.stdout+e.stderr, "w0rd") {
+		t.Errorf("the help tells the password:\n%s", e.stdout)
+	}
+}
+
+func TestRedisTLS(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	certs := newCerts(t)
+	port := strings.Split(closedPort(t), ":")[1]
+	addr := throttletest.Redis(t, "--tls-port", port, "--tls-auth-clients", "yes",
+		"--tls-ca-cert-file", certs.ca, "--tls-cert-file", certs.server, "--tls-key-file", certs.serverKey)
+	admin := throttletest.Client(t, addr)
+	url := "rediss://127.0.0.1:" + port
+	for _, c := range []struct {
+		name string
+		args []string
+		want string // in place of success
+	}{
+		{"a client certificate", []string{"--redis", url, "--redis-ca", certs.ca, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, ""},
+		{"as a cluster's node", []string{"--redis", "rediss-cluster://127.0.0.1:" + port, "--redis-ca", certs.ca, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, "cluster support disabled"},
+		{"an unknown authority", []string{"--redis", url, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, "certificate signed by unknown authority"},
+		{"another name", []string{"--redis", "rediss://localhost:" + port, "--redis-ca", certs.ca, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, "certificate is not valid for any names"},
+		{"no client certificate", []string{"--redis", url, "--redis-ca", certs.ca}, "certificate required"},
+		{"no TLS", []string{"--redis", "redis://127.0.0.1:" + port, "--redis-ca", certs.ca}, "--redis: goes without TLS, but there are TLS files: must begin with rediss"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+			e := runMain(t.Context(), "", d.args(c.args...)...)
+			if c.want != "" {
+				e.want(t, exitBadInput, c.want)
+				return
+			}
+			ran(t, d, e, admin)
+		})
+	}
+}
+
+func TestRedisCluster(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	addr := throttletest.Redis(t, "--cluster-enabled", "yes")
+	admin := throttletest.Client(t, addr)
+	if err := admin.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the cluster", func() bool {
+		info, err := admin.ClusterInfo(t.Context()).Result()
+		return err == nil && strings.Contains(info, "cluster_state:ok")
+	})
+	for _, url := range []string{"redis-cluster://" + addr, "redis://" + closedPort(t) + "," + addr} {
+		admin.FlushAll(t.Context())
+		d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+		ran(t, d, runMain(t.Context(), "", d.args("--redis", url)...), admin)
+	}
+}
+
+func TestRedisSentinel(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	addr := throttletest.Redis(t)
+	host, port, _ := net.SplitHostPort(addr)
+	sentinel := closedPort(t)
+	_, sentinelPort, _ := net.SplitHostPort(sentinel)
+	config := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n", sentinelPort, filepath.Dir(config), host, port)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("redis-server", config, "--sentinel")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	watched := redis.NewSentinelClient(&redis.Options{Addr: sentinel})
+	defer watched.Close()
+	waitFor(t, "the sentinel", func() bool {
+		_, err := watched.GetMasterAddrByName(t.Context(), "mymaster").Result()
+		return err == nil
+	})
+	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+	url := "redis-sentinel://" + closedPort(t) + "," + sentinel
+	runMain(t.Context(), "", d.args("--redis", url)...).want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
+	e := runMain(t.Context(), "", d.args("--redis", url+"/2?master=mymaster")...)
+	admin := redis.NewClient(&redis.Options{Addr: addr, DB: 2})
+	defer admin.Close()
+	ran(t, d, e, admin)
+}
+
+func TestRedisSocket(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	dir, err := os.MkdirTemp("", "") // a test's own directory can be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	admin := throttletest.Client(t, throttletest.Redis(t, "--unixsocket", socket))
+	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
+	ran(t, d, runMain(t.Context(), "", d.args("--redis", "unix://"+socket)...), admin)
+}
+
+// Two environments run the same files on one Redis, at the same time: neither takes over the
+// other's jobs, and their windows count apart.
+func TestPrefix(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		const twoADay = "policies:\n  - name: api\n    match: [\"http:*\"]\n    windows:\n      - {name: day, limit: 2, period: 24h, per: []}\n"
+		d := newDesk(t, twoADay, manyJobs(2, r.URL, ""))
+		for _, prefix := range []string{"", "staging", "prod"} {
+			out := d.path("out" + prefix + ".jsonl")
+			e := runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr, "--prefix", prefix, "--out", out)...)
+			e.want(t, exitDone, "2 jobs: 2 succeeded")
+		}
+		if r.total() != 6 {
+			t.Errorf("%d calls", r.total())
+		}
+		keys, err := client.Keys(t.Context(), "*sluice:{api}:*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]bool{}
+		for _, key := range keys {
+			prefix, _, _ := strings.Cut(key, "sluice:{")
+			seen[prefix] = true
+		}
+		if len(seen) != 3 || !seen["staging:"] || !seen["prod:"] || !seen[""] {
+			t.Errorf("keys of %v", seen)
+		}
+	})
+}
+
+// waitFor waits for what another process does.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s is not ready after 30 s", what)
+		}
+	}
+}
+
+// Certs are PEM files: an authority, and what it has signed for 127.0.0.1 and for a client.
+type certs struct{ ca, server, serverKey, client, clientKey string }
+
+func newCerts(t *testing.T) certs {
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	serial := int64(0)
+	sign := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (cert, keyFile string, key *ecdsa.PrivateKey) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if by == nil {
+			by = key
+		}
+		serial++
+		template.SerialNumber, template.Subject = big.NewInt(serial), pkix.Name{CommonName: name}
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return write(name+".crt", "CERTIFICATE", der), write(name+".key", "PRIVATE KEY", keyDER), key
+	}
+	ca := &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	var c certs
+	var caKey *ecdsa.PrivateKey
+	c.ca, _, caKey = sign("ca", ca, ca, nil)
+	c.server, c.serverKey, _ = sign("server", &x509.Certificate{
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, ca, caKey)
+	c.client, c.clientKey, _ = sign("client", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, ca, caKey)
+	return c
+}

@@ -1,0 +1,200 @@
+-- line_turns.lua: whose turn it is where queues wait that no server asks for together.
+--
+-- A take serves the queues of one server. Queues of other servers that wait at the same scope share with them what becomes free, by
+-- start-time fair queueing, as tenants do within a queue. A queue's tag at a scope moves by what it took of the tightest window, over the
+-- weights of its flows that wait there; at a tenant's own scope, queues have equal weights. A take leaves room for the tickets of
+-- others that come before its own, if these are about to ask: they have an appointment about now, or are told that their ticket fits
+-- later. (Of slots nobody knows when.) A queue whose appointment has passed for LATE holds up nobody, and gets no credit.
+--
+-- Key, behind the prefix P of the policy:
+--   s:SUFFIX   "V queue=tag queue=tag ...": the tags that are above V
+--
+-- new_turns(L, names, with) -> U, or nil if no queue of another server waits; with: what the servers of these queues are known by
+--   at(flow, scope) -> {reserved, lapses}: units that are left to others, and until when; nil if nobody else waits there
+--   charge(flow, costs)   counts what was taken
+--   write()               writes the tags that have moved
+
+local new_turns
+do
+local match, gmatch, format, sub = string.match, string.gmatch, string.format, string.sub
+local max, min, ceil = math.max, math.min, math.ceil
+
+local LATE = 20000      -- us
+local SHARE = 100000000 -- what a tag moves by for all that a window holds
+local FLOWS = 16        -- so many flows of a node are weighed
+local KEPT = 60000      -- ms
+
+function new_turns(L, names, with)
+  local own, others = {}, nil
+  for i = 1, #names do own[names[i]] = true end
+  local call = L.call
+  local P, now = call.P, call.now
+  for name, q in pairs(L.queues) do
+    if not own[name] and q.with ~= with and L.alive(q) then
+      local late = now - LATE
+      local asks = q.first > late and q.first or q.last > late and q.last
+      if asks then
+        others = others or {}
+        others[#others + 1] = {name = name, asks = asks, dues = nil}
+      end
+    end
+  end
+  if not others then return nil end
+
+  local U, turns = {}, {}
+
+  -- When the nodes of a queue are due: those that are due latest may be left out.
+  local function dues_of(other)
+    local dues = other.dues
+    if dues then return dues end
+    dues = {}
+    other.dues = dues
+    local found = redis.call('ZRANGE', P .. 'd:' .. other.name, '0', '127', 'WITHSCORES')
+    for i = 1, #found, 2 do dues[found[i]] = found[i + 1] + 0 end
+    return dues
+  end
+
+  local function weight_at(queue, scope)
+    if scope.of.of_tenant then return 1000 end
+    local node, ids, sum = P .. 'n:' .. queue .. '|' .. scope.suffix, {}, 0
+    local found = redis.call('ZRANGE', node, '0', format('%d', FLOWS - 1))
+    if not found[1] and scope.suffix ~= windows.ROOT then
+      node = P .. 'n:' .. queue .. '|' .. windows.ROOT
+      found = redis.call('ZRANGE', node, '0', format('%d', FLOWS - 1))
+    end
+    for i = 1, #found do ids[i] = sub(found[i], 18) end
+    L.read_all('f', ids)
+    for i = 1, #ids do
+      local flow = L.flow_of(ids[i])
+      sum = sum + (flow and flow.weight or 0)
+    end
+    if #ids == FLOWS then sum = ceil(sum * redis.call('ZCARD', node) / FLOWS) end
+    return sum
+  end
+
+  -- What costs, by window, move a tag by.
+  local function step(scope, costs, weight)
+    local of, part = scope.of.windows, 0
+    for j = 1, #of do
+      local i = of[j]
+      local p = (costs[i] or 0) / call.windows[i].algorithm.capacity(scope.states[i])
+      if p > part then part = p end
+    end
+    return max(1, ceil(part * SHARE * 1000 / weight))
+  end
+
+  -- What a ticket of others costs, by unit and by window: the mean.
+  local function mean_costs(scope, of)
+    local units, costs, list = {}, {}, scope.of.windows
+    for j = 1, #list do
+      local i = list[j]
+      local unit = call.windows[i].unit
+      units[unit] = ceil(L.units_of(of, unit) / of.n)
+      costs[i] = units[unit]
+    end
+    return units, costs
+  end
+
+  -- Until when room is left to a queue; 0 if it is not.
+  local function lapses(scope, other, due)
+    local of, slots = scope.of.windows, false
+    for j = 1, #of do slots = slots or call.windows[of[j]].algorithm.release end
+    if due > now and not slots then return due + LATE end
+    return other.asks <= now + LATE and other.asks + LATE or 0
+  end
+
+  local function new_turn(flow, scope)
+    local list, suffix = {}, scope.suffix
+    for k = 1, #others do
+      local name, dues = others[k].name, dues_of(others[k])
+      local due = dues[suffix] or dues[windows.ROOT] -- who fits everywhere waits there
+      if due then
+        local of
+        if call.only_tenants and scope.of.of_tenant then
+          of = L.flow_of(name .. flow.values)
+        else
+          of = L.node_of(name, suffix)
+        end
+        if of and of.n > 0 and (of.suffix == suffix or of.suffix == windows.ROOT) then
+          local units, costs = mean_costs(scope, of)
+          list[#list + 1] = {
+            name = name, lapses = lapses(scope, others[k], due), n = of.n, units = units, step = step(scope, costs, max(1, weight_at(name, scope))), tag = 0,
+          }
+        end
+      end
+    end
+    if not list[1] then return false end
+    local v, tags = 0, {}
+    local text = redis.call('GET', P .. 's:' .. suffix)
+    if text then
+      v = match(text, '^%d+') + 0
+      for name, tag in gmatch(text, '([^ =]*)=(%d+)') do tags[name] = tag + 0 end
+    end
+    local turn = {scope = scope, others = list, v = v, tags = tags, tag = v, weight = 0, moved = true, changed = false, reserved = {}, lapses = 0}
+    for i = 1, #names do
+      turn.tag = max(turn.tag, tags[names[i]] or 0)
+      local q = L.queues[names[i]]
+      if q and q.n > 0 and not scope.of.of_tenant then turn.weight = turn.weight + weight_at(names[i], scope) end
+    end
+    turn.weight = scope.of.of_tenant and 1000 or max(turn.weight, flow.weight)
+    for k = 1, #list do list[k].tag = max(v, tags[list[k].name] or 0) end
+    return turn
+  end
+
+  function U.at(flow, scope)
+    local turn = turns[scope.suffix]
+    if turn == nil then
+      turn = new_turn(flow, scope)
+      turns[scope.suffix] = turn
+    end
+    if not turn then return nil end
+    if turn.moved then
+      turn.moved, turn.reserved, turn.lapses = false, {}, codec.MOST
+      for k = 1, #turn.others do
+        local other = turn.others[k]
+        if other.tag < turn.tag and other.lapses > 0 then
+          local before = min(other.n, ceil((turn.tag - other.tag) / other.step))
+          for unit, cost in pairs(other.units) do turn.reserved[unit] = (turn.reserved[unit] or 0) + before * cost end
+          turn.lapses = min(turn.lapses, other.lapses)
+        end
+      end
+    end
+    return turn
+  end
+
+  function U.charge(flow, costs)
+    local list = L.scopes_of(flow)
+    for s = 1, #list do
+      local turn = turns[list[s].suffix]
+      if turn then
+        local v = turn.tag
+        for k = 1, #turn.others do v = min(v, turn.others[k].tag) end
+        turn.v = max(turn.v, v)
+        turn.tag = turn.tag + step(turn.scope, costs.windows, turn.weight)
+        turn.moved, turn.changed = true, true
+      end
+    end
+  end
+
+  function U.write()
+    for suffix, turn in pairs(turns) do
+      if turn and turn.changed then
+        local tags, words, lasts = turn.tags, {format('%d', turn.v)}, now
+        for i = 1, #names do
+          if L.queues[names[i]] then tags[names[i]] = turn.tag end
+        end
+        for name, tag in pairs(tags) do
+          if tag > turn.v then
+            words[#words + 1] = format('%s=%d', name, tag)
+          end
+        end
+        local of = turn.scope.of.windows
+        for j = 1, #of do lasts = max(lasts, call.windows[of[j]].algorithm.resets_at(turn.scope.states[of[j]], now)) end
+        redis.call('SET', P .. 's:' .. suffix, table.concat(words, ' '), 'PX', format('%d', max(KEPT, ceil((lasts - now) / 1000))))
+      end
+    end
+  end
+
+  return U
+end
+end

@@ -1,0 +1,77 @@
+package policyfile
+
+import (
+	"bytes"
+	"fmt"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// readable reports whether YAML can hold every character of the file, and tells of the first that it
+// cannot: the YAML library knows no line of it.
+func (d *decoder) readable(data []byte) bool {
+	const utf8Only = "must be UTF-8: save the file in that encoding"
+	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
+		d.report(1, "", "file is UTF-16", utf8Only)
+		return false
+	}
+	line := 1
+	for rest := data; len(rest) > 0; {
+		r, size := utf8.DecodeRune(rest)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			d.report(line, "", fmt.Sprintf("byte 0x%02X", rest[0]), utf8Only)
+			return false
+		case r == '\n':
+			line++
+		case r < ' ' && r != '\t' && r != '\r', r >= 0x80 && r < 0xA0 && r != 0x85, r == 0xFFFE, r == 0xFFFF:
+			escape := fmt.Sprintf(`\x%02X`, r)
+			if r > 0xFF {
+				escape = fmt.Sprintf(`\u%04X`, r)
+			}
+			d.report(line, "", fmt.Sprintf("character %U", r), "must not stand in a file: delete it, or write "+escape+" between double quotes")
+			return false
+		}
+		rest = rest[size:]
+	}
+	return true
+}
+
+// expands reports whether the file is small enough with every alias written out, and tells where it is
+// not.
+func (d *decoder) expands(root *yaml.Node) bool {
+	left, open := maxNodes, map[*yaml.Node]bool{}
+	var walk func(n, alias *yaml.Node) bool
+	walk = func(n, alias *yaml.Node) bool {
+		if n.Kind == yaml.AliasNode {
+			if open[n.Alias] {
+				d.report(n.Line, "", "alias *"+cut(n.Value), fmt.Sprintf("must not stand in what it means: &%s is on line %d", cut(n.Value), n.Alias.Line))
+				return false
+			}
+			if alias == nil {
+				alias = n
+			}
+			n = n.Alias
+		}
+		if left--; left < 0 {
+			line, what := n.Line, "file is too large"
+			if alias != nil {
+				line, what = alias.Line, "alias *"+cut(alias.Value)+" makes the file too large"
+			}
+			d.report(line, "", what, fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+			return false
+		}
+		if n.Anchor != "" {
+			open[n] = true
+			defer delete(open, n)
+		}
+		for _, child := range n.Content {
+			if !walk(child, alias) {
+				return false
+			}
+		}
+		return true
+	}
+	return walk(root, nil)
+}

@@ -1,0 +1,83 @@
+package worker_test
+
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait that have joined by a client of ours. Nothing
+// goes over, by any clock; a clock that is ahead holds up nobody; one that was set back holds up all until it has
+// caught up, which is logged within seconds, once; and all run, in order.
+func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		t.Cleanup(m.Close)
+		client := redis.NewClient(pipe(m))
+		t.Cleanup(func() { client.Close() })
+		p := shared(5, 5*time.Second)
+		// Miniredis counts how long keys live down, and does not see that its clock was set back.
+		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.Shared})
+		s := newSite(t, client, p)
+		var ahead atomic.Int64
+		ended := make(chan struct{})
+		defer close(ended)
+		go func() {
+			for {
+				m.SetTime(time.Now().Add(time.Duration(ahead.Load())))
+				select {
+				case <-time.After(20 * time.Millisecond):
+				case <-ended:
+					return
+				}
+			}
+		}()
+		synctest.Wait()
+		d, l := newDiary(), newLedger()
+		s.serve(d.handle, l.watch, brisk)
+		s.joinMany(s.client(s.anotherLimiter(client)), "acme", 0, 100)
+		time.Sleep(7500 * time.Millisecond) // 10 have run
+		ran := func(want int, when string) {
+			t.Helper()
+			if n := l.count(); n != want {
+				t.Errorf("%s: %d have run, want %d", when, n, want)
+			}
+		}
+		ran(10, "before")
+		ahead.Store(int64(61 * time.Second))
+		time.Sleep(5 * time.Second)
+		ran(15, "5 s after the clock went ahead") // the window opened at once
+		if s.log.String() != "" {
+			t.Errorf("logged:\n%s", s.log)
+		}
+		ahead.Store(int64(-39 * time.Second))
+		time.Sleep(3 * time.Second)
+		if n := s.log.count("the clock of Redis was set back"); n != 1 {
+			t.Errorf("want it told within 3 s:\n%s", s.log)
+		}
+		before := l.count()
+		time.Sleep(90 * time.Second)
+		ran(before, "while the clock is behind")
+		time.Sleep(10 * time.Second)
+		if l.count() == before {
+			t.Error("nobody runs after the clock has caught up")
+		}
+		s.sleepUntil(l, 100, 2*time.Minute)
+		if over := l.excess(5, 5*time.Second); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+		if s.log.count("the clock of Redis was set back") != 1 || s.log.count("\n") != 1 {
+			t.Errorf("want it told once:\n%s", s.log)
+		}
+		s.wantInOrder(l)
+		s.wantNobodyInLine()
+	})
+}

@@ -1,0 +1,195 @@
+package worker_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// The limiter's Redis takes commands and answers none for 30 s. Tasks that no policy guards run as they did before, beside
+// those that a policy guards: waiting in line, and pending.
+func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		guarded int
+		fail    throttle.FailMode
+	}{{0, throttle.FailClosed}, {200, throttle.FailClosed}, {200, throttle.FailOpen}} {
+		guarded := row.guarded
+		t.Run(fmt.Sprintf("%d guarded tasks come, fail: %s", guarded, row.fail), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := shared(10, time.Second)
+				p.Match, p.Fail = []string{"x"}, row.fail
+				s := synctestSite(t, append(idle(30), p)...)
+				var f freezer
+				client := redis.NewClient(f.options(like(s.redis)))
+				defer client.Close()
+				s.limiter = s.limiterOn(client)
+				d := newDiary()
+				s.serve(d.handle, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 100)
+				// run is the slowest of 100 plain tasks, ten a second.
+				run := func(name string) time.Duration {
+					for i := range 100 {
+						if err := d.enqueue(s.plain, asynq.NewTask("plain", fmt.Append(nil, name, i))); err != nil {
+							t.Fatal(err)
+						}
+						time.Sleep(100 * time.Millisecond)
+					}
+					slowest := time.Duration(0)
+					for i := range 100 {
+						late, ok := d.await(fmt.Sprint(name, i), time.Minute)
+						if slowest = max(slowest, late); !ok {
+							t.Fatalf("%s%d has not run", name, i)
+						}
+					}
+					return slowest
+				}
+				before := run("before")
+				frozen := make(chan struct{})
+				go func() { f.freeze(30 * time.Second); close(frozen) }()
+				s.enqueueMany("beta", 0, guarded)
+				during := run("during")
+				if n := s.counters().Processed; row.fail == throttle.FailOpen && n < int64(300+guarded) {
+					t.Errorf("%d of %d that need not wait have run", n, 300+guarded)
+				}
+				t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
+				if during > before+2500*time.Millisecond { // 2 s in which the first guarded ones wait for the limiter
+					t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
+				}
+				<-frozen
+				for range 100 { // those that wait are looked after two minutes later at most
+					if time.Sleep(2 * time.Second); s.counters().Processed == int64(100+200+guarded) {
+						break
+					}
+				}
+				s.wantCounters(counters{Processed: int64(100 + 200 + guarded)})
+			})
+		})
+	}
+}
+
+// A queue is paused, or asynq's Redis is away, for 20 s while 1,000 tasks wait: they go on in order, wake no
+// more than they must, and nobody strays by more than a batch.
+func TestSceneBacklogOutlastsAPause(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		pause func(s *site, c *cable)
+	}{
+		{"paused", func(s *site, _ *cable) {
+			if err := s.inspector.PauseQueue("default"); err != nil {
+				s.Fatal(err)
+			}
+			time.Sleep(20 * time.Second)
+			if err := s.inspector.UnpauseQueue("default"); err != nil {
+				s.Fatal(err)
+			}
+		}},
+		{"asynq's Redis away", func(_ *site, c *cable) {
+			c.cut()
+			time.Sleep(20 * time.Second)
+			c.mend()
+		}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := synctestSite(t, shared(50, time.Second))
+				l := newLedger()
+				var c cable
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 1000)
+				whole := s.asynq
+				s.asynq = dialed{c.options(like(s.redis))}
+				s.serve(s.ok, l.watch, quick, s.apart)
+				s.serve(s.ok, l.watch, quick, s.apart)
+				s.asynq = whole
+				time.Sleep(5 * time.Second)
+				row.pause(s, &c)
+				begun := time.Now()
+				waiting := 1000 - l.count()
+				s.sleepUntil(l, 1000, 90*time.Second)
+				ideal := time.Duration(waiting) * time.Second / 50
+				if took := l.sorted()[999].at.Sub(begun); took > ideal+5*time.Second {
+					t.Errorf("%d tasks took %v afterwards, want %v", waiting, took, ideal)
+				} else {
+					t.Logf("%d tasks took %v afterwards, ideally %v", waiting, took, ideal)
+				}
+				if mean, most := l.wakesPerTask(); most > 2 {
+					t.Errorf("%.2f wakes a task, at most %d", mean, most)
+				}
+				if over := l.excess(50, time.Second); over > 0 {
+					t.Errorf("%d were granted above the limit", over)
+				}
+				s.wantNoStrays(l.got(), throttle.MaxTake)
+				s.wantNobodyInLine()
+				s.wantCounters(counters{Processed: 1000})
+			})
+		})
+	}
+}
+
+// wantNoStrays fails unless the tasks, whose names are in order, are at most that many places from where they belong.
+func (s *site) wantNoStrays(got []string, most int) {
+	s.Helper()
+	want := slices.Sorted(slices.Values(got))
+	worst := 0
+	for i, id := range got {
+		at, _ := slices.BinarySearch(want, id)
+		worst = max(worst, i-at, at-i)
+	}
+	if worst > most {
+		s.Errorf("a task strayed by %d places", worst)
+	} else {
+		s.Logf("a task strayed by %d places", worst)
+	}
+}
+
+// The limiter dies while 100 tasks wait for it whose policy fails open: they run within two minutes, each once, in order.
+func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := shared(10, time.Minute)
+		p.Fail = throttle.FailOpen
+		s := synctestSite(t, p)
+		d := newDiary()
+		var c cable
+		through := redis.NewClient(c.options(like(s.redis)))
+		defer through.Close()
+		own := s.anotherLimiter(through)
+		s.serve(d.handle, d.watch, func(_ *asynq.Config, w *worker.Config) { w.Limiter = own }, func(c *asynq.Config, _ *worker.Config) {
+			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
+		})
+		client := s.client(s.anotherLimiter(s.redis))
+		for i := range 110 { // ten run at once
+			if err := d.plan(client, s.taskOf("acme", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+		c.cut()
+		time.Sleep(2*time.Minute + 15*time.Second) // asynq looks every 5 s, for 100 at once
+		c.mend()
+		d.mu.Lock()
+		var order []string
+		for payload, e := range d.tasks {
+			if len(e.starts) != 1 || e.decisions > 2 {
+				t.Errorf("%s started %d times, by %d decisions", payload, len(e.starts), e.decisions)
+			} else {
+				order = append(order, payload)
+			}
+		}
+		slices.SortFunc(order, func(a, b string) int { return d.tasks[a].starts[0].Compare(d.tasks[b].starts[0]) })
+		d.mu.Unlock()
+		s.wantNoStrays(order, throttle.MaxTake)
+		time.Sleep(5 * time.Minute) // the places that they left are found
+		s.wantNobodyInLine()
+		s.wantCounters(counters{Processed: 110})
+	})
+}

@@ -1,0 +1,81 @@
+package worker_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
+)
+
+// 500 policies whose lines are empty cost at most five scripts a second a worker, with asynq's own settings.
+func TestSceneIdlePoliciesCostLittle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, idle(500)...)
+		var scripts atomic.Int64
+		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if hooktest.IsScript(cmd) {
+				scripts.Add(1)
+			}
+			return next(ctx, cmd)
+		})
+		limited := redis.NewClient(like(s.redis))
+		defer limited.Close()
+		limited.AddHook(count)
+		s.asynq = hooktest.With(s.asynq, count)
+		server, err := worker.NewServer(s.asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.limiterOn(limited)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Start(asynq.HandlerFunc(s.ok)); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+		time.Sleep(30 * time.Second) // each is asked once
+		before := scripts.Load()
+		time.Sleep(2 * time.Minute)
+		if rate := float64(scripts.Load()-before) / 120; rate > 5 || rate < 0.5 {
+			t.Errorf("%.2f scripts a second", rate)
+		} else {
+			t.Logf("%.2f scripts a second", rate)
+		}
+	})
+}
+
+// How rarely a server looks for tasks of plain clients does not matter to those of ours.
+func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
+	t.Parallel()
+	for _, interval := range []time.Duration{4 * time.Second, 0} {
+		t.Run(interval.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := synctestSite(t, append(idle(30), shared(2, 3*time.Second))...)
+				d := newDiary()
+				for range 2 {
+					s.serve(d.handle, d.watch, s.apart, func(c *asynq.Config, _ *worker.Config) {
+						c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, interval
+					})
+				}
+				time.Sleep(20 * time.Second)
+				client := s.client(s.anotherLimiter(s.redis))
+				for i := range 12 {
+					if err := d.plan(client, s.taskOf("acme", i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				d.awaitAll(t, 50*time.Millisecond)
+				time.Sleep(10 * time.Second)
+				if err := d.plan(client, s.taskOf("acme", 12)); err != nil { // to an idle server
+					t.Fatal(err)
+				}
+				d.awaitAll(t, 50*time.Millisecond)
+			})
+		})
+	}
+}

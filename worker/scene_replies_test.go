@@ -1,0 +1,128 @@
+package worker_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Replies cross, so that what a process knows last is not what happened last. Nobody is forgotten for that: two tasks
+// of a tenant come at once, and a third when the second one starts, over and over. Each tenant has a policy of its own,
+// so that nobody else has its line asked.
+func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
+	const tenants = 30
+	policies := idle(tenants)
+	for i := range policies {
+		policies[i].Match = []string{fmt.Sprint("x", i)}
+		policies[i].Windows[0].Period = 20 * time.Millisecond
+	}
+	each(t, policies, func(t *testing.T, s *site) {
+		s.jittery()
+		d := newDiary()
+		var clients []*worker.Client
+		for range 2 {
+			limiter := s.jitteryLimiter()
+			s.serve(d.handle, d.watch, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+			clients = append(clients, s.client(s.jitteryLimiter()))
+		}
+		var latest atomic.Int64
+		var all sync.WaitGroup
+		for tenant := range tenants {
+			all.Go(func() {
+				who, typename := worker.Identity{Tenant: fmt.Sprint("tenant", tenant)}, fmt.Sprint("x", tenant)
+				for round := range rounds(10) {
+					plan := func(name string) string {
+						payload := fmt.Sprintf("%s-%d-%s", who.Tenant, round, name)
+						err := errors.New("by nobody")
+						if rand.N(2) == 0 {
+							err = d.enqueue(s.plain, worker.NewTask(who, typename, []byte(payload)))
+						} else {
+							err = d.plan(clients[rand.N(len(clients))], worker.NewTask(who, typename, []byte(payload)))
+						}
+						if err != nil {
+							s.Error(err)
+						}
+						return payload
+					}
+					starts := func(payload string) bool {
+						after, ok := d.await(payload, notStranded)
+						if !ok {
+							s.Errorf("%s had not started %v after it was to", payload, after)
+						}
+						for now := latest.Load(); int64(after) > now && !latest.CompareAndSwap(now, int64(after)); now = latest.Load() {
+						}
+						return ok
+					}
+					var a string
+					var first sync.WaitGroup
+					first.Go(func() { a = plan("a") })
+					b := plan("b")
+					first.Wait()
+					if !starts(b) || !starts(plan("c")) || !starts(a) {
+						return
+					}
+					time.Sleep(rand.N(30 * time.Millisecond)) // so that lines are empty now and then
+				}
+			})
+		}
+		all.Wait()
+		d.awaitAll(s, notStranded)
+		s.wait("nobody is in line", func() bool { return len(s.inLine()) == 0 })
+		s.Logf("the latest started %v after it was to", time.Duration(latest.Load()))
+	})
+}
+
+// Task IDs that conflict: nobody's place is lost for another's, or taken by it.
+func TestSceneConflictingIDsStrandNobody(t *testing.T) {
+	p := policy(5, 100*time.Millisecond)
+	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.Shared})
+	each(t, append(idle(30), p), func(t *testing.T, s *site) {
+		s.jittery()
+		d := newDiary()
+		var clients []*worker.Client
+		for range 2 {
+			limiter := s.jitteryLimiter()
+			s.serve(d.handle, d.watch, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+			clients = append(clients, s.client(s.jitteryLimiter()))
+		}
+		var accepted, next atomic.Int64
+		var all sync.WaitGroup
+		n := int64(rounds(600))
+		for range 8 {
+			all.Go(func() {
+				for i := next.Add(1); i <= n; i = next.Add(1) {
+					who := worker.Identity{Tenant: fmt.Sprint("tenant", rand.N(3))}
+					id := asynq.TaskID(fmt.Sprint("id", rand.N(30)))
+					var err error
+					if payload := fmt.Sprint("task", i); rand.N(4) == 0 {
+						err = d.enqueue(s.plain, worker.NewTask(who, "x", []byte(payload)), id)
+					} else {
+						err = d.plan(clients[rand.N(len(clients))], worker.NewTask(who, "x", []byte(payload)), id)
+					}
+					switch {
+					case err == nil:
+						accepted.Add(1)
+					case !errors.Is(err, asynq.ErrTaskIDConflict):
+						s.Error(err)
+					}
+					time.Sleep(rand.N(50 * time.Millisecond))
+				}
+			})
+		}
+		all.Wait()
+		d.awaitAll(s, notStranded)
+		if got := int64(len(d.tasks)); got != accepted.Load() || got < n/10 {
+			s.Errorf("%d tasks are noted, %d of %d were accepted", got, accepted.Load(), n)
+		}
+		s.wait("nobody is in line", func() bool { return len(s.inLine()) == 0 })
+	})
+}

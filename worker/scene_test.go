@@ -1,0 +1,199 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
+)
+
+// roundsEnv makes the scenes with random order longer: by what their rounds are multiplied.
+const roundsEnv = "SLUICE_SCENE_ROUNDS"
+
+// rounds is n, or as many times that as the environment asks for.
+func rounds(n int) int {
+	if times, err := strconv.Atoi(os.Getenv(roundsEnv)); err == nil {
+		return n * times
+	}
+	return n
+}
+
+// notStranded is how much later than it was told a task may start where time is real, and machines may be slow.
+const notStranded = 15 * time.Second
+
+// idle are policies that guard nothing. Of empty lines one is asked every 5 s: beside 30 of them a task waits for minutes whose
+// own line is wrongly thought to be empty.
+func idle(n int) (policies []throttle.Policy) {
+	for i := range n {
+		policies = append(policies, throttle.Policy{
+			Name:    "idle-" + strconv.Itoa(i),
+			Windows: []throttle.Window{{Name: "window", Limit: 1, Period: time.Second, Scope: throttle.Shared}},
+		})
+	}
+	return policies
+}
+
+// jitter delays every reply by up to a millisecond: those on several connections cross.
+func jitter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	time.Sleep(rand.N(time.Millisecond))
+	return err
+}
+
+// jittery has all replies of asynq's Redis to the servers and clients that are made from now on cross.
+func (s *site) jittery() { s.asynq = hooktest.With(s.asynq, hooktest.Hook(jitter)) }
+
+// jitteryLimiter is a limiter of its own, whose replies cross.
+func (s *site) jitteryLimiter() *throttle.Limiter {
+	s.Helper()
+	client := redis.NewClient(like(s.redis))
+	s.Cleanup(func() { client.Close() })
+	client.AddHook(hooktest.Hook(jitter))
+	return s.limiterOn(client)
+}
+
+// A diary notes when tasks were to start, and when they did. It knows them by their payloads.
+type diary struct {
+	mu     sync.Mutex
+	tasks  map[string]*entry
+	runs   int
+	answer error // of the handler
+}
+
+type entry struct {
+	least, most time.Time // when it is to start, as it was told last
+	decisions   int
+	starts      []time.Time
+	started     chan struct{}
+}
+
+func newDiary() *diary { return &diary{tasks: map[string]*entry{}} }
+
+// of returns the entry of a task. The lock is held.
+func (d *diary) of(payload string) *entry {
+	e := d.tasks[payload]
+	if e == nil {
+		now := time.Now()
+		e = &entry{least: now, most: now, started: make(chan struct{})}
+		d.tasks[payload] = e
+	}
+	return e
+}
+
+// handle is a handler.
+func (d *diary) handle(_ context.Context, task *asynq.Task) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	e := d.of(string(task.Payload()))
+	if e.starts = append(e.starts, time.Now()); len(e.starts) == 1 {
+		close(e.started)
+	}
+	d.runs++
+	return d.answer
+}
+
+// watch is a change for site.serve.
+func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
+	c.OnDecision = func(_ context.Context, task *asynq.Task, decision throttle.Decision) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		e := d.of(string(task.Payload()))
+		if e.decisions++; !decision.Granted {
+			now := time.Now()
+			e.least, e.most = now.Add(decision.RetryIn), now.Add(max(decision.RetryIn, decision.RetryInMost))
+		}
+	}
+}
+
+// plan enqueues a task by a client of ours. Its ID is its payload, unless the options say otherwise.
+func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Option) error {
+	payload := string(task.Payload())
+	var start worker.ExpectedStart
+	_, err := client.EnqueueContext(context.Background(), task,
+		append([]asynq.Option{asynq.TaskID(payload), worker.ReportStart(&start)}, opts...)...)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		e := d.of(payload)
+		e.least, e.most = start.At, start.Most
+	}
+	return err
+}
+
+// enqueue is plan for a plain client.
+func (d *diary) enqueue(client *asynq.Client, task *asynq.Task, opts ...asynq.Option) error {
+	payload := string(task.Payload())
+	_, err := client.Enqueue(task, append([]asynq.Option{asynq.TaskID(payload)}, opts...)...)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		d.of(payload)
+	}
+	return err
+}
+
+// await waits until a task has started, and reports by how much later that is than it was told. It gives up, and
+// reports false, when that is more than most.
+func (d *diary) await(payload string, most time.Duration) (late time.Duration, ok bool) {
+	for {
+		d.mu.Lock()
+		e := d.of(payload)
+		if len(e.starts) > 0 {
+			late = e.starts[0].Sub(e.most)
+		} else {
+			late = time.Since(e.most)
+		}
+		over := len(e.starts) > 0 || late > most
+		d.mu.Unlock()
+		if over {
+			return late, late <= most
+		}
+		select {
+		case <-e.started:
+		case <-time.After(most - late): // or it was denied meanwhile, and told anew
+		}
+	}
+}
+
+// awaitAll waits for all tasks that are noted. It fails for each that did not start in time, or started twice.
+func (d *diary) awaitAll(t testing.TB, most time.Duration) {
+	t.Helper()
+	d.mu.Lock()
+	var payloads []string
+	for payload := range d.tasks {
+		payloads = append(payloads, payload)
+	}
+	d.mu.Unlock()
+	latest := time.Duration(0)
+	for _, payload := range payloads {
+		late, ok := d.await(payload, most)
+		latest = max(latest, late)
+		if !ok {
+			t.Errorf("%s had not started %v after it was to", payload, late)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for payload, e := range d.tasks {
+		if len(e.starts) > 1 {
+			t.Errorf("%s started %d times", payload, len(e.starts))
+		}
+	}
+	t.Logf("%d tasks started, the latest %v after it was to", len(payloads), latest)
+}
+
+// taskOf is a task of a tenant, TENANT-0000 for 0: its payload, and so its ID.
+func (s *site) taskOf(tenant string, i int, opts ...asynq.Option) *asynq.Task {
+	return worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Appendf(nil, "%s-%04d", tenant, i), opts...)
+}

@@ -33,6 +33,7 @@ type compiledPolicy struct {
 // over from the first.
 type perName struct {
 	batcher    *script.Batcher
+	claims     *claims
 	taker      *script.Taker
 	refreshing sync.Mutex
 }

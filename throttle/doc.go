@@ -4,7 +4,7 @@
 // A [Policy] guards one resource by any number of windows. A [Limiter] is asked for capacity:
 //
 //   - [Limiter.Reserve] takes the cost in all windows or in none, and returns at once;
-//   - [Limiter.Wait] waits until the cost fits, or until the context ends;
+//   - [Limiter.Wait] waits in line until the cost fits, or until the context ends;
 //   - [Limiter.Peek] tells what Reserve would answer, and changes nothing.
 //
 // What was granted is a [Reservation]. [Reservation.Cancel] gives it back, [Reservation.Settle]

@@ -106,7 +106,8 @@ func (h *Hold) Release(ctx context.Context) error {
 // It calls lost once, shortly before a lease runs out that could not be renewed, and goes on trying.
 // If a renewal is refused, because others have the room, it calls lost with refused and ends. Stop
 // waits for a renewal under way; a Release should follow. If nothing is held by a lease, neither
-// KeepRenewing nor stop does anything. Lost may be nil.
+// KeepRenewing nor stop does anything. Lost may be nil. Until stop, the Job of ctx counts as holding
+// slots: see Limiter.WaitUpTo.
 func (r Reservation) KeepRenewing(ctx context.Context, lost func(refused bool)) (stop func()) {
 	lease := r.Lease()
 	if lease == 0 {
@@ -115,6 +116,8 @@ func (r Reservation) KeepRenewing(ctx context.Context, lost func(refused bool)) 
 	if lost == nil {
 		lost = func(bool) {}
 	}
+	job := JobFrom(ctx)
+	job.hold(r)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
 	go func() {
@@ -124,6 +127,7 @@ func (r Reservation) KeepRenewing(ctx context.Context, lost func(refused bool)) 
 	return func() {
 		cancel()
 		<-stopped
+		job.drop(r)
 	}
 }
 

@@ -6,14 +6,16 @@ import (
 	"time"
 )
 
-// A Job carries a running job's identity to the calls that it makes, and notes whether the upstream
-// refused one. Its methods are safe for concurrent use; Request must not change once the job runs.
+// A Job carries a running job's identity to the calls that it makes. It notes what slots they hold,
+// and whether the upstream refused one. Its methods are safe for concurrent use; Request must not
+// change once the job runs.
 type Job struct {
 	// Request is whose the calls are. Its Policy may be empty: then whoever makes a call knows it.
 	Request Request
 
 	mu      sync.Mutex
 	counted bool
+	held    map[string]string // of Concurrency windows: policies by the reservation's ID
 	refused *refusal
 }
 
@@ -76,4 +78,38 @@ func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 		return 0, "", false
 	}
 	return max(0, time.Until(j.refused.until)), j.refused.policy, true
+}
+
+// hold notes that the job holds slots by a reservation. A nil job notes nothing.
+func (j *Job) hold(r Reservation) {
+	if j == nil {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.held == nil {
+		j.held = map[string]string{}
+	}
+	j.held[r.ID] = r.Policy
+}
+
+func (j *Job) drop(r Reservation) {
+	if j == nil {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.held, r.ID)
+}
+
+// holdsFrom reports whether the job holds slots of this policy or of one later in name order.
+func (j *Job) holdsFrom(policy string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, held := range j.held {
+		if held >= policy {
+			return true
+		}
+	}
+	return false
 }

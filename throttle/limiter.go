@@ -89,27 +89,42 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 
 // reserve reserves under an ID; at is when what is granted anew was granted before, or 0.
 func (l *Limiter) reserve(ctx context.Context, o *operation, at int64, id string) (Decision, error) {
-	op, r := script.Reserve, o.request
-	if o.tenant.Exempt {
-		op = script.Exempt
-	}
-	ask := o.waiting(op, id)
+	ask := o.reserving(id)
 	ask.At = at
-	a, err := o.do(ctx, ask)
-	if errors.Is(err, ErrUnavailable) && o.Fail == FailOpen && ctx.Err() == nil {
-		d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
-		d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
-		return d, nil
+	return l.send(ctx, o, ask)
+}
+
+func (o *operation) reserving(id string) script.Request {
+	if o.tenant.Exempt {
+		return o.waiting(script.Exempt, id)
 	}
+	return o.waiting(script.Reserve, id)
+}
+
+// send sends what reserving has made.
+func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (Decision, error) {
+	a, err := o.do(ctx, ask)
 	if err != nil {
-		return Decision{}, err
+		return l.failsOpen(ctx, o, err)
 	}
 	d := o.decision(a)
+	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if d.Granted {
-		d.Reservation = Reservation{Request: r, At: d.At, ID: ask.ID, limiter: l}
-	} else if !d.Queued && (a.Status != script.Denied || d.RetryIn == 0) {
+		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, limiter: l}
+	} else if !d.Queued && !late && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.unlike(a)
 	}
+	return d, nil
+}
+
+// failsOpen is what an error means to a request that asks for capacity.
+func (l *Limiter) failsOpen(ctx context.Context, o *operation, err error) (Decision, error) {
+	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || ctx.Err() != nil {
+		return Decision{}, err
+	}
+	r := o.request
+	d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
+	d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
 	return d, nil
 }
 
@@ -156,48 +171,6 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
 	return err
-}
-
-// askAgain is how often Wait asks for what may fit sooner than it was told.
-const askAgain = time.Second
-
-// Wait reserves, and while it is denied sleeps for RetryIn and reserves again, or for a second where
-// a Concurrency window denied. It stands in no line, whatever the request's ticket. It is for use
-// outside of a job queue: inside one, a denied job gives its worker back.
-//
-// It returns a *TooLateError, at once, if the context's deadline comes before the request can fit.
-// If the context ends during the sleep, errors.Is finds the context's error and its cause in what
-// it returns. Other errors are Reserve's.
-func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
-	r.Ticket, r.Key, r.Front = TicketID{}, "", false
-	for {
-		d, err := l.Reserve(ctx, r)
-		if err != nil || d.Granted {
-			return d, err
-		}
-		pause := d.RetryIn
-		if d.RetryInIsBound() {
-			pause = min(pause, askAgain)
-		} else if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < pause {
-			return d, &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: deadline}
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return d, fmt.Errorf("throttle: %s: %w", d.Reason(), ended(ctx))
-		}
-	}
-}
-
-// ended is the context's error, with its cause if that is another.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // checked makes a request ready that asks for capacity.

@@ -312,8 +312,10 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 	}
 	for _, list := range cr.flows {
 		w := list[0]
-		if !slices.Contains(queues, w.id.Queue) {
-			continue
+		if !slices.Contains(queues, w.id.Queue) || slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
+			return !slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request)
+		}) {
+			continue // it may be the turn of a queue of another server
 		}
 		if exact := cr.same; exact {
 			if cr.m.neverFits(w.request) {

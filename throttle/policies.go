@@ -129,7 +129,7 @@ func (set *policySet) follow(before *policySet, r *script.Runner) {
 	}
 	for _, cp := range set.list {
 		if cp.perName == nil {
-			cp.perName = &perName{batcher: r.NewBatcher(), taker: r.NewTaker()}
+			cp.perName = &perName{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
 		}
 	}
 }

@@ -65,6 +65,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
 			}
 			ask := o.ask(script.Refresh, "")
 			ask.Place = o.place()
+			ask.Place.Flow = flow // of a claim it has another name
 			asks = append(asks, ask)
 		}
 		_, err := cp.batcher.Do(ctx, cp.script, asks...)

@@ -40,6 +40,8 @@ func (r Reservation) Cancel(ctx context.Context) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	JobFrom(ctx).drop(r)
+	o.claims.freed()
 	return o.decision(a), nil
 }
 
@@ -93,7 +95,10 @@ func (r Reservation) Release(ctx context.Context) error {
 	if o == nil || !o.leases { // not by Lease: what is held stays held when the cost is settled to 0
 		return err
 	}
-	_, err = o.settle(ctx, r, script.Release, "")
+	if _, err = o.settle(ctx, r, script.Release, ""); err == nil {
+		JobFrom(ctx).drop(r)
+		o.claims.freed()
+	}
 	return err
 }
 

@@ -34,8 +34,8 @@ func bubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, l *
 
 func TestWaitSleepsUntilItFits(t *testing.T) {
 	bubble(t, []throttle.Window{
-		{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * h},
-		{Name: "w", Limit: 2, Period: 10 * h},
+		{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * m},
+		{Name: "w", Limit: 2, Period: 10 * m},
 	}, func(t *testing.T, l *throttle.Limiter) {
 		start := time.Now()
 		var waited []time.Duration
@@ -46,8 +46,8 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 			}
 			waited = append(waited, time.Since(start))
 		}
-		const each = 12342857143 * us // a seventh of a day, never rounded down
-		if want := []time.Duration{0, each, 10 * h, 10*h + each}; !slices.Equal(waited, want) {
+		const each = 205714286 * us // a seventh of 24 minutes, never rounded down
+		if want := []time.Duration{0, each, 10 * m, 10*m + each}; !slices.Equal(waited, want) {
 			t.Errorf("granted after %v, want %v", waited, want)
 		}
 	})

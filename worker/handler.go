@@ -12,6 +12,10 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
+// askAgainForSlots is after how long a task comes back at the earliest whose handler was denied a
+// slot that others hold.
+const askAgainForSlots = time.Second
+
 // An execution is one run of a task's handler, with what it holds.
 type execution struct {
 	calls    *throttle.Job // for the handler's calls; without a policy if none matches
@@ -35,8 +39,8 @@ func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
 	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, logger: ad.config.Logger, taskType: task.Type()}
 	e.calls.SetCounted(request.Policy != "")
-	ctx, e.task = d.Reservation.Hold(ctx)
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
+	ctx, e.task = d.Reservation.Hold(ctx)
 	err := func() error {
 		defer ad.end(e) // also if the handler panics
 		return next.ProcessTask(ctx, task)
@@ -65,7 +69,11 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 		ad.pause(ctx, e, refused.After)
 		return ad.requeueFront(ctx, a, request, wait(request.Policy, refused.After), err)
 	case errors.As(err, &denied):
-		return ad.requeueAt(a, request, wait(denied.Decision.Policy, denied.Decision.RetryIn), err)
+		d := denied.Decision
+		if d.RetryInIsBound() { // as others may give slots back long before their leases run out
+			d.RetryIn = min(d.RetryIn, max(d.RetryInLeast, askAgainForSlots))
+		}
+		return ad.requeueAt(a, request, wait(d.Policy, d.RetryIn), err)
 	case callRefused && policy == request.Policy:
 		return ad.requeueFront(ctx, a, request, wait(policy, retryIn), err)
 	case callRefused:
@@ -104,46 +112,20 @@ func (ad *Adapter) end(e *execution) {
 	}
 }
 
-// A handler that waits asks again when the request is expected to fit, and before that every
-// askAgain, as limits may be raised and units given back. For a slot that somebody holds it asks
-// every askForSlot.
-const (
-	askAgain   = time.Second
-	askForSlot = 100 * time.Millisecond
-)
-
 // reserve reserves for the handler, and waits for it up to maxWait.
 func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWait time.Duration) (throttle.Reservation, error) {
 	if deadline, ok := ctx.Deadline(); ok {
-		maxWait = min(maxWait, time.Until(deadline))
 		request.MaxHold = max(0, time.Until(deadline))
 	}
-	end := time.Now().Add(maxWait)
-	for {
-		d, err := e.limiter.Reserve(ctx, request)
-		if err != nil {
-			return throttle.Reservation{}, err
-		}
-		if d.Granted {
-			if err := e.keep(ctx, d.Reservation); err != nil {
-				return throttle.Reservation{}, err
-			}
-			return d.Reservation, nil
-		}
-		left := time.Until(end)
-		if left <= 0 || left < d.RetryIn && !d.RetryInIsBound() {
-			return throttle.Reservation{}, &throttle.DeniedError{Decision: d, Request: request}
-		}
-		again := askAgain
-		if d.RetryInIsBound() {
-			again = askForSlot
-		}
-		select {
-		case <-time.After(min(max(d.RetryIn, time.Millisecond), left, again)):
-		case <-ctx.Done():
-			return throttle.Reservation{}, context.Cause(ctx)
-		}
+	ctx = throttle.WithJob(ctx, e.calls) // which notes the slots that it holds
+	d, err := e.limiter.WaitUpTo(ctx, request, maxWait)
+	if err != nil {
+		return throttle.Reservation{}, err
 	}
+	if err := e.keep(ctx, d.Reservation); err != nil {
+		return throttle.Reservation{}, err
+	}
+	return d.Reservation, nil
 }
 
 // keep holds a reservation until the handler returns. If it has returned, the reservation is

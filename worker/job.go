@@ -127,20 +127,22 @@ type ReserveOptions struct {
 	// own. A task that no policy matches must name a policy.
 	Request throttle.Request
 
-	// MaxWait is how long to wait while the request does not fit, at most until the context's
-	// deadline. The default, 0, does not wait.
+	// MaxWait is how long to wait in line while the request does not fit, at most until the
+	// context's deadline: see throttle.Limiter.WaitUpTo. The default, 0, does not wait.
 	MaxWait time.Duration
 }
 
 // Reserve reserves more for the job: for a second call, or by a second policy. If the request does
-// not fit in time it returns a *throttle.DeniedError.
+// not fit in time it returns a *throttle.DeniedError. It returns this error at once if the task
+// holds slots, and those that it would wait for may be held by others that wait for its own.
 //
 // A handler that returns this error has its task requeued without burning a retry. When the
-// denial's RetryIn is over the task joins the line of its own policy, at the front. It then takes
-// its own policy's cost again: call Cancel before you return, if its own call was not made.
+// denial's RetryIn is over the task joins the line of its own policy, at the front; after a second,
+// if it was denied a slot that may be given back sooner. It then takes its own policy's cost again:
+// call Cancel before you return, if its own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or until the reservation is
-// released or cancelled. Other errors are throttle.Limiter.Reserve's, and the context's.
+// released or cancelled. Other errors are throttle.Limiter.WaitUpTo's.
 func (j *Job) Reserve(ctx context.Context, o ReserveOptions) (throttle.Reservation, error) {
 	e := j.execution
 	if e == nil {

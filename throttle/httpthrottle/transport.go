@@ -28,10 +28,6 @@ import (
 // DefaultPause is TransportConfig.Pause's default.
 const DefaultPause = time.Second
 
-// pollMost is the longest sleep between two looks for room that may come sooner than is known: beside a
-// line, and where a Concurrency window denied.
-const pollMost = time.Second
-
 // afterwards bounds each call of the limiter that has to be made also when the request's context has
 // ended: releasing, cancelling, and passing on what the upstream said.
 const afterwards = 5 * time.Second
@@ -55,7 +51,8 @@ type TransportConfig struct {
 
 	// MaxWait is for how long a call waits for its turn, at the most. The default, 0, is not at
 	// all, which is right in a job: its worker has other jobs to do. A call that is known not to
-	// fit within MaxWait, or the deadline of its context, is denied at once.
+	// fit within MaxWait, or the deadline of its context, is denied at once; so is one that a job
+	// must not wait for: see throttle.Limiter.WaitUpTo.
 	MaxWait time.Duration
 
 	// PassUnidentified lets calls through, uncounted, of which nobody tells the policy. By default
@@ -143,8 +140,8 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // counts.
 //
 // Errors besides those of the base are *throttle.DeniedError if it does not fit now,
-// *UnidentifiedError, *CountedError, and those of Limiter.Reserve; then the call was not made. throttle.ErrLeaseLost ends a
-// call that lost its slot in a Concurrency window. http.Client wraps all of them in *url.Error;
+// *UnidentifiedError, *CountedError, and those of Limiter.WaitUpTo; then the call was not made.
+// throttle.ErrLeaseLost ends a call that lost its slot in a Concurrency window. http.Client wraps all of them in *url.Error;
 // errors.As and errors.Is see through it.
 //
 // What Concurrency windows hold is renewed until the answer's body is closed or read to its end, or
@@ -169,7 +166,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		closeBody(req)
 		return nil, &CountedError{r.Policy}
 	}
-	d, err := t.reserve(req.Context(), r)
+	d, err := t.c.Limiter.WaitUpTo(req.Context(), r, t.c.MaxWait)
 	if err != nil {
 		closeBody(req)
 		return nil, err
@@ -206,36 +203,6 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 		r.MaxHold = max(0, time.Until(deadline))
 	}
 	return r, r.Policy != ""
-}
-
-// reserve returns a grant, after a wait if need be, or an error.
-func (t *Transport) reserve(ctx context.Context, r throttle.Request) (throttle.Decision, error) {
-	policy, _ := t.c.Limiter.Lookup(r.Policy)
-	bound := policy.Leases
-	end := time.Now().Add(t.c.MaxWait)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
-		end = deadline
-	}
-	for {
-		d, err := t.c.Limiter.Reserve(ctx, r)
-		if err != nil || d.Granted {
-			return d, err
-		}
-		left, sleep := time.Until(end), d.RetryIn
-		if left <= 0 || left < d.RetryIn && !bound {
-			return d, &throttle.DeniedError{Decision: d, Request: r}
-		}
-		if bound || d.RetryInMost > d.RetryIn {
-			sleep = min(sleep, pollMost)
-		}
-		timer := time.NewTimer(min(sleep, left))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return d, fmt.Errorf("httpthrottle: %s: %w", d.Reason(), context.Cause(ctx))
-		}
-	}
 }
 
 // call makes a call that was granted.

@@ -87,6 +87,12 @@ func Flow(queue string, values []string) string {
 	return b.String()
 }
 
+// ClaimTicket returns the name of a claim in its line. The queue is that of NewClaims.
+func ClaimTicket(queue, id string) string { return queue + "/" + Escape(id) }
+
+// ClaimFlow returns the name of the flow in which claims wait that have the same values.
+func ClaimFlow(queue string, values []string) string { return queue + Flow("", values) }
+
 // ParseFlow undoes Flow.
 func ParseFlow(flow string) (queue string, values []string) {
 	queue, list, _ := strings.Cut(flow, "|")

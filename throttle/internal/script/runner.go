@@ -41,11 +41,16 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 
 // take sends one take. Without queues it only acknowledges the one before.
 func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
-	args := p.header(r.now(), r.process, seq, 3+len(q.Queues))
-	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(q.Queues))
-	for _, queue := range q.Queues {
-		args = append(args, Escape(queue))
+	var queues []any
+	if q.Claims != "" {
+		queues = append(queues, q.Claims)
 	}
+	for _, queue := range q.Queues {
+		queues = append(queues, Escape(queue))
+	}
+	args := p.header(r.now(), r.process, seq, 3+len(queues))
+	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues))
+	args = append(args, queues...)
 	reply, err := p.scripts.take.Run(ctx, r.client, p.keys, args...).Slice()
 	if err != nil {
 		return Taken{}, err

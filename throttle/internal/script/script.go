@@ -258,6 +258,7 @@ func commas(places []int) string {
 
 // A TakeRequest asks a line for tickets.
 type TakeRequest struct {
+	Claims string   // the queue of NewClaims, in place of Queues
 	Queues []string // in the order of preference
 	Max    int
 }

@@ -23,6 +23,13 @@ func (r *Runner) NewTaker() *Taker {
 	return &Taker{take: r.take, turn: make(chan struct{}, 1), answered: true}
 }
 
+// NewClaims returns a taker of one policy name for calls that wait in place, and the name of their
+// queue, which nobody else has: names that are data are escaped, and hold no "!".
+func (r *Runner) NewClaims() (taker *Taker, queue string) {
+	own := NewRunner(r.client, r.prefix, r.now) // with a record of takes of its own
+	return own.NewTaker(), "!" + own.process
+}
+
 // Take sends one take. It returns when the context ends, whatever Redis does; what it then would
 // have got comes with the next.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {

@@ -145,16 +145,23 @@ local verbs = {
       get_line()
       read_place(r)
       local status, low, high, nudge, least = line.join(r, list, now)
-      return status, call.now, max(time, low), max(time, high), nudge, max(time, least or low)
+      least = least or low
+      return status, call.now, max(time, low), max(time, high), nudge, call.leases and least or max(time, least)
     end
-    local most = time
+    local most, least = time, nil
+    if call.leases then -- slots may be given back at any time
+      least = now
+      for i = 1, nwindows do
+        if not call.windows[i].algorithm.release then least = max(least, fits[i]) end
+      end
+    end
     if line then
       local low, high = line.expect(r, list, now, fits)
       time, most = max(time, low), max(time, high)
       -- Everything fits, and others wait for slots: they may have gone by then.
       if time <= now then time, most = now + 100000, max(most, now + 100000) end
     end
-    return 0, call.now, time, most, 0
+    return 0, call.now, time, most, 0, least
   end,
 
   join = function(r, list, now, fits, before)
@@ -526,6 +533,7 @@ for at = first, #argv, stride do
   end
 end
 
+if call.line and call.line.dead_claims then line.sweep() end
 scopes.write_all(call)
 if call.line then call.line.finish() end
 if dirty and not late then redis.call('SET', record_key, codec.pack7(call.seq) .. table.concat(done), 'PX', KEPT) end

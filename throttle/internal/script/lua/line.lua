@@ -6,6 +6,9 @@
 -- fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996), at a tenant's own by the rank of their first ticket.
 -- Nodes, tags and V are those of one queue; the windows are counted for all queues together.
 --
+-- A queue whose name begins with "!" holds the claims of one process: tickets of calls that wait in place, and that only this
+-- process takes. Names of others are escaped and have none.
+--
 -- Keys, behind the prefix P of the policy; a SUFFIX is a scope's key behind P, a NODE is "QUEUE|SUFFIX":
 --   q          how many tickets are in the line; no key, no line
 --   t          hash: ticket "QUEUE/ID" -> rank(7) start(7) "costs |VALUES key": start is the latest one expected when it joined (us);
@@ -34,13 +37,15 @@ local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 
 local new_line
 do
-local match, gmatch, sub, find, format = string.match, string.gmatch, string.sub, string.find, string.format
+local match, gmatch, sub, find, format, byte = string.match, string.gmatch, string.sub, string.find, string.format, string.byte
 local max, min, ceil = math.max, math.min, math.ceil
 local pack7, unpack7 = codec.pack7, codec.unpack7
 
 local RANK_ZERO = 4503599627370496 -- ranks before the first are negative
 local UNPACK = 4000     -- how many values go with one call to Redis; even
 local DEAD = 60000000   -- us without a server that asks, after which a queue holds up nobody
+local DEAD_CLAIMS = 2000000 -- the same of claims, which their process has to ask for
+local SLOTS = 100000    -- us between looks for slots of who waits in place
 local LOOK_AGAIN = 1000000 -- us after which one that leaves room for others looks again, at the latest
 local COMMON = 'requests=1' -- the costs of most tickets
 local SHARE = 100000000 -- what a tag moves by for all that a window holds
@@ -58,7 +63,7 @@ function new_line(call)
     read = false, read_all = false, write = false, read_line = false, queue_of = false, alive = false, node_of = false, flow_of = false,
     new_flow = false, ticket = false, new_ticket = false, scopes_of = false, nodes_of = false, blocker = false, count_units = false, units_of = false, share = false,
     tag_of = false, set_tag = false, charge = false, waiting = false, score = false, due_at = false, set_due = false, due = false, reopen = false, place = false,
-    first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY, turns = nil,
+    first_ticket = false, forget = false, flush = false, finish = false, ttl = DAY, turns = nil, dead_claims = false,
   }
   local fields, written, nodes, flows, dues, dues_changed = L.fields, L.written, L.nodes, L.flows, L.dues, L.dues_changed
   for i = 1, #call.scopes do L.numbers[call.scopes[i].attributes] = i end
@@ -113,8 +118,11 @@ function new_line(call)
       for i = 1, #all, 2 do
         local asked, n, weights, first, last, with = match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
         L.queues[all[i]] = {
-          name = all[i], asked = asked + 0, n = n + 0, weights = weights + 0, first = first + 0, last = last + 0, with = with == '-' and '=' .. all[i] or with, changed = false,
+          name = all[i], claims = byte(all[i]) == 33, asked = asked + 0, n = n + 0, weights = weights + 0, first = first + 0, last = last + 0,
+          with = with == '-' and '=' .. all[i] or with, changed = false,
         }
+        local q = L.queues[all[i]]
+        if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
       end
     end
     local own = L.read('u', 'line')
@@ -125,14 +133,16 @@ function new_line(call)
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = {name = name, asked = now, n = 0, weights = 0, first = 0, last = 0, with = '=' .. name, changed = false}
+      q = {name = name, claims = byte(name) == 33, asked = now, n = 0, weights = 0, first = 0, last = 0, with = '=' .. name, changed = false}
       L.queues[name] = q
     end
     return q
   end
 
-  -- A queue that no server asks for holds up nobody.
-  function L.alive(q) return q.n > 0 and now - q.asked < DEAD end
+  local function dead(q) return now - q.asked >= (q.claims and DEAD_CLAIMS or DEAD) end
+
+  -- A queue that nobody asks for holds up nobody.
+  function L.alive(q) return q.n > 0 and not dead(q) end
 
   -- What tickets cost is kept as one text while all cost the same, and by unit otherwise.
   local function parse_units(of, text)
@@ -297,35 +307,45 @@ function new_line(call)
     return list
   end
 
-  -- When a window may have room behind `before` units.
-  local function opens_at(scope, i, at, cost, before)
-    local window, st, opens = call.windows[i], scope.states[i], at
+  -- When slots may be free: who waits in place looks for them more often.
+  local function slots_open_at(flow, algorithm, st, at)
+    local opens = algorithm.opens_at(st, at)
+    return byte(flow.queue) == 33 and min(opens, at + SLOTS) or opens
+  end
+
+  -- with_turns is when a window opens that has room left for others: when they let that lapse, at the latest.
+  local function with_turns(flow, scope, i, at, cost, before, opens, lapses)
+    local window, st, alone = call.windows[i], scope.states[i], at
     if cost > 0 then
-      local algorithm = window.algorithm
-      opens = algorithm.fits_at(st, at, at, cost, before, 1)
-      if opens > at and algorithm.opens_at then opens = algorithm.opens_at(st, at) end
+      alone = window.algorithm.fits_at(st, at, at, cost, before, 1)
+      if alone > at and window.algorithm.opens_at then alone = slots_open_at(flow, window.algorithm, st, at) end
     end
-    if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before) end
-    return opens
+    if scope.upstream then alone = upstream().fits_at(scope, window, st, at, alone, cost, before) end
+    return min(opens, max(alone, lapses), at + LOOK_AGAIN)
   end
 
   -- blocker -> the first scope, narrow to broad, that has no room for the costs, and when it may have. The third says that
   -- they exceed for ever what one holds. L.turns, if set, has it leave room for others whose turn it is.
   function L.blocker(flow, costs)
     local list, at = L.scopes_of(flow)
-    local blocked, blocked_until, by_window = nil, at, costs.windows
+    local blocked, blocked_until, by_window, turns = nil, at, costs.windows, L.turns
     for s = 1, #list do
       local scope = list[s]
       if scope.failed then return scope, now + 1000000, false end
-      local of, ahead = scope.of.windows, scope.ahead
-      local turn = L.turns and L.turns.at(flow, scope)
+      local of, states, ahead = scope.of.windows, scope.states, scope.ahead
+      local turn = turns and turns.at(flow, scope)
       for j = 1, #of do
         local i = of[j]
-        local window, cost = call.windows[i], by_window[i]
-        if cost > 0 and cost > window.algorithm.capacity(scope.states[i]) then return nil, at, true end
-        local before, reserved = ahead and ahead[window.unit] or 0, turn and turn.reserved[window.unit] or 0
-        local opens = opens_at(scope, i, at, cost, before + reserved)
-        if opens > at and reserved > 0 then opens = min(opens, max(opens_at(scope, i, at, cost, before), turn.lapses), at + LOOK_AGAIN) end
+        local window, st, cost, opens = call.windows[i], states[i], by_window[i], at
+        local algorithm, before = window.algorithm, ahead and ahead[window.unit] or 0
+        local reserved = turn and turn.reserved[window.unit] or 0
+        if cost > 0 then
+          if cost > algorithm.capacity(st) then return nil, at, true end
+          opens = algorithm.fits_at(st, at, at, cost, before + reserved, 1)
+          if opens > at and algorithm.opens_at then opens = slots_open_at(flow, algorithm, st, at) end
+        end
+        if scope.upstream then opens = upstream().fits_at(scope, window, st, at, opens, cost, before + reserved) end
+        if reserved > 0 and opens > at then opens = with_turns(flow, scope, i, at, cost, before, opens, turn.lapses) end
         if opens > at and (not blocked or blocked == scope) then
           blocked = scope
           if opens > blocked_until then blocked_until = opens end
@@ -681,7 +701,7 @@ function new_line(call)
     if L.count <= 0 then return end
     local list, gone = {}, {}
     for name, q in pairs(L.queues) do
-      if q.n == 0 and now - q.asked >= DEAD then
+      if q.n == 0 and dead(q) then
         gone[#gone + 1] = name
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then

@@ -8,16 +8,19 @@
 --   remove(id)                     takes a ticket out of the line -> whether it was there
 --   refresh(r)                     writes a flow's weight and its tenant's own limits as they are now
 --   look_again(suffixes)           has whoever waits at these scopes be looked at: something was given back there
+--   sweep()                        removes claims whose process is gone
 --   take_back(r)                   undoes what a taken ticket moved of its tenant's tags
 --   prefetch(tickets, flows, nodes) reads what they will ask for
 
 local new_join
 do
-local match, format, gsub = string.match, string.format, string.gsub
+local match, format, gsub, sub = string.match, string.format, string.gsub, string.sub
 local max, min, floor, ceil = math.max, math.min, math.floor, math.ceil
 
 local SPACING = 5000    -- us between appointments
 local FORGET = 10000    -- us after which an appointment that was not kept is forgotten
+local LATEST = 1000000  -- us until the latest appointment
+local SWEPT = 64
 
 function new_join(L)
   local call = L.call
@@ -152,10 +155,18 @@ function new_join(L)
     return min(least_time, codec.MOST), min(most_time, codec.MOST)
   end
 
+  local function alone(queue)
+    for name, q in pairs(L.queues) do
+      if name ~= queue and L.alive(q) then return false end
+    end
+    return true
+  end
+
   -- least_start tells when a ticket can start at the earliest, whatever becomes of other flows: who waits at a narrower node may be held
-  -- up there for long. Only where all windows have one scope do all that wait there go before it.
+  -- up there for long. Only where all windows have one scope, and all wait in one queue, do all go before it. Slots may be given
+  -- back at any time.
   local function least_start(flow, list, at, costs, behind, low)
-    if #list == 1 then return low end
+    if #list == 1 and not call.leases and alone(flow.queue) then return low end
     local least = at
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
@@ -163,8 +174,10 @@ function new_join(L)
         local i = of[j]
         local unit, cost = call.windows[i].unit, costs.windows[i]
         local in_flow = L.units_of(flow, unit)
-        local time = windows.fits_window(scope, i, at, at, cost, behind and min(in_flow, behind * cost) or in_flow, 1)
-        if time > least then least = time end
+        if not call.windows[i].algorithm.release then
+          local time = windows.fits_window(scope, i, at, at, cost, behind and min(in_flow, behind * cost) or in_flow, 1)
+          if time > least then least = time end
+        end
       end
     end
     return min(least, low)
@@ -175,7 +188,8 @@ function new_join(L)
     local q = L.queue_of(queue)
     local kept = q.last >= now - FORGET and not (q.first < now - FORGET and q.asked < q.first)
     if kept and q.first <= max(time, now) + SPACING then return 0 end
-    q.first, q.last, q.changed = now, now, true -- one wakes: others need not be woken by the next tickets
+    local at = q.claims and min(max(time, now), now + LATEST) or now -- who has claims asks when they are expected to start
+    q.first, q.last, q.changed = at, at, true -- one wakes: others need not be woken by the next tickets
     return 1
   end
 
@@ -246,7 +260,9 @@ function new_join(L)
     local first = redis.call('ZRANGE', P .. 'f:' .. of, '0', '0')[1]
     -- Whoever was behind it may fit.
     if first == id and flow.suffix then
-      L.due(flow.queue, flow.suffix, now)
+      for name, q in pairs(L.queues) do
+        if name == flow.queue or q.n > 0 and L.due_at(name, flow.suffix) then L.due(name, flow.suffix, now) end
+      end
       L.reopen(flow, nil)
     end
     redis.call('ZREM', P .. 'f:' .. of, id)
@@ -295,10 +311,11 @@ function new_join(L)
       end
     end
     local q = L.queue_of(r.queue)
+    if q.claims then q.asked = now end
     q.n, q.changed = q.n + 1, true
     L.count = L.count + 1
-    local alone = flow.n == 0
-    if alone then
+    local is_first = flow.n == 0
+    if is_first then
       L.flows[r.flow] = flow
       q.weights = q.weights + flow.weight
       if call.only_tenants then flow.tag = max(L.tag_of(L.node_of(flow.queue, windows.ROOT), flow), 0) end
@@ -324,7 +341,7 @@ function new_join(L)
     L.count_units(flow, costs, 1)
     local nodes = L.nodes_of(flow)
     for i = 1, #nodes do L.count_units(nodes[i], costs, 1) end
-    if alone then
+    if is_first then
       L.place(flow, rank, costs)
     elseif r.front or r.rank then
       flow.heads, flow.read_to_end = nil, nil
@@ -349,6 +366,22 @@ function new_join(L)
       if q.n > 0 then
         for i = 1, #suffixes do
           if L.due_at(name, suffixes[i]) then L.due(name, suffixes[i], now) end
+        end
+      end
+    end
+  end
+
+  -- sweep removes claims whose process is gone: so many a call.
+  function J.sweep()
+    local left = SWEPT
+    for name, q in pairs(L.queues) do
+      if q.claims and q.n > 0 and not L.alive(q) then
+        for _, suffix in ipairs(redis.call('ZRANGE', P .. 'd:' .. name, '0', format('%d', SWEPT))) do
+          for _, member in ipairs(redis.call('ZRANGE', P .. 'n:' .. name .. '|' .. suffix, '0', format('%d', SWEPT))) do
+            for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', format('%d', SWEPT))) do
+              if left > 0 and J.remove(id) then left = left - 1 end
+            end
+          end
         end
       end
     end

@@ -64,13 +64,14 @@ end
 local names, taken = {}, {n = 0, kept = {}}
 for i = 1, nqueues do names[i] = ARGV[call.first + 2 + i] end
 local next_time = T.take(names, most, appointment, taken)
+if L.dead_claims then new_join(L).sweep() end
 scopes.write_all(call)
 L.finish()
 local out = {now, next_time, call.id_base}
 for i = 1, #taken do out[3 + i] = taken[i] end
 if taken.n > 0 or next_time > 0 then
   redis.call('SET', own_key, codec.pack7(call.seq) .. codec.pack7(now) .. codec.pack7(next_time) .. call.id_base .. table.concat(taken.kept), 'PX', KEPT)
-  if taken.n > 0 then
+  if taken.n > 0 and string.byte(names[1]) ~= 33 then -- a claim whose process is gone has nowhere to be put back to
     redis.call('ZADD', P .. 'k', format('%d', now), call.process)
     expire(P .. 'k', DAY)
   end

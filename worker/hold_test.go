@@ -1,0 +1,124 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Two handlers each hold a slot and want the other's. Only the one whose policy comes first by name
+// waits.
+func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
+	alpha, beta := atOnceOf("alpha", 1), atOnceOf("beta", 1)
+	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}
+	each(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *site) {
+		var mu sync.Mutex
+		began, denied := map[string]chan struct{}{"alpha": make(chan struct{}), "beta": make(chan struct{})}, map[string]int{}
+		begin := func(name string) {
+			mu.Lock()
+			defer mu.Unlock()
+			select {
+			case <-began[name]:
+			default:
+				close(began[name])
+			}
+		}
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			own, other := "alpha", "beta"
+			if strings.HasPrefix(task.Type(), "beta") {
+				own, other = other, own
+			}
+			begin(own)
+			<-began[other] // both hold their own slot
+			if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: other}, MaxWait: time.Hour}); err != nil {
+				if errors.As(err, new(*throttle.DeniedError)) {
+					mu.Lock()
+					denied[own]++
+					mu.Unlock()
+				}
+				return err
+			}
+			return s.ok(ctx, task)
+		})
+		var ids []string
+		for i := range 3 {
+			for _, name := range []string{"alpha", "beta"} {
+				id := fmt.Sprint(name, i)
+				ids = append(ids, id)
+				s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, name+":x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+			}
+		}
+		s.waitGone(ids...)
+		mu.Lock()
+		defer mu.Unlock()
+		if denied["alpha"] > 0 || denied["beta"] == 0 {
+			t.Errorf("denied: %v", denied)
+		}
+		s.wantCounters(counters{Processed: 6})
+	})
+}
+
+// A handler waits for what time gives back whatever it holds.
+func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
+	slots, rate := atOnceOf("slots", 1), policy(1, 300*time.Millisecond)
+	slots.Match, rate.Name, rate.Match = []string{"*"}, "a-rate", nil
+	each(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *site) {
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			for range 3 {
+				if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "a-rate"}, MaxWait: time.Minute}); err != nil {
+					t.Error(err)
+				}
+			}
+			return s.ok(ctx, task)
+		})
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.waitGone("t")
+		s.wantCounters(counters{Processed: 1})
+	})
+}
+
+// Calls that wait in place get their share beside a backlog of tasks.
+func TestWaitersBesideTasks(t *testing.T) {
+	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+		{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: time.Second, Scope: throttle.Shared},
+	}}
+	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+		client := s.client(s.limiter)
+		for range 300 {
+			if _, err := client.EnqueueContext(t.Context(), task("batch")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.serve(s.ok)
+		ctx, cancel := context.WithCancel(t.Context())
+		var waited atomic.Int64
+		var group sync.WaitGroup
+		for range 5 {
+			group.Go(func() {
+				for {
+					if _, err := s.limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "user"}); err != nil {
+						return
+					}
+					waited.Add(1)
+				}
+			})
+		}
+		s.wait("100 are granted", func() bool { return int(waited.Load())+len(s.runs()) >= 100 })
+		calls, tasks := waited.Load(), len(s.runs())
+		cancel()
+		group.Wait()
+		if calls < 35 || tasks < 35 {
+			t.Errorf("%d calls and %d tasks", calls, tasks)
+		}
+	})
+}

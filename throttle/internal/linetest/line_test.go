@@ -22,14 +22,16 @@ func TestLineScenes(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"the walk through time of docs/line.md": {policy(two), func(sc *scene) {
-			sc.granted("a1", "a2")
-			sc.at(1*s).denied("a3", 9*s)
-			sc.at(2*s).denied("a4", 8*s)
-			sc.at(3*s).denied("b1", 7*s)
+		"the walk through time of docs/explanation/line.md": {policy(two), func(sc *scene) {
+			sc.expects("a1", 0)
+			sc.expects("a2", 0)
+			sc.expects("a3", 10*s)
+			sc.takes("a1", "a2")
+			sc.at(2*s).expects("a4", 8*s)
+			sc.at(3*s).expects("b1", 7*s)
 			sc.at(10*s - us).takes().asks(us)
-			sc.at(10*s).takes("a3", "b1").asks(s)
-			sc.at(20*s - us).takes()
+			sc.at(10*s).takes("b1", "a3").asks(s)
+			sc.at(20*s - us).takes().asks(us)
 			sc.at(20 * s).takes("a4").asks(-1)
 		}},
 		"nobody is let in before those who wait": {policy(two), func(sc *scene) {

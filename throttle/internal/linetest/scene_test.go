@@ -96,6 +96,14 @@ func (sc *scene) joins(tickets ...string) (last throttle.Place) {
 	return last
 }
 
+// expects joins, and fails if the ticket is expected to start after another time.
+func (sc *scene) expects(ticket string, in time.Duration) {
+	sc.t.Helper()
+	if p := sc.joins(ticket); p.StartsIn != in {
+		sc.t.Fatalf("%s: starts in %v, want %v", ticket, p.StartsIn, in)
+	}
+}
+
 // takes takes all that fit, and fails unless they are exactly these, in this order.
 func (sc *scene) takes(tickets ...string) *scene {
 	sc.t.Helper()

@@ -237,7 +237,7 @@ func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) ([]Ans
 		return answers, errs
 	}
 	answers = make([]Answer, len(requests))
-	alone := failed(err) && len(requests) > 1
+	alone := ScriptFailed(err) && len(requests) > 1
 	for i := range requests {
 		if errs[i] = err; !alone {
 			continue

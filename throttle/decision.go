@@ -98,7 +98,8 @@ func (d Decision) EarliestReset() time.Duration {
 
 // Reason says in one line which window denied which tenant and for how long, such as
 // "throttled: github-api/burst, tenant acme, 1.8s". Where an upstream's pause is longer, it names the
-// pause and the tenant that was refused. It is empty if granted.
+// pause and the tenant that was refused; where no window denied, it says that others wait. It is
+// empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
@@ -113,6 +114,8 @@ func (d Decision) Reason() string {
 	pause := ""
 	if d.Pause != nil && !d.At.Add(longest).After(d.Pause.OpensAt) {
 		window, pause = "", ": "+d.Pause.describe(d.At)
+	} else if window == "" && d.Queued {
+		pause = ": others wait before it"
 	}
 	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, printable(d.Tenant), roundUp(d.RetryIn), pause)
 }

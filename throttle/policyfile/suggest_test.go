@@ -1,4 +1,4 @@
-package suggest
+package policyfile
 
 import "testing"
 
@@ -14,7 +14,7 @@ func TestNearest(t *testing.T) {
 		"colour": "",
 		"":       "",
 	} {
-		if got := Nearest(name, known); got != want {
+		if got := Suggest(name, known); got != want {
 			t.Errorf("%q: %q, want %q", name, got, want)
 		}
 	}

@@ -62,6 +62,9 @@ func (c *claims) drop(one *claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.waiting, one.id)
+	if c.asking && len(c.waiting) == 0 {
+		c.wake() // it ends
+	}
 }
 
 // joined says that a claim is in line, and is asked for when it is expected to fit.

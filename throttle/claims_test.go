@@ -351,3 +351,45 @@ func TestWeightsOfClaimsChange(t *testing.T) {
 		<-ended
 	})
 }
+
+// A job that holds a slot would wait for itself, or for one that waits for it, until it gives the
+// slot back: in whatever way.
+func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
+	t.Parallel()
+	ways := map[string]func(context.Context, throttle.Reservation, *throttle.Hold) error{
+		"Hold.Release": func(ctx context.Context, _ throttle.Reservation, h *throttle.Hold) error { return h.Release(ctx) },
+		"Hold.Cancel":  func(ctx context.Context, _ throttle.Reservation, h *throttle.Hold) error { return h.Cancel(ctx) },
+		"Release":      func(ctx context.Context, r throttle.Reservation, _ *throttle.Hold) error { return r.Release(ctx) },
+		"Cancel": func(ctx context.Context, r throttle.Reservation, _ *throttle.Hold) error {
+			_, err := r.Cancel(ctx)
+			return err
+		},
+	}
+	for name, giveBack := range ways {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
+				l := newLimiter(t, client, policy(slots))
+				ctx, cancel := context.WithTimeout(throttle.WithJob(t.Context(), &throttle.Job{}), m)
+				defer cancel()
+				held := reserve(t, l, acme(1)).Reservation
+				_, hold := held.Hold(ctx)
+				var denied *throttle.DeniedError
+				if _, err := l.Wait(ctx, acme(1)); !errors.As(err, &denied) || denied.Cause != nil {
+					t.Errorf("it holds a slot: %v", err)
+				}
+				if err := giveBack(ctx, held, hold); err != nil {
+					t.Fatal(err)
+				}
+				others := reserve(t, l, acme(1)).Reservation
+				ended := waits(ctx, t, client, l, acme(1))
+				if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
+					t.Errorf("it holds none: %v", err)
+				}
+				if err := hold.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

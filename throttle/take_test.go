@@ -391,7 +391,7 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 		if got := l.Policies(); !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v, want %+v", got, want)
 		}
-		if info, ok := l.Match("http:get"); !ok || info != (throttle.PolicyInfo{Name: "p", Fail: throttle.FailClosed, Requeue: throttle.RequeueWhenFits}) {
+		if info, ok := l.Match("http:get"); !ok || info != (throttle.PolicyInfo{Name: "p", Fail: throttle.FailClosed, MaxPause: h, Requeue: throttle.RequeueWhenFits}) {
 			t.Errorf("%+v", info)
 		}
 		if _, ok := l.Match("smtp"); ok {

@@ -25,10 +25,12 @@ type outcome struct {
 }
 
 const (
-	askAtLeast   = time.Second            // by which claims are kept
-	askForSlots  = 100 * time.Millisecond // between looks for slots of others
-	askSoonest   = time.Millisecond
-	claimsAsLost = 1500 * time.Millisecond // without an answer, after which others may have removed claims
+	askAtLeast  = time.Second            // by which claims are kept
+	askForSlots = 100 * time.Millisecond // between looks for slots of others
+	askSoonest  = time.Millisecond
+
+	// claimsAsLost is the time without an answer after which others may have removed claims.
+	claimsAsLost = 1500 * time.Millisecond
 )
 
 // The claims of one policy name in this process. One goroutine asks for all of them, while there are

@@ -84,8 +84,9 @@ func (e *NeverFitsError) Error() string {
 // A DeniedError says that work or a call did not start, because it does not fit now. Nothing was
 // taken.
 type DeniedError struct {
-	// Cause is why there is no other decision: for instance that Redis did not answer, or that a
-	// handler returned the denial of a call. It is nil after a plain denial.
+	// Cause is why there is no other decision: for instance that Redis did not answer, that a
+	// handler returned the denial of a call, or the *TooLateError of a Wait. It is nil after a plain
+	// denial.
 	Cause error
 
 	// Decision is the denial. With a Cause it may carry the policy, the tenant and RetryIn alone.

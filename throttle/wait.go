@@ -36,6 +36,9 @@ func (l *Limiter) WaitUpTo(ctx context.Context, r Request, maxWait time.Duration
 }
 
 func (l *Limiter) wait(ctx context.Context, r Request, most time.Duration) (Decision, error) {
+	if most > 0 {
+		r.Ticket, r.Key, r.Front = TicketID{}, "", false
+	}
 	if most == 0 || l.mayDeadlock(ctx, r.Policy) {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
@@ -43,7 +46,6 @@ func (l *Limiter) wait(ctx context.Context, r Request, most time.Duration) (Deci
 		}
 		return d, err
 	}
-	r.Ticket, r.Key, r.Front = TicketID{}, "", false
 	w := waiter{limiter: l, request: r, began: time.Now(), most: most}
 	return w.wait(ctx)
 }

@@ -122,3 +122,36 @@ func TestWaitersBesideTasks(t *testing.T) {
 		}
 	})
 }
+
+// A handler that returns that it could not wait for a call costs no retry.
+func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
+	slack := policy(1, time.Hour)
+	slack.Name, slack.Match = "slack", nil
+	each(t, []throttle.Policy{policy(1000, time.Minute), slack}, func(t *testing.T, s *site) {
+		var late atomic.Int64
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			short, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			_, err := s.limiter.Wait(short, throttle.Request{Policy: "slack", Tenant: "acme"})
+			if errors.As(err, new(*throttle.TooLateError)) {
+				late.Add(1)
+			}
+			if err != nil {
+				return fmt.Errorf("the call: %w", err)
+			}
+			return s.ok(ctx, task)
+		})
+		if d, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil || !d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.waitState(asynq.TaskStateScheduled, "t")
+		s.open("t")
+		s.waitGone("t")
+		if late.Load() != 1 {
+			t.Errorf("too late %d times", late.Load())
+		}
+		s.wantCounters(counters{Processed: 1})
+		s.wantTold(nil, nil)
+	})
+}

@@ -141,7 +141,8 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 //
 // Errors besides those of the base are *throttle.DeniedError if it does not fit now,
 // *UnidentifiedError, *CountedError, and those of Limiter.WaitUpTo; then the call was not made.
-// throttle.ErrLeaseLost ends a call that lost its slot in a Concurrency window. http.Client wraps all of them in *url.Error;
+// throttle.ErrLeaseLost ends a call that lost its slot in a Concurrency window. http.Client wraps all
+// of them in *url.Error;
 // errors.As and errors.Is see through it.
 //
 // What Concurrency windows hold is renewed until the answer's body is closed or read to its end, or

@@ -22,6 +22,7 @@ type Job struct {
 
 type refusal struct {
 	policy string
+	at     time.Time // when it was recorded
 	until  time.Time
 }
 
@@ -52,26 +53,34 @@ func (j *Job) Counted(policy string) bool {
 	return j.counted && policy == j.Request.Policy
 }
 
-// Refused records that the upstream of a policy refused the job's newest call, and for how long. Of
+// Refused records that the upstream of a policy refused a call of the job, and for how long. Of
 // several refusals the longest counts.
 func (j *Job) Refused(policy string, retryIn time.Duration) {
-	until := time.Now().Add(retryIn)
+	now := time.Now()
+	until := now.Add(retryIn)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.refused == nil || j.refused.until.Before(until) {
-		j.refused = &refusal{policy, until}
+	if j.refused == nil {
+		j.refused = &refusal{}
+	}
+	j.refused.at = now
+	if j.refused.until.Before(until) {
+		j.refused.policy, j.refused.until = policy, until
 	}
 }
 
-// Answered records that the newest call was answered: the job has dealt with an earlier refusal.
-func (j *Job) Answered() {
+// Answered records that a call was answered that was made at a time: the job has dealt with refusals
+// before that. One that came while the call was under way stands.
+func (j *Job) Answered(made time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.refused = nil
+	if j.refused != nil && !made.Before(j.refused.at) {
+		j.refused = nil
+	}
 }
 
-// Refusal reports whether the job's newest call was refused, by which policy's upstream, and for how
-// much longer calls are refused: 0 if that has passed.
+// Refusal reports whether a call of the job was refused and no later one was answered. It returns the
+// policy and how much longer its upstream refuses calls, 0 if that has passed.
 func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -41,7 +41,9 @@ func TestJobsAreToldOfRefusals(t *testing.T) {
 		want("refused for longer", time.Hour, "other", true)
 		time.Sleep(2 * time.Hour)
 		want("when it has passed", 0, "other", true)
-		job.Answered()
+		job.Answered(time.Now().Add(-3 * time.Hour))
+		want("a call before the refusals is answered", 0, "other", true)
+		job.Answered(time.Now())
 		want("answered", 0, "", false)
 	})
 }

@@ -151,7 +151,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 	})
 }
 
-// What a call of the handler learnt and the handler did not mend requeues the task.
+// A refusal that the handler did not deal with requeues the task.
 func TestARefusedCallRequeuesTheTask(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
@@ -162,7 +162,7 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 				return errors.New("429")
 			}
 			job.Refused("api", time.Hour)
-			job.Answered() // and tried again, with success
+			job.Answered(time.Now()) // and tried again, with success
 			return s.ok(ctx, task)
 		})
 		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))

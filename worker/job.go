@@ -107,12 +107,14 @@ func (j *Job) Cancel(ctx context.Context) error {
 }
 
 // Pause pauses the task's policy for d, for the task's tenant or for all (throttle.Policy): the
-// upstream refuses calls. The task itself goes on. It is logged when a pause begins.
+// upstream refuses calls. The task itself goes on. It is logged when a pause begins. The handler has
+// dealt with the refusal then: an error that it returns fails the task.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	e, err := j.matched()
 	if err != nil {
 		return err
 	}
+	e.calls.Answered(time.Now())
 	r := e.task.Reservation()
 	begun, err := r.Pause(ctx, d)
 	if begun > 0 {

@@ -182,7 +182,7 @@ func TestTheTightestWindowIsTold(t *testing.T) {
 				row.windows[i].Limit = 4711
 			}
 		}
-		tell(h, throttle.Decision{At: time.Unix(1_790_000_000, 0), Windows: row.windows})
+		setRateLimit(h, throttle.Decision{At: time.Unix(1_790_000_000, 0), Windows: row.windows})
 		if h.Get("X-RateLimit-Limit") != "4711" {
 			t.Errorf("%v: the limit of %s, want that of %s", row.windows, h.Get("X-RateLimit-Limit"), row.want)
 		}

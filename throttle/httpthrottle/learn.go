@@ -29,8 +29,9 @@ type drift struct {
 // maxDrifts bounds what is remembered: tenants are data.
 const maxDrifts = 10_000
 
-// learn takes the answer to a call in.
-func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision) {
+// learn passes on what the response to a call says of refusals and remaining units. The call was made
+// at a time.
+func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision, made time.Time) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
 		retryIn = t.c.Pause
@@ -42,7 +43,7 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	case job != nil && refused:
 		job.Refused(d.Policy, retryIn)
 	case job != nil:
-		job.Answered()
+		job.Answered(made)
 	}
 	switch {
 	case d.FailedOpen != nil: // nobody to tell, and nothing to compare with

@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync/atomic"
-	"time"
-
-	"github.com/dunglas/httpsfv"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -20,72 +17,81 @@ import (
 // IPAttribute is the attribute by which NewMiddleware names the client's address.
 const IPAttribute = "ip"
 
-// undecidedRetry is the Retry-After, in seconds, of what was not served because Redis is away.
-const undecidedRetry = "1"
-
-// MiddlewareConfig is how requests are throttled. Its functions are called by many goroutines at once.
+// MiddlewareConfig configures NewMiddleware. Its functions are called by many goroutines at once.
 type MiddlewareConfig struct {
-	// Allow picks requests that are counted, but never denied.
+	// Allow reports whether a request is served even if it does not fit. It is counted in any case.
+	// The default allows none.
 	Allow func(*http.Request) bool
 
-	// Attributes tells what scopes other than the tenant count a request by, such as the user. The
-	// attribute "ip" need not be there: by default it is the client's address, see ClientIP.
+	// Attributes returns the attributes by which windows count a request, such as the user. A value
+	// that a window counts by has 1 to throttle.MaxValueBytes bytes; else the answer is 400. The
+	// default value of "ip" is the client's address: see ClientIP. Attributes is required if a
+	// window counts by anything but that and the tenant.
 	Attributes func(*http.Request) map[string]string
 
-	// ChargeRefused counts refused requests too, so that whoever does not slow down is not served
-	// at all. It costs two more calls of Redis for each of them. Concurrency windows do not count them.
+	// ChargeRefused counts refused requests too. A client that does not slow down is then not served
+	// at all. Each refused request costs two more calls to Redis. Concurrency windows do not count
+	// refused requests.
 	ChargeRefused bool
 
-	// Cost tells what a request takes, per unit. The default is 1 throttle.Requests.
+	// Cost returns what a request costs, by unit. The default is 1 of throttle.Requests.
 	Cost func(*http.Request) map[string]int64
 
-	// IPv6Bits is how many bits of an IPv6 address are a client, 1 to 128: one has as many
-	// addresses as it likes. The default is 64.
+	// IPv6Bits is the number of leading bits of an IPv6 address that identify a client, 1 to 128.
+	// The default is 64: a client may use every address behind them.
 	IPv6Bits int
 
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger is told when the limiter cannot decide, and when it can again. The default is
-	// slog.Default().
+	// Logger logs when Redis stops answering, when it answers again, and, at most once a minute, how
+	// many requests could not be counted. The default is slog.Default().
 	Logger *slog.Logger
 
 	// OnDecision, if not nil, observes every decision before it takes effect.
 	OnDecision func(*http.Request, throttle.Decision)
 
-	// Policy guards the requests. It is required. For several, make several middlewares.
+	// Policy guards the requests. It is required. For several policies, chain several middlewares.
 	Policy string
 
-	// Refused, if not nil, writes the answer to a request that is not served, in place of a line of
-	// text. The status is 429, or 503 if the limiter could not decide; all header fields are set.
+	// Refused writes the response to a request that is not served. The header fields are set. The
+	// status is 429; 503 while Redis does not answer; or 400 if an attribute or the tenant is empty
+	// or too long. With 400 and 503 the decision has no windows. The default writes a line of text.
 	Refused func(w http.ResponseWriter, r *http.Request, status int, d throttle.Decision)
 
-	// Tenant tells whose request it is. Without it, no window of the policy may be by tenant.
+	// Tenant returns the tenant of a request, under the rules of Attributes. It is required if a
+	// window counts by tenant.
 	Tenant func(*http.Request) string
 
-	// TrustedProxies are those whose X-Forwarded-For is believed. The default is nobody.
+	// TrustedProxies are the proxies whose X-Forwarded-For is believed. The default is none.
 	TrustedProxies []netip.Prefix
 }
 
-// NewMiddleware returns a middleware that serves a request if it fits all windows of the policy, or an
-// error that names the field of the config which cannot be used.
+// NewMiddleware returns a middleware that serves a request if it fits all windows of the policy. An
+// error names the field of the config that cannot be used.
 //
-// Every answer tells the state of all windows by the fields RateLimit and RateLimit-Policy (IETF draft
-// draft-ietf-httpapi-ratelimit-headers-10), and that of the tightest by X-RateLimit-Limit, -Remaining
-// and -Reset (seconds since 1970, rounded up). A refused request is answered by 429 with Retry-After in
-// whole seconds, rounded up: repeated then and not sooner, it fits, unless others took the room.
+// Responses describe all windows by RateLimit and RateLimit-Policy (IETF draft
+// draft-ietf-httpapi-ratelimit-headers-10). X-RateLimit-Limit, -Remaining and -Reset (seconds since
+// 1970, rounded up) describe the tightest. A refused request gets 429 with Retry-After in whole
+// seconds, rounded up. Repeated after that time it fits, unless others took the room.
 //
-// What Concurrency windows hold is held until the handler returns or panics. If it is lost meanwhile,
-// the request's context ends with throttle.ErrLeaseLost.
+// A request holds its slots in Concurrency windows until the handler returns or panics. If a slot is
+// lost before, the request's context ends with throttle.ErrLeaseLost.
 //
-// While Redis does not answer, the answer is 503 with Retry-After; with the policy's fail: open the
-// request is served, without the fields.
+// A request that can never fit gets 413. One whose tenant or attributes cannot be counted gets 400.
+// While Redis does not answer, requests get 503 with Retry-After. Under the policy's fail: open they
+// are served, without the header fields.
 func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("httpthrottle: MiddlewareConfig.Limiter is nil: must be what throttle.New returns")
 	}
-	if _, ok := c.Limiter.Lookup(c.Policy); !ok {
+	policies := c.Limiter.Policies()
+	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == c.Policy })
+	if i < 0 {
 		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.Policy %q: must be a policy of the limiter", c.Policy)
+	}
+	if err := c.checkScopes(policies[i]); err != nil {
+		return nil, err
 	}
 	if c.IPv6Bits == 0 {
 		c.IPv6Bits = 64
@@ -105,9 +111,27 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	}, nil
 }
 
+// checkScopes reports attributes that windows count by and that the config can never supply.
+func (c MiddlewareConfig) checkScopes(p throttle.Policy) error {
+	for _, w := range p.Windows {
+		for _, a := range w.Scope.Attributes() {
+			field := "Attributes"
+			if a == throttle.TenantAttribute {
+				field = "Tenant"
+			}
+			if field == "Tenant" && c.Tenant == nil || field == "Attributes" && c.Attributes == nil && a != IPAttribute {
+				return fmt.Errorf("httpthrottle: MiddlewareConfig.%s is nil: must return %q: window %q of policy %q counts by it",
+					field, a, w.Name, c.Policy)
+			}
+		}
+	}
+	return nil
+}
+
 type guard struct {
 	MiddlewareConfig
-	away atomic.Bool // the limiter could not decide last time
+	unavailable     atomic.Bool // the limiter, at the last request
+	invalid, broken sparse      // requests that got 400, and 500
 }
 
 func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -117,14 +141,14 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 		d, err = g.charge(r, request, d)
 	}
 	if err != nil {
-		g.undecided(w, r, err)
+		g.fail(w, r, err)
 		return
 	}
-	g.decided(d)
+	g.logOutage(d.FailedOpen, "open")
 	if g.OnDecision != nil {
 		g.OnDecision(r, d)
 	}
-	tell(w.Header(), d)
+	setRateLimit(w.Header(), d)
 	if !d.Granted {
 		w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(d.RetryIn), 10))
 		g.Refused(w, r, http.StatusTooManyRequests, d)
@@ -153,7 +177,7 @@ func (g *guard) request(r *http.Request) throttle.Request {
 	return request
 }
 
-// charge counts a refused request, and returns the denial as it is then.
+// charge counts a refused request, and returns the denial as it is after that.
 func (g *guard) charge(r *http.Request, request throttle.Request, denied throttle.Decision) (throttle.Decision, error) {
 	exempt := request
 	exempt.Exempt = true
@@ -165,118 +189,8 @@ func (g *guard) charge(r *http.Request, request throttle.Request, denied throttl
 		return denied, err
 	}
 	d, err := g.Limiter.Peek(r.Context(), request)
-	if d.Granted { // there was room again meanwhile, which this request did not get
+	if d.Granted { // there is room again, but this request was refused
 		d.Granted, d.RetryIn = false, denied.RetryIn
 	}
 	return d, err
 }
-
-// undecided answers a request of which the limiter could not decide.
-func (g *guard) undecided(w http.ResponseWriter, r *http.Request, err error) {
-	var never *throttle.NeverFitsError
-	var wrong *throttle.RequestError
-	switch {
-	case r.Context().Err() != nil: // nobody hears the answer
-		w.WriteHeader(http.StatusServiceUnavailable)
-	case errors.As(err, &never):
-		http.Error(w, "more than is ever served at once", http.StatusRequestEntityTooLarge)
-	case errors.As(err, &wrong), errors.Is(err, throttle.ErrUnknownPolicy):
-		g.Logger.Error("httpthrottle: a request cannot be throttled, and is not served", "policy", g.Policy, "error", err)
-		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
-	default:
-		if !g.away.Swap(true) {
-			g.Logger.Error("httpthrottle: the limiter cannot decide", "policy", g.Policy, "fails", "closed", "error", err)
-		}
-		w.Header().Set("Retry-After", undecidedRetry)
-		g.Refused(w, r, http.StatusServiceUnavailable, throttle.Decision{At: time.Now(), Policy: g.Policy, RetryIn: time.Second})
-	}
-}
-
-// decided logs when the limiter's absence begins, for a policy that fails open, and when it ends.
-func (g *guard) decided(d throttle.Decision) {
-	switch {
-	case d.FailedOpen != nil:
-		if !g.away.Swap(true) {
-			g.Logger.Error("httpthrottle: the limiter cannot decide", "policy", g.Policy, "fails", "open", "error", d.FailedOpen)
-		}
-	case g.away.CompareAndSwap(true, false):
-		g.Logger.Info("httpthrottle: the limiter decides again", "policy", g.Policy)
-	}
-}
-
-// refuse is MiddlewareConfig.Refused's default. It names no window, as scopes hold other people's names.
-func refuse(w http.ResponseWriter, _ *http.Request, status int, _ throttle.Decision) {
-	http.Error(w, http.StatusText(status)+": try again in "+w.Header().Get("Retry-After")+" s", status)
-}
-
-// tell sets the fields that tell of the windows.
-func tell(h http.Header, d throttle.Decision) {
-	if len(d.Windows) == 0 {
-		return
-	}
-	policies, limits := httpsfv.List{}, httpsfv.List{}
-	tightest := d.Windows[0]
-	for _, w := range d.Windows {
-		if tighter(w, tightest) {
-			tightest = w
-		}
-		policy, limit := httpsfv.NewItem(w.Name), httpsfv.NewItem(w.Name)
-		units, seconds := quota(w)
-		policy.Params.Add("q", units)
-		limit.Params.Add("r", w.Remaining)
-		switch {
-		case w.Algorithm == throttle.Concurrency && w.Unit == throttle.Requests:
-			policy.Params.Add("qu", "concurrent-requests")
-		case w.Unit != throttle.Requests:
-			policy.Params.Add("qu", w.Unit)
-		}
-		if seconds > 0 {
-			policy.Params.Add("w", seconds)
-		}
-		if w.Algorithm != throttle.Concurrency {
-			limit.Params.Add("t", wholeSeconds(resetsIn(d, w)))
-		}
-		policies, limits = append(policies, policy), append(limits, limit)
-	}
-	// Names and units are of A-Z a-z 0-9 _ . - and numbers are at most 1e12: nothing can be wrong.
-	if field, err := httpsfv.Marshal(policies); err == nil {
-		h.Set("RateLimit-Policy", field)
-	}
-	if field, err := httpsfv.Marshal(limits); err == nil {
-		h.Set("RateLimit", field)
-	}
-	units, _ := quota(tightest)
-	h.Set("X-RateLimit-Limit", strconv.FormatInt(units, 10))
-	h.Set("X-RateLimit-Remaining", strconv.FormatInt(tightest.Remaining, 10))
-	reset := d.At.Add(resetsIn(d, tightest)).UnixMicro()
-	h.Set("X-RateLimit-Reset", strconv.FormatInt((reset+999_999)/1_000_000, 10))
-}
-
-// quota is how many units a window has at the most, and in how many seconds; 0 is unknown. A burst
-// above the limit is a quota of the time in which it drains: more can be left than the limit.
-func quota(w throttle.WindowState) (units, seconds int64) {
-	if w.Burst <= w.Limit {
-		return w.Limit, wholeSeconds(w.Period)
-	}
-	drains := w.Period.Seconds() * float64(w.Burst) / float64(w.Limit)
-	return w.Burst, int64(math.Ceil(min(drains, 1e12)))
-}
-
-// tighter reports whether a window tells the client more than another: it denied for longer, or less
-// of it is left.
-func tighter(a, b throttle.WindowState) bool {
-	if a.Denied || b.Denied {
-		return a.RetryIn > b.RetryIn
-	}
-	return float64(a.Remaining)/float64(a.Burst) < float64(b.Remaining)/float64(b.Burst)
-}
-
-// resetsIn is for how long no more than what remains is sure: until there is room, after a denial.
-func resetsIn(d throttle.Decision, w throttle.WindowState) time.Duration {
-	if w.Denied {
-		return w.RetryIn
-	}
-	return max(0, w.ResetsAt.Sub(d.At))
-}
-
-func wholeSeconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -189,24 +190,106 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
 			}
 		}
-		if n := log.count("cannot decide"); n != 1 {
+		if n := log.count("limiter is unavailable"); n != 1 {
 			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
 		}
 	}
 }
 
-func TestRequestsThatCannotBeThrottled(t *testing.T) {
+// What a client leaves out or overdoes is its own error, and no way to fill the log.
+func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 	t.Parallel()
-	limiter := newLimiter(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "user")))
-	h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site", Attributes: byUser,
-		Cost: func(r *http.Request) map[string]int64 {
-			user, _, _ := r.BasicAuth()
-			return map[string]int64{"requests": int64(len(user))}
-		}})(http.HandlerFunc(ok))
-	for user, want := range map[string]int{"ann": 200, "": 500, "a-long-name": 413} {
-		if resp := ask(h, "10.0.0.1", user); resp.StatusCode != want {
-			t.Errorf("user %q: %d, want %d", user, resp.StatusCode, want)
+	bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		log := &journal{}
+		served := 0
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{
+			Limiter: l, Policy: "site", Attributes: byUser, Logger: slog.New(slog.NewTextHandler(log, nil)),
+			Tenant: func(r *http.Request) string { return r.Header.Get("X-Tenant") },
+		})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+		long := strings.Repeat("x", throttle.MaxValueBytes+1)
+		send := func(user, tenant string) *http.Response {
+			r := httptest.NewRequest(http.MethodGet, "/", nil)
+			r.SetBasicAuth(user, "")
+			r.Header.Set("X-Tenant", tenant)
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			return w.Result()
 		}
+		for range 10 {
+			for _, row := range [][2]string{{"", "acme"}, {long, "acme"}, {"ann", ""}, {"ann", long}} {
+				resp := send(row[0], row[1])
+				body, _ := io.ReadAll(resp.Body)
+				if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Retry-After") != "" || string(body) != "Bad Request\n" {
+					t.Errorf("user of %d bytes, tenant of %d: %d, %q", len(row[0]), len(row[1]), resp.StatusCode, body)
+				}
+			}
+		}
+		if served != 0 {
+			t.Errorf("%d were served", served)
+		}
+		if n, lines := log.count("level=WARN"), log.count("\n"); n != 1 || lines != 1 {
+			t.Errorf("logged in %d lines, %d warnings, want 1", lines, n)
+		}
+		time.Sleep(time.Minute)
+		if resp := send("", "acme"); resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("a minute later: %d", resp.StatusCode)
+		}
+		if n := log.count("requests=40 "); n != 1 {
+			t.Errorf("those that were not logged were told %d times, want once, with their number", n)
+		}
+		if resp := send("ann", "acme"); resp.StatusCode != 200 || served != 1 {
+			t.Errorf("a good request: %d", resp.StatusCode)
+		}
+	})
+}
+
+// A middleware that can never tell what a window counts by is a mistake of its config.
+func TestMiddlewaresThatCannotTellWhatWindowsCountBy(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t, throttletest.Client(t, "127.0.0.1:1"), policy("user", perHour(1, "user", "ip")), policy("tenant", perHour(1, "tenant")), policy("ip", perHour(1, "ip")))
+	user := func(*http.Request) map[string]string { return nil }
+	tenant := func(*http.Request) string { return "" }
+	for _, row := range []struct {
+		config httpthrottle.MiddlewareConfig
+		want   string
+	}{
+		{httpthrottle.MiddlewareConfig{Policy: "user"}, `Attributes is nil: must return "user"`},
+		{httpthrottle.MiddlewareConfig{Policy: "tenant"}, "Tenant is nil: "},
+		{httpthrottle.MiddlewareConfig{Policy: "user", Attributes: user}, ""},
+		{httpthrottle.MiddlewareConfig{Policy: "tenant", Tenant: tenant}, ""},
+		{httpthrottle.MiddlewareConfig{Policy: "ip"}, ""},
+	} {
+		row.config.Limiter = limiter
+		_, err := httpthrottle.NewMiddleware(row.config)
+		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), "httpthrottle: MiddlewareConfig."+row.want)) {
+			t.Errorf("policy %s: %v, want %q", row.config.Policy, err, row.want)
+		}
+	}
+}
+
+func TestCostsThatCannotBeCounted(t *testing.T) {
+	t.Parallel()
+	limiter := newLimiter(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "ip")))
+	var cost map[string]int64
+	log := &journal{}
+	h := newMiddleware(t, httpthrottle.MiddlewareConfig{
+		Limiter: limiter, Policy: "site", Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Cost: func(*http.Request) map[string]int64 { return cost },
+	})(http.HandlerFunc(ok))
+	for _, row := range []struct {
+		cost   map[string]int64
+		status int
+	}{
+		{nil, 200}, {map[string]int64{"requests": 6}, 413},
+		{map[string]int64{"requests": -1}, 500}, {map[string]int64{"apples": 1}, 500}, {map[string]int64{"apples": 1}, 500},
+	} {
+		cost = row.cost
+		if resp := ask(h, "10.0.0.1", ""); resp.StatusCode != row.status {
+			t.Errorf("cost %v: %d, want %d", cost, resp.StatusCode, row.status)
+		}
+	}
+	if n := log.count("\n"); n != 1 {
+		t.Errorf("logged %d times, want once", n)
 	}
 }
 

@@ -156,9 +156,11 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		closeBody(req)
 		return nil, &UnidentifiedError{req.Method, req.URL.Host}
 	case t.c.LearnOnly:
+		made := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
 		if err == nil {
-			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: t.c.Limiter.Attach(throttle.Reservation{Request: r})})
+			reservation := t.c.Limiter.Attach(throttle.Reservation{Request: r})
+			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: reservation}, made)
 		}
 		return resp, err
 	}
@@ -223,6 +225,7 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 		GetConn: func(string) { sought.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }, // from here on something may leave
 	}
+	made := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if err != nil {
 		if sought.Load() && !sent.Load() {
@@ -231,7 +234,7 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 		end()
 		return nil, err
 	}
-	t.learn(outer, resp, job, d)
+	t.learn(outer, resp, job, d, made)
 	if d.Reservation.Lease() > 0 {
 		untilRead(outer, resp, end)
 	}

@@ -494,7 +494,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 			job := &throttle.Job{}
 			job.Refused("api", time.Hour) // by an earlier call
 			if row.pause > 0 {
-				job.Answered()
+				job.Answered(time.Now())
 			}
 			rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api", Pause: 7 * time.Second,
 				Base: base(func(req *http.Request) (*http.Response, error) {

@@ -1,0 +1,90 @@
+package httpthrottle
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// unavailableRetry is the Retry-After, in seconds, of a request that was not served because Redis did
+// not answer.
+const unavailableRetry = "1"
+
+// sparsely is the least time between two log lines about requests that cannot be counted. Without it
+// any client could fill the log.
+const sparsely = time.Minute
+
+// fail answers a request that the limiter could not decide.
+func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var never *throttle.NeverFitsError
+	var wrong *throttle.RequestError
+	switch {
+	case r.Context().Err() != nil: // nobody reads the answer
+		w.WriteHeader(http.StatusServiceUnavailable)
+	case errors.As(err, &never):
+		http.Error(w, "more than is ever served at once", http.StatusRequestEntityTooLarge)
+	case errors.As(err, &wrong) && ofClient(wrong):
+		g.invalid.log(func(n int) {
+			g.Logger.Warn("httpthrottle: requests were refused that no window can count", "policy", g.Policy, "requests", n, "last", err)
+		})
+		g.Refused(w, r, http.StatusBadRequest, throttle.Decision{At: time.Now(), Policy: g.Policy})
+	case errors.As(err, &wrong), errors.Is(err, throttle.ErrUnknownPolicy):
+		g.broken.log(func(n int) {
+			g.Logger.Error("httpthrottle: requests cannot be throttled, and were not served", "policy", g.Policy, "requests", n, "last", err)
+		})
+		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
+	default:
+		g.logOutage(err, "closed")
+		w.Header().Set("Retry-After", unavailableRetry)
+		g.Refused(w, r, http.StatusServiceUnavailable, throttle.Decision{At: time.Now(), Policy: g.Policy, RetryIn: time.Second})
+	}
+}
+
+// ofClient reports whether the client chose the value that cannot be used. Costs are the server's.
+func ofClient(e *throttle.RequestError) bool {
+	return e.Field == throttle.TenantAttribute || strings.HasPrefix(e.Field, "attribute ")
+}
+
+// logOutage logs when an outage of the limiter begins, with its cause, and when it ends.
+func (g *guard) logOutage(cause error, fails string) {
+	switch {
+	case cause != nil:
+		if !g.unavailable.Swap(true) {
+			g.Logger.Error("httpthrottle: the limiter is unavailable", "policy", g.Policy, "fails", fails, "error", cause)
+		}
+	case g.unavailable.CompareAndSwap(true, false):
+		g.Logger.Info("httpthrottle: the limiter is available again", "policy", g.Policy)
+	}
+}
+
+// A sparse counts what happens often, to be logged now and then.
+type sparse struct {
+	mu     sync.Mutex
+	n      int // since the last line
+	logged time.Time
+}
+
+// log counts one more, and calls line with the number not logged yet, unless it did so lately.
+func (s *sparse) log(line func(n int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n++
+	if now := time.Now(); s.logged.IsZero() || now.Sub(s.logged) >= sparsely {
+		line(s.n)
+		s.n, s.logged = 0, now
+	}
+}
+
+// refuse is MiddlewareConfig.Refused's default. It names no window, as scopes hold other people's
+// names.
+func refuse(w http.ResponseWriter, _ *http.Request, status int, _ throttle.Decision) {
+	text := http.StatusText(status)
+	if seconds := w.Header().Get("Retry-After"); seconds != "" {
+		text += ": try again in " + seconds + " s"
+	}
+	http.Error(w, text, status)
+}

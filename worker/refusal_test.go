@@ -1,0 +1,167 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// fetch makes a call and fails on any status but 200.
+func fetch(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// The handler knows nothing of refusals: it fails by the status. The task has no retry to lose.
+func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
+	own, calls := policy(1000, time.Minute), policy(1000, time.Minute)
+	calls.Name, calls.Match = "calls", nil
+	reserved := httpthrottle.TransportConfig{LearnOnly: true} // by the task
+	reserves := httpthrottle.TransportConfig{Policy: "calls"}
+	for name, row := range map[string]struct {
+		match      []string
+		config     httpthrottle.TransportConfig
+		status     int
+		retryAfter string
+		fails      bool
+	}{
+		"429 with a time":                                {[]string{"*"}, reserved, http.StatusTooManyRequests, "1", false},
+		"429 without a time":                             {[]string{"*"}, reserved, http.StatusTooManyRequests, "", false}, // httpthrottle.DefaultPause
+		"503 with a time":                                {[]string{"*"}, reserved, http.StatusServiceUnavailable, "1", false},
+		"503 without a time":                             {[]string{"*"}, reserved, http.StatusServiceUnavailable, "", true},
+		"429, the call has a policy of its own":          {[]string{"*"}, reserves, http.StatusTooManyRequests, "", false},
+		"503, only the call has a policy":                {nil, reserves, http.StatusServiceUnavailable, "1", false},
+		"503 without a time, only the call has a policy": {nil, reserves, http.StatusServiceUnavailable, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			own := own
+			own.Match = row.match
+			each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *site) {
+				var asked atomic.Int64
+				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					if asked.Add(1) == 1 {
+						if row.retryAfter != "" {
+							w.Header().Set("Retry-After", row.retryAfter)
+						}
+						w.WriteHeader(row.status)
+					}
+				}))
+				t.Cleanup(upstream.Close)
+				config := row.config
+				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.limiter, slog.New(slog.DiscardHandler)
+				transport, err := httpthrottle.NewTransport(config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				client := &http.Client{Transport: transport}
+				s.serve(func(ctx context.Context, task *asynq.Task) error {
+					if err := fetch(ctx, client, upstream.URL); err != nil {
+						return err
+					}
+					return s.ok(ctx, task)
+				})
+				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				if row.fails {
+					s.waitState(asynq.TaskStateArchived, "t")
+					return
+				}
+				s.wait("the task has ended", func() bool {
+					return s.task("t").ID == "" || s.task("t").State == asynq.TaskStateArchived
+				})
+				s.wantCounters(counters{Processed: 1})
+				s.wantTold(nil, nil)
+				if n := asked.Load(); n != 2 {
+					t.Errorf("the upstream saw %d calls, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+// Of calls under way together, one that is answered says nothing about one that is refused.
+func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
+	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
+		var runs atomic.Int64
+		slow, refused := make(chan struct{}), make(chan struct{})
+		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case runs.Load() > 1:
+			case r.URL.Path == "/refused":
+				w.WriteHeader(http.StatusTooManyRequests)
+			default:
+				close(slow)
+				<-refused
+			}
+		}))
+		t.Cleanup(upstream.Close)
+		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+			Base: upstream.Client().Transport, Limiter: s.limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &http.Client{Transport: transport}
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			if runs.Add(1) > 1 {
+				return s.ok(ctx, task)
+			}
+			answered := make(chan error)
+			go func() { answered <- fetch(ctx, client, upstream.URL+"/answered") }()
+			<-slow
+			err := fetch(ctx, client, upstream.URL+"/refused")
+			close(refused)
+			if other := <-answered; other != nil {
+				t.Error(other)
+			}
+			return err
+		})
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.wait("the task has ended", func() bool {
+			return s.task("t").ID == "" || s.task("t").State == asynq.TaskStateArchived
+		})
+		s.wantCounters(counters{Processed: 1})
+	})
+}
+
+// A handler that wants a refusal to cost a retry says so.
+func TestARefusalMayTakeARetry(t *testing.T) {
+	for name, fail := range map[string]func(context.Context) error{
+		"by a pause and an error of its own": func(ctx context.Context) error {
+			return errors.Join(worker.FromContext(ctx).Pause(ctx, time.Minute), errors.New("429"))
+		},
+		"by asynq.SkipRetry": func(context.Context) error { return asynq.SkipRetry },
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
+				s.serve(func(ctx context.Context, _ *asynq.Task) error {
+					throttle.JobFrom(ctx).Refused("api", 100*time.Millisecond)
+					return fail(ctx)
+				})
+				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.waitState(asynq.TaskStateArchived, "t")
+			})
+		})
+	}
+}

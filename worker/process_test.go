@@ -5,6 +5,7 @@ package worker_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -284,10 +285,16 @@ func workAtOnce(addr, _ string) error {
 		defer call.Close() // or the kernel does, when the process is killed
 		select {
 		case <-time.After(100 * time.Millisecond):
-			return nil
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
+		// The slot is free as soon as the handler returns. The callee counts the end before that.
+		if err := call.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, call); err != nil {
+			return err
+		}
+		return context.Cause(ctx)
 	}))
 }
 
@@ -309,10 +316,13 @@ func TestConcurrencyOfKilledWorkers(t *testing.T) {
 					return
 				}
 				calls.Add(1)
-				go g.handler(func(context.Context, *asynq.Task) error {
-					_, err := call.Read(make([]byte, 1))
-					return err
-				})(context.Background(), nil)
+				go func() {
+					defer call.Close() // the caller waits for it
+					_ = g.handler(func(context.Context, *asynq.Task) error {
+						_, err := call.Read(make([]byte, 1))
+						return err
+					})(context.Background(), nil)
+				}()
 			}
 		}()
 		start := func() (*exec.Cmd, <-chan error) {

@@ -325,9 +325,9 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				own := policy(1, 15*time.Minute)
+				own := policy(1, 6*time.Minute)
 				change(&own)
-				slack := policy(4, 10*time.Minute)
+				slack := policy(4, 4*time.Minute)
 				slack.Name, slack.Match = "slack", nil
 				s := synctestSite(t, own, slack)
 				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
@@ -345,19 +345,19 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
 				s.wantNobodyInLine()
-				if info := s.task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-9*time.Minute).Abs() > 2*time.Second {
+				if info := s.task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
 				s.enqueue(task("acme"), asynq.TaskID("later"))
-				time.Sleep(10 * time.Minute)
+				time.Sleep(4 * time.Minute)
 				if got := s.inLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
 					t.Errorf("in line: %q", got)
 				}
-				time.Sleep(5 * time.Minute)
+				time.Sleep(2 * time.Minute)
 				if got := s.runs(); name == "when it fits" && !slices.Equal(got, []string{"t"}) {
 					t.Errorf("ran: %q", got)
 				}
-				time.Sleep(16 * time.Minute)
+				time.Sleep(7 * time.Minute)
 				if got := s.runs(); !slices.Equal(got, []string{"later", "t"}) {
 					t.Errorf("ran: %q", got)
 				}

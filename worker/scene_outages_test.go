@@ -76,10 +76,11 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 	}
 }
 
-// A queue is paused, or asynq's Redis is away, for 20 s while 1,000 tasks wait: they go on in order, wake no
+// A queue is paused, or asynq's Redis is away, for 20 s while 500 tasks wait: they go on in order, wake no
 // more than they must, and nobody strays by more than a batch.
 func TestSceneBacklogOutlastsAPause(t *testing.T) {
 	t.Parallel()
+	const tasks = 500
 	for _, row := range []struct {
 		name  string
 		pause func(s *site, c *cable)
@@ -104,7 +105,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				s := synctestSite(t, shared(50, time.Second))
 				l := newLedger()
 				var c cable
-				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 1000)
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, tasks)
 				whole := s.asynq
 				s.asynq = dialed{c.options(like(s.redis))}
 				s.serve(s.ok, l.watch, quick, s.apart)
@@ -113,10 +114,10 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				row.pause(s, &c)
 				begun := time.Now()
-				waiting := 1000 - l.count()
-				s.sleepUntil(l, 1000, 90*time.Second)
+				waiting := tasks - l.count()
+				s.sleepUntil(l, tasks, 90*time.Second)
 				ideal := time.Duration(waiting) * time.Second / 50
-				if took := l.sorted()[999].at.Sub(begun); took > ideal+5*time.Second {
+				if took := l.sorted()[tasks-1].at.Sub(begun); took > ideal+5*time.Second {
 					t.Errorf("%d tasks took %v afterwards, want %v", waiting, took, ideal)
 				} else {
 					t.Logf("%d tasks took %v afterwards, ideally %v", waiting, took, ideal)
@@ -129,7 +130,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				}
 				s.wantNoStrays(l.got(), throttle.MaxTake)
 				s.wantNobodyInLine()
-				s.wantCounters(counters{Processed: 1000})
+				s.wantCounters(counters{Processed: tasks})
 			})
 		})
 	}

@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// askAgainForSlots is after how long a task comes back at the earliest whose handler was denied a
-// slot that others hold.
+// askAgainForSlots is the shortest wait of a task whose handler was denied a slot that others hold.
 const askAgainForSlots = time.Second
 
 // An execution is one run of a task's handler, with what it holds.
@@ -42,7 +41,7 @@ func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
 	ctx, e.task = d.Reservation.Hold(ctx)
 	err := func() error {
-		defer ad.end(e) // also if the handler panics
+		defer ad.end(e) // even if the handler panics
 		return next.ProcessTask(ctx, task)
 	}()
 	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
@@ -90,7 +89,7 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 	return err
 }
 
-// pause passes on the upstream's refusal, also if the task's own time has run out.
+// pause passes on the upstream's refusal, even if the task's own time has run out.
 func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()

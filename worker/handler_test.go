@@ -60,7 +60,7 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 	})
 }
 
-// Who wants a refusal to burn a retry says so.
+// A handler can have a refusal burn a retry.
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
@@ -151,7 +151,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 	})
 }
 
-// What a call of the handler learnt and the handler did not mend requeues the task.
+// A refusal of a handler's call requeues the task, unless a later call was answered.
 func TestARefusedCallRequeuesTheTask(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		var calls atomic.Int64
@@ -190,7 +190,7 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 	})
 }
 
-// The user's own last word stands.
+// SkipRetry beside another error holds.
 func TestSkipRetryIsTheLastWord(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -265,7 +265,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	})
 }
 
-// A refusal is passed on also if the task's time has run out.
+// A refusal is passed on even if the task's time has run out.
 func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -283,7 +283,7 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	})
 }
 
-// A handler that waits in line comes when it is called, before the time that it was promised.
+// A handler that waits in line goes on as soon as it fits, before its expected start.
 func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -315,8 +315,8 @@ func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve is denied stands in no other policy's line: its task waits for as
-// long as the denial told, and then in the line of its own policy, at the front.
+// A handler whose own reserve is denied waits in no other policy's line. Its task waits for the
+// denial's RetryIn, and then in the line of its own policy, at the front.
 func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 	for name, change := range map[string]func(*throttle.Policy){
 		"when it fits":   func(*throttle.Policy) {},

@@ -204,7 +204,7 @@ func TestWorkerIsKilled(t *testing.T) {
 							archived++
 							continue
 						}
-						s.inspector.RunTask("default", id) // or it has come by itself
+						s.inspector.RunTask("default", id) // unless it has run already
 						s.waitGone(id)
 					}
 					if n := int64(len(s.runs())); n != 3-archived || s.used() != filled+charged+n {
@@ -218,7 +218,7 @@ func TestWorkerIsKilled(t *testing.T) {
 	}
 }
 
-// A worker that is told to end does so, and leaves no goroutine behind. Tasks in its handlers go
+// A worker ends by a signal, and leaves no goroutine behind. Tasks in its handlers go
 // back, those that were denied wait, and none loses a retry.
 func TestWorkerIsTerminated(t *testing.T) {
 	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
@@ -298,8 +298,8 @@ func workAtOnce(addr, _ string) error {
 	}))
 }
 
-// Never more than the limit run at once, by the log of whoever they call, though workers are killed
-// and others come; and what the dead held is in use again.
+// Workers are killed, and others come. By the log of the service that they call, never more than
+// the limit run at once. The slots of the killed ones are used again.
 func TestConcurrencyOfKilledWorkers(t *testing.T) {
 	each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *site) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tasks that wait in a queue which nobody serves, or serves well, take no room from those of another that share the
-// window: ten per second.
+// Two queues share a window of ten a second. Tasks that wait in one without a server, or with too
+// few slots, take no capacity from the other.
 func TestSceneQueuesBesideASilentOne(t *testing.T) {
 	t.Parallel()
 	const slow, tasks = "slow", 150
@@ -72,7 +72,7 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					if over := l.excess(10, time.Second); over > 0 {
 						t.Errorf("%d were granted above the limit", over)
 					}
-					if row.name == "never served" { // for a minute: newcomers are granted at once, in spite of those
+					if row.name == "never served" { // after a minute its tasks do not make newcomers wait
 						time.Sleep(time.Minute)
 						s.enqueueMany("acme", tasks, 1)
 						time.Sleep(5 * time.Second)
@@ -80,7 +80,7 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 							t.Errorf("it woke %d times", n)
 						}
 					}
-					if row.name == "redeployed" { // which comes back after 30 s, and both have their part
+					if row.name == "redeployed" { // its server comes back after 30 s
 						time.Sleep(time.Until(begun.Add(30 * time.Second)))
 						s.serve(s.ok, l.watch, s.apart, brisk, serving(slow, 4))
 						s.sleepUntil(l, 2*tasks-60, time.Minute)

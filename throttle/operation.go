@@ -78,7 +78,7 @@ func (o *operation) checkCosts() error {
 	}
 	for i, w := range o.windows {
 		if capacity := o.known[i].capacity(w); o.costs[i] > capacity && !o.tenant.Exempt {
-			return &NeverFitsError{o.Name, w.Name, w.Unit, o.costs[i], capacity}
+			return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: capacity}
 		}
 	}
 	return nil

@@ -99,7 +99,7 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		case got.err != nil:
 			w.leaveLater(ctx, o)
 			return w.limiter.failsOpen(ctx, o, got.err)
-		case got.ticket == nil || got.ticket.NeverFits:
+		case got.ticket == nil || got.ticket.Granted == "":
 			continue // it is not in line any more, or its request is refused by what holds now
 		}
 		return w.taken(ctx, o, got.ticket)
@@ -111,7 +111,7 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	left, byDeadline := w.left(ctx)
 	ask := o.reserving(reservationID(w.request))
 	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
-	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowValues(w.request))
+	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowMark, o.flowValues(w.request))
 	if left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
@@ -233,7 +233,7 @@ func (w *waiter) leaveLater(ctx context.Context, o *operation) {
 func (w *waiter) giveBack() {
 	select {
 	case got := <-w.claim.got:
-		if got.ticket != nil && !got.ticket.NeverFits {
+		if got.ticket != nil {
 			w.limiter.giveBackLater(w.request.Policy, *got.ticket)
 		}
 	default:

@@ -148,7 +148,7 @@ function new_take(L)
     taken.kept[taken.n] = taken[n + 1] .. flow.static .. (at == now and '\n' or format('\t%d\n', at))
     n = n + 2
     for i = 1, #call.windows do taken[n + i] = 0 end
-    if status == '7' then return end
+    if status ~= '1' then return end
     local list = flow.scopes
     for s = 1, #list do
       local of, states = list[s].of.windows, list[s].states
@@ -193,6 +193,8 @@ function new_take(L)
           if never then
             hand_out(taken, flow, ticket, '7', now)
             L.reopen(flow, nil)
+          elseif #L.scopes_of(flow) < #call.scopes then -- it joined when the policy had not all of them
+            hand_out(taken, flow, ticket, '8', now)
           else
             local list, at = L.scopes_of(flow)
             local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))

@@ -242,12 +242,12 @@ function new_take(L)
   -- Other limits may let in whoever waits, and everybody has to be looked at again. While workers
   -- disagree, in a rolling deploy, that is once a second. So it is after the clock was set back: nobody would be due for as long.
   local function look_at_changes()
-    local known, set_back = L.read('u', 'limits'), false
+    local known, limits, set_back = L.read('u', 'limits'), windows.limits(), false
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, set_back = now, true, true end
     end
-    if not set_back and (known == call.limits or known and now < L.limits_at + 1000000) then return end
-    L.write('u', 'limits', call.limits)
+    if not set_back and (known == limits or known and now < L.limits_at + 1000000) then return end
+    L.write('u', 'limits', limits)
     L.limits_at, L.line_changed = now, true
     if not known and not set_back then return end
     for name, q in pairs(L.queues) do

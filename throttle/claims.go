@@ -187,13 +187,12 @@ func (c *claims) take(l *Limiter, policy string, most int) {
 	}
 }
 
-// tell tells a claim once what became of it, until it joins anew.
+// tell tells a claim once what became of it, until it joins anew. The lock is held.
 func (c *claims) tell(one *claim, what outcome) {
 	one.inLine = false
 	select {
-	case one.got <- what:
-	default: // it has not read that it was to join anew
-		<-one.got
-		one.got <- what
+	case <-one.got: // it has not read that it was to join anew, and may read it just now
+	default:
 	}
+	one.got <- what
 }

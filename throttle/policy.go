@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Bounds of a policy. All of them are inclusive.
+// Bounds of a policy, all inclusive.
 const (
 	MinPeriod     = time.Millisecond
 	MaxPeriod     = 366 * 24 * time.Hour
@@ -16,43 +16,45 @@ const (
 	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
 )
 
-// TenantAttribute is the attribute that fairness is between and that windows are counted by
-// unless they say otherwise.
+// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows count
+// by it unless Window.Scope says otherwise.
 const TenantAttribute = "tenant"
 
-// Requests is the unit that a window counts unless it says otherwise, and of which a request
-// costs 1 unless it says otherwise.
+// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says otherwise.
 const Requests = "requests"
 
-// A Policy is a named set of windows that guards one resource. A request is granted only if
-// it fits all of them.
+// A Policy is a named set of windows that guards one resource. A request is granted only if it fits
+// all of them. Limiters copy the policies that they are given.
 type Policy struct {
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
 
-	// Match holds globs ("http:*", "?" is one character) over task types: the jobs that this
-	// policy guards. The limiter itself takes policies by name and does not use it.
+	// Match lists globs over task types: the jobs that this policy guards, for Limiter.Match. "*"
+	// matches any bytes or none, "?" exactly one byte, everything else itself. A glob is 1 to
+	// MaxGlobBytes bytes. No two policies of a limiter may match the same task type. The default is
+	// none: then requests name the policy.
 	Match []string
 
-	// MaxPause bounds how long a refusal by the upstream pauses the policy: 1 millisecond to
-	// MaxPeriod. The default is DefaultMaxPause.
+	// MaxPause bounds a pause of the policy, whatever the upstream asks for: 1 millisecond to
+	// MaxPeriod, in whole microseconds. The default is DefaultMaxPause.
 	MaxPause time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Requeue says when a denied task comes back. The default is RequeueWhenFits.
+	// Requeue says for when a worker requeues a denied task. The default is RequeueWhenFits.
 	Requeue Requeue
 
-	// Tenants holds what differs for single tenants, by name.
+	// Tenants holds the settings of single tenants, by name: 1 to MaxValueBytes bytes. A tenant that
+	// Config.Tenants finds is not looked up here.
 	Tenants map[string]Tenant
 
-	// Upstream says whether an upstream's refusal, or its report of what remains, is about one tenant
-	// or all. The default is UpstreamTenant if some window counts by tenant, else UpstreamShared: one
-	// tenant's refusal then stops no other.
+	// Upstream says whether a refusal by the upstream, or its report of remaining calls, applies to
+	// one tenant or to all. The default is UpstreamTenant if a window counts by tenant, so that one
+	// tenant's refusal stops no other. Without such a window it is UpstreamShared.
 	Upstream Upstream
 
-	// Windows are the limits, 1 to MaxWindows of them, with different names.
+	// Windows are the limits: 1 to MaxWindows, with different names.
 	Windows []Window
 }
 
@@ -61,91 +63,100 @@ type Window struct {
 	// Algorithm says how units are counted. The default is Sliding.
 	Algorithm Algorithm
 
-	// Anchor says where the buckets of a Fixed window begin. The default is AnchorClock.
+	// Anchor says where the buckets of a Fixed window begin. The default is AnchorClock. Other
+	// algorithms have none.
 	Anchor Anchor
 
-	// Burst is how many units a GCRA window grants at once, 1 to MaxLimit. The default is
-	// Limit; 1 makes it a leaky bucket.
+	// Burst is how many units a GCRA window grants at once: 1 to MaxLimit. The default is Limit; 1
+	// makes it a leaky bucket. Other algorithms have none.
 	Burst int64
 
-	// Lease is for how long a Concurrency window holds units for an attempt that gives no sign of
-	// life: MinLease to MaxLease, by default DefaultLease.
+	// Lease is how long a Concurrency window holds units without a renewal: MinLease to MaxLease, in
+	// whole microseconds. The default is DefaultLease. Other algorithms have none.
 	Lease time.Duration
 
-	// Limit is how many units fit in one period, 1 to MaxLimit; with Concurrency, how many are held
-	// at once, 1 to MaxConcurrency.
+	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many units
+	// are held at once: 1 to MaxConcurrency. It is required.
 	Limit int64
 
-	// Margin is kept free of grants beside the period, so that calls which leave on time but
-	// arrive bunched do not exceed the limit at the upstream. The default is 0, the largest
-	// value is Period; for a Fixed window by the clock, and a Calendar, less than half of what lies
-	// between two resets. A Concurrency window has none.
+	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units
+	// count for Period and Margin; a Fixed window by the clock grants nothing in the last Margin of a
+	// bucket; a Calendar window counts what it grants within Margin of a reset on both sides. The
+	// default is 0. It is at most Period, in whole microseconds. For Calendar, and Fixed by the clock,
+	// it is less than half the time between two resets. Concurrency windows have none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Period is MinPeriod to MaxPeriod, in whole microseconds. Calendar and Concurrency windows have
-	// none.
+	// Period is the time that Limit is for: MinPeriod to MaxPeriod, in whole microseconds. It is
+	// required, except for Calendar and Concurrency windows, which have none.
 	Period time.Duration
 
-	// Resets is when a Calendar window begins anew: a cron expression of five fields, or @hourly,
-	// @daily, @weekly, @monthly or @yearly, in Timezone.
+	// Resets says when a Calendar window starts again from 0: a cron expression of five fields, or
+	// @hourly, @daily, @weekly, @monthly or @yearly. It is required there. Other algorithms have none.
 	Resets string
 
-	// Scope says which attributes the window is counted by. The zero value is the tenant: each has a
-	// count of its own. See Shared and Per.
+	// Scope names the attributes that the window counts by. The zero value is the tenant: each tenant
+	// has a count of its own. See Shared and Per.
 	Scope Scope
 
-	// Timezone is where Resets is meant: a name of the IANA time zone database. The default is UTC.
+	// Timezone is the time zone of Resets: a name of the IANA time zone database. The default is
+	// "UTC". Other algorithms than Calendar have none.
 	Timezone string
 
-	// Unit is what the window counts. The default is Requests.
+	// Unit is what the window counts, such as "tokens": 1 to 64 of the characters A-Z a-z 0-9 _ . -
+	// The default is Requests.
 	Unit string
 }
 
-// A Tenant is what differs for one tenant of a policy.
+// A Tenant holds the settings of one tenant in a policy.
 type Tenant struct {
-	// Exempt tenants are counted, but never denied.
+	// Exempt tenants are counted, but never denied. The default is false.
 	Exempt bool
 
-	// Weight is the tenant's share of shared windows beside others that wait, above 0 and at
-	// most 1e6. The default is 1.
+	// Weight is the tenant's share of shared windows and handler slots while several tenants wait:
+	// above 0 and at most 1e6. The default is 1.
 	Weight float64
 
-	// Windows holds other limits for this tenant, by the name of a window whose scope
-	// contains the tenant.
+	// Windows holds the tenant's own limits, by the names of windows whose scope contains the tenant.
 	Windows map[string]Override
 }
 
-// An Override replaces numbers of a window for one tenant. Zero fields keep the window's.
+// An Override replaces numbers of a window for one tenant. Zero fields keep the window's numbers. A
+// Burst that is the window's default follows the Limit.
 type Override struct {
 	Burst int64
 	Limit int64
 }
 
-// An Upstream says whose limits at the called API a policy stands for: see Reservation.Pause.
+// An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where a
+// policy has no such count, it applies to all counts of the call.
 type Upstream string
 
 const (
-	UpstreamTenant Upstream = "tenant" // each tenant's own: the counts whose scope contains the tenant
-	UpstreamShared Upstream = "shared" // one for all tenants: the counts whose scope does not
+	UpstreamTenant Upstream = "tenant" // counts whose scope contains the tenant
+	UpstreamShared Upstream = "shared" // counts whose scope does not: all tenants share them
 )
 
-// A FailMode says what a reserve does while Redis does not answer.
+// A FailMode says what Reserve and Wait do while Redis does not answer.
 type FailMode string
 
 const (
-	FailClosed FailMode = "closed" // Reserve returns an error: nothing runs unthrottled.
-	FailOpen   FailMode = "open"   // Reserve grants and says so in Decision.FailedOpen.
+	FailClosed FailMode = "closed" // they return ErrUnavailable: nothing runs unthrottled
+	FailOpen   FailMode = "open"   // they grant, and report it in Decision.FailedOpen
 )
 
-// A Requeue says for when a denied task is requeued.
+// A Requeue says for when a worker requeues a denied task.
 type Requeue string
 
 const (
-	RequeueWhenFits      Requeue = "when-fits"      // for the earliest time at which everything fits
-	RequeueEarliestReset Requeue = "earliest-reset" // for the earliest time at which any denying window would have room
+	// RequeueWhenFits puts the task in line: it starts when its whole cost fits.
+	RequeueWhenFits Requeue = "when-fits"
+
+	// RequeueEarliestReset retries the task at Decision.EarliestReset, without a line: other windows
+	// may still deny then.
+	RequeueEarliestReset Requeue = "earliest-reset"
 )
 
 // An Anchor says where the buckets of a fixed window begin.
@@ -153,7 +164,7 @@ type Anchor string
 
 const (
 	AnchorClock    Anchor = "clock"     // at whole multiples of the period since 1970, in UTC
-	AnchorFirstUse Anchor = "first-use" // at the first grant after the bucket before has ended
+	AnchorFirstUse Anchor = "first-use" // at the first grant after the end of the last bucket
 )
 
 // WithDefaults returns a copy with every default written out.
@@ -170,7 +181,7 @@ func (w Window) WithDefaults() Window {
 	return w
 }
 
-// WithDefaults returns a copy with every default written out, also in its windows and tenants.
+// WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
 	if p.Fail == "" {
 		p.Fail = FailClosed
@@ -209,7 +220,7 @@ func (t Tenant) withDefaults() Tenant {
 	return t
 }
 
-// apply returns the window as it holds for the tenant.
+// apply returns the window with the tenant's own limits.
 func (t Tenant) apply(w Window) Window {
 	o, ok := t.Windows[w.Name]
 	if !ok {

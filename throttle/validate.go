@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// A PolicyError says which value of a policy cannot be used, and what would be right.
+// A PolicyError says which value of a policy is invalid, and what would be valid.
 type PolicyError struct {
 	Policy string // the policy's name
-	Window string // the window's name, if one is meant
-	Tenant string // the tenant's name, if one is meant
+	Window string // the window's name, or ""
+	Tenant string // the tenant's name, or ""
 	Field  string // the field as policy files spell it
-	Value  any    // what it holds
+	Value  any    // the invalid value
 	Hint   string // what it must be
 }
 
@@ -42,7 +42,8 @@ var (
 	nameHint  = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
 )
 
-// Validate returns nil or a *PolicyError that names the first value which cannot be used.
+// Validate returns a *PolicyError that names the first invalid value, or nil. Fields that are not set
+// have their defaults.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
 	bad := func(field string, value any, hint string) error {

@@ -267,7 +267,7 @@ func (l *Limiter) giveBackLater(policy string, tickets ...script.TakenTicket) {
 		taken[i] = cp.taken(t)
 	}
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 		defer cancel()
 		_ = l.Line(policy).Refund(ctx, taken) // or they run out
 	}()

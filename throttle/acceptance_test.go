@@ -21,19 +21,11 @@ type step struct {
 	retryIn   time.Duration // 0 if granted
 }
 
-const (
-	us = time.Microsecond
-	ms = time.Millisecond
-	s  = time.Second
-	m  = time.Minute
-	h  = time.Hour
-)
-
 // run sends the steps one after the other, and asks Peek before each.
 func run(t *testing.T, l *throttle.Limiter, c *clock, policy string, steps []step) {
 	t.Helper()
 	for i, step := range steps {
-		c.set(step.at)
+		c.Set(step.at)
 		r := acme(step.cost)
 		r.Policy = policy
 		peeked := peek(t, l, r)

@@ -31,7 +31,7 @@ func TestDenialAndPeekChangeNothing(t *testing.T) {
 		random := rand.New(rand.NewPCG(1, 2))
 		denied := map[string]int{}
 		for i := range 300 {
-			c.set(time.Duration(i) * 400 * ms)
+			c.Set(time.Duration(i) * 400 * ms)
 			r := acme(1 + random.Int64N(4))
 			r.Tenant = []string{"acme", "initech"}[random.IntN(2)]
 			r.Attributes = map[string]string{"user": []string{"bob", "eve"}[random.IntN(2)]}
@@ -74,7 +74,7 @@ func TestReplyOfEveryWindow(t *testing.T) {
 		l, c := newHanded(t, client, mixed())
 		r := acme(4)
 		r.Attributes = map[string]string{"user": "bob"}
-		c.set(1 * s)
+		c.Set(1 * s)
 		d := reserve(t, l, r)
 		tenant := throttle.ScopeValue{Attributes: []string{"tenant"}, Values: []string{"acme"}}
 		shared := throttle.ScopeValue{Attributes: []string{}, Values: []string{}}
@@ -95,7 +95,7 @@ func TestReplyOfEveryWindow(t *testing.T) {
 			t.Errorf("reservation %+v", d.Reservation)
 		}
 
-		c.set(1*s + 500*ms)
+		c.Set(1*s + 500*ms)
 		d = reserve(t, l, r)
 		want[0].Denied, want[0].RetryIn = true, 9500*ms
 		want[1].Denied, want[1].RetryIn = true, 2500*ms // level 3.5, 4 more than 5

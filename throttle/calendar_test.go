@@ -13,21 +13,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-func quota(limit int64, resets, zone string) throttle.Window {
-	return throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: limit, Resets: resets, Timezone: zone}
-}
-
-func day(t *testing.T, text string) time.Duration {
-	t.Helper()
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return at.Sub(time.UnixMicro(midnight))
-}
 
 // The days on which a time zone's clocks change have 23 and 25 hours, and quotas by the day reset
 // at midnight there.
@@ -45,40 +33,23 @@ func TestCalendarKnowsTheTimeOfThePlace(t *testing.T) {
 		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 			l, c := newHanded(t, client, policy(quota(2, tc.resets, tc.zone)))
 			now, reset := day(t, tc.now), day(t, tc.reset)
-			c.set(now)
+			c.Set(now)
 			reserve(t, l, acme(1))
 			reserve(t, l, acme(1))
 			d := reserve(t, l, acme(1))
 			if d.Granted || d.RetryIn != reset-now || !d.Windows[0].ResetsAt.Equal(at(reset)) {
 				t.Errorf("%+v: granted %v, denied for %v until %v, want %v", tc, d.Granted, d.RetryIn, d.Windows[0].ResetsAt, reset-now)
 			}
-			c.set(reset - us)
+			c.Set(reset - us)
 			if reserve(t, l, acme(1)).Granted {
 				t.Errorf("%+v: granted before the reset", tc)
 			}
-			c.set(reset)
+			c.Set(reset)
 			if d := reserve(t, l, acme(2)); !d.Granted {
 				t.Errorf("%+v: denied after the reset", tc)
 			}
 		})
 	}
-}
-
-// What waits for several resets is told the right one, by the calendar and not by the length of
-// today; farther than the ticks that are sent, at the same pace.
-func TestCalendarPromises(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(quota(1, "0 0 1 * *", "UTC")))
-		sc.at(day(t, "2027-01-31T00:00:00Z")).granted("a0")
-		for i, want := range []string{"2027-02-01T00:00:00Z", "2027-03-01T00:00:00Z", "2027-04-01T00:00:00Z", "2027-05-01T00:00:00Z"} {
-			ticket := []string{"a1", "a2", "a3", "a4"}[i]
-			sc.denied(ticket, day(t, want)-day(t, "2027-01-31T00:00:00Z"))
-		}
-		sc.at(day(t, "2027-02-01T00:00:00Z") - us).takes()
-		sc.at(day(t, "2027-02-01T00:00:00Z")).takes("a1")
-		sc.at(day(t, "2027-03-01T00:00:00Z")).takes("a2")
-	})
 }
 
 // A call whose ticks are not around Redis's time is refused before anything is written.
@@ -96,9 +67,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 				client.FlushAll(t.Context())
 				before = dump(t, client)
 			}
-			if err := l.EditScripts(throttle.ShiftClock(off.Microseconds())); err != nil {
-				t.Fatal(err)
-			}
+			l := newEdited(t, client, nil, []func(string) string{limitertest.ShiftClock(off.Microseconds())}, p)
 			if _, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrClock) {
 				t.Errorf("Redis's clock is off by %v: %v", off, err)
 			}
@@ -110,9 +79,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			if err := l.EditScripts(throttle.ShiftClock(off.Microseconds())); err != nil {
-				t.Fatal(err)
-			}
+			l := newEdited(t, client, nil, []func(string) string{limitertest.ShiftClock(off.Microseconds())}, p)
 			if d, err := l.Reserve(t.Context(), acme(1)); err != nil || !d.Granted {
 				t.Errorf("Redis's clock is off by %v: granted %v, %v", off, d.Granted, err)
 			}
@@ -146,7 +113,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			}
 			var log []grant
 			now := time.Duration(rapid.Int64Range(0, int64(400*24*h)).Draw(t, "begin")).Truncate(us)
-			c.set(now)
+			c.Set(now)
 			ticks := []time.Time{schedule.Next(at(now - 32*24*h).In(zone))}
 			spanOf := func(at time.Time) int {
 				for !ticks[len(ticks)-1].After(at) {
@@ -177,7 +144,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 				},
 				"pass": func(t *rapid.T) {
 					now += time.Duration(rapid.SampledFrom([]int64{int64(s), int64(10 * m), int64(h), int64(20 * h)}).Draw(t, "by"))
-					c.set(now)
+					c.Set(now)
 				},
 				"reserve": func(t *rapid.T) {
 					cost := rapid.Int64Range(1, w.Limit).Draw(t, "cost")
@@ -187,12 +154,12 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 						return
 					}
 					// The truth: a microsecond before, it would be denied.
-					c.set(now + d.RetryIn - us)
+					c.Set(now + d.RetryIn - us)
 					if peek(t, l, acme(cost)).Granted {
 						t.Fatalf("granted before %v have passed", d.RetryIn)
 					}
 					now += d.RetryIn
-					c.set(now)
+					c.Set(now)
 					if d := reserve(t, l, acme(cost)); !d.Granted {
 						t.Fatalf("denied at the time that was told, for %v more", d.RetryIn)
 					} else {

@@ -22,14 +22,6 @@ func three() throttle.Policy {
 	)
 }
 
-func used(d throttle.Decision) []int64 {
-	var units []int64
-	for _, w := range d.Windows {
-		units = append(units, w.Used)
-	}
-	return units
-}
-
 func TestCancel(t *testing.T) {
 	type op struct {
 		at   time.Duration
@@ -91,7 +83,7 @@ func TestCancel(t *testing.T) {
 				l, c := newHanded(t, client, three())
 				made := map[string]throttle.Reservation{}
 				for i, op := range ops {
-					c.set(op.at)
+					c.Set(op.at)
 					var d throttle.Decision
 					if op.do[0] == '+' {
 						d = reserve(t, l, acme(op.cost))
@@ -119,7 +111,7 @@ func TestCancelRepeatedAfterTheKeyWasReserved(t *testing.T) {
 		r.IdempotencyKey = "n"
 		first := reserve(t, l, r).Reservation
 		cancel(t, l, first)
-		c.set(1 * s)
+		c.Set(1 * s)
 		second := reserve(t, l, r)
 		if !slices.Equal(used(second), []int64{4, 4, 4}) {
 			t.Errorf("a reserve after Cancel is not charged anew: %v", used(second))
@@ -156,10 +148,10 @@ func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, three())
-		c.set(5 * s)
+		c.Set(5 * s)
 		lost := reserve(t, l, acme(1)).Reservation
 		client.FlushDB(t.Context())
-		c.set(0)
+		c.Set(0)
 		reserve(t, l, acme(8))
 		if d := cancel(t, l, lost); !slices.Equal(used(d), []int64{8, 8, 8}) {
 			t.Errorf("used %v", used(d))
@@ -208,7 +200,7 @@ func TestCancelOfMergedGrants(t *testing.T) {
 		const grants = 12
 		var made []throttle.Reservation
 		for i := range int64(grants) {
-			c.set(time.Duration(i) * 30 * ms) // kept as 3 x 60, 3 x 150, 3 x 240 and 3 x 330 ms
+			c.Set(time.Duration(i) * 30 * ms) // kept as 3 x 60, 3 x 150, 3 x 240 and 3 x 330 ms
 			made = append(made, reserve(t, l, acme(100+i)).Reservation)
 		}
 		want := int64(grants*100 + grants*(grants-1)/2)

@@ -11,14 +11,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// setPolicy changes the policy between two calls, as SetPolicies does in a running worker.
-func setPolicy(t *testing.T, l *throttle.Limiter, windows ...throttle.Window) {
-	t.Helper()
-	if err := l.SetPolicies([]throttle.Policy{policy(windows...)}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Every algorithm, with one window of limit 100, 20 or 10 a minute.
 func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c *clock, limit func(int64))) {
 	for name, w := range map[string]throttle.Window{
@@ -42,7 +34,7 @@ func TestRaiseTakesEffectAtOnce(t *testing.T) {
 	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *clock, limit func(int64)) {
 		limit(10)
 		reserve(t, l, acme(10))
-		c.set(1 * s)
+		c.Set(1 * s)
 		if d := reserve(t, l, acme(1)); d.Granted {
 			t.Error("granted above the limit")
 		}
@@ -76,14 +68,14 @@ func TestCutAndRaisedAgainForgetsNothing(t *testing.T) {
 		limit(100)
 		reserve(t, l, acme(90))
 		limit(5)
-		c.set(100 * ms)
+		c.Set(100 * ms)
 		for range 3 {
 			if d := reserve(t, l, acme(1)); d.Granted {
 				t.Error("granted while the limit is cut")
 			}
 		}
 		limit(100)
-		c.set(200 * ms)
+		c.Set(200 * ms)
 		if d := reserve(t, l, acme(11)); d.Granted || d.Windows[0].Used != 90 {
 			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
 		}
@@ -133,7 +125,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 			{6 * s, []throttle.Window{g}, []int64{8}},         // and drained meanwhile
 			{m, []throttle.Window{a, b}, []int64{9, 9}},       // but not for ever
 		} {
-			c.set(step.at)
+			c.Set(step.at)
 			setPolicy(t, l, step.windows...)
 			if d := reserve(t, l, acme(1)); !slices.Equal(remaining(d), step.remaining) {
 				t.Errorf("step %d: remaining %v, want %v", i, remaining(d), step.remaining)
@@ -148,12 +140,11 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	added := throttle.Window{Name: "added", Limit: 10, Period: h}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		older, c := newHanded(t, client, policy(known))
-		newer, _ := newHanded(t, client, policy(known, added))
-		hand(t, newer, c)
+		newer := newBy(t, client, c, policy(known, added))
 		reserve(t, newer, acme(3))
 		r := reserve(t, older, acme(1)).Reservation
 		cancel(t, older, r)
-		c.set(2 * m) // what the older one knows has ended
+		c.Set(2 * m) // what the older one knows has ended
 		reserve(t, older, acme(1))
 		if d := peek(t, newer, acme(1)); d.Windows[0].Used != 1 || d.Windows[1].Used != 3 {
 			t.Errorf("used %d and %d, want 1 and 3", d.Windows[0].Used, d.Windows[1].Used)

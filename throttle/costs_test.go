@@ -47,7 +47,7 @@ func TestCostsPerUnit(t *testing.T) {
 			{map[string]int64{"requests": 1}, []int64{0, 300, 0, 1}, m},
 			{map[string]int64{"requests": 0, "files": 1}, []int64{0, 300, 0, 0}, 0},
 		} {
-			c.set(0)
+			c.Set(0)
 			d := reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: step.cost})
 			if got := remaining(d); !slices.Equal(got, step.remaining) || d.RetryIn != step.retryIn || d.Granted != (step.retryIn == 0) {
 				t.Errorf("step %d: granted %v, remaining %v, retry in %v; want %v, %v", i, d.Granted, got, d.RetryIn, step.remaining, step.retryIn)
@@ -136,7 +136,7 @@ func TestCountsBeyondAnyLimit(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, p)
 		for i := range 20 {
-			c.set(time.Duration(i/10) * us) // ten at a time are merged into one entry
+			c.Set(time.Duration(i/10) * us) // ten at a time are merged into one entry
 			d := reserve(t, l, acme(throttle.MaxLimit))
 			if !d.Granted || !d.Exempt || d.RetryIn != 0 {
 				t.Fatalf("call %d: %+v", i, d)

@@ -14,8 +14,8 @@ type Decision struct {
 	// At is when this was decided, by the clock of Redis.
 	At time.Time
 
-	// ClockBehind is how far the clock of Redis is behind the newest change of these windows:
-	// more than moments if it was set back. They stand still until it has caught up.
+	// ClockBehind is how far the clock of Redis is behind the newest change of these windows. More
+	// than moments means that it was set back: the windows stand still until it has caught up.
 	ClockBehind time.Duration
 
 	// Exempt says that the tenant, or this request, is counted, but never denied.
@@ -28,27 +28,28 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows. For Peek: that it would have been.
 	Granted bool
 
-	// Pause, if not nil, is what the upstream has paused of the request's scopes. It is nil if granted.
+	// Pause, if not nil, is what the upstream has paused of the request's scopes. It is nil if
+	// granted.
 	Pause *Pause
 
 	Policy string
 
-	// Queued says that the ticket stands in line: it was denied, and joined.
+	// Queued says that the ticket waits in line: the request was denied, and joined.
 	Queued bool
 
 	// Reservation is what was granted. It is zero after a denial and after a Peek.
 	Reservation Reservation
 
-	// RetryIn is how long after At the whole cost is expected to fit: given who waits before
-	// it, and if nobody else takes it first. It is 0 if granted, else at least 1 microsecond unless
-	// the ticket is queued, and never rounded down.
+	// RetryIn is how long after At the whole cost is expected to fit, given the tickets that wait
+	// before it, and if no other request takes the room first. It is 0 if granted. Otherwise it is at
+	// least 1 microsecond unless the ticket is queued, and never rounded down.
 	RetryIn time.Duration
 
-	// RetryInLeast is a lower bound of the same, whatever becomes of others that wait: by it a job is
-	// known to be too late.
+	// RetryInLeast is a lower bound of RetryIn, whatever becomes of the tickets before it. A deadline
+	// that is sooner will be missed.
 	RetryInLeast time.Duration
 
-	// RetryInMost is an upper bound of the same, under the same conditions. It equals RetryIn where
+	// RetryInMost is an upper bound of RetryIn, under the same conditions. It equals RetryIn where
 	// that is exact.
 	RetryInMost time.Duration
 
@@ -83,8 +84,8 @@ func (d Decision) RetryInIsBound() bool {
 	})
 }
 
-// EarliestReset is how long after At any of the windows that denied would have room for the
-// cost: the literal rule of RequeueEarliestReset. The others may still deny then.
+// EarliestReset is how long after At the first of the windows that denied has room for the cost.
+// Others may still deny then: RequeueEarliestReset goes by it, RetryIn does not.
 func (d Decision) EarliestReset() time.Duration {
 	earliest := d.RetryIn
 	for _, w := range d.Windows {
@@ -95,9 +96,10 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// Reason tells a person who was denied by what and for how long, such as
-// "throttled: github-api/burst, tenant acme, 1.8s". Where the upstream has paused more than a window
-// denies, it tells that, and who was refused. It is empty if granted.
+// Reason says in one line which window denied which tenant and for how long, such as
+// "throttled: github-api/burst, tenant acme, 1.8s". Where an upstream's pause is longer, it names the
+// pause and the tenant that was refused; where no window denied, it says that others wait. It is
+// empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
@@ -112,6 +114,8 @@ func (d Decision) Reason() string {
 	pause := ""
 	if d.Pause != nil && !d.At.Add(longest).After(d.Pause.OpensAt) {
 		window, pause = "", ": "+d.Pause.describe(d.At)
+	} else if window == "" && d.Queued {
+		pause = ": others wait before it"
 	}
 	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, printable(d.Tenant), roundUp(d.RetryIn), pause)
 }

@@ -168,7 +168,6 @@ func classify(ctx context.Context, policy string, err error) error {
 	}
 	// Whatever is not an answer of Redis is about the way to it: a network, TLS, a closed pipe or pool.
 	// Of OOM, READONLY and their like Redis says too which line of the script met them.
-	var answer redis.Error
 	var shape *script.ReplyError
 	var state *script.StateError
 	var number *strconv.NumError // of what should be a length
@@ -180,7 +179,7 @@ func classify(ctx context.Context, policy string, err error) error {
 		class = ErrClock
 	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state), strings.HasPrefix(text, "redis: unexpected type="),
 		strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"),
-		errors.As(err, &number), errors.As(err, &answer) && strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script"):
+		errors.As(err, &number), script.ScriptFailed(err):
 		class = ErrReply
 	}
 	return fmt.Errorf("%w: policy %q: %w", class, policy, err)

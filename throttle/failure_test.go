@@ -145,7 +145,7 @@ func TestDamagedState(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, three())
 		for i := range 3 {
-			c.set(time.Duration(i) * s)
+			c.Set(time.Duration(i) * s)
 			reserve(t, l, acme(2))
 		}
 		good := client.Get(t.Context(), acmeKey).Val()
@@ -329,12 +329,10 @@ func TestReplyThatIsNone(t *testing.T) {
 	p := three()
 	p.Fail = throttle.FailOpen
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, p)
-		if err := l.EditScripts(func(text string) string {
+		breaks := func(text string) string {
 			return strings.Replace(text, "local function read_place(", "nothing.at = all\nlocal function read_place(", 1)
-		}); err != nil {
-			t.Fatal(err)
 		}
+		l := newEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
 		refused(t, l, client, "script that breaks", throttle.ErrReply)
 	})
 	for name, reply := range map[string]string{

@@ -39,7 +39,7 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 		if err := hold.Release(t.Context()); err != nil || usedNow(t, l) != 1 {
 			t.Errorf("%d used after a second release, %v", usedNow(t, l), err)
 		}
-		release(t, l, again)
+		release(t, again)
 	})
 }
 
@@ -55,7 +55,7 @@ func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
 func TestALostLeaseEndsTheWork(t *testing.T) {
 	for name, lose := range map[string]func(t tb, l *throttle.Limiter, d throttle.Decision){
 		"others have the room": func(t tb, l *throttle.Limiter, d throttle.Decision) {
-			release(t, l, d)
+			release(t, d)
 			reserve(t, l, acme(1))
 		},
 		"the policy is gone": func(t tb, l *throttle.Limiter, d throttle.Decision) {
@@ -92,7 +92,7 @@ func TestACancelledHoldIsNotLost(t *testing.T) {
 		if work.Err() != nil {
 			t.Errorf("the work's context ended with %v", context.Cause(work))
 		}
-		release(t, l, other)
+		release(t, other)
 		if err := hold.Release(t.Context()); err != nil || work.Err() == nil {
 			t.Errorf("after the release: %v, %v", err, work.Err())
 		}

@@ -1,18 +1,16 @@
 package throttle_test
 
 import (
-	"bytes"
 	"context"
 	"maps"
-	"net"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -23,7 +21,7 @@ func TestSameKeyIsChargedOnce(t *testing.T) {
 		r.IdempotencyKey = "n"
 		first := reserve(t, l, r)
 		before := dump(t, client)
-		c.set(3 * s)
+		c.Set(3 * s)
 		again := reserve(t, l, r)
 		if !again.Granted || !again.At.Equal(first.At) || !again.Reservation.At.Equal(first.At) || again.RetryIn != 0 {
 			t.Errorf("granted %v at %v, want the time of the first, %v", again.Granted, again.At, first.At)
@@ -60,89 +58,24 @@ func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 		if d := reserve(t, l, r); d.Granted {
 			t.Fatal("granted")
 		}
-		c.set(10 * s)
+		c.Set(10 * s)
 		if d := reserve(t, l, r); !d.Granted || !slices.Equal(used(d), []int64{1, 1, 1}) {
 			t.Errorf("granted %v, used %v", d.Granted, used(d))
 		}
 	})
 }
 
-// A proxy stands between client and Redis and loses replies.
-type proxy struct {
-	addr string
-	lose atomic.Int32 // replies to scripts yet to be lost
-	lost atomic.Int32
-}
-
-func newProxy(t *testing.T, server string) *proxy {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	p := &proxy{addr: listener.Addr().String()}
-	go func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go p.serve(client, server)
-		}
-	}()
-	return p
-}
-
-func (p *proxy) serve(client net.Conn, addr string) {
-	defer client.Close()
-	server, err := net.Dial("tcp", addr)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	var doomed atomic.Bool
-	go func() {
-		defer server.Close()
-		for request := make([]byte, 64<<10); ; {
-			n, err := client.Read(request)
-			if err != nil {
-				return
-			}
-			if bytes.Contains(bytes.ToLower(request[:n]), []byte("evalsha")) && p.lose.Add(-1) >= 0 {
-				doomed.Store(true)
-			}
-			if _, err := server.Write(request[:n]); err != nil {
-				return
-			}
-		}
-	}()
-	for reply := make([]byte, 64<<10); ; {
-		n, err := server.Read(reply)
-		if err != nil {
-			return
-		}
-		if doomed.Load() {
-			p.lost.Add(1)
-			return // the script has run, and nobody hears of it
-		}
-		if _, err := client.Write(reply[:n]); err != nil {
-			return
-		}
-	}
-}
-
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := newProxy(t, client.Options().Addr)
-		l := newLimiter(t, throttletest.Client(t, p.addr), policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
+		l := newLimiter(t, throttletest.Client(t, p.Addr), policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
 		peek(t, l, acme(1)) // loads the script
 
-		p.lose.Store(2)
+		p.Lose.Store(2)
 		d := reserve(t, l, acme(3))
-		if p.lost.Load() != 2 {
-			t.Fatalf("%d replies lost, want 2", p.lost.Load())
+		if p.Lost.Load() != 2 {
+			t.Fatalf("%d replies lost, want 2", p.Lost.Load())
 		}
 		if !d.Granted || d.Windows[0].Used != 3 {
 			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
@@ -153,9 +86,9 @@ func TestLostReplyIsChargedOnce(t *testing.T) {
 			t.Errorf("used %d, want 5", other.Windows[0].Used)
 		}
 
-		p.lose.Store(2)
-		if d := cancel(t, l, again); p.lost.Load() != 4 || d.Windows[0].Used != 3 {
-			t.Errorf("%d replies lost, used %d", p.lost.Load(), d.Windows[0].Used)
+		p.Lose.Store(2)
+		if d := cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
+			t.Errorf("%d replies lost, used %d", p.Lost.Load(), d.Windows[0].Used)
 		}
 		if d := cancel(t, l, d.Reservation); d.Windows[0].Used != 0 {
 			t.Errorf("used %d", d.Windows[0].Used)
@@ -195,12 +128,12 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 		defer repeating.Close()
 		h := &later{times: []time.Duration{1 * s, 10*s + 500*ms, 10*s + 600*ms}}
 		repeating.AddHook(h)
-		other, _ := newHanded(t, repeating, p)
-		decisions, err := other.Together(t.Context(), throttle.Call{Request: acme(1)}, throttle.Call{Request: acme(1)})
-		if err != nil || !decisions[0].Granted || !decisions[0].At.Equal(at(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(at(10*s+500*ms)) {
-			t.Fatalf("%+v, %v", decisions, err)
+		other := newEdited(t, repeating, newMidnight(), []func(string) string{limitertest.WithoutExpiry}, p)
+		decisions := other.Together(t, limitertest.Call{Request: acme(1)}, limitertest.Call{Request: acme(1)})
+		if !decisions[0].Granted || !decisions[0].At.Equal(at(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(at(10*s+500*ms)) {
+			t.Fatalf("%+v", decisions)
 		}
-		c.set(10*s + 700*ms)
+		c.Set(10*s + 700*ms)
 		if d := peek(t, l, acme(1)); d.Windows[0].Used != 2 {
 			t.Errorf("%d are counted, want 2", d.Windows[0].Used)
 		}

@@ -10,7 +10,8 @@ import (
 // and whether the upstream refused one. Its methods are safe for concurrent use; Request must not
 // change once the job runs.
 type Job struct {
-	// Request is whose the calls are. Its Policy may be empty: then whoever makes a call knows it.
+	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
+	// call has to name one.
 	Request Request
 
 	mu      sync.Mutex
@@ -26,10 +27,10 @@ type refusal struct {
 
 type jobKey struct{}
 
-// WithJob returns a context that tells of the job.
+// WithJob returns a context that carries the job.
 func WithJob(ctx context.Context, j *Job) context.Context { return context.WithValue(ctx, jobKey{}, j) }
 
-// JobFrom returns the job that a context tells of, or nil.
+// JobFrom returns the job that a context carries, or nil.
 func JobFrom(ctx context.Context) *Job {
 	j, _ := ctx.Value(jobKey{}).(*Job)
 	return j
@@ -51,8 +52,8 @@ func (j *Job) Counted(policy string) bool {
 	return j.counted && policy == j.Request.Policy
 }
 
-// Refused says that the upstream refused the job's newest call, which a policy guards, and for how
-// long it will. Of several refusals the longest counts.
+// Refused records that the upstream of a policy refused the job's newest call, and for how long. Of
+// several refusals the longest counts.
 func (j *Job) Refused(policy string, retryIn time.Duration) {
 	until := time.Now().Add(retryIn)
 	j.mu.Lock()
@@ -62,15 +63,15 @@ func (j *Job) Refused(policy string, retryIn time.Duration) {
 	}
 }
 
-// Answered says that the newest call was answered: the job has dealt with an earlier refusal.
+// Answered records that the newest call was answered: the job has dealt with an earlier refusal.
 func (j *Job) Answered() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.refused = nil
 }
 
-// Refusal tells whether the job's newest call was refused: by which policy's upstream, and how long
-// from now on it will be, 0 if that has passed.
+// Refusal reports whether the job's newest call was refused, by which policy's upstream, and for how
+// much longer calls are refused: 0 if that has passed.
 func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -14,33 +15,33 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
+	"github.com/sluice-go/sluice/throttle/internal/testhook"
 )
 
 // A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
 // together. It is safe for concurrent use.
 //
-// Calls of one policy that are made while another one is under way go to Redis together. Each keeps
-// its own context and its own error.
+// Calls of one policy that are made while another is under way go to Redis together. Each keeps its
+// own context and its own error.
 type Limiter struct {
 	library  script.Library
-	now      func() int64 // microseconds for the scripts, 0 for the clock of Redis; tests set it
 	policies atomic.Pointer[policySet]
 	runner   *script.Runner
 	setting  sync.Mutex // held by SetPolicies
 	tenants  TenantFunc
 }
 
-// A TenantFunc looks a tenant up, for instance in a user's own database of plans. Not found
-// means what the policy says of the tenant. It is called at every request and must be safe for
-// concurrent use; caching is its own business.
+// A TenantFunc looks up what differs for one tenant, for instance in a database of plans. If the
+// tenant is not found, Policy.Tenants holds. It is called at every request, by many goroutines at
+// once; it should cache. Its errors are returned to the caller, wrapped.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
 type Config struct {
-	// Client is the connection to Redis, single or cluster. It stays the caller's to close.
+	// Client is the connection to Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
-	// Policies are the policies to begin with; SetPolicies replaces them.
+	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
 
 	// Prefix begins every key of this limiter, so that two environments can share one Redis. It is up
@@ -48,7 +49,7 @@ type Config struct {
 	// if they have the same prefix. It does not reach asynq's own keys: queues need different names.
 	Prefix string
 
-	// Tenants, if not nil, is asked before the policy's own tenants.
+	// Tenants looks up tenants before Policy.Tenants does. The default, nil, looks up none.
 	Tenants TenantFunc
 }
 
@@ -63,22 +64,43 @@ func New(c Config) (*Limiter, error) {
 	if !prefixShape.MatchString(c.Prefix) {
 		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", cut(c.Prefix))
 	}
-	l := &Limiter{now: func() int64 { return 0 }, tenants: c.Tenants}
+	l := &Limiter{tenants: c.Tenants}
 	l.library.Prefix = c.Prefix
-	l.runner = script.NewRunner(c.Client, c.Prefix, func() int64 { return l.now() })
+	now := func() int64 { return 0 }
+	if hooks, ok := c.Client.(*testhook.Client); ok {
+		l.hook(hooks)
+		if hooks.Now != nil {
+			now = hooks.Now
+		}
+	}
+	l.runner = script.NewRunner(c.Client, c.Prefix, now)
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
+// hook connects the limiter with a test.
+func (l *Limiter) hook(hooks *testhook.Client) {
+	l.library.Edit = hooks.Edit
+	hooks.Gathered = func(policy string) int { return l.policies.Load().byName[policy].batcher.Gathered() }
+	hooks.Refresh = func(ctx context.Context, policy string) error {
+		cp, err := l.find(policy, false)
+		if err != nil {
+			return err
+		}
+		cp.refreshAt.Store(math.MaxInt64)
+		return l.refresh(ctx, cp)
+	}
+}
+
 // Reserve takes the request's cost from all windows of its policy, or from none, and returns at
-// once: Decision.Granted says which. A denial is not an error. A request with a ticket that is
-// denied stands in line afterwards: Decision.Queued.
+// once. Decision.Granted says which: a denial is not an error. A denied request that has a ticket
+// waits in line afterwards (Decision.Queued).
 //
-// Errors are ErrUnknownPolicy, *RequestError and *NeverFitsError for requests that can never be
-// granted, ErrUnavailable (unless the policy fails open), ErrState, ErrClock, ErrReply, the
-// context's error, and whatever the TenantFunc returned, wrapped. Nothing runs on an error.
+// For requests that can never be granted, errors are ErrUnknownPolicy, *RequestError and
+// *NeverFitsError. Others are ErrUnavailable (unless the policy fails open), ErrState, ErrClock,
+// ErrReply, the context's error, and that of the TenantFunc. After an error the work must not run.
 func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -145,8 +167,8 @@ func (l *Limiter) Attach(r Reservation) Reservation {
 	return r
 }
 
-// Peek tells what Reserve would answer, and changes nothing. It differs from Reserve also in
-// that it never fails open.
+// Peek tells what Reserve would answer, and changes nothing. It never fails open. Errors are
+// Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -165,9 +187,9 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	return d, nil
 }
 
-// Check returns the error by which every Reserve of this request would fail, whatever is in
-// use: ErrUnknownPolicy, *RequestError or *NeverFitsError, or that of the TenantFunc. It
-// differs from Peek in that it does not ask Redis.
+// Check returns the error by which every Reserve of this request would fail, however much room there
+// is: ErrUnknownPolicy, *RequestError, *NeverFitsError or that of the TenantFunc. Unlike Peek it
+// does not ask Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
 	return err

@@ -79,7 +79,7 @@ func testPolicy() Policy {
 	for i, name := range slices.Sorted(maps.Keys(algorithms)) {
 		w := testWindow(name)
 		w.Name += fmt.Sprint(i)
-		w.Scope = Per([]string{"tenant", "user", "ip", "key", "app"}[:i+1]...)
+		w.Scope = Per([]string{"tenant", "user", "ip", "key", "app", "org", "plan", "site"}[:i+1]...)
 		p.Windows = append(p.Windows, w)
 	}
 	return p
@@ -118,7 +118,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a"}}
+	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a", "org": "o", "plan": "p", "site": "s"}}
 	ticket := Ticket{TicketID: TicketID{Queue: "q", ID: "1"}, Request: r, Key: "key"}
 	d, err := l.Reserve(t.Context(), r)
 	if err != nil {

@@ -10,8 +10,9 @@ import (
 const (
 	MaxGlobBytes = 1024
 
-	// maxGlobWork bounds the comparison of globs: 4 for each pair that can meet by their beginnings, and one
-	// for each pair of bytes if they can by their ends too. That takes a second or two.
+	// maxGlobWork bounds the comparison of globs: 4 for each pair that can meet by their
+	// beginnings, and one for each pair of bytes if they can by their ends too. That takes a second
+	// or two.
 	maxGlobWork = 1 << 28
 )
 
@@ -22,9 +23,9 @@ type GlobOverlap struct {
 	Second, SecondGlob int
 }
 
-// GlobOverlaps returns, for each policy that matches a task type which one before it matches too, the
-// first such policy and the first two of their globs. Empty globs match nothing here. The error, a
-// *PolicyError, says that there are too many globs alike to compare.
+// GlobOverlaps returns, for each policy that matches a task type which one before it matches too,
+// the first such policy and the first two of their globs. Empty globs match nothing here. The
+// error, a *PolicyError, says that there are too many globs alike to compare.
 func GlobOverlaps(policies []Policy) ([]GlobOverlap, error) {
 	index := globIndex{byStem: map[string][]int{}}
 	for p, policy := range policies {
@@ -53,8 +54,8 @@ func GlobOverlaps(policies []Policy) ([]GlobOverlap, error) {
 	return overlaps, nil
 }
 
-// A globIndex finds the globs that a glob can meet: those whose stem begins with its own, or the other
-// way around. A stem is what stands before the first wildcard.
+// A globIndex finds the globs that a glob can meet: those whose stem begins with its own, or the
+// other way around. A stem is what stands before the first wildcard.
 type globIndex struct {
 	byStem  map[string][]int // by stem: places in globs, ascending
 	globs   []indexedGlob    // in the order of policies
@@ -87,8 +88,8 @@ func (x *globIndex) sort() {
 	x.lengths = slices.Compact(x.lengths)
 }
 
-// first finds what the globs of one policy, at from to to, overlap first. It is not ok if that is too
-// much work.
+// first finds what the globs of one policy, at from to to, overlap first. It is not ok if that is
+// too much work.
 func (x *globIndex) first(from, to int) (o GlobOverlap, found, ok bool) {
 	best, by := from, 0 // the least place of a glob that one of these overlaps
 	meet := func(g indexedGlob, i int, places []int) bool {
@@ -131,7 +132,8 @@ func (x *globIndex) first(from, to int) (o GlobOverlap, found, ok bool) {
 	return GlobOverlap{first.policy, first.glob, second.policy, second.glob}, found, true
 }
 
-// apart reports whether the ends of two globs, or a literal, already say that they have no name in common.
+// apart reports whether the ends of two globs, or a literal, already say that they have no name in
+// common.
 func (g indexedGlob) apart(other indexedGlob) bool {
 	if g.literal && other.literal {
 		return g.text != other.text

@@ -59,8 +59,8 @@ func TestGlobOverlapsAreThoseOfTheSlowCheck(t *testing.T) {
 	}
 }
 
-// Many policies and many globs are compared; those that nothing but a comparison byte by byte keeps apart are
-// refused before that takes long.
+// Many policies and many globs are compared; those that nothing but a comparison byte by byte keeps
+// apart are refused before that takes long.
 func TestManyGlobs(t *testing.T) {
 	of := func(policies, globs int, format string) []throttle.Policy {
 		list := make([]throttle.Policy, policies)

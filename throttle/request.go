@@ -7,46 +7,47 @@ const MaxKeyBytes = 64
 
 // A Request asks one policy for capacity.
 type Request struct {
-	// Attributes are what scopes other than the tenant are counted by, such as
-	// {"user": "bob", "ip": "10.0.0.1"}. Every attribute that a window's scope names must be
-	// here, with 1 to MaxValueBytes bytes of any kind.
+	// Attributes are the values that scopes other than the tenant are counted by, such as
+	// {"user": "bob", "ip": "10.0.0.1"}. Every attribute that a window's scope names is required,
+	// with 1 to MaxValueBytes bytes of any kind. Others are ignored.
 	Attributes map[string]string
 
-	// Cost is how many units the request takes, per unit: 0 to MaxLimit. It costs 1 of
-	// Requests and 0 of everything else unless it says otherwise here.
+	// Cost is how much the request takes of each unit: 0 to MaxLimit. The default is 1 of Requests,
+	// and 0 of any other unit.
 	Cost map[string]int64
 
-	// Exempt has the request counted, but never denied, whoever the tenant is.
+	// Exempt requests are counted, but never denied, whatever Tenant.Exempt says.
 	Exempt bool
 
-	// Front, for a ticket that is not in line yet, takes a place before the others of its flow
-	// instead of behind them: for a job that ran, failed and comes again.
+	// Front gives a ticket that is not in line yet a place before the others of its tenant, attributes
+	// and queue, instead of behind them: for a job that ran, failed and comes back.
 	Front bool
 
-	// MaxHold is how long Concurrency windows may hold what they grant: the timeout of a job,
-	// say. Expected starts go by it until the first grant is given back. 0 is not known.
+	// MaxHold is how long the work may hold what Concurrency windows grant: a job's timeout, for
+	// instance. Expected starts are computed by it until a grant was given back. 0 is not known.
 	MaxHold time.Duration
 
 	// IdempotencyKey identifies one request of a tenant across calls. A request that is repeated
-	// with it within a minute of its grant is charged once. Empty is right unless the caller
-	// itself repeats: a call that the client library repeats is charged once in any case. At most
-	// MaxValueBytes bytes of any kind.
+	// with it within a minute of its grant is charged once. It is at most MaxValueBytes bytes of any
+	// kind. The default, empty, is right unless the caller itself repeats: what the Redis client
+	// repeats is charged once in any case.
 	IdempotencyKey string
 
-	// Key is handed out with the ticket when it is taken from the line: at most MaxKeyBytes bytes
+	// Key is the ticket key: Line.Take hands it out with the ticket. It is at most MaxKeyBytes bytes
 	// of any kind.
 	Key string
 
-	// Policy is the policy's name.
+	// Policy is the policy's name. It is required.
 	Policy string
 
-	// Tenant is the value of the attribute "tenant", 1 to MaxValueBytes bytes of any kind.
-	// It may be empty if no window of the policy is counted by tenant.
+	// Tenant is the value of the attribute "tenant": 1 to MaxValueBytes bytes of any kind. It may be
+	// empty if no window of the policy is counted by tenant.
 	Tenant string
 
-	// Ticket identifies who asks, across calls: in a worker, queue and task ID. A request with
-	// a ticket that is denied joins the line under it, in the same call, and Take hands it out when
-	// it fits. Without one a request is granted if it fits behind all who wait, and joins nothing.
+	// Ticket identifies the work across calls: in a worker, its queue and task ID. A denied request
+	// joins the policy's line under its ticket, in the same call. A server must then take from that
+	// line (Line.Take): nothing else starts the work. Without a ticket a request joins no line, and
+	// is granted only if it fits beside all that wait.
 	Ticket TicketID
 }
 
@@ -58,8 +59,8 @@ func (r Request) costOf(unit string) int64 {
 	return cost
 }
 
-// A TicketID says who stands in line. Both may hold any bytes.
+// A TicketID identifies a ticket in a line. Both fields may hold any bytes.
 type TicketID struct {
-	Queue string // Take is asked for the tickets of some queues
-	ID    string // within the queue
+	Queue string // servers take the tickets of the queues they serve
+	ID    string // unique in the queue; not empty
 }

@@ -16,10 +16,10 @@ import (
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, three())
-		c.set(100 * s)
+		c.Set(100 * s)
 		reserve(t, l, acme(7))
 
-		c.set(0)
+		c.Set(0)
 		d := reserve(t, l, acme(3))
 		if !d.Granted || !d.At.Equal(at(100*s)) || d.ClockBehind != 100*s || !slices.Equal(used(d), []int64{10, 10, 10}) {
 			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, used(d))
@@ -30,16 +30,16 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 			t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
 		}
 		for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
-			c.set(back)
+			c.Set(back)
 			if d := reserve(t, l, acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
 				t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
 			}
 		}
-		c.set(110 * s)
+		c.Set(110 * s)
 		if d = reserve(t, l, acme(10)); !d.Granted {
 			t.Fatal("denied")
 		}
-		c.set(50 * s)
+		c.Set(50 * s)
 		if d := cancel(t, l, d.Reservation); !d.At.Equal(at(110*s)) || d.ClockBehind != 60*s || !slices.Equal(used(d), []int64{0, 0, 0}) {
 			t.Errorf("cancelled at %v, used %v", d.At, used(d))
 		}
@@ -56,9 +56,9 @@ func TestClockThatStepsBackInOneScope(t *testing.T) {
 		from := func(tenant, ip string) throttle.Request {
 			return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"ip": ip}}
 		}
-		c.set(100 * s)
+		c.Set(100 * s)
 		reserve(t, l, from("acme", "1"))
-		c.set(0)
+		c.Set(0)
 		for _, step := range []struct {
 			tenant, ip string
 			at         time.Duration
@@ -121,13 +121,12 @@ func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 	short := throttle.Window{Name: "short", Limit: 10, Period: m}
 	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		c := &clock{}
-		l := newLimiter(t, client, policy(short, long))
-		l.SetNow(c.us.Load)
-		c.set(5 * h)
+		c := newMidnight()
+		l := newEdited(t, client, c, nil, policy(short, long)).Limiter
+		c.Set(5 * h)
 		reserve(t, l, acme(1))
 		setPolicy(t, l, short)
-		c.set(0)
+		c.Set(0)
 		reserve(t, l, acme(1))
 		ttl := client.PTTL(t.Context(), "sluice:{p}:w:tenant:acme").Val()
 		if ttl > 15*h+s || ttl < 15*h-30*m {
@@ -187,26 +186,6 @@ func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 	})
 }
 
-// The clock is set back by 100 s while some wait: nobody gets through, and everybody has their turn when
-// the clock has caught up.
-func TestClockThatStepsBackBesideALine(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
-		sc.at(200*s).granted("a1", "a2")
-		sc.waits("a3", "a4", "a5", "b1")
-		sc.at(210*s).takes("a3", "b1")
-
-		sc.at(110 * s)
-		sc.waits("c1")
-		for _, back := range []time.Duration{111 * s, 150 * s, 209 * s, 220*s - us} {
-			sc.at(back).takes()
-			sc.waits("a4", "a5", "c1", "c2")
-		}
-		sc.at(220*s).takes("c1", "a4") // a had its two already
-		sc.at(230*s).takes("c2", "a5")
-	})
-}
-
 // Redis is 61 s ahead for a while, and then corrected: the windows that were counted meanwhile
 // stand still for as long, which the decisions say. Others go on.
 func TestClockThatWasAhead(t *testing.T) {
@@ -215,7 +194,7 @@ func TestClockThatWasAhead(t *testing.T) {
 		initech := acme(1)
 		initech.Tenant = "initech"
 		reserve(t, l, initech)
-		c.set(61 * s)
+		c.Set(61 * s)
 		reserve(t, l, acme(2))
 		for _, step := range []struct {
 			at, behind, retryIn time.Duration
@@ -227,7 +206,7 @@ func TestClockThatWasAhead(t *testing.T) {
 			{61 * s, 0, 1 * s, false},
 			{62 * s, 0, 0, true},
 		} {
-			c.set(step.at)
+			c.Set(step.at)
 			if d := reserve(t, l, acme(1)); d.Granted != step.granted || d.ClockBehind != step.behind || d.RetryIn != step.retryIn {
 				t.Errorf("at %v: granted %v, retry in %v, clock behind %v; want %+v", step.at, d.Granted, d.RetryIn, d.ClockBehind, step)
 			}

@@ -30,7 +30,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter})
+		client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
 		shared := redis.NewClient(like(s.redis))
 		defer shared.Close()
-		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.limiter})
+		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,6 +3,8 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,5 +60,160 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 		s.waitState(asynq.TaskStateRetry, "fails")
 		s.wantTold([]string{"try later"}, []string{"try later"})
 		s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
+	})
+}
+
+// Whatever a middleware around ours makes of a denial, the task waits.
+func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
+	around := map[string]struct {
+		do       func(error) error
+		opts     []asynq.Option
+		reported string // to the user's ErrorHandler
+	}{
+		"none":          {do: func(err error) error { return err }},
+		"wrapped":       {do: func(err error) error { return fmt.Errorf("outer: %w", err) }},
+		"as text":       {do: func(err error) error { return fmt.Errorf("outer: %v", err) }},
+		"replaced":      {do: func(error) error { return errors.New("outer: try later") }},
+		"skip retry":    {do: func(err error) error { return fmt.Errorf("%w: %w", err, asynq.SkipRetry) }},
+		"revoked":       {do: func(err error) error { return fmt.Errorf("%w: %w", err, asynq.RevokeTask) }},
+		"swallowed":     {do: func(error) error { return nil }},
+		"kept":          {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Retention(time.Hour)}},
+		"unique":        {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Unique(time.Hour)}},
+		"kept, unique":  {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Unique(time.Hour), asynq.Retention(time.Hour)}},
+		"panic":         {do: func(error) error { panic("outer") }, reported: "outer"},
+		"with deadline": {do: func(err error) error { return err }, opts: []asynq.Option{asynq.Deadline(time.Now().Add(3 * time.Hour)), asynq.Timeout(time.Minute)}},
+	}
+	for _, retries := range []int{0, 3} {
+		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
+			each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+				theirs, ours := s.configs()
+				promised := map[string]time.Time{}
+				onDecision := ours.OnDecision
+				ours.OnDecision = func(ctx context.Context, task *asynq.Task, d throttle.Decision) {
+					onDecision(ctx, task, d)
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					if !d.Granted {
+						promised[task.Type()] = time.Now().Add(d.RetryIn)
+					}
+				}
+				th, err := worker.NewAdapter(ours)
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
+				middleware, err := th.Middleware()
+				if err != nil {
+					t.Fatal(err)
+				}
+				mux := asynq.NewServeMux()
+				mux.Use(func(next asynq.Handler) asynq.Handler {
+					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+						err := next.ProcessTask(ctx, task)
+						if err != nil {
+							return around[task.Type()].do(err)
+						}
+						return nil
+					})
+				}, middleware)
+				for name := range around {
+					mux.HandleFunc(name, s.ok)
+				}
+
+				var ids []string
+				before := map[string]asynq.TaskInfo{}
+				for name, c := range around {
+					s.fill(name)
+					opts := append([]asynq.Option{asynq.TaskID(name), asynq.MaxRetry(retries)}, c.opts...)
+					s.enqueue(worker.NewTask(worker.Identity{Tenant: name}, name, []byte("payload of "+name)), opts...)
+					ids = append(ids, name)
+					before[name] = s.task(name)
+				}
+				if err := server.Start(mux); err != nil {
+					t.Fatal(err)
+				}
+				defer server.Shutdown()
+
+				s.waitState(asynq.TaskStateScheduled, ids...)
+				reason := map[string]string{}
+				for _, d := range s.denials() {
+					reason[d.Tenant] = d.Reason()
+				}
+				for _, id := range ids {
+					task := s.task(id)
+					if task.LastErr != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
+						t.Errorf("%s: last error %q, want %q", id, task.LastErr, reason[id])
+					}
+					s.mu.Lock()
+					promise := promised[id]
+					s.mu.Unlock()
+					// RetryIn was told just before; the task is seen just after.
+					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
+						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
+					}
+					if since := time.Since(task.LastFailedAt); since < 0 || since > time.Minute {
+						t.Errorf("%s: last error %v ago", id, since)
+					}
+					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt
+					if got, want := fmt.Sprint(task), fmt.Sprint(before[id]); got != want {
+						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
+					}
+				}
+				s.wantCounters(counters{Scheduled: int64(len(ids))})
+				if _, err := s.plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
+					t.Errorf("the unique task has lost its lock: %v", err)
+				}
+				if th.Attempts() != 0 {
+					t.Errorf("%d attempts are remembered after their end", th.Attempts())
+				}
+
+				s.open(ids...)
+				s.wait("all have run", func() bool { return s.counters().Processed == int64(len(ids)) })
+				if got := s.runs(); len(got) != len(ids) {
+					t.Errorf("ran %q, want each once", got)
+				}
+				s.wantCounters(counters{Processed: int64(len(ids))})
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if len(s.reported) != 1 || !asynq.IsPanicError(s.reported[0]) {
+					t.Errorf("the user's ErrorHandler was told %q, want the panic", s.reported)
+				}
+				if len(s.asked) != 0 {
+					t.Errorf("the user's IsFailure was asked about %q", s.asked)
+				}
+			})
+		})
+	}
+}
+
+// A middleware may call ours again within one attempt: what counts is what it said last.
+func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		theirs, ours := s.configs()
+		th, err := worker.NewAdapter(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
+		middleware, err := th.Middleware()
+		if err != nil {
+			t.Fatal(err)
+		}
+		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
+		s.fill("acme")
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			if err := handler.ProcessTask(ctx, task); err == nil {
+				t.Error("not denied")
+			}
+			s.open()
+			return handler.ProcessTask(ctx, task)
+		})); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+		s.waitState(asynq.TaskStateArchived, "a")
+		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
+		s.wantTold([]string{"boom"}, nil)
 	})
 }

@@ -194,9 +194,9 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 // join makes stored tasks join the line of a policy, and makes the calls that their places ask for.
 func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	places, err := c.places(ctx, policy, es)
-	now := time.Now()
 	known, _ := c.limiter.Lookup(policy)
-	failOpen := known.Fail == throttle.FailOpen // then workers look after it as they do after any stored task
+	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
+	now := time.Now()
 	rests := map[string]*rest{}
 	for i, e := range es {
 		after := rests[e.call.Queue]

@@ -14,66 +14,63 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// A server and a client. The third task waits for a second, and wakes once.
+// The README's code: policies, a server, a client.
 func Example() {
 	m, err := miniredis.Run() // an embedded Redis, for the example
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer m.Close()
+	ctx, addr := context.Background(), m.Addr()
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	done := make(chan struct{})
+	mux := asynq.NewServeMux()
+	mux.HandleFunc("github:star", func(ctx context.Context, task *asynq.Task) error {
+		d, _ := worker.FromContext(ctx).Decision()
+		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
+		done <- struct{}{}
+		return nil
+	})
 
 	limiter, err := throttle.New(throttle.Config{
-		Client: redis.NewClient(&redis.Options{Addr: m.Addr()}),
+		Client: redis.NewClient(&redis.Options{Addr: addr}),
 		Policies: []throttle.Policy{{
 			Name:  "github-api",
-			Match: []string{"github:*"},
+			Match: []string{"github:*"}, // the task types that it guards
 			Windows: []throttle.Window{
 				{Name: "per-minute", Limit: 20, Period: time.Minute},
 				{Name: "burst", Limit: 2, Period: time.Second},
 			},
 		}},
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 
-	done := make(chan struct{})
-	handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		d, _ := worker.FromContext(ctx).Decision()
-		fmt.Printf("%s: %d of %d left this minute\n", d.Tenant, d.Windows[0].Remaining, d.Windows[0].Limit)
-		done <- struct{}{}
-		return nil // not called while it does not fit
-	})
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: m.Addr()}, asynq.Config{Concurrency: 1, LogLevel: asynq.ErrorLevel}, worker.Config{Limiter: limiter})
-	if err != nil {
-		log.Fatal(err)
-	}
+	redisOpt := asynq.RedisClientOpt{Addr: addr}
+	server, err := worker.NewServer(redisOpt, asynq.Config{Concurrency: 10}, worker.Config{Limiter: limiter})
+	check(err)
+	check(server.Start(mux)) // your own handlers: not called while a task does not fit
 	defer server.Shutdown()
-	if err := server.Start(handler); err != nil {
-		log.Fatal(err)
-	}
 
-	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: m.Addr()}, worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		log.Fatal(err)
-	}
+	client, err := worker.NewClient(redisOpt, worker.ClientConfig{Limiter: limiter})
+	check(err)
 	defer client.Close()
-	var start worker.ExpectedStart // when the task is expected to start
 	for range 3 {
-		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil, asynq.MaxRetry(0))
-		if _, err := client.EnqueueContext(context.Background(), task, worker.ReportStart(&start)); err != nil {
-			log.Fatal(err)
-		}
+		var start worker.ExpectedStart // start.At is when the task is expected to start
+		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil)
+		_, err := client.EnqueueContext(ctx, task, worker.ReportStart(&start))
+		check(err)
 	}
 	for range 3 {
 		<-done
 	}
-	fmt.Println("the last one joined its line:", start.Joined)
-	// Output:
+	// Unordered output:
 	// acme: 19 of 20 left this minute
 	// acme: 18 of 20 left this minute
 	// acme: 17 of 20 left this minute
-	// the last one joined its line: true
 }
 
 // To throttle an asynq.Server of your own, put the three parts of an Adapter into it.

@@ -67,7 +67,11 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 		return err
 	case errors.As(err, &refused):
 		ad.pause(ctx, e, refused.After)
-		return ad.requeueFront(ctx, a, request, wait(request.Policy, refused.After), err)
+		after := refused.After
+		if own, ok := ad.config.Limiter.Lookup(request.Policy); ok {
+			after = min(after, own.MaxPause)
+		}
+		return ad.requeueFront(ctx, a, request, wait(request.Policy, after), err)
 	case errors.As(err, &denied):
 		d := denied.Decision
 		if d.RetryInIsBound() { // as others may give slots back long before their leases run out

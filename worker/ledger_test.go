@@ -162,7 +162,7 @@ func (s *site) anotherLimiter(client *redis.Client) *throttle.Limiter {
 // client is a client of ours, as in a process of its own.
 func (s *site) client(limiter *throttle.Limiter) *worker.Client {
 	s.Helper()
-	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter})
+	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	if err != nil {
 		s.Fatal(err)
 	}

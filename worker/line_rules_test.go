@@ -215,7 +215,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 		limited := redis.NewClient(like(s.redis))
 		defer limited.Close()
 		limited.AddHook(count)
-		client, err := worker.NewClient(hooktest.With(s.asynq, count), worker.ClientConfig{Limiter: s.limiterOn(limited)})
+		client, err := worker.NewClient(hooktest.With(s.asynq, count), worker.ClientConfig{Limiter: s.limiterOn(limited), LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -96,7 +96,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 		return resp.StatusCode
 	}
 
-	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+	client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 	}
 	s.wait("nginx has logged all calls", func() bool { return logged(200)+logged(503) >= jobs })
 	if refused := logged(503); refused != run.refused || int(served.Load()) != jobs-refused {
-		t.Errorf("nginx refused %d calls by its log, the far side served %d; the jobs saw %d refusals", refused, served.Load(), run.refused)
+		t.Errorf("nginx refused %d calls by its log, the upstream served %d; the jobs saw %d refusals", refused, served.Load(), run.refused)
 	}
 	// And that it does refuse, whoever does not keep to its limits.
 	s.wait("nginx refuses somebody", func() bool {

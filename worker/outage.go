@@ -18,7 +18,7 @@ type outages struct {
 	mu        sync.Mutex
 	byClass   map[error]*outage
 	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
-	latest    map[string]time.Time // by policy: what that clock has said at most
+	latest    map[string]time.Time // by policy: the latest time of that clock
 }
 
 type outage struct {

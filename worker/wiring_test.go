@@ -291,7 +291,7 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 			}
 			servers = append(servers, server)
 		}
-		planner, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		planner, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -21,7 +20,7 @@ import (
 // turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
-		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,161 +54,6 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 		}
 		s.wantCounters(counters{Processed: 3})
 		s.wantTold(nil, nil)
-	})
-}
-
-// Whatever a middleware around ours makes of a denial, the task waits.
-func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
-	around := map[string]struct {
-		do       func(error) error
-		opts     []asynq.Option
-		reported string // to the user's ErrorHandler
-	}{
-		"none":          {do: func(err error) error { return err }},
-		"wrapped":       {do: func(err error) error { return fmt.Errorf("outer: %w", err) }},
-		"as text":       {do: func(err error) error { return fmt.Errorf("outer: %v", err) }},
-		"replaced":      {do: func(error) error { return errors.New("outer: try later") }},
-		"skip retry":    {do: func(err error) error { return fmt.Errorf("%w: %w", err, asynq.SkipRetry) }},
-		"revoked":       {do: func(err error) error { return fmt.Errorf("%w: %w", err, asynq.RevokeTask) }},
-		"swallowed":     {do: func(error) error { return nil }},
-		"kept":          {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Retention(time.Hour)}},
-		"unique":        {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Unique(time.Hour)}},
-		"kept, unique":  {do: func(error) error { return nil }, opts: []asynq.Option{asynq.Unique(time.Hour), asynq.Retention(time.Hour)}},
-		"panic":         {do: func(error) error { panic("outer") }, reported: "outer"},
-		"with deadline": {do: func(err error) error { return err }, opts: []asynq.Option{asynq.Deadline(time.Now().Add(3 * time.Hour)), asynq.Timeout(time.Minute)}},
-	}
-	for _, retries := range []int{0, 3} {
-		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-				theirs, ours := s.configs()
-				promised := map[string]time.Time{}
-				onDecision := ours.OnDecision
-				ours.OnDecision = func(ctx context.Context, task *asynq.Task, d throttle.Decision) {
-					onDecision(ctx, task, d)
-					s.mu.Lock()
-					defer s.mu.Unlock()
-					if !d.Granted {
-						promised[task.Type()] = time.Now().Add(d.RetryIn)
-					}
-				}
-				th, err := worker.NewAdapter(ours)
-				if err != nil {
-					t.Fatal(err)
-				}
-				server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-				middleware, err := th.Middleware()
-				if err != nil {
-					t.Fatal(err)
-				}
-				mux := asynq.NewServeMux()
-				mux.Use(func(next asynq.Handler) asynq.Handler {
-					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-						err := next.ProcessTask(ctx, task)
-						if err != nil {
-							return around[task.Type()].do(err)
-						}
-						return nil
-					})
-				}, middleware)
-				for name := range around {
-					mux.HandleFunc(name, s.ok)
-				}
-
-				var ids []string
-				before := map[string]asynq.TaskInfo{}
-				for name, c := range around {
-					s.fill(name)
-					opts := append([]asynq.Option{asynq.TaskID(name), asynq.MaxRetry(retries)}, c.opts...)
-					s.enqueue(worker.NewTask(worker.Identity{Tenant: name}, name, []byte("payload of "+name)), opts...)
-					ids = append(ids, name)
-					before[name] = s.task(name)
-				}
-				if err := server.Start(mux); err != nil {
-					t.Fatal(err)
-				}
-				defer server.Shutdown()
-
-				s.waitState(asynq.TaskStateScheduled, ids...)
-				reason := map[string]string{}
-				for _, d := range s.denials() {
-					reason[d.Tenant] = d.Reason()
-				}
-				for _, id := range ids {
-					task := s.task(id)
-					if task.LastErr != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
-						t.Errorf("%s: last error %q, want %q", id, task.LastErr, reason[id])
-					}
-					s.mu.Lock()
-					promise := promised[id]
-					s.mu.Unlock()
-					// RetryIn was told just before; the task is seen just after.
-					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
-						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
-					}
-					if since := time.Since(task.LastFailedAt); since < 0 || since > time.Minute {
-						t.Errorf("%s: last error %v ago", id, since)
-					}
-					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt
-					if got, want := fmt.Sprint(task), fmt.Sprint(before[id]); got != want {
-						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
-					}
-				}
-				s.wantCounters(counters{Scheduled: int64(len(ids))})
-				if _, err := s.plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
-					t.Errorf("the unique task has lost its lock: %v", err)
-				}
-				if th.Attempts() != 0 {
-					t.Errorf("%d attempts are remembered after their end", th.Attempts())
-				}
-
-				s.open(ids...)
-				s.wait("all have run", func() bool { return s.counters().Processed == int64(len(ids)) })
-				if got := s.runs(); len(got) != len(ids) {
-					t.Errorf("ran %q, want each once", got)
-				}
-				s.wantCounters(counters{Processed: int64(len(ids))})
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if len(s.reported) != 1 || !asynq.IsPanicError(s.reported[0]) {
-					t.Errorf("the user's ErrorHandler was told %q, want the panic", s.reported)
-				}
-				if len(s.asked) != 0 {
-					t.Errorf("the user's IsFailure was asked about %q", s.asked)
-				}
-			})
-		})
-	}
-}
-
-// A middleware may call ours again within one attempt: what counts is what it said last.
-func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-		theirs, ours := s.configs()
-		th, err := worker.NewAdapter(ours)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-		middleware, err := th.Middleware()
-		if err != nil {
-			t.Fatal(err)
-		}
-		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
-		s.fill("acme")
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
-		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			if err := handler.ProcessTask(ctx, task); err == nil {
-				t.Error("not denied")
-			}
-			s.open()
-			return handler.ProcessTask(ctx, task)
-		})); err != nil {
-			t.Fatal(err)
-		}
-		defer server.Shutdown()
-		s.waitState(asynq.TaskStateArchived, "a")
-		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
-		s.wantTold([]string{"boom"}, nil)
 	})
 }
 
@@ -309,44 +153,6 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 	})
 }
 
-// The handler sees the decision, and a name of any bytes arrives as it was given.
-func TestIdentityReachesTheHandler(t *testing.T) {
-	p := policy(100, time.Hour)
-	p.Match = []string{"x"}
-	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Scope: throttle.Per("user")})
-	id := worker.Identity{
-		Attributes: map[string]string{"user": "b&=%\x00\xff;b", "ip": "::1"},
-		Cost:       map[string]int64{"tokens": 300},
-		Tenant:     "a}{:\n%2F \xfe\xffc",
-	}
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
-		got := make(chan throttle.Decision, 2)
-		s.enqueue(worker.NewTask(id, "x", nil))
-		s.enqueue(asynq.NewTask("unmatched", nil))
-		unmatched := make(chan bool, 1)
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			d, ok := worker.FromContext(ctx).Decision()
-			if task.Type() == "unmatched" {
-				unmatched <- ok
-			} else {
-				got <- d
-			}
-			return nil
-		})
-		d := <-got
-		if !d.Granted || d.Tenant != id.Tenant || d.Policy != "api" || d.Windows[0].Used != 1 || d.Windows[1].Used != 300 ||
-			d.Windows[1].Scope.Values[0] != id.Attributes["user"] {
-			t.Errorf("decision %+v", d)
-		}
-		if ticket := d.Reservation.Ticket; !strings.HasSuffix(ticket.Queue, "/default") || len(ticket.ID) < 20 {
-			t.Errorf("ticket %q, want queue and task ID", ticket)
-		}
-		if <-unmatched {
-			t.Error("an unmatched task has a decision")
-		}
-	})
-}
-
 func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
 	p := policy(1, 2*time.Hour)
 	p.Requeue = throttle.RequeueEarliestReset
@@ -358,25 +164,6 @@ func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
 		s.waitState(asynq.TaskStateScheduled, "a")
 		if in := time.Until(s.task("a").NextProcessAt); in > time.Hour+time.Second || in < 50*time.Minute {
 			t.Errorf("comes back in %v, want an hour", in)
-		}
-	})
-}
-
-func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
-	p := policy(10, time.Hour)
-	p.Windows[0].Scope = throttle.Per("region")
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
-		s.enqueue(asynq.NewTask("x", []byte("eu")))
-		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) {
-			c.Attributes = func(task *asynq.Task) map[string]string { return map[string]string{"region": string(task.Payload())} }
-			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
-			c.Tenant = func(*asynq.Task) string { return "acme" }
-		})
-		s.wait("it ran", func() bool { return len(s.runs()) == 1 })
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if d := s.decisions[0]; d.Windows[0].Used != 7 || d.Windows[0].Scope.String() != "region=eu" {
-			t.Errorf("decision %+v", d)
 		}
 	})
 }

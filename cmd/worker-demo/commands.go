@@ -11,7 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/internal/suggest"
+	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 //go:embed help/*.txt
@@ -113,7 +113,7 @@ func noArguments(run func(context.Context) error) cli.ActionFunc {
 		for _, c := range cmd.VisibleCommands() {
 			names = append(names, c.Name)
 		}
-		if near := suggest.Nearest(arg, names); near != "" {
+		if near := policyfile.Suggest(arg, names); near != "" {
 			return badInput("unknown command %q: did you mean %q?", arg, near)
 		}
 		return badInput(`unknown command %q: must be one of %s, or none for the scenario: see "worker-demo -h"`, arg, strings.Join(names, ", "))
@@ -128,7 +128,7 @@ func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		for _, f := range cmd.Flags {
 			names = append(names, f.Names()...)
 		}
-		if near := suggest.Nearest(name, names); near != "" {
+		if near := policyfile.Suggest(name, names); near != "" {
 			see = fmt.Sprintf("did you mean --%s?", near)
 		}
 		return badInput("unknown flag --%s: %s", name, see)

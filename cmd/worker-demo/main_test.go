@@ -234,10 +234,10 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// docs/worker-demo.md is the reference: it knows every command, flag and field of a job.
+// docs/reference/worker-demo.md is the reference: it knows every command, flag and field of a job.
 func TestDocsKnowEveryFlag(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/worker-demo.md")
+	text, err := os.ReadFile("../../docs/reference/worker-demo.md")
 	if err != nil {
 		t.Fatal(err)
 	}

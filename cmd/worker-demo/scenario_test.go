@@ -60,7 +60,7 @@ func TestScenarioJSON(t *testing.T) {
 		t.Errorf("%d denials, %+v", len(r.Denials), r.Summary)
 	}
 	for _, row := range r.Denials {
-		if row.Tenant != "plain" || row.Retried != 0 || !strings.HasPrefix(row.Reason, "throttled: third-party-api/") ||
+		if row.Tenant != "plain" || row.Retried != 0 || !strings.HasPrefix(row.Reason, "throttled: third-party-api") ||
 			row.ExpectedMS < row.AtMS || row.TakenMS < row.AtMS {
 			t.Errorf("%+v", row)
 		}

@@ -40,7 +40,7 @@ Examples:
   scripts/bench/run engine -full -json > engine.json    # for a machine
   scripts/bench/run engine -case waiting -waiting 100000
   scripts/bench/run engine -case reserve -rounds 9      # the median of nine
-  scripts/bench/run growth -full -svg docs/growth       # draws the curves
+  scripts/bench/run growth -full -svg docs/reference/growth       # draws the curves
   scripts/bench/run line -full -case '^second$'
   scripts/bench/run reserve -only 'sliding 20'          # some of it
   scripts/bench/run engine -h                           # all flags

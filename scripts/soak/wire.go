@@ -172,10 +172,10 @@ func takesIn(reply []byte) map[string]take {
 		if !ok {
 			continue
 		}
-		// ticket costs rank flow key start tenant status, and when it was granted (throttle/internal/script/lua/take.lua)
+		// ticket costs rank flow key tenant status, and when it was granted (throttle/internal/script/lua/take.lua)
 		fields := strings.Fields(line)
 		granted, err := strconv.ParseInt(strings.TrimSpace(strings.TrimPrefix(string(values[i+1]), ":")), 10, 64)
-		if err != nil || len(fields) != 8 || fields[7] != "1" {
+		if err != nil || len(fields) != 7 || fields[6] != "1" {
 			continue
 		}
 		_, id, _ := strings.Cut(fields[0], "/")

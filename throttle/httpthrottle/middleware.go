@@ -252,8 +252,8 @@ func tell(h http.Header, d throttle.Decision) {
 	h.Set("X-RateLimit-Reset", strconv.FormatInt((reset+999_999)/1_000_000, 10))
 }
 
-// quota is how many units a window has at the most, and in how many seconds; 0 is unknown. A burst above
-// the limit is a quota of the time in which it drains: more can be left than the limit.
+// quota is how many units a window has at the most, and in how many seconds; 0 is unknown. A burst
+// above the limit is a quota of the time in which it drains: more can be left than the limit.
 func quota(w throttle.WindowState) (units, seconds int64) {
 	if w.Burst <= w.Limit {
 		return w.Limit, wholeSeconds(w.Period)

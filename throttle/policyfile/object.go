@@ -12,7 +12,6 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/sluice-go/sluice/internal/suggest"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -282,7 +281,7 @@ func cut(s string) string {
 
 // unknown is the hint for an unknown key: the known one that is most like it, or all of them.
 func unknown(key string, known []string) string {
-	if nearest := suggest.Nearest(key, known); nearest != "" {
+	if nearest := Suggest(key, known); nearest != "" {
 		return fmt.Sprintf("is not known: did you mean %q?", nearest)
 	}
 	return "is not known: the keys here are " + strings.Join(known, ", ")

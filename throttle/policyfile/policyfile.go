@@ -1,5 +1,5 @@
 // Package policyfile reads policies from YAML, strictly: what it does not know, it refuses, with
-// file, line, policy, window, value and hint. docs/policies.md is the reference of the format.
+// file, line, policy, window, value and hint. docs/reference/policies.md is the reference of the format.
 package policyfile
 
 import (

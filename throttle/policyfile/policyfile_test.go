@@ -137,7 +137,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reference, err := os.ReadFile("../../docs/policies.md")
+	reference, err := os.ReadFile("../../docs/reference/policies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 			written[name] = written[name] || !v.Field(i).IsZero()
 			row := "\n| `" + key(v.Type().Field(i).Name) + "` |"
 			if !strings.Contains(string(reference), row) {
-				t.Errorf("docs/policies.md has no row for %s", name)
+				t.Errorf("docs/reference/policies.md has no row for %s", name)
 			}
 		}
 	}
@@ -173,7 +173,7 @@ func TestEveryFieldCanBeWritten(t *testing.T) {
 }
 
 func TestReferenceExamples(t *testing.T) {
-	reference, err := os.ReadFile("../../docs/policies.md")
+	reference, err := os.ReadFile("../../docs/reference/policies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestReferenceExamples(t *testing.T) {
 		t.Fatal("no examples")
 	}
 	for i, example := range examples {
-		policies, err := policyfile.Parse(fmt.Sprintf("docs/policies.md, example %d", i+1), example[1])
+		policies, err := policyfile.Parse(fmt.Sprintf("docs/reference/policies.md, example %d", i+1), example[1])
 		if err != nil {
 			t.Error(err)
 			continue
@@ -200,7 +200,7 @@ func TestReferenceExamples(t *testing.T) {
 
 // Every message that the reference shows is one that a bad file leads to.
 func TestReferenceMessages(t *testing.T) {
-	reference, err := os.ReadFile("../../docs/policies.md")
+	reference, err := os.ReadFile("../../docs/reference/policies.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func FuzzParse(f *testing.F) {
 // The files that users begin with: each loads, warns of nothing, goes with all the others, and says
 // where its figures are from and since when.
 func TestProviderFiles(t *testing.T) {
-	const dir = "../../docs/providers/"
+	const dir = "../../docs/reference/providers/"
 	files, _ := filepath.Glob(dir + "*.yml")
 	if len(files) < 5 {
 		t.Fatalf("%d files in %s", len(files), dir)

@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// readable reports whether YAML can hold every character of the file, and tells of the first that it
-// cannot: the YAML library knows no line of it.
+// readable reports whether YAML can hold every character of the file, and tells of the first that
+// it cannot: the YAML library knows no line of it.
 func (d *decoder) readable(data []byte) bool {
 	const utf8Only = "must be UTF-8: save the file in that encoding"
 	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
@@ -38,8 +38,8 @@ func (d *decoder) readable(data []byte) bool {
 	return true
 }
 
-// expands reports whether the file is small enough with every alias written out, and tells where it is
-// not.
+// expands reports whether the file is small enough with every alias written out, and tells where it
+// is not.
 func (d *decoder) expands(root *yaml.Node) bool {
 	left, open := maxNodes, map[*yaml.Node]bool{}
 	var walk func(n, alias *yaml.Node) bool

@@ -99,6 +99,13 @@ func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Ans
 	return a.answers, a.err
 }
 
+// Gathered returns how many requests wait for the call that is under way.
+func (b *Batcher) Gathered() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.waiting)
+}
+
 func first(errs []error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -230,7 +237,7 @@ func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) ([]Ans
 		return answers, errs
 	}
 	answers = make([]Answer, len(requests))
-	alone := failed(err) && len(requests) > 1
+	alone := ScriptFailed(err) && len(requests) > 1
 	for i := range requests {
 		if errs[i] = err; !alone {
 			continue

@@ -312,7 +312,9 @@ func TestABatchWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 		"a state":   {replyError("SLUICE_STATE key"), "a b,c,d b c d"},
 		"a network": {errors.New("connection refused"), "a b,c,d"},
 		"memory":    {replyError("OOM command not allowed when used memory > 'maxmemory'. script: 1"), "a b,c,d"},
-		"a reply":   {&ReplyError{"shape"}, "a b,c,d"},
+		"memory, of Redis 6": {replyError("ERR Error running script (call to f_2bbe): @user_script:556: " +
+			"@user_script: 556: -OOM command not allowed when used memory > 'maxmemory'."), "a b,c,d"},
+		"a reply": {&ReplyError{"shape"}, "a b,c,d"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {

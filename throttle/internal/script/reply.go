@@ -3,6 +3,7 @@ package script
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -40,8 +41,8 @@ type Answer struct {
 	Err     error // *StateError, if the status is Failed
 }
 
-// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until, and from
-// then on little until Open (us). It is zero if there is none.
+// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until,
+// and from then on little until Open (us). It is zero if there is none.
 type PauseAnswer struct {
 	Until, Open int64
 	Tenant      string // who was refused
@@ -86,11 +87,20 @@ type StateError struct{ Text string }
 
 func (e *StateError) Error() string { return e.Text }
 
-// failed reports whether Redis says that a script failed, rather than that it cannot run it at present.
-func failed(err error) bool {
+// cannotServe is what Redis before 7.0 wraps in an error of the script: a command that cannot run at
+// present. Newer ones reply with that error itself.
+var cannotServe = regexp.MustCompile(
+	`@user_script: \d+: -(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
+
+// ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run it at present.
+func ScriptFailed(err error) bool {
 	var reply redis.Error
-	return err != nil && errors.As(err, &reply) && (strings.Contains(err.Error(), "SLUICE_") ||
-		strings.HasPrefix(err.Error(), "ERR ") && strings.Contains(err.Error(), "script"))
+	if err == nil || !errors.As(err, &reply) {
+		return false
+	}
+	text := err.Error()
+	return strings.Contains(text, "SLUICE_") ||
+		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !cannotServe.MatchString(text)
 }
 
 func hasWindows(op string) bool {

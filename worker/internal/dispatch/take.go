@@ -30,7 +30,7 @@ type line struct {
 	empty  bool      // nobody waited when it was asked last
 	next   time.Time // when to ask it next; if it is not empty
 	nudged string    // the queue for which somebody asked to ask it
-	news   time.Time // when to ask it, by what came since the last take was sent; zero if nothing came
+	news   time.Time // when to ask it for what came since the last take was sent; zero: nothing
 	passed time.Time // when another server was asked to ask it
 }
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
-	"github.com/sluice-go/sluice/internal/suggest"
+	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 // mostErrors bounds how many bad lines are reported at once.
@@ -215,7 +215,7 @@ func Fields() []string {
 
 func suggestField(name string) string {
 	names := Fields()
-	if near := suggest.Nearest(name, names); near != "" {
+	if near := policyfile.Suggest(name, names); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}
 	return "must be one of " + strings.Join(names, ", ")

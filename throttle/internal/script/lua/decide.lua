@@ -228,9 +228,11 @@ local function later_verbs()
     return 1, now
   end
 
-  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the last correction, what corrections added and
-  -- have not given back ("+TIME:WINDOW=UNITS,..."), and whether it was cancelled or released. Most reservations never have that key. The id of one made by an idempotency key may be granted anew later:
-  -- what became of it before is then forgotten, and what was granted before counts as cancelled.
+  -- What becomes of a reservation is known by the key of its id: "AT", and, by blanks, the last
+  -- correction, what corrections added and have not given back ("+TIME:WINDOW=UNITS,..."), and
+  -- whether it was cancelled or released. Most reservations never have that key. The id of one made
+  -- by an idempotency key may be granted anew later: what became of it before is then forgotten,
+  -- and what was granted before counts as cancelled.
   local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
   local ADDED = 16 -- corrections of one reservation whose times are known
 
@@ -250,8 +252,8 @@ local function later_verbs()
     return state
   end
 
-  -- What corrections added, for the key. Of many, the oldest count as one, from the time of the first: what
-  -- does not count any more is then not given back.
+  -- What corrections added, for the key. Of many, the oldest count as one, from the time of the
+  -- first: what does not count any more is then not given back.
   local function added_text(r)
     local parts = {}
     while #r.added > ADDED do
@@ -279,8 +281,8 @@ local function later_verbs()
         if added.at <= now then given = given + window.algorithm.give_back(st, now, added.at, part, lease_id(r)) end
       end
     end
-    -- What a lease holds is not what was settled since. What was granted later than now, before a clock was set back, is in
-    -- no state any more.
+    -- What a lease holds is not what was settled since. What was granted later than now, before a
+    -- clock was set back, is in no state any more.
     if (units > 0 or window.algorithm.release) and r.at <= now then
       given = given + window.algorithm.give_back(st, now, r.at, units, lease_id(r))
     end

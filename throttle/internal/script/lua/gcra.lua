@@ -2,7 +2,7 @@
 -- Source: the generic cell rate algorithm (ITU-T I.371, the virtual scheduling form),
 -- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units of a full bucket), p2 span (us), p3 drain (units a span; both as a reduced fraction)
+--   parameters  p1 burst (units of a full bucket), p2 span (us), p3 drain (units a span), reduced
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, and parts < span
 --
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
@@ -13,9 +13,10 @@ local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local TOP = 281474976710656 -- 2^48, the place of the first of nine digits of 6 bits
 
--- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (the span is at most twice
--- the longest period). Where the product is too large, a goes in by digits: 64 c + 63 c is below 2^53. A quotient above 2^53
--- is not exact, and nobody cares: such times never come, and no bucket is so full.
+-- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46
+-- (the span is at most twice the longest period). Where the product is too large, a goes in by
+-- digits: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact, and nobody cares: such
+-- times never come, and no bucket is so full.
 local function scale_by(a, b, c)
   local whole = floor(b / c)
   b = b - whole * c

@@ -64,9 +64,10 @@ function new_join(L)
     return floor((before + debt) * others + 1e-6) + ceil(others) * cost
   end
 
-  -- latest_after_own tells when a ticket can go at the latest, given that the tickets of its flow before it go by the times that they
-  -- were told: after the last of them, and when all windows are rid of those beside which it does not fit. Each of them costs `most` of a
-  -- window at the most. Where all windows are sliding and all that wait cost the same, that is exact.
+  -- latest_after_own tells when a ticket can go at the latest, given that the tickets of its flow
+  -- before it go by the times that they were told: after the last of them, and when all windows are
+  -- rid of those beside which it does not fit. Each of them costs `most` of a window at the most.
+  -- Where all windows are sliding and all that wait cost the same, that is exact.
   local function latest_after_own(flow, list, at, by_window, most, position, exact)
     local time = at
     local function start_of(place)
@@ -92,7 +93,8 @@ function new_join(L)
     return time
   end
 
-  -- open_from tells from when on all windows are open together. It is bounded as windows.fits_at is.
+  -- open_from tells from when on all windows are open together. It is bounded as windows.fits_at
+  -- is.
   local function open_from(list, at, by_window, time)
     for _ = 1, 100 do
       local from = time
@@ -109,6 +111,7 @@ function new_join(L)
   -- and the most. With all_first, whoever waits goes first. `fits`, if given, gets by window when it fits alone.
   local function expected_start(flow, list, at, costs, behind, all_first, fits)
     local least_time, most_time, by_window, largest, exact = at, at, costs.windows, {}, true
+    local alike = true -- in each window all that wait cost the same
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
       for j = 1, #of do
@@ -120,6 +123,7 @@ function new_join(L)
           local sum, least, most = waiting[1], waiting[2], waiting[3]
           local same = sum == 0 or least == most and least == cost
           largest[i] = max(most, cost)
+          alike = alike and same
           exact = exact and same and window.kind == 's'
           local each = same and cost or 1
           low = window.algorithm.fits_at(st, at, at, cost, sum, each)
@@ -147,7 +151,7 @@ function new_join(L)
       end
     end
     local position = behind or flow.n
-    if #call.windows > 1 and most_time > at then
+    if (#call.windows > 1 or not alike) and most_time > at then
       if position > 0 then most_time = max(most_time, latest_after_own(flow, list, at, by_window, largest, position, exact)) end
       most_time = open_from(list, at, by_window, most_time)
       if exact then least_time = most_time end

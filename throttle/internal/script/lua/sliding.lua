@@ -5,30 +5,29 @@
 --   payload     width(1) used(7) [began(7)] entry*
 --   entry       time(7) units(width - 7), oldest first; a time occurs once
 --
--- An entry is 8 bytes wide until one of them needs more than 255 units, then 12. MERGED is added to the width if `began` follows.
+-- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. MERGED is added to the width if `began` follows.
 -- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
 -- Above a limit of ENTRIES, a grant joins the newest entry if that `began` less than a tick ago, and the entry takes
 -- the later time: each unit counts up to one tick of period/ENTRIES longer, never shorter. So a value has at
--- most some 1.5 kB, whatever the limit. What was granted together is free together, so a
+-- most some 1.8 kB, whatever the limit. What was granted together is free together, so a
 -- backlog loses one tick once, and not in every period.
 
 do
 local byte, char, sub, floor, ceil, min, max = string.byte, string.char, string.sub, math.floor, math.ceil, math.min, math.max
-local pack7, unpack7, pack5, unpack5 = codec.pack7, codec.unpack7, codec.pack5, codec.unpack5
+local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local ENTRIES = 128
 local MERGED = 128
-local UNITS_MAX = 1099511627775
 
 local function entry_units(data, i, width)
   if width == 8 then return byte(data, i + 7) end
-  return unpack5(data, i + 7)
+  return unpack7(data, i + 7)
 end
 
 local function pack_entry(time, units, width)
   if width == 8 then return pack7(time) .. char(units) end
-  return pack7(time) .. pack5(units)
+  return pack7(time) .. pack7(units)
 end
 
 -- close puts the newest entry, which a call may have opened to count in, back behind the others.
@@ -36,8 +35,8 @@ local function close_newest(st)
   if not st.time then return end
   if st.units > 255 and st.width == 8 then
     local wide = {}
-    for i = st.first, #st.data, 8 do wide[#wide + 1] = sub(st.data, i, i + 6) .. pack5(byte(st.data, i + 7)) end
-    st.data, st.first, st.width = table.concat(wide), 1, 12
+    for i = st.first, #st.data, 8 do wide[#wide + 1] = sub(st.data, i, i + 6) .. pack7(byte(st.data, i + 7)) end
+    st.data, st.first, st.width = table.concat(wide), 1, 14
   end
   st.data = sub(st.data, st.first) .. pack_entry(st.time, st.units, st.width)
   st.first, st.time = 1, nil
@@ -50,7 +49,7 @@ algorithms['s'] = {
     local width = byte(payload, 1)
     local head = width and width > MERGED and 15 or 8
     width = width and width % MERGED
-    return #payload >= head and (width == 8 or width == 12) and (#payload - head) % width == 0
+    return #payload >= head and (width == 8 or width == 14) and (#payload - head) % width == 0
   end,
 
   load = function(p1, p2, p3, p4, payload, now)
@@ -102,6 +101,7 @@ algorithms['s'] = {
   rid_at = function(st, start) return start + st.period end,
 
   take = function(st, now, cost)
+    cost = min(cost, MOST - st.used)
     local time = st.time
     if time == now then
       st.units, st.used = st.units + cost, st.used + cost
@@ -119,14 +119,11 @@ algorithms['s'] = {
       end
     end
     if st.time and (time >= now or merges(st) and now - st.began < st.period / ENTRIES) then
-      local units = min(st.units + cost, UNITS_MAX)
-      st.used = st.used + units - st.units
-      st.time, st.units = max(time, now), units
+      st.time, st.units, st.used = max(time, now), st.units + cost, st.used + cost
       return
     end
     close_newest(st)
-    local units = min(cost, UNITS_MAX)
-    st.time, st.units, st.began, st.used = now, units, now, st.used + units
+    st.time, st.units, st.began, st.used = now, cost, now, st.used + cost
   end,
 
   give_back = function(st, now, at, cost)

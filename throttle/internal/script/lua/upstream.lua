@@ -67,8 +67,9 @@ function upstream()
     end
   end
 
-  -- pause_upstream notes that the upstream refused what was granted at `at`. Refusals of what was granted
-  -- before it was known are one; the next one, of what was let out since, doubles the ramp. It tells whether a pause began.
+  -- pause_upstream notes that the upstream refused what was granted at `at`. Refusals of what was
+  -- granted before it was known are one; the next one, of what was let out since, doubles the ramp.
+  -- It tells whether a pause began.
   local function pause(scope, now, at, wait, ramp, ramp_most, by)
     local until_time, set = now + wait, now
     local before = section_of(scope, '!', 'p', now)
@@ -89,7 +90,8 @@ function upstream()
     return begins
   end
 
-  -- paused(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a ramp; empty if there is none.
+  -- paused(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a
+  -- ramp; empty if there is none.
   local function paused(list, now)
     local last, text = now, ''
     for i = 1, #list do

@@ -1,0 +1,133 @@
+package docs_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	code    = regexp.MustCompile("`([^`]+)`")
+	path    = regexp.MustCompile(`^[a-z][A-Za-z0-9_./-]*/[A-Za-z0-9_.-]+$`)
+	require = regexp.MustCompile(`(?m)^\t(\S+) \S+$`)
+
+	luaFunction = regexp.MustCompile(`(?m)function (?:\w+\.)?(\w+)\(|^\s*(?:\w+\.)?(\w+) = function\(`)
+)
+
+// functions returns the names of what a file declares: "f", "T.m" of a type's method, and of a
+// Lua table's function its name alone.
+func functions(t *testing.T, name string) (names []string) {
+	t.Helper()
+	if strings.HasSuffix(name, ".lua") {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range luaFunction.FindAllStringSubmatch(string(text), -1) {
+			names = append(names, m[1]+m[2])
+		}
+		return names
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, decl := range file.Decls {
+		f, ok := decl.(*ast.FuncDecl)
+		switch {
+		case !ok:
+		case f.Recv == nil:
+			names = append(names, f.Name.Name)
+		default:
+			of := f.Recv.List[0].Type
+			if star, ok := of.(*ast.StarExpr); ok {
+				of = star.X
+			}
+			if of, ok := of.(*ast.Ident); ok {
+				names = append(names, of.Name+"."+f.Name.Name)
+			}
+		}
+	}
+	return names
+}
+
+// Every file and folder that a page names exists; in a table with the columns file and functions,
+// the functions are in that file.
+func TestNamedFilesAndFunctionsExist(t *testing.T) {
+	pages := files(t, ".md")
+	var folders []string
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			folders = append(folders, entry.Name())
+		}
+	}
+	steps := 0
+	for _, name := range []string{"docs/architecture.md", "docs/contributing.md"} {
+		prose, _ := parts(pages[name])
+		inSteps := false
+		for i, line := range prose {
+			cells := strings.Split(line, "|")
+			inSteps = len(cells) > 3 && (inSteps || strings.TrimSpace(cells[1]) == "file" && strings.TrimSpace(cells[2]) == "functions")
+			for _, m := range code.FindAllStringSubmatch(line, -1) {
+				top, _, _ := strings.Cut(m[1], "/")
+				if !path.MatchString(m[1]) || !slices.Contains(folders, top) {
+					continue // no path, or that of another module
+				}
+				if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+					t.Errorf("%s:%d: there is no %s", name, i+1, m[1])
+				}
+			}
+			if !inSteps || !strings.Contains(cells[1], "`") {
+				continue
+			}
+			file := code.FindStringSubmatch(cells[1])[1]
+			if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+				continue // it was said above
+			}
+			declared := functions(t, file)
+			for _, m := range code.FindAllStringSubmatch(cells[2], -1) {
+				steps++
+				if !slices.Contains(declared, m[1]) {
+					t.Errorf("%s:%d: %s has no function %s", name, i+1, file, m[1])
+				}
+			}
+		}
+	}
+	if steps < 20 {
+		t.Errorf("%d functions are named: is the test looking in the wrong place?", steps)
+	}
+}
+
+// The table of direct dependencies is that of go.mod.
+func TestDependenciesAreListed(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var needed, listed []string
+	for _, m := range require.FindAllStringSubmatch(string(text), -1) { // no "// indirect" behind it
+		needed = append(needed, m[1])
+	}
+	page := files(t, ".md")["docs/architecture.md"]
+	_, table, _ := strings.Cut(page, "## Direct dependencies")
+	for _, line := range strings.Split(table, "\n") {
+		if m := code.FindStringSubmatch(line); m != nil && strings.HasPrefix(line, "| `") {
+			listed = append(listed, m[1])
+		}
+	}
+	slices.Sort(needed)
+	slices.Sort(listed)
+	if len(needed) == 0 || !slices.Equal(needed, listed) {
+		t.Errorf("go.mod requires\n%s\nand docs/architecture.md lists\n%s", strings.Join(needed, "\n"), strings.Join(listed, "\n"))
+	}
+}

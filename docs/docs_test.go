@@ -1,0 +1,275 @@
+// Package docs_test holds the pages to the code: links lead somewhere, snippets are parts of files
+// that compile, policies load, and whatever is named exists.
+package docs_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+const root = ".."
+
+// lineWidth is where prose is wrapped. Tables, code and addresses cannot be.
+const lineWidth = 100
+
+// files returns the repository's files whose names end like this, by path from the root.
+func files(t *testing.T, suffix string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && entry.Name() == ".git":
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(path, suffix):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, path)
+		found[filepath.ToSlash(name)] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) == 0 {
+		t.Fatalf("no file ends in %q: is the test looking in the wrong place?", suffix)
+	}
+	return found
+}
+
+// A block is one fenced block of a page.
+type block struct {
+	language string
+	line     int
+	text     string
+}
+
+var fence = regexp.MustCompile("^ *```(.*)$")
+
+// parts returns a page's prose, with its code blanked out line by line, and its code.
+func parts(page string) (prose []string, blocks []block) {
+	inside := false
+	for i, line := range strings.Split(page, "\n") {
+		m := fence.FindStringSubmatch(line)
+		switch {
+		case m != nil && !inside:
+			inside = true
+			blocks = append(blocks, block{language: m[1], line: i + 1})
+		case m != nil:
+			inside = false
+		case inside:
+			blocks[len(blocks)-1].text += line + "\n"
+		default:
+			prose = append(prose, line)
+			continue
+		}
+		prose = append(prose, "")
+	}
+	return prose, blocks
+}
+
+var (
+	heading = regexp.MustCompile(`^#+ +(.*)$`)
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+)
+
+// anchors returns what a page's headings are called in links, as GitHub does.
+func anchors(page string) []string {
+	var names []string
+	prose, _ := parts(page)
+	for _, line := range prose {
+		if m := heading.FindStringSubmatch(line); m != nil {
+			names = append(names, strings.Map(func(r rune) rune {
+				switch {
+				case r == ' ':
+					return '-'
+				case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+					return unicode.ToLower(r)
+				}
+				return -1
+			}, m[1]))
+		}
+	}
+	return names
+}
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	pages := files(t, ".md")
+	for name, page := range pages {
+		prose, _ := parts(page)
+		for i, line := range prose {
+			for _, m := range link.FindAllStringSubmatch(line, -1) {
+				if strings.Contains(m[1], "://") {
+					continue
+				}
+				path, anchor, _ := strings.Cut(m[1], "#")
+				target := name
+				if path != "" {
+					target = filepath.ToSlash(filepath.Join(filepath.Dir(name), path))
+				}
+				if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+					t.Errorf("%s:%d: %s leads nowhere", name, i+1, m[1])
+				} else if anchor != "" && !slices.Contains(anchors(pages[target]), anchor) {
+					t.Errorf("%s:%d: %s: %s has no such heading", name, i+1, m[1], target)
+				}
+			}
+		}
+	}
+}
+
+func TestEveryPageIsListed(t *testing.T) {
+	pages := files(t, ".md")
+	var linked []string
+	for _, m := range link.FindAllStringSubmatch(pages["docs/README.md"], -1) {
+		linked = append(linked, filepath.ToSlash(filepath.Join("docs", m[1])))
+	}
+	for name := range pages {
+		if strings.HasPrefix(name, "docs/") && name != "docs/README.md" && !slices.Contains(linked, name) {
+			t.Errorf("docs/README.md does not link to %s", name)
+		}
+	}
+}
+
+func TestProseIsWrapped(t *testing.T) {
+	for name, page := range files(t, ".md") {
+		prose, _ := parts(page)
+		for i, line := range prose {
+			if n := len([]rune(line)); n > lineWidth && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
+				t.Errorf("%s:%d: %d characters: must be at most %d", name, i+1, n, lineWidth)
+			}
+		}
+	}
+}
+
+// unindented is code without what its place in a file adds to a line: indentation and alignment.
+func unindented(code string) string {
+	lines := strings.Split(code, "\n")
+	for i, line := range lines {
+		lines[i] = strings.Join(strings.Fields(line), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Every Go snippet stands word for word in a file that compiles. A line "// ..." leaves something out.
+func TestGoSnippetsCompile(t *testing.T) {
+	var sources []string
+	for _, text := range files(t, ".go") {
+		sources = append(sources, "\n"+unindented(text))
+	}
+	seen := 0
+	for name, page := range files(t, ".md") {
+		_, blocks := parts(page)
+		for _, b := range blocks {
+			if b.language != "go" {
+				continue
+			}
+			seen++
+			pieces := strings.Split("\n"+unindented(b.text), "\n// ...")
+			if !slices.ContainsFunc(sources, func(source string) bool { return containsInOrder(source, pieces) }) {
+				t.Errorf("%s:%d: no Go file of the repository has this code", name, b.line)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no page has a Go snippet: is the test looking in the wrong place?")
+	}
+}
+
+func containsInOrder(text string, pieces []string) bool {
+	for _, piece := range pieces {
+		i := strings.Index(text, piece)
+		if i < 0 {
+			return false
+		}
+		text = text[i+len(piece)-1:] // a piece ends in the newline that the next one begins with
+	}
+	return true
+}
+
+func TestPolicySnippetsLoad(t *testing.T) {
+	seen := 0
+	for name, page := range files(t, ".md") {
+		_, blocks := parts(page)
+		for _, b := range blocks {
+			if b.language != "yaml" || !strings.HasPrefix(b.text, "policies:") {
+				continue
+			}
+			seen++
+			if _, err := policyfile.Parse(fmt.Sprintf("%s, the block on line %d", name, b.line), []byte(b.text)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no page has a policy: is the test looking in the wrong place?")
+	}
+}
+
+// Where a page says that a test holds something, the test is there.
+func TestNamedTestsExist(t *testing.T) {
+	var tests strings.Builder
+	for _, text := range files(t, "_test.go") {
+		tests.WriteString(text)
+	}
+	named := regexp.MustCompile("`((?:Test|Example|Fuzz|Benchmark)[A-Za-z0-9_]+)`")
+	seen := 0
+	for name, page := range files(t, ".md") {
+		for _, m := range named.FindAllStringSubmatch(page, -1) {
+			seen++
+			if !strings.Contains(tests.String(), "func "+m[1]+"(") {
+				t.Errorf("%s: there is no test %s", name, m[1])
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no page names a test: is the test looking in the wrong place?")
+	}
+}
+
+// A block of a page that begins with "$ go run" is what that command prints.
+func TestProgramsPrintWhatThePageSays(t *testing.T) {
+	seen := 0
+	for name, page := range files(t, ".md") {
+		_, blocks := parts(page)
+		for _, b := range blocks {
+			command, want, _ := strings.Cut(b.text, "\n")
+			args := strings.Fields(command)
+			if len(args) != 4 || strings.Join(args[:3], " ") != "$ go run" || !strings.HasPrefix(args[3], "./docs/") {
+				continue
+			}
+			seen++
+			t.Run(args[3], func(t *testing.T) {
+				t.Parallel()
+				run := exec.Command("go", args[2:]...)
+				run.Dir = root
+				var stderr strings.Builder
+				run.Stderr = &stderr
+				got, err := run.Output()
+				if err != nil {
+					t.Fatalf("%v\n%s", err, stderr.String())
+				}
+				if string(got) != want {
+					t.Errorf("%s:%d says:\n%s\nthe program says:\n%s", name, b.line, want, got)
+				}
+			})
+		}
+	}
+	if seen == 0 {
+		t.Error("no page shows what a program prints: is the test looking in the wrong place?")
+	}
+}

@@ -1,0 +1,35 @@
+package limitertest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+func TestMostOver(t *testing.T) {
+	const us = time.Microsecond
+	sliding := throttle.Window{Limit: 3, Period: 10 * us}
+	fixed := throttle.Window{Algorithm: throttle.Fixed, Limit: 3, Period: 10 * us}
+	first := throttle.Window{Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: 10 * us}
+	gcra := throttle.Window{Algorithm: throttle.GCRA, Limit: 5, Burst: 3, Period: 10 * us}
+	for i, tc := range []struct {
+		w    throttle.Window
+		log  []Grant
+		want int64
+	}{
+		{sliding, []Grant{{1, 3}, {11, 3}}, 0},
+		{sliding, []Grant{{2, 3}, {11, 2}}, 2},
+		{sliding, []Grant{{5, 1}, {6, 1}}, -1},
+		{fixed, []Grant{{9, 3}, {10, 3}}, 0},
+		{fixed, []Grant{{10, 3}, {19, 1}}, 1},
+		{first, []Grant{{9, 3}, {19, 3}}, 0},
+		{first, []Grant{{9, 3}, {18, 1}}, 1},
+		{gcra, []Grant{{0, 3}, {2, 1}, {4, 1}}, 0},
+		{gcra, []Grant{{0, 3}, {2, 1}, {3, 1}}, 1},
+	} {
+		if got := MostOver(tc.w, tc.log); got != tc.want {
+			t.Errorf("case %d: %d over, want %d", i, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,255 @@
+// Package limitertest is what the tests of limiters, lines and models have in common: limiters that
+// go by a clock in the test's hand, and what one line of Redis holds.
+package limitertest
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/testhook"
+)
+
+// Midnight is when handed clocks begin, in microseconds: a whole day in UTC, so that buckets by
+// the clock are easy to see.
+const Midnight = 20_834 * 24 * int64(time.Hour/time.Microsecond)
+
+// At is a time by a handed clock.
+func At(d time.Duration) time.Time { return time.UnixMicro(Midnight + d.Microseconds()) }
+
+// A Clock is the time that a test hands to the scripts.
+type Clock struct{ US atomic.Int64 }
+
+// NewClock returns a clock that stands at Midnight.
+func NewClock() *Clock {
+	c := &Clock{}
+	c.Set(0)
+	return c
+}
+
+// Set sets the clock to a time after Midnight.
+func (c *Clock) Set(d time.Duration) { c.US.Store(Midnight + d.Microseconds()) }
+
+// TB is what testing.T and rapid.T have in common.
+type TB interface {
+	Context() context.Context
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Helper()
+	Log(args ...any)
+}
+
+// A Hooked is a limiter with its hooks.
+type Hooked struct {
+	*throttle.Limiter
+	hooks *testhook.Client
+	gate  *gate
+}
+
+// New returns a limiter that goes by the clock of Redis.
+func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throttle.Limiter {
+	t.Helper()
+	l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// NewHanded returns a limiter that goes by a clock in the test's hand. Its keys never expire:
+// they would by the real clock, while the handed one stands still.
+func NewHanded(t TB, client redis.UniversalClient, policies ...throttle.Policy) (*throttle.Limiter, *Clock) {
+	t.Helper()
+	c := NewClock()
+	return NewBy(t, client, c, policies...), c
+}
+
+// NewBy is NewHanded by a clock that others go by too.
+func NewBy(t TB, client redis.UniversalClient, c *Clock, policies ...throttle.Policy) *throttle.Limiter {
+	t.Helper()
+	return NewEdited(t, client, c, []func(string) string{WithoutExpiry}, policies...).Limiter
+}
+
+// NewEdited returns a limiter whose scripts are edited, by a clock in the test's hand or, if that is
+// nil, the clock of Redis.
+func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string) string, policies ...throttle.Policy) *Hooked {
+	t.Helper()
+	edit, check := edited(edits)
+	g := &gate{UniversalClient: client}
+	hooks := &testhook.Client{UniversalClient: g, Edit: edit}
+	if c != nil {
+		hooks.Now = c.US.Load
+	}
+	l := New(t, hooks, policies...)
+	if err := check(); err != nil {
+		t.Fatal(err)
+	}
+	return &Hooked{l, hooks, g}
+}
+
+// Refresh has what the policies say of tenants hold for the tickets in line, which takes do in the background.
+func (h *Hooked) Refresh(ctx context.Context, policy string) error {
+	return h.hooks.Refresh(ctx, policy)
+}
+
+// Policy is the one policy of most tests.
+func Policy(windows ...throttle.Window) throttle.Policy {
+	return throttle.Policy{Name: "p", Windows: windows}
+}
+
+// Made is a reservation that was never granted, unless by that ID.
+func Made(r throttle.Request, id string) throttle.Reservation {
+	return throttle.Reservation{Request: r, ID: id}
+}
+
+// Acme is one request of the usual tenant.
+func Acme(cost int64) throttle.Request {
+	return throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{throttle.Requests: cost}}
+}
+
+// Reserve reserves.
+func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
+	t.Helper()
+	d, err := l.Reserve(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Peek peeks.
+func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
+	t.Helper()
+	d, err := l.Peek(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Cancel cancels a reservation by a limiter.
+func Cancel(t TB, l *throttle.Limiter, r throttle.Reservation) throttle.Decision {
+	t.Helper()
+	d, err := l.Attach(r).Cancel(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Dump returns what is under every key, whatever its type.
+func Dump(t TB, client *redis.Client) map[string]string {
+	t.Helper()
+	keys, err := client.Keys(t.Context(), "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]string, len(keys))
+	for _, key := range keys {
+		var value any
+		switch kind := client.Type(t.Context(), key).Val(); kind {
+		case "string":
+			value, err = client.Get(t.Context(), key).Result()
+		case "hash":
+			value, err = client.HGetAll(t.Context(), key).Result()
+		case "zset":
+			value, err = client.ZRangeWithScores(t.Context(), key, 0, -1).Result()
+		default:
+			t.Fatalf("%q is a %s", key, kind)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[key] = fmt.Sprint(value)
+	}
+	return all
+}
+
+// SharedWindow is a window that all tenants share.
+func SharedWindow(limit int64, period time.Duration) throttle.Window {
+	return throttle.Window{Name: "shared", Limit: limit, Period: period, Scope: throttle.Shared}
+}
+
+// Slots is a Concurrency window with leases of 30 s.
+func Slots(limit int64, per ...string) throttle.Window {
+	return throttle.Window{
+		Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 30 * time.Second, Scope: throttle.Per(per...),
+	}
+}
+
+// Release releases what was granted.
+func Release(t TB, d throttle.Decision) {
+	t.Helper()
+	if err := d.Reservation.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Take takes tickets from the line of policy "p".
+func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
+	t.Helper()
+	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: max})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return taken
+}
+
+// Quota is a Calendar window.
+func Quota(limit int64, resets, zone string) throttle.Window {
+	return throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: limit, Resets: resets, Timezone: zone}
+}
+
+// Day is a time after Midnight, by its date.
+func Day(t TB, text string) time.Duration {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at.Sub(time.UnixMicro(Midnight))
+}
+
+// SetPolicy changes the policy between two calls, as SetPolicies does in a running worker.
+func SetPolicy(t TB, l *throttle.Limiter, windows ...throttle.Window) {
+	t.Helper()
+	if err := l.SetPolicies([]throttle.Policy{Policy(windows...)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// CostOf is what a request takes of a window.
+func CostOf(w throttle.Window, r throttle.Request) int64 {
+	cost, ok := r.Cost[w.Unit]
+	if !ok && w.Unit == throttle.Requests {
+		return 1
+	}
+	return cost
+}
+
+// Used is how much each window has used.
+func Used(d throttle.Decision) []int64 {
+	var units []int64
+	for _, w := range d.Windows {
+		units = append(units, w.Used)
+	}
+	return units
+}
+
+// TicketID is a ticket of queue "q".
+func TicketID(ticket string) throttle.TicketID { return throttle.TicketID{Queue: "q", ID: ticket} }
+
+// Settle corrects the tokens of a reservation by a limiter.
+func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
+	t.Helper()
+	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

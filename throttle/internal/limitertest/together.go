@@ -1,0 +1,103 @@
+package limitertest
+
+import (
+	"context"
+	"runtime"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A gate is a connection whose scripts can be held back.
+type gate struct {
+	redis.UniversalClient
+
+	mu   sync.Mutex
+	shut chan struct{} // nil if it is open
+	held chan struct{} // one value for each call that is held back
+}
+
+func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	g.mu.Lock()
+	shut, held := g.shut, g.held
+	g.mu.Unlock()
+	if shut != nil {
+		held <- struct{}{}
+		<-shut
+	}
+	return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut, g.held = make(chan struct{}), make(chan struct{}, 100)
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.shut)
+	g.shut = nil
+}
+
+// A Call is a Reserve, a Peek or, with a reservation, a Cancel.
+type Call struct {
+	Peek    bool
+	Request throttle.Request
+	Cancel  *throttle.Reservation
+}
+
+func (h *Hooked) call(ctx context.Context, c Call) (throttle.Decision, error) {
+	switch {
+	case c.Cancel != nil:
+		return h.Attach(*c.Cancel).Cancel(ctx)
+	case c.Peek:
+		return h.Limiter.Peek(ctx, c.Request)
+	}
+	return h.Reserve(ctx, c.Request)
+}
+
+// Together makes calls of policy "p" that go to Redis in one batch, in order: behind a Peek, which
+// is held back until they have gathered.
+func (h *Hooked) Together(t TB, calls ...Call) []throttle.Decision {
+	t.Helper()
+	h.gate.close()
+	peeked := make(chan error)
+	go func() {
+		_, err := h.Limiter.Peek(t.Context(), before(calls))
+		peeked <- err
+	}()
+	<-h.gate.held
+	decisions, errs := make([]throttle.Decision, len(calls)), make([]error, len(calls))
+	var made sync.WaitGroup
+	for i, c := range calls {
+		made.Go(func() { decisions[i], errs[i] = h.call(t.Context(), c) })
+		for h.hooks.Gathered("p") <= i {
+			runtime.Gosched()
+		}
+	}
+	h.gate.open()
+	if err := <-peeked; err != nil {
+		t.Fatal(err)
+	}
+	made.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Fatalf("call %d of the batch: %v", i, err)
+		}
+	}
+	return decisions
+}
+
+// before is a request that the limiter does not refuse.
+func before(calls []Call) throttle.Request {
+	r := calls[0].Request
+	if calls[0].Cancel != nil {
+		r = calls[0].Cancel.Request
+	}
+	r.Exempt = true
+	return r
+}

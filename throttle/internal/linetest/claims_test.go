@@ -1,0 +1,398 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// waiters are goroutines that each wait and reserve over and over.
+func waiters(ctx context.Context, group *sync.WaitGroup, l *throttle.Limiter, tenant string, n int, granted *atomic.Int64) {
+	for range n {
+		group.Go(func() {
+			for {
+				_, err := l.Wait(ctx, throttle.Request{Policy: "p", Tenant: tenant})
+				if err != nil {
+					return
+				}
+				granted.Add(1)
+			}
+		})
+	}
+}
+
+// serve takes from the queue what fits, when it is told to ask.
+func serve(ctx context.Context, l *throttle.Limiter, queue string, taken *atomic.Int64) {
+	for ctx.Err() == nil {
+		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{queue}, Max: 16})
+		if err != nil {
+			return
+		}
+		taken.Add(int64(len(got.Tickets)))
+		select {
+		case <-time.After(max(got.Next, time.Millisecond)):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: s, Scope: throttle.Shared})
+		here, there := newLimiter(t, client, p), newLimiter(t, client, p)
+		(&rota{sc: &scene{t: t, client: client, l: there, cost: 1}}).backlog("q", "a", 300)
+		ctx, stop := context.WithCancel(t.Context())
+		var waited, taken atomic.Int64
+		var group sync.WaitGroup
+		waiters(ctx, &group, here, "b", 5, &waited)
+		group.Go(func() { serve(ctx, there, "q", &taken) })
+		until(t, "150 grants", func() bool { return waited.Load()+taken.Load() >= 150 })
+		w, k := waited.Load(), taken.Load()
+		stop()
+		group.Wait()
+		if w < 45 || k < 45 {
+			t.Errorf("waiters got %d, the queue %d", w, k)
+		}
+	})
+}
+
+func TestWaitersShareByWeight(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 100, Burst: 1, Period: s, Scope: throttle.Shared})
+		p.Tenants = map[string]throttle.Tenant{"a": {Weight: 3}}
+		l := newLimiter(t, client, p)
+		ctx, stop := context.WithCancel(t.Context())
+		var a, b atomic.Int64
+		var group sync.WaitGroup
+		waiters(ctx, &group, l, "a", 8, &a)
+		waiters(ctx, &group, l, "b", 8, &b)
+		until(t, "120 grants", func() bool { return a.Load()+b.Load() >= 120 })
+		gotA, gotB := a.Load(), b.Load()
+		stop()
+		group.Wait()
+		if ratio := float64(gotA) / float64(gotB); ratio < 2.2 || ratio > 3.8 {
+			t.Errorf("weights 3 to 1 got %d and %d", gotA, gotB)
+		}
+	})
+}
+
+// A caller counts calls to Redis. It can be cut off from it, or be stopped.
+type caller struct {
+	calls atomic.Int64
+	gone  atomic.Bool
+	stop  sync.RWMutex
+}
+
+func (c *caller) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *caller) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.stop.RLock()
+		defer c.stop.RUnlock()
+		c.calls.Add(1)
+		if c.gone.Load() {
+			err := &net.OpError{Op: "write", Err: errors.New("cut off")}
+			cmd.SetErr(err)
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (c *caller) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func newCaller(t *testing.T, client *redis.Client) (*redis.Client, *caller) {
+	t.Helper()
+	own := redis.NewClient(&redis.Options{Addr: client.Options().Addr})
+	t.Cleanup(func() { own.Close() })
+	c := &caller{}
+	own.AddHook(c)
+	return own, c
+}
+
+// waits begins to wait, and returns when the claim is in line.
+func waits(ctx context.Context, t *testing.T, client *redis.Client, l *throttle.Limiter, r throttle.Request) <-chan error {
+	t.Helper()
+	before := len(readLine(t, client).Hashes["t"])
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Wait(ctx, r)
+		ended <- err
+	}()
+	until(t, "the claim joins", func() bool { return len(readLine(t, client).Hashes["t"]) > before })
+	return ended
+}
+
+func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(sharedWindow(10, s))
+		own, cut := newCaller(t, client)
+		l, other := newLimiter(t, client, p), newLimiter(t, own, p)
+		reserve(t, l, acme(10))
+		ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
+		cut.gone.Store(true)
+		start := time.Now()
+		if d := reserve(t, l, acme(1)); d.Granted {
+			t.Error("granted before one that waits")
+		}
+		if err := <-ended; !errors.Is(err, throttle.ErrUnavailable) {
+			t.Error(err)
+		}
+		until(t, "a newcomer is let in", func() bool { return reserve(t, l, acme(1)).Granted })
+		if took := time.Since(start); took > 5*s {
+			t.Errorf("a claim of nobody's held up others for %v", took)
+		}
+		reserve(t, l, acme(0))
+		isGone(t, client)
+	})
+}
+
+func TestWhoGivesUpLeavesNothing(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, policy(throttle.Window{Name: "own", Limit: 5, Period: time.Hour}, sharedWindow(1, time.Hour)))
+		reserve(t, l, acme(1))
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []<-chan error
+		for _, tenant := range []string{"a", "b", "c"} {
+			all = append(all, waits(ctx, t, client, l, throttle.Request{Policy: "p", Tenant: tenant}))
+		}
+		agrees(t, client)
+		cancel()
+		for _, ended := range all {
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+		isGone(t, client)
+		if d := peek(t, l, acme(1)); d.Windows[1].Used != 1 {
+			t.Errorf("used %d", d.Windows[1].Used)
+		}
+	})
+}
+
+func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		own, counted := newCaller(t, client)
+		l := newLimiter(t, own, policy(sharedWindow(1, time.Hour)))
+		reserve(t, l, acme(1))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var group sync.WaitGroup
+		for range 50 {
+			group.Go(func() { _, _ = l.Wait(ctx, acme(1)) })
+		}
+		until(t, "all wait", func() bool { return len(readLine(t, client).Hashes["t"]) == 50 })
+		before := counted.calls.Load()
+		time.Sleep(2 * s)
+		if calls := counted.calls.Load() - before; calls == 0 || calls > 6 {
+			t.Errorf("%d calls to Redis in 2 s", calls)
+		}
+		cancel()
+		group.Wait()
+	})
+}
+
+func TestWaitGoesByItsPlaceInLine(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: time.Minute, Scope: throttle.Shared}
+		l := newLimiter(t, client, policy(sharedWindow(10, time.Minute), slots))
+		first := reserve(t, l, acme(1))
+		waited := func(most, timeout time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			d, err := l.WaitUpTo(ctx, acme(1), most)
+			if err == nil {
+				err = d.Reservation.Release(t.Context())
+			}
+			return err
+		}
+		var denied *throttle.DeniedError
+		var late *throttle.TooLateError
+		start := time.Now()
+		if err := waited(0, time.Hour); !errors.As(err, &denied) || errors.As(err, &late) {
+			t.Errorf("it must not wait: %v", err)
+		}
+		if err := waited(100*ms, time.Hour); !errors.As(err, &denied) || errors.As(err, &late) {
+			t.Errorf("no slot is free in time: %v", err)
+		}
+		if err := waited(time.Hour, 100*ms); !errors.As(err, &late) || !errors.As(err, &denied) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("no slot is free before the deadline: %v", err)
+		}
+		time.AfterFunc(50*ms, func() { _ = first.Reservation.Release(t.Context()) })
+		if err := waited(30*s, time.Hour); err != nil {
+			t.Errorf("a slot is free soon: %v", err)
+		}
+		for range 8 {
+			if err := waited(s, time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// A slot is free, and the minute is used up.
+		if err := waited(30*s, time.Hour); !errors.As(err, &denied) || denied.Decision.RetryIn < 40*s {
+			t.Errorf("the minute is used up: %v", err)
+		}
+		if err := waited(time.Hour, 30*s); !errors.As(err, &late) {
+			t.Errorf("the minute is used up: %v", err)
+		}
+		if took := time.Since(start); took > 15*s {
+			t.Errorf("it took %v", took)
+		}
+		isGone(t, client)
+	})
+}
+
+// Others remove the claims of a process that was stopped for seconds. They join again.
+func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(sharedWindow(1, time.Hour))
+		own, stopped := newCaller(t, client)
+		l, other := newLimiter(t, client, p), newLimiter(t, own, p)
+		full := reserve(t, l, acme(1))
+		first := waits(t.Context(), t, client, other, acme(1))
+		second := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "b"})
+		stopped.stop.Lock()
+		until(t, "the claims are removed", func() bool {
+			reserve(t, l, acme(0))
+			return len(readLine(t, client).Hashes["t"]) == 0
+		})
+		isGone(t, client)
+		stopped.stop.Unlock()
+		until(t, "they join again", func() bool { return len(readLine(t, client).Hashes["t"]) == 2 })
+		agrees(t, client)
+		cancel(t, l, full.Reservation)
+		var left <-chan error
+		select {
+		case err := <-first:
+			left = second
+			if err != nil {
+				t.Error(err)
+			}
+		case err := <-second:
+			left = first
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("nobody is let in")
+		}
+		p.Windows[0].Limit = 2
+		if err := errors.Join(other.SetPolicies([]throttle.Policy{p}), <-left); err != nil {
+			t.Error(err)
+		}
+		isGone(t, client)
+	})
+}
+
+func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, policy(sharedWindow(2, time.Hour)))
+		full := reserve(t, l, acme(2))
+		r := acme(1)
+		r.IdempotencyKey = "key"
+		first := waits(t.Context(), t, client, l, r)
+		second := waits(t.Context(), t, client, l, r)
+		cancel(t, l, full.Reservation)
+		if err := errors.Join(<-first, <-second); err != nil {
+			t.Error(err)
+		}
+		until(t, "one is charged", func() bool { return peek(t, l, acme(0)).Windows[0].Used == 1 })
+		isGone(t, client)
+	})
+}
+
+func TestWeightsOfClaimsChange(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(sharedWindow(1, time.Hour))
+		hooked := newEdited(t, client, nil, nil, p)
+		l := hooked.Limiter
+		reserve(t, l, acme(1))
+		ctx, stop := context.WithCancel(t.Context())
+		ended := waits(ctx, t, client, l, acme(1))
+		p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}}
+		if err := errors.Join(l.SetPolicies([]throttle.Policy{p}), hooked.Refresh(t.Context(), "p")); err != nil {
+			t.Fatal(err)
+		}
+		for flow, record := range readLine(t, client).Hashes["f"] {
+			if weight := strings.Fields(record)[5]; weight != "4000" {
+				t.Errorf("%s has the weight %s", flow, weight)
+			}
+		}
+		agrees(t, client)
+		stop()
+		<-ended
+	})
+}
+
+// A job that holds a slot would wait for itself, or for one that waits for it, until it gives the
+// slot back: in whatever way.
+func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
+	t.Parallel()
+	ways := map[string]func(context.Context, throttle.Reservation, *throttle.Hold) error{
+		"Hold.Release": func(ctx context.Context, _ throttle.Reservation, h *throttle.Hold) error { return h.Release(ctx) },
+		"Hold.Cancel":  func(ctx context.Context, _ throttle.Reservation, h *throttle.Hold) error { return h.Cancel(ctx) },
+		"Release":      func(ctx context.Context, r throttle.Reservation, _ *throttle.Hold) error { return r.Release(ctx) },
+		"Cancel": func(ctx context.Context, r throttle.Reservation, _ *throttle.Hold) error {
+			_, err := r.Cancel(ctx)
+			return err
+		},
+	}
+	for name, giveBack := range ways {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
+				l := newLimiter(t, client, policy(slots))
+				ctx, cancel := context.WithTimeout(throttle.WithJob(t.Context(), &throttle.Job{}), m)
+				defer cancel()
+				held := reserve(t, l, acme(1)).Reservation
+				_, hold := held.Hold(ctx)
+				var denied *throttle.DeniedError
+				r := acme(1)
+				r.Ticket = throttle.TicketID{Queue: "q", ID: "t"}
+				if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
+					t.Errorf("it holds a slot: %v", err)
+				}
+				if err := giveBack(ctx, held, hold); err != nil {
+					t.Fatal(err)
+				}
+				others := reserve(t, l, acme(1)).Reservation
+				ended := waits(ctx, t, client, l, acme(1))
+				if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
+					t.Errorf("it holds none: %v", err)
+				}
+				if err := hold.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

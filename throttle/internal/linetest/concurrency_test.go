@@ -1,0 +1,216 @@
+package linetest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func renew(t tb, l *throttle.Limiter, d throttle.Decision) bool {
+	t.Helper()
+	held, err := d.Reservation.Renew(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+func TestConcurrencyScenes(t *testing.T) {
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"whoever is next goes at a release": {policy(slots(2)), func(sc *scene) {
+			first := sc.granted("a1")
+			sc.granted("a2")
+			sc.at(10*s).waits("a3", "b1")
+			sc.takes()
+			release(sc.t, first)
+			sc.takes("a3")
+			sc.waits("c1")
+			release(sc.t, first) // once is enough
+			sc.takes()
+			if err := sc.took["a3"].Decision.Reservation.Release(sc.t.Context()); err != nil {
+				sc.t.Fatal(err)
+			}
+			sc.takes("b1")
+		}},
+		"a lease runs out": {policy(slots(2)), func(sc *scene) {
+			sc.granted("a1")
+			sc.at(20 * s).granted("a2")
+			sc.at(21 * s).waits("a3")
+			sc.at(30*s - us).takes()
+			sc.at(30 * s).takes("a3")
+		}},
+		"a lease is renewed": {policy(slots(1)), func(sc *scene) {
+			first := sc.granted("a1")
+			for at := 10 * s; at <= 100*s; at += 10 * s {
+				if sc.at(at); !renew(sc.t, sc.l, first) {
+					sc.t.Fatalf("the lease is lost after %v", at)
+				}
+			}
+			sc.waits("a2")
+			sc.at(130*s - us).takes()
+			sc.at(130 * s).takes("a2")
+			if renew(sc.t, sc.l, first) {
+				sc.t.Error("a lease was renewed whose room is taken")
+			}
+			release(sc.t, first)
+			sc.waits("a3")
+		}},
+		"a lease that ran out is taken anew while there is room": {policy(slots(1)), func(sc *scene) {
+			first := sc.granted("a1")
+			if sc.at(60 * s); !renew(sc.t, sc.l, first) {
+				sc.t.Error("there is room, but the lease is lost")
+			}
+			sc.waits("a2")
+		}},
+		"what was cancelled is not renewed": {policy(slots(1)), func(sc *scene) {
+			first := sc.granted("a1")
+			cancel(sc.t, sc.l, first.Reservation)
+			if renew(sc.t, sc.l, first) {
+				sc.t.Error("renewed")
+			}
+			sc.granted("a2")
+		}},
+		"all windows must have room": {policy(slots(2), sharedWindow(2, 10*s)), func(sc *scene) {
+			first := sc.granted("a1")
+			sc.granted("a2")
+			sc.waits("a3")
+			release(sc.t, first)
+			sc.at(10*s - us).takes() // the other window has none
+			sc.at(10 * s).takes("a3")
+			sc.waits("a4") // a slot is missing
+			sc.at(15 * s)
+			release(sc.t, first)
+			sc.takes()
+		}},
+		"per tenant and shared": {policy(slots(3), throttle.Window{Name: "own", Algorithm: throttle.Concurrency, Limit: 1}), func(sc *scene) {
+			a1, b1 := sc.granted("a1"), sc.granted("b1")
+			sc.waits("a2", "b2")
+			c1 := sc.granted("c1")
+			release(sc.t, c1)
+			sc.takes() // neither's own slot is free
+			release(sc.t, b1)
+			sc.takes("b2")
+			release(sc.t, a1)
+			sc.takes("a2")
+		}},
+		"what is expected is an upper bound": {policy(slots(2)), func(sc *scene) {
+			of := func(ticket string) throttle.Request {
+				r := sc.of(ticket)
+				r.MaxHold = 10 * m
+				return r
+			}
+			reserve(sc.t, sc.l, of("a1"))
+			a2 := reserve(sc.t, sc.l, of("a2"))
+			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
+				if d := reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.RetryInMost != want || d.RetryIn > want {
+					sc.t.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.RetryInMost, want)
+				}
+			}
+			sc.at(2 * m)
+			release(sc.t, a2) // nothing held so long as was said: a1's lease has run out too
+			if d := reserve(sc.t, sc.l, of("c1")); d.RetryInMost >= 30*m {
+				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.RetryInMost)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
+		})
+	}
+}
+
+// Random calls against a model that knows who holds what until when.
+func TestConcurrencyIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			limit := rapid.Int64Range(1, 5).Draw(t, "limit")
+			w := slots(limit)
+			l, c := newHanded(t, client, policy(w))
+			type hold struct {
+				d     throttle.Decision
+				until time.Duration
+				cost  int64
+				ended bool // released or cancelled
+			}
+			var holds []*hold
+			now := time.Duration(0)
+			running := func() (units int64) {
+				for _, h := range holds {
+					if h.until > now {
+						units += h.cost
+					}
+				}
+				return units
+			}
+			pick := func(t *rapid.T) *hold {
+				if len(holds) == 0 {
+					t.Skip("nobody")
+				}
+				return holds[rapid.IntRange(max(0, len(holds)-8), len(holds)-1).Draw(t, "hold")]
+			}
+			t.Repeat(map[string]func(*rapid.T){
+				"": func(t *rapid.T) {
+					if d := peek(t, l, acme(1)); d.Windows[0].Used != running() {
+						t.Fatalf("%d are counted, %d run", d.Windows[0].Used, running())
+					}
+				},
+				"pass": func(t *rapid.T) {
+					now += time.Duration(rapid.Int64Range(1, int64(20*s)).Draw(t, "by")).Truncate(us)
+					c.Set(now)
+				},
+				"limit": func(t *rapid.T) {
+					w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
+					limit = w.Limit
+					if err := l.SetPolicies([]throttle.Policy{policy(w)}); err != nil {
+						t.Fatal(err)
+					}
+				},
+				"reserve": func(t *rapid.T) {
+					cost := rapid.Int64Range(1, limit).Draw(t, "cost")
+					d := reserve(t, l, acme(cost))
+					if want := running()+cost <= limit; d.Granted != want {
+						t.Fatalf("%d beside %d of %d: granted %v", cost, running(), limit, d.Granted)
+					}
+					if d.Granted {
+						holds = append(holds, &hold{d: d, until: now + w.Lease, cost: cost})
+					}
+				},
+				"renew": func(t *rapid.T) {
+					h := pick(t)
+					want := h.until > now || !h.ended && running()+h.cost <= limit
+					if got := renew(t, l, h.d); got != want {
+						t.Fatalf("renewed %v, want %v", got, want)
+					}
+					if want {
+						h.until = now + w.Lease
+					}
+				},
+				"release": func(t *rapid.T) {
+					h := pick(t)
+					release(t, h.d)
+					h.ended = h.ended || h.until > now // what ran out is not known any more
+					h.until = 0
+				},
+				"cancel": func(t *rapid.T) {
+					h := pick(t)
+					cancel(t, l, h.d.Reservation)
+					h.until, h.ended = 0, true
+				},
+			})
+		})
+	})
+}

@@ -1,0 +1,223 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+var hostileNames = []string{
+	"acme", "{acme}", "acme}:q", "a:b", "a,b", "%61", "a\x00b", "a\nb", "\xff\xfe", " ", "w x;y 1 2 3 4;", "0.5", "-",
+	strings.Repeat("\n", throttle.MaxValueBytes), strings.Repeat("}", throttle.MaxValueBytes),
+}
+
+// Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by its own name
+// and leaves, beside all others, and nothing stays.
+func TestHostileNamesInALine(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, shared := range []bool{true, false} {
+			p := policy(
+				throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
+				throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
+			)
+			if shared {
+				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.Shared})
+			}
+			client.FlushDB(t.Context())
+			sc := newScene(t, client, p)
+			type names struct{ tenant, user, queue, id, key string }
+			var all []names
+			for i, name := range hostileNames {
+				other := func(n int) string { return hostileNames[(i+n)%len(hostileNames)] }
+				all = append(all, names{name, other(3), other(5), other(7), other(11)[:min(len(other(11)), throttle.MaxKeyBytes)]})
+			}
+			request := func(n names) throttle.Request {
+				return throttle.Request{
+					Policy: "p", Tenant: n.tenant, Attributes: map[string]string{"user": n.user}, Ticket: throttle.TicketID{Queue: n.queue, ID: n.id}, Key: n.key,
+				}
+			}
+			for _, n := range all {
+				if d := reserve(t, sc.l, request(n)); !d.Granted {
+					t.Fatalf("%q is denied", n)
+				}
+				before := dump(t, client)
+				if d := reserve(t, sc.l, request(n)); d.Granted || d.RetryIn != 10*s {
+					t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
+				}
+				later := throttle.Ticket{TicketID: throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}, Request: request(n), Key: n.key}
+				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{later})
+				if err != nil || places[0].Err != nil || places[0].StartsIn != 20*s || places[0].AlreadyQueued {
+					t.Fatalf("%q: %+v, %v", n, places, err)
+				}
+				for key, value := range before {
+					if client.Exists(t.Context(), key).Val() != 1 {
+						t.Errorf("%q took the key %q away, which was %q", n, key, value)
+					}
+				}
+			}
+			sc.at(10 * s)
+			taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: hostileNames, Max: throttle.MaxTake})
+			if err != nil || len(taken.Tickets) != len(all) {
+				t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
+			}
+			for _, n := range all {
+				i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.TicketID == request(n).Ticket })
+				if i < 0 {
+					t.Errorf("%q was not taken", n)
+					continue
+				}
+				got := taken.Tickets[i]
+				if got.Key != n.key || got.Decision.Tenant != n.tenant || got.Decision.Reservation.Attributes["user"] != n.user || !sc.l.Line("p").Matches(got, request(n)) {
+					t.Errorf("%q was taken as %+v", n, got)
+				}
+				if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
+					t.Errorf("%q: %+v", n, w)
+				}
+				if err := sc.l.Line("p").Leave(t.Context(), throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := sc.l.Line("p").Acknowledge(t.Context()); err != nil {
+				t.Error(err)
+			}
+			for _, key := range client.Keys(t.Context(), "*").Val() {
+				if kind := client.Type(t.Context(), key).Val(); kind != "string" || strings.HasSuffix(key, ":q") {
+					t.Errorf("the line has left the %s %q", kind, key)
+				}
+			}
+		}
+	})
+}
+
+// As many windows as a policy may have, each of a unit and a scope of its own, with a line. (On
+// miniredis so many would take 10 s.)
+func TestManyWindowsWithALine(t *testing.T) {
+	t.Run("as many as may be", func(t *testing.T) {
+		onRedis(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, throttle.MaxWindows) })
+	})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, 20) })
+}
+
+func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
+	var p throttle.Policy
+	p.Name = "p"
+	r := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{}, Attributes: map[string]string{}}
+	for i := range n {
+		attribute, unit := fmt.Sprint("attribute", i), fmt.Sprint("unit", i)
+		p.Windows = append(p.Windows, throttle.Window{
+			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Scope: throttle.Per([]string{attribute, "tenant"}[:1+i%2]...),
+			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}[i%3],
+		})
+		r.Cost[unit], r.Attributes[attribute] = 3, "\xff\n"
+	}
+	sc := newScene(t, client, p)
+	ticket := func(name string) throttle.Request {
+		r := r
+		r.Ticket = ticketID(name)
+		return r
+	}
+	if d := reserve(t, sc.l, ticket("a1")); !d.Granted {
+		t.Fatal("denied")
+	}
+	for i, name := range []string{"a2", "a3"} {
+		if d := reserve(t, sc.l, ticket(name)); d.Granted || d.RetryIn != time.Duration(i+1)*10*s {
+			t.Fatalf("%s: granted %v in %v", name, d.Granted, d.RetryIn)
+		}
+	}
+	if d := peek(t, sc.l, r); d.Granted || d.RetryIn != 30*s {
+		t.Errorf("who waits for nothing: granted %v in %v", d.Granted, d.RetryIn)
+	}
+	sc.at(10 * s).takes("a2")
+	if d := cancel(t, sc.l, sc.took["a2"].Decision.Reservation); slices.Max(used(d)) != 0 {
+		t.Errorf("used %v", used(d))
+	}
+	sc.takes("a3")
+	if n := client.Exists(t.Context(), "sluice:{p}:q").Val(); n != 0 {
+		t.Error("the line is not empty")
+	}
+}
+
+// The largest numbers there may be, side by side, in windows and in a line.
+func TestLargestNumbers(t *testing.T) {
+	const most = throttle.MaxLimit
+	for _, algorithm := range []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				p := policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.Shared})
+				p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
+				sc := newScene(t, client, p)
+				sc.cost = most
+				sc.granted("a1")
+				for range 20 {
+					sc.granted("x1") // an exempt tenant counts on and on
+				}
+				var last time.Duration
+				for _, name := range []string{"a2", "a3", "b1", "c1"} {
+					d := reserve(t, sc.l, sc.of(name))
+					if d.Granted || d.RetryIn <= 0 || d.Windows[0].Used < most || d.Windows[0].Remaining != 0 {
+						t.Errorf("%s: %+v", name, d)
+					}
+					last = max(last, d.RetryIn)
+				}
+				sc.at(last)
+				taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
+					t.Errorf("after %v took %+v, %v", last, taken, err)
+				}
+			})
+		})
+	}
+}
+
+// What no policy and no task may say is an error that tells so, also where a user's own function
+// says it, and Redis stays as it is.
+func TestNumbersThatAreNone(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		tenant := throttle.Tenant{}
+		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy(throttle.Window{Name: "w", Limit: 5, Period: m})},
+			Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) { return tenant, true, nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reserve(t, l, acme(1))
+		before := dump(t, client)
+		for _, weight := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e7, -math.SmallestNonzeroFloat64} {
+			tenant = throttle.Tenant{Weight: weight}
+			var bad *throttle.PolicyError
+			if _, err := l.Reserve(t.Context(), acme(1)); !errors.As(err, &bad) || bad.Field != "weight" {
+				t.Errorf("weight %v: %v", weight, err)
+			}
+		}
+		for _, limit := range []int64{-1, math.MinInt64, math.MaxInt64, throttle.MaxLimit + 1} {
+			tenant = throttle.Tenant{Windows: map[string]throttle.Override{"w": {Limit: limit}}}
+			var bad *throttle.PolicyError
+			if _, err := l.Reserve(t.Context(), acme(1)); !errors.As(err, &bad) || bad.Field != "limit" {
+				t.Errorf("limit %v: %v", limit, err)
+			}
+		}
+		tenant = throttle.Tenant{}
+		for _, cost := range []int64{-1, math.MinInt64, math.MaxInt64, throttle.MaxLimit + 1} {
+			var bad *throttle.RequestError
+			if _, err := l.Reserve(t.Context(), acme(cost)); !errors.As(err, &bad) || bad.Field != "cost requests" {
+				t.Errorf("cost %v: %v", cost, err)
+			}
+		}
+		if after := dump(t, client); !maps.Equal(before, after) {
+			t.Errorf("Redis was changed:\n%q\n%q", before, after)
+		}
+		if d := reserve(t, l, acme(0)); !d.Granted || d.Windows[0].Used != 1 {
+			t.Errorf("cost 0: %+v", d)
+		}
+	})
+}

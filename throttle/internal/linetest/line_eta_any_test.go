@@ -1,0 +1,153 @@
+package linetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// anyWindows is one to three windows of any algorithms.
+func anyWindows(random *rand.Rand) []throttle.Window {
+	var windows []throttle.Window
+	for i := range 1 + random.IntN(3) {
+		w := throttle.Window{
+			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(20)) * s,
+			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA, throttle.Calendar}[random.IntN(4)],
+			Scope:     []throttle.Scope{throttle.Shared, {}}[random.IntN(2)],
+			Unit:      []string{"requests", "requests", "tokens"}[random.IntN(3)],
+		}
+		switch {
+		case w.Algorithm == throttle.Calendar:
+			w.Period, w.Resets = 0, "* * * * *"
+		case w.Algorithm == throttle.GCRA:
+			w.Burst = 3 + random.Int64N(5)
+		case w.Algorithm == throttle.Fixed && random.IntN(2) == 0:
+			w.Anchor = throttle.AnchorFirstUse
+		}
+		if w.Algorithm != throttle.Calendar && random.IntN(4) == 0 {
+			w.Margin = w.Period / 8
+		}
+		windows = append(windows, w)
+	}
+	return windows
+}
+
+// Whatever the windows and the costs of one tenant are, nobody starts before the lower bound that it was
+// told, nor after the upper one.
+func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		var real, most time.Duration
+		for seed := uint64(80); seed < 120; seed++ {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			random := rand.New(rand.NewPCG(seed, 12))
+			windows := anyWindows(random)
+			sc := newScene(t, client, policy(windows...))
+			equal := random.IntN(2) == 0
+			draw := func() {
+				sc.cost = 1 + random.Int64N(3)
+				sc.tokens = 0
+				for _, w := range windows {
+					if w.Unit == "tokens" {
+						sc.tokens = 1 + random.Int64N(3)
+					}
+				}
+			}
+			now := time.Duration(random.IntN(60_000)) * ms
+			for range random.IntN(6) { // of other costs, before anybody waits
+				draw()
+				sc.at(now)
+				r := sc.of("a")
+				r.Ticket = throttle.TicketID{}
+				reserve(t, sc.l, r)
+				now += time.Duration(random.IntN(3_000_000)) * us
+			}
+			draw()
+			told, at := map[string]throttle.Place{}, map[string]time.Duration{}
+			starts := map[string]time.Duration{}
+			for i := range 20 {
+				if !equal {
+					draw()
+				}
+				ticket := fmt.Sprintf("a%02d", i)
+				sc.at(now)
+				told[ticket], at[ticket] = sc.joins(ticket), now
+				if random.IntN(2) == 0 {
+					now = sc.goOn(now, now+time.Duration(random.IntN(3_000_000))*us, starts)
+				}
+			}
+			sc.at(now)
+			for ticket, start := range sc.starts() {
+				starts[ticket] = start
+			}
+			for ticket, p := range told {
+				start, ok := starts[ticket]
+				start -= at[ticket]
+				real, most = real+start, most+p.StartsInMost
+				// Servers ask a line at most every 5 ms.
+				if !ok || start < p.StartsIn || start > p.StartsInMost+5*ms {
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.StartsIn, p.StartsInMost, windows)
+				}
+			}
+		}
+		if most > real*3/2 {
+			t.Errorf("the upper bounds are %v in all, the starts %v", most, real)
+		}
+	})
+}
+
+// goOn takes whatever fits until a time, whenever the line says so.
+func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) time.Duration {
+	sc.t.Helper()
+	for {
+		taken := take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
+		for _, ticket := range taken.Tickets {
+			starts[ticket.ID] = now
+		}
+		if taken.Next < 0 || now+taken.Next > end {
+			return end
+		}
+		now += taken.Next
+	}
+}
+
+// MaxWait accepts exactly those who start within it, also where costs do not fill the window.
+func TestMaxWaitOfWholeTickets(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"sliding":   {Limit: 3, Period: 10 * s},
+		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed},
+		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				w.Name = "w"
+				sc := newScene(t, client, policy(w))
+				sc.cost = 2
+				sc.joins("a0")
+				sc.takes("a0")
+				var joined []string
+				for i := range 20 {
+					id := fmt.Sprintf("a%02d", i)
+					places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 100 * s}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if places[0].Err == nil {
+						joined = append(joined, id)
+					}
+				}
+				starts := sc.starts()
+				if len(joined) != 10 || starts["a00"] != 10*s || starts["a09"] != 100*s {
+					t.Errorf("%q joined, and start at %v", joined, starts)
+				}
+			})
+		})
+	}
+}

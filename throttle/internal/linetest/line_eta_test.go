@@ -1,0 +1,288 @@
+package linetest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// told joins tickets one by one and returns when each is expected to start.
+func (sc *scene) told(tickets ...string) map[string]throttle.Place {
+	sc.t.Helper()
+	told := map[string]throttle.Place{}
+	for _, ticket := range tickets {
+		told[ticket] = sc.joins(ticket)
+	}
+	return told
+}
+
+// starts takes whatever fits, asking only when the line says so, until nobody waits, and returns when
+// each ticket was taken.
+func (sc *scene) starts() map[string]time.Duration {
+	sc.t.Helper()
+	starts := map[string]time.Duration{}
+	now := time.Duration(sc.c.US.Load()-midnight) * us
+	for n := 0; ; n++ {
+		taken := take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
+		for _, ticket := range taken.Tickets {
+			starts[ticket.ID] = now
+			sc.took[ticket.ID] = ticket
+		}
+		if sc.next = taken.Next; sc.next < 0 {
+			return starts
+		} else if n > 5000 {
+			sc.t.Fatal("takes without end")
+		}
+		now += sc.next
+	}
+}
+
+// Costs are not divisible: of 3 units two fit one ticket of 2.
+func TestExpectedStartsOfWholeTickets(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(3, 10*s)))
+		sc.cost = 2
+		sc.joins("a0")
+		sc.takes("a0")
+		told := sc.told("a1", "a2", "a3", "a4")
+		starts := sc.starts()
+		for i, ticket := range []string{"a1", "a2", "a3", "a4"} {
+			want := steps(i+1) * 10 * s
+			if p := told[ticket]; p.StartsIn != want || p.StartsInMost != want || starts[ticket] != want {
+				t.Errorf("%s is told %v to %v and starts at %v, want %v", ticket, p.StartsIn, p.StartsInMost, starts[ticket], want)
+			}
+		}
+	})
+}
+
+var etaPolicies = map[string][]throttle.Window{
+	"sliding":       {{Name: "w", Limit: 3, Period: s}},
+	"shared":        {sharedWindow(3, s)},
+	"two":           {{Name: "w", Limit: 3, Period: s}, {Name: "v", Limit: 7, Period: 4 * s}},
+	"fixed":         {{Name: "w", Algorithm: throttle.Fixed, Limit: 3, Period: s}},
+	"gcra":          {{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Burst: 3, Period: s}},
+	"two scopes":    {{Name: "w", Limit: 4, Period: s}, sharedWindow(11, 5*s)},
+	"three scopes":  {{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s}, sharedWindow(11, 5*s)},
+	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
+}
+
+// With one tenant and costs of one, everybody starts at exactly the time that it was told, whatever the
+// windows are.
+func TestExpectedStartsAreKept(t *testing.T) {
+	t.Parallel()
+	for name, windows := range etaPolicies {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, policy(windows...))
+				sc.with = map[string]string{"user": "bob"}
+				random := rand.New(rand.NewPCG(3, 4))
+				told, now := map[string]time.Duration{}, time.Duration(0)
+				for i := range 40 {
+					ticket := fmt.Sprintf("a%02d", i)
+					now += time.Duration(random.IntN(4_000)) * us
+					sc.at(now)
+					if p := sc.joins(ticket); p.StartsInMost != p.StartsIn {
+						t.Errorf("%s is told %v to %v", ticket, p.StartsIn, p.StartsInMost)
+					} else {
+						told[ticket] = now + p.StartsIn
+					}
+					for _, taken := range take(t, sc.l, throttle.MaxTake, "q").Tickets {
+						if told[taken.ID] != now {
+							t.Errorf("%s starts at %v, it was told %v", taken.ID, now, told[taken.ID])
+						}
+						delete(told, taken.ID)
+					}
+				}
+				waiting := len(told)
+				for ticket, at := range sc.starts() {
+					if at != told[ticket] {
+						t.Errorf("%s starts at %v, it was told %v", ticket, at, told[ticket])
+					}
+					delete(told, ticket)
+				}
+				if len(told) > 0 || waiting < 20 {
+					t.Errorf("%d of %d wait for ever", len(told), waiting)
+				}
+			})
+		})
+	}
+}
+
+// Whatever the costs of one tenant are: nobody starts before the lower bound, nor after the upper one.
+func TestExpectedStartsAreBounds(t *testing.T) {
+	t.Parallel()
+	for name, windows := range etaPolicies {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				for seed := range uint64(2) {
+					if err := client.FlushDB(t.Context()).Err(); err != nil {
+						t.Fatal(err)
+					}
+					sc := newScene(t, client, policy(windows...))
+					sc.with = map[string]string{"user": "bob"}
+					random := rand.New(rand.NewPCG(seed, 7))
+					told := map[string]throttle.Place{}
+					for i := range 25 {
+						sc.cost = 1 + random.Int64N(3)
+						told[fmt.Sprintf("a%02d", i)] = sc.joins(fmt.Sprintf("a%02d", i))
+					}
+					for ticket, at := range sc.starts() {
+						// A GCRA window rounds each start up to the next microsecond.
+						if p := told[ticket]; at < p.StartsIn || at > p.StartsInMost+25*us {
+							t.Errorf("seed %d: %s starts at %v, it was told %v to %v", seed, ticket, at, p.StartsIn, p.StartsInMost)
+						}
+						delete(told, ticket)
+					}
+					if len(told) > 0 {
+						t.Errorf("%d wait for ever", len(told))
+					}
+				}
+			})
+		})
+	}
+}
+
+// Where scopes cross, nobody starts after its upper bound as it is when the last one has joined. (One who joins later may pass it
+// at a window of its own.)
+func TestExpectedStartsAcrossScopes(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for seed := range uint64(5) {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			sc := newScene(t, client, policy(sharedWindow(30, 10*s),
+				throttle.Window{Name: "region", Limit: 14, Period: 10 * s, Scope: throttle.Per("region")},
+				throttle.Window{Name: "user", Limit: 12, Period: 10 * s, Scope: throttle.Per("user")}))
+			random := rand.New(rand.NewPCG(seed, 7))
+			costs, of := map[string]int64{}, map[string]map[string]string{}
+			for i := range 40 {
+				ticket := fmt.Sprintf("a%02d", i)
+				costs[ticket] = 1 + random.Int64N(7)
+				of[ticket] = map[string]string{"region": fmt.Sprint("r", random.IntN(2)), "user": fmt.Sprint("u", random.IntN(3))}
+				sc.cost, sc.with = costs[ticket], of[ticket]
+				sc.joins(ticket)
+			}
+			told := map[string]throttle.Place{}
+			for ticket, cost := range costs {
+				sc.cost, sc.with = cost, of[ticket]
+				if told[ticket] = sc.joins(ticket); !told[ticket].AlreadyQueued {
+					t.Fatalf("%s was not in line", ticket)
+				}
+			}
+			for ticket, at := range sc.starts() {
+				if p := told[ticket]; at > p.StartsInMost {
+					t.Errorf("seed %d: %s starts at %v, it was told %v to %v", seed, ticket, at, p.StartsIn, p.StartsInMost)
+				}
+				delete(told, ticket)
+			}
+			if len(told) > 0 {
+				t.Errorf("%d wait for ever", len(told))
+			}
+		}
+	})
+}
+
+// With several tenants nobody starts later than it was told, unless others came after that.
+func TestExpectedStartsBetweenTenants(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, last := range []string{"a", "b", "c"} {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			p := policy(sharedWindow(4, s))
+			p.Tenants = map[string]throttle.Tenant{"b": {Weight: 2.5}, "c": {Weight: 0.5}}
+			sc := newScene(t, client, p)
+			sc.granted("a", "b", "c", "d")
+			for i := range 40 {
+				if tenant := "abc"[i%3 : i%3+1]; tenant != last {
+					sc.waits(fmt.Sprintf("%s%02d", tenant, i))
+				}
+			}
+			told := map[string]throttle.Place{}
+			for i := range 20 {
+				ticket := fmt.Sprintf("%s%02d", last, i)
+				told[ticket] = sc.joins(ticket)
+			}
+			early, starts := time.Duration(0), sc.starts()
+			for ticket, p := range told {
+				if at := starts[ticket]; at > p.StartsInMost {
+					t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.StartsIn, p.StartsInMost)
+				} else {
+					early = max(early, p.StartsIn-at)
+				}
+			}
+			if len(starts) < 46 || early > 3*s {
+				t.Errorf("last %s: %d started, up to %v before their time", last, len(starts), early)
+			}
+		}
+	})
+}
+
+// MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing.
+func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		joined := 0
+		for i := range 100 {
+			id := fmt.Sprintf("a%02d", i)
+			before := lineDump(t, client)
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 4 * s}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var refused *throttle.TooLateError
+			switch err := places[0].Err; {
+			case err == nil:
+				joined++
+			case !errors.As(err, &refused) || refused.Decision.RetryIn != 5*s:
+				t.Fatal(err)
+			case lineDump(t, client) != before:
+				t.Error("a refusal changed the line")
+			}
+		}
+		if joined != 50 {
+			t.Errorf("%d joined, want the 50 that start within 4 s", joined)
+		}
+		for ticket, at := range sc.starts() {
+			if at > 4*s {
+				t.Errorf("%s starts at %v", ticket, at)
+			}
+		}
+		// Where the two bounds differ: behind costs of 1 to 9, ten tickets.
+		sc = newScene(t, client, policy(sharedWindow(10, s)))
+		sc.at(h)
+		for i, cost := range []int64{9, 1, 9, 1, 9, 1} {
+			sc.cost = cost
+			sc.joins(fmt.Sprint("a", i))
+		}
+		p := sc.joins("a9")
+		if p.StartsIn >= p.StartsInMost {
+			t.Fatalf("told %v to %v", p.StartsIn, p.StartsInMost)
+		}
+		join := func(id string, ticket throttle.Ticket) error {
+			ticket.TicketID, ticket.Request = ticketID(id), sc.of(id)
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return places[0].Err
+		}
+		between := (p.StartsIn + p.StartsInMost) / 2
+		if err := join("a10", throttle.Ticket{MaxWait: between}); !errors.As(err, new(*throttle.TooLateError)) {
+			t.Errorf("it may wait for longer than %v: %v", between, err)
+		}
+		if err := join("a11", throttle.Ticket{Deadline: time.Now().Add(between)}); err != nil {
+			t.Errorf("it may start within %v: %v", between, err)
+		}
+	})
+}

@@ -1,0 +1,256 @@
+package linetest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// joinMany puts n tickets of a tenant in the line of a queue: "TENANT0", "TENANT1", ...
+func (sc *scene) joinMany(queue, tenant string, n int) {
+	sc.t.Helper()
+	var tickets []throttle.Ticket
+	for i := range n {
+		r := sc.of(tenant)
+		r.Tenant = tenant
+		r.Cost = map[string]int64{"requests": sc.cost}
+		tickets = append(tickets, throttle.Ticket{TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(tenant, i)}, Request: r})
+	}
+	places, err := sc.l.Line("p").Join(sc.t.Context(), tickets)
+	if err != nil {
+		sc.t.Fatal(err)
+	}
+	for _, p := range places {
+		if p.Err != nil {
+			sc.t.Fatal(p.Err)
+		}
+	}
+}
+
+// shares takes n tickets, never more than `most` at once, and returns how many units each tenant got. Time
+// goes on as the line says.
+func (sc *scene) shares(n, most int, queues ...string) map[string]int64 {
+	sc.t.Helper()
+	got := map[string]int64{}
+	for n > 0 {
+		taken := take(sc.t, sc.l, min(n, most), queues...)
+		for _, ticket := range taken.Tickets {
+			got[ticket.Decision.Tenant] += ticket.Decision.Reservation.Cost["requests"]
+			n--
+		}
+		if taken.Next < 0 {
+			sc.t.Fatalf("%d more were to be taken", n)
+		}
+		sc.c.US.Add(taken.Next.Microseconds())
+	}
+	return got
+}
+
+func (sc *scene) inShares(got map[string]int64, weights map[string]float64) {
+	sc.t.Helper()
+	var units int64
+	var all float64
+	for tenant, weight := range weights {
+		units, all = units+got[tenant], all+weight
+	}
+	for tenant, weight := range weights {
+		want := weight / all
+		if share := float64(got[tenant]) / float64(units); math.Abs(share-want) > 0.05*want {
+			sc.t.Errorf("tenant %s got %.3f of %d units, want %.3f", tenant, share, units, want)
+		}
+	}
+}
+
+func weighted(weights map[string]float64, windows ...throttle.Window) throttle.Policy {
+	p := policy(windows...)
+	p.Tenants = map[string]throttle.Tenant{}
+	for tenant, weight := range weights {
+		p.Tenants[tenant] = throttle.Tenant{Weight: weight}
+	}
+	return p
+}
+
+// At a shared window every tenant gets its part by weight while several wait, who comes later too, and has
+// no credit for the time before. What one does not use the others do.
+func TestSharesOfAWindow(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, weighted(map[string]float64{"d": 2, "e": 0.25}, sharedWindow(50, s)))
+		sc.joinMany("q", "a", 700)
+		if got := sc.shares(200, 16, "q"); got["a"] != 200 {
+			t.Errorf("alone it got %v", got)
+		}
+		sc.joinMany("q", "b", 400)
+		sc.joinMany("q", "d", 400)
+		sc.inShares(sc.shares(400, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2})
+		sc.joinMany("q", "e", 100)
+		sc.inShares(sc.shares(340, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2, "e": 0.25})
+		sc.shares(200, 16, "q") // d is done
+		sc.inShares(sc.shares(90, 16, "q"), map[string]float64{"a": 1, "b": 1, "e": 0.25})
+		agrees(t, client)
+	})
+}
+
+// Where no window binds, handler slots are shared in the same way, whatever was in line before.
+func TestSharesOfSlots(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		own := throttle.Window{Name: "own", Limit: 1e6, Period: s}
+		for name, windows := range map[string][]throttle.Window{"own": {own}, "shared": {own, sharedWindow(1e6, s)}} {
+			for _, most := range []int{1, 16} {
+				if err := client.FlushDB(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				sc := newScene(t, client, policy(windows...))
+				sc.joinMany("q", "bulk", 1000)
+				for i := range 9 {
+					sc.joinMany("q", fmt.Sprint("live", i), 20)
+				}
+				weights := map[string]float64{"bulk": 1}
+				for i := range 9 {
+					weights[fmt.Sprint("live", i)] = 1
+				}
+				t.Log(name, most)
+				sc.inShares(sc.shares(190, most, "q"), weights)
+				if got := sc.shares(100, most, "q"); got["bulk"] < 90 { // nobody else is left
+					t.Errorf("%s, %d: %v", name, most, got)
+				}
+			}
+		}
+	})
+}
+
+// Weights hold in each queue, whatever happens in another.
+func TestSharesOfQueues(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, weighted(map[string]float64{"b": 3}, sharedWindow(40, s)))
+		for _, queue := range []string{"q1", "q2"} {
+			sc.joinMany(queue, "a", 400)
+			sc.joinMany(queue, "b", 400)
+		}
+		for i := range 10 {
+			queue := []string{"q1", "q2"}[i%2]
+			sc.inShares(sc.shares(80, 8, queue), map[string]float64{"a": 1, "b": 3})
+		}
+	})
+}
+
+// Of tenants with a backlog, whatever their costs, none is ever ahead of another by more than both of their
+// largest tickets: the bound of start-time fair queueing.
+func TestFairAtEveryMoment(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}
+		sc := newScene(t, client, weighted(weights, sharedWindow(20, s)))
+		random := rand.New(rand.NewPCG(5, 6))
+		left := map[string]int{}
+		for i := range 400 {
+			sc.cost = 1 + random.Int64N(6)
+			tenant := "abcd"[i%4 : i%4+1]
+			sc.joins(fmt.Sprint(tenant, i))
+			left[tenant]++
+		}
+		got, backlog := map[string]float64{}, true
+		for backlog {
+			taken := take(t, sc.l, 16, "q")
+			for _, ticket := range taken.Tickets {
+				tenant := ticket.Decision.Tenant
+				got[tenant] += float64(ticket.Decision.Reservation.Cost["requests"]) / weights[tenant]
+				if left[tenant]--; left[tenant] == 0 {
+					backlog = false
+					break
+				}
+				for one := range weights {
+					for other := range weights {
+						if most := 6/weights[one] + 6/weights[other]; got[one]-got[other] > most+0.01 {
+							t.Fatalf("%s is %.1f ahead of %s, want at most %.1f", one, got[one]-got[other], other, most)
+						}
+					}
+				}
+			}
+			sc.c.US.Add(taken.Next.Microseconds())
+		}
+	})
+}
+
+// A tenant with many users, or in many regions, has one share.
+func TestSharesOfATenantWithManyFlows(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		for name, other := range map[string]throttle.Window{
+			"nested":   {Name: "user", Limit: 30, Period: s, Scope: throttle.Per("tenant", "user")},
+			"crossing": {Name: "region", Limit: 30, Period: s, Scope: throttle.Per("region")},
+		} {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 1000, Period: s}, other, sharedWindow(20, s)))
+			for i := range 8 {
+				sc.with = map[string]string{"user": fmt.Sprint("u", i), "region": fmt.Sprint("r", i%4)}
+				for n := range 40 {
+					sc.joins(fmt.Sprintf("a/%d/%d", i, n))
+				}
+			}
+			sc.with = map[string]string{"user": "bob", "region": "r9"}
+			sc.joinMany("q", "b", 100)
+			t.Log(name)
+			sc.inShares(sc.shares(160, 8, "q"), map[string]float64{"a": 1, "b": 1})
+			agrees(t, client)
+		}
+	})
+}
+
+// What a tenant was ahead by when it left is kept until the others have caught up, and no longer.
+func TestTagsOfThoseWhoLeft(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		for name, windows := range map[string][]throttle.Window{
+			"one scope":    {sharedWindow(10, s)},
+			"three scopes": {sharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
+		} {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			weights := map[string]float64{}
+			for i := range 50 {
+				weights[fmt.Sprint("visitor", i)] = 0.2 // a visit moves the tag by what five others take
+			}
+			sc := newScene(t, client, weighted(weights, windows...))
+			sc.with = map[string]string{"region": "north"}
+			sc.joinMany("q", "bulk", 600)
+			most := 0
+			for i := range 50 {
+				sc.joinMany("q", fmt.Sprint("visitor", i), 1)
+				sc.shares(10, 1, "q")
+				tags := 0
+				for key, set := range readLine(t, client).Sets {
+					if strings.HasPrefix(key, "g:") {
+						tags = max(tags, len(set))
+					}
+				}
+				most = max(most, tags)
+			}
+			if most == 0 || most > 3 {
+				t.Errorf("%s: %d tags were kept at most", name, most)
+			}
+			agrees(t, client)
+		}
+		// Leaving and coming again is no way to be first.
+		sc := newScene(t, client, policy(sharedWindow(1, s)))
+		sc.at(h)
+		if err := client.FlushDB(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		sc.joinMany("q", "b", 20)
+		got := map[string]int64{}
+		for i := range 20 {
+			sc.joins(fmt.Sprint("a", i))
+			for _, ticket := range take(t, sc.at(h+time.Duration(i)*s).l, 1, "q").Tickets {
+				got[ticket.Decision.Tenant]++
+			}
+		}
+		sc.inShares(got, map[string]float64{"a": 1, "b": 1})
+	})
+}

@@ -1,0 +1,308 @@
+package linetest
+
+import (
+	"container/heap"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// server is another process by the same clock.
+func (sc *scene) server() *throttle.Limiter {
+	sc.t.Helper()
+	return newBy(sc.t, sc.client, sc.c, sc.l.Policies()...)
+}
+
+func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
+	sc.t.Helper()
+	for _, ticket := range tickets {
+		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: throttle.TicketID{Queue: queue, ID: ticket}, Request: sc.of(ticket)}})
+		if err != nil || places[0].Err != nil {
+			sc.t.Fatal(err, places)
+		}
+		last = places[0]
+	}
+	return last
+}
+
+func TestQueues(t *testing.T) {
+	t.Parallel()
+	two := policy(sharedWindow(2, 10*s))
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"of one server, in the order that it gives": {two, func(sc *scene) {
+			sc.joinIn("low", "a1", "a2", "a3", "a4")
+			sc.joinIn("high", "b1", "b2", "b3")
+			order := func(want string, queues ...string) {
+				sc.t.Helper()
+				if got := ids(take(sc.t, sc.l, 64, queues...)); got != want {
+					sc.t.Errorf("took %q of %q, want %q", got, queues, want)
+				}
+			}
+			order("b1 b2", "high", "low")
+			sc.at(10 * s)
+			order("a1 a2", "low", "high")
+			sc.at(20 * s)
+			order("b3 a3", "high", "low")
+			sc.at(30 * s)
+			order("a4", "high", "low")
+		}},
+		"are told of alone": {two, func(sc *scene) {
+			sc.joinIn("one", "a1", "a2", "a3")
+			if next := take(sc.t, sc.l, 64, "other").Next; next >= 0 {
+				sc.t.Errorf("ask the other queue again in %v", next)
+			}
+			take(sc.t, sc.l, 64, "one")
+			if next := take(sc.t, sc.l, 64, "other", "one").Next; next <= 0 {
+				sc.t.Errorf("ask again in %v", next)
+			}
+		}},
+		"share the windows": {two, func(sc *scene) {
+			sc.joinIn("one", "a1", "a2", "a3")
+			if p := sc.joinIn("two", "b1", "b2"); p.StartsIn != 10*s {
+				sc.t.Errorf("%+v", p)
+			}
+			take(sc.t, sc.l, 1, "one")
+			if got := ids(take(sc.t, sc.l, 64, "two")); got != "b1" {
+				sc.t.Errorf("took %q", got)
+			}
+		}},
+		"whose server is gone hold up nobody after a minute": {two, func(sc *scene) {
+			sc.joinIn("dead", "a1", "a2", "a3", "a4")
+			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
+				sc.t.Error("let in before those who wait")
+			}
+			sc.at(50 * s)
+			take(sc.t, sc.server(), 0, "dead") // asks once more
+			sc.at(110*s - us)
+			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
+				sc.t.Error("let in before those whose server asked 60 s ago")
+			}
+			sc.at(110 * s)
+			if p := sc.joinIn("live", "c1"); p.StartsIn != 0 {
+				sc.t.Errorf("%+v", p)
+			}
+			if got := ids(take(sc.t, sc.l, 64, "live")); got != "c1" {
+				sc.t.Errorf("took %q", got)
+			}
+			if d := reserve(sc.t, sc.l, sc.without("b")); !d.Granted {
+				sc.t.Errorf("denied for %v", d.RetryIn)
+			}
+			if p := sc.joinIn("live", "c2"); p.StartsIn != 10*s {
+				sc.t.Errorf("%+v", p)
+			}
+			sc.at(120 * s)
+			if got := ids(take(sc.t, sc.l, 64, "dead")); got != "a1 a2" { // it lives again
+				sc.t.Errorf("took %q", got)
+			}
+			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
+				sc.t.Error("let in before those who wait")
+			}
+		}},
+		"of hostile names": {policy(throttle.Window{Name: "own", Limit: 1, Period: s}, sharedWindow(100, s)), func(sc *scene) {
+			names := []string{"", "-", "a b", "a|b", "a,b/c:d;e=f", "w:", "\n\t\x00\xff", "%2D", "{p}", "q:f"}
+			for i, name := range names {
+				for j := range 2 {
+					r := throttle.Request{Tenant: names[(i+1)%len(names)] + "x", Cost: map[string]int64{"requests": 1}}
+					places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: throttle.TicketID{Queue: name, ID: name + fmt.Sprint(j)}, Request: r, Key: name}})
+					if err != nil || places[0].Err != nil {
+						sc.t.Fatal(err, places)
+					}
+				}
+			}
+			for j := range 2 {
+				sc.at(steps(j) * s)
+				for i, name := range names {
+					taken := take(sc.t, sc.l, 64, name)
+					if len(taken.Tickets) != 1 {
+						sc.t.Fatalf("%q: took %+v", name, taken)
+					}
+					ticket := taken.Tickets[0]
+					if ticket.Queue != name || ticket.ID != name+fmt.Sprint(j) || ticket.Key != name || ticket.Decision.Tenant != names[(i+1)%len(names)]+"x" {
+						sc.t.Errorf("took %+v", ticket)
+					}
+				}
+				agrees(sc.t, sc.client)
+			}
+			isGone(sc.t, sc.client)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, scene.p)
+				scene.play(sc)
+				agrees(t, client)
+			})
+		})
+	}
+}
+
+// However many servers are idle: the line is asked at most some 200 times a second, and who is due is taken
+// within milliseconds.
+func TestAppointments(t *testing.T) {
+	t.Parallel()
+	client := throttletest.Client(t, throttletest.Redis(t))
+	for _, servers := range []int{1, 7, 200} {
+		if err := client.FlushDB(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		sc := newScene(t, client, policy(sharedWindow(1, 100*ms)))
+		for i := range 40 {
+			sc.joins(fmt.Sprint("a", i))
+		}
+		var asks moments
+		now, seq := time.Duration(0), 0
+		ask := func(l *throttle.Limiter) {}
+		at := func(d time.Duration, l *throttle.Limiter) {
+			seq++
+			heap.Push(&asks, moment{d, seq, func() { ask(l) }})
+		}
+		takes, perSecond, late := 0, map[int]int{}, []time.Duration{}
+		ask = func(l *throttle.Limiter) {
+			taken := take(t, l, 1, "q")
+			takes++
+			perSecond[int(now/s)]++
+			for range taken.Tickets {
+				late = append(late, now-steps(len(late))*100*ms)
+			}
+			if taken.Next >= 0 {
+				// Each is late by what a network and a loop cost.
+				at(now+taken.Next+time.Duration(seq%5)*100*us, l)
+			}
+		}
+		for i := range servers {
+			at(time.Duration(i)*s/time.Duration(servers), sc.server())
+		}
+		for len(asks) > 0 && len(late) < 40 {
+			next := heap.Pop(&asks).(moment)
+			now = next.at
+			sc.at(now)
+			next.do()
+		}
+		for second, n := range perSecond {
+			if second > 0 && n > 250 {
+				t.Errorf("%d servers ask %d times in second %d", servers, n, second)
+			}
+		}
+		// Each start is late by what those before it were, too.
+		for i := len(late) - 1; i > 0; i-- {
+			late[i] -= late[i-1]
+		}
+		if worst := slices.Max(late[1:]); len(late) < 40 || worst > 6*ms {
+			t.Errorf("%d servers: %d taken, late by %v", servers, len(late), late)
+		}
+	}
+}
+
+func TestNudges(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, 10*s)))
+		nudges := func(want bool, tickets ...string) {
+			t.Helper()
+			for _, ticket := range tickets {
+				if p := sc.joins(ticket); p.Nudge != want {
+					t.Fatalf("%s: nudge %v, want %v", ticket, p.Nudge, want)
+				}
+				sc.c.US.Add(1)
+			}
+		}
+		nudges(true, "a1") // nobody has an appointment
+		nudges(false, "a2", "a3", "b1")
+		sc.at(5*ms).takes("a1", "b1", "a2", "a3")
+		// The server has the line's word that nobody waits: the next one wakes it.
+		nudges(true, "a4")
+		nudges(false, "a5")
+		sc.at(10 * ms)
+		nudges(false, "a6") // whoever was woken is on its way
+		sc.at(40 * ms)
+		nudges(true, "a7") // and did not come
+		sc.takes("a4", "a5", "a6", "a7")
+		for i := range 4 { // the window is full, with two that wait until 10 s
+			sc.joins(fmt.Sprint("c", i))
+		}
+		sc.at(100*ms).takes("c0", "c1").asks(s) // an appointment at 1.1 s
+		nudges(false, "c4")                     // it starts after that
+		sc.at(9500 * ms).takes()
+		sc.at(9990 * ms).takes().asks(15 * ms) // four units are free then
+		nudges(false, "d1", "d2")              // they start with the others
+		sc.at(10*s + 4*ms)
+		nudges(false, "d3")
+		sc.at(10*s + 5*ms - us).takes()
+		if got := ids(take(t, sc.at(10*s+5*ms).l, 64, "q")); got != "d1 c2 d2 c3" {
+			t.Errorf("took %q", got)
+		}
+	})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		// Before every appointment.
+		sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
+		sc.joins("a1", "a2")
+		sc.takes("a1").asks(s)
+		sc.at(500 * ms)
+		if p := sc.joins("b1"); p.StartsIn != 0 || !p.Nudge {
+			t.Errorf("it fits half a second before any server asks: %+v", p)
+		}
+		if p := sc.joins("c1"); p.StartsIn != 0 || p.Nudge {
+			t.Errorf("one was nudged: %+v", p)
+		}
+		sc.takes("b1", "c1").asks(s)
+		sc.at(1497 * ms)
+		if p := sc.joins("d1"); p.Nudge {
+			t.Errorf("a server asks in 3 ms: %+v", p)
+		}
+	})
+}
+
+// Somebody waits in another queue, which keeps the line: also then the servers of an empty queue are woken for the next
+// ticket, however soon it comes after the last one was taken.
+func TestNudgesBesideAnotherQueue(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, 10*s)))
+		other := []throttle.Ticket{{TicketID: throttle.TicketID{Queue: "other", ID: "z1"}, Request: sc.of("z1")}}
+		if _, err := sc.l.Line("p").Join(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		for _, ticket := range []string{"a1", "a2", "a3"} {
+			if p := sc.joins(ticket); !p.Nudge {
+				t.Fatalf("%s: nobody is nudged", ticket)
+			}
+			sc.c.US.Add(100)
+			sc.takes(ticket).asks(-1)
+		}
+	})
+}
+
+// A server that asks meets the line's word in whatever order those before it went.
+func TestAppointmentsOfServersThatAreGone(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(1, 500*ms)))
+		sc.joins("a0", "a1", "a2")
+		sc.takes("a0").asks(500 * ms)
+		other := sc.server()
+		if next := take(t, other, 1, "q").Next; next != 505*ms {
+			t.Errorf("the second one asks in %v", next)
+		}
+		sc.at(s) // none of them came
+		if taken := take(t, sc.server(), 1, "q"); ids(taken) != "a1" || taken.Next != 500*ms {
+			t.Errorf("%+v", taken)
+		}
+		sc.at(1400 * ms)
+		if p := sc.joins("b0"); p.Nudge {
+			t.Errorf("somebody asks at 1.5 s: %+v", p)
+		}
+		sc.at(1520 * ms)
+		if p := sc.joins("b1"); !p.Nudge {
+			t.Errorf("nobody came: %+v", p)
+		}
+	})
+}

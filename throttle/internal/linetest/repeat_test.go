@@ -1,0 +1,178 @@
+package linetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Whatever a line goes through, whole or with every call repeated: its keys are the same after
+// every step. No ticket is there twice, no units are charged twice or lost.
+func TestLineWithEveryCallRepeated(t *testing.T) {
+	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Scope: throttle.Shared}}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		repeating := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
+		defer repeating.Close()
+		other := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
+		defer other.Close()
+		tw := &twice{}
+		repeating.AddHook(tw)
+		once, again := newScene(t, client, policy(windows...)), newScene(t, repeating, policy(windows...))
+
+		random := rand.New(rand.NewPCG(4, 2))
+		var now time.Duration
+		var reserved [2][]throttle.Reservation
+		var taken [2][]throttle.TakenTicket
+		steps := map[string]int{}
+		tickets := 0
+		for step := range 400 {
+			ticket := fmt.Sprint(string("abc"[random.IntN(3)]), random.IntN(6))
+			what := []string{"reserve", "reserve", "reserve", "join", "leave", "take", "take", "put back", "cancel", "pass", "pass"}[random.IntN(11)]
+			steps[what]++
+			cost, number, max := 1+random.Int64N(2), random.IntN(1<<30), random.IntN(3)
+			if what == "pass" {
+				now += time.Duration(random.IntN(4000)) * ms
+				if random.IntN(20) == 0 {
+					now -= 8 * s // the clock is set back
+				}
+			}
+			var ds [2]string
+			for i, sc := range []*scene{once, again} {
+				sc.at(now).cost = cost
+				switch what {
+				case "reserve":
+					r := sc.of(ticket)
+					if number%3 == 0 {
+						r.Ticket = throttle.TicketID{}
+					}
+					d := reserve(t, sc.l, r)
+					if ds[i] = fmt.Sprint(d.Granted, d.Queued); d.Granted {
+						reserved[i] = append(reserved[i], d.Reservation)
+					}
+				case "join":
+					p := sc.joins(ticket)
+					ds[i] = fmt.Sprint(p.AlreadyQueued) // when it starts may be known better of one that waits
+				case "leave":
+					sc.leave(ticket)
+				case "take":
+					got, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: max})
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, ticket := range got.Tickets {
+						ds[i] += fmt.Sprint(ticket.ID, ticket.Rank, ticket.Decision.At, " ") // what windows count is not kept
+						tickets++
+					}
+					taken[i] = append(taken[i], got.Tickets...)
+				case "put back":
+					if n := len(taken[i]); n > 0 {
+						if err := sc.l.Line("p").PutBack(t.Context(), taken[i][n-1:]); err != nil {
+							t.Fatal(err)
+						}
+						taken[i] = taken[i][:n-1]
+					}
+				case "cancel":
+					if n := len(taken[i]); n > 0 && number%2 == 0 {
+						if err := sc.l.Line("p").Refund(t.Context(), taken[i][number/2%n:][:1]); err != nil {
+							t.Fatal(err)
+						}
+					} else if n := len(reserved[i]); n > 0 {
+						cancel(t, sc.l, reserved[i][number%n])
+					}
+				}
+			}
+			if ds[0] != ds[1] {
+				t.Fatalf("step %d, %s %s: %s, and repeated %s", step, what, ticket, ds[0], ds[1])
+			}
+			if a, b := lineDump(t, client), lineDump(t, other); a != b {
+				t.Fatalf("step %d, %s %s: the line is\n%s\nand after repeated calls\n%s", step, what, ticket, a, b)
+			}
+		}
+		if len(steps) != 7 || len(reserved[0]) == 0 || tickets < 40 || tw.Repeated.Load() < 200 {
+			t.Errorf("steps %v, %d grants, %d tickets taken, %d calls repeated", steps, len(reserved[0]), tickets, tw.Repeated.Load())
+		}
+	})
+}
+
+// lineDump is a text of the line and its windows, without what processes and reservations are
+// remembered by.
+func lineDump(t tb, client *redis.Client) string {
+	t.Helper()
+	var lines []string
+	for key, value := range dump(t, client) {
+		if kind := strings.TrimPrefix(key, "sluice:{p}:"); !strings.HasPrefix(kind, "r:") && !strings.HasPrefix(kind, "k") && !strings.HasPrefix(kind, "n:") || strings.Contains(kind, "|") {
+			lines = append(lines, fmt.Sprintf("%s = %q", key, value))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// A batch of go-redis's AutoPipeline is repeated as a whole, after its replies were lost or
+// after it went through: each of its decisions is charged once.
+func TestRepeatedBatchIsChargedOnce(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := newProxy(t, client.Options().Addr)
+		through := throttletest.Client(t, p.Addr)
+		tw := &twice{}
+		through.AddHook(tw)
+		batches, err := through.AutoPipeline()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := newLimiter(t, batches, policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.Shared}))
+		peek(t, l, acme(1)) // loads the script
+		tw.Repeated.Store(0)
+
+		p.Lose.Store(2)
+		var granted atomic.Int64
+		var mu sync.Mutex
+		var reserved []throttle.Reservation
+		var callers sync.WaitGroup
+		for range 100 {
+			callers.Go(func() {
+				d, err := l.Reserve(t.Context(), acme(1))
+				if err != nil {
+					t.Error(err)
+				}
+				if d.Granted {
+					granted.Add(1)
+					mu.Lock()
+					reserved = append(reserved, d.Reservation)
+					mu.Unlock()
+				}
+			})
+		}
+		callers.Wait()
+		if p.Lost.Load() == 0 || tw.Repeated.Load() < 3 {
+			t.Fatalf("%d replies lost, %d calls repeated", p.Lost.Load(), tw.Repeated.Load())
+		}
+		plain := newLimiter(t, client, l.Policies()...)
+		if d := peek(t, plain, acme(1)); granted.Load() != 60 || !slices.Equal(used(d), []int64{60, 60}) {
+			t.Errorf("%d granted, used %v", granted.Load(), used(d))
+		}
+
+		p.Lose.Store(2)
+		for _, r := range reserved[:25] {
+			callers.Go(func() {
+				if _, err := l.Attach(r).Cancel(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+		if d := peek(t, plain, acme(1)); !slices.Equal(used(d), []int64{35, 35}) {
+			t.Errorf("used %v", used(d))
+		}
+	})
+}

@@ -1,0 +1,170 @@
+package linetest
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+)
+
+// A scene is a line by hand: every step is one call, by a handed clock.
+type scene struct {
+	t      *testing.T
+	client *redis.Client
+	l      *throttle.Limiter
+	hooked *limitertest.Hooked // the same limiter
+	c      *clock
+	cost   int64
+	front  bool
+	next   time.Duration                   // of the last take
+	tokens int64                           // cost, if the policy counts them
+	took   map[string]throttle.TakenTicket // by ticket
+	with   map[string]string               // attributes
+}
+
+func newScene(t *testing.T, client *redis.Client, p throttle.Policy) *scene {
+	t.Helper()
+	sc := &scene{t: t, client: client, cost: 1, took: map[string]throttle.TakenTicket{}}
+	sc.c = newMidnight()
+	sc.edit(limitertest.WithoutExpiry, p)
+	return sc
+}
+
+// edit makes the scene's limiter anew, by scripts that are edited.
+func (sc *scene) edit(edit func(string) string, policies ...throttle.Policy) {
+	sc.t.Helper()
+	sc.hooked = newEdited(sc.t, sc.client, sc.c, []func(string) string{edit}, policies...)
+	sc.l = sc.hooked.Limiter
+}
+
+func (sc *scene) at(d time.Duration) *scene { sc.c.Set(d); return sc }
+
+// of is the request of a ticket, whose tenant is its first letter.
+func (sc *scene) of(ticket string) throttle.Request {
+	r := throttle.Request{
+		Policy: "p", Tenant: ticket[:1], Ticket: ticketID(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
+	}
+	if sc.tokens > 0 {
+		r.Cost["tokens"] = sc.tokens
+	}
+	return r
+}
+
+// granted reserves for the tickets and fails if one is denied.
+func (sc *scene) granted(tickets ...string) (last throttle.Decision) {
+	sc.t.Helper()
+	for _, ticket := range tickets {
+		if last = reserve(sc.t, sc.l, sc.of(ticket)); !last.Granted {
+			sc.t.Fatalf("%s is denied for %v, want granted", ticket, last.RetryIn)
+		}
+	}
+	return last
+}
+
+// denied reserves, which joins the line, and fails if the ticket is granted, or denied for another
+// time.
+func (sc *scene) denied(ticket string, retryIn time.Duration) {
+	sc.t.Helper()
+	if d := reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued || d.RetryIn != retryIn {
+		sc.t.Fatalf("%s: granted %v, queued %v, denied for %v, want denied for %v", ticket, d.Granted, d.Queued, d.RetryIn, retryIn)
+	}
+}
+
+func (sc *scene) waits(tickets ...string) {
+	sc.t.Helper()
+	for _, ticket := range tickets {
+		if d := reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued {
+			sc.t.Fatalf("%s: granted %v, queued %v, want denied and queued", ticket, d.Granted, d.Queued)
+		}
+	}
+}
+
+// joins puts tickets in line, whether or not they fit.
+func (sc *scene) joins(tickets ...string) (last throttle.Place) {
+	sc.t.Helper()
+	for _, ticket := range tickets {
+		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: ticketID(ticket), Request: sc.of(ticket)}})
+		if err != nil || places[0].Err != nil {
+			sc.t.Fatalf("%s: %v, %+v", ticket, err, places)
+		}
+		last = places[0]
+	}
+	return last
+}
+
+// expects joins, and fails if the ticket is expected to start after another time.
+func (sc *scene) expects(ticket string, in time.Duration) {
+	sc.t.Helper()
+	if p := sc.joins(ticket); p.StartsIn != in {
+		sc.t.Fatalf("%s: starts in %v, want %v", ticket, p.StartsIn, in)
+	}
+}
+
+// takes takes all that fit, and fails unless they are exactly these, in this order.
+func (sc *scene) takes(tickets ...string) *scene {
+	sc.t.Helper()
+	taken, err := sc.l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+	if err != nil {
+		sc.t.Fatal(err)
+	}
+	var ids []string
+	for _, ticket := range taken.Tickets {
+		ids = append(ids, ticket.ID)
+		sc.took[ticket.ID] = ticket
+	}
+	if sc.next = taken.Next; !slices.Equal(ids, tickets) {
+		sc.t.Fatalf("at %v took %q, want %q", time.Duration(sc.c.US.Load()-midnight)*us, ids, tickets)
+	}
+	return sc
+}
+
+// asks fails unless the last take said to ask again after that time; below 0 is never.
+func (sc *scene) asks(next time.Duration) {
+	sc.t.Helper()
+	if sc.next != next && (sc.next >= 0 || next >= 0) {
+		sc.t.Fatalf("ask again in %v, want %v", sc.next, next)
+	}
+}
+
+// without is the request of a tenant who does not wait.
+func (sc *scene) without(tenant string) throttle.Request {
+	r := sc.of(tenant)
+	r.Ticket = throttle.TicketID{}
+	return r
+}
+
+func steps(n int) time.Duration { return time.Duration(n) }
+
+// putBack returns tickets that were taken.
+func (sc *scene) putBack(tickets ...string) *scene {
+	sc.t.Helper()
+	var back []throttle.TakenTicket
+	for _, ticket := range tickets {
+		back = append(back, sc.took[ticket])
+	}
+	if err := sc.l.Line("p").PutBack(sc.t.Context(), back); err != nil {
+		sc.t.Fatal(err)
+	}
+	return sc
+}
+
+func (sc *scene) leave(tickets ...string) *scene {
+	sc.t.Helper()
+	for _, ticket := range tickets {
+		if err := sc.l.Line("p").Leave(sc.t.Context(), ticketID(ticket)); err != nil {
+			sc.t.Fatal(err)
+		}
+	}
+	return sc
+}
+
+func (sc *scene) set(p throttle.Policy) {
+	sc.t.Helper()
+	if err := sc.l.SetPolicies([]throttle.Policy{p}); err != nil {
+		sc.t.Fatal(err)
+	}
+}

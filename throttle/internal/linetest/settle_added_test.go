@@ -1,0 +1,178 @@
+package linetest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// What a settle adds is given back by a later one and by a cancel, also where it fell into a later
+// bucket than the grant did, and as far as it still counts.
+func TestWhatWasAddedIsGivenBack(t *testing.T) {
+	t.Parallel()
+	window := func(w throttle.Window) throttle.Window {
+		w.Name, w.Unit = "tokens", "tokens"
+		return w
+	}
+	for name, w := range map[string]throttle.Window{
+		"sliding":   window(throttle.Window{Limit: 1000, Period: m}),
+		"merged":    window(throttle.Window{Limit: 1000, Period: 10 * h}),
+		"fixed":     window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.Fixed}),
+		"first use": window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse}),
+		"gcra":      window(throttle.Window{Limit: 1, Burst: 1000, Period: h, Algorithm: throttle.GCRA}),
+		"calendar":  window(throttle.Window{Limit: 1000, Resets: "* * * * *", Algorithm: throttle.Calendar}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, policy(w))
+				tokens := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": 10}}
+				others := tokens
+				others.Tenant, others.Cost = "a", map[string]int64{"tokens": 7}
+				used := func(want int64) {
+					t.Helper()
+					// Of a bucket some parts of a unit have drained, which somebody else may have got.
+					if used := peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.GCRA || used != want+1) {
+						t.Errorf("%d are counted, want %d", used, want)
+					}
+				}
+				r := reserve(t, sc.at(30*s).l, tokens).Reservation
+				r = sc.at(50*s).settle(r, 100)
+				r = sc.at(55*s).settle(r, 300)
+				reserve(t, sc.l, others)
+				used(307)
+				r = sc.settle(r, 90) // all that the second added, and of the first
+				used(97)
+				r = sc.settle(r, 10)
+				used(17)
+				r = sc.settle(r, 5) // of the grant itself
+				used(12)
+				r = sc.settle(r, 15)
+				cancel(t, sc.l, r)
+				used(7)
+				// The next minute: what was granted in this one may count no longer, what is added then does.
+				r = reserve(t, sc.at(30*m+57*s).l, tokens).Reservation
+				counted := peek(t, sc.l, tokens).Windows[0].Used - 10
+				r = sc.at(31*m+2*s).settle(r, 100)
+				r = sc.settle(r, 20)
+				cancel(t, sc.l, r)
+				if now := peek(t, sc.l, tokens).Windows[0].Used; now > counted {
+					t.Errorf("%d are counted, want %d", now, counted)
+				}
+			})
+		})
+	}
+}
+
+// By random settles and cancels at random times: a sliding window counts for each reservation what was
+// granted, and what settles added and did not give back, while it is not too old.
+func TestSettlesAddUp(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			const period = 10 * s
+			l, c := newHanded(t, client, policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
+			type part struct {
+				at    time.Duration
+				units int64
+			}
+			type job struct {
+				r     throttle.Reservation
+				cost  int64
+				parts []part
+			}
+			var jobs []*job
+			now := time.Duration(0)
+			add := func(j *job, units int64) { j.parts, j.cost = append(j.parts, part{now, units}), j.cost+units }
+			remove := func(j *job, units int64) {
+				j.cost -= units
+				for i := len(j.parts) - 1; i >= 0; i-- {
+					n := min(units, j.parts[i].units)
+					j.parts[i].units -= n
+					units -= n
+				}
+			}
+			t.Repeat(map[string]func(*rapid.T){
+				"": func(t *rapid.T) {
+					want := int64(0)
+					for _, j := range jobs {
+						for _, p := range j.parts {
+							if p.at+period > now {
+								want += p.units
+							}
+						}
+					}
+					r := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
+					if used := peek(t, l, r).Windows[0].Used; used != want {
+						t.Fatalf("%d are counted, want %d", used, want)
+					}
+				},
+				"pass": func(t *rapid.T) {
+					now += time.Duration(rapid.Int64Range(1, 4000).Draw(t, "ms")) * ms
+					c.Set(now)
+				},
+				"reserve": func(t *rapid.T) {
+					cost := rapid.Int64Range(1, 20).Draw(t, "cost")
+					d := reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": cost}})
+					if d.Granted {
+						jobs = append(jobs, &job{r: d.Reservation})
+						add(jobs[len(jobs)-1], cost)
+					}
+				},
+				"settle": func(t *rapid.T) {
+					if len(jobs) == 0 {
+						t.Skip("nothing")
+					}
+					j := rapid.SampledFrom(jobs).Draw(t, "job")
+					actual := rapid.Int64Range(0, 40).Draw(t, "actual")
+					j.r = settle(t, l, j.r, actual)
+					if actual > j.cost {
+						add(j, actual-j.cost)
+					} else {
+						remove(j, j.cost-actual)
+					}
+				},
+				"cancel": func(t *rapid.T) {
+					if len(jobs) == 0 {
+						t.Skip("nothing")
+					}
+					i := rapid.IntRange(0, len(jobs)-1).Draw(t, "job")
+					cancel(t, l, jobs[i].r)
+					jobs = append(jobs[:i:i], jobs[i+1:]...)
+				},
+			})
+		})
+	})
+}
+
+// Of many corrections the oldest count as one: what is known of a reservation stays small, and others'
+// units are never given back.
+func TestManyCorrections(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
+		of := func(units int64) throttle.Request {
+			return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}
+		}
+		r := reserve(t, sc.l, of(10)).Reservation
+		for i := range 60 {
+			r = sc.at(time.Duration(i+1)*m/2).settle(r, int64(11+i))
+			reserve(t, sc.l, of(1)) // others', at the same times
+		}
+		sc.used(130)
+		if bytes := client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val(); bytes < 300 || bytes > 700 {
+			t.Errorf("%d bytes are kept of the reservation", bytes)
+		}
+		cancel(t, sc.l, r)
+		if used := peek(t, sc.l, of(1)).Windows[0].Used; used < 60 || used > 60+60-16 {
+			t.Errorf("%d are counted, want the 60 of others, and at most the oldest of its own", used)
+		}
+	})
+}

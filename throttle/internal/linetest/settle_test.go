@@ -1,0 +1,207 @@
+package linetest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func tokens(limit int64, period time.Duration) throttle.Window {
+	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Scope: throttle.Shared}
+}
+
+func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservation {
+	sc.t.Helper()
+	return settle(sc.t, sc.l, r, tokens)
+}
+
+func (sc *scene) used(want int64) {
+	sc.t.Helper()
+	r := sc.of("peek")
+	r.Tenant, r.Ticket = "a", throttle.TicketID{}
+	if d := peek(sc.t, sc.l, r); d.Windows[len(d.Windows)-1].Used != want {
+		sc.t.Errorf("%d tokens are counted, want %d", d.Windows[len(d.Windows)-1].Used, want)
+	}
+}
+
+func TestSettleScenes(t *testing.T) {
+	t.Parallel()
+	p := policy(sharedWindow(10, 10*s), tokens(4000, 60*s))
+	for name, play := range map[string]func(sc *scene){
+		"what is too much is given back, for those who wait": func(sc *scene) {
+			first := sc.granted("a1")
+			sc.granted("a2")
+			sc.waits("a3") // 1500 of the 1000 that are left
+			sc.at(2*s).settle(first.Reservation, 900)
+			sc.takes("a3")
+			sc.used(3900)
+		},
+		"what is too little is a debt": func(sc *scene) {
+			first := sc.granted("a1")
+			sc.at(2*s).settle(first.Reservation, 5000)
+			sc.used(5000)
+			sc.denied("a2", 60*s) // 3500 of it came 2 s later, and 1000 too many
+		},
+		"settled twice, by what it was settled for before": func(sc *scene) {
+			first := sc.granted("a1")
+			r := sc.settle(first.Reservation, 900)
+			sc.used(900)
+			r = sc.settle(r, 1200)
+			sc.used(1200)
+			cancel(sc.t, sc.l, r)
+			sc.used(0)
+			sc.settle(r, 3000) // it was cancelled
+			sc.used(0)
+		},
+		"other units stay": func(sc *scene) {
+			first := sc.granted("a1")
+			sc.settle(first.Reservation, 0)
+			sc.used(0)
+			if d := peek(sc.t, sc.l, sc.of("a")); d.Windows[0].Used != 1 {
+				sc.t.Errorf("%d requests are counted, want 1", d.Windows[0].Used)
+			}
+		},
+		"what no longer counts is not given back": func(sc *scene) {
+			first := sc.granted("a1")
+			sc.at(59 * s).granted("a2")
+			sc.at(61*s).settle(first.Reservation, 100)
+			sc.used(1500)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, p)
+				sc.tokens = 1500
+				play(sc)
+			})
+		})
+	}
+}
+
+// A settle whose reply was lost is repeated by go-redis: it counts once, for all algorithms.
+func TestSettleWhoseReplyWasLost(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, w := range []throttle.Window{
+			tokens(4000, 60*s),
+			{Name: "tokens", Algorithm: throttle.Fixed, Limit: 4000, Period: m, Unit: "tokens"},
+			{Name: "tokens", Algorithm: throttle.GCRA, Limit: 1, Burst: 4000, Period: h, Unit: "tokens"},
+			{Name: "tokens", Algorithm: throttle.Calendar, Limit: 4000, Resets: "@yearly", Unit: "tokens"},
+		} {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			l, _ := newHanded(t, client, policy(w))
+			twice := redis.NewClient(client.Options())
+			t.Cleanup(func() { twice.Close() })
+			twice.AddHook(repeats{})
+			l2 := newBy(t, twice, newMidnight(), policy(w))
+			r := acme(0)
+			r.Cost = map[string]int64{"tokens": 1000}
+			d := reserve(t, l, r)
+			for _, actual := range []int64{1500, 700, 3000} {
+				settled := settle(t, l2, d.Reservation, actual)
+				if got := peek(t, l, r).Windows[0].Used; got != actual {
+					t.Errorf("%s: settled for %d, %d are counted", w.Algorithm, actual, got)
+				}
+				d.Reservation = settled
+			}
+		}
+	})
+}
+
+// repeats sends every script call twice.
+type repeats struct{ redis.Hook }
+
+func (repeats) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (repeats) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (repeats) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := next(ctx, cmd); err != nil {
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// What was granted is at most the limit and the sum of what was estimated too low: by random
+// settles, by a log that knows what was really used.
+func TestExcessIsWhatWasUnderestimated(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			const limit = 100
+			w := tokens(limit, 10*s)
+			l, c := newHanded(t, client, policy(w))
+			now := time.Duration(0)
+			type use struct {
+				at    time.Duration
+				units int64
+			}
+			type job struct {
+				r        throttle.Reservation
+				at       time.Duration
+				estimate int64
+			}
+			var uses []use
+			var jobs []job
+			r := throttle.Request{Policy: "p", Cost: map[string]int64{}}
+			t.Repeat(map[string]func(*rapid.T){
+				"": func(*rapid.T) {},
+				"pass": func(t *rapid.T) {
+					now += time.Duration(rapid.Int64Range(1, int64(4*s)).Draw(t, "by")).Truncate(us)
+					c.Set(now)
+				},
+				"reserve": func(t *rapid.T) {
+					r.Cost["tokens"] = rapid.Int64Range(1, 60).Draw(t, "cost")
+					d := reserve(t, l, throttle.Request{Policy: "p", Cost: map[string]int64{"tokens": r.Cost["tokens"], "requests": 0}})
+					var inWindow, unsettled int64
+					for _, u := range uses {
+						if u.at > now-w.Period {
+							inWindow += u.units
+						}
+					}
+					for _, j := range jobs {
+						if j.at > now-w.Period {
+							unsettled += j.estimate
+						}
+					}
+					if want := inWindow+unsettled+r.Cost["tokens"] <= limit; d.Granted != want {
+						t.Fatalf("%d beside %d and %d estimated: granted %v", r.Cost["tokens"], inWindow, unsettled, d.Granted)
+					}
+					if d.Granted {
+						jobs = append(jobs, job{d.Reservation, now, r.Cost["tokens"]})
+					}
+				},
+				"settle": func(t *rapid.T) {
+					if len(jobs) == 0 {
+						t.Skip("nothing")
+					}
+					j := jobs[0]
+					jobs = jobs[1:]
+					actual := rapid.Int64Range(0, 90).Draw(t, "actual")
+					settle(t, l, j.r, actual)
+					// What is beyond the estimate counts from when it is known.
+					uses = append(uses, use{j.at, min(actual, j.estimate)})
+					if actual > j.estimate {
+						uses = append(uses, use{now, actual - j.estimate})
+					}
+				},
+			})
+		})
+	})
+}

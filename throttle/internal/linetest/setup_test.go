@@ -1,0 +1,68 @@
+package linetest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+	s  = time.Second
+	m  = time.Minute
+	h  = time.Hour
+
+	midnight = limitertest.Midnight
+)
+
+type (
+	clock = limitertest.Clock
+	grant = limitertest.Grant
+	tb    = limitertest.TB
+	twice = limitertest.Twice
+)
+
+var (
+	acme         = limitertest.Acme
+	agrees       = limitertest.Agrees
+	at           = limitertest.At
+	cancel       = limitertest.Cancel
+	costOf       = limitertest.CostOf
+	day          = limitertest.Day
+	dump         = limitertest.Dump
+	isGone       = limitertest.IsGone
+	isScript     = limitertest.IsScript
+	made         = limitertest.Made
+	mostOver     = limitertest.MostOver
+	newBy        = limitertest.NewBy
+	newEdited    = limitertest.NewEdited
+	newHanded    = limitertest.NewHanded
+	newLimiter   = limitertest.New
+	newMidnight  = limitertest.NewClock
+	newProxy     = limitertest.NewProxy
+	peek         = limitertest.Peek
+	policy       = limitertest.Policy
+	quota        = limitertest.Quota
+	readLine     = limitertest.ReadLine
+	release      = limitertest.Release
+	reserve      = limitertest.Reserve
+	settle       = limitertest.Settle
+	setPolicy    = limitertest.SetPolicy
+	sharedWindow = limitertest.SharedWindow
+	slots        = limitertest.Slots
+	take         = limitertest.Take
+	ticketID     = limitertest.TicketID
+	used         = limitertest.Used
+)
+
+// onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a script.
+func onRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
+	t.Helper()
+	t.Parallel()
+	test(t, throttletest.Client(t, throttletest.Redis(t)))
+}

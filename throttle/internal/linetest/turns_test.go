@@ -1,0 +1,198 @@
+package linetest
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A rota is servers that ask for their own queues at their appointments, by a handed clock.
+type rota struct {
+	sc    *scene
+	now   time.Duration
+	desks []*desk
+	asked int
+}
+
+type desk struct {
+	l      *throttle.Limiter
+	queues []string
+	asksAt time.Duration // below 0: it never asks
+	lag    time.Duration // it asks so much later than it was to
+	got    map[string]int
+}
+
+func newRota(sc *scene, queues ...[]string) *rota {
+	r := &rota{sc: sc}
+	for _, names := range queues {
+		r.desks = append(r.desks, &desk{l: sc.server(), queues: names, got: map[string]int{}})
+	}
+	return r
+}
+
+// backlog has so many tickets of a tenant join.
+func (r *rota) backlog(queue, tenant string, n int) {
+	r.sc.t.Helper()
+	tickets := make([]throttle.Ticket, n)
+	for i := range tickets {
+		tickets[i] = throttle.Ticket{
+			TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(tenant, i)},
+			Request:  throttle.Request{Tenant: tenant, Cost: map[string]int64{"requests": r.sc.cost}},
+		}
+	}
+	if _, err := r.sc.l.Line("p").Join(r.sc.t.Context(), tickets); err != nil {
+		r.sc.t.Fatal(err)
+	}
+}
+
+// run goes on to a time, and returns what each desk took since, by queue.
+func (r *rota) run(until time.Duration) []map[string]int {
+	r.sc.t.Helper()
+	for {
+		var next *desk
+		for _, d := range r.desks {
+			if d.asksAt >= 0 && (next == nil || d.asksAt+d.lag < next.asksAt+next.lag) {
+				next = d
+			}
+		}
+		if next == nil || next.asksAt+next.lag >= until {
+			break
+		}
+		r.now = max(r.now, next.asksAt+next.lag)
+		r.sc.at(r.now)
+		r.asked++
+		taken := take(r.sc.t, next.l, throttle.MaxTake, next.queues...)
+		for _, ticket := range taken.Tickets {
+			next.got[ticket.Queue]++
+		}
+		if next.asksAt = r.now + max(taken.Next, time.Millisecond); taken.Next < 0 {
+			next.asksAt = r.now + s
+		}
+	}
+	r.now = until
+	r.sc.at(until)
+	var got []map[string]int
+	for _, d := range r.desks {
+		got = append(got, maps.Clone(d.got))
+		clear(d.got)
+	}
+	return got
+}
+
+func near(got, want, within int) bool { return got >= want-within && got <= want+within }
+
+func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
+	t.Parallel()
+	own := throttle.Window{Name: "own", Limit: 1000, Period: s}
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 4, Lease: time.Minute, Scope: throttle.Shared}
+	for name, play := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"evenly, and one that stops leaves all to the other": {policy(own, sharedWindow(20, s)), func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"})
+			r.backlog("one", "a", 300)
+			r.backlog("two", "b", 300)
+			got := r.run(5 * s)
+			if !near(got[0]["one"], 50, 10) || !near(got[1]["two"], 50, 3) || got[0]["one"]+got[1]["two"] != 100 {
+				sc.t.Errorf("within 5 s %v", got)
+			}
+			r.desks[1].asksAt = -1
+			r.run(6 * s)
+			if got := r.run(10 * s)[0]["one"]; got < 78 {
+				sc.t.Errorf("within 4 s, alone, %d", got)
+			}
+			r.desks[1].asksAt = r.now
+			got = r.run(14 * s)
+			if !near(got[0]["one"], 40, 4) || !near(got[1]["two"], 40, 4) {
+				sc.t.Errorf("within 4 s, again, %v", got)
+			}
+		}},
+		"also if the other asks late": {policy(sharedWindow(20, s)), func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"})
+			r.desks[1].lag = 3 * time.Millisecond
+			r.backlog("one", "a", 300)
+			r.backlog("two", "b", 300)
+			if got := r.run(5 * s); !near(got[0]["one"], 50, 10) || !near(got[1]["two"], 50, 10) || got[0]["one"]+got[1]["two"] < 95 {
+				sc.t.Errorf("within 5 s %v", got)
+			}
+		}},
+		"one by one": {policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.Shared}), func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"}, []string{"three"})
+			r.backlog("one", "a", 300)
+			r.backlog("two", "b", 300)
+			r.backlog("three", "c", 300)
+			got := r.run(6 * s)
+			if !near(got[0]["one"], 40, 3) || !near(got[1]["two"], 40, 3) || !near(got[2]["three"], 40, 3) {
+				sc.t.Errorf("within 6 s %v", got)
+			}
+			if r.asked > 480 {
+				sc.t.Errorf("120 tickets took %d takes", r.asked)
+			}
+		}},
+		"by the weights of who waits": {throttle.Policy{
+			Name: "p", Windows: []throttle.Window{own, sharedWindow(40, s)}, Tenants: map[string]throttle.Tenant{"c": {Weight: 2}},
+		}, func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"})
+			r.backlog("one", "a", 300)
+			r.backlog("two", "b", 300)
+			r.backlog("two", "c", 300)
+			if got := r.run(5 * s); !near(got[0]["one"], 50, 6) || !near(got[1]["two"], 150, 6) {
+				sc.t.Errorf("within 5 s %v", got)
+			}
+		}},
+		"at a tenant's own window": {policy(throttle.Window{Name: "own", Limit: 20, Period: s}), func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"})
+			r.backlog("one", "a", 300)
+			r.backlog("two", "a", 300)
+			if got := r.run(5 * s); !near(got[0]["one"], 50, 10) || !near(got[1]["two"], 50, 3) {
+				sc.t.Errorf("within 5 s %v", got)
+			}
+		}},
+		"of their server's queues together": {policy(own, sharedWindow(20, s)), func(sc *scene) {
+			r := newRota(sc, []string{"high", "low"}, []string{"low"}, []string{"other"})
+			r.backlog("high", "a", 300)
+			r.backlog("low", "b", 300)
+			r.backlog("other", "c", 300)
+			got := r.run(6 * s)
+			if !near(got[2]["other"], 40, 12) {
+				sc.t.Errorf("within 6 s %v", got)
+			}
+		}},
+		"who costs more is not passed over": {policy(sharedWindow(20, s)), func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"})
+			r.backlog("one", "a", 300)
+			sc.cost = 10
+			r.backlog("two", "b", 30)
+			if got := r.run(10 * s); !near(got[1]["two"], 10, 2) || !near(got[0]["one"], 100, 20) {
+				sc.t.Errorf("within 10 s %v", got)
+			}
+		}},
+		"for slots": {policy(slots), func(sc *scene) {
+			r := newRota(sc, []string{"one"}, []string{"two"})
+			r.backlog("one", "a", 30)
+			r.backlog("two", "b", 30)
+			if got := r.run(30 * s); got[0]["one"] != 2 || got[1]["two"] != 2 {
+				sc.t.Errorf("of the first four slots %v", got)
+			}
+			if got := r.run(62 * s); got[0]["one"] != 2 || got[1]["two"] != 2 { // as their leases have run out
+				sc.t.Errorf("of the next four slots %v", got)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, play.p)
+				play.play(sc)
+				agrees(t, client)
+			})
+		})
+	}
+}

@@ -1,0 +1,265 @@
+package linetest
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
+	sc.t.Helper()
+	if _, err := r.Pause(sc.t.Context(), d); err != nil {
+		sc.t.Fatal(err)
+	}
+	return sc
+}
+
+func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
+	sc.t.Helper()
+	if _, err := sc.l.Pause(sc.t.Context(), r, d); err != nil {
+		sc.t.Fatal(err)
+	}
+	return sc
+}
+
+func (sc *scene) remaining(r throttle.Reservation, units int64, reset time.Duration) *scene {
+	sc.t.Helper()
+	if err := r.ReportRemaining(sc.t.Context(), throttle.Remaining{Units: units, Reset: reset}); err != nil {
+		sc.t.Fatal(err)
+	}
+	return sc
+}
+
+// of is a request that names a tenant, and no more.
+func of(tenant string) throttle.Request { return throttle.Request{Policy: "p", Tenant: tenant} }
+
+func TestTheUpstreamsWord(t *testing.T) {
+	t.Parallel()
+	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
+	shared := sharedWindow(10, 10*s)
+	ofTenant, ofAll := policy(own, shared), policy(own, shared)
+	ofAll.Upstream = throttle.UpstreamShared
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"a pause is for all where the policy says so": {ofAll, func(sc *scene) {
+			d := sc.granted("a1")
+			sc.at(1*s).pause(d.Reservation, 5*s)
+			sc.denied("b1", 5*s)
+			sc.denied("a2", 5*s+500*ms) // then a tenth of what a window lets out in a tenth of the ramp
+			sc.at(3*s).denied("c1", 4*s)
+		}},
+		"a pause is for the tenant who was refused": {ofTenant, func(sc *scene) {
+			d := sc.granted("a1")
+			sc.pause(d.Reservation, 5*s)
+			sc.denied("a2", 5*s)
+			sc.granted("b1", "b2")
+		}},
+		"those who wait keep their order, and come gradually": {policy(sharedWindow(4, 4*s)), func(sc *scene) {
+			sc.granted("a1", "a2", "a3", "a4")
+			sc.waits("a5", "a6", "a7", "a8", "a9")
+			sc.at(2*s).pauseByHand(of("a"), 8*s)
+			for i, ticket := range []string{"a5", "a6", "a7", "a8"} { // one every 2 s, the fourth part of 8
+				at := 10*s + time.Duration(i)*2*s
+				sc.at(at - us).takes()
+				sc.at(at).takes(ticket)
+			}
+			sc.at(18 * s).takes("a9") // as fast as the window lets it
+		}},
+		"refusals of what was under way together are one": {policy(shared), func(sc *scene) {
+			first, second, third := sc.granted("a1"), sc.granted("a2"), sc.granted("a3")
+			sc.at(1*s).pause(first.Reservation, 2*s)
+			sc.pause(second.Reservation, 2*s)
+			sc.at(2*s).pause(third.Reservation, 2*s) // it only ends later
+			sc.denied("b1", 2*s)
+			sc.leave("b1")
+			sc.at(4 * s)
+			d := sc.granted("b2")
+			sc.denied("b3", 200*ms) // a ramp of 2 s
+			sc.leave("b3")
+			sc.at(4100*ms).pause(d.Reservation, 2*s) // a call that was let out since: the ramp doubles
+			sc.at(6100 * ms).granted("b4")
+			sc.denied("b5", 400*ms)
+		}},
+		"a pause by hand ends by hand": {policy(shared), func(sc *scene) {
+			sc.pauseByHand(of("a"), h)
+			sc.waits("a1", "b1")
+			sc.at(1 * m)
+			if err := sc.l.Resume(sc.t.Context(), of("c")); err != nil {
+				sc.t.Fatal(err)
+			}
+			sc.takes("a1", "b1")
+		}},
+		"what was taken comes back to its place in a pause": {policy(sharedWindow(1, 2*s)), func(sc *scene) {
+			d := sc.granted("a1")
+			sc.waits("a2", "a3")
+			sc.at(2 * s).takes("a2")
+			sc.pause(d.Reservation, 10*s)
+			sc.putBack("a2")
+			sc.at(12*s - us).takes()
+			sc.at(12 * s).takes("a2")
+		}},
+		"an upstream that has fewer left is believed": {policy(shared), func(sc *scene) {
+			d := sc.granted("a1")
+			sc.remaining(d.Reservation, 2, 30*s)
+			sc.granted("a2", "b1")
+			sc.denied("a3", 30*s)
+			sc.at(30*s - us).takes()
+			sc.at(30 * s).takes("a3")
+		}},
+		"what is under way is taken off": {policy(shared), func(sc *scene) {
+			first := sc.granted("a1")
+			sc.remaining(first.Reservation, 9, 30*s)
+			sc.at(1 * ms)
+			second := sc.granted("a2")
+			sc.at(2*ms).granted("a3", "a4") // not yet there when the upstream answered the second
+			sc.at(3*ms).remaining(second.Reservation, 4, 30*s)
+			sc.remaining(first.Reservation, 10, 30*s) // an older answer says nothing
+			sc.granted("b1", "b2")
+			sc.denied("b3", 30*s)
+		}},
+		"an upstream that has more left is not": {policy(shared), func(sc *scene) {
+			sc.cost = 9
+			d := sc.granted("a1")
+			sc.cost = 1
+			sc.remaining(d.Reservation, 500, 30*s)
+			sc.granted("a2")
+			sc.denied("a3", 10*s)
+		}},
+		"costs": {policy(shared), func(sc *scene) {
+			d := sc.granted("a1")
+			sc.remaining(d.Reservation, 5, 30*s)
+			sc.cost = 4
+			sc.granted("a2")
+			sc.denied("a3", 30*s)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
+		})
+	}
+}
+
+// Nothing of a pause, a ramp or what is left stays behind.
+func TestTheUpstreamsWordLeavesNothing(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := newLimiter(t, client, policy(sharedWindow(10, time.Second)))
+		d := reserve(t, l, of("a"))
+		if _, err := l.Pause(t.Context(), of("a"), 50*ms); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}); err != nil {
+			t.Fatal(err)
+		}
+		keys, err := client.Keys(t.Context(), "*").Result()
+		if err != nil || len(keys) == 0 {
+			t.Fatalf("%q, %v", keys, err)
+		}
+		for _, key := range keys {
+			if ttl, err := client.PTTL(t.Context(), key).Result(); err != nil || ttl <= 0 || ttl > 5*time.Second && !strings.HasPrefix(key, "sluice:{p}:r:") || ttl > m {
+				t.Errorf("%s lives for %v, %v", key, ttl, err)
+			}
+		}
+	})
+}
+
+func TestTheUpstreamsWordIsChecked(t *testing.T) {
+	t.Parallel()
+	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(sharedWindow(10, s)))
+	r := l.Attach(made(of("a"), "0123456789abcdef"))
+	paused := func(r throttle.Request, d time.Duration) error {
+		_, err := l.Pause(t.Context(), r, d)
+		return err
+	}
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{paused(of("a"), 0), `throttle: policy "p": pause 0s: must be above 0`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
+	} {
+		var request *throttle.RequestError
+		if !errors.As(tc.err, &request) || tc.err.Error() != tc.want {
+			t.Errorf("got %v, want %s", tc.err, tc.want)
+		}
+	}
+	if err := paused(throttle.Request{Policy: "q"}, s); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		t.Error(err)
+	}
+}
+
+// Who is denied by a pause is told of it: until when, and who was refused.
+func TestAPauseIsTheReason(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, sharedWindow(10, 10*s))
+		p.Upstream, p.MaxPause = throttle.UpstreamShared, 10*m
+		sc := newScene(t, client, p)
+		pause := func(tenant string, d, want time.Duration) {
+			t.Helper()
+			r := of(tenant)
+			if begun, err := sc.l.Pause(t.Context(), r, d); err != nil || begun != want {
+				t.Errorf("%v, %v, want %v", begun, err, want)
+			}
+		}
+		reason := func(want string) throttle.Decision {
+			t.Helper()
+			d := reserve(t, sc.l, sc.without("b"))
+			if got := d.Reason(); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+			return d
+		}
+		pause("ac me", h, 10*m) // the policy's longest
+		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
+		if want := (throttle.Pause{OpensAt: at(11 * m), Tenant: "ac me", Until: at(10 * m)}); d.Pause == nil || *d.Pause != want {
+			t.Errorf("%+v, want %+v", d.Pause, want)
+		}
+		sc.at(m)
+		pause("c", s, 0) // shorter: the first one's goes on
+		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
+		pause("c", 10*m, 0)
+		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's refusal to c`)
+		sc.at(11 * m)
+		sc.cost = 3
+		if d := reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
+			t.Errorf("%+v", d)
+		}
+		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by the upstream's refusal to c`)
+		sc.cost = 1
+		sc.at(20 * m)
+		sc.cost = 10
+		sc.granted("b")
+		pause("a", s, s)
+		if d := reason("throttled: p/own, tenant b, 10s"); d.Pause == nil { // the window denies for longer than the pause
+			t.Error("no pause")
+		}
+	})
+}
+
+// A pause whose reply was lost began all the same.
+func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		twice := redis.NewClient(client.Options())
+		t.Cleanup(func() { twice.Close() })
+		twice.AddHook(repeats{})
+		l := newLimiter(t, twice, policy(sharedWindow(10, s)))
+		for i, want := range []time.Duration{m, 0} {
+			if begun, err := l.Pause(t.Context(), of("a"), m); err != nil || begun != want {
+				t.Errorf("pause %d began for %v, %v", i, begun, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,194 @@
+package linetest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Whoever fits is taken, whatever made it fit: a second look at every node never finds
+// anybody whom the first has not. The scopes are such that one contains the other. Where two cross, as
+// [tenant] and [region] do, a grant may move the obstacle of whoever is first elsewhere, and who is
+// behind it waits until the node is due (docs/explanation/line.md).
+func TestNobodyWaitsWhoFits(t *testing.T) {
+	t.Parallel()
+	client := throttletest.Client(t, throttletest.Redis(t))
+	rapid.Check(t, func(t *rapid.T) { wakeups(t, client) })
+}
+
+func wakeups(t *rapid.T, client *redis.Client) {
+	ctx := t.Context()
+	if err := client.FlushDB(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	anyWindow := func(i int) throttle.Window {
+		w := throttle.Window{
+			Name:  fmt.Sprint("w", i),
+			Limit: rapid.Int64Range(2, 4).Draw(t, "limit"),
+			Scope: rapid.SampledFrom([]throttle.Scope{throttle.Shared, {}}).Draw(t, "per"),
+			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
+		}
+		if rapid.Bool().Draw(t, "slots") {
+			w.Algorithm, w.Lease = throttle.Concurrency, rapid.SampledFrom([]time.Duration{s, 5 * s, 30 * s}).Draw(t, "lease")
+		} else {
+			w.Period = rapid.SampledFrom([]time.Duration{s, 10 * s}).Draw(t, "period")
+		}
+		return w
+	}
+	p := policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Scope: throttle.Shared})
+	p.Upstream = rapid.SampledFrom([]throttle.Upstream{throttle.UpstreamShared, throttle.UpstreamTenant}).Draw(t, "upstream")
+	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
+		p.Windows = append(p.Windows, anyWindow(i))
+	}
+	tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
+	l, c := newHanded(t, client, p)
+	waits := map[string]throttle.Request{}
+	var runs []throttle.Reservation
+	next := time.Duration(-1)
+	seq := 0
+	come := func(r throttle.Request) {
+		d := reserve(t, l, r)
+		if d.Granted {
+			delete(waits, r.Ticket.ID)
+			runs = append(runs, d.Reservation)
+		} else {
+			waits[r.Ticket.ID] = r
+		}
+	}
+	take := func() (ids []string) {
+		for n := 0; ; n++ {
+			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ticket := range taken.Tickets {
+				if _, waiting := waits[ticket.ID]; !waiting || ticket.NeverFits {
+					t.Fatalf("took %+v, who does not wait", ticket)
+				}
+				delete(waits, ticket.ID)
+				ids = append(ids, ticket.ID)
+				runs = append(runs, ticket.Decision.Reservation)
+			}
+			if next = taken.Next; next != 0 {
+				return ids
+			}
+			if n > 100 {
+				t.Fatal("takes without end")
+			}
+		}
+	}
+	// look looks at everything again.
+	look := func(after string) {
+		take()
+		if (next < 0) != (len(waits) == 0) {
+			t.Fatalf("after %s: %d wait, the line is asked again after %v", after, len(waits), next)
+		}
+		if len(waits) == 0 {
+			return
+		}
+		line := strings.Fields(client.HGet(ctx, "sluice:{p}:u", "line").Val()) // rank, front, limits_at, hour
+		line[2] = "0"
+		if err := client.HSet(ctx, "sluice:{p}:u", "limits", "other", "line", strings.Join(line, " ")).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if ids := take(); len(ids) > 0 {
+			t.Fatalf("after %s nobody had seen that %q fit", after, ids)
+		}
+	}
+	anyRequest := func(t *rapid.T) throttle.Request {
+		seq++
+		r := throttle.Request{
+			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: ticketID(fmt.Sprint("t", seq)),
+			Attributes:     map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
+			Cost:           map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
+			IdempotencyKey: fmt.Sprint("n", seq),
+		}
+		if tokens {
+			r.Cost["tokens"] = rapid.Int64Range(0, 2).Draw(t, "tokens")
+		}
+		return r
+	}
+	run := func(t *rapid.T) throttle.Reservation {
+		if len(runs) == 0 {
+			t.Skip("nothing runs")
+		}
+		return runs[rapid.IntRange(max(0, len(runs)-6), len(runs)-1).Draw(t, "run")]
+	}
+	check := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	did := ""
+	t.Repeat(map[string]func(*rapid.T){
+		"come": func(t *rapid.T) { did = "come"; come(anyRequest(t)) },
+		"come many": func(t *rapid.T) {
+			did = "come many"
+			for range 5 {
+				come(anyRequest(t))
+			}
+		},
+		"come again": func(t *rapid.T) {
+			did = "come again"
+			if len(waits) > 0 {
+				come(waits[slices.Min(slices.Collect(maps.Keys(waits)))])
+			}
+		},
+		"leave": func(t *rapid.T) {
+			did = "leave"
+			if len(waits) > 0 {
+				ticket := slices.Min(slices.Collect(maps.Keys(waits)))
+				check(l.Line("p").Leave(ctx, ticketID(ticket)))
+				delete(waits, ticket)
+			}
+		},
+		"release": func(t *rapid.T) { did = "release"; check(run(t).Release(ctx)) },
+		"cancel":  func(t *rapid.T) { did = "cancel"; _, err := run(t).Cancel(ctx); check(err) },
+		"settle": func(t *rapid.T) {
+			did = "settle"
+			unit := "requests"
+			if tokens {
+				unit = "tokens"
+			}
+			_, err := run(t).Settle(ctx, map[string]int64{unit: rapid.Int64Range(0, 3).Draw(t, "actual")})
+			check(err)
+		},
+		"pause": func(t *rapid.T) {
+			did = "pause"
+			_, err := run(t).Pause(ctx, rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause"))
+			check(err)
+		},
+		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t).Request)) },
+		"remaining": func(t *rapid.T) {
+			did = "remaining"
+			check(run(t).ReportRemaining(ctx, throttle.Remaining{
+				Units: rapid.Int64Range(0, 5).Draw(t, "left"), Reset: rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "reset"),
+			}))
+		},
+		"pass": func(t *rapid.T) {
+			did = "pass"
+			c.US.Add(rapid.SampledFrom([]time.Duration{us, 100 * ms, s, 7 * s}).Draw(t, "time").Microseconds())
+		},
+		"pass until due": func(t *rapid.T) {
+			did = "pass until due"
+			c.US.Add(max(0, next.Microseconds()))
+		},
+		"": func(t *rapid.T) { look(did) },
+	})
+	for turn := 0; len(waits) > 0; turn++ {
+		if turn > 3000 {
+			t.Fatalf("%d wait for ever", len(waits))
+		}
+		c.US.Add(max(next.Microseconds(), 1))
+		look("nothing")
+	}
+}

@@ -1,0 +1,136 @@
+package modeltest
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A debt of many bursts is not forgotten, and what ends it gives back nobody else's units.
+func TestGCRAKeepsADebtOfManyBursts(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client, policy(throttle.Window{
+			Name: "tokens", Algorithm: throttle.GCRA, Limit: 4999, Period: 30 * 24 * h, Unit: "tokens",
+		}))
+		of := func(tokens int64) throttle.Request {
+			return throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": tokens}}
+		}
+		reserve(t, l, of(3000))
+		r := reserve(t, l, of(1)).Reservation
+		for _, step := range []struct{ actual, used int64 }{
+			{50_000, 53_000}, {1, 3001}, {1e12, 1e12 + 3000}, {1, 3001},
+		} {
+			r = settle(t, l, r, step.actual)
+			if used := peek(t, l, of(1)).Windows[0].Used; used != step.used {
+				t.Errorf("settled for %d: %d are counted, want %d", step.actual, used, step.used)
+			}
+		}
+		if d := reserve(t, l, of(1999)); d.Granted || d.RetryIn < 8*m || d.RetryIn > 9*m {
+			t.Errorf("one too many: granted %v, denied for %v", d.Granted, d.RetryIn)
+		}
+		if d := reserve(t, l, of(1998)); !d.Granted {
+			t.Errorf("the rest is denied for %v", d.RetryIn)
+		}
+	})
+}
+
+// Every limit per every period is kept exactly: grants, levels and times are those of the model, which
+// counts in fractions.
+func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(5, 6))
+	upTo := func(most int64) int64 { // of all sizes
+		return 1 + random.Int64N(1+int64(float64(most-1)*pow10(-random.IntN(12))))
+	}
+	windows := []throttle.Window{
+		{Limit: 1009, Period: 45 * 24 * h},
+		{Limit: 1e12, Period: ms},
+		{Limit: 1e12, Period: throttle.MaxPeriod - us, Margin: throttle.MaxPeriod - us},
+		{Limit: 999_999_999_989, Burst: 1, Period: throttle.MaxPeriod - us},
+		{Limit: 1, Burst: 4, Period: throttle.MaxPeriod - us, Margin: throttle.MaxPeriod - 3*us},
+	}
+	for days := time.Duration(1); days <= 300; days += 13 {
+		windows = append(windows, throttle.Window{Limit: 4999, Period: days * 24 * h})
+	}
+	for range 50 {
+		w := throttle.Window{Limit: upTo(throttle.MaxLimit), Period: time.Duration(1000+upTo(int64(throttle.MaxPeriod/us)-1000)) * us}
+		w.Burst = min(throttle.MaxLimit, max(1, w.Limit/upTo(1000)))
+		windows = append(windows, w)
+	}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		random, denials := rand.New(rand.NewPCG(7, 8)), 0
+		for _, w := range windows {
+			w.Name, w.Algorithm = "w", throttle.GCRA
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			l, c := newHanded(t, client, policy(w))
+			m := newModel("", []throttle.Window{w})
+			w = m.windows[0]
+			drains := int64(float64(w.Period.Microseconds()) / float64(w.Limit) * float64(w.Burst))
+			for i := range 12 {
+				r := acme(max(1, w.Burst/(1+random.Int64N(3))))
+				r.IdempotencyKey = string(rune('a' + i))
+				now := c.US.Load()
+				got, want := reserve(t, l, r), m.reserve(r, now)
+				g, x := got.Windows[0], want.Windows[0]
+				if got.Granted != want.Granted || got.RetryIn != want.RetryIn || g.Used != x.Used || !g.ResetsAt.Equal(x.ResetsAt) {
+					t.Fatalf("%d per %v, burst %d, call %d: granted %v, retry in %v, used %d, resets %v; want %v, %v, %d, %v", w.Limit, w.Period, w.Burst,
+						i, got.Granted, got.RetryIn, g.Used, g.ResetsAt, want.Granted, want.RetryIn, x.Used, x.ResetsAt)
+				}
+				if !got.Granted && i%2 == 0 {
+					denials++
+					c.US.Add(got.RetryIn.Microseconds())
+				} else {
+					c.US.Add(random.Int64N(drains/4 + 1))
+				}
+			}
+		}
+		if denials < len(windows) {
+			t.Errorf("%d denials", denials)
+		}
+	})
+}
+
+func pow10(n int) float64 {
+	x := 1.0
+	for range -n {
+		x /= 10
+	}
+	return x
+}
+
+// Debts far above any limit are known to the unit, by whichever algorithm.
+func TestDebtsAreKept(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, w := range []throttle.Window{
+			{Limit: throttle.MaxLimit, Period: 24 * h},
+			{Limit: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.Fixed},
+			{Limit: 1, Burst: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.GCRA},
+			{Limit: throttle.MaxLimit, Resets: "@yearly", Algorithm: throttle.Calendar},
+		} {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			w.Name, w.Unit = "tokens", "tokens"
+			l, _ := newHanded(t, client, policy(w))
+			tokens := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
+			a, b := reserve(t, l, tokens).Reservation, reserve(t, l, tokens).Reservation
+			a, b = settle(t, l, a, 1e12), settle(t, l, b, 1e12)
+			b = settle(t, l, b, 1)
+			if used := peek(t, l, tokens).Windows[0].Used; used != 1e12+1 {
+				t.Errorf("%s: %d are counted, want %d", w.Algorithm, used, int64(1e12+1))
+			}
+			cancel(t, l, a)
+			cancel(t, l, b)
+			if used := peek(t, l, tokens).Windows[0].Used; used != 0 {
+				t.Errorf("%s: %d are counted after all was given back", w.Algorithm, used)
+			}
+		}
+	})
+}

@@ -1,0 +1,208 @@
+package modeltest
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+)
+
+func anyLineWindow(t *rapid.T, i int, per []throttle.Scope, algorithms []throttle.Algorithm) throttle.Window {
+	w := throttle.Window{
+		Algorithm: rapid.SampledFrom(algorithms).Draw(t, "algorithm"),
+		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
+		Name:      fmt.Sprint("w", i),
+		Scope:     rapid.SampledFrom(per).Draw(t, "per"),
+		Period:    rapid.SampledFrom([]time.Duration{100 * ms, s, 3 * s, 10 * s}).Draw(t, "period"),
+		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
+	}
+	if w.Algorithm == throttle.GCRA {
+		w.Burst = rapid.Int64Range(1, 5).Draw(t, "burst")
+	}
+	return w
+}
+
+// crowdHistory is one history of a line of any policy, against the model.
+func crowdHistory(t *rapid.T, client *redis.Client) {
+	if err := client.FlushDB(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	cr := &crowd{t: t, client: client, c: newMidnight(), flows: map[string][]*standing{}, lost: map[string]lostTake{}}
+	cr.c.Set(0)
+	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
+	all := throttle.Shared
+	tenant, user, region := throttle.Scope{}, throttle.Per("tenant", "user"), throttle.Per("region")
+	per := []throttle.Scope{tenant, user, all, region, throttle.Per("tenant", "region")}
+	if cr.nested {
+		per = rapid.SampledFrom([][]throttle.Scope{
+			{tenant, all}, {tenant}, {all}, {user, tenant, all}, {region, all}, {throttle.Per("region", "user"), region},
+		}).Draw(t, "scopes")
+	}
+	changing := rapid.Bool().Draw(t, "limits change")
+	algorithms := []throttle.Algorithm{throttle.Sliding, throttle.Sliding, throttle.Fixed}
+	if !changing {
+		algorithms = append(algorithms, throttle.GCRA)
+	}
+	cr.p = policy()
+	for i := range rapid.IntRange(1, 4).Draw(t, "windows") {
+		cr.p.Windows = append(cr.p.Windows, anyLineWindow(t, i, per, algorithms))
+	}
+	cr.p = cr.p.WithDefaults()
+	tokens := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
+	cr.m = newModel("exempt", cr.p.Windows)
+	for range 2 {
+		cr.servers = append(cr.servers, cr.newServer())
+	}
+
+	anyRequest := func(t *rapid.T) throttle.Request {
+		cr.seq++
+		r := throttle.Request{
+			Attributes: map[string]string{
+				"user":   rapid.SampledFrom([]string{"bob", "eve"}).Draw(t, "user"),
+				"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region"),
+			},
+			Cost:   map[string]int64{"requests": 1},
+			Policy: "p",
+			Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
+			Ticket: throttle.TicketID{Queue: rapid.SampledFrom([]string{"q1", "q1", "q2"}).Draw(t, "queue"), ID: fmt.Sprintf("t%03d", cr.seq)},
+		}
+		if tokens {
+			r.Cost["tokens"] = 1
+		}
+		if !cr.same {
+			r.Cost["requests"] = rapid.SampledFrom([]int64{1, 1, 1, 2, 3, 0}).Draw(t, "cost")
+			if tokens {
+				r.Cost["tokens"] = rapid.Int64Range(0, 3).Draw(t, "tokens")
+			}
+		}
+		return r
+	}
+	waiting := func(t *rapid.T) *standing {
+		all := cr.waiting()
+		if len(all) == 0 {
+			t.Skip("nobody waits")
+		}
+		return all[rapid.IntRange(0, len(all)-1).Draw(t, "waiting")]
+	}
+	anyQueues := func(t *rapid.T) []string {
+		return rapid.SampledFrom([][]string{{"q1", "q2"}, {"q2", "q1"}, {"q1"}, {"q2"}}).Draw(t, "queues")
+	}
+	takenTicket := func(t *rapid.T) int {
+		if len(cr.taken) == 0 {
+			t.Skip("nothing was taken")
+		}
+		i := rapid.IntRange(max(0, len(cr.taken)-5), len(cr.taken)-1).Draw(t, "taken")
+		if cr.m.outlived(known(cr.taken[i].Decision.Reservation), cr.now()) {
+			t.Skip("a window has forgotten it")
+		}
+		return i
+	}
+	anyServer := func(t *rapid.T) *limitertest.Hooked {
+		return cr.servers[rapid.IntRange(0, len(cr.servers)-1).Draw(t, "server")]
+	}
+	check := func(err error) {
+		if err != nil {
+			cr.t.Fatal(err)
+		}
+	}
+	next := time.Duration(0)
+	actions := map[string]func(*rapid.T){
+		"reserve": func(t *rapid.T) { cr.reserve(anyRequest(t)) },
+		"reserve without a ticket": func(t *rapid.T) {
+			r := anyRequest(t)
+			r.Ticket = throttle.TicketID{}
+			cr.reserve(r)
+		},
+		"come again": func(t *rapid.T) { cr.reserve(waiting(t).request) },
+		"join":       func(t *rapid.T) { cr.join(anyRequest(t), 0, 0) },
+		"join many": func(t *rapid.T) {
+			r := anyRequest(t)
+			for range rapid.IntRange(2, 8).Draw(t, "times") {
+				cr.seq++
+				r.Ticket.ID = fmt.Sprintf("t%03d", cr.seq)
+				cr.join(r, 0, 0)
+			}
+		},
+		"join in front": func(t *rapid.T) {
+			r := anyRequest(t)
+			r.Front = true
+			cr.join(r, 0, 0)
+		},
+		"join again": func(t *rapid.T) { cr.join(waiting(t).request, time.Duration(0), 1) },
+		"join as another user": func(t *rapid.T) {
+			w := waiting(t)
+			r := w.request
+			r.Attributes = map[string]string{"user": "bob", "region": "south"}
+			cr.join(r, 0, 0)
+		},
+		"join if soon": func(t *rapid.T) {
+			cr.join(anyRequest(t), rapid.SampledFrom([]time.Duration{0, us, 2 * s}).Draw(t, "max wait"), rapid.SampledFrom([]int{0, 3}).Draw(t, "backlog"))
+		},
+		"leave": func(t *rapid.T) {
+			w := waiting(t)
+			check(cr.servers[0].Line("p").Leave(t.Context(), w.id))
+			cr.remove(w.id)
+		},
+		"take": func(t *rapid.T) {
+			next = cr.take(anyServer(t), rapid.IntRange(0, 4).Draw(t, "most"), anyQueues(t)...).Next
+		},
+		"take all": func(t *rapid.T) { next = cr.takeAll(anyQueues(t)...) },
+		"put back": func(t *rapid.T) {
+			i := takenTicket(t)
+			ticket := cr.taken[i]
+			if _, j := cr.find(ticket.TicketID); j >= 0 {
+				t.Skip("it joined again")
+			}
+			check(cr.servers[0].Line("p").PutBack(t.Context(), []throttle.TakenTicket{ticket.TakenTicket}))
+			cr.m.cancel(known(ticket.Decision.Reservation), cr.now())
+			cr.insert(standing{ticket.TicketID, ticket.request, ticket.Rank - lineZero})
+			cr.taken = slices.Delete(cr.taken, i, i+1)
+		},
+		"give back": func(t *rapid.T) {
+			i := takenTicket(t)
+			check(cr.servers[0].Line("p").Refund(t.Context(), []throttle.TakenTicket{cr.taken[i].TakenTicket}))
+			cr.m.cancel(known(cr.taken[i].Decision.Reservation), cr.now())
+			cr.taken = slices.Delete(cr.taken, i, i+1)
+		},
+		"lose a server": func(t *rapid.T) {
+			if len(cr.lost) >= 4 {
+				t.Skip("so many are put back in one call")
+			}
+			n := len(cr.taken)
+			server := cr.newServer()
+			cr.take(server, rapid.IntRange(1, 3).Draw(t, "most"), anyQueues(t)...)
+			for _, ticket := range cr.taken[n:] {
+				cr.lost[ticket.Queue+ticket.ID] = lostTake{cr.now(), standing{ticket.TicketID, ticket.request, ticket.Rank - lineZero}}
+			}
+			cr.taken = cr.taken[:n]
+		},
+		"pass": func(t *rapid.T) {
+			cr.pass(rapid.SampledFrom([]time.Duration{us, 10 * ms, 100 * ms, 500 * ms, s, 3 * s, 12 * s, 70 * s}).Draw(t, "time"))
+		},
+		"pass until due": func(t *rapid.T) {
+			cr.pass(max(0, next))
+		},
+		"change a weight": func(t *rapid.T) {
+			cr.p.Tenants = map[string]throttle.Tenant{"b": {Weight: rapid.SampledFrom([]float64{0.001, 0.5, 4}).Draw(t, "weight")}}
+			cr.set()
+		},
+		"": func(t *rapid.T) { cr.agree() },
+	}
+	if changing {
+		actions["change a limit"] = func(t *rapid.T) {
+			i := rapid.IntRange(0, len(cr.p.Windows)-1).Draw(t, "window")
+			cr.p.Windows = slices.Clone(cr.p.Windows)
+			cr.p.Windows[i].Limit = rapid.Int64Range(1, 6).Draw(t, "limit")
+			cr.set()
+			cr.m.setWindows(cr.p.Windows)
+			cr.changedAt = cr.now()
+		}
+	}
+	t.Repeat(actions)
+	cr.drain()
+}

@@ -1,0 +1,388 @@
+package modeltest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Whatever comes, goes, is lost and is changed in whatever order: nothing is over, nobody is
+// overtaken in its flow, nobody waits who fits, the keys agree after every step, and in the end all
+// are through and nothing is left.
+func TestLineHoldsWhateverHappens(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		histories, n := 40, 0
+		if strings.HasSuffix(t.Name(), "/miniredis") {
+			histories = 10 // it is ten times as slow
+		}
+		rapid.Check(t, func(t *rapid.T) {
+			if n++; n <= histories {
+				crowdHistory(t, client)
+			}
+		})
+	})
+}
+
+// A crowd is the model of a line: who waits where, in plain lists. What the windows hold is the
+// model's of every algorithm.
+type crowd struct {
+	t         *rapid.T
+	client    *redis.Client
+	c         *clock
+	p         throttle.Policy
+	servers   []*limitertest.Hooked
+	m         *model
+	flows     map[string][]*standing
+	taken     []had               // what was taken and is not given back
+	lost      map[string]lostTake // by ticket: taken by a process that is gone
+	seq       int
+	asked     int  // servers that ever were
+	nested    bool // of two scopes of a request one contains the other
+	same      bool // all cost the same
+	changedAt int64
+}
+
+type standing struct {
+	id      throttle.TicketID
+	request throttle.Request
+	rank    int64
+}
+
+// A had ticket is what a standing one becomes.
+type had struct {
+	throttle.TakenTicket
+	request throttle.Request
+}
+
+type lostTake struct {
+	at int64
+	standing
+}
+
+func (cr *crowd) flow(id throttle.TicketID, r throttle.Request) string {
+	values := []string{id.Queue, r.Tenant}
+	for _, w := range cr.p.Windows {
+		values = append(values, scopeOf(w, r).String())
+	}
+	return strings.Join(values, "/")
+}
+
+func (cr *crowd) find(id throttle.TicketID) (flow string, i int) {
+	for flow, list := range cr.flows {
+		if i := slices.IndexFunc(list, func(w *standing) bool { return w.id == id }); i >= 0 {
+			return flow, i
+		}
+	}
+	return "", -1
+}
+
+func (cr *crowd) remove(id throttle.TicketID) {
+	if flow, i := cr.find(id); i >= 0 {
+		if cr.flows[flow] = slices.Delete(cr.flows[flow], i, i+1); len(cr.flows[flow]) == 0 {
+			delete(cr.flows, flow)
+		}
+	}
+}
+
+func (cr *crowd) insert(w standing) {
+	flow := cr.flow(w.id, w.request)
+	i, _ := slices.BinarySearchFunc(cr.flows[flow], w.rank, func(w *standing, rank int64) int { return int(w.rank - rank) })
+	cr.flows[flow] = slices.Insert(cr.flows[flow], i, &w)
+}
+
+// append stands behind all, or in front of all: of ranks only the order matters.
+func (cr *crowd) append(id throttle.TicketID, r throttle.Request) {
+	if flow, i := cr.find(id); i >= 0 {
+		if flow == cr.flow(id, r) {
+			return
+		}
+		cr.remove(id)
+	}
+	st := readLine(cr.t, cr.client)
+	record := st.Hashes["t"][id.Queue+"/"+id.ID]
+	if record == "" {
+		cr.t.Fatalf("%v does not stand in line", id)
+	}
+	rank := limitertest.RankOf(record)
+	cr.insert(standing{id, r, rank - lineZero})
+	cr.c.US.Add(1) // no two joins are at the same time
+	for _, list := range cr.flows {
+		for _, w := range list {
+			if front := w.request.Front; w.id != id && (r.Front && rank-lineZero >= w.rank || !r.Front && !front && rank-lineZero <= w.rank) {
+				cr.t.Fatalf("%v got the rank %d, and %v has %d", id, rank-lineZero, w.id, w.rank)
+			}
+		}
+	}
+}
+
+func (cr *crowd) waiting() (all []*standing) {
+	for _, list := range cr.flows {
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, func(a, b *standing) int { return int(a.rank - b.rank) })
+	return all
+}
+
+func known(r throttle.Reservation) throttle.Reservation {
+	r.IdempotencyKey = "id " + r.ID
+	return r
+}
+
+// fatal fails the test with all that is kept.
+func (cr *crowd) fatal(format string, args ...any) {
+	cr.t.Helper()
+	var lines []string
+	for key, value := range dump(cr.t, cr.client) {
+		if !strings.Contains(key, ":k:") && !strings.Contains(key, ":r:") {
+			lines = append(lines, fmt.Sprintf("%s %q", strings.TrimPrefix(key, "sluice:{p}:"), value))
+		}
+	}
+	slices.Sort(lines)
+	cr.t.Fatalf("%s\n%d %+v\n%s", fmt.Sprintf(format, args...), cr.now(), cr.p.Windows, strings.Join(lines, "\n"))
+}
+
+func (cr *crowd) now() int64 { return cr.c.US.Load() }
+
+// grant charges the model, which says that it fits.
+func (cr *crowd) grant(r throttle.Reservation, what any) {
+	if d := cr.m.reserve(known(r).Request, cr.now()); !d.Granted || !d.At.Equal(r.At) {
+		cr.fatal("%v was granted at %v, the model says %s", what, r.At, describe(d))
+	}
+}
+
+// shares reports whether two requests are counted together anywhere.
+func (cr *crowd) shares(a, b throttle.Request) bool {
+	return slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return scopeOf(w, a).String() == scopeOf(w, b).String() })
+}
+
+func (cr *crowd) reserve(r throttle.Request) {
+	d, err := cr.servers[0].Reserve(cr.t.Context(), r)
+	if cr.m.neverFits(r) {
+		if !errors.As(err, new(*throttle.NeverFitsError)) {
+			cr.fatal("a cost that never fits: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		cr.t.Fatal(err)
+	}
+	fits := cr.m.peek(r, cr.now())
+	if d.Granted {
+		// Who waits for a slot only, where no window is shared, holds up nobody who has one.
+		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Scope == throttle.Shared })
+		if flow := cr.flows[cr.flow(r.Ticket, r)]; len(flow) > 0 && flow[0].id != r.Ticket && (shared || !cr.fits(flow[0])) {
+			cr.fatal("%v is let in before %v", r.Ticket, flow[0].id)
+		}
+		cr.grant(d.Reservation, r.Ticket)
+		cr.remove(r.Ticket)
+		return
+	}
+	if fits.Granted && !slices.ContainsFunc(cr.waiting(), func(w *standing) bool { return w.id != r.Ticket && cr.shares(w.request, r) }) {
+		cr.fatal("%v is denied for %v, fits, and nobody waits beside it", r.Ticket, d.RetryIn)
+	}
+	if d.RetryIn < fits.RetryIn || d.RetryInMost < d.RetryIn {
+		cr.fatal("%v is denied for %v to %v, it fits in %v", r.Ticket, d.RetryIn, d.RetryInMost, fits.RetryIn)
+	}
+	if d.Queued != (r.Ticket != throttle.TicketID{}) {
+		cr.fatal("%v is queued: %v", r.Ticket, d.Queued)
+	} else if d.Queued {
+		cr.append(r.Ticket, r)
+	}
+}
+
+func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
+	stands := func() string {
+		st := readLine(cr.t, cr.client)
+		delete(st.Hashes, "z") // forgets queues, too
+		return fmt.Sprint(st.Hashes, st.Sets)
+	}
+	before, known := stands(), false
+	if _, i := cr.find(r.Ticket); i >= 0 {
+		known = true
+	}
+	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, MaxWait: maxWait, Backlog: backlog}})
+	if err != nil {
+		cr.t.Fatal(err)
+	}
+	switch err := places[0].Err; {
+	case err == nil:
+		if n := len(cr.flows[cr.flow(r.Ticket, r)]); backlog > 0 && n >= backlog && !known {
+			cr.fatal("%v joined %d others", r.Ticket, n)
+		}
+		cr.append(r.Ticket, r)
+	case errors.As(err, new(*throttle.TooLateError)) && maxWait > 0, errors.As(err, new(*throttle.BacklogError)) && backlog > 0:
+		if after := stands(); after != before && !known {
+			cr.fatal("a refusal made\n%s\nof\n%s", after, before)
+		} else if known {
+			cr.remove(r.Ticket) // it had been in another flow
+		}
+	case !errors.As(err, new(*throttle.NeverFitsError)) || !cr.m.neverFits(r):
+		cr.t.Fatal(err)
+	}
+}
+
+// lostAreBack puts in line what was put back in a take.
+func (cr *crowd) lostAreBack() {
+	for id, lost := range cr.lost {
+		if cr.now() >= lost.at+(5*s).Microseconds() {
+			delete(cr.lost, id)
+			if _, i := cr.find(lost.id); i < 0 {
+				cr.insert(lost.standing)
+			}
+		}
+	}
+}
+
+// acknowledge lets the servers that are alive say that they got what they took. Whoever owes that puts
+// back what is lost.
+func (cr *crowd) acknowledge() {
+	for _, server := range cr.servers {
+		if err := server.Line("p").Acknowledge(cr.t.Context()); err != nil {
+			cr.t.Fatal(err)
+		}
+	}
+	tickets := readLine(cr.t, cr.client).Hashes["t"]
+	for _, lost := range cr.lost {
+		if tickets[lost.id.Queue+"/"+lost.id.ID] != "" {
+			cr.lostAreBack()
+			return
+		}
+	}
+}
+
+func (cr *crowd) pass(d time.Duration) {
+	cr.acknowledge()
+	cr.c.US.Add(d.Microseconds())
+}
+
+// take takes once, and checks what it got.
+func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) throttle.Taken {
+	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: queues, Max: most})
+	if err != nil {
+		cr.t.Fatal(err)
+	}
+	cr.lostAreBack()
+	for _, ticket := range taken.Tickets {
+		flow, i := cr.find(ticket.TicketID)
+		if i != 0 {
+			cr.fatal("%v is taken as number %d of its flow", ticket.TicketID, i+1)
+		}
+		w := cr.flows[flow][0]
+		if w.rank != ticket.Rank-lineZero || ticket.NeverFits != cr.m.neverFits(w.request) || !slices.Contains(queues, ticket.Queue) {
+			cr.fatal("taken is %+v, the model has %+v", ticket, w)
+		}
+		cr.remove(ticket.TicketID)
+		if !ticket.NeverFits {
+			cr.grant(ticket.Decision.Reservation, ticket.TicketID)
+			cr.taken = append(cr.taken, had{ticket, w.request})
+		}
+	}
+	if len(taken.Tickets) > most {
+		cr.fatal("%d are taken of %d", len(taken.Tickets), most)
+	}
+	waits := slices.ContainsFunc(cr.waiting(), func(w *standing) bool { return slices.Contains(queues, w.id.Queue) })
+	if waits != (taken.Next >= 0) || taken.Next > s {
+		cr.fatal("some wait: %v, ask again in %v", waits, taken.Next)
+	}
+	if taken.Next != 0 {
+		cr.conserves(taken.Next, queues)
+	}
+	return taken
+}
+
+// fits says of a ticket that never does that it does: it is handed out.
+func (cr *crowd) fits(w *standing) bool {
+	return cr.m.neverFits(w.request) || cr.m.peek(w.request, cr.now()).Granted
+}
+
+// conserves fails if somebody fits who was not taken, or fits before the line is asked again.
+func (cr *crowd) conserves(next time.Duration, queues []string) {
+	if cr.now() < cr.changedAt+s.Microseconds() {
+		return // changes are looked at once a second
+	}
+	for _, list := range cr.flows {
+		w := list[0]
+		if !slices.Contains(queues, w.id.Queue) || slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
+			return !slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request)
+		}) {
+			continue // it may be the turn of a queue of another server
+		}
+		if exact := cr.same; exact {
+			if cr.m.neverFits(w.request) {
+				cr.fatal("%v never fits, and was not handed out", w.id)
+			}
+			d := cr.m.peek(w.request, cr.now())
+			if late := next - d.RetryIn; d.Granted || late > time.Duration(cr.asked)*5*ms {
+				cr.fatal("%v fits in %v, and the line is asked in %v", w.id, d.RetryIn, next)
+			}
+		} else if cr.fits(w) && !slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
+			return g != w && g.id.Queue == w.id.Queue && cr.shares(g.request, w.request) && !cr.fits(g)
+		}) {
+			cr.fatal("%v fits, and was not taken", w.id)
+		}
+	}
+}
+
+// takeAll takes until the line says to wait.
+func (cr *crowd) takeAll(queues ...string) (next time.Duration) {
+	for n := 0; ; n++ {
+		if taken := cr.take(cr.servers[0], throttle.MaxTake, queues...); taken.Next != 0 {
+			return taken.Next
+		} else if n > 50 {
+			cr.t.Fatal("takes without end")
+		}
+	}
+}
+
+func (cr *crowd) set() {
+	for _, server := range cr.servers {
+		if err := server.SetPolicies([]throttle.Policy{cr.p}); err != nil {
+			cr.t.Fatal(err)
+		}
+		if err := server.Refresh(cr.t.Context(), "p"); err != nil {
+			cr.t.Fatal(err)
+		}
+	}
+}
+
+func (cr *crowd) newServer() *limitertest.Hooked {
+	cr.asked++
+	l := newEdited(cr.t, cr.client, cr.c, []func(string) string{limitertest.WithoutShortExpiry}, cr.p)
+	if err := l.Refresh(cr.t.Context(), "p"); err != nil {
+		cr.t.Fatal(err)
+	}
+	return l
+}
+
+func (cr *crowd) agree() {
+	if faults := readLine(cr.t, cr.client).Faults(true); len(faults) > 0 {
+		cr.fatal("the line does not agree:\n%s", strings.Join(faults, "\n"))
+	}
+}
+
+// drain lets everybody through. What does not end is a place that was lost.
+func (cr *crowd) drain() {
+	for turn := 0; len(cr.flows)+len(cr.lost) > 0; turn++ {
+		next := cr.takeAll("q1", "q2")
+		if turn > 3000 {
+			cr.fatal("%d wait for ever", len(cr.waiting()))
+		}
+		if next < 0 {
+			next = s // for those whose process was lost
+		}
+		cr.pass(next)
+	}
+	cr.agree()
+	isGone(cr.t, cr.client)
+}

@@ -1,0 +1,405 @@
+package modeltest
+
+import (
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A model answers as the scripts must. It is slow and plain: it keeps all that was granted since
+// a window was last empty, and works every answer out from that log.
+type model struct {
+	exempt  string           // this tenant is
+	granted map[string]int64 // by key: when; 0 after its cancel
+	last    map[string]int64 // by scope: time does not run backwards from here
+	logs    map[string]*grantLog
+	windows []throttle.Window // with their defaults, as they hold now
+}
+
+// A grantLog is the history of one window for one scope.
+type grantLog struct {
+	events []*event
+	until  int64 // nothing counts from here on, by the rate at the last event
+}
+
+// An event is a grant or a cancel. Times are in microseconds.
+type event struct {
+	at        int64
+	cancelled bool
+	key       string
+	of        *event // the grant that a cancel is of
+	units     int64
+	window    throttle.Window // as it held then
+}
+
+func newModel(exempt string, windows []throttle.Window) *model {
+	m := &model{exempt: exempt, granted: map[string]int64{}, last: map[string]int64{}, logs: map[string]*grantLog{}}
+	m.setWindows(windows)
+	return m
+}
+
+func (m *model) setWindows(windows []throttle.Window) {
+	m.windows = policy(windows...).WithDefaults().Windows
+}
+
+func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
+	attributes := w.Scope.Attributes()
+	scope := throttle.ScopeValue{Attributes: attributes, Values: make([]string, len(attributes))}
+	for i, a := range attributes {
+		scope.Values[i] = r.Attributes[a]
+		if a == throttle.TenantAttribute {
+			scope.Values[i] = r.Tenant
+		}
+	}
+	return scope
+}
+
+func capacity(w throttle.Window) int64 {
+	if w.Algorithm == throttle.GCRA {
+		return w.Burst
+	}
+	return w.Limit
+}
+
+func (m *model) neverFits(r throttle.Request) bool {
+	for _, w := range m.windows {
+		if costOf(w, r) > capacity(w) && r.Tenant != m.exempt {
+			return true
+		}
+	}
+	return false
+}
+
+// A view is what the windows of one request look like at a time.
+type view struct {
+	model  *model
+	logs   []*grantLog // by window; a copy of what still counts
+	now    int64
+	behind int64 // how far the clock is behind now
+	r      throttle.Request
+	scopes []string // by window
+}
+
+func (m *model) look(r throttle.Request, real int64) *view {
+	v := &view{model: m, now: real, r: r}
+	for _, w := range m.windows {
+		scope := scopeOf(w, r).String()
+		v.scopes = append(v.scopes, scope)
+		v.now = max(v.now, m.last[scope])
+	}
+	v.behind = v.now - real
+	for i, w := range m.windows {
+		log := m.logs[v.scopes[i]+"/"+w.Name]
+		if log == nil || log.until <= v.now {
+			log = &grantLog{}
+		}
+		v.logs = append(v.logs, log)
+	}
+	return v
+}
+
+// write keeps what the windows are after the events.
+func (v *view) write(events []*event) {
+	alive := map[string]bool{}
+	for i, w := range v.model.windows {
+		log := v.logs[i]
+		log.events = append(log.events, events[i])
+		if log.until = resets(w, log.events, v.now); log.until == v.now {
+			*log = grantLog{}
+		}
+		v.model.logs[v.scopes[i]+"/"+w.Name] = log
+		alive[v.scopes[i]] = alive[v.scopes[i]] || log.until > v.now
+	}
+	for scope, alive := range alive {
+		v.model.last[scope] = v.now
+		if !alive {
+			delete(v.model.last, scope)
+		}
+	}
+}
+
+// fits reports whether all windows fit now.
+func (v *view) fits() bool {
+	for i, w := range v.model.windows {
+		if !fits(w, costOf(w, v.r), v.now, level(w, v.logs[i].events, v.now)) {
+			return false
+		}
+	}
+	return true
+}
+
+// earliest is when all windows fit together.
+func (v *view) earliest() int64 {
+	for t := v.now; ; {
+		next := t
+		for i, w := range v.model.windows {
+			next = max(next, fitsFrom(w, v.logs[i].events, t, costOf(w, v.r)))
+		}
+		if next == t {
+			return t
+		}
+		t = next
+	}
+}
+
+func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision {
+	d := throttle.Decision{
+		At: time.UnixMicro(decided), ClockBehind: time.Duration(v.behind) * us, Exempt: v.r.Tenant == v.model.exempt, Granted: granted, Policy: "p", Tenant: v.r.Tenant,
+	}
+	if !granted {
+		d.RetryIn = time.Duration(retryAt-decided) * us
+		d.RetryInLeast, d.RetryInMost = d.RetryIn, d.RetryIn // nobody waits
+	}
+	for i, w := range v.model.windows {
+		log := v.logs[i].events
+		state := throttle.WindowState{
+			Algorithm: w.Algorithm,
+			Burst:     capacity(w), Limit: w.Limit, Name: w.Name, Period: w.Period, Unit: w.Unit,
+			ResetsAt: time.UnixMicro(resets(w, log, v.now)),
+			Scope:    scopeOf(w, v.r),
+			Used:     ceil(level(w, log, v.now)),
+		}
+		state.Remaining = max(0, state.Burst-state.Used)
+		if !granted && retryAt > decided {
+			if fits := fitsFrom(w, log, v.now, costOf(w, v.r)); fits > v.now {
+				state.Denied, state.RetryIn = true, time.Duration(fits-decided)*us
+			}
+		}
+		d.Windows = append(d.Windows, state)
+	}
+	return d
+}
+
+func (m *model) peek(r throttle.Request, real int64) throttle.Decision {
+	v := m.look(r, real)
+	if v.fits() {
+		return v.decision(true, v.now, 0)
+	}
+	if r.Tenant == m.exempt {
+		return v.decision(true, real, 0)
+	}
+	return v.decision(false, real, v.earliest())
+}
+
+func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
+	v := m.look(r, real)
+	if before := m.granted[r.IdempotencyKey]; before != 0 {
+		return v.decision(true, before, 0)
+	}
+	if !v.fits() && r.Tenant != m.exempt {
+		return v.decision(false, real, v.earliest())
+	}
+	var events []*event
+	for _, w := range m.windows {
+		events = append(events, &event{at: v.now, key: r.IdempotencyKey, units: costOf(w, r), window: w})
+	}
+	v.write(events)
+	m.granted[r.IdempotencyKey] = v.now
+	return v.decision(true, v.now, 0)
+}
+
+func (m *model) cancel(r throttle.Reservation, real int64) throttle.Decision {
+	v := m.look(r.Request, real)
+	at := r.At.UnixMicro()
+	if m.granted[r.IdempotencyKey] != at {
+		return v.decision(r.Tenant == m.exempt, v.now, v.now)
+	}
+	var events []*event
+	for i, w := range m.windows {
+		e := &event{at: v.now, units: costOf(w, r.Request), window: w, of: &event{at: at}}
+		if grant := v.grant(i, r); grant != nil {
+			grant.cancelled, e.of = true, grant
+		}
+		events = append(events, e)
+	}
+	v.write(events)
+	m.granted[r.IdempotencyKey] = 0
+	return v.decision(true, v.now, 0)
+}
+
+// grant is what the log of window i holds of the reservation; of one that was cancelled and
+// granted anew, the last.
+func (v *view) grant(i int, r throttle.Reservation) *event {
+	for _, e := range slices.Backward(v.logs[i].events) {
+		if e.of == nil && e.key == r.IdempotencyKey && e.at == r.At.UnixMicro() {
+			return e
+		}
+	}
+	return nil
+}
+
+// outlived reports whether a window has forgotten a reservation that would still count: it had
+// drained at a higher rate than now, or the clock was set back to when it counted. No script can
+// know whose units are the ones it finds instead.
+func (m *model) outlived(r throttle.Reservation, real int64) bool {
+	v := m.look(r.Request, real)
+	for i, w := range m.windows {
+		alone := []*event{{at: r.At.UnixMicro(), units: costOf(w, r.Request), window: w}}
+		if v.grant(i, r) == nil && (v.now < alone[0].at || level(w, alone, v.now).Sign() > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// level is how many units count at t, which is not before the last event.
+func level(w throttle.Window, log []*event, t int64) *big.Rat {
+	switch {
+	case w.Algorithm == throttle.GCRA:
+		return bucketLevel(w, log, t)
+	case w.Anchor == throttle.AnchorFirstUse:
+		return big.NewRat(firstUse(w, log, t), 1)
+	}
+	period, units := w.Period.Microseconds(), int64(0)
+	for _, e := range log {
+		if e.of != nil || e.cancelled {
+			continue // a cancelled grant never was
+		}
+		if w.Algorithm == throttle.Fixed && e.at/period == t/period ||
+			w.Algorithm == throttle.Sliding && e.at > t-period-w.Margin.Microseconds() {
+			units += e.units
+		}
+	}
+	return big.NewRat(units, 1)
+}
+
+// firstUse goes through the buckets from the first one on.
+func firstUse(w throttle.Window, log []*event, t int64) int64 {
+	length := (w.Period + w.Margin).Microseconds()
+	start, used := int64(0), int64(0)
+	for _, e := range log {
+		if e.at >= start+length {
+			used = 0
+		}
+		switch {
+		case e.of == nil && e.units > 0:
+			if used == 0 {
+				start = e.at
+			}
+			used += e.units
+		case e.of != nil && e.of.at >= start:
+			used = max(0, used-e.units)
+		}
+	}
+	if t >= start+length {
+		return 0
+	}
+	return used
+}
+
+// bucketLevel pours and drains from the first event on, in exact fractions.
+func bucketLevel(w throttle.Window, log []*event, t int64) *big.Rat {
+	level, at, scale, empty := new(big.Rat), int64(0), int64(0), int64(0)
+	drainTo := func(t int64, w throttle.Window) {
+		if t >= empty {
+			level.SetInt64(0) // forgotten, whatever the rate is now
+		}
+		if s := scaleOf(w); s != scale { // a changed rate rounds the level up to its own fractions
+			level.SetFrac(big.NewInt(ceil(new(big.Rat).Mul(level, big.NewRat(s, 1)))), big.NewInt(s))
+			scale = s
+		}
+		level.Sub(level, new(big.Rat).Mul(big.NewRat(t-at, 1), rateOf(w)))
+		at = t
+		if level.Sign() < 0 {
+			level.SetInt64(0)
+		}
+	}
+	for _, e := range log {
+		drainTo(e.at, e.window)
+		units := big.NewRat(e.units, 1)
+		if e.of != nil {
+			units.Sub(units, new(big.Rat).Mul(big.NewRat(e.at-e.of.at, 1), rateOf(e.window))) // the rest has drained
+			if units.Sign() < 0 || e.units == 0 {
+				units.SetInt64(0)
+			}
+			if units.Cmp(level) > 0 {
+				units.Set(level)
+			}
+			units.Neg(units)
+		}
+		level.Add(level, units)
+		empty = at + ceil(new(big.Rat).Quo(level, rateOf(e.window)))
+	}
+	drainTo(t, w)
+	return level
+}
+
+// rateOf is in units a microsecond.
+func rateOf(w throttle.Window) *big.Rat {
+	return big.NewRat(w.Limit, (w.Period + w.Margin).Microseconds())
+}
+
+func scaleOf(w throttle.Window) int64 { return rateOf(w).Denom().Int64() }
+
+func ceil(r *big.Rat) int64 {
+	q, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))
+	if rest.Sign() > 0 {
+		q.Add(q, big.NewInt(1))
+	}
+	return q.Int64()
+}
+
+// fitsFrom is the first time from t on at which the cost fits the window.
+func fitsFrom(w throttle.Window, log []*event, t, cost int64) int64 {
+	if w.Algorithm == throttle.GCRA && cost > 0 {
+		return drainsTo(w, log, t, capacity(w)-cost)
+	}
+	return first(w, log, t, func(t int64, level *big.Rat) bool { return fits(w, cost, t, level) })
+}
+
+func fits(w throttle.Window, cost, t int64, level *big.Rat) bool {
+	room := new(big.Rat).Sub(big.NewRat(capacity(w), 1), level)
+	return cost == 0 || room.Cmp(big.NewRat(cost, 1)) >= 0 && !closed(w, t)
+}
+
+// resets is the first time from t on at which nothing counts.
+func resets(w throttle.Window, log []*event, t int64) int64 {
+	if w.Algorithm == throttle.GCRA {
+		return drainsTo(w, log, t, 0)
+	}
+	return first(w, log, t, func(_ int64, level *big.Rat) bool { return level.Sign() == 0 })
+}
+
+// drainsTo is the first time from t on at which a bucket holds no more than units, by the rate
+// that holds now.
+func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
+	over := new(big.Rat).Sub(level(w, log, t), big.NewRat(units, 1))
+	return t + max(0, ceil(over.Quo(over, rateOf(w))))
+}
+
+// closed reports whether t is in the margin at the end of a bucket by the clock.
+func closed(w throttle.Window, t int64) bool {
+	period := w.Period.Microseconds()
+	return w.Algorithm == throttle.Fixed && w.Anchor == throttle.AnchorClock && t%period >= period-w.Margin.Microseconds()
+}
+
+// first tries every time from t on at which anything can change.
+func first(w throttle.Window, log []*event, t int64, holds func(t int64, level *big.Rat) bool) int64 {
+	period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
+	times := []int64{t, (t/period + 1) * period}
+	for _, e := range log {
+		times = append(times, e.at+period+margin)
+	}
+	slices.Sort(times)
+	for _, at := range times {
+		if at >= t && holds(at, level(w, log, at)) {
+			return at
+		}
+	}
+	panic(fmt.Sprintf("the model finds no time for %+v", w))
+}
+
+// describe is for the message of a failing test.
+func describe(d throttle.Decision) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, clock behind %v, retry in %v", d.Granted, d.Exempt, d.At.UnixMicro()-midnight, d.ClockBehind, d.RetryIn)
+	for _, w := range d.Windows {
+		fmt.Fprintf(&b, "\n  %s %v %v: used %d, remaining %d of %d, denied %v, retry in %v, resets %d",
+			w.Name, w.Period, w.Scope, w.Used, w.Remaining, w.Burst, w.Denied, w.RetryIn, w.ResetsAt.UnixMicro()-midnight)
+	}
+	return b.String()
+}

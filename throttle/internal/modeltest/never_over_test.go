@@ -1,0 +1,259 @@
+package modeltest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Steps and costs at random, keys of every algorithm kept full, some reservations cancelled.
+func TestNeverOver(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"sliding":            {Limit: 20, Period: 10 * s},
+		"sliding, margin":    {Limit: 20, Period: 10 * s, Margin: 333 * ms},
+		"fixed":              {Algorithm: throttle.Fixed, Limit: 20, Period: 10 * s},
+		"fixed, margin":      {Algorithm: throttle.Fixed, Limit: 20, Period: 10 * s, Margin: s},
+		"first use":          {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s},
+		"first use, margin":  {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s, Margin: s},
+		"gcra":               {Algorithm: throttle.GCRA, Limit: 20, Burst: 7, Period: 10 * s},
+		"gcra, margin":       {Algorithm: throttle.GCRA, Limit: 20, Burst: 7, Period: 10 * s, Margin: 7 * ms},
+		"gcra, bad fraction": {Algorithm: throttle.GCRA, Limit: 999_999_937, Burst: 1000, Period: 24*h - us},
+		"gcra, huge burst":   {Algorithm: throttle.GCRA, Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
+		"sliding, huge":      {Limit: 1e12, Period: 366 * 24 * h},
+	} {
+		w.Name = "w"
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := newHanded(t, client, policy(w))
+				random := rand.New(rand.NewPCG(1, 2))
+				largest, step := capacity(w.WithDefaults()), int64(w.Period)/20
+				if w.Algorithm == throttle.GCRA {
+					step = int64(float64(w.Period) / float64(w.Limit) * float64(w.Burst) / 4)
+				}
+				var log []grant
+				at, most := time.Duration(0), int64(0)
+				for range 250 {
+					c.Set(at)
+					d := reserve(t, l, acme(1+random.Int64N(largest/4)))
+					most = max(most, d.Windows[0].Used)
+					switch {
+					case !d.Granted && random.IntN(2) == 0:
+						at += d.RetryIn
+					case d.Granted && w.Anchor != throttle.AnchorFirstUse && random.IntN(4) == 0:
+						cancel(t, l, d.Reservation)
+					case d.Granted:
+						log = append(log, grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
+						at += time.Duration(random.Int64N(step)) / us * us
+					}
+				}
+				if over := mostOver(w, log); over > 0 {
+					t.Errorf("%d units over", over)
+				}
+				if most < largest-largest/4 || len(log) < 30 {
+					t.Errorf("the window was never full: at most %d of %d used, %d grants", most, largest, len(log))
+				}
+			})
+		})
+	}
+}
+
+// The rate of a GCRA window whose exact fraction is too large is rounded, but hardly.
+func TestGCRARateIsKept(t *testing.T) {
+	for name, w := range map[string]throttle.Window{
+		"prime":      {Limit: 999_999_937, Burst: 1, Period: 24*h - us},
+		"slow":       {Limit: 7, Burst: 1, Period: 366*24*h - us},
+		"deep":       {Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
+		"deep, fast": {Limit: 1e12, Burst: 1e12, Period: ms},
+	} {
+		w.Name, w.Algorithm = "w", throttle.GCRA
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := newHanded(t, client, policy(w))
+				reserve(t, l, acme(w.Burst))
+				units, at := int64(0), time.Duration(0)
+				for i := range int64(50) {
+					cost := max(1, w.Burst/(i+1))
+					at += reserve(t, l, acme(cost)).RetryIn
+					c.Set(at)
+					if d := reserve(t, l, acme(cost)); !d.Granted {
+						t.Fatalf("denied after RetryIn, for %v", d.RetryIn)
+					}
+					units += cost
+				}
+				ideal := time.Duration(float64(units) * float64(w.Period) / float64(w.Limit))
+				if at < ideal-ideal/1e9-us || at > ideal+ideal/1000+50*us {
+					t.Errorf("%d units took %v, want %v", units, at, ideal)
+				}
+			})
+		})
+	}
+}
+
+// Merged grants are later than they were, by a 128th of the period at most (here an eighth): never over, and
+// never denied for longer than that.
+func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
+	w := policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
+	const tick = 1_250_000 // us: 10 s / 8
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		c := newMidnight()
+		l := newEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry, limitertest.MergeFrom("8")}, policy(w))
+		onlyStricter(t, l.Limiter, c, w, tick, 700, 3, 40*ms)
+	})
+}
+
+// The same with the scripts as they are: a thousand grants in little more than 1 kB.
+func TestThousandsOfGrantsAreMerged(t *testing.T) {
+	w := policy(throttle.Window{Name: "w", Limit: 1200, Period: 1024 * s}).WithDefaults().Windows[0]
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := newHanded(t, client, policy(w))
+		onlyStricter(t, l, c, w, 8e6, 1400, 1, 500*ms)
+		bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
+		if bytes > 140*8 || bytes < 40*8 {
+			t.Errorf("1200 grants take %d bytes", bytes)
+		}
+		// Costs that need wide entries.
+		c.Set(2048 * s)
+		w.Limit = 1e9
+		setPolicy(t, l, w)
+		reserve(t, l, acme(1e8))
+		if d := reserve(t, l, acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
+			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+		}
+	})
+}
+
+func onlyStricter(t *testing.T, l *throttle.Limiter, c *clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(1, 2))
+	var log []*event
+	var made []throttle.Decision
+	var whole []grant
+	at, denials := time.Duration(0), 0
+	for i := range calls {
+		c.Set(at)
+		now := c.US.Load()
+		log = slices.DeleteFunc(log, func(e *event) bool { return e.at <= now-w.Period.Microseconds() })
+		cost := 1 + random.Int64N(maxCost)
+		exactly, used := fitsFrom(w, log, now, cost), ceil(level(w, log, now))
+		d := reserve(t, l, acme(cost))
+		counted := d.Windows[0].Used
+		if d.Granted {
+			counted -= cost
+			e := &event{at: now, units: cost, window: w, key: d.Reservation.ID}
+			log, made = append(log, e), append(made, d)
+		} else {
+			denials++
+		}
+		fits := now + d.RetryIn.Microseconds()
+		if counted < used || d.Granted && exactly > now || fits < exactly || fits > exactly+tick {
+			t.Fatalf("call %d at %v: granted %v, %d counted, fits at %d; exactly %d, at %d", i, at, d.Granted, counted, fits-midnight, used, exactly-midnight)
+		}
+		switch {
+		case !d.Granted:
+			at += d.RetryIn
+		case random.IntN(8) == 0:
+			j := random.IntN(len(made))
+			cancel(t, l, made[j].Reservation)
+			for _, e := range log {
+				e.cancelled = e.cancelled || e.key == made[j].Reservation.ID
+			}
+			made = slices.Delete(made, j, j+1)
+		default:
+			at += time.Duration(random.Int64N(int64(maxStep))) / us * us
+		}
+	}
+	for _, d := range made {
+		whole = append(whole, grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
+	}
+	if over := mostOver(w, whole); over > 0 || denials == 0 {
+		t.Errorf("%d units over, %d denials", over, denials)
+	}
+}
+
+// Many callers, several limiters and the clock of Redis: windows so short that keys come and go.
+func TestConcurrentGrantsAreNeverOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a second or two")
+	}
+	t.Parallel()
+	addr := throttletest.Redis(t)
+	windows := []throttle.Window{
+		{Name: "sliding", Limit: 50, Period: 170 * ms},
+		{Name: "shared", Limit: 70, Period: 230 * ms, Margin: 7 * ms, Scope: throttle.Shared},
+		{Name: "fixed", Algorithm: throttle.Fixed, Limit: 45, Period: 130 * ms},
+		{Name: "gcra", Algorithm: throttle.GCRA, Limit: 300, Burst: 20, Period: s},
+	}
+	first := throttle.Policy{Name: "first", Windows: []throttle.Window{
+		{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 25, Period: 90 * ms},
+	}}
+	var mu sync.Mutex
+	logs := map[string][]grant{}
+	granted := 0
+	note := func(d throttle.Decision) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		entry := grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]}
+		for _, w := range d.Windows {
+			logs[w.Name+"/"+w.Scope.String()] = append(logs[w.Name+"/"+w.Scope.String()], entry)
+		}
+		granted++
+		return granted < 1000
+	}
+	var group sync.WaitGroup
+	for i := range 8 {
+		l := newLimiter(t, throttletest.Client(t, addr), policy(windows...), first)
+		for j := range 8 {
+			group.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				for more := true; more; {
+					r := acme(1 + random.Int64N(3))
+					r.Tenant = fmt.Sprint("tenant", random.IntN(2))
+					if j == 0 {
+						r.Policy = "first"
+					}
+					d, err := l.Reserve(t.Context(), r)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					switch {
+					case !d.Granted:
+						time.Sleep(d.RetryIn / time.Duration(1+random.IntN(20)))
+						mu.Lock()
+						more = granted < 1000
+						mu.Unlock()
+					case r.Policy == "p" && random.IntN(8) == 0:
+						if _, err := d.Reservation.Cancel(t.Context()); err != nil {
+							t.Error(err)
+							return
+						}
+					default:
+						more = note(d)
+					}
+				}
+			})
+		}
+	}
+	group.Wait()
+	if len(logs) != 9 {
+		t.Errorf("%d counts, want 9", len(logs))
+	}
+	for _, w := range append(windows, first.Windows...) {
+		for name, log := range logs {
+			if name[:len(w.Name)+1] == w.Name+"/" {
+				if over := mostOver(w, log); over > 0 {
+					t.Errorf("%s: %d units over in %d grants", name, over, len(log))
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,27 @@
+// Package testhook lets tests hand a limiter its clock and edit its scripts, wherever they live.
+package testhook
+
+import (
+	"context"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Client is a connection to Redis with hooks for the one limiter that throttle.New makes with it.
+type Client struct {
+	redis.UniversalClient
+
+	// Edit, if not nil, changes the text of every script.
+	Edit func(text string) string
+
+	// Now, if not nil, returns the time in microseconds that the scripts go by; 0 is the clock of
+	// Redis.
+	Now func() int64
+
+	// Gathered tells how many requests of a policy wait for the call that is under way. New sets it.
+	Gathered func(policy string) int
+
+	// Refresh does at once what the first take after SetPolicies does in the background: tenants'
+	// weights and own limits hold for the tickets in line. New sets it.
+	Refresh func(ctx context.Context, policy string) error
+}

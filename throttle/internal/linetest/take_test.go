@@ -119,6 +119,25 @@ func TestPutBackAndGiveBack(t *testing.T) {
 	})
 }
 
+// A ticket that joined again while it was taken has a new place: what it was granted is given back,
+// once, and it stays there.
+func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(3, 10*s), slots(3)))
+		sc.joins("a1", "a2")
+		sc.takes("a1", "a2")
+		sc.at(s).joins("a3", "a1")
+		for range 2 {
+			sc.putBack("a1")
+			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1, 1}) {
+				t.Errorf("used %v", used(d))
+			}
+			agrees(t, client)
+		}
+		sc.takes("a3", "a1").asks(-1)
+	})
+}
+
 func TestReserveAgain(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(2, 10*s), slots(9)))

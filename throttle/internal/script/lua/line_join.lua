@@ -2,6 +2,7 @@
 --
 -- new_join(L) -> J, with these verbs; a request r is that of decide.lua, with its place read:
 --   waits(id)                      whether the ticket is in line
+--   rank(id)                       its rank
 --   somebody_waits(r, id)          whether others than the ticket `id` wait at the request's scopes
 --   expect(r, list, at, fits)      when a request without a place would start: at least, at most
 --   join(r, list, at)              puts its ticket in line -> status, the expected start and its upper bound, whether to nudge a server, its lower bound
@@ -230,6 +231,12 @@ function new_join(L)
   end
 
   function J.waits(id) return L.read('t', id) and true or false end
+
+  -- rank is the place of a ticket as text, nil if it is not in line.
+  function J.rank(id)
+    local _, _, _, rank = L.ticket(id)
+    return rank
+  end
 
   -- Who waits for slots only, where no window is shared, holds up nobody who has one. But the first of the same flow may wait
   -- there for more than this request takes, and have no room any more.

@@ -66,11 +66,11 @@ type Decision struct {
 type WindowState struct {
 	Algorithm Algorithm     // how the window counts
 	Burst     int64         // the most units that it holds at once: Limit, unless it is a GCRA window
-	Denied    bool          // this window has no room for the cost, or did not open yet after a pause
+	Denied    bool          // the cost does not fit, or the upstream has paused the window
 	Limit     int64         // units per period, for this tenant
 	Name      string        // of the window
 	Period    time.Duration // 0 for Calendar and Concurrency
-	Remaining int64         // units that would fit at Decision.At; never below 0
+	Remaining int64         // units below the limit, whatever a pause; at least 0
 	ResetsAt  time.Time     // when nothing counts any more, if nothing else is granted; zero by Line.Take
 	RetryIn   time.Duration // from Decision.At until the cost fits this window; 0 unless Denied
 	Scope     ScopeValue    // which count of the window this is

@@ -57,7 +57,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 		}
 		var got []string
 		for _, r := range remainders(h, now, map[string]bool{throttle.Requests: true, "tokens": true}) {
-			got = append(got, fmt.Sprint(r.unit, " ", r.left, " ", r.reset))
+			got = append(got, fmt.Sprint(r.unit, " ", r.units, " ", r.reset))
 		}
 		slices.Sort(got)
 		if list := strings.Join(got, "; "); list != row.want {
@@ -80,7 +80,7 @@ func FuzzRemainders(f *testing.F) {
 		units := map[string]bool{throttle.Requests: true, "tokens": true}
 		for range 2 {
 			for _, r := range remainders(h, now, units) {
-				if !units[r.unit] || r.left < 0 || r.left > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
+				if !units[r.unit] || r.units < 0 || r.units > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
 					t.Errorf("%+v", r)
 				}
 			}
@@ -116,7 +116,7 @@ func TestWhatOurWindowsLetOut(t *testing.T) {
 		{"tokens", time.Second, 11},
 		{"bytes", time.Second, -1},
 	} {
-		got, ok := letsOut(d, remainder{unit: row.unit, reset: row.reset})
+		got, ok := grantable(d, remainder{unit: row.unit, reset: row.reset})
 		if !ok {
 			got = -1
 		}

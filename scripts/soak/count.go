@@ -25,7 +25,7 @@ type evidence struct {
 	locks     []string                  // tasks whose locks are held
 	lost      map[string]int            // replies that nobody got, by kind of call
 	pickUps   int                       //
-	places    []string                  // tasks that still stand in line
+	tickets   []string                  // tasks that are still in line
 	runs      []run                     // by their begin
 	strays    []string                  // tasks that waited outside of the line
 	stuck     []string                  // workers that did not end

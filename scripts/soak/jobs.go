@@ -20,11 +20,6 @@ const (
 	tenantLimit  = 20
 	windowPeriod = 2 * time.Second
 
-	// The places in the policy's line, by ticket (throttle/internal/script/lua/line.lua), and the identity of
-	// asynq's Redis, which is part of their names.
-	placesKey   = "sluice:{" + policyName + "}:t"
-	identityKey = "sluice:asynq"
-
 	// The ledger never denies: what it has counted at the end is every unit ever charged.
 	ledgerWindow = "ledger"
 )
@@ -79,10 +74,13 @@ func (j job) runs() int { return min(j.Fails, j.MaxRetry) + 1 }
 
 // makeJobs returns the jobs of a soak that lasts so long, in the order of their times.
 func makeJobs(seed uint64, length time.Duration) []job {
-	r := rand.New(rand.NewPCG(seed, 1))
+	r, ids := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 3))
 	jobs := make([]job, int(loadFactor*sharedLimit*length.Seconds()/windowPeriod.Seconds()))
 	for i := range jobs {
 		j := job{ID: fmt.Sprintf("task-%05d", i), MaxRetry: 1 + r.IntN(5), Work: time.Duration(1+r.IntN(10)) * time.Millisecond}
+		if ids.Float64() < 0.5 {
+			j.ID = fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", i, ids.IntN(1<<16), ids.IntN(1<<12), ids.IntN(1<<12), ids.Int64N(1<<48))
+		}
 		j.At = time.Duration(r.Int64N(int64(length)))
 		if r.Float64() < inBursts {
 			j.At = j.At.Truncate(burstEvery)

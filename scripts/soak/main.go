@@ -13,7 +13,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -293,13 +292,13 @@ func (o options) batter(ctx context.Context, stacks []*stack, say *progress) err
 func (o options) drainAll(ctx context.Context, stacks []*stack, say *progress) error {
 	begin := time.Now()
 	for ticks := 1; time.Since(begin) < o.drain && ctx.Err() == nil; ticks++ {
-		all, places := []int{}, int64(0)
+		all, tickets := []int{}, int64(0)
 		for _, s := range stacks {
 			tasks, n, err := s.waiting(context.WithoutCancel(ctx))
 			if err != nil {
 				return err
 			}
-			all, places = append(all, tasks), places+n
+			all, tickets = append(all, tasks), tickets+n
 			if s.throttled {
 				if err := s.lookForStrays(context.WithoutCancel(ctx)); err != nil {
 					return err
@@ -311,10 +310,10 @@ func (o options) drainAll(ctx context.Context, stacks []*stack, say *progress) e
 				}
 			}
 		}
-		if all[0]+all[1] == 0 && places == 0 {
+		if all[0]+all[1] == 0 && tickets == 0 {
 			return nil
 		}
-		say.now("faults are off, %v of at most %v: %d tasks wait (%d in line), control %d", time.Since(begin).Round(time.Second), o.drain, all[0], places, all[1])
+		say.now("faults are off, %v of at most %v: %d tasks wait (%d in line), control %d", time.Since(begin).Round(time.Second), o.drain, all[0], tickets, all[1])
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -382,11 +381,7 @@ func (s *stack) evidence(ctx context.Context) (evidence, error) {
 			}
 		}
 	}
-	tickets, err := s.redis.HKeys(ctx, placesKey).Result()
-	for _, ticket := range tickets {
-		_, id, _ := strings.Cut(ticket, "/")
-		e.places = append(e.places, id)
-	}
+	e.tickets, err = waitingTasks(ctx, s.redis)
 	return e, err
 }
 

@@ -70,9 +70,9 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	own := func(name, unit string, value *float64, bar string) {
 		all = append(all, newFigure(name, unit, value, nil, bar))
 	}
-	unfinished, places := zero, zero
+	unfinished, tickets := zero, zero
 	if interrupted {
-		unfinished, places = unjudged, noBar
+		unfinished, tickets = unjudged, noBar
 	}
 	all = append(all, newFigure("tasks enqueued", "", number(len(sluice.enqueued)), number(len(control.enqueued)), noBar))
 	all = append(all, newFigure("runs", "", number(len(sluice.runs)), number(len(control.runs)), noBar))
@@ -94,7 +94,7 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	own("charged without a run", "units", number(s.leaked), noBar)
 	own("- without a fault to blame", "units", number(s.leakedUnexcused), zero)
 	own("waited outside of the line", "", number(len(sluice.strays)), zero)
-	own("places left in line", "", number(len(sluice.places)), places)
+	own("tickets left in line", "", number(len(sluice.tickets)), tickets)
 	both("workers that did not end", sluice.stuck, control.stuck, difference)
 	own("granted after the expected start, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
 	own("granted after the expected start, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
@@ -150,7 +150,7 @@ func explain(w io.Writer, name string, e evidence, holds func(task string) []hol
 	const most = 5 // of each kind
 	t := count(e)
 	if interrupted {
-		t.unfinished, e.places = nil, nil
+		t.unfinished, e.tickets = nil, nil
 	}
 	told := map[string]bool{}
 	for _, cases := range []struct {
@@ -159,7 +159,7 @@ func explain(w io.Writer, name string, e evidence, holds func(task string) []hol
 	}{
 		{"lost", t.lost}, {"unfinished", t.unfinished}, {"duplicated", t.duplicatedUnexcused},
 		{"archived early", t.archivedUnexcused}, {"burnt a retry", t.burntUnexcused}, {"not charged", t.uncharged},
-		{"its lock is left", t.locked}, {"outside of the line", e.strays}, {"left in line", e.places},
+		{"its lock is left", t.locked}, {"outside of the line", e.strays}, {"left in line", e.tickets},
 	} {
 		for _, id := range cases.tasks[:min(most, len(cases.tasks))] {
 			if told[id] {

@@ -317,8 +317,8 @@ func (p *producer) try(ctx context.Context, jobs []job) []error {
 	return errs
 }
 
-// waiting is how many tasks asynq has that have not ended, and Sluice's places in line.
-func (s *stack) waiting(ctx context.Context) (tasks int, places int64, err error) {
+// waiting returns how many tasks asynq has that have not ended, and how many tickets are in line.
+func (s *stack) waiting(ctx context.Context) (tasks int, tickets int64, err error) {
 	q, err := s.inspector.GetQueueInfo(queue)
 	if errors.Is(err, asynq.ErrQueueNotFound) {
 		return 0, 0, nil
@@ -326,19 +326,19 @@ func (s *stack) waiting(ctx context.Context) (tasks int, places int64, err error
 	if err != nil {
 		return 0, 0, err
 	}
-	places, err = s.redis.HLen(ctx, placesKey).Result()
-	return q.Pending + q.Active + q.Scheduled + q.Retry, places, err
+	tickets, err = s.redis.HLen(ctx, ticketsKey).Result()
+	return q.Pending + q.Active + q.Scheduled + q.Retry, tickets, err
 }
 
-// lookForStrays notes tasks that wait for long in asynq, as those do that stand in line, and do
-// not stand there. It is for the time without faults: a task that is seen so for longer than a ticket is missing
-// whose worker was killed is no chance.
+// lookForStrays notes tasks that asynq keeps for later, as it does tasks in line, but that have no
+// ticket. It is for the time without faults. A ticket whose worker was killed is missing for a few
+// seconds; a task without one for longer is no coincidence.
 func (s *stack) lookForStrays(ctx context.Context) error {
 	const missing = 15 * time.Second
 	now := time.Now()
 	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10) // retries and undecided tasks come back before that
-	identity, err := s.redis.Get(ctx, identityKey).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	inLine, err := waitingTasks(ctx, s.redis)
+	if err != nil {
 		return err
 	}
 	seen := map[string]time.Time{}
@@ -350,11 +350,7 @@ func (s *stack) lookForStrays(ctx context.Context) error {
 			return err
 		}
 		for _, id := range ids {
-			inLine, err := s.redis.HExists(ctx, placesKey, identity+"%2F"+queue+"/"+id).Result()
-			if err != nil {
-				return err
-			}
-			if inLine {
+			if slices.Contains(inLine, id) {
 				continue
 			}
 			since := s.suspects[id]

@@ -168,17 +168,21 @@ func takesIn(reply []byte) map[string]take {
 	}
 	takes := map[string]take{}
 	for i := first; i+1 < len(values); i++ {
-		line, ok := text(values[i])
+		ticket, ok := text(values[i])
 		if !ok {
 			continue
 		}
-		// ticket costs rank flow key tenant status, and when it was granted (throttle/internal/script/lua/take.lua)
-		fields := strings.Fields(line)
+		// "ticket costs rank flow key tenant status", then when it was granted: take.lua in
+		// throttle/internal/script/lua.
+		fields := strings.Fields(ticket)
 		granted, err := strconv.ParseInt(strings.TrimSpace(strings.TrimPrefix(string(values[i+1]), ":")), 10, 64)
 		if err != nil || len(fields) != 7 || fields[6] != "1" {
 			continue
 		}
-		_, id, _ := strings.Cut(fields[0], "/")
+		id, ok := taskOf(fields[0])
+		if !ok {
+			continue
+		}
 		takes[base+"/"+strconv.Itoa(len(takes))] = take{Granted: time.UnixMicro(granted), Task: id}
 	}
 	return takes

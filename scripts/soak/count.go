@@ -164,8 +164,8 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 	t.excess = excess(e.windows, e.runs)
 }
 
-// excess returns the most units by which any sliding window was exceeded, in (t-period, t] for any t,
-// by the times of the grants.
+// excess returns the most units by which any sliding window was exceeded, in (t-period, t] for any
+// t, by the times of the grants.
 func excess(windows []throttle.Window, runs []run) int64 {
 	worst := int64(-throttle.MaxLimit)
 	for _, w := range windows {

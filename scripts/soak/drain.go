@@ -94,8 +94,8 @@ func (s *stack) noteTicketless(ctx context.Context) error {
 	return nil
 }
 
-// expireLeases expires the leases of dead workers. It restarts the others, as asynq looks for expired
-// leases at a start.
+// expireLeases expires the leases of dead workers. It restarts the others, as asynq looks for
+// expired leases at a start.
 func (s *stack) expireLeases(ctx context.Context) error {
 	orphans := s.witness.orphans()
 	past := float64(time.Now().Add(-31 * time.Second).Unix())

@@ -1,6 +1,6 @@
-// Command soak runs throttled tasks for minutes while it cuts connections, loses replies, stops Redis
-// and kills workers. Plain asynq runs the same tasks under the same faults beside it. Then it compares
-// what became of every task.
+// Command soak runs throttled tasks for minutes while it cuts connections, loses replies, stops
+// Redis and kills workers. Plain asynq runs the same tasks under the same faults beside it. Then it
+// compares what became of every task.
 package main
 
 import (
@@ -79,8 +79,8 @@ type options struct {
 	workers int
 }
 
-// shortRun is the length below which the soak makes the leases of dead workers expire, as asynq would
-// find their tasks only after the end.
+// shortRun is the length below which the soak makes the leases of dead workers expire, as asynq
+// would find their tasks only after the end.
 const shortRun = time.Minute
 
 func main() {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A progress shows the user how the soak is going: on a terminal by one line that changes, elsewhere by
-// a line every ten seconds.
+// A progress shows the user how the soak is going: on a terminal by one line that changes,
+// elsewhere by a line every ten seconds.
 type progress struct {
 	w        io.Writer
 	terminal bool

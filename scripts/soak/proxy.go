@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A proxy stands in front of one redis-server. It disturbs calls by their fates, and shows the witness
-// calls and replies.
+// A proxy stands in front of one redis-server. It disturbs calls by their fates, and shows the
+// witness calls and replies.
 type proxy struct {
 	rate    float64
 	seed    uint64
@@ -45,8 +45,8 @@ func (p *proxy) listen(holder string) (net.Listener, error) {
 	return l, nil
 }
 
-// serve forwards one connection. It reads the replies to all that was forwarded, even if the client is
-// gone: Redis executes it all the same, unless it is a call that still waits.
+// serve forwards one connection. It reads the replies to all that was forwarded, even if the client
+// is gone: Redis executes it all the same, unless it is a call that still waits.
 func (p *proxy) serve(client net.Conn, holder string) {
 	defer client.Close()
 	server, err := net.Dial("tcp", p.server)

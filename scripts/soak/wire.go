@@ -31,8 +31,8 @@ const (
 // handshake lists the commands of a new connection. They meet no faults.
 var handshake = []string{"hello", "auth", "client", "select", "subscribe", "psubscribe", "ping"}
 
-// scripts describes the scripts that matter by the last parts of their keys. The first match counts.
-// "t:" stands for a task's own key.
+// scripts describes the scripts that matter by the last parts of their keys. The first match
+// counts. "t:" stands for a task's own key.
 var scripts = []struct {
 	keys []string
 	call func(args []string) wireCall
@@ -154,8 +154,8 @@ type take struct {
 	Task    string
 }
 
-// takesIn returns what a call of the limiter took from the line, by the ID of the grant. The reply is
-// that of take.lua; replies to other scripts have no takes.
+// takesIn returns what a call of the limiter took from the line, by the ID of the grant. The reply
+// is that of take.lua; replies to other scripts have no takes.
 func takesIn(reply []byte) map[string]take {
 	values, err := parts(reply)
 	const first = 3 // after two times and what the IDs begin with

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// An attempt is one pick-up of a task as seen on the wire: from the reply to a worker's dequeue to the
-// call that puts the task down.
+// An attempt is one pick-up of a task as seen on the wire: from the reply to a worker's dequeue to
+// the call that puts the task down.
 type attempt struct {
 	At      time.Time
 	Call    string    // the ID by which Sluice repeats or undoes it if it gets no reply; "" for asynq
@@ -107,14 +107,14 @@ func (w *witness) putDown(call wireCall, holder string, now time.Time) {
 	}
 }
 
-// isExcused reports whether a fault ended the attempt: its worker was killed, or never got the reply
-// and cannot ask again. The lock is held.
+// isExcused reports whether a fault ended the attempt: its worker was killed, or never got the
+// reply and cannot ask again. The lock is held.
 func (w *witness) isExcused(h *attempt) bool {
 	return h.Lost && h.Call == "" || !w.killed[h.Holder].IsZero() && h.EndedBy != h.Holder
 }
 
-// excused returns the attempts of a task that a fault ended. Each may cost a retry and one more run,
-// with or without Sluice.
+// excused returns the attempts of a task that a fault ended. Each may cost a retry and one more
+// run, with or without Sluice.
 func (w *witness) excused(task string) []*attempt {
 	w.mu.Lock()
 	defer w.mu.Unlock()

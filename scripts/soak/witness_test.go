@@ -146,8 +146,8 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	})
 }
 
-// Sluice repeats a pick-up until it is answered. A lost reply explains nothing then, unless the worker
-// died.
+// Sluice repeats a pick-up until it is answered. A lost reply explains nothing then, unless the
+// worker died.
 func TestWitnessOfRepeatedCalls(t *testing.T) {
 	t.Parallel()
 	message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), "a")

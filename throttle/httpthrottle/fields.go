@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Numbers in X-RateLimit-Reset from epochSeconds on are seconds since 1970, from epochMilliseconds on
-// milliseconds. Smaller ones are seconds from now, as no limit lasts for 31 years.
+// Numbers in X-RateLimit-Reset from epochSeconds on are seconds since 1970, from epochMilliseconds
+// on milliseconds. Smaller ones are seconds from now, as no limit lasts for 31 years.
 const (
 	epochSeconds      = 1_000_000_000
 	epochMilliseconds = 1_000_000_000_000
@@ -69,7 +69,8 @@ type remainder struct {
 	reset time.Duration // above 0
 }
 
-// remainders returns the upstream's remaining units, by the first of these fields that a response has:
+// remainders returns the upstream's remaining units, by the first of these fields that a response
+// has:
 //
 //   - RateLimit, as in draft-ietf-httpapi-ratelimit-headers-07 and later;
 //   - RateLimit-Remaining and -Reset, as in earlier drafts;
@@ -195,8 +196,8 @@ func integer(params *httpsfv.Params, key string) (int64, bool) {
 	return n, ok
 }
 
-// resetIn parses when the upstream resets: seconds from now, seconds or milliseconds since 1970, or a
-// duration such as 6m0s.
+// resetIn parses when the upstream resets: seconds from now, seconds or milliseconds since 1970, or
+// a duration such as 6m0s.
 func resetIn(value string, now time.Time) (time.Duration, bool) {
 	value = strings.TrimSpace(value)
 	if d, err := time.ParseDuration(value); err == nil && d > 0 {

@@ -10,8 +10,8 @@ import (
 // If that belongs to a trusted proxy, it is the last address in X-Forwarded-For that does not.
 // Earlier entries are ignored, as the client can invent them.
 //
-// An IPv6 address is cut to its first ipv6Bits bits, 1 to 128, such as "2001:db8::/64". A connection
-// that has no address, such as a Unix socket, is "local".
+// An IPv6 address is cut to its first ipv6Bits bits, 1 to 128, such as "2001:db8::/64". A
+// connection that has no address, such as a Unix socket, is "local".
 func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 	ip, ok := parseIP(r.RemoteAddr)
 	if !ok {

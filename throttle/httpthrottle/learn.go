@@ -29,8 +29,8 @@ type drift struct {
 // maxDrifts bounds the memory of a learner: tenants are data.
 const maxDrifts = 10_000
 
-// learn passes on what the response to a call says of refusals and remaining units. The call was made
-// at a time.
+// learn passes on what the response to a call says of refusals and remaining units. The call was
+// made at a time.
 func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision, made time.Time) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
@@ -99,7 +99,8 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 }
 
-// grantable returns an upper bound of the units that our windows can grant until the upstream resets.
+// grantable returns an upper bound of the units that our windows can grant until the upstream
+// resets.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64
@@ -118,8 +119,8 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	return least, ok
 }
 
-// news reports whether a drift must be reported: it has grown, or the one reported is far too strict
-// by now.
+// news reports whether a drift must be reported: it has grown, or the one reported is far too
+// strict by now.
 func (l *learner) news(key string, behind int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -46,7 +46,8 @@ func slots(limit int64) throttle.Window {
 	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.Shared}
 }
 
-// bubble runs the test on fake time, with a miniredis inside. It fails if a goroutine is left behind.
+// bubble runs the test on fake time, with a miniredis inside. It fails if a goroutine is left
+// behind.
 func bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, m *miniredis.Miniredis)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -146,7 +147,8 @@ func answer(body io.ReadCloser) base {
 	}
 }
 
-// stream is a base. The body of its response is what the caller writes, until the call's context ends.
+// stream is a base. The body of its response is what the caller writes, until the call's context
+// ends.
 func stream() (base, *io.PipeWriter) {
 	reader, writer := io.Pipe()
 	return func(req *http.Request) (*http.Response, error) {

@@ -1,8 +1,8 @@
 // Package httpthrottle puts the limits of package throttle around net/http: around the calls that a
 // program makes ([Transport]), and in front of the requests that it serves ([NewMiddleware]).
 //
-// A Transport reserves for every call. From the responses it learns of refusals, and of how much the
-// upstream has left. In a job, whose context carries a [throttle.Job], a call that does not fit
+// A Transport reserves for every call. From the responses it learns of refusals, and of how much
+// the upstream has left. In a job, whose context carries a [throttle.Job], a call that does not fit
 // returns a *[throttle.DeniedError]. A handler that returns this error has its job requeued:
 //
 //	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
@@ -12,8 +12,8 @@
 //	client := &http.Client{Transport: transport}
 //	response, err := client.Do(request.WithContext(ctx)) // ctx is the handler's
 //
-// To follow a call through the code, read [Transport.RoundTrip] here, then body.go and learn.go. For
-// a served request, read middleware.go.
+// To follow a call through the code, read [Transport.RoundTrip] here, then body.go and learn.go.
+// For a served request, read middleware.go.
 package httpthrottle
 
 import (
@@ -39,8 +39,8 @@ const cleanUpTimeout = 5 * time.Second
 // TransportConfig configures a Transport. Its functions are called by many goroutines at once.
 type TransportConfig struct {
 	// Base makes the calls. The default is http.DefaultTransport. A call that found no connection
-	// costs nothing, provided that Base reports connections to net/http/httptrace, as *http.Transport
-	// does.
+	// costs nothing, provided that Base reports connections to net/http/httptrace, as
+	// *http.Transport does.
 	Base http.RoundTripper
 
 	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
@@ -64,8 +64,8 @@ type TransportConfig struct {
 	// an *UnidentifiedError.
 	PassUnidentified bool
 
-	// Pause is how long the policy pauses after a refusal that does not say how long. The default is
-	// DefaultPause. The policy's MaxPause bounds every pause.
+	// Pause is how long the policy pauses after a refusal that does not say how long. The default
+	// is DefaultPause. The policy's MaxPause bounds every pause.
 	Pause time.Duration
 
 	// Policy guards the calls, unless Request names another. The default is the policy of the
@@ -94,8 +94,9 @@ func (e *UnidentifiedError) Error() string {
 		"or make it with the context of a job", e.Method, e.Host)
 }
 
-// A CountedError says that a call was not made, because its job has taken the policy's cost already.
-// The call would count twice, and a job that is requeued for its denial might come back for ever.
+// A CountedError says that a call was not made, because its job has taken the policy's cost
+// already. The call would count twice, and a job that is requeued for its denial might come back
+// for ever.
 type CountedError struct {
 	Policy string
 }
@@ -105,7 +106,8 @@ func (e *CountedError) Error() string {
 		"or cancel the job's reservation to count each call", e.Policy)
 }
 
-// A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent use.
+// A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent
+// use.
 type Transport struct {
 	c       TransportConfig
 	learner learner

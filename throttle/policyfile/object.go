@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// An object is a mapping in the file. Its methods read one field each. They return the zero value for
-// a missing field, which package throttle takes for the default. They report a field that cannot be
-// used, and return the zero value for it too. A zero or an empty text cannot be used: it is not meant
-// as the default.
+// An object is a mapping in the file. Its methods read one field each. They return the zero value
+// for a missing field, which package throttle takes for the default. They report a field that
+// cannot be used, and return the zero value for it too. A zero or an empty text cannot be used: it
+// is not meant as the default.
 type object struct {
 	*decoder
 	fields map[string]field
@@ -43,8 +43,8 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// object reads a mapping. Its keys are the known ones or, if none are given, any text. Errors name it
-// by where and what, and show the example.
+// object reads a mapping. Its keys are the known ones or, if none are given, any text. Errors name
+// it by where and what, and show the example.
 func (d *decoder) object(n *yaml.Node, line int, where, what, example string, known ...string) object {
 	o := object{decoder: d, fields: map[string]field{}, line: line, where: where}
 	n = follow(n)

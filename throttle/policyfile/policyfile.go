@@ -1,5 +1,5 @@
-// Package policyfile reads policies from YAML. It is strict: an unknown key or a value that cannot be
-// used is an error with file, line, policy, window, value and hint. docs/reference/policies.md
+// Package policyfile reads policies from YAML. It is strict: an unknown key or a value that cannot
+// be used is an error with file, line, policy, window, value and hint. docs/reference/policies.md
 // describes the format.
 package policyfile
 
@@ -55,9 +55,9 @@ func Load(path string) ([]throttle.Policy, error) {
 }
 
 // Parse parses the text of a policy file, which errors call by the name. It returns the policies in
-// the order of the file. They are valid, and throttle.New accepts them together. Fields that the file
-// leaves out are zero. The error joins an *Error for each mistake, by line. After the first 20 it
-// only counts them.
+// the order of the file. They are valid, and throttle.New accepts them together. Fields that the
+// file leaves out are zero. The error joins an *Error for each mistake, by line. After the first 20
+// it only counts them.
 func Parse(name string, data []byte) ([]throttle.Policy, error) {
 	d := &decoder{file: name}
 	var policies []throttle.Policy

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// describe returns everything that a file says, with one line for each policy, window and tenant. It
-// leaves out zero values.
+// describe returns everything that a file says, with one line for each policy, window and tenant.
+// It leaves out zero values.
 func describe(policies []throttle.Policy) string {
 	var b strings.Builder
 	line := func(what string, value any, skip ...string) {

@@ -6,8 +6,9 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// Suggest returns the known name that is most like a misspelt one, by the number of edits. It returns
-// "" if each would take edits to half of its characters or more. Upper case in name is ignored.
+// Suggest returns the known name that is most like a misspelt one, by the number of edits. It
+// returns "" if each would take edits to half of its characters or more. Upper case in name is
+// ignored.
 func Suggest(name string, known []string) string {
 	nearest, least := "", len(name)
 	for _, k := range known {

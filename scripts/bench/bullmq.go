@@ -20,10 +20,10 @@ import (
 //go:embed bullmq
 var bullMQSource embed.FS
 
-// A bullMQ is an installation of BullMQ, the queue of Node's world that has a limiter of its own.
+// A bullMQ is an installation of BullMQ, a queue for Node that has a limiter.
 type bullMQ struct{ dir string }
 
-// installBullMQ installs it into a directory of its own. Where it cannot, missing says why.
+// installBullMQ installs BullMQ into a directory of its own. If it cannot, missing says why.
 func installBullMQ(ctx context.Context) (b *bullMQ, missing error) {
 	for _, command := range []string{"node", "npm"} {
 		if _, err := exec.LookPath(command); err != nil {
@@ -68,8 +68,8 @@ func (b *bullMQ) install(ctx context.Context) error {
 
 func (b *bullMQ) remove() { os.RemoveAll(b.dir) }
 
-// process runs bullmq/peer.js by the arguments, and returns what it cost from its being ready to its
-// end, for one job, and when its handlers started.
+// process runs bullmq/peer.js with the arguments. It returns the cost of one job, from the time
+// that the peer was ready to its end, and when its handlers started.
 func (b *bullMQ) process(ctx context.Context, s *site, jobs int, mode string, args ...any) (c cost, starts []start, err error) {
 	_, port, err := net.SplitHostPort(s.addr())
 	if err != nil {

@@ -12,20 +12,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A scriptCall is a script that a limiter called.
+// A scriptCall is one call of a script by a limiter.
 type scriptCall struct {
 	sha            string
 	sent, answered time.Time
 	reply          int // values in the reply, if it is a list
 }
 
-// A callLog is a hook that notes when a client called scripts.
+// A callLog is a redis.Hook that notes when a client calls scripts.
 type callLog struct {
 	mu    sync.Mutex
 	calls []scriptCall
 }
 
-// of returns the calls of one script, in the order in which they were sent; of "" those of all scripts.
+// of returns the calls of one script, or of all scripts for "", in the order of sending.
 func (l *callLog) of(sha string) []scriptCall {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,8 +34,8 @@ func (l *callLog) of(sha string) []scriptCall {
 	return calls
 }
 
-// sentFor is when the call was sent that granted at a time by the clock of Redis, which is this
-// machine's: the newest of those under way then. A time outside of all calls is its own answer.
+// sentFor returns when the call was sent that granted at a time by the clock of Redis, which is
+// this machine's. It is the newest call under way then. Without one it returns the time itself.
 func sentFor(calls []scriptCall, granted time.Time) time.Time {
 	next := sort.Search(len(calls), func(i int) bool { return calls[i].sent.After(granted) })
 	for i := next - 1; i >= max(0, next-64); i-- {

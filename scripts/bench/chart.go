@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A curve is how something grows with something else.
+// A curve shows how one figure grows with another.
 type curve struct {
 	Name   string  `json:"name"` // of its file
 	Title  string  `json:"title"`
@@ -21,7 +21,7 @@ type point struct {
 	Y float64 `json:"y"`
 }
 
-// The picture in pixels, and the field in it in which the curve is.
+// The size of the picture in pixels, and of the plot in it.
 const (
 	chartWidth, chartHeight      = 560, 300
 	fieldLeft, fieldRight        = 56, 536
@@ -29,7 +29,7 @@ const (
 	chartLine, chartText, chartY = "#2b6cb0", "#57606a", "#d0d7de"
 )
 
-// svg draws the curve: x in powers, y from 0.
+// svg draws the curve: x on a logarithmic axis, y from 0.
 func (c curve) svg(w io.Writer) error {
 	most := 0.
 	for _, p := range c.Points {
@@ -73,7 +73,7 @@ func (c curve) svg(w io.Writer) error {
 	return err
 }
 
-// niceStep is 1, 2 or 5 times a power of ten, and not less than asked for.
+// niceStep returns the next 1, 2 or 5 times a power of ten.
 func niceStep(least float64) float64 {
 	if least <= 0 {
 		return 1
@@ -87,7 +87,7 @@ func niceStep(least float64) float64 {
 	return 10 * power
 }
 
-// shortNumber is 1,500 as 1.5k, and a ratio with two digits behind the point at most.
+// shortNumber formats 1,500 as 1.5k, and a ratio with at most two decimals.
 func shortNumber(v float64) string {
 	switch {
 	case v >= 1e6:

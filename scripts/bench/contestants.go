@@ -15,23 +15,23 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Nothing resets while we measure: a window that is full stays full.
+// period is so long that a full window stays full while we measure.
 const period = 24 * time.Hour
 
-// A contestant is one limiter with one set of windows. With several windows the last one denies
-// and the others have room, so that a denial costs a peer one call for every window too.
+// A contestant is one limiter with one set of windows. If it has several, the last one denies and
+// the others have room. So a denial costs a peer one call for each window too.
 type contestant struct {
 	name  string
 	limit int
 
-	// take asks for one unit for the tenant.
+	// take takes one unit for the tenant.
 	take func(ctx context.Context, tenant string) (granted bool, err error)
 
-	// fill brings a tenant that has nothing yet to `used` units.
+	// fill takes `used` units for a tenant that has none yet.
 	fill func(ctx context.Context, tenant string, used int) error
 }
 
-// baseline is what every ratio is to.
+// baseline is the contestant that every ratio refers to.
 func baseline(client redis.UniversalClient) contestant {
 	return redisRate(client, "redis_rate, one call", 20, 1)
 }
@@ -78,10 +78,10 @@ func contestants(client redis.UniversalClient) ([]contestant, error) {
 	return all, nil
 }
 
-// A reserveFunc asks once for the units, and answers whether they were granted.
+// A reserveFunc asks once for units, and returns whether they were granted.
 type reserveFunc func(ctx context.Context, tenant string, cost int) (granted bool, err error)
 
-// ourReserve asks a limiter of ours with these windows. The tenant is also the user.
+// ourReserve returns a reserve by our limiter with these windows. The tenant is also the user.
 func ourReserve(client redis.UniversalClient, windows ...throttle.Window) (reserveFunc, error) {
 	return ourReservePolicy(client, "bench", windows...)
 }
@@ -115,8 +115,9 @@ func sluice(client redis.UniversalClient, name string, limit int, windows []thro
 		fill: func(ctx context.Context, tenant string, used int) error {
 			fill, pause := take, time.Duration(0)
 			if large := limit > 128 && windows[0].Algorithm == throttle.Sliding; large {
-				// A large window counts together what is granted together. Full since long is one that was
-				// filled over most of a period: of a short one, which is what these windows have for now.
+				// A large window counts together what is granted together. Full since long is one
+				// that was filled over most of a period: of a short one, which is what these
+				// windows have for now.
 				short := slices.Clone(windows)
 				for i := range short {
 					short[i].Period = fillPeriod
@@ -140,13 +141,13 @@ func sluice(client redis.UniversalClient, name string, limit int, windows []thro
 	}, nil
 }
 
-// A large window is filled by so many calls, while its period is this.
+// A large window is filled by so many calls while it has this period.
 const (
 	fillCalls  = 1000
 	fillPeriod = 2 * time.Second
 )
 
-// redisRate makes one call for every window, as its users do: all but the last with room.
+// redisRate makes one call for each window, as its users do. All but the last have room.
 func redisRate(client redis.UniversalClient, name string, limit, calls int) contestant {
 	l := redis_rate.NewLimiter(client)
 	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
@@ -196,8 +197,8 @@ func throttledGCRA(client redis.UniversalClient, limit int) (contestant, error) 
 	}, nil
 }
 
-// The fixed window as its shortest script counts it: neither the time of the reset nor the
-// state on a denial is told.
+// The shortest script of a fixed window. It returns neither the time of the reset nor the state
+// after a denial.
 var plainCounterScript = redis.NewScript(`
 local used = redis.call('INCRBY', KEYS[1], ARGV[3])
 if used == tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -219,7 +220,7 @@ func plainCounter(client redis.UniversalClient, limit int) contestant {
 	}
 }
 
-// The sliding window log on a sorted set, as it is commonly written: a member for every grant.
+// The usual sliding window log in a sorted set, with a member for each grant.
 var sortedSetScript = redis.NewScript(`
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// A crew is how asynq's servers are set up: plain ones, or ones that are throttled by a policy.
-// Whatever it does not name is as by default.
+// A crew is a setup of asynq's servers, plain or throttled by a policy. Other settings are the
+// defaults.
 type crew struct {
 	policy  *throttle.Policy // nil: plain asynq
 	servers int              // 0 is one
@@ -26,7 +26,7 @@ type crew struct {
 	denied func(id string, d throttle.Decision) // is told of every denial, if not nil
 }
 
-// plain is the same crew without a policy.
+// plain returns the same crew without a policy.
 func (c crew) plain() crew {
 	c.policy, c.denied = nil, nil
 	return c

@@ -8,8 +8,8 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// engineBullMQ: another queue with a limiter, of one fixed window a queue, beside plain asynq. It meets
-// no bars: its figures are there to be compared with ours beside plain asynq.
+// engineBullMQ: another queue, whose limiter has one fixed window a queue, against plain asynq. It
+// has no bars: its figures are for comparison with ours against plain asynq.
 func engineBullMQ(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	b, missing := installBullMQ(ctx)
 	if missing != nil {
@@ -79,7 +79,7 @@ func (s *site) bullMQEnqueue(ctx context.Context, b *bullMQ, n int) ([]figure, e
 	}, nil
 }
 
-// bullMQRun lets plain asynq and then BullMQ run as many tasks, BullMQ by a limit.
+// bullMQRun has plain asynq and then BullMQ run as many tasks, BullMQ at a limit.
 func (s *site) bullMQRun(ctx context.Context, b *bullMQ, c crew, n int, r rate) ([]figure, error) {
 	plain, err := s.drainPlain(ctx, c, tasks(n, 10))
 	if err != nil {

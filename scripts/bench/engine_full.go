@@ -9,14 +9,14 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Windows that are to stay full have this period, and grant so many calls in it.
+// Windows that stay full have this period, and grant so many calls in it.
 const (
 	fullPeriod = 500 * time.Millisecond
 	fullGrants = 1000
 )
 
-// engineFull: single calls to sliding windows that stay full, because somebody asks all the time. All
-// of them grant as many calls a second, so that they differ in their size only.
+// engineFull: single calls to sliding windows that stay full, as calls never pause. All grant as
+// many calls a second, so they differ only in size.
 func engineFull(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	s, err := newReserveSite(ctx, o, 1)
 	if err != nil {
@@ -49,8 +49,9 @@ func engineFull(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	})
 }
 
-// fullWindows are sides that ask windows of these limits without a pause, one call after the other, and
-// how many calls each was granted. Small windows are of several tenants, for large ones a call costs more.
+// fullWindows returns sides that call windows of these limits one call after the other, without a
+// pause, and how many calls each was granted. A call to a large window costs more units. Small
+// windows are spread over several tenants.
 func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []func() (int, error), granted []int, err error) {
 	slice := time.Duration(s.o.of(50, 150)) * time.Millisecond
 	granted = make([]int, len(limits))
@@ -79,7 +80,7 @@ func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []fu
 	return sides, granted, nil
 }
 
-// fillWindows asks until all of them are full.
+// fillWindows calls until all windows are full.
 func fillWindows(sides []func() (int, error)) error {
 	for _, ask := range sides {
 		for begin := time.Now(); time.Since(begin) < fullPeriod; {

@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// twenty is the policy of those who have little to do.
+// twenty is the policy of servers that have little to do.
 func twenty() throttle.Policy {
 	return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("second", 20, time.Second)}}
 }
 
-// engineIdleSystem: one task now and then, which fits at once, at default settings.
+// engineIdleSystem: one task now and then that fits at once, at default settings.
 func engineIdleSystem(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	s, err := newSite(o)
 	if err != nil {
@@ -41,7 +41,7 @@ func engineIdleSystem(ctx context.Context, o scenarioOptions) ([]figure, error) 
 		defer shift.end()
 		if err := s.withOurClient(policy, func(c *worker.Client) error {
 			for range n {
-				// Long enough for everybody to have nothing to do, and in step with no timer.
+				// Long enough for all servers to be idle, and in step with no timer.
 				time.Sleep(300*time.Millisecond + rand.N(500*time.Millisecond))
 				at := time.Now()
 				info, err := c.EnqueueContext(ctx, worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil))
@@ -65,8 +65,8 @@ func engineIdleSystem(ctx context.Context, o scenarioOptions) ([]figure, error) 
 	})
 }
 
-// engineIdleServer: what a server asks of Redis that has had a task and has none, beside plain asynq's,
-// each on a Redis of its own at the same time.
+// engineIdleServer: the commands of a server that had a task and has none, against plain asynq's.
+// Both run at the same time, each on a Redis of its own.
 func engineIdleServer(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const settle = 7 * time.Second // until whatever the task has left behind is over
 	watch := time.Duration(o.of(15, 60)) * time.Second
@@ -116,7 +116,8 @@ func engineIdleServer(ctx context.Context, o scenarioOptions) ([]figure, error) 
 	})
 }
 
-// commands are how many Redis processes a second, those inside scripts included, ours aside.
+// commands returns how many commands Redis processes a second, with those inside scripts, without
+// our own.
 func (s *site) commands(ctx context.Context, watch time.Duration) (float64, error) {
 	begin := time.Now()
 	if err := s.control.ConfigResetStat(ctx).Err(); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// engineKeys: keys that a grant leaves in Redis, beside those that are there whatever their number.
+// engineKeys: the keys that each grant adds to those that exist in any case.
 func engineKeys(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	s, err := newReserveSite(ctx, o, 16)
 	if err != nil {
@@ -61,7 +61,7 @@ func engineKeys(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	return figures, nil
 }
 
-// ourKeys are the keys in Redis that are not asynq's own.
+// ourKeys returns the keys in Redis that are not asynq's.
 func (s *site) ourKeys(ctx context.Context) (int, error) {
 	keys, err := s.control.Keys(ctx, "*sluice*").Result()
 	return len(keys), err

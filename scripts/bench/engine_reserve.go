@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// twoExact are two sliding windows of each tenant that never deny here.
+// twoExact returns two sliding windows of each tenant that never deny here.
 func twoExact() []throttle.Window {
 	return []throttle.Window{
 		{Name: "second", Limit: 100_000, Period: time.Second},
@@ -31,7 +31,7 @@ func rateReserve(client redis.UniversalClient) reserveFunc {
 	}
 }
 
-// engineReserve: two exact windows by many goroutines, beside one call of redis_rate.
+// engineReserve: two exact windows by many goroutines, against one call of redis_rate.
 func engineReserve(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const goroutines = 64
 	s, err := newReserveSite(ctx, o, goroutines)
@@ -81,7 +81,7 @@ func engineReserveOne(ctx context.Context, o scenarioOptions) ([]figure, error) 
 	})
 }
 
-// besideRate are the costs of redis_rate and of two exact windows of ours.
+// besideRate returns the costs of redis_rate, and of two exact windows of ours.
 func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int) ([]cost, error) {
 	ours, err := ourReserve(s.askers, twoExact()...)
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int
 	return s.compare(ctx, n, tenants, goroutines, rateReserve(s.askers), ours)
 }
 
-// engineShapes: policies of other shapes beside two windows in one scope, by single calls.
+// engineShapes: policies of other shapes against two windows in one scope, by single calls.
 func engineShapes(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	window := func(name string, period time.Duration, per ...string) throttle.Window {
 		w := throttle.Window{Name: name, Limit: 1_000_000, Period: period}
@@ -130,7 +130,7 @@ func engineShapes(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	})
 }
 
-// A reserveSite is a site with connections for those who ask.
+// A reserveSite is a site with connections for goroutines that reserve.
 type reserveSite struct {
 	*site
 	askers *redis.Client
@@ -153,7 +153,7 @@ func (s *reserveSite) stop() {
 	s.site.stop()
 }
 
-// compare lets each of some limiters be asked n times for tenants in turn. All must be granted.
+// compare calls each limiter n times, for tenants in turn. All calls must be granted.
 func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) ([]cost, error) {
 	if err := s.clear(ctx); err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// engineReset: the literal rule, by which a denied task comes back at the earliest reset.
+// engineReset: the rule by which a denied task comes back at the earliest reset.
 func engineReset(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	policy := throttle.Policy{Name: "api", Match: []string{"*"}, Requeue: throttle.RequeueEarliestReset, Windows: []throttle.Window{
 		shared("shared", 20, 2300*time.Millisecond), // resets are rarely on a whole second

@@ -11,8 +11,9 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// engineRun: what throttling costs that denies nothing. Each round runs the same backlog three times: by
-// plain asynq, by ours with tasks of our client, by ours with tasks of a plain client.
+// engineRun: the cost of throttling that denies nothing. Each round runs the same backlog three
+// times: by plain asynq, by our server with tasks of our client, and by our server with tasks of
+// asynq's client.
 func engineRun(n, tenants, slots int, work time.Duration, throughput float64) func(context.Context, scenarioOptions) ([]figure, error) {
 	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		policy := unbound()
@@ -45,8 +46,8 @@ func engineRun(n, tenants, slots int, work time.Duration, throughput float64) fu
 	}
 }
 
-// engineRate: a backlog that stands at a shared window, with one of each tenant beside it, and what it
-// costs beside plain asynq, which runs the same backlog without any limit.
+// engineRate: a backlog at a shared window and a window for each tenant. Its cost is compared with
+// plain asynq, which runs the same backlog without limits.
 func engineRate(limit int, utilization float64, barred bool) func(context.Context, scenarioOptions) ([]figure, error) {
 	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		const tenants = 10
@@ -88,7 +89,7 @@ func engineRate(limit int, utilization float64, barred bool) func(context.Contex
 	}
 }
 
-// engineDefaults: a backlog of our client at a window, with nothing set but the concurrency.
+// engineDefaults: a backlog of our client at a window. Only the concurrency is set.
 func engineDefaults(r rate, short, full int, utilization float64, react bool) func(context.Context, scenarioOptions) ([]figure, error) {
 	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("shared", int64(r.limit), r.period)}}
@@ -121,7 +122,7 @@ func engineDefaults(r rate, short, full int, utilization float64, react bool) fu
 	}
 }
 
-// newDrainSite is a site that knows what idling costs the crew, and which script takes.
+// newDrainSite returns a site that knows the idle cost of the crew, and the script that takes.
 func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take string, err error) {
 	if s, err = newSite(o); err != nil {
 		return nil, "", err
@@ -136,7 +137,7 @@ func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take
 	return s, take, nil
 }
 
-// drainPlain lets a crew run tasks that a plain client enqueued.
+// drainPlain has a crew run tasks that asynq's client enqueued.
 func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) (*drained, error) {
 	if err := s.clear(ctx); err != nil {
 		return nil, err
@@ -147,7 +148,7 @@ func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) (*drai
 	return s.drain(ctx, c, len(all))
 }
 
-// drainOurs lets a crew run tasks that our client enqueued.
+// drainOurs has a crew run tasks that our client enqueued.
 func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) (*drained, error) {
 	if err := s.clear(ctx); err != nil {
 		return nil, err
@@ -162,7 +163,7 @@ func (d *drained) String() string {
 	return fmt.Sprintf("%.0f/s, %.1f us of Redis a task", perSecond(d.starts), d.cpu)
 }
 
-// beside are the figures of a run beside plain asynq's of the same tasks.
+// beside returns the figures of a run, as ratios to plain asynq's run of the same tasks.
 func beside(plain, ours *drained, whose string, throughput float64) []figure {
 	return []figure{
 		{Name: whose + ": throughput, beside plain asynq", Value: perSecond(ours.starts) / perSecond(plain.starts), AtLeast: &throughput},
@@ -171,7 +172,7 @@ func beside(plain, ours *drained, whose string, throughput float64) []figure {
 	}
 }
 
-// takenFigures tell how long tasks took from their take to their handlers.
+// takenFigures returns how long tasks took from their take to their handlers.
 func takenFigures(d *drained, take string, barred bool) []figure {
 	taken := d.takenToStart(take)
 	p50 := figure{Name: "taken to start p50", Value: milliseconds(quantile(taken, 0.5)), Unit: "ms"}

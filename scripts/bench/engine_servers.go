@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// engineServers: many servers with nothing to do but one line that moves on slowly.
+// engineServers: many servers with one line that moves slowly.
 func engineServers(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	servers, rates := []int{1, 10}, []int{20, 500}
 	if o.full {
@@ -48,7 +48,7 @@ func (s *site) besideOneLine(ctx context.Context, servers, limit int, take strin
 	if err != nil {
 		return nil, err
 	}
-	// While a backlog stands, and after the first rush.
+	// While a backlog waits, and after the first rush.
 	granted := byGrant(ours.starts)
 	from, to := granted[limit].granted, granted[n-1].granted
 	takes, vain := 0., 0.

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// engineSlots: handler slots are what is short, and no limit. One tenant's backlog came first.
+// engineSlots: handler slots bind, and no limit does. One tenant's backlog came first.
 func engineSlots(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const others, each = 9, 100
 	s, err := newSite(o)
@@ -37,8 +37,8 @@ func engineSlots(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	})
 }
 
-// shareErrorOf is the largest deviation of a tenant's part of the starts from an equal one, up to the
-// first start of any tenant's last task.
+// shareErrorOf returns the largest difference between a tenant's part of the starts and an equal
+// part, until the first tenant's tasks have all started.
 func shareErrorOf(starts []start, tenants int) float64 {
 	left, ran := map[string]int{}, map[string]float64{}
 	for _, s := range starts {

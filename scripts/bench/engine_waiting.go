@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// engineWaiting: what a join costs behind a long line, and what a ticket takes in Redis.
+// engineWaiting: the cost of a join behind a long line, and the memory of a ticket.
 func engineWaiting(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	n := o.of(50_000, 1_000_000)
 	if o.waiting > 0 {
@@ -77,7 +77,7 @@ func engineWaiting(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	), err
 }
 
-// lineOf is a policy whose line nobody takes from.
+// lineOf returns a policy. No server takes from its line.
 func lineOf(name string) throttle.Policy {
 	return throttle.Policy{Name: name, Windows: []throttle.Window{
 		shared("shared", 100, time.Second),

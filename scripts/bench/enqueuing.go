@@ -11,10 +11,10 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// batchSize is how many tasks one EnqueueBatch takes here.
+// batchSize is the number of tasks in one EnqueueBatch here.
 const batchSize = 500
 
-// An enqueue puts tasks into asynq by one client, on several goroutines.
+// An enqueue enqueues tasks by one client, on several goroutines.
 type enqueue func([]*asynq.Task) error
 
 func plainly(ctx context.Context, c *asynq.Client) enqueue {
@@ -48,7 +48,7 @@ func inBatches(ctx context.Context, c *worker.Client) enqueue {
 	}
 }
 
-// unbound is a policy of two exact windows that never deny here.
+// unbound returns a policy of two exact windows that never deny here.
 func unbound() throttle.Policy {
 	return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 		shared("shared", 1_000_000, time.Second),
@@ -56,7 +56,7 @@ func unbound() throttle.Policy {
 	}}
 }
 
-// tasks are n tasks of so many tenants in turn.
+// tasks returns n tasks, of so many tenants in turn.
 func tasks(n, tenants int) []*asynq.Task {
 	all := make([]*asynq.Task, n)
 	for i := range all {
@@ -65,12 +65,12 @@ func tasks(n, tenants int) []*asynq.Task {
 	return all
 }
 
-// engineEnqueue: our client beside asynq's, one task a call.
+// engineEnqueue: our client against asynq's, one task a call.
 func engineEnqueue(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	return compareEnqueue(ctx, o, o.of(6_000, 40_000), oneByOne, 0.30, 3.3)
 }
 
-// engineEnqueueBatch: our client with hundreds of tasks a call, beside asynq's.
+// engineEnqueueBatch: our client with hundreds of tasks a call, against asynq's.
 func engineEnqueueBatch(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	return compareEnqueue(ctx, o, turns*enqueuers*batchSize/o.of(8, 1), inBatches, 0.60, 2.0)
 }
@@ -115,7 +115,7 @@ func compareEnqueue(ctx context.Context, o scenarioOptions, n int, by func(conte
 	})
 }
 
-// inSlices enqueues so many tasks of ten tenants, a slice of them at a time.
+// inSlices returns a side that enqueues so many tasks of ten tenants, in slices.
 func inSlices(put enqueue, n int) func() (int, error) {
 	return func() (int, error) {
 		slice := tasks(n/turns, 10)

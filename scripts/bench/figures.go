@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A figure is one result, and the bar it has to clear, if it has one.
+// A figure is one result. It may have a bar to clear.
 type figure struct {
 	Case    string   `json:"case"`
 	Name    string   `json:"name"`
@@ -61,8 +61,8 @@ func printFigures(w io.Writer, figures []figure) error {
 	return t.Flush()
 }
 
-// medians runs all rounds of a measurement, and returns the median of each figure over them. A figure
-// keeps the place of its first appearance.
+// medians runs all rounds of a measurement, and returns the median of each figure, in the order of
+// their first appearance.
 func medians(rounds int, measure func(round int) ([]figure, error)) ([]figure, error) {
 	var all []figure
 	values := map[string][]float64{}
@@ -90,7 +90,7 @@ func median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// quantile is the value below which that part of the values lies; 0 of none.
+// quantile returns the value below which that part of the values lies, and 0 without values.
 func quantile[T cmp.Ordered](values []T, q float64) T {
 	var zero T
 	if len(values) == 0 {

@@ -13,7 +13,7 @@ import (
 	"text/tabwriter"
 )
 
-// growth measures how costs grow, and draws it.
+// growth measures and draws how costs grow.
 func growth(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("scripts/bench/run growth", flag.ContinueOnError)
 	flags.SetOutput(stderr)

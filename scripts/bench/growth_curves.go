@@ -25,7 +25,7 @@ func growths() []grower {
 	}
 }
 
-// inRounds measures sides in turn, and returns the Redis CPU of each beside the first one's.
+// inRounds measures sides in turn, and returns the Redis CPU of each as a ratio to the first one's.
 func (s *site) inRounds(ctx context.Context, xs []int, sides []func() (int, error)) ([]point, error) {
 	figures, err := medians(s.o.rounds, func(round int) ([]figure, error) {
 		costs, err := s.inTurns(ctx, sides...)
@@ -49,7 +49,7 @@ func (s *site) inRounds(ctx context.Context, xs []int, sides []func() (int, erro
 	return points, nil
 }
 
-// growDecisions compares single calls of limiters with other windows, of as many tenants each.
+// growDecisions compares single calls of limiters with different windows, and as many tenants each.
 func growDecisions(ctx context.Context, o scenarioOptions, xs []int, tenants func(x int) int, windows func(x int) []throttle.Window) ([]point, error) {
 	s, err := newReserveSite(ctx, o, 1)
 	if err != nil {

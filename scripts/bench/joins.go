@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// joins are tickets like those of a worker's tasks, for lines from which nobody takes.
+// joins makes tickets like those of a worker's tasks, for lines from which no server takes.
 type joins struct {
 	client  *redis.Client
 	limiter *throttle.Limiter
@@ -30,14 +30,14 @@ func newJoins(addr string, policies []throttle.Policy) (*joins, error) {
 
 func (j *joins) close() { j.client.Close() }
 
-// many joins hundreds in a call, on several goroutines.
+// many joins tickets by hundreds a call, on several goroutines.
 func (j *joins) many(ctx context.Context, policy string, n int) error {
 	return inParallel((n+batchSize-1)/batchSize, enqueuers, func(i int) error {
 		return j.join(ctx, policy, i*batchSize, min(batchSize, n-i*batchSize))
 	})
 }
 
-// one joins one in a call, one after the other.
+// one joins tickets by one a call, one after the other.
 func (j *joins) one(ctx context.Context, policy string, n int) error {
 	for i := range n {
 		if err := j.join(ctx, policy, i, 1); err != nil {
@@ -65,17 +65,17 @@ func (j *joins) join(ctx context.Context, policy string, from, n int) error {
 	return err
 }
 
-// taskID is one such as asynq makes: a random UUID.
+// taskID returns a random UUID, as asynq does.
 func taskID() string {
 	var u [16]byte
 	rand.Read(u[:])
 	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
 }
 
-// takenNothing is how many values the reply of a take has that found nothing.
+// takenNothing is the number of values in the reply of a take that found nothing.
 const takenNothing = 3
 
-// takeScript is the SHA of the script that takes, as it is seen when a limiter calls it.
+// takeScript returns the SHA of the script that takes. It sees it when a limiter calls it.
 func takeScript(ctx context.Context, addr string) (string, error) {
 	client, limiter, err := newLimiter(addr, throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}})
 	if err != nil {

@@ -19,7 +19,7 @@ type start struct {
 	tenant  string // empty of plain asynq
 }
 
-// A journal is what servers wrote down outside of Redis.
+// A journal is what servers log outside of Redis.
 type journal struct {
 	done chan struct{} // closed when as many tasks have started as are expected
 
@@ -55,7 +55,7 @@ func (j *journal) starts() []start {
 	return slices.SortedFunc(slices.Values(j.started), func(a, b start) int { return a.at.Compare(b.at) })
 }
 
-// wakes is how often a worker picked a task up, for each task that ran.
+// wakes returns the pick-ups for each task that ran.
 func (j *journal) wakes() float64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -88,7 +88,7 @@ func (j *journal) await(ctx context.Context, say func(string, ...any)) error {
 	}
 }
 
-// perSecond is the rate from the first start to the last.
+// perSecond returns the rate from the first start to the last.
 func perSecond(starts []start) float64 {
 	return float64(len(starts)-1) / starts[len(starts)-1].at.Sub(starts[0].at).Seconds()
 }
@@ -99,20 +99,20 @@ func byGrant(starts []start) []start {
 	})
 }
 
-// A rate is a shared sliding window that a backlog stands at.
+// A rate is a shared sliding window that a backlog waits for.
 type rate struct {
 	limit  int
 	period time.Duration
 }
 
-// utilization is the time that the grants need at the least over the time that they took.
+// utilization returns the least time that the grants need over the time that they took.
 func (r rate) utilization(starts []start) float64 {
 	granted := byGrant(starts)
 	least := float64(len(granted)-r.limit) / float64(r.limit) * r.period.Seconds()
 	return least / granted[len(granted)-1].granted.Sub(granted[0].granted).Seconds()
 }
 
-// excess is the most units granted in any period, over the limit.
+// excess returns the most units granted in any period, over the limit.
 func (r rate) excess(starts []start) int {
 	worst, from := math.MinInt, 0
 	granted := byGrant(starts)
@@ -125,8 +125,9 @@ func (r rate) excess(starts []start) int {
 	return worst
 }
 
-// fits are, of tasks that all wait from the beginning, the times from the moment at which one fits to
-// its grant and to its start: grant number k fits one period after number k - limit.
+// fits returns how long each task took to its grant and to its start, from the moment at which it
+// fits: grant number k fits one period after number k - limit. All tasks must wait from the
+// beginning.
 func (r rate) fits(starts []start) (toTaken, toRunning []time.Duration) {
 	granted := byGrant(starts)
 	for k := r.limit; k < len(granted); k++ {

@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// line runs whole fleets of workers beside the waiting line.
+// line measures the waiting line with whole fleets of workers.
 func line(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s := suite{name: "line", scenarios: lineScenarios()}
 	flags := s.flags(stderr, "about an hour in place of about six minutes")

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// atOnce: what one attempt gives back of a concurrency window is in use again at once.
+// atOnce: a slot of a concurrency window that is given back is used again at once.
 func atOnce(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	o.servers, o.slots = 2, 16
 	const limit = 8
@@ -45,7 +45,7 @@ func atOnce(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		running, i = running+1, i+1
 		most = max(most, running)
 	}
-	// The end of one lets the start come that is `limit` starts later, as long as others wait.
+	// While others wait, the end of one run allows the start that is `limit` starts later.
 	var reuse []float64
 	for i := limit; i < len(starts); i++ {
 		reuse = append(reuse, milliseconds(starts[i].Sub(ends[i-limit])))

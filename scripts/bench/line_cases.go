@@ -17,13 +17,13 @@ func shared(name string, limit int64, period time.Duration) throttle.Window {
 	return throttle.Window{Name: name, Limit: limit, Period: period, Scope: throttle.Shared}
 }
 
-// Wakes of a task at the most, as means: enqueued by a plain client, which has it denied once, and by ours.
+// The mean wakes of a task, at most: by a plain client, whose tasks are denied once, and by ours.
 const (
 	wakesPlain = 2.02
 	wakesOurs  = 1.02
 )
 
-// A standing is what a backlog at one window is held to: no worse than the first engine was, whose
+// A standing is the bars of a backlog at one window: the figures of an earlier engine, whose
 // servers asked every 20 ms.
 type standing struct{ utilization, p50, p99 float64 }
 
@@ -35,7 +35,7 @@ func lineScenarios() []scenario {
 	}
 	joined := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) ([]figure, error) {
 		return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
-			return planned(ctx, o, o.of(short, full), s, windows(o)...)
+			return drainJoined(ctx, o, o.of(short, full), s, windows(o)...)
 		}
 	}
 	one := func(w throttle.Window) func(scenarioOptions) []throttle.Window {
@@ -43,25 +43,25 @@ func lineScenarios() []scenario {
 	}
 	second, ten, tenth := one(shared("second", 20, time.Second)), one(shared("ten", 200, 10*time.Second)), one(shared("tenth", 5, 100*time.Millisecond))
 	return []scenario{
-		{"second", "one tenant, 20 per 1 s, full: 2,000 tasks", denied(400, 2000, standing{0.99, 9, 25}, second)},
-		{"ten-seconds", "one tenant, 200 per 10 s, full: 2,000 tasks", denied(600, 2000, standing{0.99, 16, 41}, ten)},
-		{"two-windows", "one tenant, 20 per 60 s and 5 per 3 s, full: 300 tasks; short: both periods a sixth", denied(60, 300, standing{0.99, 10, 43}, twoWindows)},
-		{"tenth", "one tenant, 5 per 100 ms, full: 2,000 tasks", denied(750, 2000, standing{0.91, 8, 25}, tenth)},
-		{"second-planned", "20 per 1 s, by our client", joined(300, 2000, standing{0.98, 11, 49}, second)},
-		{"two-planned", "20 per 60 s and 5 per 3 s, by our client; short: both periods a sixth", joined(60, 300, standing{0.99, 8, 49}, twoWindows)},
-		{"tenth-planned", "5 per 100 ms, by our client", joined(750, 2000, standing{0.90, 9, 29}, tenth)},
-		{"nginx", "calls through nginx: two limits at once, and 5 per 1 s without a burst", nginx},
-		{"weights", "4 tenants, weights 1, 1, 1, 2, shared 50 per 1 s, one with a backlog, others later", weights},
-		{"tenants", "200 tenants, own 5 per 3 s each, shared 50 per 1 s", tenants},
-		{"lines", "300 tenants, own 1 per 1 s each", lines},
-		{"crossing", "40 tenants, own 5 per 3 s each, in 4 regions, 20 per 1 s each: scopes that cross", crossing},
-		{"slots", "handlers of 1 s, fewer slots than the limit: 32 run at once, 50 per 1 s", slots},
-		{"at-once", "8 at once, handlers of 200 ms, full: 2,000 tasks", atOnce},
-		{"bulk", "a bulk beside nine live tenants, shared 50 per 1 s, full: 3,000 tasks", bulk},
-		{"zipf", "Zipf backlog, shared 50 per 1 s, full: 1,000 tenants", zipf},
-		{"plan-many", "one tenant enqueues a backlog by our client, another one task, full: 100,000", planMany},
-		{"deleted", "half of the waiting tasks deleted with asynq's Inspector, full: 1,000", deleted},
-		{"stopped", "workers stopped while a backlog waits, full: 60 s, 20,000 tasks", stopped},
+		{"second", "one tenant's backlog by asynq's client, 20 per 1 s; full: 2,000 tasks", denied(400, 2000, standing{0.99, 9, 25}, second)},
+		{"ten-seconds", "the same, 200 per 10 s; full: 2,000 tasks", denied(600, 2000, standing{0.99, 16, 41}, ten)},
+		{"two-windows", "the same, 20 per 60 s and 5 per 3 s; full: 300 tasks; short: both periods a sixth", denied(60, 300, standing{0.99, 10, 43}, twoWindows)},
+		{"tenth", "the same, 5 per 100 ms; full: 2,000 tasks", denied(750, 2000, standing{0.91, 8, 25}, tenth)},
+		{"second-joined", "one tenant's backlog by our client, 20 per 1 s; full: 2,000 tasks", joined(300, 2000, standing{0.98, 11, 49}, second)},
+		{"two-joined", "the same, 20 per 60 s and 5 per 3 s; full: 300 tasks; short: both periods a sixth", joined(60, 300, standing{0.99, 8, 49}, twoWindows)},
+		{"tenth-joined", "the same, 5 per 100 ms; full: 2,000 tasks", joined(750, 2000, standing{0.90, 9, 29}, tenth)},
+		{"nginx", "calls to nginx, which has the limits too: two at once, and 5 per 1 s without a burst; its refusals", nginx},
+		{"weights", "4 tenants of weights 1, 1, 1 and 2 share 50 per 1 s, one has a backlog, the others come later; their shares", weights},
+		{"tenants", "200 tenants with 5 per 3 s each share 50 per 1 s", tenants},
+		{"lines", "300 tenants with 1 per 1 s each, nothing shared", lines},
+		{"crossing", "40 tenants with 5 per 3 s each in 4 regions with 20 per 1 s each: scopes that cross", crossing},
+		{"slots", "handlers of 1 s on 32 slots at a limit of 50 per 1 s; utilization of the slots", slots},
+		{"at-once", "a concurrency window of 8, handlers of 200 ms; full: 2,000 tasks; time from a free slot to the next start", atOnce},
+		{"bulk", "one tenant's bulk beside nine tenants that enqueue now and then, 50 per 1 s shared; full: 3,000 tasks; their waits", bulk},
+		{"zipf", "backlogs of Zipf sizes share 50 per 1 s; full: 1,000 tenants; when each ends against its fair time", zipf},
+		{"join-many", "one tenant enqueues a backlog by our client, then another one task; full: 100,000 tasks", joinMany},
+		{"deleted", "half of the waiting tasks are deleted by asynq's Inspector; full: 1,000", deleted},
+		{"stopped", "workers stop while a backlog waits; full: for 60 s, 20,000 tasks; time to drain against the ideal", stopped},
 	}
 }
 
@@ -70,7 +70,7 @@ func twoWindows(o scenarioOptions) []throttle.Window {
 	return []throttle.Window{shared("minute", 20, time.Minute/scale), shared("burst", 5, 3*time.Second/scale)}
 }
 
-// drain lets a backlog of one tenant, enqueued before the workers start, run dry.
+// drain measures how a backlog of one tenant drains. It is enqueued before the workers start.
 func drain(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) ([]figure, error) {
 	f, err := newFleet(o, windows...)
 	if err != nil {
@@ -93,7 +93,7 @@ func drain(ctx context.Context, o scenarioOptions, n int, s standing, windows ..
 	return append(figures, f.reaction(s.p50, s.p99)...), err
 }
 
-func planned(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) ([]figure, error) {
+func drainJoined(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) ([]figure, error) {
 	f, err := newFleet(o, windows...)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func planned(ctx context.Context, o scenarioOptions, n int, s standing, windows 
 	if _, err := f.redis.reset(ctx); err != nil {
 		return nil, err
 	}
-	if err := f.plan(ctx, c, "acme", n, 8); err != nil {
+	if err := f.join(ctx, c, "acme", n, 8); err != nil {
 		return nil, err
 	}
 	if err := f.await(ctx, n); err != nil {
@@ -119,8 +119,8 @@ func planned(ctx context.Context, o scenarioOptions, n int, s standing, windows 
 	return append(figures, f.reaction(s.p50, s.p99)...), err
 }
 
-// planMany: one tenant plans a backlog, then another plans one task.
-func planMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
+// joinMany: one tenant's backlog joins the line, then one task of another tenant.
+func joinMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const limit, period = 50, time.Second
 	f, err := newFleet(o, shared("second", limit, period))
 	if err != nil {
@@ -136,14 +136,14 @@ func planMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	}
 	n := o.of(20_000, 100_000)
 	begin := time.Now()
-	if err := f.plan(ctx, c, "a", n, 64); err != nil {
+	if err := f.join(ctx, c, "a", n, 64); err != nil {
 		return nil, err
 	}
 	took := time.Since(begin)
-	f.o.say("planned %d in %v", n, took.Round(time.Millisecond))
+	f.o.say("joined %d in %v", n, took.Round(time.Millisecond))
 	time.Sleep(2 * time.Second)
 	asked := time.Now()
-	if err := f.plan(ctx, c, "b", 1, 1); err != nil {
+	if err := f.join(ctx, c, "b", 1, 1); err != nil {
 		return nil, err
 	}
 	if err := f.awaitTenant(ctx, "b", 1); err != nil {
@@ -161,12 +161,12 @@ func planMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		}
 	}
 	return []figure{
-		{Name: "planning " + strconv.Itoa(n) + " tasks", Value: took.Seconds(), Unit: "s", AtMost: new(10 * float64(n) / 100_000)},
+		{Name: "joining of " + strconv.Itoa(n) + " tasks", Value: took.Seconds(), Unit: "s", AtMost: new(10 * float64(n) / 100_000)},
 		{Name: "the other's task after the next free unit", Value: started.Sub(free).Seconds(), Unit: "s", AtMost: new(1.)},
 	}, nil
 }
 
-// deleted: half of what waits is deleted behind the line's back.
+// deleted: half of the waiting tasks are deleted, and the line is not told.
 func deleted(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	f, err := newFleet(o, shared("second", 20, time.Second))
 	if err != nil {
@@ -243,8 +243,8 @@ func stopped(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	), err
 }
 
-// fellBack is by how many tasks that came later a task was overtaken, at the most. Tasks that are
-// granted at the same moment overtake nobody.
+// fellBack returns the most later tasks that overtook a task. Tasks that are granted at the same
+// moment overtake none.
 func fellBack(ran []*logged, order func(a, b *logged) int) int {
 	came := slices.SortedFunc(slices.Values(ran), order)
 	rank := make(map[*logged]int, len(came))
@@ -263,7 +263,7 @@ func fellBack(ran []*logged, order func(a, b *logged) int) int {
 
 func byCame(a, b *logged) int { return a.came.Compare(b.came) }
 
-// byNumber is the order in which they were planned one after the other.
+// byNumber orders tasks as they joined.
 func byNumber(a, b *logged) int {
 	return cmp.Or(cmp.Compare(len(a.id), len(b.id)), cmp.Compare(a.id, b.id))
 }

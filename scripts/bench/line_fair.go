@@ -53,7 +53,7 @@ func weights(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	if err := f.await(ctx, all); err != nil {
 		return nil, err
 	}
-	// All wait from the first period after the last tenant came until one has no more to call.
+	// All tenants wait from the first period after the last one came until one has no tasks left.
 	first, last := map[string]time.Time{}, map[string]time.Time{}
 	for _, l := range f.grants() {
 		if at, ok := first[l.tenant]; !ok || l.came.Before(at) {
@@ -104,7 +104,7 @@ func tenants(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	return append(figures, f.sharedUtilization(50, time.Second)), err
 }
 
-// lines: without a shared window every tenant has a line, and all of them have to be looked after.
+// lines: without a shared window no tenant waits for another.
 func lines(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	f, err := newFleet(o, throttle.Window{Name: "own", Limit: 1, Period: time.Second})
 	if err != nil {
@@ -129,7 +129,8 @@ func lines(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	return append(figures, f.reaction(12, 48)...), err
 }
 
-// crossing: a grant to one can move the obstacle of another's first ticket from its tenant to a region.
+// crossing: after a grant, another tenant's first ticket may wait for its region and not its own
+// window.
 func crossing(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const tenants, regions, limit, period = 40, 4, 5, 3 * time.Second
 	f, err := newFleet(o,
@@ -164,7 +165,7 @@ func crossing(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	}), err
 }
 
-// slots: the limit allows more than the workers can run, so whoever is called has to wait for them.
+// slots: the limit allows more than the workers can run, so tasks wait for free slots.
 func slots(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	o.servers, o.slots = 2, 16
 	f, err := newFleet(o, shared("second", 50, time.Second))
@@ -184,7 +185,7 @@ func slots(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		return nil, err
 	}
 	n := o.of(600, 2000)
-	if err := f.plan(ctx, c, "acme", n, 1); err != nil {
+	if err := f.join(ctx, c, "acme", n, 1); err != nil {
 		return nil, err
 	}
 	if err := f.await(ctx, n); err != nil {
@@ -214,7 +215,7 @@ func (f *fleet) sharedUtilization(limit int, period time.Duration) figure {
 	return figure{Name: "utilization of the shared window", Value: ideal / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds()}
 }
 
-// bulk: nine tenants enqueue three tasks a second each, beside one with a backlog.
+// bulk: nine tenants enqueue three tasks a second each, and one has a backlog.
 func bulk(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	f, err := newFleet(o, shared("second", 50, time.Second))
 	if err != nil {
@@ -283,7 +284,7 @@ func bulk(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	), err
 }
 
-// zipf: tenant number k has a backlog of 1/k of the first one's, all of it there at once.
+// zipf: the backlog of tenant k is 1/k of the first one's. All come at once.
 func zipf(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const limit, period = 50, time.Second
 	f, err := newFleet(o, shared("second", limit, period))
@@ -340,8 +341,9 @@ func zipf(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	), err
 }
 
-// fairFinish is when each tenant's backlog is gone if all that have one share the rate equally
-// at every moment: the fluid that start-time fair queueing follows. The first limit units go at once.
+// fairFinish returns when each tenant's backlog ends if all tenants that have one share the rate
+// equally at every moment. Start-time fair queueing approximates this. The first limit units go at
+// once.
 func fairFinish(backlog map[string]float64, limit int, period time.Duration) map[string]time.Duration {
 	type entry struct {
 		tenant string

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// grants are the tasks that ran, in the order of their grants.
+// grants returns the tasks that ran, in the order of their grants.
 func (f *fleet) grants() []*logged {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -22,7 +22,7 @@ func (f *fleet) grants() []*logged {
 	return ran
 }
 
-// excess is by how much any window was exceeded at the most.
+// excess returns the most units by which any window was exceeded.
 func (f *fleet) excess(at func(*logged) time.Time) int {
 	worst := math.MinInt
 	for _, w := range f.policy.Windows {
@@ -44,8 +44,8 @@ func (f *fleet) excess(at func(*logged) time.Time) int {
 	return worst
 }
 
-// ideal is the time from the first to the last of n grants if none is late: of a single window
-// (n - limit) x period / limit, with several the last one's place in a walk through them.
+// ideal returns the time from the first to the last of n grants if none is late. For one window
+// that is (n - limit) x period / limit. For several it is computed grant by grant.
 func (f *fleet) ideal(n int) time.Duration {
 	windows := f.policy.Windows
 	if len(windows) == 1 {
@@ -68,7 +68,7 @@ func (f *fleet) utilization() float64 {
 	return f.ideal(len(ran)).Seconds() / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds()
 }
 
-// wakes are the mean and the most per task.
+// wakes returns the mean wakes of a task, and the most.
 func (f *fleet) wakes() (mean float64, most int) {
 	ran, sum := f.grants(), 0
 	for _, l := range ran {
@@ -85,8 +85,8 @@ type ride struct {
 	took time.Duration
 }
 
-// fitToRunning are the rides of those that waited: grant number k of a window with a backlog fits
-// one period after number k - limit. Only for policies all of whose windows have the same scope.
+// fitToRunning returns the rides of tasks that waited: grant number k of a window with a backlog
+// fits one period after number k - limit. All windows of the policy must have the same scope.
 func (f *fleet) fitToRunning() []ride {
 	var rides []ride
 	for _, ran := range f.by(f.policy.Windows[0]) {
@@ -99,7 +99,7 @@ func (f *fleet) fitToRunning() []ride {
 					}
 				}
 			}
-			// One that came after that did not wait for it.
+			// A task that came later did not wait for it.
 			if !fits.IsZero() && !l.promised.IsZero() && !l.came.After(fits) {
 				rides = append(rides, ride{l, fits, l.started.Sub(fits)})
 			}
@@ -108,7 +108,7 @@ func (f *fleet) fitToRunning() []ride {
 	return rides
 }
 
-// by are the grants that each value of the window's scope counts, in order.
+// by returns the grants, in order, by the value of the window's scope.
 func (f *fleet) by(w throttle.Window) map[string][]*logged {
 	by := map[string][]*logged{}
 	for _, l := range f.grants() {
@@ -117,7 +117,7 @@ func (f *fleet) by(w throttle.Window) map[string][]*logged {
 	return by
 }
 
-// scope is the value by which a window counts the task.
+// scope returns the value by which a window counts the task.
 func (l *logged) scope(w throttle.Window) string {
 	values := map[string]string{"tenant": l.tenant, "region": l.region}
 	var of []string
@@ -127,7 +127,8 @@ func (l *logged) scope(w throttle.Window) string {
 	return strings.Join(of, "/")
 }
 
-// lateness is how long after the time promised last the handlers started; below 0 before it.
+// lateness returns how long after their last expected start the handlers started; below 0 is
+// before.
 func (f *fleet) lateness() []time.Duration {
 	var late []time.Duration
 	for _, l := range f.grants() {
@@ -138,7 +139,7 @@ func (f *fleet) lateness() []time.Duration {
 	return late
 }
 
-// busy is the part of their time that handler slots spent in the limiter's calls.
+// busy returns the part of their time that handler slots spent in calls of the limiter.
 func (f *fleet) busy() float64 {
 	ran := f.grants()
 	f.mu.Lock()
@@ -146,7 +147,7 @@ func (f *fleet) busy() float64 {
 	return f.waited.Seconds() / (ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds() * float64(f.o.servers*f.o.slots))
 }
 
-// drained are the figures of a backlog that was drained. Every case has them; the bars are its own.
+// drained returns the figures of a drained backlog. Each case has bars of its own.
 func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *float64) ([]figure, error) {
 	mean, most := f.wakes()
 	calls, err := f.calls(ctx)
@@ -171,8 +172,8 @@ func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *floa
 	), nil
 }
 
-// reaction is fitToRunning beside its bars in milliseconds, which are the first engine's figures at 20 ms
-// polls. It tells of the slowest.
+// reaction returns the figures of fitToRunning. The bars, in milliseconds, are those of an earlier
+// engine that polled every 20 ms.
 func (f *fleet) reaction(p50, p99 float64) []figure {
 	rides := f.fitToRunning()
 	slices.SortFunc(rides, func(a, b ride) int { return cmp.Compare(b.took, a.took) })
@@ -194,7 +195,7 @@ func (f *fleet) reaction(p50, p99 float64) []figure {
 	}
 }
 
-// calls are the commands that Redis has processed since the last reset, those in scripts included.
+// calls returns how many commands Redis processed since the last reset, with those inside scripts.
 func (f *fleet) calls(ctx context.Context) (float64, error) {
 	stats, err := f.redis.info(ctx, "commandstats")
 	if err != nil {
@@ -214,8 +215,8 @@ func (f *fleet) calls(ctx context.Context) (float64, error) {
 	return float64(sum), nil
 }
 
-// shareError is the largest deviation of a tenant's part of the grants from its weight's part,
-// between two times.
+// shareError returns the largest difference between a tenant's part of the grants and its weight's
+// part, between two times.
 func (f *fleet) shareError(from, to time.Time) float64 {
 	grants, all, weights := map[string]float64{}, 0., 0.
 	for _, l := range f.grants() {

@@ -16,12 +16,12 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// stalledAfter is how long a case waits for the next task to start before it gives up: longer
-// than the fallback behind a lost call.
+// stalledAfter is how long a case waits for the next task to start before it gives up. It is longer
+// than a task waits whose ticket was lost.
 const stalledAfter = 100 * time.Second
 
-// A fleet is a Redis with asynq servers at default settings that are throttled by one policy, and a log
-// of what they do.
+// A fleet is a Redis, asynq servers at default settings under one policy, and a log of what they
+// do.
 type fleet struct {
 	o      scenarioOptions
 	policy throttle.Policy
@@ -45,7 +45,7 @@ type logged struct {
 	id, tenant string
 	region     string // if the task says one
 	wakes      int
-	came       time.Time // planned, or else decided first, by the clock of Redis
+	came       time.Time // joined, or first decided about, by the clock of Redis
 	granted    time.Time // by the clock of Redis
 	picked     time.Time // picked up last
 	promised   time.Time // said last; zero if it never waited
@@ -201,7 +201,7 @@ func (f *fleet) decided(ctx context.Context, task *asynq.Task, d throttle.Decisi
 	l.promised = d.At.Add(d.RetryIn)
 }
 
-// enqueue enqueues n tasks of a tenant as any client of asynq's does, and returns their IDs.
+// enqueue enqueues n tasks of a tenant by asynq's client, and returns their IDs.
 func (f *fleet) enqueue(tenant string, n int) ([]string, error) {
 	ids := make([]string, n)
 	for i := range ids {
@@ -227,8 +227,8 @@ func (f *fleet) planner() (*worker.Client, error) {
 	return c, nil
 }
 
-// plan enqueues as our client does, which takes the place in line at once.
-func (f *fleet) plan(ctx context.Context, c *worker.Client, tenant string, n, goroutines int) error {
+// join enqueues by our client. The tasks join the line at once.
+func (f *fleet) join(ctx context.Context, c *worker.Client, tenant string, n, goroutines int) error {
 	return inParallel(n, goroutines, func(i int) error {
 		id := tenant + "-" + strconv.Itoa(i)
 		asked := time.Now()

@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// quiet is the load average up to which a machine is taken to be idle.
+// quiet is the highest load average of a machine that counts as idle.
 const quiet = 0.5
 
-// A loadCheck is the flag -force, and what the machine was found to do at the start.
+// A loadCheck is the flag -force, and the load average at the start.
 type loadCheck struct {
 	force bool
 	found *float64 // nil if this system does not tell
@@ -25,7 +25,7 @@ func (l *loadCheck) flag(flags *flag.FlagSet) {
 	flags.BoolVar(&l.force, "force", false, fmt.Sprintf("measure also on a machine that is busy: with a load average above %v", quiet))
 }
 
-// check says the load average, and refuses a machine that is busy with something else.
+// check reads the load average, and refuses a machine that is busy.
 func (l *loadCheck) check(ctx context.Context, stderr io.Writer) error {
 	load, err := loadAverage(ctx)
 	if err != nil {
@@ -40,7 +40,7 @@ func (l *loadCheck) check(ctx context.Context, stderr io.Writer) error {
 	return nil
 }
 
-// loadAverage is that of the last minute.
+// loadAverage returns the load average of the last minute.
 func loadAverage(ctx context.Context) (float64, error) {
 	text, err := os.ReadFile("/proc/loadavg") // Linux
 	if err != nil {

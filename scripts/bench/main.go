@@ -1,5 +1,5 @@
-// Command bench measures Sluice beside its peers on a redis-server of its own, and prints
-// ratios: a bare time says more about the machine than about the code.
+// Command bench measures Sluice against its peers on a redis-server of its own. It prints ratios,
+// as a bare time says more about the machine than about the code.
 package main
 
 import (
@@ -15,34 +15,34 @@ import (
 
 const help = `usage: scripts/bench/run BENCHMARK [flags]
 
-  engine    what throttling costs, end to end: enqueueing, running with limits that never
-            bind and with limits that do, reaction times, idle servers, decisions, long
-            lines; beside plain asynq, redis_rate and BullMQ, each figure beside its bar
-  growth    how costs grow with windows, limits, tenants, waiting tasks and servers, beside
-            the smallest of each; as SVGs too
-  line      the waiting line, by whole fleets of workers at default settings: wakes per
-            task, utilization, shares, time to start; each figure beside its bar
+  engine    what throttling costs end to end: enqueueing, running with and without limits
+            that bind, reaction times, idle servers, decisions, long lines; against plain
+            asynq, redis_rate and BullMQ
+  growth    how costs grow with windows, limits, tenants, waiting tasks and servers, as
+            ratios to the smallest of each; draws SVGs too
+  line      the waiting line with whole fleets of workers at default settings: wakes per
+            task, utilization, shares, time to start; against ideal figures
   reserve   what one reserve costs: one window, two windows, two scopes; granted and
-            denied; beside redis_rate, throttled, and plain scripts
+            denied; against redis_rate, throttled and plain scripts
 
-Everything is started here, on free loopback ports. What is compared runs in turn. A machine
-with a load average above 0.5 is refused: figures from a busy machine are about its other work.
-BullMQ is installed by npm into a directory that is removed again; without node it is left out.
+The benchmarks start all servers themselves, on free loopback ports. Sides that are compared run in
+turn. A machine with a load average above 0.5 is refused, as its other work would be measured too.
+BullMQ is installed by npm into a directory that is removed again; without node its case is skipped.
 
 Tables and JSON go to standard output, progress to standard error. The exit code is 0, 1 if a
 benchmark failed or a figure missed its bar, 2 for wrong arguments.
 
 Examples:
 
-  scripts/bench/run engine                              # all cases in short, some minutes
-  scripts/bench/run engine -list                        # which cases there are
-  scripts/bench/run engine -full -case '^run-10$'       # one of them in its full size
+  scripts/bench/run engine                              # all cases in short form, some minutes
+  scripts/bench/run engine -list                        # the cases, and what each compares
+  scripts/bench/run engine -full -case '^run-10$'       # one case in full size
   scripts/bench/run engine -full -json > engine.json    # for a machine
   scripts/bench/run engine -case waiting -waiting 100000
   scripts/bench/run engine -case reserve -rounds 9      # the median of nine
   scripts/bench/run growth -full -svg docs/reference/growth       # draws the curves
   scripts/bench/run line -full -case '^second$'
-  scripts/bench/run reserve -only 'sliding 20'          # some of it
+  scripts/bench/run reserve -only 'sliding 20'          # some of the contestants
   scripts/bench/run engine -h                           # all flags
 `
 
@@ -90,7 +90,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // A usageError is about wrong arguments. It was printed already.
 type usageError struct{ error }
 
-// wrongUsage says what is wrong with the arguments.
+// wrongUsage prints what is wrong with the arguments.
 func wrongUsage(stderr io.Writer, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	fmt.Fprintln(stderr, "bench:", err)

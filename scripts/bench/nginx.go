@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// nginx measures what is left of the limits of a limiter by other people, if it is to refuse nothing.
+// nginx measures how much of nginx's own limits Sluice uses when nginx must refuse nothing.
 // The policies allow for jitter: of 200 ms, in the burst, and of 10 ms, by a margin.
 func nginx(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	if _, err := exec.LookPath("nginx"); err != nil {
@@ -84,7 +84,7 @@ func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, ba
 	if err := f.start(); err != nil {
 		return nil, err
 	}
-	if err := f.plan(ctx, c, "acme", n, 8); err != nil {
+	if err := f.join(ctx, c, "acme", n, 8); err != nil {
 		return nil, err
 	}
 	if err := f.await(ctx, n); err != nil {

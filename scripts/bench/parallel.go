@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// inParallel does n things on several goroutines, begun in order, and returns the first error of each goroutine.
-// After an error no more are begun.
+// inParallel calls do for 0 to n-1 on several goroutines, and returns the first error of each
+// goroutine. After an error no more calls begin.
 func inParallel(n, goroutines int, do func(i int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool

@@ -44,7 +44,7 @@ type row struct {
 	samples       []sample
 }
 
-// A sample is one measurement beside the baseline's.
+// A sample is one measurement, with that of the baseline.
 type sample struct{ time, cpu, throughput, inside float64 }
 
 func reserve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -147,14 +147,14 @@ func measureAll(ctx context.Context, s *server, o options, stderr io.Writer) (*r
 	return r, nil
 }
 
-// spent is what one measurement cost.
+// spent is the cost of one measurement.
 type spent struct {
 	usage
 	took float64 // seconds
 }
 
-// measure lets many goroutines take from tenants in turn. Before a grant, every tenant has its
-// windows full but for the units to be granted: 20, or 1/200 of a large limit.
+// measure has many goroutines take units for tenants in turn. Before grants, the windows of each
+// tenant are full but for the units to grant: 20, or 1/200 of a large limit.
 func (s *server) measure(ctx context.Context, c contestant, granted bool, o options) (spent, error) {
 	room := max(20, c.limit/200)
 	tenants := (o.calls + room - 1) / room
@@ -215,7 +215,7 @@ func ask(ctx context.Context, c contestant, tenants int, o options) (grants int,
 	return int(granted.Load()), err
 }
 
-// template is the tenant who is filled once, to be copied.
+// template is the tenant that is filled once and then copied.
 const template = "tenant-template"
 
 func tenantName(i int) string { return fmt.Sprintf("tenant-%08d", i) }
@@ -223,8 +223,8 @@ func tenantName(i int) string { return fmt.Sprintf("tenant-%08d", i) }
 // A stored value, as DUMP gives it.
 type stored struct{ key, dump string }
 
-// fill brings one tenant to `used` units and returns what is stored for it then. What a limiter keeps
-// for a process and not for a tenant is apart.
+// fill brings one tenant to `used` units and returns what is stored for it then. What a limiter
+// keeps for a process and not for a tenant is apart.
 func (s *server) fill(ctx context.Context, c contestant, used int) (state []stored, err error) {
 	if err := s.control.FlushAll(ctx).Err(); err != nil {
 		return nil, err
@@ -266,7 +266,7 @@ func (s *server) restore(ctx context.Context, values []stored, tenants int) erro
 	return nil
 }
 
-// memoryOf finds out what a tenant with full windows takes.
+// memoryOf measures the memory of a tenant with full windows.
 func (s *server) memoryOf(ctx context.Context, c contestant, tenants int, to *row) error {
 	state, err := s.fill(ctx, c, c.limit)
 	if err != nil {
@@ -329,7 +329,7 @@ func medianOf(samples []sample, value func(sample) float64) float64 {
 	return median(values)
 }
 
-// progress goes on one line of a terminal, or in a few plain lines.
+// progress prints one line that changes on a terminal, elsewhere a few lines.
 type progress struct {
 	w        io.Writer
 	terminal bool

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A server is a redis-server of our own, and a client that counts what it sends.
+// A server is a redis-server, and a client that counts what it sends.
 type server struct {
 	client  *redis.Client
 	control *redis.Client // not counted
@@ -51,7 +51,7 @@ func (s *server) stop() {
 	os.RemoveAll(s.dir)
 }
 
-// usage is what the server has spent since the last reset.
+// usage is what the server spent since the last reset.
 type usage struct {
 	cpu    float64 // microseconds of the process
 	inside float64 // commands called by scripts

@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// enqueuers is how many goroutines enqueue, where nothing else is said.
+// enqueuers is the default number of goroutines that enqueue.
 const enqueuers = 16
 
-// A site is a redis-server of its own, emptied before each measurement, on which plain asynq and Sluice
-// do the same work in turn.
+// A site is a redis-server on which plain asynq and Sluice do the same work in turn. It is emptied
+// before each measurement.
 type site struct {
 	*server
 	o       scenarioOptions
@@ -35,14 +35,14 @@ func (s *site) addr() string { return s.process.Addr }
 
 func (s *site) opt() asynq.RedisClientOpt { return asynq.RedisClientOpt{Addr: s.addr()} }
 
-// clear empties Redis, and lets what the measurement before has left behind here be over.
+// clear empties Redis, and waits until the measurement before has ended in this process too.
 func (s *site) clear(ctx context.Context) error {
 	runtime.GC()
 	return s.control.FlushAll(ctx).Err()
 }
 
-// learnIdle measures what idling costs: Redis with a plain crew that has nothing to do, or alone. It is
-// taken from the CPU of both sides, so that what our servers cost on top counts as theirs.
+// learnIdle measures the idle CPU of Redis, with a plain crew that has nothing to do, or alone. It
+// is subtracted from both sides, so the further idle cost of our servers counts as theirs.
 func (s *site) learnIdle(ctx context.Context, c *crew) error {
 	const settle, watch = 300 * time.Millisecond, 2 * time.Second
 	if err := s.clear(ctx); err != nil {
@@ -65,7 +65,8 @@ func (s *site) learnIdle(ctx context.Context, c *crew) error {
 	return err
 }
 
-// spent runs something, and returns how long it took and the microseconds of Redis' CPU, without idling.
+// spent calls run, and returns how long it took and the CPU of Redis in microseconds, without the
+// idle CPU.
 func (s *site) spent(ctx context.Context, run func() error) (took time.Duration, cpu float64, err error) {
 	before, err := s.cpu(ctx)
 	if err != nil {
@@ -80,14 +81,14 @@ func (s *site) spent(ctx context.Context, run func() error) (took time.Duration,
 	return took, after - before - s.idleCPU*took.Seconds(), err
 }
 
-// withPlainClient lends a client of asynq's.
+// withPlainClient calls use with asynq's client.
 func (s *site) withPlainClient(use func(*asynq.Client) error) error {
 	client := asynq.NewClient(s.opt())
 	defer client.Close()
 	return use(client)
 }
 
-// withOurClient lends a client of ours.
+// withOurClient calls use with our client.
 func (s *site) withOurClient(policy throttle.Policy, use func(*worker.Client) error) error {
 	connection, limiter, err := newLimiter(s.addr(), policy)
 	if err != nil {
@@ -102,7 +103,7 @@ func (s *site) withOurClient(policy throttle.Policy, use func(*worker.Client) er
 	return use(client)
 }
 
-// A drained backlog is what a run over tasks that were all there before was like.
+// A drained is what a run over a backlog was like.
 type drained struct {
 	calls  []*callLog
 	cpu    float64 // microseconds of Redis a task
@@ -136,7 +137,7 @@ func (s *site) drain(ctx context.Context, c crew, n int) (*drained, error) {
 	return &drained{shift.calls, cpu / float64(n), starts, j.wakes()}, nil
 }
 
-// honest says what is wrong if not every task ran once, each of a throttled crew by a grant of Redis.
+// honest returns an error unless each task ran once, in a throttled crew by a grant of Redis.
 func honest(starts []start, n int, throttled bool) error {
 	ids := make(map[string]bool, n)
 	for _, s := range starts {
@@ -162,8 +163,8 @@ func (s *site) awaitDone(ctx context.Context) error {
 	return fmt.Errorf("some tasks are still active 30 s after the last has started")
 }
 
-// takenToStart are the times from sending the take (or reserve) that granted a task to the start of
-// its handler.
+// takenToStart returns the times from sending the take or reserve that granted a task to the start
+// of its handler.
 func (d *drained) takenToStart(take string) []time.Duration {
 	calls := make([][]scriptCall, len(d.calls))
 	for i, l := range d.calls {

@@ -8,17 +8,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A stall is a time in which this process or its Redis was held up by the machine: what a task
-// took longer meanwhile is not the line's doing.
+// A stall is a time in which the machine held up this process or its Redis. The line is not to
+// blame for what a task took longer then.
 type stall struct{ from, to time.Time }
 
-// stallsFrom is how long a stall is at the least, and pulse how often one is looked for.
+// stallsFrom is the least length of a stall, and pulse the time between two pings.
 const (
 	stallsFrom = 10 * time.Millisecond
 	pulse      = 5 * time.Millisecond
 )
 
-// A stallWatch asks Redis for nothing all the time, and notes when the answer took long.
+// A stallWatch pings Redis all the time, and notes slow answers.
 type stallWatch struct {
 	end func()
 
@@ -48,7 +48,7 @@ func watchStalls(client *redis.Client) *stallWatch {
 	return w
 }
 
-// between is for how much of that time the machine held everything up.
+// between returns how much of that time were stalls.
 func (w *stallWatch) between(from, to time.Time) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

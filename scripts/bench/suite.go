@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A scenario is one benchmark with everything real: redis-servers of its own, asynq's servers, and
-// handlers that log outside of Redis when they started.
+// A scenario is one benchmark with redis-servers of its own, asynq's servers, and handlers that log
+// outside of Redis when they start.
 type scenario struct {
 	name, about string
 	run         func(context.Context, scenarioOptions) ([]figure, error)
@@ -28,7 +28,7 @@ type scenarioOptions struct {
 	say     func(format string, args ...any)
 }
 
-// of picks a number by the length of the run.
+// of returns a size for short runs or full ones.
 func (o scenarioOptions) of(short, full int) int {
 	if o.full {
 		return full
@@ -36,7 +36,7 @@ func (o scenarioOptions) of(short, full int) int {
 	return short
 }
 
-// A suite runs scenarios one after the other. Each of its figures stands beside its bar.
+// A suite runs scenarios one after the other. Its report shows each figure with its bar.
 type suite struct {
 	name      string
 	scenarios []scenario
@@ -56,7 +56,7 @@ type suiteReport struct {
 	Figures     []figure `json:"figures"`
 }
 
-// flags are those that all suites have.
+// flags returns the flags that all suites have.
 func (s *suite) flags(stderr io.Writer, full string) *flag.FlagSet {
 	flags := flag.NewFlagSet("scripts/bench/run "+s.name, flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -68,8 +68,8 @@ func (s *suite) flags(stderr io.Writer, full string) *flag.FlagSet {
 	return flags
 }
 
-// run prints the figures of all cases that were asked for, also if a case fails. It returns an error if
-// one does, or if a figure misses its bar.
+// run prints the figures of the chosen cases even if one fails. It returns an error if a case
+// fails, or if a figure misses its bar.
 func (s *suite) run(ctx context.Context, stdout, stderr io.Writer) error {
 	match, err := regexp.Compile(s.only)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A cost is what one of many equal things took.
+// A cost is the mean cost of one of many equal things.
 type cost struct {
 	each float64 // microseconds, of all goroutines together
 	cpu  float64 // microseconds of Redis, without idling
@@ -14,11 +14,11 @@ type cost struct {
 
 func (c cost) String() string { return fmt.Sprintf("%.1f us each, %.1f us of Redis", c.each, c.cpu) }
 
-// turns is how often each side acts in a round.
+// turns is the number of slices of a side in a round.
 const turns = 20
 
-// inTurns lets sides act in turn, in short slices, so that whatever disturbs the machine disturbs all
-// of them. A side does a part of its things in each slice, and returns how many.
+// inTurns has sides act in turn, in short slices, so that a disturbance of the machine hits all of
+// them. A side does a part of its things in each slice, and returns how many.
 func (s *site) inTurns(ctx context.Context, sides ...func() (int, error)) ([]cost, error) {
 	n, took, cpu := make([]int, len(sides)), make([]time.Duration, len(sides)), make([]float64, len(sides))
 	for range turns {

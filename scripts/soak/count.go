@@ -10,27 +10,27 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Evidence is all that is known of one stack at the end.
+// Evidence is what is known of one stack at the end.
 type evidence struct {
-	again     map[string]bool           // tasks whose enqueue was repeated after a lost reply
-	charged   map[string]int64          // units in the ledger, by tenant
-	counts    map[string]int            // of faults and blows
-	denials   int                       //
-	ends      map[string]ending         // what asynq has, by task
-	enqueued  map[string]bool           // tasks
-	excused   func(task string) []*hold // attempts that a fault ended
-	takes     []take                    // what workers had got when they were killed
-	hits      []hit                     // blows
-	jobs      []job                     //
-	locks     []string                  // tasks whose locks are held
-	lost      map[string]int            // replies that nobody got, by kind of call
-	pickUps   int                       //
-	places    []string                  // tasks that still stand in line
-	runs      []run                     // by their begin
-	strays    []string                  // tasks that waited outside of the line
-	stuck     []string                  // workers that did not end
-	throttled bool                      //
-	windows   []throttle.Window         //
+	again      map[string]bool  // tasks whose enqueue was repeated after a lost reply
+	charged    map[string]int64 // units in the ledger, by tenant
+	counts     map[string]int   // of faults and disruptions
+	denials    int
+	ends       map[string]ending            // what asynq has, by task
+	enqueued   map[string]bool              // tasks
+	excused    func(task string) []*attempt // attempts that a fault ended
+	takes      []take                       // what workers took shortly before they were killed
+	disrupted  []disruptionEnd              // disruptions
+	jobs       []job
+	locks      []string       // tasks whose locks are held
+	lost       map[string]int // replies that were not delivered, by kind of call
+	pickUps    int
+	tickets    []string // tasks that are still in line
+	runs       []run    // by their begin
+	ticketless []string // tasks that waited without a ticket
+	stuck      []string // workers that did not end
+	throttled  bool
+	windows    []throttle.Window
 }
 
 // An ending is how asynq keeps a task.
@@ -39,24 +39,24 @@ type ending struct {
 	retried int
 }
 
-// A tally is what evidence comes to. Of tasks, its lists hold IDs, one for each case.
+// A tally is the result of counting evidence. Its lists have a task's ID once for each case.
 type tally struct {
 	archived, archivedUnexcused     []string // before their own failures had used up their retries
-	burnt, burntUnexcused           []string // retries, beyond the task's own failures
-	duplicated, duplicatedUnexcused []string // runs, beyond those that its own failures ask for
-	failed                          []string // archived by their own failures, as was meant
+	burnt, burntUnexcused           []string // retries, more than the task's own failures
+	duplicated, duplicatedUnexcused []string // runs, more than its own failures explain
+	failed                          []string // archived by their own failures, as planned
 	locked                          []string // ended well, and their locks are held
 	lost                            []string // gone, and never ended well
 	succeeded                       []string
 	unfinished                      []string // still waiting or running
 
-	excess          int64           // of any window, at its worst; below 0: never full
+	excess          int64           // the most of any window; below 0: never full
 	leaked          int64           // units charged without a run
-	leakedUnexcused int64           // of them, beyond those of handlers that were killed before they could begin
+	leakedUnexcused int64           // of them, more than workers that were killed before their handlers began explain
 	uncharged       []string        // runs that the limiter did not count
-	late            []time.Duration // grants after the expected start told last, of tasks that no fault held up
+	late            []time.Duration // grants after the last expected start, of tasks that no fault hit
 	recoveries      []time.Duration
-	waited          int // runs of tasks that were told to wait
+	waited          int // runs of tasks that had to wait
 }
 
 // count compares what was enqueued with what became of it.
@@ -72,7 +72,7 @@ func count(e evidence) tally {
 		}
 	}
 	t.locked = slices.DeleteFunc(slices.Clone(e.locks), func(id string) bool { return !slices.Contains(t.succeeded, id) })
-	t.recoveries = recoveries(e.hits, e.runs)
+	t.recoveries = recoveries(e.disrupted, e.runs)
 	if e.throttled {
 		t.grants(e, runs)
 	}
@@ -164,8 +164,8 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 	t.excess = excess(e.windows, e.runs)
 }
 
-// excess is by how many units any sliding window was exceeded at its worst, by the times of the
-// grants: in (t-period, t] for any t.
+// excess returns the most units by which any sliding window was exceeded, in (t-period, t] for any
+// t, by the times of the grants.
 func excess(windows []throttle.Window, runs []run) int64 {
 	worst := int64(-throttle.MaxLimit)
 	for _, w := range windows {
@@ -193,18 +193,18 @@ func excess(windows []throttle.Window, runs []run) int64 {
 	return worst
 }
 
-// recoveries are the times from each blow to the next run. Runs are sorted by their begin.
-func recoveries(hits []hit, runs []run) (took []time.Duration) {
-	for _, h := range hits {
-		i, _ := slices.BinarySearchFunc(runs, h.at, func(r run, at time.Time) int { return r.Begun.Compare(at) })
+// recoveries returns the time from each disruption to the next run. Runs are sorted by their begin.
+func recoveries(disrupted []disruptionEnd, runs []run) (took []time.Duration) {
+	for _, d := range disrupted {
+		i, _ := slices.BinarySearchFunc(runs, d.at, func(r run, at time.Time) int { return r.Begun.Compare(at) })
 		if i < len(runs) {
-			took = append(took, runs[i].Begun.Sub(h.at))
+			took = append(took, runs[i].Begun.Sub(d.at))
 		}
 	}
 	return took
 }
 
-// quantile is the value below which that part of the values lies; 0 of none.
+// quantile returns the value below which that part of the values lies, and 0 without values.
 func quantile(values []time.Duration, part float64) time.Duration {
 	if len(values) == 0 {
 		return 0

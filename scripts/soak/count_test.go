@@ -123,7 +123,7 @@ func TestCount(t *testing.T) {
 		j := job{ID: "task", Tenant: "acme", MaxRetry: row.maxRetry, Fails: row.fails, Retained: row.retained}
 		e := evidence{
 			again: map[string]bool{"task": row.again}, ends: map[string]ending{}, enqueued: map[string]bool{"task": true},
-			excused: func(string) []*hold { return make([]*hold, row.excused) },
+			excused: func(string) []*attempt { return make([]*attempt, row.excused) },
 			jobs:    []job{j, {ID: "never enqueued"}}, runs: runsOf(row.runs),
 		}
 		if row.state != gone {
@@ -154,33 +154,33 @@ func TestCount(t *testing.T) {
 
 func TestCharges(t *testing.T) {
 	t.Parallel()
-	killed := func(at time.Duration) *hold { return &hold{At: after(at), Holder: "worker"} }
+	killed := func(at time.Duration) *attempt { return &attempt{At: after(at), Holder: "worker"} }
 	for _, row := range []struct {
 		name          string
 		charged       int64
 		runs          string
-		excused       []*hold
+		excused       []*attempt
 		leaked, alone int64
 	}{
 		{"every run", 2, "0f1s", nil, 0, 0},
 		{"a unit too many", 3, "0f1s", nil, 1, 1},
-		{"a unit too many, for a run that was killed before it began", 2, "0s", []*hold{killed(time.Hour)}, 1, 0},
-		{"two, for one such", 3, "0s", []*hold{killed(time.Hour)}, 2, 1},
-		{"a killed run that had begun explains none", 3, "0k1s", []*hold{killed(0)}, 1, 1},
-		{"a killed pick-up that was not charged", 1, "0s", []*hold{killed(time.Hour)}, 0, 0},
-		{"a lost pick-up explains none", 2, "0s", []*hold{{At: after(time.Hour), Lost: true}}, 1, 1},
-		{"a unit too few", 1, "0f1s", []*hold{killed(time.Hour)}, -1, -1},
+		{"a unit too many, for a run that was killed before it began", 2, "0s", []*attempt{killed(time.Hour)}, 1, 0},
+		{"two, for one such", 3, "0s", []*attempt{killed(time.Hour)}, 2, 1},
+		{"a killed run that had begun explains none", 3, "0k1s", []*attempt{killed(0)}, 1, 1},
+		{"a killed pick-up that was not charged", 1, "0s", []*attempt{killed(time.Hour)}, 0, 0},
+		{"a lost pick-up explains none", 2, "0s", []*attempt{{At: after(time.Hour), Lost: true}}, 1, 1},
+		{"a unit too few", 1, "0f1s", []*attempt{killed(time.Hour)}, -1, -1},
 	} {
 		e := evidence{
 			charged: map[string]int64{"acme": row.charged}, enqueued: map[string]bool{"task": true},
-			excused: func(string) []*hold { return row.excused },
+			excused: func(string) []*attempt { return row.excused },
 			jobs:    []job{{ID: "task", Tenant: "acme", MaxRetry: 1}}, runs: runsOf(row.runs), throttled: true,
 		}
 		if got := count(e); got.leaked != row.leaked || got.leakedUnexcused != row.alone {
 			t.Errorf("%s: %d, %d without a fault to blame, want %d, %d", row.name, got.leaked, got.leakedUnexcused, row.leaked, row.alone)
 		}
 	}
-	uncounted := evidence{excused: func(string) []*hold { return nil }, runs: []run{{Task: "task", Tenant: "acme"}}, throttled: true}
+	uncounted := evidence{excused: func(string) []*attempt { return nil }, runs: []run{{Task: "task", Tenant: "acme"}}, throttled: true}
 	if got := count(uncounted); !slices.Equal(got.uncharged, []string{"task"}) {
 		t.Errorf("runs that were let through uncounted: %q", got.uncharged)
 	}
@@ -190,7 +190,7 @@ func TestLocksLeft(t *testing.T) {
 	t.Parallel()
 	e := evidence{
 		ends: map[string]ending{"waits": {asynq.TaskStateScheduled, 0}}, enqueued: map[string]bool{"well": true, "waits": true},
-		excused: func(string) []*hold { return nil }, jobs: []job{{ID: "well", Unique: true}, {ID: "waits", Unique: true}},
+		excused: func(string) []*attempt { return nil }, jobs: []job{{ID: "well", Unique: true}, {ID: "waits", Unique: true}},
 		locks: []string{"well", "waits"}, runs: []run{{Task: "well", Begun: noon, Ended: after(time.Second)}},
 	}
 	if got := count(e); !slices.Equal(got.locked, []string{"well"}) {
@@ -201,8 +201,8 @@ func TestLocksLeft(t *testing.T) {
 func TestRecoveries(t *testing.T) {
 	t.Parallel()
 	runs := []run{{Begun: after(time.Second)}, {Begun: after(3 * time.Second)}}
-	hits := []hit{{at: noon}, {at: after(time.Second)}, {at: after(2500 * time.Millisecond)}, {at: after(time.Hour)}}
-	got := recoveries(hits, runs)
+	disrupted := []disruptionEnd{{at: noon}, {at: after(time.Second)}, {at: after(2500 * time.Millisecond)}, {at: after(time.Hour)}}
+	got := recoveries(disrupted, runs)
 	if want := []time.Duration{time.Second, 0, 500 * time.Millisecond}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

@@ -20,12 +20,7 @@ const (
 	tenantLimit  = 20
 	windowPeriod = 2 * time.Second
 
-	// The places in the policy's line, by ticket (throttle/internal/script/lua/line.lua), and the identity of
-	// asynq's Redis, which is part of their names.
-	placesKey   = "sluice:{" + policyName + "}:t"
-	identityKey = "sluice:asynq"
-
-	// The ledger never denies: what it has counted at the end is every unit ever charged.
+	// The ledger never denies. At the end it has counted every unit that was ever charged.
 	ledgerWindow = "ledger"
 )
 
@@ -42,47 +37,50 @@ func soakPolicy() throttle.Policy {
 	}
 }
 
-// Tenants, and how much of the load is theirs, in percent.
+// load lists the tenants and their parts of the load.
 var load = []struct {
 	tenant  string
 	percent int
 }{{"acme", 35}, {"beta", 25}, {"chip", 20}, {"dune", 15}, {"echo", 5}}
 
-// Tasks come in bursts, and some in between.
+// Most tasks come in bursts.
 const (
 	burstEvery = 5 * time.Second
 	inBursts   = 0.8
-	// loadFactor is the part of the shared window that first attempts ask for; retries come on top.
+	// loadFactor is the part of the shared window that first attempts take. Retries take more.
 	loadFactor = 0.65
 )
 
-// A job is one task to enqueue, and how it will go.
+// A job is one task to enqueue, and how its runs will go.
 type job struct {
 	ID, Tenant string
-	At         time.Duration // from the begin: when it is enqueued
+	At         time.Duration // when it is enqueued, from the begin
 	Delay      time.Duration // ProcessIn
-	Fails      int           // how many of its runs fail, from the first on; more than MaxRetry: all
+	Fails      int           // how many of its runs fail, the first ones; more than MaxRetry: all
 	MaxRetry   int
 	Batched    bool // enqueued together with those of its burst, if it joins
-	Joins      bool // its line at the enqueue, by worker.Client
+	Joins      bool // the line at the enqueue, by worker.Client
 	Panics     bool // its failures are panics
 	Retained   bool
 	Unique     bool
 	Work       time.Duration // of its handler
 }
 
-// archives says that the job ends in the archive by its own failures.
+// archives reports whether the job ends in the archive by its own failures.
 func (j job) archives() bool { return j.Fails > j.MaxRetry }
 
-// runs is how often the job runs if nothing else goes wrong.
+// runs returns how often the job runs if no fault hits it.
 func (j job) runs() int { return min(j.Fails, j.MaxRetry) + 1 }
 
-// makeJobs returns the jobs of a soak that lasts so long, in the order of their times.
+// makeJobs returns the jobs of a soak of a length, in the order of their times.
 func makeJobs(seed uint64, length time.Duration) []job {
-	r := rand.New(rand.NewPCG(seed, 1))
+	r, ids := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 3))
 	jobs := make([]job, int(loadFactor*sharedLimit*length.Seconds()/windowPeriod.Seconds()))
 	for i := range jobs {
 		j := job{ID: fmt.Sprintf("task-%05d", i), MaxRetry: 1 + r.IntN(5), Work: time.Duration(1+r.IntN(10)) * time.Millisecond}
+		if ids.Float64() < 0.5 {
+			j.ID = fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", i, ids.IntN(1<<16), ids.IntN(1<<12), ids.IntN(1<<12), ids.Int64N(1<<48))
+		}
 		j.At = time.Duration(r.Int64N(int64(length)))
 		if r.Float64() < inBursts {
 			j.At = j.At.Truncate(burstEvery)
@@ -127,8 +125,8 @@ func makeJobs(seed uint64, length time.Duration) []job {
 	return jobs
 }
 
-// A blow is a fault that hits a process, at the same time in both stacks.
-type blow struct {
+// A disruption is a fault that hits a process, at the same time in both stacks.
+type disruption struct {
 	at     time.Duration
 	kind   string
 	worker int           // which, for kill and term
@@ -142,16 +140,16 @@ const (
 	flush = "SCRIPT FLUSH"
 )
 
-// makeBlows returns the blows of a soak, about every so often. The last fifth of a period
-// before the end is calm, so that each of them is followed by work.
-func makeBlows(seed uint64, length, every time.Duration, workers int) []blow {
+// makeDisruptions returns the disruptions of a soak of a length, with that time between them on
+// average. The last fifth of this time before the end has none, so that tasks run after each.
+func makeDisruptions(seed uint64, length, every time.Duration, workers int) []disruption {
 	if every <= 0 {
 		return nil
 	}
 	r := rand.New(rand.NewPCG(seed, 2))
-	var blows []blow
+	var disruptions []disruption
 	for at := every; ; {
-		b := blow{at: at, worker: r.IntN(workers)}
+		b := disruption{at: at, worker: r.IntN(workers)}
 		switch x := r.Float64(); {
 		case x < 0.5:
 			b.kind = kill
@@ -163,9 +161,9 @@ func makeBlows(seed uint64, length, every time.Duration, workers int) []blow {
 			b.kind = flush
 		}
 		if at+b.lasts > length-every/5 {
-			return blows
+			return disruptions
 		}
-		blows = append(blows, b)
+		disruptions = append(disruptions, b)
 		at += b.lasts + every/2 + time.Duration(r.Int64N(int64(every)))
 	}
 }
@@ -180,7 +178,7 @@ const (
 	delayed fate = "call delayed"
 )
 
-// fateOf says what happens to the nth call of a kind: the same in both stacks.
+// fateOf returns what happens to the nth call of a kind. It is the same in both stacks.
 func fateOf(seed uint64, kind string, n uint64, rate float64) (fate, time.Duration) {
 	h := fnv.New64a()
 	h.Write([]byte(kind))

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// A run is one call of a handler, as the called side saw it.
+// A run is one call of a handler, as the journal saw it.
 type run struct {
 	Task, Tenant string
-	Holder       string    // which process of a worker
+	Holder       string    // the worker's process
 	Retried      int       // asynq's count at its start
-	Granted      time.Time // by the clock of Redis; zero without Sluice, and if it was let through uncounted
-	Expected     time.Time // by the last denial, or at the enqueue; zero if it was not told to wait
-	Begun, Ended time.Time // Ended is zero if its end was never told
+	Granted      time.Time // by the clock of Redis; zero without Sluice, or if the limiter failed open
+	Expected     time.Time // by the last denial or the enqueue; zero if it did not wait
+	Begun, Ended time.Time // Ended is zero if the end was not reported
 	Failed       bool
 }
 
-// A journal is the log of runs, outside of Redis. Workers tell it of every start and end, and
-// it tells them how the run is to go.
+// A journal is the log of runs, outside of Redis. Workers report every start and end. The journal's
+// answer says how the run goes.
 type journal struct {
 	mu       sync.Mutex
 	jobs     map[string]job
@@ -71,20 +71,20 @@ type Verdict struct {
 	Panic bool
 }
 
-// A Started says that a handler begins.
+// A Started reports that a handler begins.
 type Started struct {
 	Task, Tenant, Holder string
 	Retried              int
 	Granted              time.Time
 }
 
-// An Ended says that a handler is about to return.
+// An Ended reports that a handler is about to return.
 type Ended struct {
 	Run    int
 	Failed bool
 }
 
-// A Denied says when a task is expected to start that was denied.
+// A Denied reports when a denied task is expected to start.
 type Denied struct {
 	Task     string
 	Expected time.Time
@@ -93,7 +93,7 @@ type Denied struct {
 // None is no reply.
 type None struct{}
 
-// Start notes the begin of a run.
+// Start notes that a run begins.
 func (c *Calls) Start(s Started, v *Verdict) error {
 	j := c.journal
 	j.mu.Lock()
@@ -108,7 +108,7 @@ func (c *Calls) Start(s Started, v *Verdict) error {
 	return nil
 }
 
-// End notes the end of a run.
+// End notes that a run ends.
 func (c *Calls) End(e Ended, _ *None) error {
 	j := c.journal
 	j.mu.Lock()
@@ -128,7 +128,7 @@ func (c *Calls) Deny(d Denied, _ *None) error {
 	return nil
 }
 
-// begun is how many runs have begun.
+// begun returns how many runs have begun.
 func (j *journal) begun() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -156,7 +156,7 @@ func failures(runs []*run) (n int) {
 	return n
 }
 
-// joined notes what the client was told at the enqueue.
+// joined notes the expected start that the client got at the enqueue.
 func (j *journal) joined(task string, at time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

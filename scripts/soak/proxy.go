@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A proxy stands in front of one redis-server. It disturbs calls by their fates, and tells the
-// witness what was asked and answered.
+// A proxy stands in front of one redis-server. It disturbs calls by their fates, and shows the
+// witness calls and replies.
 type proxy struct {
 	rate    float64
 	seed    uint64
@@ -27,7 +27,7 @@ func newProxy(server string, w *witness, seed uint64, rate float64) *proxy {
 	return &proxy{rate: rate, seed: seed, server: server, witness: w, calls: map[string]uint64{}}
 }
 
-// listen takes connections of one process until the listener is closed.
+// listen accepts connections of one process until the listener is closed.
 func (p *proxy) listen(holder string) (net.Listener, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -45,8 +45,8 @@ func (p *proxy) listen(holder string) (net.Listener, error) {
 	return l, nil
 }
 
-// serve forwards one connection. What was forwarded is watched to its reply, also when the
-// client is gone: Redis does it all the same, unless it still waits for something.
+// serve forwards one connection. It reads the replies to all that was forwarded, even if the client
+// is gone: Redis executes it all the same, unless it is a call that still waits.
 func (p *proxy) serve(client net.Conn, holder string) {
 	defer client.Close()
 	server, err := net.Dial("tcp", p.server)
@@ -129,7 +129,7 @@ func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall, waits *a
 	}
 }
 
-// draw says what happens to the next call of a kind.
+// draw returns what happens to the next call of a kind.
 func (p *proxy) draw(kind string) (fate, time.Duration) {
 	if p.calm.Load() || slices.Contains(handshake, kind) {
 		return passes, 0
@@ -147,7 +147,7 @@ func (p *proxy) draw(kind string) (fate, time.Duration) {
 	return f, pause
 }
 
-// drawn is how many calls of a kind have come so far.
+// drawn returns how many calls of a kind there were.
 func (p *proxy) drawn(kind string) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A figure is one line of the report, and the bar it has to clear, if it has one.
+// A figure is one line of the report. It may have a bar to clear.
 type figure struct {
 	Name       string   `json:"name"`
 	Unit       string   `json:"unit,omitempty"`
@@ -23,13 +23,13 @@ type figure struct {
 	Missed     bool     `json:"missed"`
 }
 
-// What a bar asks for.
+// The bars.
 const (
 	noBar      = ""
 	zero       = "0"            // of Sluice
 	notAbove   = "<= 0"         // of Sluice
-	difference = "difference 0" // Sluice's is not above the control's
-	unjudged   = "interrupted"  // cannot be said
+	difference = "difference 0" // Sluice's figure is not above the control's
+	unjudged   = "interrupted"  // not judged
 )
 
 func number[T int | int64 | float64](n T) *float64 { return new(float64(n)) }
@@ -56,7 +56,7 @@ func newFigure(name, unit string, sluice, control *float64, bar string) figure {
 	return f
 }
 
-// figures are those of a soak. One that was interrupted has unfinished tasks, which say nothing.
+// figures returns the figures of a soak. If it was interrupted, unfinished tasks are not judged.
 func figures(sluice, control evidence, interrupted bool) []figure {
 	s, c := count(sluice), count(control)
 	var all []figure
@@ -70,9 +70,9 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	own := func(name, unit string, value *float64, bar string) {
 		all = append(all, newFigure(name, unit, value, nil, bar))
 	}
-	unfinished, places := zero, zero
+	unfinished, tickets := zero, zero
 	if interrupted {
-		unfinished, places = unjudged, noBar
+		unfinished, tickets = unjudged, noBar
 	}
 	all = append(all, newFigure("tasks enqueued", "", number(len(sluice.enqueued)), number(len(control.enqueued)), noBar))
 	all = append(all, newFigure("runs", "", number(len(sluice.runs)), number(len(control.runs)), noBar))
@@ -93,8 +93,8 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	own("runs not charged", "", number(len(s.uncharged)), zero)
 	own("charged without a run", "units", number(s.leaked), noBar)
 	own("- without a fault to blame", "units", number(s.leakedUnexcused), zero)
-	own("waited outside of the line", "", number(len(sluice.strays)), zero)
-	own("places left in line", "", number(len(sluice.places)), places)
+	own("waited without a ticket", "", number(len(sluice.ticketless)), zero)
+	own("tickets left in line", "", number(len(sluice.tickets)), tickets)
 	both("workers that did not end", sluice.stuck, control.stuck, difference)
 	own("granted after the expected start, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
 	own("granted after the expected start, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
@@ -145,27 +145,27 @@ func (f figure) text(value *float64) string {
 	return strings.TrimSpace(strconv.FormatFloat(math.Round(*value*1000)/1000, 'f', -1, 64) + " " + f.Unit)
 }
 
-// explain prints the stories of tasks that miss a bar: what was seen of them, in order.
-func explain(w io.Writer, name string, e evidence, holds func(task string) []hold, interrupted bool) {
+// explain prints what was seen of tasks that miss a bar.
+func explain(w io.Writer, name string, e evidence, attempts func(task string) []attempt, interrupted bool) {
 	const most = 5 // of each kind
 	t := count(e)
 	if interrupted {
-		t.unfinished, e.places = nil, nil
+		t.unfinished, e.tickets = nil, nil
 	}
-	told := map[string]bool{}
+	shown := map[string]bool{}
 	for _, cases := range []struct {
 		what  string
 		tasks []string
 	}{
 		{"lost", t.lost}, {"unfinished", t.unfinished}, {"duplicated", t.duplicatedUnexcused},
 		{"archived early", t.archivedUnexcused}, {"burnt a retry", t.burntUnexcused}, {"not charged", t.uncharged},
-		{"its lock is left", t.locked}, {"outside of the line", e.strays}, {"left in line", e.places},
+		{"its lock is left", t.locked}, {"without a ticket", e.ticketless}, {"left in line", e.tickets},
 	} {
 		for _, id := range cases.tasks[:min(most, len(cases.tasks))] {
-			if told[id] {
+			if shown[id] {
 				continue
 			}
-			told[id] = true
+			shown[id] = true
 			i := slices.IndexFunc(e.jobs, func(j job) bool { return j.ID == id })
 			if i < 0 {
 				fmt.Fprintf(w, "%s: %s: %s: no such task\n", name, id, cases.what)
@@ -175,7 +175,7 @@ func explain(w io.Writer, name string, e evidence, holds func(task string) []hol
 			end, there := e.ends[id]
 			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; at the end there %v, %v, retried %d\n",
 				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Joins, j.Retained, j.Delay, there, end.state, end.retried)
-			for _, h := range holds(id) {
+			for _, h := range attempts(id) {
 				fmt.Fprintf(w, "  %s picked up by %s, from the line %v, lost %v, put down %s by %s\n", clock(h.At), h.Holder, h.Taken, h.Lost, clock(h.Ended), h.EndedBy)
 			}
 			for _, r := range e.runs {

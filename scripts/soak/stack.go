@@ -2,26 +2,20 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 )
 
-// A stack is a redis-server with all around it: proxy, journal, workers and producer.
+// A stack is a redis-server with its proxy, journal, workers and producer.
 type stack struct {
 	dir       string
 	inspector *asynq.Inspector
@@ -29,42 +23,25 @@ type stack struct {
 	journal   *journal
 	name      string
 	proxy     *proxy
-	redis     *redis.Client // past the proxy
+	redis     *redis.Client // not through the proxy
 	server    *exec.Cmd
 	throttled bool
 	witness   *witness
 
-	addr     string // of the redis-server
-	reports  net.Listener
-	closing  []func()
-	diary    *os.File // what workers log
-	blows    sync.Mutex
-	workers  []*crew
-	mu       sync.Mutex
-	enqueued map[string]bool
-	strays   []string
-	suspects map[string]time.Time // of being strays: since when
-	stuck    []string             // workers that did not end
-	hits     []hit
-	counts   map[string]int // of blows
+	addr       string // of the redis-server
+	reports    net.Listener
+	closing    []func()
+	workersLog *os.File   // what workers log
+	disrupting sync.Mutex // one at a time
+	workers    []*process
+	mu         sync.Mutex
+	enqueued   map[string]bool
+	ticketless []string
+	suspects   map[string]time.Time // tasks without a ticket: since when
+	stuck      []string             // workers that did not end on SIGTERM
+	disrupted  []disruptionEnd
+	counts     map[string]int // of disruptions
 }
-
-// A hit is a blow that was dealt; work can go on from at.
-type hit struct {
-	at   time.Time
-	kind string
-}
-
-// A crew is the place of a worker: one process after the other.
-type crew struct {
-	name  string
-	count int
-	cmd   *exec.Cmd
-	port  net.Listener
-	stdin *os.File
-}
-
-func (c *crew) holder() string { return c.name + "." + strconv.Itoa(c.count) }
 
 func newStack(ctx context.Context, name, dir string, throttled bool, o options, jobs []job) (*stack, error) {
 	s := &stack{
@@ -82,10 +59,10 @@ func (s *stack) open(ctx context.Context, o options) (err error) {
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
-	if s.diary, err = os.Create(filepath.Join(s.dir, "workers.log")); err != nil {
+	if s.workersLog, err = os.Create(filepath.Join(s.dir, "workers.log")); err != nil {
 		return err
 	}
-	s.closing = append(s.closing, func() { s.diary.Close() })
+	s.closing = append(s.closing, func() { s.workersLog.Close() })
 	if err := s.startRedis(); err != nil {
 		return err
 	}
@@ -103,17 +80,14 @@ func (s *stack) open(ctx context.Context, o options) (err error) {
 	s.closing = append(s.closing, func() { s.reports.Close() })
 	s.proxy = newProxy(s.addr, s.witness, o.seed, o.rate)
 	for i := range o.workers {
-		c := &crew{name: "worker-" + strconv.Itoa(i)}
-		s.workers = append(s.workers, c)
-		if err := s.startWorker(c); err != nil {
+		p := &process{name: "worker-" + strconv.Itoa(i)}
+		s.workers = append(s.workers, p)
+		if err := s.startWorker(p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// ownGroup keeps the terminal's Ctrl-C, which is for the soak, from the process.
-func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 func (s *stack) startRedis() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,279 +110,11 @@ func (s *stack) startRedis() error {
 	return nil
 }
 
-func (s *stack) startWorker(c *crew) error {
-	c.count++
-	port, err := s.proxy.listen(c.holder())
-	if err != nil {
-		return err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	read, write, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	c.port, c.stdin = port, write
-	c.cmd = exec.Command(self, workerCommand, "-holder", c.holder(), "-journal", s.reports.Addr().String(),
-		"-redis", port.Addr().String(), "-throttled="+strconv.FormatBool(s.throttled))
-	c.cmd.Stdin, c.cmd.Stderr, c.cmd.SysProcAttr = read, s.diary, ownGroup()
-	err = c.cmd.Start()
-	read.Close()
-	return err
-}
-
-// endWorker ends a worker's process by a signal, and waits until it has.
-func (s *stack) endWorker(c *crew, signal os.Signal) {
-	if signal == os.Kill {
-		s.witness.died(c.holder())
-	}
-	c.cmd.Process.Signal(signal)
-	slow := time.AfterFunc(20*time.Second, func() {
-		s.mu.Lock()
-		s.stuck = append(s.stuck, c.holder())
-		s.mu.Unlock()
-		s.witness.died(c.holder())
-		c.cmd.Process.Kill()
-	})
-	c.cmd.Wait()
-	slow.Stop()
-	c.port.Close()
-	c.stdin.Close()
-}
-
-// deal deals a blow, and returns when it is over.
-func (s *stack) deal(ctx context.Context, b blow) error {
-	s.blows.Lock()
-	defer s.blows.Unlock()
-	now := time.Now()
-	switch b.kind {
-	case kill, term:
-		signal := os.Signal(syscall.SIGTERM)
-		if b.kind == kill {
-			signal = os.Kill
-		}
-		c := s.workers[b.worker]
-		s.endWorker(c, signal)
-		if err := s.startWorker(c); err != nil {
-			return err
-		}
-	case stop:
-		s.server.Process.Signal(syscall.SIGSTOP)
-		time.Sleep(b.lasts)
-		now = time.Now()
-		s.server.Process.Signal(syscall.SIGCONT)
-	case flush:
-		if err := s.redis.ScriptFlush(ctx).Err(); err != nil {
-			return err
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hits = append(s.hits, hit{now, b.kind})
-	s.counts[b.kind]++
-	return nil
-}
-
-// A producer enqueues jobs, through the proxy.
-type producer struct {
-	plain  *asynq.Client
-	joiner *worker.Client // nil without Sluice
-	stack  *stack
-}
-
-func (s *stack) produce(ctx context.Context, begin time.Time) error {
-	port, err := s.proxy.listen("producer")
-	if err != nil {
-		return err
-	}
-	defer port.Close()
-	opt := asynq.RedisClientOpt{Addr: port.Addr().String()}
-	p := &producer{plain: asynq.NewClient(opt), stack: s}
-	defer p.plain.Close()
-	if s.throttled {
-		limits := redis.NewClient(&redis.Options{Addr: opt.Addr})
-		defer limits.Close()
-		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{soakPolicy()}})
-		if err != nil {
-			return err
-		}
-		if p.joiner, err = worker.NewClient(opt, worker.ClientConfig{Limiter: limiter}); err != nil {
-			return err
-		}
-		defer p.joiner.Close()
-	}
-	var all sync.WaitGroup
-	defer all.Wait()
-	room := make(chan struct{}, 16)
-	for i := 0; i < len(s.jobs); {
-		together := p.together(s.jobs[i:])
-		i += len(together)
-		select {
-		case <-time.After(time.Until(begin.Add(together[0].At))):
-		case <-ctx.Done():
-			return nil
-		}
-		room <- struct{}{}
-		all.Go(func() {
-			p.enqueue(ctx, together)
-			<-room
-		})
-	}
-	return nil
-}
-
-// together are those of the jobs, from the first on, that are enqueued by one call.
-func (p *producer) together(jobs []job) []job {
-	n := 1
-	for p.joiner != nil && n < len(jobs) && jobs[0].Batched && jobs[0].Joins && jobs[n].Batched && jobs[n].Joins && jobs[n].At == jobs[0].At {
-		n++
-	}
-	return jobs[:n]
-}
-
-// enqueue tries until the tasks are there: that an ID is taken means that its task is, and so does its lock.
-func (p *producer) enqueue(ctx context.Context, jobs []job) {
-	for len(jobs) > 0 && ctx.Err() == nil {
-		var failed []job
-		for i, err := range p.try(ctx, jobs) {
-			if err != nil && !errors.Is(err, asynq.ErrTaskIDConflict) && !errors.Is(err, asynq.ErrDuplicateTask) {
-				failed = append(failed, jobs[i])
-				continue
-			}
-			p.stack.mu.Lock()
-			p.stack.enqueued[jobs[i].ID] = true
-			p.stack.mu.Unlock()
-		}
-		if jobs = failed; len(jobs) > 0 {
-			time.Sleep(100 * time.Millisecond)
-		}
-	}
-}
-
-func (p *producer) try(ctx context.Context, jobs []job) []error {
-	tasks := make([]*asynq.Task, len(jobs))
-	for i, j := range jobs {
-		opts := []asynq.Option{asynq.TaskID(j.ID), asynq.MaxRetry(j.MaxRetry)}
-		if j.Retained {
-			opts = append(opts, asynq.Retention(24*time.Hour))
-		}
-		if j.Delay > 0 {
-			opts = append(opts, asynq.ProcessIn(j.Delay))
-		}
-		if j.Unique {
-			opts = append(opts, asynq.Unique(24*time.Hour))
-		}
-		tasks[i] = worker.NewTask(worker.Identity{Tenant: j.Tenant}, taskType, []byte(j.ID), opts...)
-	}
-	errs := make([]error, len(jobs))
-	if p.joiner == nil || !jobs[0].Joins {
-		for i, task := range tasks {
-			_, errs[i] = p.plain.EnqueueContext(ctx, task)
-		}
-		return errs
-	}
-	for i, result := range p.joiner.EnqueueBatch(ctx, tasks) {
-		if errs[i] = result.Err; result.Start.Joined {
-			p.stack.journal.joined(jobs[i].ID, result.Start.At)
-		}
-	}
-	return errs
-}
-
-// waiting is how many tasks asynq has that have not ended, and Sluice's places in line.
-func (s *stack) waiting(ctx context.Context) (tasks int, places int64, err error) {
-	q, err := s.inspector.GetQueueInfo(queue)
-	if errors.Is(err, asynq.ErrQueueNotFound) {
-		return 0, 0, nil
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	places, err = s.redis.HLen(ctx, placesKey).Result()
-	return q.Pending + q.Active + q.Scheduled + q.Retry, places, err
-}
-
-// lookForStrays notes tasks that wait for long in asynq, as those do that stand in line, and do
-// not stand there. It is for the time without faults: a task that is seen so for longer than a ticket is missing
-// whose worker was killed is no chance.
-func (s *stack) lookForStrays(ctx context.Context) error {
-	const missing = 15 * time.Second
-	now := time.Now()
-	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10) // retries and undecided tasks come back before that
-	identity, err := s.redis.Get(ctx, identityKey).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return err
-	}
-	seen := map[string]time.Time{}
-	for _, set := range []string{"scheduled", "retry"} {
-		ids, err := s.redis.ZRangeArgs(ctx, redis.ZRangeArgs{
-			Key: "asynq:{" + queue + "}:" + set, ByScore: true, Start: soon, Stop: "+inf",
-		}).Result()
-		if err != nil {
-			return err
-		}
-		for _, id := range ids {
-			inLine, err := s.redis.HExists(ctx, placesKey, identity+"%2F"+queue+"/"+id).Result()
-			if err != nil {
-				return err
-			}
-			if inLine {
-				continue
-			}
-			since := s.suspects[id]
-			if since.IsZero() {
-				since = now
-			}
-			if seen[id] = since; now.Sub(since) > missing && !slices.Contains(s.strays, id) {
-				s.strays = append(s.strays, id)
-			}
-		}
-	}
-	s.suspects = seen
-	return nil
-}
-
-// hurry lets a minute pass for the leases of workers that are gone, and has workers that start look at them.
-func (s *stack) hurry(ctx context.Context) error {
-	orphans := s.witness.orphans()
-	past := float64(time.Now().Add(-31 * time.Second).Unix())
-	for _, id := range orphans {
-		if err := s.redis.ZAddXX(ctx, "asynq:{"+queue+"}:lease", redis.Z{Score: past, Member: id}).Err(); err != nil {
-			return err
-		}
-	}
-	if len(orphans) == 0 {
-		return nil
-	}
-	s.stopWorkers()
-	for _, c := range s.workers {
-		if err := s.startWorker(c); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// stopWorkers ends all workers as a deploy does.
-func (s *stack) stopWorkers() {
-	s.blows.Lock()
-	defer s.blows.Unlock()
-	var all sync.WaitGroup
-	for _, c := range s.workers {
-		if c.cmd != nil && c.cmd.ProcessState == nil {
-			all.Go(func() { s.endWorker(c, syscall.SIGTERM) })
-		}
-	}
-	all.Wait()
-}
-
-// close ends everything that this stack has started.
+// close ends all processes of the stack.
 func (s *stack) close() {
-	for _, c := range s.workers {
-		if c.cmd != nil && c.cmd.Process != nil && c.cmd.ProcessState == nil {
-			s.endWorker(c, os.Kill)
+	for _, p := range s.workers {
+		if p.cmd != nil && p.cmd.Process != nil && p.cmd.ProcessState == nil {
+			s.endWorker(p, os.Kill)
 		}
 	}
 	for i := len(s.closing) - 1; i >= 0; i-- {

@@ -20,16 +20,16 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// workerCommand is the hidden subcommand by which the program starts itself as a worker.
+// workerCommand is the hidden subcommand by which the soak starts itself as a worker.
 const workerCommand = "worker"
 
 // slots is how many tasks a worker runs at once.
 const slots = 8
 
-var errFault = errors.New("a failure that was asked for")
+var errFault = errors.New("a failure of the test")
 
-// A crewman is one process that works.
-type crewman struct {
+// A reporter runs tasks, and reports to the journal.
+type reporter struct {
 	holder  string
 	journal *rpc.Client
 }
@@ -55,7 +55,7 @@ func work(args []string) error {
 	if err != nil {
 		return err
 	}
-	c := &crewman{*holder, client}
+	r := &reporter{*holder, client}
 	opt := asynq.RedisClientOpt{Addr: *redisAddr}
 	config := asynq.Config{
 		Concurrency:              slots,
@@ -66,7 +66,7 @@ func work(args []string) error {
 	}
 	if !*throttled {
 		server := asynq.NewServer(opt, config)
-		if err := server.Start(asynq.HandlerFunc(c.handle)); err != nil {
+		if err := server.Start(asynq.HandlerFunc(r.handle)); err != nil {
 			return err
 		}
 		<-ctx.Done()
@@ -80,12 +80,12 @@ func work(args []string) error {
 		return err
 	}
 	server, err := worker.NewServer(opt, config, worker.Config{
-		Limiter: limiter, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnDecision: c.decided,
+		Limiter: limiter, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnDecision: r.decided,
 	})
 	if err != nil {
 		return err
 	}
-	if err := server.Start(asynq.HandlerFunc(c.handle)); err != nil {
+	if err := server.Start(asynq.HandlerFunc(r.handle)); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -93,32 +93,32 @@ func work(args []string) error {
 	return nil
 }
 
-func (c *crewman) decided(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
+func (r *reporter) decided(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
 	if !d.Granted {
 		id, _ := asynq.GetTaskID(ctx)
-		c.journal.Go("Journal.Deny", Denied{id, d.At.Add(d.RetryIn)}, &None{}, nil)
+		r.journal.Go("Journal.Deny", Denied{id, d.At.Add(d.RetryIn)}, &None{}, nil)
 	}
 }
 
-// handle does what the journal says.
-func (c *crewman) handle(ctx context.Context, task *asynq.Task) error {
+// handle runs a task as the journal says.
+func (r *reporter) handle(ctx context.Context, task *asynq.Task) error {
 	id, _ := asynq.GetTaskID(ctx)
 	retried, _ := asynq.GetRetryCount(ctx)
 	identity, err := worker.IdentityOf(task)
 	if err != nil {
 		return err
 	}
-	begin := Started{Task: id, Tenant: identity.Tenant, Holder: c.holder, Retried: retried}
+	begin := Started{Task: id, Tenant: identity.Tenant, Holder: r.holder, Retried: retried}
 	if d, ok := worker.FromContext(ctx).Decision(); ok && d.FailedOpen == nil {
 		begin.Granted = d.At
 	}
 	var verdict Verdict
-	if err := c.journal.Call("Journal.Start", begin, &verdict); err != nil {
-		return fmt.Errorf("telling the journal: %w", err)
+	if err := r.journal.Call("Journal.Start", begin, &verdict); err != nil {
+		return fmt.Errorf("reporting to the journal: %w", err)
 	}
 	time.Sleep(verdict.Work)
-	if err := c.journal.Call("Journal.End", Ended{verdict.Run, verdict.Fail}, &None{}); err != nil {
-		return fmt.Errorf("telling the journal: %w", err)
+	if err := r.journal.Call("Journal.End", Ended{verdict.Run, verdict.Fail}, &None{}); err != nil {
+		return fmt.Errorf("reporting to the journal: %w", err)
 	}
 	switch {
 	case verdict.Fail && verdict.Panic:

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// untilRead calls end, which may be called twice, when the answer's body is read to its end or
-// closed, or the context ends.
+// untilRead calls end when the response's body is read to its end or closed, or the context ends.
+// It may call it twice.
 func untilRead(ctx context.Context, resp *http.Response, end func()) {
 	if resp.Body == nil || resp.Body == http.NoBody {
 		end()
@@ -22,7 +22,7 @@ func untilRead(ctx context.Context, resp *http.Response, end func()) {
 	}
 }
 
-// A body ends its call when it is read to its end or closed.
+// A body calls end when it is read to its end or closed.
 type body struct {
 	io.ReadCloser
 	end func()
@@ -41,7 +41,7 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// A duplex is the body of an answer that switched protocols: it can be written to.
+// A duplex is the body of a response that switched protocols. It can be written to.
 type duplex struct {
 	body
 	io.Writer

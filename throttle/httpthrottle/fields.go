@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Numbers in X-RateLimit-Reset from here on are seconds since 1970, and from the other on
-// milliseconds; smaller ones are seconds from now. No limit lasts for 31 years.
+// Numbers in X-RateLimit-Reset from epochSeconds on are seconds since 1970, from epochMilliseconds
+// on milliseconds. Smaller ones are seconds from now, as no limit lasts for 31 years.
 const (
 	epochSeconds      = 1_000_000_000
 	epochMilliseconds = 1_000_000_000_000
@@ -21,12 +21,12 @@ const (
 
 // refusal is TransportConfig.Refusal's default.
 func refusal(resp *http.Response) (time.Duration, bool) {
-	retryIn, told := retryAfter(resp)
+	retryIn, timed := RetryAfter(resp)
 	exhausted := false
 	for _, r := range remainders(resp.Header, clock(resp), map[string]bool{throttle.Requests: true}) {
-		if r.left == 0 {
+		if r.units == 0 {
 			exhausted = true
-			if !told {
+			if !timed {
 				retryIn = max(retryIn, r.reset)
 			}
 		}
@@ -35,15 +35,16 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 	case http.StatusTooManyRequests:
 		return retryIn, true
 	case http.StatusServiceUnavailable:
-		return retryIn, told
-	case http.StatusForbidden: // GitHub says so too
-		return retryIn, told || exhausted
+		return retryIn, timed
+	case http.StatusForbidden: // which GitHub means as 429, too
+		return retryIn, timed || exhausted
 	}
 	return 0, false
 }
 
-// retryAfter reads Retry-After: seconds, or a date by the upstream's clock.
-func retryAfter(resp *http.Response) (time.Duration, bool) {
+// RetryAfter returns the time that a response asks to wait, 0 or more, by its field Retry-After:
+// seconds, or a date by the upstream's clock. It returns false without a valid field.
+func RetryAfter(resp *http.Response) (time.Duration, bool) {
 	value := strings.TrimSpace(resp.Header.Get("Retry-After"))
 	if date, err := http.ParseTime(value); err == nil {
 		return max(0, date.Sub(clock(resp))), true
@@ -51,7 +52,8 @@ func retryAfter(resp *http.Response) (time.Duration, bool) {
 	return seconds(value)
 }
 
-// seconds reads a number of seconds, 0 or more, also with a fraction; too large a one is the largest.
+// seconds parses a number of seconds, 0 or more, with or without a fraction. Numbers above twice
+// throttle.MaxPeriod mean that.
 func seconds(value string) (time.Duration, bool) {
 	n, err := strconv.ParseFloat(value, 64)
 	if err != nil || math.IsNaN(n) || n < 0 {
@@ -60,21 +62,21 @@ func seconds(value string) (time.Duration, bool) {
 	return time.Duration(math.Ceil(min(n, 2*throttle.MaxPeriod.Seconds()) * float64(time.Second))), true
 }
 
-// A remainder is how many units the upstream lets through until it resets.
+// A remainder is how many units the upstream grants until it resets.
 type remainder struct {
 	unit  string
-	left  int64
+	units int64
 	reset time.Duration // above 0
 }
 
-// remainders reads what the answer says is left, by the first of these that it has:
+// remainders returns the upstream's remaining units, by the first of these fields that a response
+// has:
 //
-//   - RateLimit, by draft-ietf-httpapi-ratelimit-headers-08 and later, or as in 07;
-//   - RateLimit-Remaining and -Reset, as in the drafts before;
-//   - X-RateLimit-Remaining and -Reset, also spelt X-Rate-Limit.
+//   - RateLimit, as in draft-ietf-httpapi-ratelimit-headers-07 and later;
+//   - RateLimit-Remaining and -Reset, as in earlier drafts;
+//   - X-RateLimit-Remaining and -Reset, or X-Rate-Limit-...
 //
-// The latter two also with a unit behind them, as in X-RateLimit-Remaining-Tokens. What is malformed
-// is as if it was not there.
+// The last two may name a unit, as in X-RateLimit-Remaining-Tokens. Malformed fields are ignored.
 func remainders(h http.Header, now time.Time, units map[string]bool) []remainder {
 	if all := structured(h, units); len(all) > 0 {
 		return all
@@ -102,13 +104,13 @@ func remainders(h http.Header, now time.Time, units map[string]bool) []remainder
 }
 
 func appendValid(all []remainder, r remainder) []remainder {
-	if r.left < 0 || r.left > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
+	if r.units < 0 || r.units > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
 		return all
 	}
 	return append(all, r)
 }
 
-// structured reads the RateLimit field, with the units of RateLimit-Policy.
+// structured parses the RateLimit field, with the units of RateLimit-Policy.
 func structured(h http.Header, units map[string]bool) []remainder {
 	values := h.Values("RateLimit")
 	if len(values) == 0 {
@@ -138,7 +140,7 @@ func structured(h http.Header, units map[string]bool) []remainder {
 	return all
 }
 
-// dictionary reads the field as draft 07 has it: limit=100, remaining=50, reset=5.
+// dictionary parses the RateLimit field of draft 07: limit=100, remaining=50, reset=5.
 func dictionary(values []string) []remainder {
 	members, err := httpsfv.UnmarshalDictionary(values)
 	if err != nil {
@@ -161,7 +163,7 @@ func dictionary(values []string) []remainder {
 	return appendValid(nil, remainder{throttle.Requests, left, time.Duration(min(reset, 1e9)) * time.Second})
 }
 
-// quotaUnits are the units that RateLimit-Policy names, by policy.
+// quotaUnits returns the units in RateLimit-Policy, by the name of the policy.
 func quotaUnits(h http.Header) map[string]string {
 	list, err := httpsfv.UnmarshalList(h.Values("RateLimit-Policy"))
 	if err != nil {
@@ -194,8 +196,8 @@ func integer(params *httpsfv.Params, key string) (int64, bool) {
 	return n, ok
 }
 
-// resetIn reads when the upstream resets: seconds from now, seconds or milliseconds since 1970, or a
-// duration such as 6m0s.
+// resetIn parses when the upstream resets: seconds from now, seconds or milliseconds since 1970, or
+// a duration such as 6m0s.
 func resetIn(value string, now time.Time) (time.Duration, bool) {
 	value = strings.TrimSpace(value)
 	if d, err := time.ParseDuration(value); err == nil && d > 0 {
@@ -213,7 +215,7 @@ func resetIn(value string, now time.Time) (time.Duration, bool) {
 	return seconds(value)
 }
 
-// fromCache reports whether an answer is an old one, whose numbers say nothing of now.
+// fromCache reports whether a cache sent the response. Its numbers are old.
 func fromCache(h http.Header) bool {
 	age, ok := seconds(h.Get("Age"))
 	return ok && age > 0

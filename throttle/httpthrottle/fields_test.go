@@ -57,7 +57,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 		}
 		var got []string
 		for _, r := range remainders(h, now, map[string]bool{throttle.Requests: true, "tokens": true}) {
-			got = append(got, fmt.Sprint(r.unit, " ", r.left, " ", r.reset))
+			got = append(got, fmt.Sprint(r.unit, " ", r.units, " ", r.reset))
 		}
 		slices.Sort(got)
 		if list := strings.Join(got, "; "); list != row.want {
@@ -66,7 +66,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 	}
 }
 
-// Whatever the upstream says, what is read of it can be passed on, or nothing is.
+// Whatever the upstream says, the limiter accepts what is parsed.
 func FuzzRemainders(f *testing.F) {
 	f.Add(`"default";r=50;t=30`, `"default";q=100;qu="tokens"`, "9", "1790003600", "12")
 	f.Add(`limit=100, remaining=50, reset=5`, `("a" "b");q=1`, "-1", "6m0s", "Mon, 05 Aug 2019 09:27:05 GMT")
@@ -80,7 +80,7 @@ func FuzzRemainders(f *testing.F) {
 		units := map[string]bool{throttle.Requests: true, "tokens": true}
 		for range 2 {
 			for _, r := range remainders(h, now, units) {
-				if !units[r.unit] || r.left < 0 || r.left > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
+				if !units[r.unit] || r.units < 0 || r.units > throttle.MaxLimit || r.reset <= 0 || r.reset > throttle.MaxPeriod {
 					t.Errorf("%+v", r)
 				}
 			}
@@ -92,8 +92,8 @@ func FuzzRemainders(f *testing.F) {
 	})
 }
 
-// What our windows let out until the upstream resets, against which its word is held.
-func TestWhatOurWindowsLetOut(t *testing.T) {
+// The upstream's remaining units are compared with an upper bound of ours.
+func TestWhatOurWindowsCanGrant(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_790_000_000, 0)
 	d := throttle.Decision{At: at, Windows: []throttle.WindowState{
@@ -116,7 +116,7 @@ func TestWhatOurWindowsLetOut(t *testing.T) {
 		{"tokens", time.Second, 11},
 		{"bytes", time.Second, -1},
 	} {
-		got, ok := letsOut(d, remainder{unit: row.unit, reset: row.reset})
+		got, ok := grantable(d, remainder{unit: row.unit, reset: row.reset})
 		if !ok {
 			got = -1
 		}
@@ -141,7 +141,7 @@ func TestDriftsAreToldOnce(t *testing.T) {
 		{9, time.Hour, false},
 		{11, time.Hour, true},
 		{5, time.Hour, false},
-		{4, time.Hour, true}, // what was told is far too strict by now
+		{4, time.Hour, true}, // the last report is far too strict by now
 		{4, 2 * time.Hour, true},
 		{0, 2 * time.Hour, true},
 		{0, 2 * time.Hour, false},
@@ -162,7 +162,7 @@ func TestDriftsAreToldOnce(t *testing.T) {
 	}
 }
 
-func TestTheTightestWindowIsTold(t *testing.T) {
+func TestTheTightestWindowIsReported(t *testing.T) {
 	t.Parallel()
 	window := func(name string, burst, remaining int64, denies time.Duration) throttle.WindowState {
 		return throttle.WindowState{Name: name, Limit: burst, Burst: burst, Remaining: remaining, Denied: denies > 0, RetryIn: denies}

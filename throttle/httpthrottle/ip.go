@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// ClientIP returns the address of who made a request: that of the connection, or, if that is one of the
-// trusted proxies, the last in X-Forwarded-For that is not. Of an IPv6 address it returns the first
-// bits, 1 to 128, as a prefix such as "2001:db8::/64". A connection that has no address, such as a
-// Unix socket, is "local".
+// ClientIP returns the address of the client that made a request. This is the connection's address.
+// If that belongs to a trusted proxy, it is the last address in X-Forwarded-For that does not.
+// Earlier entries are ignored, as the client can invent them.
 //
-// Entries before the last proxy that is not trusted are the client's own invention, and not looked at.
+// An IPv6 address is cut to its first ipv6Bits bits, 1 to 128, such as "2001:db8::/64". A
+// connection that has no address, such as a Unix socket, is "local".
 func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 	ip, ok := parseIP(r.RemoteAddr)
 	if !ok {
@@ -21,7 +21,7 @@ func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 	for i := len(hops) - 1; i >= 0 && isTrusted(ip, trusted); i-- {
 		hop, ok := parseIP(strings.TrimSpace(hops[i]))
 		if !ok {
-			break // who wrote this is the last of whom anything is known
+			break // the proxy that wrote this is the last address known
 		}
 		ip = hop
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A learner passes on what the upstream says of how much is left, if that is news.
+// A learner reports the upstream's remaining units to Redis when they are news.
 type learner struct {
 	logger *slog.Logger
 
@@ -19,18 +19,18 @@ type learner struct {
 	drifts map[string]drift // by policy, unit and scopes
 }
 
-// A drift is by how many units the upstream was behind our windows when that was passed on. Redis takes
-// off what we grant since: as long as the drift stays the same there is nothing new to say.
+// A drift is how many units fewer the upstream had left than our windows, when that was reported.
+// Redis subtracts what we grant from then on. So while the drift stays the same there is no news.
 type drift struct {
 	units int64
 	until time.Time // when the upstream resets
 }
 
-// maxDrifts bounds what is remembered: tenants are data.
+// maxDrifts bounds the memory of a learner: tenants are data.
 const maxDrifts = 10_000
 
-// learn passes on what the response to a call says of refusals and remaining units. The call was made
-// at a time.
+// learn passes on what the response to a call says of refusals and remaining units. The call was
+// made at a time.
 func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision, made time.Time) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
@@ -46,24 +46,25 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 		job.Answered(made)
 	}
 	switch {
-	case d.FailedOpen != nil: // nobody to tell, and nothing to compare with
+	case d.FailedOpen != nil: // Redis cannot be told, and there are no windows to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
 			r := d.Reservation
 			begun, err := r.Pause(ctx, retryIn)
 			if err != nil {
-				t.c.Logger.Warn("httpthrottle: a refusal could not be passed on", "policy", d.Policy, "error", err)
+				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause", "policy", d.Policy, "error", err)
 			} else if begun > 0 {
-				t.c.Logger.Warn("httpthrottle: the upstream refused a call: its policy pauses", "policy", d.Policy, "tenant", r.Tenant, "for", begun)
+				t.c.Logger.Warn("httpthrottle: the upstream refused a call: its policy pauses",
+					"policy", d.Policy, "tenant", r.Tenant, "for", begun)
 			}
 		})
 	default:
-		t.learner.left(ctx, resp, d)
+		t.learner.report(ctx, resp, d)
 	}
 }
 
-// left passes on how much the upstream has left, where that is less than our windows let out.
-func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Decision) {
+// report reports the upstream's remaining units where they are fewer than our windows can grant.
+func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.Decision) {
 	if fromCache(resp.Header) {
 		return
 	}
@@ -74,12 +75,12 @@ func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Deci
 	worst := map[string]remainder{}
 	most := map[string]int64{}
 	for _, r := range remainders(resp.Header, clock(resp), units) {
-		lets, ok := letsOut(d, r)
+		ours, ok := grantable(d, r)
 		if !ok {
 			continue
 		}
-		if behind, seen := most[r.unit]; !seen || lets-r.left > behind {
-			most[r.unit], worst[r.unit] = lets-r.left, r
+		if behind, seen := most[r.unit]; !seen || ours-r.units > behind {
+			most[r.unit], worst[r.unit] = ours-r.units, r
 		}
 	}
 	for unit, r := range worst {
@@ -88,8 +89,9 @@ func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Deci
 			continue
 		}
 		afterward(ctx, func(ctx context.Context) {
-			if err := d.Reservation.ReportRemaining(ctx, throttle.Remaining{Unit: unit, Units: r.left, Reset: r.reset}); err != nil {
-				l.logger.Warn("httpthrottle: what is left could not be passed on", "policy", d.Policy, "error", err)
+			left := throttle.Remaining{Unit: unit, Units: r.units, Reset: r.reset}
+			if err := d.Reservation.ReportRemaining(ctx, left); err != nil {
+				l.logger.Warn("httpthrottle: the upstream's remaining units could not be stored", "policy", d.Policy, "error", err)
 				return
 			}
 			l.note(key, most[unit], r.reset)
@@ -97,8 +99,9 @@ func (l *learner) left(ctx context.Context, resp *http.Response, d throttle.Deci
 	}
 }
 
-// letsOut is an upper bound of how much our windows of the unit let out until the upstream resets.
-func letsOut(d throttle.Decision, r remainder) (least int64, ok bool) {
+// grantable returns an upper bound of the units that our windows can grant until the upstream
+// resets.
+func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64
 		switch {
@@ -109,15 +112,15 @@ func letsOut(d throttle.Decision, r remainder) (least int64, ok bool) {
 		case d.At.Add(r.reset).After(w.ResetsAt):
 			refills = 1
 		}
-		if lets := w.Remaining + refills*w.Limit; !ok || lets < least {
-			least, ok = lets, true
+		if units := w.Remaining + refills*w.Limit; !ok || units < least {
+			least, ok = units, true
 		}
 	}
 	return least, ok
 }
 
-// news reports whether a drift has to be passed on: it has grown, or what was passed on has become far
-// too strict.
+// news reports whether a drift must be reported: it has grown, or the one reported is far too
+// strict by now.
 func (l *learner) news(key string, behind int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +150,7 @@ func keyOf(d throttle.Decision, unit string) string {
 	return strings.Join(parts, "\x00")
 }
 
-// clock is the upstream's, which its times of day are by; or ours, if it does not tell.
+// clock returns the upstream's time, by which it means its dates. Without a Date field it is ours.
 func clock(resp *http.Response) time.Time {
 	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
 		return date

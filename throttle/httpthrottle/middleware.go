@@ -29,9 +29,9 @@ type MiddlewareConfig struct {
 	// window counts by anything but that and the tenant.
 	Attributes func(*http.Request) map[string]string
 
-	// ChargeRefused counts refused requests too. A client that does not slow down is then not served
-	// at all. Each refused request costs two more calls to Redis. Concurrency windows do not count
-	// refused requests.
+	// ChargeRefused counts refused requests too. A client that does not slow down is then not
+	// served at all. Each refused request costs two more calls to Redis. Concurrency windows do not
+	// count refused requests.
 	ChargeRefused bool
 
 	// Cost returns what a request costs, by unit. The default is 1 of throttle.Requests.
@@ -44,8 +44,8 @@ type MiddlewareConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger logs when Redis stops answering, when it answers again, and, at most once a minute, how
-	// many requests could not be counted. The default is slog.Default().
+	// Logger logs when Redis stops answering, when it answers again, and, at most once a minute,
+	// how many requests could not be counted. The default is slog.Default().
 	Logger *slog.Logger
 
 	// OnDecision, if not nil, observes every decision before it takes effect.
@@ -75,12 +75,12 @@ type MiddlewareConfig struct {
 // 1970, rounded up) describe the tightest. A refused request gets 429 with Retry-After in whole
 // seconds, rounded up. Repeated after that time it fits, unless others took the room.
 //
-// A request holds its slots in Concurrency windows until the handler returns or panics. If a slot is
-// lost before, the request's context ends with throttle.ErrLeaseLost.
+// A request holds its slots in Concurrency windows until the handler returns or panics. If a slot
+// is lost before, the request's context ends with throttle.ErrLeaseLost.
 //
 // A request that can never fit gets 413. One whose tenant or attributes cannot be counted gets 400.
-// While Redis does not answer, requests get 503 with Retry-After. Under the policy's fail: open they
-// are served, without the header fields.
+// While Redis does not answer, requests get 503 with Retry-After. Under the policy's fail: open
+// they are served, without the header fields.
 func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("httpthrottle: MiddlewareConfig.Limiter is nil: must be what throttle.New returns")

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +18,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -42,7 +40,7 @@ func byUser(r *http.Request) map[string]string {
 func TestSeveralIdentitiesAtOnce(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		limiter := newLimiter(t, client, policy("site",
+		limiter := limitertest.New(t, client, policy("site",
 			throttle.Window{Name: "address", Limit: 3, Period: time.Hour, Scope: throttle.Per("ip")},
 			throttle.Window{Name: "person", Limit: 2, Period: 2 * time.Hour, Scope: throttle.Per("user")}))
 		var served atomic.Int64
@@ -57,9 +55,9 @@ func TestSeveralIdentitiesAtOnce(t *testing.T) {
 			{"10.0.0.1", "ann", 200, "2", "1", "2h", `"address";r=2;t=3600, "person";r=1;t=7200`},
 			{"10.0.0.1", "ann", 200, "2", "0", "2h", `"address";r=1;t=3600, "person";r=0;t=7200`},
 			{"10.0.0.1", "ann", 429, "2", "0", "2h", `"address";r=1;t=3600, "person";r=0;t=7200`},
-			{"10.0.0.2", "ann", 429, "2", "0", "2h", `"address";r=3;t=0, "person";r=0;t=7200`}, // the person counts, wherever
+			{"10.0.0.2", "ann", 429, "2", "0", "2h", `"address";r=3;t=0, "person";r=0;t=7200`}, // the person counts at all addresses
 			{"10.0.0.1", "bob", 200, "3", "0", "1h", `"address";r=0;t=3600, "person";r=1;t=7200`},
-			{"10.0.0.1", "cid", 429, "3", "0", "1h", `"address";r=0;t=3600, "person";r=2;t=0`}, // the address counts, whoever
+			{"10.0.0.1", "cid", 429, "3", "0", "1h", `"address";r=0;t=3600, "person";r=2;t=0`}, // the address counts for all persons
 			{"10.0.0.2", "cid", 200, "2", "1", "2h", `"address";r=2;t=3600, "person";r=1;t=7200`},
 		} {
 			before := served.Load()
@@ -126,7 +124,7 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 func TestAllowedRequestsAreCountedAndServed(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		limiter := newLimiter(t, client, policy("site", perHour(2, "ip")))
+		limiter := limitertest.New(t, client, policy("site", perHour(2, "ip")))
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site",
 			Allow: func(r *http.Request) bool { user, _, _ := r.BasicAuth(); return user == "monitor" }})(http.HandlerFunc(ok))
 		for range 5 {
@@ -148,7 +146,7 @@ func TestRefusedRequestsCanBeCharged(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		window := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 60, Burst: 2, Period: time.Hour, Scope: throttle.Per("ip")}
 		p, q := policy("charged", window, slots(5)), policy("free", window, slots(5))
-		limiter := newLimiter(t, client, p, q)
+		limiter := limitertest.New(t, client, p, q)
 		for _, row := range []struct {
 			policy  string
 			retries []float64 // seconds
@@ -170,83 +168,10 @@ func TestRefusedRequestsCanBeCharged(t *testing.T) {
 	})
 }
 
-func TestRequestsWhileRedisIsAway(t *testing.T) {
+// A config that can never supply what a window counts by is refused.
+func TestMiddlewaresThatCannotSupplyAttributes(t *testing.T) {
 	t.Parallel()
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
-	defer client.Close()
-	for _, row := range []struct {
-		fail   throttle.FailMode
-		status int
-		retry  string
-	}{{throttle.FailClosed, 503, "1"}, {throttle.FailOpen, 200, ""}} {
-		p := policy("site", perHour(1))
-		p.Fail = row.fail
-		log := &journal{}
-		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: newLimiter(t, client, p), Policy: "site",
-			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
-		for range 3 {
-			resp := ask(h, "10.0.0.1", "")
-			if resp.StatusCode != row.status || resp.Header.Get("Retry-After") != row.retry || resp.Header.Get("RateLimit") != "" {
-				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
-			}
-		}
-		if n := log.count("limiter is unavailable"); n != 1 {
-			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
-		}
-	}
-}
-
-// What a client leaves out or overdoes is its own error, and no way to fill the log.
-func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
-	t.Parallel()
-	bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		log := &journal{}
-		served := 0
-		h := newMiddleware(t, httpthrottle.MiddlewareConfig{
-			Limiter: l, Policy: "site", Attributes: byUser, Logger: slog.New(slog.NewTextHandler(log, nil)),
-			Tenant: func(r *http.Request) string { return r.Header.Get("X-Tenant") },
-		})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
-		long := strings.Repeat("x", throttle.MaxValueBytes+1)
-		send := func(user, tenant string) *http.Response {
-			r := httptest.NewRequest(http.MethodGet, "/", nil)
-			r.SetBasicAuth(user, "")
-			r.Header.Set("X-Tenant", tenant)
-			w := httptest.NewRecorder()
-			h.ServeHTTP(w, r)
-			return w.Result()
-		}
-		for range 10 {
-			for _, row := range [][2]string{{"", "acme"}, {long, "acme"}, {"ann", ""}, {"ann", long}} {
-				resp := send(row[0], row[1])
-				body, _ := io.ReadAll(resp.Body)
-				if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Retry-After") != "" || string(body) != "Bad Request\n" {
-					t.Errorf("user of %d bytes, tenant of %d: %d, %q", len(row[0]), len(row[1]), resp.StatusCode, body)
-				}
-			}
-		}
-		if served != 0 {
-			t.Errorf("%d were served", served)
-		}
-		if n, lines := log.count("level=WARN"), log.count("\n"); n != 1 || lines != 1 {
-			t.Errorf("logged in %d lines, %d warnings, want 1", lines, n)
-		}
-		time.Sleep(time.Minute)
-		if resp := send("", "acme"); resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("a minute later: %d", resp.StatusCode)
-		}
-		if n := log.count("requests=40 "); n != 1 {
-			t.Errorf("those that were not logged were told %d times, want once, with their number", n)
-		}
-		if resp := send("ann", "acme"); resp.StatusCode != 200 || served != 1 {
-			t.Errorf("a good request: %d", resp.StatusCode)
-		}
-	})
-}
-
-// A middleware that can never tell what a window counts by is a mistake of its config.
-func TestMiddlewaresThatCannotTellWhatWindowsCountBy(t *testing.T) {
-	t.Parallel()
-	limiter := newLimiter(t, throttletest.Client(t, "127.0.0.1:1"), policy("user", perHour(1, "user", "ip")), policy("tenant", perHour(1, "tenant")), policy("ip", perHour(1, "ip")))
+	limiter := limitertest.New(t, throttletest.Client(t, "127.0.0.1:1"), policy("user", perHour(1, "user", "ip")), policy("tenant", perHour(1, "tenant")), policy("ip", perHour(1, "ip")))
 	user := func(*http.Request) map[string]string { return nil }
 	tenant := func(*http.Request) string { return "" }
 	for _, row := range []struct {
@@ -264,32 +189,6 @@ func TestMiddlewaresThatCannotTellWhatWindowsCountBy(t *testing.T) {
 		if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), "httpthrottle: MiddlewareConfig."+row.want)) {
 			t.Errorf("policy %s: %v, want %q", row.config.Policy, err, row.want)
 		}
-	}
-}
-
-func TestCostsThatCannotBeCounted(t *testing.T) {
-	t.Parallel()
-	limiter := newLimiter(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "ip")))
-	var cost map[string]int64
-	log := &journal{}
-	h := newMiddleware(t, httpthrottle.MiddlewareConfig{
-		Limiter: limiter, Policy: "site", Logger: slog.New(slog.NewTextHandler(log, nil)),
-		Cost: func(*http.Request) map[string]int64 { return cost },
-	})(http.HandlerFunc(ok))
-	for _, row := range []struct {
-		cost   map[string]int64
-		status int
-	}{
-		{nil, 200}, {map[string]int64{"requests": 6}, 413},
-		{map[string]int64{"requests": -1}, 500}, {map[string]int64{"apples": 1}, 500}, {map[string]int64{"apples": 1}, 500},
-	} {
-		cost = row.cost
-		if resp := ask(h, "10.0.0.1", ""); resp.StatusCode != row.status {
-			t.Errorf("cost %v: %d, want %d", cost, resp.StatusCode, row.status)
-		}
-	}
-	if n := log.count("\n"); n != 1 {
-		t.Errorf("logged %d times, want once", n)
 	}
 }
 
@@ -341,40 +240,9 @@ func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
 	})
 }
 
-func TestClientIP(t *testing.T) {
-	t.Parallel()
-	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
-	for _, row := range []struct {
-		remote string
-		hops   []string
-		want   string
-	}{
-		{"192.0.2.1:80", nil, "192.0.2.1"},
-		{"192.0.2.1:80", []string{"203.0.113.9"}, "192.0.2.1"}, // who is not trusted may say what it likes
-		{"10.0.0.1:80", nil, "10.0.0.1"},
-		{"10.0.0.1:80", []string{"203.0.113.9"}, "203.0.113.9"},
-		{"10.0.0.1:80", []string{"198.51.100.7, 203.0.113.9"}, "203.0.113.9"}, // the first is the client's own word
-		{"10.0.0.1:80", []string{"198.51.100.7", "203.0.113.9, 10.2.3.4"}, "203.0.113.9"},
-		{"10.0.0.1:80", []string{"203.0.113.9, unknown, 10.2.3.4"}, "10.2.3.4"},
-		{"10.0.0.1:80", []string{"203.0.113.9:4711"}, "203.0.113.9"},
-		{"10.0.0.1:80", []string{"10.9.9.9"}, "10.9.9.9"},
-		{"[::ffff:192.0.2.1]:80", nil, "192.0.2.1"},
-		{"[2001:db8:1:2:3:4:5:6%eth0]:80", nil, "2001:db8:1:2::/64"},
-		{"[fd00::1]:80", []string{"[2001:db8::7]:99"}, "2001:db8::/64"},
-		{"[fd00::1]:80", []string{"[2001:db8::7]"}, "2001:db8::/64"},
-		{"@", []string{"203.0.113.9"}, "local"},
-	} {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
-		r.RemoteAddr, r.Header["X-Forwarded-For"] = row.remote, row.hops
-		if got := httpthrottle.ClientIP(r, proxies, 64); got != row.want {
-			t.Errorf("%s, X-Forwarded-For %q: %s, want %s", row.remote, row.hops, got, row.want)
-		}
-	}
-}
-
 func TestConfigsOfMiddlewares(t *testing.T) {
 	t.Parallel()
-	limiter := newLimiter(t, throttletest.Client(t, "127.0.0.1:1"), policy("site", perHour(1)))
+	limiter := limitertest.New(t, throttletest.Client(t, "127.0.0.1:1"), policy("site", perHour(1)))
 	for want, c := range map[string]httpthrottle.MiddlewareConfig{
 		"Limiter is nil": {},
 		`Policy ""`:      {Limiter: limiter},
@@ -384,66 +252,4 @@ func TestConfigsOfMiddlewares(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-}
-
-// A client of ours that knows too large a limit is told the server's, and never refused.
-func TestOurTransportUnderstandsOurMiddleware(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		limiter := newLimiter(t, client, policy("server", perHour(10)), policy("client", perHour(100)))
-		guarded := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "server"})(http.HandlerFunc(ok))
-		server := newFar(t, guarded.ServeHTTP)
-		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "client"})
-		for i := range 10 {
-			resp, err := get(t.Context(), rt, server.URL)
-			if i == 4 { // the others of the same key
-				for range 3 {
-					ask(guarded, "10.0.0.9", "")
-				}
-			}
-			var denied *throttle.DeniedError
-			switch {
-			case i < 7 && (err != nil || resp.StatusCode != 200):
-				t.Fatalf("call %d: %v", i, err)
-			case i >= 7 && !errors.As(err, &denied): // two after the others took theirs, the client knows
-				t.Fatalf("call %d was not denied: %v", i, err)
-			}
-		}
-		if n := server.calls.Load(); n != 7 {
-			t.Errorf("the server saw %d calls, want 7", n)
-		}
-	})
-}
-
-// What is left is never more than the limit that is told beside it.
-func TestABurstAboveTheLimitIsTheQuota(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		for _, tc := range []struct {
-			limit, burst  int64
-			policy, told  string
-			left, ofUnits string
-		}{
-			{1, 20, `"w";q=20;w=72000`, `"w";r=19;t=3600`, "19", "20"},
-			{3, 20, `"w";q=20;w=24000`, `"w";r=19;t=1200`, "19", "20"},
-			{60, 2, `"w";q=60;w=3600`, `"w";r=1;t=60`, "1", "60"},
-		} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
-			limiter := newLimiter(t, client, policy("site", throttle.Window{
-				Name: "w", Algorithm: throttle.GCRA, Limit: tc.limit, Burst: tc.burst, Period: time.Hour, Scope: throttle.Per("ip"),
-			}))
-			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site"})(
-				http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-			header := ask(h, "10.0.0.1", "ann").Header
-			for field, want := range map[string]string{
-				"RateLimit-Policy": tc.policy, "RateLimit": tc.told, "X-RateLimit-Limit": tc.ofUnits, "X-RateLimit-Remaining": tc.left,
-			} {
-				if got := header.Get(field); got != want {
-					t.Errorf("%d per hour, burst %d: %s is %s, want %s", tc.limit, tc.burst, field, got, want)
-				}
-			}
-		}
-	})
 }

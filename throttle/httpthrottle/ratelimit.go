@@ -54,9 +54,9 @@ func setRateLimit(h http.Header, d throttle.Decision) {
 	h.Set("X-RateLimit-Reset", strconv.FormatInt((reset+999_999)/1_000_000, 10))
 }
 
-// quota returns how many units a window allows at most, and in how many seconds, 0 for unknown. For a
-// burst above the limit these are the burst and the time in which it drains, as more units than the
-// limit can remain.
+// quota returns how many units a window allows at most, and in how many seconds, 0 for unknown. For
+// a burst above the limit these are the burst and the time in which it drains, as more units than
+// the limit can remain.
 func quota(w throttle.WindowState) (units, seconds int64) {
 	if w.Burst <= w.Limit {
 		return w.Limit, wholeSeconds(w.Period)

@@ -10,12 +10,12 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// unavailableRetry is the Retry-After, in seconds, of a request that was not served because Redis did
-// not answer.
+// unavailableRetry is the Retry-After, in seconds, of a request that was not served because Redis
+// did not answer.
 const unavailableRetry = "1"
 
-// sparsely is the least time between two log lines about requests that cannot be counted. Without it
-// any client could fill the log.
+// sparsely is the least time between two log lines about requests that cannot be counted. Without
+// it any client could fill the log.
 const sparsely = time.Minute
 
 // fail answers a request that the limiter could not decide.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestMain(m *testing.M) {
@@ -31,30 +32,22 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-func newLimiter(t testing.TB, client redis.UniversalClient, policies ...throttle.Policy) *throttle.Limiter {
-	t.Helper()
-	l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
 func policy(name string, windows ...throttle.Window) throttle.Policy {
 	return throttle.Policy{Name: name, Windows: windows}
 }
 
-// perHour is a window in which no time passes during a test.
+// perHour is a window that does not move during a test.
 func perHour(limit int64, per ...string) throttle.Window {
 	return throttle.Window{Name: "hour", Limit: limit, Period: time.Hour, Scope: throttle.Per(per...)}
 }
 
-// slots is a window of so many at once, under a lease of 3 s.
+// slots is a window that allows so many calls at once. Its lease is 3 s.
 func slots(limit int64) throttle.Window {
 	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.Shared}
 }
 
-// bubble runs the test on fake time, with a miniredis inside. It fails if a goroutine is left behind.
+// bubble runs the test on fake time, with a miniredis inside. It fails if a goroutine is left
+// behind.
 func bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, m *miniredis.Miniredis)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -64,7 +57,7 @@ func bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle
 			Addr:   "127.0.0.1:6379", // a name would be looked up outside the bubble
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
 		})
-		test(t, newLimiter(t, client, p), server)
+		test(t, limitertest.New(t, client, p), server)
 		client.Close()
 		server.Close()
 	})
@@ -99,20 +92,20 @@ func newMiddleware(t testing.TB, c httpthrottle.MiddlewareConfig) func(http.Hand
 	return middleware
 }
 
-// A far is a server that counts its calls.
-type far struct {
+// An upstream is a server that counts its calls.
+type upstream struct {
 	*httptest.Server
 	calls atomic.Int64
 }
 
-func newFar(t testing.TB, answer http.HandlerFunc) *far {
-	f := &far{}
-	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f.calls.Add(1)
+func newUpstream(t testing.TB, answer http.HandlerFunc) *upstream {
+	u := &upstream{}
+	u.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u.calls.Add(1)
 		answer(w, r)
 	}))
-	t.Cleanup(f.Close)
-	return f
+	t.Cleanup(u.Close)
+	return u
 }
 
 func ok(http.ResponseWriter, *http.Request) {}
@@ -132,23 +125,14 @@ func get(ctx context.Context, rt http.RoundTripper, url string) (*http.Response,
 	return resp, err
 }
 
-// used is how many units are counted in each window for a request.
+// used returns how many units each window counts for a request.
 func used(t testing.TB, l *throttle.Limiter, r throttle.Request) []int64 {
 	t.Helper()
 	var used []int64
-	for _, w := range peek(t, l, r).Windows {
+	for _, w := range limitertest.Peek(t, l, r).Windows {
 		used = append(used, w.Used)
 	}
 	return used
-}
-
-func peek(t testing.TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
-	t.Helper()
-	d, err := l.Peek(context.Background(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
 }
 
 // base makes a RoundTripper of a function.
@@ -156,7 +140,24 @@ type base func(*http.Request) (*http.Response, error)
 
 func (f base) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// A watched body tells whether it was closed.
+// answer is a base that answers 200 with the body.
+func answer(body io.ReadCloser) base {
+	return func(req *http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: body, Request: req}, nil
+	}
+}
+
+// stream is a base. The body of its response is what the caller writes, until the call's context
+// ends.
+func stream() (base, *io.PipeWriter) {
+	reader, writer := io.Pipe()
+	return func(req *http.Request) (*http.Response, error) {
+		context.AfterFunc(req.Context(), func() { writer.CloseWithError(context.Cause(req.Context())) })
+		return answer(reader)(req)
+	}, writer
+}
+
+// A watched body knows whether it was closed.
 type watched struct {
 	io.Reader
 	closed atomic.Bool
@@ -165,24 +166,6 @@ type watched struct {
 func (w *watched) Close() error {
 	w.closed.Store(true)
 	return nil
-}
-
-// commands counts what a client sends.
-type commands struct{ n atomic.Int64 }
-
-func (c *commands) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *commands) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (c *commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			c.n.Add(1)
-		}
-		return next(ctx, cmd)
-	}
 }
 
 // A journal keeps what is logged.

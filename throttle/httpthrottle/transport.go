@@ -1,15 +1,19 @@
 // Package httpthrottle puts the limits of package throttle around net/http: around the calls that a
 // program makes ([Transport]), and in front of the requests that it serves ([NewMiddleware]).
 //
-// A Transport reserves for every call, and learns from the answers what the upstream knows better.
-// In a job, whose context carries a [throttle.Job], a call that does not fit returns a
-// *[throttle.DeniedError], by which the job is requeued:
+// A Transport reserves for every call. From the responses it learns of refusals, and of how much
+// the upstream has left. In a job, whose context carries a [throttle.Job], a call that does not fit
+// returns a *[throttle.DeniedError]. A handler that returns this error has its job requeued:
 //
-//	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: limiter, Policy: "github-api"})
+//	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+//		Limiter: limiter,
+//		Policy:  "github-api",
+//	})
 //	client := &http.Client{Transport: transport}
 //	response, err := client.Do(request.WithContext(ctx)) // ctx is the handler's
 //
 // To follow a call through the code, read [Transport.RoundTrip] here, then body.go and learn.go.
+// For a served request, read middleware.go.
 package httpthrottle
 
 import (
@@ -28,57 +32,58 @@ import (
 // DefaultPause is TransportConfig.Pause's default.
 const DefaultPause = time.Second
 
-// afterwards bounds each call of the limiter that has to be made also when the request's context has
-// ended: releasing, cancelling, and passing on what the upstream said.
-const afterwards = 5 * time.Second
+// cleanUpTimeout bounds each call to Redis that is made even if the request's context has ended: a
+// cancellation, and what the upstream said.
+const cleanUpTimeout = 5 * time.Second
 
-// TransportConfig is how calls are throttled. Its functions are called by many goroutines at once.
+// TransportConfig configures a Transport. Its functions are called by many goroutines at once.
 type TransportConfig struct {
-	// Base makes the calls. The default is http.DefaultTransport. That a call was never made, and
-	// costs nothing, is known only of transports that tell of it as *http.Transport does.
+	// Base makes the calls. The default is http.DefaultTransport. A call that found no connection
+	// costs nothing, provided that Base reports connections to net/http/httptrace, as
+	// *http.Transport does.
 	Base http.RoundTripper
 
-	// LearnOnly reserves nothing, for calls of jobs that were counted when they began: what the
-	// far side says of a refusal is passed on all the same.
+	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
+	// Refusals pause the policy all the same.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger is told when a refusal begins a pause, and when what has to be said after a call cannot
-	// be: a release, a pause. The default is slog.Default().
+	// Logger logs when a refusal begins a pause, and when Redis cannot be told of a release, a
+	// cancellation or a refusal. The default is slog.Default().
 	Logger *slog.Logger
 
-	// MaxWait is for how long a call waits for its turn, at the most. The default, 0, is not at
-	// all, which is right in a job: its worker has other jobs to do. A call that is known not to
-	// fit within MaxWait, or the deadline of its context, is denied at once; so is one that a job
-	// must not wait for: see throttle.Limiter.WaitUpTo.
+	// MaxWait is the longest time that a call waits for its turn. The default, 0, does not wait,
+	// which is right in a job: its worker has other jobs to run. A call that cannot fit within
+	// MaxWait or the context's deadline is denied at once, and so is one for which a job must not
+	// wait: see throttle.Limiter.WaitUpTo.
 	MaxWait time.Duration
 
-	// PassUnidentified lets calls through, uncounted, of which nobody tells the policy. By default
-	// they fail with an *UnidentifiedError.
+	// PassUnidentified lets calls that have no policy through, uncounted. By default they fail with
+	// an *UnidentifiedError.
 	PassUnidentified bool
 
-	// Pause is for how long nothing is granted after a refusal that does not say for how long. The
-	// default is DefaultPause. The policy's MaxPause bounds it, and what the upstream says.
+	// Pause is how long the policy pauses after a refusal that does not say how long. The default
+	// is DefaultPause. The policy's MaxPause bounds every pause.
 	Pause time.Duration
 
-	// Policy is the policy of all calls, unless Request names another. The default is that of the
+	// Policy guards the calls, unless Request names another. The default is the policy of the
 	// context's throttle.Job.
 	Policy string
 
-	// Refusal tells whether an answer is a refusal to serve for now, and for how long; 0 is
-	// unknown. It must not read the body. The default knows 429; 503 with Retry-After; and 403
-	// with Retry-After or with 0 of X-RateLimit-Remaining.
+	// Refusal reports whether a response refuses the call for now, and for how long, 0 for unknown.
+	// It must not read the body. The default knows 429; 503 with Retry-After; and 403 with
+	// Retry-After or with no requests remaining.
 	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
 
-	// Request tells whose a call is, what it costs, and by which ticket it may stand in line; false
-	// is unknown. The default is what the context's throttle.Job says, where a Policy other than
-	// the job's own means the default cost.
+	// Request returns what to reserve for a call, and false if that is unknown. The default takes
+	// it from the context's throttle.Job. The job's cost is used only if the call's policy is the
+	// job's own, or the job has none.
 	Request func(*http.Request) (r throttle.Request, ok bool)
 }
 
-// An UnidentifiedError says that a call was not made because nobody tells which policy guards it.
+// An UnidentifiedError says that a call was not made, because no policy is known for it.
 type UnidentifiedError struct {
 	Method string
 	Host   string
@@ -89,25 +94,26 @@ func (e *UnidentifiedError) Error() string {
 		"or make it with the context of a job", e.Method, e.Host)
 }
 
-// A CountedError says that a call was not made because its job has taken the policy's cost already. The
-// call would be counted twice, and a job that is requeued for its denial might come back for ever.
+// A CountedError says that a call was not made, because its job has taken the policy's cost
+// already. The call would count twice, and a job that is requeued for its denial might come back
+// for ever.
 type CountedError struct {
 	Policy string
 }
 
 func (e *CountedError) Error() string {
-	return fmt.Sprintf("httpthrottle: policy %q has counted the job when it began: set TransportConfig.LearnOnly, "+
+	return fmt.Sprintf("httpthrottle: policy %q counted the job when it began: set TransportConfig.LearnOnly, "+
 		"or cancel the job's reservation to count each call", e.Policy)
 }
 
-// A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent use.
+// A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent
+// use.
 type Transport struct {
 	c       TransportConfig
 	learner learner
 }
 
-// NewTransport returns a transport, or an error that names the field of the config which cannot be
-// used.
+// NewTransport returns a transport. An error names the field of the config that cannot be used.
 func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("httpthrottle: TransportConfig.Limiter is nil: must be what throttle.New returns")
@@ -137,15 +143,14 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 }
 
 // RoundTrip makes the call if it fits, and never repeats one. Each call of a chain of redirects
-// counts.
+// counts. A refusal is a response like any other: the job's worker knows of it.
 //
-// Errors besides those of the base are *throttle.DeniedError if it does not fit now,
-// *UnidentifiedError, *CountedError, and those of Limiter.WaitUpTo; then the call was not made.
-// throttle.ErrLeaseLost ends a call that lost its slot in a Concurrency window. http.Client wraps all
-// of them in *url.Error; errors.As and errors.Is see through it.
+// Slots in Concurrency windows are held until the response's body is read to its end or closed, or
+// the context ends. throttle.ErrLeaseLost ends a call that lost its slot before.
 //
-// What Concurrency windows hold is renewed until the answer's body is closed or read to its end, or
-// the context ends, and then released.
+// The call was not made if the error is a *throttle.DeniedError, an *UnidentifiedError, a
+// *CountedError or another one of throttle.Limiter.WaitUpTo. Other errors are Base's. http.Client
+// wraps errors in *url.Error, which errors.As and errors.Is see through.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	job := throttle.JobFrom(req.Context())
 	r, ok := t.identify(req, job)
@@ -176,7 +181,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.call(req, job, d)
 }
 
-// identify tells whose the call is.
+// identify returns what to reserve for a call, and false if no policy is known.
 func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Request, bool) {
 	var r throttle.Request
 	switch {
@@ -190,7 +195,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 		}
 	case job != nil:
 		r = job.Request
-		// Of the job, not of this call. A job waits in no line but its own policy's.
+		// These are the job's, not the call's. A job waits in no line but its own policy's.
 		r.MaxHold, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, "", throttle.TicketID{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
@@ -211,9 +216,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decision) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
-		afterward(outer, func(ctx context.Context) {
-			t.giveBack(ctx, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
-		})
+		t.giveBack(outer, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
 		closeBody(req)
 		return nil, fmt.Errorf("httpthrottle: %w", context.Cause(outer))
 	}
@@ -223,13 +226,13 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 	var sought, sent atomic.Bool
 	trace := &httptrace.ClientTrace{
 		GetConn: func(string) { sought.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }, // from here on something may leave
+		GotConn: func(httptrace.GotConnInfo) { sent.Store(true) }, // from here on the upstream may see the call
 	}
 	made := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if err != nil {
 		if sought.Load() && !sent.Load() {
-			afterward(outer, func(ctx context.Context) { t.giveBack(ctx, d.Policy, hold.Cancel) })
+			t.giveBack(outer, d.Policy, hold.Cancel)
 		}
 		end()
 		return nil, err
@@ -241,28 +244,32 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 	return resp, nil
 }
 
-// giveBack undoes a grant by which no call was made.
+// giveBack cancels the reservation of a call that was not made, even if the context has ended.
 func (t *Transport) giveBack(ctx context.Context, policy string, cancel func(context.Context) error) {
-	if err := cancel(ctx); err != nil {
-		t.c.Logger.Warn("httpthrottle: what was reserved for a call that was not made counts", "policy", policy, "error", err)
-	}
+	afterward(ctx, func(ctx context.Context) {
+		if err := cancel(ctx); err != nil {
+			t.c.Logger.Warn("httpthrottle: the reservation of a call that was not made was not cancelled, and counts",
+				"policy", policy, "error", err)
+		}
+	})
 }
 
-// release gives back what Concurrency windows hold for a call, or for a request that was served.
+// release releases the slots of a call, or of a request that was served.
 func release(ctx context.Context, hold *throttle.Hold, logger *slog.Logger) {
 	if err := hold.Release(ctx); err != nil {
-		logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out", "policy", hold.Reservation().Policy, "error", err)
+		logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
+			"policy", hold.Reservation().Policy, "error", err)
 	}
 }
 
-// afterward runs what must be done although the context may have ended.
+// afterward calls Redis, which must be done even if the context has ended.
 func afterward(ctx context.Context, do func(context.Context)) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwards)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	do(ctx)
 }
 
-// closeBody is a RoundTripper's duty, also when it makes no call.
+// closeBody closes the request's body, as a RoundTripper must even if it makes no call.
 func closeBody(req *http.Request) {
 	if req.Body != nil {
 		req.Body.Close()

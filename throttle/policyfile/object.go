@@ -15,9 +15,10 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// An object is a mapping of the file. Its methods read one field each. They return the zero value
-// for a field that is not there, which package throttle takes for the default, and, having told
-// so, for one that cannot be used: also for a zero or an empty text, whose writer meant something.
+// An object is a mapping in the file. Its methods read one field each. They return the zero value
+// for a missing field, which package throttle takes for the default. They report a field that
+// cannot be used, and return the zero value for it too. A zero or an empty text cannot be used: it
+// is not meant as the default.
 type object struct {
 	*decoder
 	fields map[string]field
@@ -34,7 +35,7 @@ type field struct {
 // item returns element i of a field that is a list.
 func (f field) item(i int) *yaml.Node { return follow(f.node).Content[i] }
 
-// follow returns what an alias stands for, and other nodes as they are.
+// follow returns the node that an alias refers to, and other nodes as they are.
 func follow(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -42,8 +43,8 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// object reads a mapping. Its keys are the known ones or, if none are given, any text.
-// Where and what name it in errors, example shows what it looks like.
+// object reads a mapping. Its keys are the known ones or, if none are given, any text. Errors name
+// it by where and what, and show the example.
 func (d *decoder) object(n *yaml.Node, line int, where, what, example string, known ...string) object {
 	o := object{decoder: d, fields: map[string]field{}, line: line, where: where}
 	n = follow(n)
@@ -54,7 +55,7 @@ func (d *decoder) object(n *yaml.Node, line int, where, what, example string, kn
 	for i := 0; i < len(n.Content); i += 2 {
 		line, shown := n.Content[i].Line, "key "+show(n.Content[i])
 		if n.Content[i].ShortTag() == "!!merge" {
-			d.report(line, where, shown, "must not be used: write the keys out, or give a whole value an alias")
+			d.report(line, where, shown, "must not be used: write the keys out, or use an alias for a whole value")
 			continue
 		}
 		key, ok := d.asText(n.Content[i], line, where, "key")
@@ -62,7 +63,7 @@ func (d *decoder) object(n *yaml.Node, line int, where, what, example string, kn
 			continue
 		}
 		if first, ok := o.fields[key]; ok {
-			d.report(line, where, shown, fmt.Sprintf("must be there once: it is on line %d already", first.line))
+			d.report(line, where, shown, fmt.Sprintf("must appear once: it is on line %d already", first.line))
 			continue
 		}
 		if len(known) > 0 && !slices.Contains(known, key) {
@@ -75,7 +76,7 @@ func (d *decoder) object(n *yaml.Node, line int, where, what, example string, kn
 	return o
 }
 
-// child reads the field of that key as a mapping; without the field it has no keys.
+// child reads a field as a mapping. The mapping of a missing field has no keys.
 func (o object) child(key, where, what, example string, known ...string) object {
 	f, ok := o.fields[key]
 	if !ok {
@@ -89,7 +90,7 @@ func (o object) bad(key, hint string) {
 	o.report(f.line, o.where, key+" "+show(f.node), hint)
 }
 
-// check tells what package throttle says of this object, at the line of the field it means.
+// check reports an error of package throttle about this object, at the line of the field it names.
 func (o object) check(err error) {
 	e, ok := errors.AsType[*throttle.PolicyError](err)
 	if !ok {
@@ -123,7 +124,7 @@ func (o object) text(key string) string {
 	return s
 }
 
-// texts is nil without the field, and as long as the list with it.
+// texts returns nil for a missing field, and one text for each element of a list.
 func (o object) texts(key string) []string {
 	f, ok := o.fields[key]
 	if !ok {
@@ -161,7 +162,7 @@ func (o object) list(key, hint string) []*yaml.Node {
 	return n.Content
 }
 
-// digits is stricter than YAML, whose tools do not agree on what 0777 and 1_000 are.
+// digits is stricter than YAML: its parsers do not agree on the values of 0777 and 1_000.
 var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?$`)
 
 // scalar returns the text of a field if its type is one of the tags.
@@ -225,7 +226,7 @@ func (o object) duration(key string) time.Duration {
 	return duration
 }
 
-// asText returns the text of a node that is one, and is not empty.
+// asText returns the text of a node. It reports a node that is not a text, or is empty.
 func (d *decoder) asText(n *yaml.Node, line int, where, what string) (string, bool) {
 	n = follow(n)
 	switch {
@@ -239,7 +240,7 @@ func (d *decoder) asText(n *yaml.Node, line int, where, what string) (string, bo
 	return "", false
 }
 
-// label names a policy or a window by its name, or by its place as long as it has none.
+// label names a policy or a window by its name, or by its number if it has no name.
 func label(kind string, n *yaml.Node, i int) string {
 	if n = follow(n); n.Kind == yaml.MappingNode {
 		for j := 0; j < len(n.Content); j += 2 {
@@ -251,7 +252,7 @@ func label(kind string, n *yaml.Node, i int) string {
 	return fmt.Sprintf("%s %d", kind, i+1)
 }
 
-// show spells a value much as the file does, on one line.
+// show formats a value much as the file does, on one line.
 func show(n *yaml.Node) string {
 	n = follow(n)
 	tag := ""
@@ -271,7 +272,7 @@ func show(n *yaml.Node) string {
 	return cut(n.Value)
 }
 
-// cut keeps a message readable, whatever a name holds.
+// cut keeps a message short if a name is long.
 func cut(s string) string {
 	if len(s) > 64 {
 		return s[:64] + "..."
@@ -279,7 +280,7 @@ func cut(s string) string {
 	return s
 }
 
-// unknown is the hint for an unknown key: the known one that is most like it, or all of them.
+// unknown returns the hint for an unknown key: the known key most like it, or all known keys.
 func unknown(key string, known []string) string {
 	if nearest := Suggest(key, known); nearest != "" {
 		return fmt.Sprintf("is not known: did you mean %q?", nearest)

@@ -1,5 +1,6 @@
-// Package policyfile reads policies from YAML, strictly: what it does not know, it refuses, with
-// file, line, policy, window, value and hint. docs/reference/policies.md is the reference of the format.
+// Package policyfile reads policies from YAML. It is strict: an unknown key or a value that cannot
+// be used is an error with file, line, policy, window, value and hint. docs/reference/policies.md
+// describes the format.
 package policyfile
 
 import (
@@ -18,16 +19,16 @@ import (
 )
 
 const (
-	maxErrors = 20      // told of one file; the rest is counted
-	maxNodes  = 1 << 18 // of one file, with every alias written out
+	maxErrors = 20      // reported for one file; the rest is counted
+	maxNodes  = 1 << 18 // in one file, with every alias written out
 )
 
-// An Error says what in a policy file cannot be used, where, and what would be right.
+// An Error says what in a policy file cannot be used, and what would be right.
 type Error struct {
-	File  string // as it was handed to Load or Parse
-	Line  int    // from 1; 0 if no line is meant
+	File  string // the name given to Load or Parse
+	Line  int    // from 1; 0 if the error has no line
 	Where string // such as `policy "github-api", window "burst"`; empty outside of policies
-	What  string // the field and its value as the file spells it, such as `period "0s"`
+	What  string // the field and its value as in the file, such as `period "0s"`
 	Hint  string // what it must be
 }
 
@@ -44,7 +45,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Load reads a policy file. Errors are those of Parse, and those of reading, wrapped.
+// Load reads a policy file. Errors are Parse's, and wrapped errors of reading the file.
 func Load(path string) ([]throttle.Policy, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -53,9 +54,10 @@ func Load(path string) ([]throttle.Policy, error) {
 	return Parse(path, data)
 }
 
-// Parse reads the text of a policy file; name stands for the file in errors. The policies are
-// valid, in the order of the file, and together fit for throttle.New; defaults are not written
-// out. The error joins an *Error for everything that is wrong, by line, 20 of them at most.
+// Parse parses the text of a policy file, which errors call by the name. It returns the policies in
+// the order of the file. They are valid, and throttle.New accepts them together. Fields that the
+// file leaves out are zero. The error joins an *Error for each mistake, by line. After the first 20
+// it only counts them.
 func Parse(name string, data []byte) ([]throttle.Policy, error) {
 	d := &decoder{file: name}
 	var policies []throttle.Policy
@@ -68,7 +70,7 @@ func Parse(name string, data []byte) ([]throttle.Policy, error) {
 	return policies, nil
 }
 
-// A decoder turns one file into policies and collects what is wrong with it.
+// A decoder turns one file into policies and collects its mistakes.
 type decoder struct {
 	file string
 	errs []*Error
@@ -147,7 +149,7 @@ func (d *decoder) policies(root *yaml.Node) []throttle.Policy {
 	return policies
 }
 
-// overlaps tells of policies that match one task type: that is for package throttle to know.
+// overlaps reports policies that match one task type, as package throttle finds them.
 func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 	overlaps, err := throttle.GlobOverlaps(policies)
 	if e, ok := errors.AsType[*throttle.PolicyError](err); ok {
@@ -156,7 +158,7 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 	for _, o := range overlaps {
 		first, second := objects[o.First], objects[o.Second]
 		if name := policies[o.First].Name; name != "" && name == policies[o.Second].Name {
-			continue // which is told
+			continue // reported already
 		}
 		d.report(second.fields["match"].item(o.SecondGlob).Line, second.where, fmt.Sprintf("match %q", policies[o.Second].Match[o.SecondGlob]),
 			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d",
@@ -175,7 +177,7 @@ func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 		Upstream: throttle.Upstream(o.text("upstream")),
 		Requeue:  throttle.Requeue(o.text("requeue")),
 	}
-	// Validate tells its first error only: the parts are shown to it one by one, so that all are told.
+	// Validate reports only its first error. So the parts are validated one by one.
 	if len(d.errs) == before {
 		alone := p
 		alone.Windows = []throttle.Window{{Name: "w", Limit: 1, Period: time.Second}}
@@ -223,7 +225,7 @@ func (d *decoder) windows(policy object) []throttle.Window {
 	return windows
 }
 
-// tenants reads a policy's tenants. What they mean can be checked only if the rest is valid.
+// tenants reads a policy's tenants. They can be validated only if the rest is valid.
 func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[string]throttle.Tenant {
 	if _, ok := policy.fields["tenants"]; !ok {
 		return nil

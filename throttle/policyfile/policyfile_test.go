@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// describe tells everything that a file says, one line a policy, window and tenant. It leaves out
-// zero values, but not the difference between no scope and the empty one.
+// describe returns everything that a file says, with one line for each policy, window and tenant.
+// It leaves out zero values.
 func describe(policies []throttle.Policy) string {
 	var b strings.Builder
 	line := func(what string, value any, skip ...string) {
@@ -69,7 +69,7 @@ func TestGoodFiles(t *testing.T) {
 	}
 }
 
-// usable fails the test unless package throttle takes the policies, alone and together.
+// usable fails the test unless package throttle accepts the policies, alone and together.
 func usable(t *testing.T, policies []throttle.Policy) {
 	t.Helper()
 	for _, p := range policies {
@@ -84,7 +84,7 @@ func usable(t *testing.T, policies []throttle.Policy) {
 	}
 }
 
-// A bad file begins with the messages it must lead to, one a line: "# want: ...".
+// A bad file begins with the messages that it must cause, one a line: "# want: ...".
 func TestBadFiles(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	if len(files) == 0 {
@@ -123,7 +123,7 @@ func wants(data []byte) (messages []string) {
 
 var words = regexp.MustCompile(`([a-z])([A-Z])`)
 
-// key is how policy files spell a field of package throttle.
+// key returns the key in policy files for a field of package throttle.
 func key(field string) string {
 	if field == "Scope" {
 		return "per"
@@ -131,7 +131,7 @@ func key(field string) string {
 	return strings.ToLower(words.ReplaceAllString(field, "${1}_$2"))
 }
 
-// A field that package throttle gets and policy files do not shows up here.
+// Policy files have a key for each field of package throttle.
 func TestEveryFieldCanBeWritten(t *testing.T) {
 	policies, err := policyfile.Load("testdata/everything.good.yml")
 	if err != nil {
@@ -198,7 +198,7 @@ func TestReferenceExamples(t *testing.T) {
 	}
 }
 
-// Every message that the reference shows is one that a bad file leads to.
+// Each message that the reference shows is caused by some bad file.
 func TestReferenceMessages(t *testing.T) {
 	reference, err := os.ReadFile("../../docs/reference/policies.md")
 	if err != nil {
@@ -222,7 +222,7 @@ func TestReferenceMessages(t *testing.T) {
 	}
 	for _, message := range shown {
 		if !known[place.ReplaceAllString(message[1], "")] {
-			t.Errorf("no bad file leads to %s", message[1])
+			t.Errorf("no bad file causes %s", message[1])
 		}
 	}
 }
@@ -246,14 +246,14 @@ policies:
 	}
 }
 
-func TestLoadTellsWhatCannotBeRead(t *testing.T) {
+func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 	_, err := policyfile.Load(filepath.Join(t.TempDir(), "none.yml"))
 	if !errors.Is(err, fs.ErrNotExist) || !strings.HasPrefix(err.Error(), "policyfile: ") {
 		t.Error(err)
 	}
 }
 
-// A file without aliases is bounded too; billion-laughs.bad.yml is one with them.
+// The bound holds for files without aliases too. For those with aliases: billion-laughs.bad.yml.
 func TestValuesAreBounded(t *testing.T) {
 	_, err := policyfile.Parse("f", []byte("policies:\n"+strings.Repeat("  - p\n", 1<<18)))
 	want := "policyfile: f:262142: file is too large: must hold at most 262144 values, with every alias written out"
@@ -296,8 +296,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The files that users begin with: each loads, warns of nothing, goes with all the others, and says
-// where its figures are from and since when.
+// The files that users begin with load alone and together, warn of nothing, and name the source and
+// the date of their figures.
 func TestProviderFiles(t *testing.T) {
 	const dir = "../../docs/reference/providers/"
 	files, _ := filepath.Glob(dir + "*.yml")

@@ -6,9 +6,9 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// Suggest returns what a misspelt name was probably meant to be: the known name that takes the
-// fewest edits to reach from name. It returns "" if none is near: fewer than half of a known name's
-// characters may be edited. Upper case in name is ignored.
+// Suggest returns the known name that is most like a misspelt one, by the number of edits. It
+// returns "" if each would take edits to half of its characters or more. Upper case in name is
+// ignored.
 func Suggest(name string, known []string) string {
 	nearest, least := "", len(name)
 	for _, k := range known {

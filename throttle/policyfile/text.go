@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// readable reports whether YAML can hold every character of the file, and tells of the first that
-// it cannot: the YAML library knows no line of it.
+// readable reports whether YAML allows every character of the file. It finds the first other one
+// itself, as the YAML library does not know its line.
 func (d *decoder) readable(data []byte) bool {
 	const utf8Only = "must be UTF-8: save the file in that encoding"
 	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
@@ -30,7 +30,7 @@ func (d *decoder) readable(data []byte) bool {
 			if r > 0xFF {
 				escape = fmt.Sprintf(`\u%04X`, r)
 			}
-			d.report(line, "", fmt.Sprintf("character %U", r), "must not stand in a file: delete it, or write "+escape+" between double quotes")
+			d.report(line, "", fmt.Sprintf("character %U", r), "must not be in a file: delete it, or write "+escape+" between double quotes")
 			return false
 		}
 		rest = rest[size:]
@@ -38,15 +38,15 @@ func (d *decoder) readable(data []byte) bool {
 	return true
 }
 
-// expands reports whether the file is small enough with every alias written out, and tells where it
-// is not.
+// expands reports whether the file is small enough with every alias written out. If not, it adds an
+// error with the line.
 func (d *decoder) expands(root *yaml.Node) bool {
 	left, open := maxNodes, map[*yaml.Node]bool{}
 	var walk func(n, alias *yaml.Node) bool
 	walk = func(n, alias *yaml.Node) bool {
 		if n.Kind == yaml.AliasNode {
 			if open[n.Alias] {
-				d.report(n.Line, "", "alias *"+cut(n.Value), fmt.Sprintf("must not stand in what it means: &%s is on line %d", cut(n.Value), n.Alias.Line))
+				d.report(n.Line, "", "alias *"+cut(n.Value), fmt.Sprintf("must not refer to itself: &%s is on line %d", cut(n.Value), n.Alias.Line))
 				return false
 			}
 			if alias == nil {

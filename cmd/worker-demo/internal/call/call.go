@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
 // Config says how calls are made.
@@ -54,8 +54,8 @@ func New(c Config) *Caller {
 
 // An Error says why a call failed, and whether it is worth another try.
 type Error struct {
-	Refused    bool          // by an upstream that has too much to do, and says for how long
-	RetryAfter time.Duration // the upstream's word, a floor for the next try
+	Refused    bool          // the upstream refuses calls for now: the job keeps its retries
+	RetryAfter time.Duration // the least time until the next try; 0 if the upstream did not say
 	Retryable  bool
 	Text       string
 }
@@ -144,24 +144,16 @@ func (c *Caller) failure(res *http.Response) error {
 		return nil
 	}
 	e := &Error{
-		Retryable:  c.config.Outcome.retry.Has(res.StatusCode),
-		RetryAfter: retryAfter(res.Header.Get("Retry-After"), time.Now()),
-		Text:       strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
+		Retryable: c.config.Outcome.retry.Has(res.StatusCode),
+		Text:      strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
 	}
-	e.Refused = e.Retryable && e.RetryAfter > 0 && (res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable)
+	var timed bool
+	e.RetryAfter, timed = httpthrottle.RetryAfter(res)
+	unavailable := res.StatusCode == http.StatusServiceUnavailable && timed
+	if e.Refused = e.Retryable && (res.StatusCode == http.StatusTooManyRequests || unavailable); e.Refused {
+		e.RetryAfter = cmp.Or(e.RetryAfter, httpthrottle.DefaultPause)
+	}
 	return e
-}
-
-// retryAfter reads seconds or a date (RFC 9110, 10.2.3); what is neither means nothing.
-func retryAfter(header string, now time.Time) time.Duration {
-	const most = 366 * 24 * time.Hour
-	if seconds, err := strconv.ParseUint(header, 10, 32); err == nil {
-		return min(time.Duration(seconds)*time.Second, most)
-	}
-	if at, err := http.ParseTime(header); err == nil {
-		return min(max(at.Sub(now), 0), most)
-	}
-	return 0
 }
 
 // RetryDelay is how long a failed job waits for its next try: 1 s, 2 s, 4 s and so on to a

@@ -1,28 +1,41 @@
 package call
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
-func TestRetryAfter(t *testing.T) {
+func TestWhatIsARefusal(t *testing.T) {
 	t.Parallel()
-	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	for header, want := range map[string]time.Duration{
-		"":                              0,
-		"soon":                          0,
-		"-1":                            0,
-		"0":                             0,
-		"7":                             7 * time.Second,
-		"4000000000":                    366 * 24 * time.Hour,
-		"Fri, 02 Jan 2026 03:05:05 GMT": time.Minute,
-		"Fri, 02 Jan 2026 03:03:05 GMT": 0,
+	c := New(Config{})
+	for _, row := range []struct {
+		status     int
+		retryAfter string
+		refused    bool
+		wait       time.Duration
+	}{
+		{429, "7", true, 7 * time.Second},
+		{429, "", true, httpthrottle.DefaultPause},
+		{429, "0", true, httpthrottle.DefaultPause},
+		{503, "7", true, 7 * time.Second},
+		{503, "", false, 0},
+		{500, "7", false, 7 * time.Second},
+		{404, "7", false, 7 * time.Second},
 	} {
-		if got := retryAfter(header, now); got != want {
-			t.Errorf("%q: %v, want %v", header, got, want)
+		res := &http.Response{StatusCode: row.status, Header: http.Header{}}
+		if row.retryAfter != "" {
+			res.Header.Set("Retry-After", row.retryAfter)
+		}
+		var e *Error
+		if !errors.As(c.failure(res), &e) || e.Refused != row.refused || e.RetryAfter != row.wait {
+			t.Errorf("%d, Retry-After %q: %+v, want refused %v, to wait for %v", row.status, row.retryAfter, e, row.refused, row.wait)
 		}
 	}
 }

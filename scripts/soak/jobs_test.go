@@ -1,0 +1,80 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestFates(t *testing.T) {
+	t.Parallel()
+	const n, rate = 20_000, 0.01
+	got := map[fate]float64{}
+	for i := range uint64(n) {
+		f, pause := fateOf(7, dequeues, i, rate)
+		if again, same := fateOf(7, dequeues, i, rate); again != f || same != pause {
+			t.Fatalf("call %d: %q, then %q", i, f, again)
+		}
+		if (f == delayed) != (pause > 0) {
+			t.Errorf("call %d: %q for %v", i, f, pause)
+		}
+		got[f]++
+	}
+	for _, f := range []fate{cut, dropped, delayed} {
+		if part := got[f] / n; math.Abs(part-rate) > rate/3 {
+			t.Errorf("%s: %v of all calls, want about %v", f, part, rate)
+		}
+	}
+	if f, _ := fateOf(7, dequeues, 1, 0); f != passes {
+		t.Errorf("no faults asked for, and %q", f)
+	}
+}
+
+func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
+	t.Parallel()
+	const length = 5 * time.Minute
+	jobs := makeJobs(3, length)
+	if !slices.Equal(jobs, makeJobs(3, length)) || slices.Equal(jobs, makeJobs(4, length)) {
+		t.Error("jobs are not those of the seed")
+	}
+	seen := map[string]int{}
+	for i, j := range jobs {
+		if i > 0 && j.At < jobs[i-1].At || j.At >= length {
+			t.Errorf("%s is enqueued at %v", j.ID, j.At)
+		}
+		seen[j.Tenant]++
+		for what, is := range map[string]bool{
+			"archives": j.archives(), "fails at first": j.Fails > 0 && !j.archives(), "no retries": j.MaxRetry == 0,
+			"joins": j.Joins, "batched": j.Batched && j.Joins, "retained": j.Retained, "unique": j.Unique, "later": j.Delay > 0, "panics": j.Panics && j.Fails > 0,
+		} {
+			if is {
+				seen[what]++
+			}
+		}
+	}
+	for _, what := range []string{"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries", "joins", "batched", "retained", "unique", "later", "panics"} {
+		if seen[what] < len(jobs)/100 {
+			t.Errorf("%d of %d jobs: %s", seen[what], len(jobs), what)
+		}
+	}
+	disruptions := makeDisruptions(3, length, 3*time.Second, 3)
+	if !slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)) {
+		t.Error("disruptions are not those of the seed")
+	}
+	kinds := map[string]int{}
+	for _, b := range disruptions {
+		kinds[b.kind]++
+		if b.at+b.lasts > length || b.worker < 0 || b.worker > 2 {
+			t.Errorf("%+v", b)
+		}
+	}
+	for _, kind := range []string{kill, term, stop, flush} {
+		if kinds[kind] == 0 {
+			t.Errorf("no disruption is a %s", kind)
+		}
+	}
+	if got := makeDisruptions(3, length, 0, 3); got != nil {
+		t.Errorf("none asked for: %v", got)
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// TestMain is also the worker that a soak starts: this program, with other arguments.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == workerCommand {
+		if err := work(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	redis.SetLogger(quiet{}) // connections break on purpose here
+	os.Exit(m.Run())
+}
+
+func TestWrongFlags(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"-for", "1ms"}, {"-for", "x"}, {"-fault-rate", "0.2"}, {"-fault-rate", "NaN"}, {"-workers", "0"}, {"-disrupt-every", "-1s"}, {"extra"}} {
+		var out, complaint bytes.Buffer
+		if code := soak(t.Context(), args, &out, &complaint); code != 2 || complaint.Len() == 0 || out.Len() != 0 {
+			t.Errorf("%q: exit code %d, %q, %q", args, code, &out, &complaint)
+		}
+	}
+	var out, complaint bytes.Buffer
+	if code := soak(t.Context(), []string{"-h"}, &out, &complaint); code != 0 || !strings.Contains(out.String(), "scripts/soak/run -for 10s") || complaint.Len() != 0 {
+		t.Errorf("-h: exit code %d, %q", code, &complaint)
+	}
+}
+
+func TestSoakOfASecond(t *testing.T) {
+	t.Parallel()
+	throttletest.Redis(t) // or it is skipped
+	var out, progress bytes.Buffer
+	code := soak(t.Context(), []string{"-for", "1s", "-seed", "1", "-fault-rate", "0", "-disrupt-every", "0", "-workers", "2", "-json"}, &out, &progress)
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s%s", code, &out, &progress)
+	}
+	var report struct {
+		Seed    uint64
+		Figures []figure
+	}
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]figure{}
+	for _, f := range report.Figures {
+		got[f.Name] = f
+	}
+	tasks := len(makeJobs(1, time.Second))
+	ended := *got["ended well"].Sluice + *got["archived by failures of their own"].Sluice
+	if report.Seed != 1 || int(*got["tasks enqueued"].Sluice) != tasks || int(ended) != tasks || *got["runs"].Sluice != *got["runs"].Control {
+		t.Errorf("of %d tasks: %s", tasks, &out)
+	}
+}

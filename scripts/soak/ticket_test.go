@@ -1,0 +1,43 @@
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestWaitingTasks(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{soakPolicy()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := []string{"!x", "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a", "a/b c%20", "task-00001"}
+		var tickets []throttle.Ticket
+		for _, id := range ids {
+			tickets = append(tickets, throttle.Ticket{
+				TicketID: throttle.TicketID{Queue: "redis%2F" + queue, ID: id},
+				Request:  throttle.Request{Policy: policyName, Tenant: "acme"},
+			})
+		}
+		places, err := limiter.Line(policyName).Join(t.Context(), tickets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range places {
+			if p.Err != nil {
+				t.Fatal(p.Err)
+			}
+		}
+		got, err := waitingTasks(t.Context(), client)
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, ids) {
+			t.Errorf("%q wait, %v, want %q", got, err, ids)
+		}
+	})
+}

@@ -1,0 +1,212 @@
+package httpthrottle_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestARefusalIsLearnt(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	now := time.Now().UTC().Truncate(time.Second)
+	date := func(d time.Duration) string { return now.Add(d).Format(http.TimeFormat) }
+	for _, row := range []struct {
+		name   string
+		status int
+		fields []string // pairs
+		pause  time.Duration
+	}{
+		{"seconds", 429, []string{"Retry-After", "30"}, 30 * time.Second},
+		{"a date, by the upstream's clock", 429, []string{"Date", date(-day), "Retry-After", date(40*time.Second - day)}, 40 * time.Second},
+		{"a date without a clock", 429, []string{"Retry-After", now.Add(2 * time.Hour).Format(http.TimeFormat)}, 2 * time.Hour},
+		{"no word", 429, nil, 7 * time.Second},
+		{"nonsense", 429, []string{"Retry-After", "soon"}, 7 * time.Second},
+		{"at once", 429, []string{"Retry-After", "0"}, 7 * time.Second},
+		{"below 0", 429, []string{"Retry-After", "-5"}, 7 * time.Second},
+		{"for ages", 429, []string{"Retry-After", "99999999999999999999"}, day},
+		{"nothing left, and until when", 429, []string{"RateLimit", `"a";r=0;t=50, "b";r=9;t=3600`}, 50 * time.Second},
+		{"unavailable", 503, []string{"Retry-After", "20"}, 20 * time.Second},
+		{"unavailable, without a word", 503, nil, 0},
+		{"broken", 500, []string{"Retry-After", "20"}, 0},
+		{"forbidden", 403, nil, 0},
+		{"forbidden for now", 403, []string{"Retry-After", "60"}, time.Minute},
+		{"forbidden, as nothing is left", 403, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "90"}, 90 * time.Second},
+		{"fine", 200, []string{"Retry-After", "20"}, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			p := policy("api", perHour(1000))
+			p.MaxPause = 24 * time.Hour
+			limiter := limitertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), p)
+			job := &throttle.Job{}
+			job.Refused("api", time.Hour) // by an earlier call
+			if row.pause > 0 {
+				job.Answered(time.Now())
+			}
+			rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api", Pause: 7 * time.Second,
+				Base: base(func(req *http.Request) (*http.Response, error) {
+					h := http.Header{}
+					for i := 0; i < len(row.fields); i += 2 {
+						h.Set(row.fields[i], row.fields[i+1])
+					}
+					return &http.Response{StatusCode: row.status, Header: h, Body: http.NoBody}, nil
+				})})
+			resp, err := get(throttle.WithJob(t.Context(), job), rt, "http://upstream")
+			if err != nil || resp.StatusCode != row.status {
+				t.Fatal("the answer is the caller's in any case:", err)
+			}
+			retryIn, policy, refused := job.Refusal()
+			d := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
+			if row.pause == 0 {
+				if refused || !d.Granted {
+					t.Errorf("no refusal, but the job was refused: %v, for %v", refused, d.RetryIn)
+				}
+				return
+			}
+			within := func(what string, got time.Duration) {
+				if got > row.pause || got < row.pause-20*time.Second && got < row.pause/2 || got <= 0 {
+					t.Errorf("%s %v, want %v", what, got, row.pause)
+				}
+			}
+			within("paused for", d.RetryIn)
+			within("the job is to come again in", retryIn)
+			if !refused || policy != "api" {
+				t.Errorf("the job notes a refusal: %v, by policy %q", refused, policy)
+			}
+		})
+	}
+}
+
+func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		server := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "600")
+			w.WriteHeader(http.StatusTooManyRequests)
+		})
+		for _, learnOnly := range []bool{false, true} {
+			name := fmt.Sprintf("api-%v", learnOnly)
+			limiter := limitertest.New(t, client, policy(name, perHour(1000)))
+			var log bytes.Buffer
+			one := newTransport(t, httpthrottle.TransportConfig{
+				Limiter: limiter, Policy: name, LearnOnly: learnOnly, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			})
+			other := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy(name, perHour(1000))), Policy: name})
+			before := server.calls.Load()
+			if _, err := get(t.Context(), one, server.URL); err != nil {
+				t.Fatal(err)
+			}
+			_, err := get(t.Context(), other, server.URL)
+			var denied *throttle.DeniedError
+			if !errors.As(err, &denied) || denied.Decision.RetryIn < time.Minute {
+				t.Errorf("learn only %v: a call after a refusal: %v", learnOnly, err)
+			}
+			if n := server.calls.Load() - before; n != 1 {
+				t.Errorf("learn only %v: the upstream saw %d calls, want 1", learnOnly, n)
+			}
+			if learnOnly { // it is refused again
+				if _, err := get(t.Context(), one, server.URL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := `msg="httpthrottle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
+			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), want) {
+				t.Errorf("logged:\n%swant once:\n%s", &log, want)
+			}
+		}
+	})
+}
+
+func TestRemainingUnitsAreReportedOnce(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		remaining, quota, age := int64(1000), int64(1000), "0"
+		server := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) {
+			remaining--
+			w.Header().Set("Age", age)
+			w.Header().Set("RateLimit", fmt.Sprintf(`"all";r=%d;t=3000, "slots";r=0;t=10`, max(0, remaining)))
+			w.Header().Set("RateLimit-Policy", `"slots";q=5;qu="concurrent-requests"`)
+		})
+		var sent atomic.Int64
+		client.AddHook(limitertest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if limitertest.IsScript(cmd) {
+				sent.Add(1)
+			}
+			return next(ctx, cmd)
+		}))
+		limiter := limitertest.New(t, client, policy("api", perHour(quota)))
+		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
+		call := func(what string, granted bool, scripts int64) {
+			t.Helper()
+			before := sent.Load()
+			_, err := get(t.Context(), rt, server.URL)
+			var denied *throttle.DeniedError
+			if granted != (err == nil) || !granted && !errors.As(err, &denied) {
+				t.Fatalf("%s: %v", what, err)
+			}
+			// go-redis loads a script by a second call.
+			if n := sent.Load() - before; n != scripts && n != scripts+1 {
+				t.Errorf("%s: %d script calls, want %d", what, n, scripts)
+			}
+		}
+		call("the first", true, 1)
+		for range 5 {
+			call("the upstream counts as we do", true, 1)
+		}
+		remaining, age = 5, "7"
+		call("others took all but 5, by an answer from a cache", true, 1)
+		age = "0"
+		call("others took all but 4", true, 2)
+		call("3 are left", true, 1)
+		call("2 are left", true, 1)
+		call("1 is left", true, 1)
+		call("none is left", false, 1)
+		if n := server.calls.Load(); n != 11 {
+			t.Errorf("the upstream saw %d calls, want 11", n)
+		}
+	})
+}
+
+// A client that knows too large a limit learns the server's, and is never refused.
+func TestOurTransportUnderstandsOurMiddleware(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		limiter := limitertest.New(t, client, policy("server", perHour(10)), policy("client", perHour(100)))
+		guarded := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "server"})(http.HandlerFunc(ok))
+		server := newUpstream(t, guarded.ServeHTTP)
+		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "client"})
+		for i := range 10 {
+			resp, err := get(t.Context(), rt, server.URL)
+			if i == 4 { // the others of the same key
+				for range 3 {
+					ask(guarded, "10.0.0.9", "")
+				}
+			}
+			var denied *throttle.DeniedError
+			switch {
+			case i < 7 && (err != nil || resp.StatusCode != 200):
+				t.Fatalf("call %d: %v", i, err)
+			case i >= 7 && !errors.As(err, &denied): // two after the others took theirs, the client knows
+				t.Fatalf("call %d was not denied: %v", i, err)
+			}
+		}
+		if n := server.calls.Load(); n != 7 {
+			t.Errorf("the server saw %d calls, want 7", n)
+		}
+	})
+}

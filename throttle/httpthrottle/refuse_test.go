@@ -1,0 +1,118 @@
+package httpthrottle_test
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestRequestsWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
+	defer client.Close()
+	for _, row := range []struct {
+		fail   throttle.FailMode
+		status int
+		retry  string
+	}{{throttle.FailClosed, 503, "1"}, {throttle.FailOpen, 200, ""}} {
+		p := policy("site", perHour(1))
+		p.Fail = row.fail
+		log := &journal{}
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, p), Policy: "site",
+			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
+		for range 3 {
+			resp := ask(h, "10.0.0.1", "")
+			if resp.StatusCode != row.status || resp.Header.Get("Retry-After") != row.retry || resp.Header.Get("RateLimit") != "" {
+				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
+			}
+		}
+		if n := log.count("limiter is unavailable"); n != 1 {
+			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
+		}
+	}
+}
+
+// A client can neither cause a server error by its attributes nor fill the log.
+func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
+	t.Parallel()
+	bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		log := &journal{}
+		served := 0
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{
+			Limiter: l, Policy: "site", Attributes: byUser, Logger: slog.New(slog.NewTextHandler(log, nil)),
+			Tenant: func(r *http.Request) string { return r.Header.Get("X-Tenant") },
+		})(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+		long := strings.Repeat("x", throttle.MaxValueBytes+1)
+		send := func(user, tenant string) *http.Response {
+			r := httptest.NewRequest(http.MethodGet, "/", nil)
+			r.SetBasicAuth(user, "")
+			r.Header.Set("X-Tenant", tenant)
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			return w.Result()
+		}
+		for range 10 {
+			for _, row := range [][2]string{{"", "acme"}, {long, "acme"}, {"ann", ""}, {"ann", long}} {
+				resp := send(row[0], row[1])
+				body, _ := io.ReadAll(resp.Body)
+				if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Retry-After") != "" || string(body) != "Bad Request\n" {
+					t.Errorf("user of %d bytes, tenant of %d: %d, %q", len(row[0]), len(row[1]), resp.StatusCode, body)
+				}
+			}
+		}
+		if served != 0 {
+			t.Errorf("%d were served", served)
+		}
+		if n, lines := log.count("level=WARN"), log.count("\n"); n != 1 || lines != 1 {
+			t.Errorf("logged in %d lines, %d warnings, want 1", lines, n)
+		}
+		time.Sleep(time.Minute)
+		if resp := send("", "acme"); resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("a minute later: %d", resp.StatusCode)
+		}
+		if n := log.count("requests=40 "); n != 1 {
+			t.Errorf("a line with the number of requests since the last: %d times, want once", n)
+		}
+		if resp := send("ann", "acme"); resp.StatusCode != 200 || served != 1 {
+			t.Errorf("a good request: %d", resp.StatusCode)
+		}
+	})
+}
+
+func TestCostsThatCannotBeCounted(t *testing.T) {
+	t.Parallel()
+	limiter := limitertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "ip")))
+	var cost map[string]int64
+	log := &journal{}
+	h := newMiddleware(t, httpthrottle.MiddlewareConfig{
+		Limiter: limiter, Policy: "site", Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Cost: func(*http.Request) map[string]int64 { return cost },
+	})(http.HandlerFunc(ok))
+	for _, row := range []struct {
+		cost   map[string]int64
+		status int
+	}{
+		{nil, 200}, {map[string]int64{"requests": 6}, 413},
+		{map[string]int64{"requests": -1}, 500}, {map[string]int64{"apples": 1}, 500}, {map[string]int64{"apples": 1}, 500},
+	} {
+		cost = row.cost
+		if resp := ask(h, "10.0.0.1", ""); resp.StatusCode != row.status {
+			t.Errorf("cost %v: %d, want %d", cost, resp.StatusCode, row.status)
+		}
+	}
+	if n := log.count("\n"); n != 1 {
+		t.Errorf("logged %d times, want once", n)
+	}
+}

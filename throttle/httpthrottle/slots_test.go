@@ -1,0 +1,171 @@
+package httpthrottle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A call holds its slot until it ends, beyond a lease of 3 s.
+func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	const unread = ", which nobody reads"
+	for name, end := range map[string]func(resp *http.Response, writer *io.PipeWriter, cancel context.CancelFunc){
+		"its context is canceled" + unread: func(_ *http.Response, _ *io.PipeWriter, cancel context.CancelFunc) { cancel() },
+		"its body is closed" + unread:      func(resp *http.Response, _ *io.PipeWriter, _ context.CancelFunc) { resp.Body.Close() },
+		"its body is read":                 func(_ *http.Response, writer *io.PipeWriter, _ context.CancelFunc) { writer.Close() },
+		"its body breaks":                  func(_ *http.Response, writer *io.PipeWriter, _ context.CancelFunc) { writer.CloseWithError(broken) },
+		"its context is canceled":          func(_ *http.Response, _ *io.PipeWriter, cancel context.CancelFunc) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+				fake, writer := stream()
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
+					RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://upstream", nil))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !strings.HasSuffix(name, unread) {
+					go io.Copy(io.Discard, resp.Body)
+				}
+				for range 10 {
+					time.Sleep(900 * time.Millisecond)
+					if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 1 {
+						t.Fatal("a call under way holds nothing")
+					}
+				}
+				end(resp, writer, cancel)
+				time.Sleep(time.Millisecond)
+				if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 0 {
+					t.Error("a call that has ended holds its slot")
+				}
+			})
+		})
+	}
+	for name, fake := range map[string]base{
+		"there is no body":  answer(http.NoBody),
+		"the call fails":    func(*http.Request) (*http.Response, error) { return nil, broken },
+		"the upstream says": answer(io.NopCloser(strings.NewReader("x"))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
+					RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
+				if err != nil && !errors.Is(err, broken) {
+					t.Error(err)
+				}
+				if err == nil && resp.Body != http.NoBody { // which many do not read, nor close
+					io.Copy(io.Discard, resp.Body)
+				}
+				// That base tells nothing of connections: what may have been made counts.
+				if n := used(t, l, throttle.Request{Policy: "api"}); !slices.Equal(n, []int64{0, 1}) {
+					t.Errorf("slots and calls counted %v, want 0 and 1", n)
+				}
+			})
+		})
+	}
+}
+
+func TestACallEndsWhoseSlotIsLost(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		window := slots(1)
+		window.Lease = time.Second
+		limiter := limitertest.New(t, client, policy("api", window))
+		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		})
+		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client.FlushAll(t.Context())
+		other := throttle.Request{Policy: "api", Exempt: true} // a renewal may have come before
+		if d, err := limiter.Reserve(t.Context(), other); err != nil || !d.Granted {
+			t.Fatal("nobody could take the slot", err)
+		}
+		if used(t, limiter, other)[0] == 1 {
+			if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, throttle.ErrLeaseLost) {
+				t.Errorf("reading on: %v", err)
+			}
+		}
+		resp.Body.Close()
+		if n := used(t, limiter, other); n[0] != 1 {
+			t.Errorf("%d slots are held, want the other's", n[0])
+		}
+	})
+}
+
+// A response that switches protocols can be written to.
+func TestASwitchedConnectionIsHeldToo(t *testing.T) {
+	t.Parallel()
+	bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		near, far := net.Pipe()
+		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
+			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		both, ok := resp.Body.(io.ReadWriteCloser)
+		if !ok {
+			t.Fatalf("a %T cannot be written to", resp.Body)
+		}
+		go func() { io.Copy(far, far); far.Close() }()
+		heard := make([]byte, 5)
+		if _, err := both.Write([]byte("hello")); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(both, heard); err != nil || string(heard) != "hello" {
+			t.Errorf("heard %q, %v", heard, err)
+		}
+		if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 1 {
+			t.Error("a connection in use holds nothing")
+		}
+		both.Close()
+		if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 0 {
+			t.Error("a closed connection holds its slot")
+		}
+	})
+}
+
+func TestSlotsOnLoopback(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		limiter := limitertest.New(t, client, policy("api", slots(1)))
+		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			if n := used(t, limiter, throttle.Request{Policy: "api"}); n[0] != 1 {
+				t.Errorf("%d slots held during a call", n[0])
+			}
+			fmt.Fprint(w, strings.Repeat("x", 100_000))
+		})
+		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"})
+		for range 5 { // one after the other: each has released when its body was read
+			if _, err := get(t.Context(), rt, server.URL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

@@ -219,6 +219,35 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 	})
 }
 
+// The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
+// been refunded: that changes nothing.
+func TestLatePutBackIsIgnored(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(3, 10*s)))
+		sc.joins("a1", "a2", "a3")
+		sc.takes("a1", "a2", "a3")
+		first := sc.took["a1"]
+		sc.at(1 * s).putBack("a1").takes("a1")
+		check := func(want int64) {
+			t.Helper()
+			if err := sc.l.Line("p").PutBack(t.Context(), []throttle.TakenTicket{first}); err != nil {
+				t.Fatal(err)
+			}
+			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{want}) {
+				t.Errorf("used %v, want %d", used(d), want)
+			}
+			sc.takes()
+		}
+		check(3)
+		if err := sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}); err != nil {
+			t.Fatal(err)
+		}
+		check(2)
+		first = sc.took["a1"]
+		check(2)
+	})
+}
+
 func TestPutBackAndGiveBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(3, 10*s), slots(3)))

@@ -130,6 +130,7 @@ local verbs = {
     if granted then return 2, granted end
     if r.at > 0 then
       windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
+      redis.call('SET', P .. 'n:' .. r.id, format('%d again', now), 'PX', KEPT) -- a late cancel gives back nothing
       look_again(r)
     end
     local waits = r.ticket and line and line.waits(r.ticket)

@@ -19,7 +19,6 @@ const (
 type (
 	clock = limitertest.Clock
 	tb    = limitertest.TB
-	twice = limitertest.Twice
 )
 
 var (

@@ -22,27 +22,26 @@ type (
 )
 
 var (
-	sharedWindow = limitertest.SharedWindow
-	acme         = limitertest.Acme
-	at           = limitertest.At
-	cancel       = limitertest.Cancel
-	day          = limitertest.Day
-	dump         = limitertest.Dump
-	isScript     = limitertest.IsScript
-	made         = limitertest.Made
-	newBy        = limitertest.NewBy
-	newEdited    = limitertest.NewEdited
-	newHanded    = limitertest.NewHanded
-	newLimiter   = limitertest.New
-	newMidnight  = limitertest.NewClock
-	newProxy     = limitertest.NewProxy
-	peek         = limitertest.Peek
-	policy       = limitertest.Policy
-	quota        = limitertest.Quota
-	release      = limitertest.Release
-	reserve      = limitertest.Reserve
-	setPolicy    = limitertest.SetPolicy
-	slots        = limitertest.Slots
-	ticketID     = limitertest.TicketID
-	used         = limitertest.Used
+	acme        = limitertest.Acme
+	at          = limitertest.At
+	cancel      = limitertest.Cancel
+	day         = limitertest.Day
+	dump        = limitertest.Dump
+	isScript    = limitertest.IsScript
+	made        = limitertest.Made
+	newBy       = limitertest.NewBy
+	newEdited   = limitertest.NewEdited
+	newHanded   = limitertest.NewHanded
+	newLimiter  = limitertest.New
+	newMidnight = limitertest.NewClock
+	newProxy    = limitertest.NewProxy
+	peek        = limitertest.Peek
+	policy      = limitertest.Policy
+	quota       = limitertest.Quota
+	release     = limitertest.Release
+	reserve     = limitertest.Reserve
+	setPolicy   = limitertest.SetPolicy
+	slots       = limitertest.Slots
+	ticketID    = limitertest.TicketID
+	used        = limitertest.Used
 )

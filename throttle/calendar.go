@@ -11,8 +11,9 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Ticks sent with every call: those within tickSlack of this machine's time, ticksBefore more before
-// them and ticksAfter more after. So they cover the clock of Redis if it differs by up to the slack.
+// Ticks sent with every call: those within tickSlack of this machine's time, ticksBefore more
+// before them and ticksAfter more after. So they cover the clock of Redis if it differs by up to
+// the slack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
@@ -114,8 +115,8 @@ func (c *calendar) around(now time.Time) string {
 	return c.list
 }
 
-// before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it starts
-// from earlier and earlier times.
+// before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it
+// starts from earlier and earlier times.
 func (c *calendar) before(t time.Time) []time.Time {
 	for back := time.Hour; ; back *= 4 {
 		var ticks []time.Time

@@ -9,30 +9,28 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A compiledPolicy is a policy made ready for calls: everything that does not depend on the request is
-// worked out once. It does not change.
+// A compiledPolicy is a policy with everything computed that does not depend on a request.
 type compiledPolicy struct {
 	Policy
-	flowBy   []string // the attributes of all scopes and the tenant: who waits in one flow
-	flowMark string   // of the scopes
-	leases   bool     // some window does
-	scopes   [][]string
-	scopeOf  []int // by window: its place in scopes
-	script   *script.Policy
-	units    []string     // every unit that a window counts
-	upstream []int        // the places, from 1, of the scopes that the upstream's word is about
-	params   [][4]int64   // by window
-	known    []*algorithm // by window
+	flowBy     []string // the attributes that flows differ in: those of all scopes, and the tenant
+	flowMark   string   // of the scopes
+	leases     bool     // of some window
+	scopes     [][]string
+	scopeOf    []int // by window: its place in scopes
+	script     *script.Policy
+	units      []string     // every unit that a window counts
+	upstream   []int        // the places, from 1, of the scopes that Policy.Upstream names
+	params     [][4]int64   // by window
+	algorithms []*algorithm // by window
 
-	*perName
+	*policyState
 
-	drained   atomic.Bool  // it was removed, and nobody waits any more
-	refreshAt atomic.Int64 // when to refresh standing tickets (ns); never again once that was done
+	drained   atomic.Bool  // it was removed, and its line is empty
+	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 once that is done
 }
 
-// perName is what all compiled policies of one name have in common: the second one of a name takes
-// over from the first.
-type perName struct {
+// A policyState is what the compiled policies of one name share, one after the other.
+type policyState struct {
 	batcher    *script.Batcher
 	claims     *claims
 	taker      *script.Taker
@@ -91,7 +89,7 @@ func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
 		sp.Windows = append(sp.Windows, window)
 		sp.Algorithms = append(sp.Algorithms, a.file)
 		cp.scopeOf = append(cp.scopeOf, scope)
-		cp.known = append(cp.known, a)
+		cp.algorithms = append(cp.algorithms, a)
 		cp.params = append(cp.params, window.Params)
 		cp.leases = cp.leases || a.leases
 	}

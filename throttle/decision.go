@@ -21,8 +21,9 @@ type Decision struct {
 	// Exempt says that the tenant or the request is exempt: it is counted, but never denied.
 	Exempt bool
 
-	// FailedOpen is an ErrUnavailable if the request was granted without being counted, as the policy's
-	// Fail is FailOpen. Otherwise it is nil. Windows is empty then, and At is by this machine's clock.
+	// FailedOpen is an ErrUnavailable if the request was granted without being counted, as the
+	// policy's Fail is FailOpen. Otherwise it is nil. Windows is empty then, and At is by this
+	// machine's clock.
 	FailedOpen error
 
 	// Granted says that the cost was taken from all windows, or would have been, if this is by Peek.
@@ -78,8 +79,8 @@ type WindowState struct {
 	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
 }
 
-// RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied: its
-// units may be released at any time.
+// RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied:
+// its units may be released at any time.
 func (d Decision) RetryInIsBound() bool {
 	return slices.ContainsFunc(d.Windows, func(w WindowState) bool {
 		a := algorithms[w.Algorithm]
@@ -87,8 +88,8 @@ func (d Decision) RetryInIsBound() bool {
 	})
 }
 
-// EarliestReset returns the time from At until the first of the windows that denied has room for the
-// cost. Others may still deny then. It is the delay of RequeueEarliestReset.
+// EarliestReset returns the time from At until the first of the windows that denied has room for
+// the cost. Others may still deny then. It is the delay of RequeueEarliestReset.
 func (d Decision) EarliestReset() time.Duration {
 	earliest := d.RetryIn
 	for _, w := range d.Windows {
@@ -99,10 +100,10 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// Reason says in one line which window denied which tenant, and for how long, such as
-// "throttled: github-api/burst, tenant acme, 1.8s". If a pause by the upstream lasts longer, it names
-// the pause and the refused tenant instead of a window. If only tickets in line are in the way, it
-// says that others wait. It is empty if granted.
+// Reason says in one line which window denied which tenant, and for how long, such as "throttled:
+// github-api/burst, tenant acme, 1.8s". If a pause by the upstream lasts longer, it names the pause
+// and the refused tenant instead of a window. If only tickets in line are in the way, it says that
+// others wait. It is empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""

@@ -9,8 +9,8 @@
 //
 // What was granted is a [Reservation]. [Reservation.Cancel] gives it back, [Reservation.Settle]
 // corrects an estimate, and [Reservation.Hold] keeps what [Concurrency] windows lend for as long as
-// the work goes on. [Reservation.Pause] and [Reservation.ReportRemaining] pass on what the called API
-// says of its own limits.
+// the work goes on. [Reservation.Pause] and [Reservation.ReportRemaining] pass on what the called
+// API says of its own limits.
 //
 // Work that waits stands in the policy's [Line]: first come, first served for one tenant, fair
 // between tenants. [Line.Join] puts tickets in line and tells when they are expected to start.

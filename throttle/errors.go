@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	// ErrUnavailable is the class of errors by which Redis did not answer, or cannot serve now. Whether
-	// the call took effect is unknown; it may succeed later.
+	// ErrUnavailable is the class of errors by which Redis did not answer, or cannot serve now.
+	// Whether the call took effect is unknown; it may succeed later.
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
 	// ErrState is the class of errors by which a value in Redis cannot be read: it has a newer format,
@@ -36,8 +36,8 @@ var (
 	// value, or one that was decoded.
 	ErrDetached = errors.New("throttle: the reservation is bound to no limiter: use Limiter.Attach")
 
-	// ErrLeaseLost is the cause by which a Hold ends the context of its work: the lease was not renewed
-	// in time, and others may have the room.
+	// ErrLeaseLost is the cause by which a Hold ends the context of its work: the lease was not
+	// renewed in time, and others may have the room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
@@ -66,8 +66,8 @@ func shorten(s string) string {
 	return s
 }
 
-// A NeverFitsError says that a cost is above the capacity of a window, so that waiting does not help.
-// Nothing was changed.
+// A NeverFitsError says that a cost is above the capacity of a window, so that waiting does not
+// help. Nothing was changed.
 type NeverFitsError struct {
 	Policy   string
 	Window   string
@@ -89,8 +89,8 @@ func (e *NeverFitsError) Error() string {
 // A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
 // taken.
 type DeniedError struct {
-	// Cause is a reason beyond the denial, or nil: a *TooLateError, an error of Redis, or the denial of
-	// a call that a handler returned.
+	// Cause is a reason beyond the denial, or nil: a *TooLateError, an error of Redis, or the
+	// denial of a call that a handler returned.
 	Cause error
 
 	// Decision is the denial. With a Cause it may have only Policy, Tenant and RetryIn.
@@ -99,8 +99,8 @@ type DeniedError struct {
 	// Request is the denied request.
 	Request Request
 
-	// RetryAt is the latest time at which a worker tries the task again, by this machine's clock. It is
-	// zero outside of a worker.
+	// RetryAt is the latest time at which a worker tries the task again, by this machine's clock.
+	// It is zero outside of a worker.
 	RetryAt time.Time
 }
 
@@ -125,8 +125,8 @@ func (e *DeniedError) Error() string {
 // Unwrap returns Cause.
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// A TooLateError says that work cannot start in time. Nothing was taken, and it has no place in line.
-// Either Deadline or MaxWait is set. errors.Is finds context.DeadlineExceeded.
+// A TooLateError says that work cannot start in time. Nothing was taken, and it has no place in
+// line. Either Deadline or MaxWait is set. errors.Is finds context.DeadlineExceeded.
 type TooLateError struct {
 	Decision Decision      // the denial
 	StartsAt time.Time     // with Deadline, the earliest time of a start; with MaxWait, the latest

@@ -10,8 +10,8 @@ import (
 // releaseTimeout bounds a release, which does not end with the work's context.
 const releaseTimeout = 5 * time.Second
 
-// A Hold keeps a reservation while its work goes on: see Reservation.Hold. It is safe for concurrent
-// use.
+// A Hold keeps a reservation while its work goes on: see Reservation.Hold. It is safe for
+// concurrent use.
 type Hold struct {
 	cancel context.CancelCauseFunc // of the work; nil without a lease
 	stop   func()                  // stops the renewing; nil without a lease
@@ -25,11 +25,11 @@ type Hold struct {
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
-// lease, until Hold.Release. The end of ctx does not stop it. Until Release, the Job of ctx counts as
-// holding slots: see Limiter.WaitUpTo.
+// lease, until Hold.Release. The end of ctx does not stop it. Until Release, the Job of ctx counts
+// as holding slots: see Limiter.WaitUpTo.
 //
-// The context returned is for the work. It ends with ctx and at Hold.Release. It ends with the cause
-// ErrLeaseLost if the lease is lost: no renewal succeeded in time, or others have the room.
+// The context returned is for the work. It ends with ctx and at Hold.Release. It ends with the
+// cause ErrLeaseLost if the lease is lost: no renewal succeeded in time, or others have the room.
 //
 // If the reservation has no lease, the context is ctx, and Hold.Release does nothing.
 func (r Reservation) Hold(ctx context.Context) (context.Context, *Hold) {
@@ -118,9 +118,9 @@ func (h *Hold) Release(ctx context.Context) error {
 	return h.released
 }
 
-// keepRenewing renews three times a lease, until ctx ends. It calls lost once, shortly before a lease
-// runs out that could not be renewed, and goes on trying. If a renewal is refused, because others have
-// the room, it calls lost with refused, and ends.
+// keepRenewing renews three times a lease, until ctx ends. It calls lost once, shortly before a
+// lease runs out that could not be renewed, and goes on trying. If a renewal is refused, because
+// others have the room, it calls lost with refused, and ends.
 func (r Reservation) keepRenewing(ctx context.Context, lease time.Duration, lost func(refused bool)) {
 	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
 	expiry := time.AfterFunc(lease-lease/10, func() { lost(false) })

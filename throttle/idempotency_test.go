@@ -135,18 +135,13 @@ func TestLostReplyIsChargedOnce(t *testing.T) {
 	})
 }
 
-// later sends every script call again at each of its times: what the first replies said was lost.
-type later struct {
-	twice
-	times []time.Duration
-}
-
-func (h *later) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) (err error) {
+// repeatAt sends every script call at each of the times: all replies but the last are lost.
+func repeatAt(times ...time.Duration) limitertest.Hook {
+	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) (err error) {
 		if !isScript(cmd) {
 			return next(ctx, cmd)
 		}
-		for _, time := range h.times {
+		for _, time := range times {
 			cmd.Args()[4] = midnight + time.Microseconds()
 			if err = next(ctx, cmd); err != nil {
 				return err
@@ -165,8 +160,7 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 		reserve(t, l, acme(1))
 		repeating := redis.NewClient(client.Options())
 		defer repeating.Close()
-		h := &later{times: []time.Duration{1 * s, 10*s + 500*ms, 10*s + 600*ms}}
-		repeating.AddHook(h)
+		repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
 		other := newEdited(t, repeating, newMidnight(), []func(string) string{limitertest.WithoutExpiry}, p)
 		decisions := other.Together(t, limitertest.Call{Request: acme(1)}, limitertest.Call{Request: acme(1)})
 		if !decisions[0].Granted || !decisions[0].At.Equal(at(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(at(10*s+500*ms)) {

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// A Job carries a running job's identity to the calls that it makes. It notes what slots they hold,
-// and whether the upstream refused one. Its methods are safe for concurrent use; Request must not
-// change once the job runs.
+// A Job carries a running job's identity to the calls that it makes. It records which slots they
+// hold, and whether the upstream refused one. Its methods are safe for concurrent use. Request must
+// not change once the job runs.
 type Job struct {
 	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
-	// call has to name one.
+	// call must name one.
 	Request Request
 
 	mu      sync.Mutex
@@ -37,16 +37,17 @@ func JobFrom(ctx context.Context) *Job {
 	return j
 }
 
-// SetCounted says whether the job has taken its own policy's cost, as a task does when it begins. The
-// calls that it makes by this policy are counted with it then, and must not reserve again: a job that
-// is requeued for such a call's denial takes its cost again, and might come back for ever.
+// SetCounted records whether the job's own cost, by Request.Policy, is taken: as a task's is when
+// it starts. Calls of the job by this policy count as part of that cost, and must not reserve
+// again. A job that is requeued because such a call is denied would take its cost again, and might
+// never end.
 func (j *Job) SetCounted(counted bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.counted = counted
 }
 
-// Counted reports whether the job has taken the policy's cost already.
+// Counted reports whether the job's own cost is taken, and by this policy.
 func (j *Job) Counted(policy string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()

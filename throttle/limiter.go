@@ -18,11 +18,11 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/testhook"
 )
 
-// A Limiter reserves capacity by policies. All limiters with equal policies on one Redis count
-// together. It is safe for concurrent use.
+// A Limiter reserves capacity by policies. Limiters with the same policies and Prefix on one Redis
+// count together. It is safe for concurrent use.
 //
-// Calls of one policy that are made while another is under way go to Redis together. Each keeps its
-// own context and its own error.
+// Calls of one policy share calls to Redis: those that are made during another one are sent
+// together after it. Each keeps its own context and its own error.
 type Limiter struct {
 	library  script.Library
 	policies atomic.Pointer[policySet]
@@ -31,32 +31,33 @@ type Limiter struct {
 	tenants  TenantFunc
 }
 
-// A TenantFunc looks up what differs for one tenant, for instance in a database of plans. If the
-// tenant is not found, Policy.Tenants holds. It is called at every request, by many goroutines at
-// once; it should cache. Its errors are returned to the caller, wrapped.
+// A TenantFunc looks up the settings of one tenant, for instance in a database of plans. If found
+// is false, Policy.Tenants applies. It is called at every request, by many goroutines at once: let
+// it cache. The caller of the request gets its errors, wrapped.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
 type Config struct {
-	// Client is the connection to Redis, single or cluster. It is required. The caller closes it.
+	// Client is the client of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
 
-	// Prefix begins every key of this limiter, so that two environments can share one Redis. It is up
-	// to 64 of the characters A-Z a-z 0-9 _ . : - and empty by default. Limiters count together only
-	// if they have the same prefix. It does not reach asynq's own keys: queues need different names.
+	// Prefix begins every key of this limiter, so that two environments can share one Redis: up to 64
+	// of the characters A-Z a-z 0-9 _ . : - The default is empty. Limiters count together only if they
+	// have the same prefix. It does not apply to asynq's own keys: queues need different names.
 	Prefix string
 
-	// Tenants looks up tenants before Policy.Tenants does. The default, nil, looks up none.
+	// Tenants looks up tenants. Policy.Tenants applies to those that it does not find. The default,
+	// nil, finds none.
 	Tenants TenantFunc
 }
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 
-// New returns a limiter. It does not talk to Redis. Errors are a *PolicyError, or say which field of
-// the Config cannot be used.
+// New returns a limiter. It does not call Redis. The error is a *PolicyError, or names the field of
+// the Config that is invalid.
 func New(c Config) (*Limiter, error) {
 	if c.Client == nil {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
@@ -94,13 +95,14 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	}
 }
 
-// Reserve takes the request's cost from all windows of its policy, or from none, and returns at
-// once. Decision.Granted says which: a denial is not an error. A denied request that has a ticket
-// waits in line afterwards (Decision.Queued).
+// Reserve takes the cost of a request from all windows of its policy, or from none. It does not
+// wait. A denial is not an error: see Decision.Granted. A denied request that has a ticket joins
+// the line (Decision.Queued).
 //
-// For requests that can never be granted, errors are ErrUnknownPolicy, *RequestError and
-// *NeverFitsError. Others are ErrUnavailable (unless the policy fails open), ErrState, ErrClock,
-// ErrReply, the context's error, and that of the TenantFunc. After an error the work must not run.
+// If the request can never be granted, the error is ErrUnknownPolicy, a *RequestError or a
+// *NeverFitsError. Other errors are ErrUnavailable (unless the policy fails open), ErrState,
+// ErrClock, ErrReply, the context's error, and that of the TenantFunc. After an error the work must
+// not run.
 func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -109,38 +111,39 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	return l.reserve(ctx, o, 0, reservationID(r))
 }
 
-// reserve reserves under an ID; at is when what is granted anew was granted before, or 0.
+// reserve reserves under an ID. If the reservation replaces one, at is when that was granted, else
+// 0.
 func (l *Limiter) reserve(ctx context.Context, o *operation, at int64, id string) (Decision, error) {
-	ask := o.reserving(id)
+	ask := o.reserveRequest(id)
 	ask.At = at
 	return l.send(ctx, o, ask)
 }
 
-func (o *operation) reserving(id string) script.Request {
+func (o *operation) reserveRequest(id string) script.Request {
 	if o.tenant.Exempt {
-		return o.waiting(script.Exempt, id)
+		return o.lineRequest(script.Exempt, id)
 	}
-	return o.waiting(script.Reserve, id)
+	return o.lineRequest(script.Reserve, id)
 }
 
-// send sends what reserving has made.
+// send sends a reserveRequest.
 func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (Decision, error) {
 	a, err := o.do(ctx, ask)
 	if err != nil {
-		return l.failsOpen(ctx, o, err)
+		return l.failOpen(ctx, o, err)
 	}
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if d.Granted {
 		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, limiter: l}
 	} else if !d.Queued && !late && (a.Status != script.Denied || d.RetryIn == 0) {
-		return Decision{}, o.unlike(a)
+		return Decision{}, o.badStatus(a)
 	}
 	return d, nil
 }
 
-// failsOpen is what an error means to a request that asks for capacity.
-func (l *Limiter) failsOpen(ctx context.Context, o *operation, err error) (Decision, error) {
+// failOpen grants a request that Redis did not answer, if its policy says so.
+func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || ctx.Err() != nil {
 		return Decision{}, err
 	}
@@ -150,8 +153,8 @@ func (l *Limiter) failsOpen(ctx context.Context, o *operation, err error) (Decis
 	return d, nil
 }
 
-// reservationID returns an ID for what a request may be granted. A repeat by the same idempotency key
-// means the same reservation.
+// reservationID returns the ID of the reservation that a request may get. Requests with the same
+// idempotency key get the same one.
 func reservationID(r Request) string {
 	if r.IdempotencyKey == "" {
 		return script.NewID()
@@ -160,21 +163,22 @@ func reservationID(r Request) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Attach returns the reservation bound to this limiter, by which its methods then work: for one that
-// was decoded, from JSON for instance, or granted by another limiter. The limiter needs the policy.
+// Attach returns the reservation bound to this limiter, which its methods then use. It is for a
+// reservation that was decoded, for instance from JSON, or granted by another limiter. The limiter
+// needs the reservation's policy.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
 }
 
-// Peek tells what Reserve would answer, and changes nothing. It never fails open. Errors are
-// Reserve's.
+// Peek returns the decision that Reserve would make, and changes nothing: no ticket joins, and an
+// idempotency key is ignored. It never fails open. Errors are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
 		return Decision{}, err
 	}
-	ask := o.waiting(script.Peek, "")
+	ask := o.lineRequest(script.Peek, "")
 	ask.Once = ""
 	a, err := o.do(ctx, ask)
 	if err != nil {
@@ -182,20 +186,19 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	}
 	d := o.decision(a)
 	if !d.Granted && (a.Status != script.Denied || d.RetryIn == 0) {
-		return Decision{}, o.unlike(a)
+		return Decision{}, o.badStatus(a)
 	}
 	return d, nil
 }
 
-// Check returns the error by which every Reserve of this request would fail, however much room there
-// is: ErrUnknownPolicy, *RequestError, *NeverFitsError or that of the TenantFunc. Unlike Peek it
-// does not ask Redis.
+// Check returns the error by which Reserve would fail however much room there is: ErrUnknownPolicy,
+// a *RequestError, a *NeverFitsError or that of the TenantFunc. It does not call Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
 	return err
 }
 
-// checked makes a request ready that asks for capacity.
+// checked prepares a request for capacity.
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 	cp, err := l.find(r.Policy, false)
 	if err != nil {
@@ -217,7 +220,7 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 	return cp.newOperation(r, t)
 }
 
-// tenant is what the TenantFunc says of the tenant, or else the policy.
+// tenant returns the tenant's settings by the TenantFunc, or else by the policy.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (Tenant, error) {
 	if l.tenants == nil {
 		return cp.Tenants[name], nil

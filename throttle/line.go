@@ -41,8 +41,8 @@ type Ticket struct {
 	// Key is data that Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
 	Key string
 
-	// MaxWait refuses the ticket, by a *TooLateError, if it may have to wait longer. The default, 0, is
-	// no limit.
+	// MaxWait refuses the ticket, by a *TooLateError, if it may have to wait longer. The default,
+	// 0, is no limit.
 	MaxWait time.Duration
 
 	// Request is what the ticket waits for. Its Policy, Ticket, Key and IdempotencyKey are ignored.
@@ -62,7 +62,8 @@ type Place struct {
 	// Decision.ClockBehind.
 	ClockBehind time.Duration
 
-	// Exempt says that the ticket did not join, as its tenant or request is exempt: its work can start.
+	// Exempt says that the ticket did not join, as its tenant or request is exempt: its work can
+	// start.
 	Exempt bool
 
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
@@ -93,7 +94,7 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 	asks := make([]script.Request, 0, len(tickets))
 	var of []int // by ask: its ticket
 	for i, t := range tickets {
-		o, err := n.joining(ctx, cp, t)
+		o, err := n.checked(ctx, cp, t)
 		var request *RequestError
 		var never *NeverFitsError
 		switch {
@@ -106,7 +107,7 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 			places[i].Exempt = true
 			continue
 		}
-		ask := o.waiting(script.Join, "")
+		ask := o.lineRequest(script.Join, "")
 		ask.Once = ""
 		ask.Place.Backlog = int64(max(0, t.Backlog))
 		ask.Place.MaxWait = limitMicros(max(0, t.MaxWait))
@@ -130,7 +131,7 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 	return places, nil
 }
 
-func (n *Line) joining(ctx context.Context, cp *compiledPolicy, t Ticket) (*operation, error) {
+func (n *Line) checked(ctx context.Context, cp *compiledPolicy, t Ticket) (*operation, error) {
 	r := t.Request
 	r.Policy, r.Ticket, r.Key, r.IdempotencyKey = cp.Name, t.TicketID, t.Key, ""
 	if t.ID == "" {

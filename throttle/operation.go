@@ -23,7 +23,7 @@ type operation struct {
 	keys    []string // of the scopes
 }
 
-// newOperation makes a request ready to send. The errors are *RequestError.
+// newOperation prepares a request. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t Tenant) (*operation, error) {
 	bad := func(field string, value any, hint string) error {
 		return &RequestError{Policy: cp.Name, Field: field, Value: value, Hint: hint}
@@ -70,14 +70,14 @@ func (cp *compiledPolicy) windowsOf(t Tenant) []Window {
 	return windows
 }
 
-// checkCosts tells whether the costs can ever be granted. The errors are *RequestError and
-// *NeverFitsError. Cancel does not ask: what was taken is given back under any policy.
+// checkCosts reports costs that can never be granted. Errors are *RequestError and *NeverFitsError.
+// Cancel does not call it: what was taken is given back under any policy.
 func (o *operation) checkCosts() error {
 	if err := o.checkUnits("cost", o.request.Cost); err != nil {
 		return err
 	}
 	for i, w := range o.windows {
-		if capacity := o.known[i].capacity(w); o.costs[i] > capacity && !o.tenant.Exempt {
+		if capacity := o.algorithms[i].capacity(w); o.costs[i] > capacity && !o.tenant.Exempt {
 			return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: capacity}
 		}
 	}
@@ -100,8 +100,8 @@ func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error
 	return nil
 }
 
-// ask is the request as the scripts take it, but for what is peculiar to some operations.
-func (o *operation) ask(op, id string) script.Request {
+// scriptRequest returns the fields of a script's request that all operations share.
+func (o *operation) scriptRequest(op, id string) script.Request {
 	r := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText()}
 	if o.request.IdempotencyKey != "" {
 		r.Once = script.OnceKey(o.request.Tenant, o.request.IdempotencyKey)
@@ -109,20 +109,20 @@ func (o *operation) ask(op, id string) script.Request {
 	return r
 }
 
-// own are the parameters of the windows that are the tenant's own.
+// own returns the parameters of the windows for which the tenant has its own limits.
 func (o *operation) own() (own []script.Own) {
 	if len(o.tenant.Windows) == 0 {
 		return nil
 	}
 	for i, w := range o.windows {
-		if params := o.known[i].params(w); params != o.params[i] {
+		if params := o.algorithms[i].params(w); params != o.params[i] {
 			own = append(own, script.Own{Window: i + 1, Params: params})
 		}
 	}
 	return own
 }
 
-// place is what the line has to know of the request.
+// place returns what the line needs of the request.
 func (o *operation) place() *script.Place {
 	p := &script.Place{
 		Flow: o.flow(o.request.Ticket.Queue, o.request), Tenant: o.request.Tenant, Weight: o.weight(),
@@ -148,7 +148,7 @@ func (cp *compiledPolicy) flow(queue string, r Request) string {
 	return script.Flow(queue, cp.flowMark, cp.flowValues(r))
 }
 
-// costsText lists the units that the request takes, such as "requests=1,tokens=5".
+// costsText lists the cost of each unit, such as "requests=1,tokens=5".
 func (o *operation) costsText() string { return o.compiledPolicy.costsText(o.request) }
 
 func (cp *compiledPolicy) costsText(r Request) string {
@@ -164,7 +164,7 @@ func (cp *compiledPolicy) costsText(r Request) string {
 	return b.String()
 }
 
-// requestOf is the request of a ticket, as far as its flow and costs tell of it.
+// requestOf returns the request of a ticket, as far as its flow and costs contain it.
 func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}}
 	queue, mark, values := script.ParseFlow(flow)
@@ -196,7 +196,7 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	return r, mark == cp.flowMark
 }
 
-// weight is the tenant's, in thousandths.
+// weight returns the tenant's weight, in thousandths.
 func (o *operation) weight() int64 {
 	if o.tenant.Weight == 0 {
 		return 1000
@@ -204,15 +204,15 @@ func (o *operation) weight() int64 {
 	return max(1, int64(o.tenant.Weight*1000))
 }
 
-// micros turns microseconds into a duration that is never negative and never overflows.
+// micros converts microseconds. It never returns a negative duration, and does not overflow.
 func micros(us int64) time.Duration {
 	const most = math.MaxInt64 / int64(time.Microsecond)
 	return time.Duration(min(max(us, 0), most)) * time.Microsecond
 }
 
-// waiting is a request that may have to wait, or that those who wait matter to.
-func (o *operation) waiting(op, id string) script.Request {
-	ask := o.ask(op, id)
+// lineRequest is scriptRequest for operations that heed the line.
+func (o *operation) lineRequest(op, id string) script.Request {
+	ask := o.scriptRequest(op, id)
 	ask.Hold = max(0, o.request.MaxHold.Microseconds())
 	ask.Place = o.place()
 	if o.request.Ticket != (TicketID{}) {
@@ -221,7 +221,7 @@ func (o *operation) waiting(op, id string) script.Request {
 	return ask
 }
 
-// do sends one request. Its errors are those of the call and of the request, classified.
+// do sends one request. Errors of the call and of the request are classified.
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
 	answers, err := o.batcher.Do(ctx, o.script, ask)
 	if err == nil {
@@ -233,11 +233,11 @@ func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, 
 	return answers[0], nil
 }
 
-func (o *operation) unlike(a script.Answer) error {
+func (o *operation) badStatus(a script.Answer) error {
 	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
 }
 
-// decision is what an answer says to the caller.
+// decision returns the decision in an answer.
 func (o *operation) decision(a script.Answer) Decision {
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
@@ -263,11 +263,11 @@ func (o *operation) decision(a script.Answer) Decision {
 	return d
 }
 
-// states is what the windows look like at a time.
+// states returns the states of the windows at a time.
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
-		answer, capacity := windows[i], o.known[i].capacity(w)
+		answer, capacity := windows[i], o.algorithms[i].capacity(w)
 		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,
@@ -288,7 +288,7 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 	return states
 }
 
-// scope is a copy, as whoever gets a decision may change it.
+// scope returns a copy, as a decision belongs to the caller.
 func (o *operation) scope(i int) ScopeValue {
 	n := len(o.scopes[i])
 	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)

@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// SetPolicies replaces all policies at once, for calls that begin later. Windows that keep their
-// policy's name, their own name, algorithm and scope keep their counts. The line of a removed policy
-// can still be taken from until nobody waits in it (Limiter.Lines), and reservations by it can still
-// be corrected and released.
+// SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the
+// policy's name and its own name, algorithm and scope stay the same. The line of a removed policy
+// can be taken from until it is empty (see Lines), and reservations by it can be corrected and
+// released.
 //
-// The error is a *PolicyError; then nothing changes.
+// The error is a *PolicyError. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy) error {
 	set, err := compile(policies, &l.library)
 	if err != nil {
@@ -24,13 +24,13 @@ func (l *Limiter) SetPolicies(policies []Policy) error {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	set.follow(l.policies.Load(), l.runner)
+	set.inherit(l.policies.Load(), l.runner)
 	l.policies.Store(set)
 	return nil
 }
 
-// Policies returns copies of all policies, in the order they were given, with their defaults
-// written out.
+// Policies returns copies of all policies, in the order of SetPolicies, with their defaults written
+// out.
 func (l *Limiter) Policies() []Policy {
 	var policies []Policy
 	for _, cp := range l.policies.Load().list {
@@ -39,22 +39,22 @@ func (l *Limiter) Policies() []Policy {
 	return policies
 }
 
-// A PolicyInfo is a summary of a policy, cheap enough to ask for at every job.
+// A PolicyInfo is a summary of a policy that is cheap to get.
 type PolicyInfo struct {
 	Fail     FailMode
-	Leases   bool // some window is a Concurrency window: its grants are renewed and released
+	Leases   bool // some window is a Concurrency window: reservations have to be held and released
 	MaxPause time.Duration
 	Name     string
 	Requeue  Requeue
 }
 
-// Match returns the policy that guards a task type: the one with a glob in Policy.Match that
-// matches it. It is false if there is none.
+// Match returns the policy that guards a task type: the one whose Policy.Match matches it. It
+// returns false if there is none.
 func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
 	return l.policies.Load().match(taskType).info()
 }
 
-// Lookup returns the policy of that name. It is false if there is none.
+// Lookup returns the policy of that name. It returns false if there is none.
 func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
 	return l.policies.Load().byName[policy].info()
 }
@@ -66,7 +66,7 @@ func (cp *compiledPolicy) info() (PolicyInfo, bool) {
 	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue}, true
 }
 
-// find returns the policy of that name; with former also one that was removed.
+// find returns the policy of that name, or with former one that was removed.
 func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
 	cp := set.byName[policy]
@@ -79,7 +79,7 @@ func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
 	return cp, nil
 }
 
-// A policySet is all policies of a limiter. It does not change: SetPolicies makes a new one.
+// A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
 	list    []*compiledPolicy
 	byName  map[string]*compiledPolicy
@@ -88,7 +88,7 @@ type policySet struct {
 	seen    atomic.Int64
 }
 
-// maxMatched bounds how many task types are remembered: types are data.
+// maxMatched bounds the task types that are remembered, as types are data.
 const maxMatched = 10_000
 
 func compile(policies []Policy, library *script.Library) (*policySet, error) {
@@ -113,14 +113,14 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 	return set, err
 }
 
-// follow takes over what goes on by name.
-func (set *policySet) follow(before *policySet, r *script.Runner) {
+// inherit takes over the state that the policies of a name share, and makes it for new names.
+func (set *policySet) inherit(before *policySet, r *script.Runner) {
 	set.former = map[string]*compiledPolicy{}
 	if before != nil {
 		for _, all := range []map[string]*compiledPolicy{before.former, before.byName} {
 			for name, cp := range all {
 				if now := set.byName[name]; now != nil {
-					now.perName = cp.perName
+					now.policyState = cp.policyState
 				} else {
 					set.former[name] = cp
 				}
@@ -128,8 +128,8 @@ func (set *policySet) follow(before *policySet, r *script.Runner) {
 		}
 	}
 	for _, cp := range set.list {
-		if cp.perName == nil {
-			cp.perName = &perName{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
+		if cp.policyState == nil {
+			cp.policyState = &policyState{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
 		}
 	}
 }
@@ -152,7 +152,7 @@ func (set *policySet) match(taskType string) *compiledPolicy {
 	return found
 }
 
-// lines are the names of the policies with a line that somebody may wait in.
+// lines returns the names of the policies in whose lines tickets may wait.
 func (set *policySet) lines() []string {
 	var names []string
 	for _, cp := range set.list {

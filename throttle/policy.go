@@ -20,7 +20,8 @@ const (
 // by it unless Window.Scope says otherwise.
 const TenantAttribute = "tenant"
 
-// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says otherwise.
+// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says
+// otherwise.
 const Requests = "requests"
 
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
@@ -79,11 +80,12 @@ type Window struct {
 	// are held at once: 1 to MaxConcurrency. It is required.
 	Limit int64
 
-	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units
-	// count for Period and Margin; a Fixed window by the clock grants nothing in the last Margin of a
-	// bucket; a Calendar window counts what it grants within Margin of a reset on both sides. The
-	// default is 0. It is at most Period, in whole microseconds. For Calendar, and Fixed by the clock,
-	// it is less than half the time between two resets. Concurrency windows have none.
+	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream.
+	// Units count for Period and Margin; a Fixed window by the clock grants nothing in the last
+	// Margin of a bucket; a Calendar window counts what it grants within Margin of a reset on both
+	// sides. The default is 0. It is at most Period, in whole microseconds. For Calendar, and Fixed
+	// by the clock, it is less than half the time between two resets. Concurrency windows have
+	// none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
@@ -130,8 +132,8 @@ type Override struct {
 	Limit int64
 }
 
-// An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where a
-// policy has no such count, it applies to all counts of the call.
+// An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where
+// a policy has no such count, it applies to all counts of the call.
 type Upstream string
 
 const (

@@ -13,8 +13,9 @@ const (
 	refreshAgain   = 10 * time.Second // after an error
 )
 
-// lookAfter does what servers do for a line that they take from.
-func (l *Limiter) lookAfter(ctx context.Context, cp *compiledPolicy, next time.Duration) {
+// maintain does the upkeep of a line after a take: it notices that a removed policy's line is
+// empty, and starts a refresh after SetPolicies.
+func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	if l.policies.Load().byName[cp.Name] != cp {
 		if next < 0 {
 			if waiting, err := l.runner.Waiting(ctx, cp.Name); err == nil && !waiting {
@@ -36,9 +37,9 @@ func (l *Limiter) lookAfter(ctx context.Context, cp *compiledPolicy, next time.D
 	}()
 }
 
-// refresh makes tenants' weights and own limits, as they are now, hold for those who wait.
+// refresh applies the present weights and limits of tenants to the tickets in line.
 func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
-	cp.refreshing.Lock() // what an older policy says must not come last
+	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
 	known := map[string]Tenant{}
 	return l.runner.Flows(ctx, cp.Name, func(flows []string) error {
@@ -63,9 +64,9 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
 			if err != nil {
 				continue
 			}
-			ask := o.ask(script.Refresh, "")
+			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
-			ask.Place.Flow = flow // of a claim it has another name
+			ask.Place.Flow = flow // the flow of a claim has another name
 			asks = append(asks, ask)
 		}
 		_, err := cp.batcher.Do(ctx, cp.script, asks...)

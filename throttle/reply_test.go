@@ -12,25 +12,19 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // said answers every script with the same reply, without a Redis.
 type said struct{ reply []any }
 
-func (said) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (said) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (s *said) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(_ context.Context, cmd redis.Cmder) error {
-		script, ok := cmd.(*redis.Cmd)
-		if !ok {
-			return errors.New("only scripts are answered")
-		}
-		script.SetVal(s.reply)
-		return nil
+func (s *said) answer(_ context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
+	script, ok := cmd.(*redis.Cmd)
+	if !ok {
+		return errors.New("only scripts are answered")
 	}
+	script.SetVal(s.reply)
+	return nil
 }
 
 // written is a reply as bytes, for the corpus, and readValues is what bytes say as a reply.
@@ -119,7 +113,7 @@ func FuzzReply(f *testing.F) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // to which nothing is sent
 	f.Cleanup(func() { client.Close() })
 	s := &said{}
-	client.AddHook(s)
+	client.AddHook(limitertest.Hook(s.answer))
 	p := policy(
 		throttle.Window{Name: "own", Limit: 5, Period: time.Minute},
 		throttle.Window{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.Shared, Algorithm: throttle.GCRA, Burst: 3},

@@ -5,49 +5,49 @@ import "time"
 // MaxKeyBytes bounds Request.Key.
 const MaxKeyBytes = 64
 
-// A Request asks one policy for capacity.
+// A Request asks one policy for capacity. Limiters do not change it.
 type Request struct {
-	// Attributes are the values that scopes other than the tenant are counted by, such as
-	// {"user": "bob", "ip": "10.0.0.1"}. Every attribute that a window's scope names is required,
-	// with 1 to MaxValueBytes bytes of any kind. Others are ignored.
+	// Attributes are the values that scopes count by besides the tenant, such as {"user": "bob",
+	// "ip": "10.0.0.1"}. Each attribute in a scope of the policy is required: 1 to MaxValueBytes
+	// bytes of any kind. Others are ignored.
 	Attributes map[string]string
 
-	// Cost is how much the request takes of each unit: 0 to MaxLimit. The default is 1 of Requests,
-	// and 0 of any other unit.
+	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests,
+	// and 0 of other units.
 	Cost map[string]int64
 
-	// Exempt requests are counted, but never denied, whatever Tenant.Exempt says.
+	// Exempt requests are counted, but never denied, as those of an exempt tenant. The default is
+	// false.
 	Exempt bool
 
-	// Front gives a ticket that is not in line yet a place before the others of its tenant, attributes
-	// and queue, instead of behind them: for a job that ran, failed and comes back.
+	// Front lets a ticket join before the others of its tenant, attributes and queue, not behind them.
+	// It is for a job that ran, failed and is retried. The default is false.
 	Front bool
 
-	// MaxHold is how long the work may hold what Concurrency windows grant: a job's timeout, for
-	// instance. Expected starts are computed by it until a grant was given back. 0 is not known.
+	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout.
+	// Expected starts of others use it. The default, 0, is not known.
 	MaxHold time.Duration
 
-	// IdempotencyKey identifies one request of a tenant across calls. A request that is repeated
-	// with it within a minute of its grant is charged once. It is at most MaxValueBytes bytes of any
-	// kind. The default, empty, is right unless the caller itself repeats: what the Redis client
-	// repeats is charged once in any case.
+	// IdempotencyKey identifies one request of a tenant across calls: at most MaxValueBytes bytes of
+	// any kind. A request that is repeated with it within a minute of its grant is charged once. It is
+	// for callers that repeat requests. Repeats by the Redis client are charged once without it. The
+	// default is none.
 	IdempotencyKey string
 
-	// Key is the ticket key: Line.Take hands it out with the ticket. It is at most MaxKeyBytes bytes
-	// of any kind.
+	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
 	Key string
 
 	// Policy is the policy's name. It is required.
 	Policy string
 
-	// Tenant is the value of the attribute "tenant": 1 to MaxValueBytes bytes of any kind. It may be
-	// empty if no window of the policy is counted by tenant.
+	// Tenant is the value of TenantAttribute: 1 to MaxValueBytes bytes of any kind. It may be empty if
+	// no window of the policy counts by tenant.
 	Tenant string
 
-	// Ticket identifies the work across calls: in a worker, its queue and task ID. A denied request
-	// joins the policy's line under its ticket, in the same call. A server must then take from that
-	// line (Line.Take): nothing else starts the work. Without a ticket a request joins no line, and
-	// is granted only if it fits beside all that wait.
+	// Ticket identifies the work across calls: in a worker, the queue and the task ID. If the request
+	// is denied, it joins the policy's line under its ticket. Its work starts only when a server takes
+	// it by Line.Take. A request without a ticket joins no line. It is granted only if it fits and
+	// delays no ticket in line. The default is none.
 	Ticket TicketID
 }
 
@@ -59,8 +59,8 @@ func (r Request) costOf(unit string) int64 {
 	return cost
 }
 
-// A TicketID identifies a ticket in a line. Both fields may hold any bytes.
+// A TicketID identifies a ticket in a line. Both fields may have any bytes.
 type TicketID struct {
-	Queue string // servers take the tickets of the queues they serve
-	ID    string // unique in the queue; not empty
+	Queue string // of which servers take tickets: TakeOptions.Queues
+	ID    string // unique in the queue; required
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Reservation is capacity that was granted. Its methods correct it, renew it and give it back;
-// they are safe for concurrent use. It may be copied.
+// A Reservation is granted capacity. Its methods correct it, renew it and give it back. They are
+// safe for concurrent use. It may be copied.
 //
-// Its exported fields are plain data, for instance for JSON. A reservation that was decoded has to
-// be bound to a limiter before use, in this or another process: see Limiter.Attach. The methods of
-// an unbound one, such as the zero value, return ErrDetached.
+// Its exported fields are plain data, for instance for JSON. A reservation that was decoded must be
+// bound to a limiter before use, in this or another process: see Limiter.Attach. The methods of an
+// unbound one, such as the zero value, return ErrDetached.
 //
-// A reservation that failed open took nothing: its methods do nothing, but Pause.
+// A reservation that failed open holds nothing: its methods do nothing, except Pause.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond
@@ -28,9 +28,9 @@ type Reservation struct {
 	limiter *Limiter
 }
 
-// Cancel gives the units of the reservation back, as far as they still count. They are given back
-// once, however often it is called. Decision.Granted says whether this call gave any back;
-// Decision.Windows is the state of the windows then. Errors are Limiter.Reserve's and ErrDetached.
+// Cancel gives back the units of the reservation that still count. It does so once, however often
+// it is called. Decision.Granted says whether this call gave any back, and Decision.Windows has the
+// state of the windows after it. Errors are Limiter.Reserve's and ErrDetached.
 func (r Reservation) Cancel(ctx context.Context) (Decision, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
@@ -50,8 +50,9 @@ func (r Reservation) Cancel(ctx context.Context) (Decision, error) {
 // charged at once, even above the limit, and later requests wait for them. Units that actual does
 // not name stay as they are.
 //
-// It returns the corrected reservation, for a later Settle or Cancel. The same correction, repeated,
-// is made once. After a Cancel it changes nothing. Errors are Limiter.Reserve's and ErrDetached.
+// It returns the corrected reservation, for a later Settle or Cancel. The same correction,
+// repeated, is made once. After a Cancel it changes nothing. Errors are Limiter.Reserve's and
+// ErrDetached.
 func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reservation, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
@@ -63,7 +64,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	change, before := false, slices.Clone(o.costs)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if o.costs[i] = cost - o.costs[i]; !ok || o.known[i].leases {
+		if o.costs[i] = cost - o.costs[i]; !ok || o.algorithms[i].leases {
 			o.costs[i] = 0
 		}
 		change = change || o.costs[i] != 0
@@ -84,12 +85,10 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	return r, nil
 }
 
-// Release gives back what Concurrency windows hold for the reservation, at the end of the work. In
-// all other windows it changes nothing. Releasing twice, or what ran out, does nothing. Errors are
-// Limiter.Reserve's and ErrDetached.
-//
-// Reservations by a policy that SetPolicies removed are released as well. If this limiter never had
-// the policy, the error is ErrUnknownPolicy: what is held then ends with its lease.
+// Release gives back what Concurrency windows hold for the reservation. Call it at the end of the
+// work. It does not change other windows. A second Release, or one after the lease expired, does
+// nothing. Errors are Limiter.Reserve's and ErrDetached. After an error, what is held ends with its
+// lease.
 func (r Reservation) Release(ctx context.Context) error {
 	o, err := r.operation(ctx)
 	if o == nil || !o.leases { // not by Lease: what is held stays held when the cost is settled to 0
@@ -102,10 +101,10 @@ func (r Reservation) Release(ctx context.Context) error {
 	return err
 }
 
-// Renew keeps what Concurrency windows hold for the reservation, for one more lease from now on. It
-// is true for a reservation that holds nothing by a lease. It is false if the lease ran out or was
-// given back: others may have taken the room, so the work must end. Errors are Limiter.Reserve's and
-// ErrDetached.
+// Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns
+// false if the lease expired or was given back: others may have the room, so the work must end. It
+// returns true if the reservation has no lease. Hold calls it in time. Errors are Limiter.Reserve's
+// and ErrDetached.
 func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	o, err := r.operation(ctx)
 	if err != nil || r.Lease() == 0 {
@@ -115,9 +114,8 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	return a.Status == script.Granted, err
 }
 
-// Lease is how long Concurrency windows hold what they granted without a Renew: the shortest
-// Window.Lease among them. It is 0 if the reservation holds nothing that has to be renewed and
-// released.
+// Lease returns how long Concurrency windows hold the reservation's units without a Renew: the
+// shortest Window.Lease among them. It is 0 if there is nothing to renew and release.
 func (r Reservation) Lease() time.Duration {
 	cp, err := r.policy()
 	if cp == nil || err != nil || !cp.leases {
@@ -125,15 +123,15 @@ func (r Reservation) Lease() time.Duration {
 	}
 	lease := time.Duration(0)
 	for i, w := range cp.Windows {
-		if cp.known[i].leases && r.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+		if cp.algorithms[i].leases && r.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}
 	return lease
 }
 
-// policy returns the policy by which the reservation was granted, also if it was removed since, or
-// nil if nothing was counted.
+// policy returns the policy of the reservation, even if it was removed, or nil if nothing was
+// counted.
 func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
 	case r.limiter == nil:
@@ -144,7 +142,7 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	return r.limiter.find(r.Policy, true)
 }
 
-// operation makes the reservation's request ready, or returns nil if there is nothing to do.
+// operation prepares the reservation's request, or returns nil if there is nothing to do.
 func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	cp, err := r.policy()
 	if cp == nil || err != nil {
@@ -153,9 +151,9 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	return r.limiter.operation(ctx, cp, r.Request)
 }
 
-// settle sends what becomes of a reservation after it was granted.
+// settle sends a change of a reservation.
 func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {
-	ask := o.ask(op, r.ID)
+	ask := o.scriptRequest(op, r.ID)
 	if ask.Word = word; !r.At.IsZero() {
 		ask.At = r.At.UnixMicro()
 	}

@@ -19,11 +19,9 @@ const (
 type (
 	clock = limitertest.Clock
 	tb    = limitertest.TB
-	twice = limitertest.Twice
 )
 
 var (
-	sharedWindow = limitertest.SharedWindow
 	acme         = limitertest.Acme
 	at           = limitertest.At
 	cancel       = limitertest.Cancel
@@ -43,6 +41,7 @@ var (
 	release      = limitertest.Release
 	reserve      = limitertest.Reserve
 	setPolicy    = limitertest.SetPolicy
+	sharedWindow = limitertest.SharedWindow
 	slots        = limitertest.Slots
 	ticketID     = limitertest.TicketID
 	used         = limitertest.Used

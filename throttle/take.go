@@ -41,9 +41,9 @@ type TakenTicket struct {
 // all windows. Taken.Next says when to call it again. A Place.Nudge asks for it sooner.
 //
 // Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost with their
-// process: the next Take of another process puts them back at their places. If ctx ends or Redis does
-// not answer, the next Take returns the tickets of this one. Concurrent Takes of one policy and
-// limiter go one after the other.
+// process: the next Take of another process puts them back at their places. If ctx ends or Redis
+// does not answer, the next Take returns the tickets of this one. Concurrent Takes of one policy
+// and limiter go one after the other.
 //
 // Take serves a policy that SetPolicies removed, too. Errors are ErrUnknownPolicy, ErrUnavailable,
 // ErrState, ErrClock, ErrReply and the context's error.
@@ -78,7 +78,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 			return taken, nil // they are out of the line until their tasks join again
 		}
 	}
-	n.limiter.lookAfter(ctx, cp, taken.Next)
+	n.limiter.maintain(ctx, cp, taken.Next)
 	return taken, nil
 }
 
@@ -107,8 +107,8 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 }
 
 // Acknowledge reports that the tickets of the last Take arrived. The next Take does so too: call
-// Acknowledge if none follows within a second or so. Without such tickets it does nothing. Errors are
-// Take's.
+// Acknowledge if none follows within a second or so. Without such tickets it does nothing. Errors
+// are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
 	cp, err := n.limiter.find(n.policy, true)
 	if err != nil {
@@ -120,14 +120,14 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return nil
 }
 
-// PutBack returns taken tickets that could not start to their places in line, and refunds their units.
-// Errors are Take's.
+// PutBack returns taken tickets that could not start to their places in line, and refunds their
+// units. Errors are Take's.
 func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
 }
 
-// Refund gives back the units of taken tickets whose work no longer exists. It is Reservation.Cancel
-// for many. Errors are Take's.
+// Refund gives back the units of taken tickets whose work no longer exists. It is
+// Reservation.Cancel for many. Errors are Take's.
 func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.Cancel)
 }
@@ -155,7 +155,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if err != nil {
 			continue // it joined while the policy had other scopes: its units expire
 		}
-		ask := o.waiting(op, t.Decision.Reservation.ID)
+		ask := o.lineRequest(op, t.Decision.Reservation.ID)
 		ask.Once, ask.At = "", t.Decision.Reservation.At.UnixMicro()
 		ask.Place.Flow, ask.Cost = t.Flow, t.Cost
 		if op == script.PutBack {
@@ -199,8 +199,8 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	return l.reserve(ctx, o, granted.At.UnixMicro(), granted.ID)
 }
 
-// Matches reports whether a request has the policy, attributes and cost by which the ticket was taken.
-// They differ if the policy or the job has changed since the join.
+// Matches reports whether a request has the policy, attributes and cost by which the ticket was
+// taken. They differ if the policy or the job has changed since the join.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp := n.limiter.policies.Load().byName[r.Policy]
 	return cp != nil && t.Decision.Granted && r.Policy == t.Decision.Policy &&

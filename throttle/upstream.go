@@ -8,24 +8,26 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// After a pause, one window's worth is let out evenly over a ramp: as long as the pause was, within
-// minRamp and maxRamp. Whatever is refused on the ramp or shortly after it doubles the next one.
+// After a pause, the units of one window are granted evenly over a ramp. It is as long as the
+// pause, within minRamp and maxRamp. A refusal on the ramp, or shortly after it, doubles the next
+// ramp.
 const (
 	minRamp = time.Second
 	maxRamp = time.Minute
 )
 
-// DefaultMaxPause bounds pauses unless Policy.MaxPause says otherwise.
+// DefaultMaxPause is the default of Policy.MaxPause.
 const DefaultMaxPause = time.Hour
 
-// A Pause is what a refusal by the upstream left behind.
+// A Pause is the effect of a refusal by the upstream: nothing is granted until Until, and then
+// gradually more until OpensAt. Times are by the clock of Redis.
 type Pause struct {
-	OpensAt time.Time // when the windows let out all they may again; they open gradually from Until on
-	Tenant  string    // whose call was refused; empty if it was nobody's
-	Until   time.Time // nothing is granted before
+	OpensAt time.Time // from which the windows grant up to their limits again
+	Tenant  string    // whose call was refused; empty if it had no tenant
+	Until   time.Time // before which nothing is granted
 }
 
-// describe tells a request that was denied at a time what the pause means.
+// describe says what the pause means to a request that was denied at a time.
 func (p *Pause) describe(at time.Time) string {
 	text, until := "paused", p.Until
 	if !p.Until.After(at) {
@@ -43,30 +45,28 @@ func (p *Pause) describe(at time.Time) string {
 	return text + " by the upstream's refusal to " + printable(p.Tenant)
 }
 
-// Pause grants nothing for a while, from now on, in the scopes that the policy's Upstream names,
-// with the values of the request. It is Reservation.Pause by hand: the request needs a policy and
-// what its scopes are counted by. Resume ends it.
+// Pause stops grants from now on, in the counts that Policy.Upstream names. It is Reservation.Pause
+// by hand: the request needs a policy, and the values that its scopes count by. Resume ends it.
 //
-// The pause is above 0. One longer than the policy's MaxPause lasts for MaxPause. Pause returns how
-// long a pause lasts that began by this call, or 0 if it extended one. Errors are Reserve's.
+// The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of a pause
+// that begins by this call, or 0 if it extends one. Errors are Reserve's.
 func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) (begun time.Duration, err error) {
 	return l.pause(ctx, Reservation{Request: r}, pause)
 }
 
-// Resume ends a pause at once, and also the gradual opening after one. The scopes are those of
-// Pause. Errors are Reserve's.
+// Resume ends a pause at once, or the gradual opening after it, in the counts of Pause. Without a
+// pause it does nothing. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
-	return l.hear(ctx, Reservation{Request: r}, script.Resume, script.ResumeWord)
+	return l.report(ctx, Reservation{Request: r}, script.Resume, script.ResumeWord)
 }
 
-// Pause passes on that the upstream refused the reservation's call, and for how long. Until then
-// nothing is granted, on any worker, in the scopes that the policy's Upstream names, with the values
-// by which the reservation was granted. Tickets that wait keep their places. A later refusal extends
-// the pause. Afterwards the windows open gradually. Decision.Pause tells denied requests of it.
+// Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
+// on all workers, in the counts of the reservation that Policy.Upstream names. Tickets in line keep
+// their places. A later refusal extends the pause. After it, the windows open gradually. Denied
+// requests find it in Decision.Pause.
 //
-// The pause is above 0. One longer than the policy's MaxPause lasts for MaxPause. Pause returns how
-// long a pause lasts that began by this call, or 0 if it extended one. Errors are Limiter.Reserve's
-// and ErrDetached.
+// The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of a pause
+// that begins by this call, or 0 if it extends one. Errors are Limiter.Reserve's and ErrDetached.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time.Duration, err error) {
 	if r.limiter == nil {
 		return 0, ErrDetached
@@ -81,7 +81,7 @@ func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration)
 	if pause <= 0 {
 		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
 	}
-	o, err := l.corrected(ctx, r)
+	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
 		return 0, err
 	}
@@ -95,19 +95,17 @@ func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration)
 	return pause, nil
 }
 
-// Remaining is what an upstream says of its own limit.
+// Remaining is the state of a limit that an upstream reports.
 type Remaining struct {
-	Unit  string        // what it counts; "" is Requests
+	Unit  string        // what it counts; the default is Requests
 	Units int64         // how many are left: 0 to MaxLimit
-	Reset time.Duration // how long until it counts anew: above 0 and at most MaxPeriod
+	Reset time.Duration // until it starts again from 0: above 0 and at most MaxPeriod
 }
 
-// ReportRemaining passes on how many units the upstream has left, by its answer to the reservation's
-// call. What was granted since then is subtracted. Until the upstream's reset, windows of the unit
-// grant no more than that, even if they have more room: others may use the same key. The scopes are
-// those of Pause.
-//
-// Errors are Limiter.Reserve's and ErrDetached.
+// ReportRemaining reports how many units the upstream has left, by its answer to the reservation's
+// call. Until the reset, windows of the unit grant no more than that, less what they granted since
+// the reservation: others may use the same key. It applies to the counts of Pause. Errors are
+// Limiter.Reserve's and ErrDetached.
 func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error {
 	bad := func(field string, value any, hint string) error {
 		return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}
@@ -127,14 +125,14 @@ func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error 
 	case r.ID == "":
 		return nil
 	}
-	return r.limiter.hear(ctx, r, script.Remaining, func(places []int) string {
+	return r.limiter.report(ctx, r, script.Remaining, func(places []int) string {
 		return script.RemainingWord(places, left.Unit, left.Units, max(1, left.Reset.Microseconds()))
 	})
 }
 
-// hear passes on what the upstream says, about scopes by their places.
-func (l *Limiter) hear(ctx context.Context, r Reservation, op string, word func(places []int) string) error {
-	o, err := l.corrected(ctx, r)
+// report sends what the upstream says of the scopes at some places.
+func (l *Limiter) report(ctx context.Context, r Reservation, op string, word func(places []int) string) error {
+	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -142,8 +140,8 @@ func (l *Limiter) hear(ctx context.Context, r Reservation, op string, word func(
 	return err
 }
 
-// corrected makes ready what an upstream says of a reservation, also by a removed policy.
-func (l *Limiter) corrected(ctx context.Context, r Reservation) (*operation, error) {
+// upstreamOperation prepares the request of a reservation, even if its policy was removed.
+func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operation, error) {
 	cp, err := l.find(r.Policy, true)
 	if err != nil {
 		return nil, err

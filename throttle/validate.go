@@ -42,8 +42,8 @@ var (
 	nameHint  = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
 )
 
-// Validate returns a *PolicyError that names the first invalid value, or nil. Fields that are not set
-// have their defaults.
+// Validate returns a *PolicyError that names the first invalid value, or nil. Fields that are not
+// set have their defaults.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
 	bad := func(field string, value any, hint string) error {

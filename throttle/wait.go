@@ -10,26 +10,26 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Wait is Reserve, but a denied request waits in line until it is granted or ctx ends. It waits by a
-// ticket of its own, a claim, and leaves the line when Wait returns. Request.Ticket, Key and Front are
-// ignored. Claims and the tickets of jobs take turns as those of different queues do. In a job queue,
-// let a denied job wait in line instead: a job that waits here keeps its worker busy.
+// Wait is Reserve, but a denied request waits in line until it is granted or ctx ends. It waits by
+// a ticket of its own, a claim, and leaves the line when Wait returns. Request.Ticket, Key and
+// Front are ignored. Claims and the tickets of jobs take turns as those of different queues do. In
+// a job queue, let a denied job wait in line instead: a job that waits here keeps its worker busy.
 //
-// If the request cannot start before the deadline of ctx, Wait returns a *DeniedError whose Cause is
-// a *TooLateError, at once where that is known. If ctx is cancelled, or ends during a call to Redis,
-// the error wraps that of ctx and its cause. If the Job of ctx holds slots, Wait may return a
-// *DeniedError at once: see WaitUpTo. Other errors are Reserve's.
+// If the request cannot start before the deadline of ctx, Wait returns a *DeniedError whose Cause
+// is a *TooLateError, at once where that is known. If ctx is cancelled, or ends during a call to
+// Redis, the error wraps that of ctx and its cause. If the Job of ctx holds slots, Wait may return
+// a *DeniedError at once: see WaitUpTo. Other errors are Reserve's.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	return l.wait(ctx, r, math.MaxInt64)
 }
 
 // WaitUpTo is Wait with a limit. If the request is not granted within maxWait, the error is a
-// *DeniedError without a Cause, and comes at once where that is known. With a maxWait of 0 or less it
-// is Reserve, except that a denial is a *DeniedError.
+// *DeniedError without a Cause, and comes at once where that is known. With a maxWait of 0 or less
+// it is Reserve, except that a denial is a *DeniedError.
 //
-// Two jobs could each hold a slot that the other waits for. So a job that holds slots of Concurrency
-// windows waits for other slots only of policies that come later in name order. For slots of any
-// other policy, WaitUpTo does not wait, as with a maxWait of 0.
+// Two jobs could each hold a slot that the other waits for. So a job that holds slots of
+// Concurrency windows waits for other slots only of policies that come later in name order. For
+// slots of any other policy, WaitUpTo does not wait, as with a maxWait of 0.
 func (l *Limiter) WaitUpTo(ctx context.Context, r Request, maxWait time.Duration) (Decision, error) {
 	return l.wait(ctx, r, max(0, maxWait))
 }
@@ -100,7 +100,7 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 			return w.last, err
 		case got.err != nil:
 			w.leaveLater(ctx, o)
-			return w.limiter.failsOpen(ctx, o, got.err)
+			return w.limiter.failOpen(ctx, o, got.err)
 		case got.ticket == nil:
 			continue // it is not in line any more
 		case !w.matches(got.ticket):
@@ -116,7 +116,7 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	left, byDeadline := w.left(ctx)
-	ask := o.reserving(reservationID(w.request))
+	ask := o.reserveRequest(reservationID(w.request))
 	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
 	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowMark, o.flowValues(w.request))
 	if left < math.MaxInt64 {
@@ -197,12 +197,12 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 
 // byKey grants once more what was taken, to record the idempotency key.
 func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
-	ask := o.reserving(t.Granted)
+	ask := o.reserveRequest(t.Granted)
 	ask.At = t.At
 	a, err := o.do(ctx, ask)
 	if err != nil {
 		w.limiter.refundLater(w.request.Policy, *t)
-		return w.limiter.failsOpen(ctx, o, err)
+		return w.limiter.failOpen(ctx, o, err)
 	}
 	d := o.decision(a)
 	if !d.Granted {

@@ -2,9 +2,9 @@ package throttle
 
 import "fmt"
 
-// Warnings describes windows that can never deny, because another window of the same unit and a scope
-// at least as wide always denies first. Such a policy is valid, but hardly intended. Each warning is
-// one line of text.
+// Warnings describes windows that can never deny, because another window of the same unit and a
+// scope at least as wide always denies first. Such a policy is valid, but hardly intended. Each
+// warning is one line of text.
 func (p Policy) Warnings() []string {
 	p = p.WithDefaults()
 	var warnings []string

@@ -24,8 +24,8 @@ type NginxProcess struct {
 	exited chan struct{}
 }
 
-// Nginx starts an nginx of its own on a free loopback port, with all zones in front of the address of a
-// server. It ends with the test.
+// Nginx starts an nginx of its own on a free loopback port, with all zones in front of the address
+// of a server. It ends with the test.
 func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 	t.Helper()
 	if _, err := exec.LookPath("nginx"); err != nil {

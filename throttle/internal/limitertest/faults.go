@@ -4,19 +4,15 @@ import (
 	"bytes"
 	"context"
 	"net"
-	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Twice runs every script twice and hands on the second reply, as go-redis does when the first
-// was lost.
+// Twice runs every script twice and returns the second reply, as go-redis does when the first was
+// lost.
 type Twice struct{ Repeated atomic.Int64 }
-
-// IsScript reports whether a command runs a script.
-func IsScript(cmd redis.Cmder) bool { return strings.HasPrefix(strings.ToLower(cmd.Name()), "eval") }
 
 func (*Twice) DialHook(next redis.DialHook) redis.DialHook { return next }
 

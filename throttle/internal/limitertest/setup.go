@@ -75,8 +75,8 @@ func NewBy(t TB, client redis.UniversalClient, c *Clock, policies ...throttle.Po
 	return NewEdited(t, client, c, []func(string) string{WithoutExpiry}, policies...).Limiter
 }
 
-// NewEdited returns a limiter whose scripts are edited, by a clock in the test's hand or, if that is
-// nil, the clock of Redis.
+// NewEdited returns a limiter whose scripts are edited, by a clock in the test's hand or, if that
+// is nil, the clock of Redis.
 func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string) string, policies ...throttle.Policy) *Hooked {
 	t.Helper()
 	edit, check := edited(edits)
@@ -92,7 +92,8 @@ func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string
 	return &Hooked{l, hooks, g}
 }
 
-// Refresh has what the policies say of tenants hold for the tickets in line, which takes do in the background.
+// Refresh has what the policies say of tenants hold for the tickets in line, which takes do in the
+// background.
 func (h *Hooked) Refresh(ctx context.Context, policy string) error {
 	return h.hooks.Refresh(ctx, policy)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -104,24 +105,16 @@ type caller struct {
 	stop  sync.RWMutex
 }
 
-func (c *caller) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *caller) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.stop.RLock()
-		defer c.stop.RUnlock()
-		c.calls.Add(1)
-		if c.gone.Load() {
-			err := &net.OpError{Op: "write", Err: errors.New("cut off")}
-			cmd.SetErr(err)
-			return err
-		}
-		return next(ctx, cmd)
+func (c *caller) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	c.stop.RLock()
+	defer c.stop.RUnlock()
+	c.calls.Add(1)
+	if c.gone.Load() {
+		err := &net.OpError{Op: "write", Err: errors.New("cut off")}
+		cmd.SetErr(err)
+		return err
 	}
-}
-
-func (c *caller) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return next(ctx, cmd)
 }
 
 func newCaller(t *testing.T, client *redis.Client) (*redis.Client, *caller) {
@@ -129,7 +122,7 @@ func newCaller(t *testing.T, client *redis.Client) (*redis.Client, *caller) {
 	own := redis.NewClient(&redis.Options{Addr: client.Options().Addr})
 	t.Cleanup(func() { own.Close() })
 	c := &caller{}
-	own.AddHook(c)
+	own.AddHook(limitertest.Hook(c.see))
 	return own, c
 }
 

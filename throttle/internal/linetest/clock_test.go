@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// The clock is set back by 100 s while some wait: nobody gets through, and everybody has their turn when
-// the clock has caught up.
+// The clock is set back by 100 s while some wait: nobody gets through, and everybody has their turn
+// when the clock has caught up.
 func TestClockThatStepsBackBesideALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))

@@ -22,8 +22,8 @@ var hostileNames = []string{
 	strings.Repeat("\n", throttle.MaxValueBytes), strings.Repeat("}", throttle.MaxValueBytes),
 }
 
-// Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by its own name
-// and leaves, beside all others, and nothing stays.
+// Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by
+// its own name and leaves, beside all others, and nothing stays.
 func TestHostileNamesInALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, shared := range []bool{true, false} {

@@ -19,7 +19,8 @@ func owning(limit int64, windows ...throttle.Window) throttle.Policy {
 	return p
 }
 
-// refresh has what the policies say of tenants hold for those who wait, which takes do in the background.
+// refresh has what the policies say of tenants hold for those who wait, which takes do in the
+// background.
 func (sc *scene) refresh() {
 	sc.t.Helper()
 	if err := sc.hooked.Refresh(sc.t.Context(), "p"); err != nil {
@@ -239,7 +240,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.takes("a1", "a2")
 			sc.at(s+ms).takes("a3", "a4").asks(-1)
 		}},
-		// a1 has passed its region when it leaves, or turns out to have no room elsewhere. What was kept for it is b1's.
+		// a1 has passed its region when it leaves, or turns out to have no room elsewhere. What was
+		// kept for it is b1's.
 		"who passed a node and left": {passing, func(sc *scene) {
 			sc.with = map[string]string{"region": "north"}
 			sc.tokens = 1
@@ -274,8 +276,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 	}
 }
 
-// Whatever is repeated, because the caller lost the answer or its process: a ticket is in line once, and its
-// units are charged once.
+// Whatever is repeated, because the caller lost the answer or its process: a ticket is in line
+// once, and its units are charged once.
 func TestLineWithCallersThatRepeatThemselves(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

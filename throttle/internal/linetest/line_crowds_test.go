@@ -111,8 +111,8 @@ func TestFleetStoppedAndHalfDeleted(t *testing.T) {
 	})
 }
 
-// Scopes of every kind, crossing too: all get through, nothing idles, and one user holds up neither the
-// others of its tenant nor other tenants.
+// Scopes of every kind, crossing too: all get through, nothing idles, and one user holds up neither
+// the others of its tenant nor other tenants.
 func TestFleetOfScopes(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		f := newFleet(t, client, 4, policy(
@@ -187,8 +187,8 @@ func TestFleetOfCosts(t *testing.T) {
 	})
 }
 
-// A large cost at the head of a shared window is not starved by small ones that come from windows of
-// their own.
+// A large cost at the head of a shared window is not starved by small ones that come from windows
+// of their own.
 func TestFleetLargeCostIsNotStarved(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		f := newFleet(t, client, 3, policy(throttle.Window{Name: "own", Limit: 10, Period: s}, sharedWindow(10, s)))

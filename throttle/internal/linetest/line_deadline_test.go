@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Tenants that are held up by windows of their own make others expect to wait. But a deadline is not missed by that: the
-// others may start at once.
+// Tenants that are held up by windows of their own make others expect to wait. But a deadline is
+// not missed by that: the others may start at once.
 func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, sharedWindow(10, s)))

@@ -38,8 +38,8 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 	return windows
 }
 
-// Whatever the windows and the costs of one tenant are, nobody starts before the lower bound that it was
-// told, nor after the upper one.
+// Whatever the windows and the costs of one tenant are, nobody starts before the lower bound that
+// it was told, nor after the upper one.
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration

@@ -23,8 +23,8 @@ func (sc *scene) told(tickets ...string) map[string]throttle.Place {
 	return told
 }
 
-// starts takes whatever fits, asking only when the line says so, until nobody waits, and returns when
-// each ticket was taken.
+// starts takes whatever fits, asking only when the line says so, until nobody waits, and returns
+// when each ticket was taken.
 func (sc *scene) starts() map[string]time.Duration {
 	sc.t.Helper()
 	starts := map[string]time.Duration{}
@@ -73,8 +73,8 @@ var etaPolicies = map[string][]throttle.Window{
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
 }
 
-// With one tenant and costs of one, everybody starts at exactly the time that it was told, whatever the
-// windows are.
+// With one tenant and costs of one, everybody starts at exactly the time that it was told, whatever
+// the windows are.
 func TestExpectedStartsAreKept(t *testing.T) {
 	t.Parallel()
 	for name, windows := range etaPolicies {
@@ -115,7 +115,8 @@ func TestExpectedStartsAreKept(t *testing.T) {
 	}
 }
 
-// Whatever the costs of one tenant are: nobody starts before the lower bound, nor after the upper one.
+// Whatever the costs of one tenant are: nobody starts before the lower bound, nor after the upper
+// one.
 func TestExpectedStartsAreBounds(t *testing.T) {
 	t.Parallel()
 	for name, windows := range etaPolicies {
@@ -149,8 +150,8 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 	}
 }
 
-// Where scopes cross, nobody starts after its upper bound as it is when the last one has joined. (One who joins later may pass it
-// at a window of its own.)
+// Where scopes cross, nobody starts after its upper bound as it is when the last one has joined.
+// (One who joins later may pass it at a window of its own.)
 func TestExpectedStartsAcrossScopes(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -34,8 +34,8 @@ func (sc *scene) joinMany(queue, tenant string, n int) {
 	}
 }
 
-// shares takes n tickets, never more than `most` at once, and returns how many units each tenant got. Time
-// goes on as the line says.
+// shares takes n tickets, never more than `most` at once, and returns how many units each tenant
+// got. Time goes on as the line says.
 func (sc *scene) shares(n, most int, queues ...string) map[string]int64 {
 	sc.t.Helper()
 	got := map[string]int64{}
@@ -77,8 +77,8 @@ func weighted(weights map[string]float64, windows ...throttle.Window) throttle.P
 	return p
 }
 
-// At a shared window every tenant gets its part by weight while several wait, who comes later too, and has
-// no credit for the time before. What one does not use the others do.
+// At a shared window every tenant gets its part by weight while several wait, who comes later too,
+// and has no credit for the time before. What one does not use the others do.
 func TestSharesOfAWindow(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, weighted(map[string]float64{"d": 2, "e": 0.25}, sharedWindow(50, s)))
@@ -140,8 +140,8 @@ func TestSharesOfQueues(t *testing.T) {
 	})
 }
 
-// Of tenants with a backlog, whatever their costs, none is ever ahead of another by more than both of their
-// largest tickets: the bound of start-time fair queueing.
+// Of tenants with a backlog, whatever their costs, none is ever ahead of another by more than both
+// of their largest tickets: the bound of start-time fair queueing.
 func TestFairAtEveryMoment(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}

@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A fleet is servers with handler slots, and their queue, on a made-up clock: jobs join the line, servers
-// ask when the line says so or when they are nudged, and handlers take their time. Nothing here takes real
-// time but the calls to Redis.
+// A fleet is servers with handler slots, and their queue, on a made-up clock: jobs join the line,
+// servers ask when the line says so or when they are nudged, and handlers take their time. Nothing
+// here takes real time but the calls to Redis.
 type fleet struct {
 	t       *testing.T
 	sc      *scene

@@ -145,8 +145,8 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// However many servers are idle: the line is asked at most some 200 times a second, and who is due is taken
-// within milliseconds.
+// However many servers are idle: the line is asked at most some 200 times a second, and who is due
+// is taken within milliseconds.
 func TestAppointments(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
@@ -261,8 +261,8 @@ func TestNudges(t *testing.T) {
 	})
 }
 
-// Somebody waits in another queue, which keeps the line: also then the servers of an empty queue are woken for the next
-// ticket, however soon it comes after the last one was taken.
+// Somebody waits in another queue, which keeps the line: also then the servers of an empty queue
+// are woken for the next ticket, however soon it comes after the last one was taken.
 func TestNudgesBesideAnotherQueue(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

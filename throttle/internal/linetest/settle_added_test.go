@@ -68,8 +68,8 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 	}
 }
 
-// By random settles and cancels at random times: a sliding window counts for each reservation what was
-// granted, and what settles added and did not give back, while it is not too old.
+// By random settles and cancels at random times: a sliding window counts for each reservation what
+// was granted, and what settles added and did not give back, while it is not too old.
 func TestSettlesAddUp(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -152,8 +152,8 @@ func TestSettlesAddUp(t *testing.T) {
 	})
 }
 
-// Of many corrections the oldest count as one: what is known of a reservation stays small, and others'
-// units are never given back.
+// Of many corrections the oldest count as one: what is known of a reservation stays small, and
+// others' units are never given back.
 func TestManyCorrections(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

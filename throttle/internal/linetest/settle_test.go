@@ -1,7 +1,6 @@
 package linetest
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -99,10 +98,10 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 				t.Fatal(err)
 			}
 			l, _ := newHanded(t, client, policy(w))
-			twice := redis.NewClient(client.Options())
-			t.Cleanup(func() { twice.Close() })
-			twice.AddHook(repeats{})
-			l2 := newBy(t, twice, newMidnight(), policy(w))
+			repeating := redis.NewClient(client.Options())
+			t.Cleanup(func() { repeating.Close() })
+			repeating.AddHook(&twice{})
+			l2 := newBy(t, repeating, newMidnight(), policy(w))
 			r := acme(0)
 			r.Cost = map[string]int64{"tokens": 1000}
 			d := reserve(t, l, r)
@@ -115,24 +114,6 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 			}
 		}
 	})
-}
-
-// repeats sends every script call twice.
-type repeats struct{ redis.Hook }
-
-func (repeats) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (repeats) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (repeats) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if err := next(ctx, cmd); err != nil {
-			return err
-		}
-		return next(ctx, cmd)
-	}
 }
 
 // What was granted is at most the limit and the sum of what was estimated too low: by random

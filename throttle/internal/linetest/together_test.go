@@ -11,30 +11,21 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-// counts notes how many scripts ran.
-type counts struct {
-	twice
-	n atomic.Int64
-}
-
-func (c *counts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if isScript(cmd) {
-			c.n.Add(1)
-			time.Sleep(time.Millisecond) // somebody else comes meanwhile
-		}
-		return next(ctx, cmd)
-	}
-}
 
 // Many who ask at once share calls to Redis, each with a context and an error of its own.
 func TestManyAskAtOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		counted := &counts{}
-		client.AddHook(counted)
+		var calls atomic.Int64
+		client.AddHook(limitertest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if isScript(cmd) {
+				calls.Add(1)
+				time.Sleep(time.Millisecond) // others ask meanwhile
+			}
+			return next(ctx, cmd)
+		}))
 		l := newLimiter(t, client, policy(sharedWindow(300, h)))
 		peek(t, l, acme(1))
 		client.Set(t.Context(), "sluice:{p}:w:tenant:broken", "what is this", 0)
@@ -42,7 +33,7 @@ func TestManyAskAtOnce(t *testing.T) {
 		if err := l.SetPolicies([]throttle.Policy{p}); err != nil {
 			t.Fatal(err)
 		}
-		counted.n.Store(0)
+		calls.Store(0)
 		var granted, gone, broken, never atomic.Int64
 		var callers sync.WaitGroup
 		for i := range 400 {
@@ -81,7 +72,7 @@ func TestManyAskAtOnce(t *testing.T) {
 		if granted.Load()+gone.Load() != 300 || broken.Load() != 50 || never.Load() != 50 {
 			t.Errorf("%d granted, %d gone, %d broken, %d never fit", granted.Load(), gone.Load(), broken.Load(), never.Load())
 		}
-		if n := counted.n.Load(); n > 100 {
+		if n := calls.Load(); n > 100 {
 			t.Errorf("400 callers took %d calls", n)
 		}
 	})

@@ -252,10 +252,10 @@ func TestAPauseIsTheReason(t *testing.T) {
 func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		twice := redis.NewClient(client.Options())
-		t.Cleanup(func() { twice.Close() })
-		twice.AddHook(repeats{})
-		l := newLimiter(t, twice, policy(sharedWindow(10, s)))
+		repeating := redis.NewClient(client.Options())
+		t.Cleanup(func() { repeating.Close() })
+		repeating.AddHook(&twice{})
+		l := newLimiter(t, repeating, policy(sharedWindow(10, s)))
 		for i, want := range []time.Duration{m, 0} {
 			if begun, err := l.Pause(t.Context(), of("a"), m); err != nil || begun != want {
 				t.Errorf("pause %d began for %v, %v", i, begun, err)

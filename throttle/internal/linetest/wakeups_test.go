@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Whoever fits is taken, whatever made it fit: a second look at every node never finds
-// anybody whom the first has not. The scopes are such that one contains the other. Where two cross, as
-// [tenant] and [region] do, a grant may move the obstacle of whoever is first elsewhere, and who is
-// behind it waits until the node is due (docs/explanation/line.md).
+// Whoever fits is taken, whatever made it fit: a second look at every node never finds anybody whom
+// the first has not. The scopes are such that one contains the other. Where two cross, as [tenant]
+// and [region] do, a grant may move the obstacle of whoever is first elsewhere, and who is behind
+// it waits until the node is due (docs/explanation/line.md).
 func TestNobodyWaitsWhoFits(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))

@@ -39,8 +39,8 @@ func TestGCRAKeepsADebtOfManyBursts(t *testing.T) {
 	})
 }
 
-// Every limit per every period is kept exactly: grants, levels and times are those of the model, which
-// counts in fractions.
+// Every limit per every period is kept exactly: grants, levels and times are those of the model,
+// which counts in fractions.
 func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(5, 6))

@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Nobody waits who fits, also where scopes cross: after every take the model says so of whoever is first in a flow.
+// Nobody waits who fits, also where scopes cross: after every take the model says so of whoever is
+// first in a flow.
 func TestNobodyIdlesWhereScopesCross(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, policy(

@@ -245,8 +245,8 @@ func (cr *crowd) lostAreBack() {
 	}
 }
 
-// acknowledge lets the servers that are alive say that they got what they took. Whoever owes that puts
-// back what is lost.
+// acknowledge lets the servers that are alive say that they got what they took. Whoever owes that
+// puts back what is lost.
 func (cr *crowd) acknowledge() {
 	for _, server := range cr.servers {
 		if err := server.Line("p").Acknowledge(cr.t.Context()); err != nil {

@@ -98,8 +98,8 @@ func TestGCRARateIsKept(t *testing.T) {
 	}
 }
 
-// Merged grants are later than they were, by a 128th of the period at most (here an eighth): never over, and
-// never denied for longer than that.
+// Merged grants are later than they were, by a 128th of the period at most (here an eighth): never
+// over, and never denied for longer than that.
 func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
 	w := policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
 	const tick = 1_250_000 // us: 10 s / 8

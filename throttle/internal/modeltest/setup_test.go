@@ -48,7 +48,8 @@ var (
 	take         = limitertest.Take
 )
 
-// onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a script.
+// onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a
+// script.
 func onRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 	t.Helper()
 	t.Parallel()

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // A ticket never runs a task again that has run: neither one that is retained nor one in the
@@ -253,5 +256,38 @@ func TestFailedTaskComesBack(t *testing.T) {
 		}
 		s.wantCounters(counters{Processed: 9, Failed: 3, Archived: 1})
 		s.wantNobodyInLine()
+	})
+}
+
+// The limiter puts a pending task in line, and its reply is lost. The task waits for a second or
+// more, and its ticket may be taken before. It keeps its place.
+func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, shared(1, 900*time.Millisecond))
+		s.fill("other")
+		client := redis.NewClient(like(s.redis))
+		defer client.Close()
+		var loses atomic.Bool
+		loses.Store(true)
+		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			err := next(ctx, cmd)
+			if err == nil && loses.Load() && slices.Contains(cmd.Args(), any("reserve")) {
+				err = context.DeadlineExceeded
+				cmd.SetErr(err)
+			}
+			return err
+		}))
+		s.limiter = s.limiterOn(client)
+		l := newLedger()
+		s.serve(s.ok, l.watch)
+		s.enqueueMany("acme", 0, 1)
+		time.Sleep(200 * time.Millisecond)
+		loses.Store(false)
+		s.enqueueMany("acme", 1, 1)
+		time.Sleep(10 * time.Second)
+		if got := l.got(); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
+			t.Errorf("ran %q", got)
+		}
 	})
 }

@@ -11,21 +11,23 @@ import (
 type Algorithm string
 
 const (
-	// Sliding counts the last period exactly: no span of that length ever holds more than the
-	// limit.
+	// Sliding counts the last period: no span of that length ever holds more than Limit. It is the
+	// default.
 	Sliding Algorithm = "sliding"
 
 	// Fixed counts buckets of one period each.
 	Fixed Algorithm = "fixed"
 
-	// GCRA grants Burst units at once and then one each Period/Limit, evenly spaced.
+	// GCRA grants Burst units at once, and then one each Period/Limit: the generic cell rate algorithm
+	// (ITU-T I.371).
 	GCRA Algorithm = "gcra"
 
-	// Calendar counts between two ticks of a calendar, such as the midnights of a time zone.
+	// Calendar counts between two ticks of a cron expression, such as the midnights of a time zone:
+	// see Window.Resets.
 	Calendar Algorithm = "calendar"
 
-	// Concurrency counts what runs at once: units are held until they are given back by Release, or
-	// for Lease after the last Renew.
+	// Concurrency counts what runs at once. Units are held until Reservation.Release, or for Lease
+	// after the last renewal: see Reservation.Hold.
 	Concurrency Algorithm = "concurrency"
 )
 

@@ -11,16 +11,15 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Ticks sent with every call: those of tickSlack around this machine's time, ticksBefore more before
-// and ticksAfter more after it. The clock of Redis may differ by the slack at least: the span that it
-// is in, the one before and two after it are then among them.
+// Ticks sent with every call: those within tickSlack of this machine's time, ticksBefore more before
+// them and ticksAfter more after. So they cover the clock of Redis if it differs by up to the slack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
 	ticksAfter  = 8
 )
 
-// ticksChecked is how many ticks a margin is held against.
+// ticksChecked bounds the ticks that a margin is compared with.
 const ticksChecked = 400
 
 // The fixed window counter by the ticks of a calendar; see internal/script/lua/calendar.lua.
@@ -65,16 +64,16 @@ var calendarCounter = algorithm{
 	},
 }
 
-// A calendar works the ticks of one window out.
+// A calendar computes the ticks of one window.
 type calendar struct {
-	margin   time.Duration // by which ticks take effect later
+	margin   time.Duration // ticks take effect this much later
 	schedule cron.Schedule
 	zone     *time.Location
 
 	mu    sync.Mutex
-	list  string    // the ticks as scripts take them
-	from  time.Time // for times from here
-	until time.Time // to here
+	list  string    // the ticks as scripts take them, valid
+	from  time.Time // from this time on
+	until time.Time // and before this one
 }
 
 // newCalendar returns the calendar of a valid window.
@@ -84,7 +83,7 @@ func newCalendar(w Window) *calendar {
 	return &calendar{margin: w.Margin, schedule: schedule, zone: zone}
 }
 
-// around is the ticks around a time, as internal/script/lua/calendar.lua takes them.
+// around returns the ticks around a time, as internal/script/lua/calendar.lua takes them.
 func (c *calendar) around(now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,13 +109,13 @@ func (c *calendar) around(now time.Time) string {
 		}
 		b.WriteString(strconv.FormatInt(tick.Unix(), 10))
 	}
-	// Good for a little while at the least: the slack is meant for clocks, not for this.
+	// Only for seconds, as the slack is for clocks that differ.
 	c.list, c.from, c.until = b.String(), now.Add(-time.Second), now.Add(time.Second)
 	return c.list
 }
 
-// before is some ticks up to t, at least ticksBefore of them: cron can only look ahead, so it looks
-// from ever farther back.
+// before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it starts
+// from earlier and earlier times.
 func (c *calendar) before(t time.Time) []time.Time {
 	for back := time.Hour; ; back *= 4 {
 		var ticks []time.Time

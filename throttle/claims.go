@@ -25,10 +25,12 @@ type outcome struct {
 }
 
 const (
-	askAtLeast   = time.Second            // by which claims are kept
-	askForSlots  = 100 * time.Millisecond // between looks for slots of others
-	askSoonest   = time.Millisecond
-	claimsAsLost = 1500 * time.Millisecond // without an answer, after which others may have removed claims
+	askAtLeast  = time.Second            // by which claims are kept
+	askForSlots = 100 * time.Millisecond // between looks for slots of others
+	askSoonest  = time.Millisecond
+
+	// claimsAsLost is the time without an answer after which others may have removed claims.
+	claimsAsLost = 1500 * time.Millisecond
 )
 
 // The claims of one policy name in this process. One goroutine asks for all of them, while there are
@@ -185,13 +187,12 @@ func (c *claims) take(l *Limiter, policy string, most int) {
 	}
 }
 
-// tell tells a claim once what became of it, until it joins anew.
+// tell tells a claim once what became of it, until it joins anew. The lock is held.
 func (c *claims) tell(one *claim, what outcome) {
 	one.inLine = false
 	select {
-	case one.got <- what:
-	default: // it has not read that it was to join anew
-		<-one.got
-		one.got <- what
+	case <-one.got: // it has not read that it was to join anew, and may read it just now
+	default:
 	}
+	one.got <- what
 }

@@ -14,6 +14,7 @@ import (
 type compiledPolicy struct {
 	Policy
 	flowBy   []string // the attributes of all scopes and the tenant: who waits in one flow
+	flowMark string   // of the scopes
 	leases   bool     // some window does
 	scopes   [][]string
 	scopeOf  []int // by window: its place in scopes
@@ -78,6 +79,7 @@ func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
 			cp.upstream = append(cp.upstream, i+1)
 		}
 	}
+	cp.flowMark = script.FlowMark(sp.Scopes)
 	for _, w := range p.Windows {
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()

@@ -74,18 +74,24 @@ type NeverFitsError struct {
 	Unit     string
 	Cost     int64
 	Capacity int64 // the window's limit, or its burst
+	Held     int64 // the part of it that the job which asks holds itself; 0 outside of a job
 }
 
 func (e *NeverFitsError) Error() string {
-	return fmt.Sprintf("throttle: policy %q, window %q: cost of %d %s never fits: the window holds %d at most",
-		e.Policy, e.Window, e.Cost, e.Unit, e.Capacity)
+	beside := ""
+	if e.Held > 0 {
+		beside = fmt.Sprintf(" beside the %d that the job holds", e.Held)
+	}
+	return fmt.Sprintf("throttle: policy %q, window %q: cost of %d %s never fits%s: the window holds %d at most",
+		e.Policy, e.Window, e.Cost, e.Unit, beside, e.Capacity)
 }
 
 // A DeniedError says that work or a call did not start, because it does not fit now. Nothing was
 // taken.
 type DeniedError struct {
-	// Cause is why there is no other decision: for instance that Redis did not answer, or that a
-	// handler returned the denial of a call. It is nil after a plain denial.
+	// Cause is why there is no other decision: for instance that Redis did not answer, that a
+	// handler returned the denial of a call, or the *TooLateError of a Wait. It is nil after a plain
+	// denial.
 	Cause error
 
 	// Decision is the denial. With a Cause it may carry the policy, the tenant and RetryIn alone.

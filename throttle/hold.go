@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// releaseTimeout bounds a release, which is made also after the work's context has ended.
+// releaseTimeout bounds a release, which does not end with the work's context.
 const releaseTimeout = 5 * time.Second
 
-// A Hold keeps a reservation for as long as its work goes on: see Reservation.Hold. It is safe for
-// concurrent use.
+// A Hold keeps a reservation while its work goes on: see Reservation.Hold. It is safe for concurrent
+// use.
 type Hold struct {
-	cancel context.CancelCauseFunc // nil if nothing is held by a lease, as stop
-	stop   func()
+	cancel context.CancelCauseFunc // of the work; nil without a lease
+	stop   func()                  // stops the renewing; nil without a lease
 
 	cancelled atomic.Bool
 	release   sync.Once
@@ -24,29 +24,47 @@ type Hold struct {
 	reservation Reservation
 }
 
-// Hold keeps what Concurrency windows hold for the reservation, by renewing it until Hold.Release,
-// also after ctx has ended. The context returned is for the work. It ends with the cause
-// ErrLeaseLost when the lease is lost: it could not be renewed in time, or others have the room. It
-// also ends at Hold.Release.
+// Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
+// lease, until Hold.Release. The end of ctx does not stop it. Until Release, the Job of ctx counts as
+// holding slots: see Limiter.WaitUpTo.
 //
-// Where nothing is held by a lease the context is ctx, and Hold.Release does nothing.
+// The context returned is for the work. It ends with ctx and at Hold.Release. It ends with the cause
+// ErrLeaseLost if the lease is lost: no renewal succeeded in time, or others have the room.
+//
+// If the reservation has no lease, the context is ctx, and Hold.Release does nothing.
 func (r Reservation) Hold(ctx context.Context) (context.Context, *Hold) {
 	h := &Hold{reservation: r}
-	if r.Lease() == 0 {
+	lease := r.Lease()
+	if lease == 0 {
 		return ctx, h
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	h.cancel = cancel
-	h.stop = r.KeepRenewing(ctx, func(refused bool) {
-		if refused { // perhaps by a Cancel that is under way
-			h.mu.Lock()
-			defer h.mu.Unlock()
-		}
-		if !h.cancelled.Load() {
-			cancel(ErrLeaseLost)
-		}
-	})
+	job := JobFrom(ctx)
+	job.hold(r)
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		r.keepRenewing(ctx, lease, h.lost)
+	}()
+	h.stop = func() {
+		stop()
+		<-stopped // a renewal under way
+		job.drop(r)
+	}
 	return work, h
+}
+
+// lost ends the work's context, unless a Cancel was the reason.
+func (h *Hold) lost(refused bool) {
+	if refused { // perhaps by a Cancel that is under way
+		h.mu.Lock()
+		defer h.mu.Unlock()
+	}
+	if !h.cancelled.Load() {
+		h.cancel(ErrLeaseLost)
+	}
 }
 
 // Reservation returns the reservation as it was settled last.
@@ -65,8 +83,8 @@ func (h *Hold) Settle(ctx context.Context, actual map[string]int64) error {
 	return err
 }
 
-// Cancel is Reservation.Cancel, and ends the renewing. The context that Reservation.Hold returned
-// goes on until Release.
+// Cancel is Reservation.Cancel, and stops the renewing. The work's context goes on until Release.
+// After an error, the reservation is still held.
 func (h *Hold) Cancel(ctx context.Context) error {
 	h.mu.Lock()
 	_, err := h.reservation.Cancel(ctx)
@@ -80,9 +98,9 @@ func (h *Hold) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Release ends the renewing and the work's context, and gives back what is held. It does so once:
-// later calls return the same error. It takes no longer than some seconds, and does not heed the end
-// of ctx. After an error, what is held ends with its lease.
+// Release stops the renewing, gives back what is held, and ends the work's context. Later calls do
+// nothing, and return the same error. It takes 5 seconds at most, even if ctx has ended. After an
+// error, what is held ends with its lease. Errors are Reservation.Release's.
 func (h *Hold) Release(ctx context.Context) error {
 	h.release.Do(func() {
 		if h.stop == nil {
@@ -100,37 +118,9 @@ func (h *Hold) Release(ctx context.Context) error {
 	return h.released
 }
 
-// KeepRenewing renews what Concurrency windows hold for the reservation, three times a lease, until
-// stop is called, also after ctx has ended. Hold is the same with a context and a release.
-//
-// It calls lost once, shortly before a lease runs out that could not be renewed, and goes on trying.
-// If a renewal is refused, because others have the room, it calls lost with refused and ends. Stop
-// waits for a renewal under way; a Release should follow. If nothing is held by a lease, neither
-// KeepRenewing nor stop does anything. Lost may be nil. Until stop, the Job of ctx counts as holding
-// slots: see Limiter.WaitUpTo.
-func (r Reservation) KeepRenewing(ctx context.Context, lost func(refused bool)) (stop func()) {
-	lease := r.Lease()
-	if lease == 0 {
-		return func() {}
-	}
-	if lost == nil {
-		lost = func(bool) {}
-	}
-	job := JobFrom(ctx)
-	job.hold(r)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		r.keepRenewing(ctx, lease, lost)
-	}()
-	return func() {
-		cancel()
-		<-stopped
-		job.drop(r)
-	}
-}
-
+// keepRenewing renews three times a lease, until ctx ends. It calls lost once, shortly before a lease
+// runs out that could not be renewed, and goes on trying. If a renewal is refused, because others have
+// the room, it calls lost with refused, and ends.
 func (r Reservation) keepRenewing(ctx context.Context, lease time.Duration, lost func(refused bool)) {
 	// Not by the end of a renewal, which may wait for Redis for longer than the lease lasts.
 	expiry := time.AfterFunc(lease-lease/10, func() { lost(false) })

@@ -49,6 +49,45 @@ func TestSameKeyIsChargedOnce(t *testing.T) {
 	})
 }
 
+// A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
+func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := newHanded(t, client, policy(sharedWindow(10, 10*s)))
+		of := func(tenant, key string) throttle.Reservation {
+			t.Helper()
+			r := acme(1)
+			r.Tenant, r.IdempotencyKey = tenant, key
+			d := reserve(t, l, r)
+			if !d.Granted {
+				t.Fatalf("%q, %q: denied", tenant, key)
+			}
+			return d.Reservation
+		}
+		ids := map[string]bool{}
+		var all []throttle.Reservation
+		for _, pair := range [][2]string{{"acme", "n"}, {"beta", "n"}, {"acme:n", "n"}, {"acme", "n:n"}, {"", "acme:n"}} {
+			r := of(pair[0], pair[1])
+			ids[r.ID], all = true, append(all, r)
+		}
+		wantUsed := func(want int64) {
+			t.Helper()
+			if used := peek(t, l, acme(1)).Windows[0].Used; used != want {
+				t.Errorf("%d are counted, want %d", used, want)
+			}
+		}
+		wantUsed(5)
+		if len(ids) != 5 {
+			t.Errorf("the reservations are %v", ids)
+		}
+		cancel(t, l, all[1])
+		wantUsed(4)
+		if again := of("acme", "n"); again.ID != all[0].ID {
+			t.Errorf("repeated: %s, want %s", again.ID, all[0].ID)
+		}
+		wantUsed(4)
+	})
+}
+
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, three())

@@ -1,18 +1,17 @@
 package throttle
 
-// MatchGlob reports whether the glob matches the whole name. "*" stands for any characters or
-// none, "?" for exactly one byte, everything else for itself.
-func MatchGlob(glob, name string) bool {
+// matchGlob reports whether the glob matches the whole name: see Policy.Match.
+func matchGlob(glob, name string) bool {
 	return globsMeet(glob, name, false)
 }
 
-// GlobsOverlap reports whether some name is matched by both globs.
-func GlobsOverlap(a, b string) bool {
+// globsOverlap reports whether both globs match some name.
+func globsOverlap(a, b string) bool {
 	return globsMeet(a, b, true)
 }
 
-// globsMeet runs through both strings at once. reach[j] says whether a[:i] and b[:j] have a
-// name in common; both says whether b's wildcards mean anything.
+// globsMeet walks both strings together. reach[j] says whether a[:i] and b[:j] have a name in
+// common. Unless both is set, b is a name: its wildcards stand for themselves.
 func globsMeet(a, b string, both bool) bool {
 	star := func(s string, i int, glob bool) bool { return glob && s[i] == '*' }
 	reach := make([]bool, len(b)+1)

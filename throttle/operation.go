@@ -78,7 +78,7 @@ func (o *operation) checkCosts() error {
 	}
 	for i, w := range o.windows {
 		if capacity := o.known[i].capacity(w); o.costs[i] > capacity && !o.tenant.Exempt {
-			return &NeverFitsError{o.Name, w.Name, w.Unit, o.costs[i], capacity}
+			return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: capacity}
 		}
 	}
 	return nil
@@ -125,7 +125,7 @@ func (o *operation) own() (own []script.Own) {
 // place is what the line has to know of the request.
 func (o *operation) place() *script.Place {
 	p := &script.Place{
-		Flow: o.flow(o.request.Ticket.Queue), Tenant: o.request.Tenant, Weight: o.weight(),
+		Flow: o.flow(o.request.Ticket.Queue, o.request), Tenant: o.request.Tenant, Weight: o.weight(),
 		Front: o.request.Front,
 	}
 	if o.request.Ticket != (TicketID{}) {
@@ -144,7 +144,9 @@ func (cp *compiledPolicy) flowValues(r Request) []string {
 	return values
 }
 
-func (o *operation) flow(queue string) string { return script.Flow(queue, o.flowValues(o.request)) }
+func (cp *compiledPolicy) flow(queue string, r Request) string {
+	return script.Flow(queue, cp.flowMark, cp.flowValues(r))
+}
 
 // costsText lists the units that the request takes, such as "requests=1,tokens=5".
 func (o *operation) costsText() string { return o.compiledPolicy.costsText(o.request) }
@@ -165,7 +167,7 @@ func (cp *compiledPolicy) costsText(r Request) string {
 // requestOf is the request of a ticket, as far as its flow and costs tell of it.
 func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}}
-	queue, values := script.ParseFlow(flow)
+	queue, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
 	if len(values) != len(cp.flowBy) {
 		return r, false
@@ -191,7 +193,7 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 		}
 		r.Cost[unit] = cost
 	}
-	return r, true
+	return r, mark == cp.flowMark
 }
 
 // weight is the tenant's, in thousandths.

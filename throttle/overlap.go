@@ -6,26 +6,23 @@ import (
 	"strings"
 )
 
-// Bounds of the globs of all policies together.
-const (
-	MaxGlobBytes = 1024
+// MaxGlobBytes bounds a glob in Policy.Match.
+const MaxGlobBytes = 1024
 
-	// maxGlobWork bounds the comparison of globs: 4 for each pair that can meet by their
-	// beginnings, and one for each pair of bytes if they can by their ends too. That takes a second
-	// or two.
-	maxGlobWork = 1 << 28
-)
+// maxGlobWork bounds the comparison of all globs, to a second or two. A pair whose beginnings can
+// meet counts 4. If its ends can meet too, each pair of their bytes counts 1.
+const maxGlobWork = 1 << 28
 
-// A GlobOverlap says that two policies match one task type: by their places in the list, and those
-// of the globs in their Match.
+// A GlobOverlap is a pair of policies that match the same task type.
 type GlobOverlap struct {
-	First, FirstGlob   int
-	Second, SecondGlob int
+	First, FirstGlob   int // index of the policy, and of its glob in Match
+	Second, SecondGlob int // the same of the later policy
 }
 
-// GlobOverlaps returns, for each policy that matches a task type which one before it matches too,
-// the first such policy and the first two of their globs. Empty globs match nothing here. The
-// error, a *PolicyError, says that there are too many globs alike to compare.
+// GlobOverlaps finds the policies that match a task type which an earlier policy matches too. For
+// each it returns the first such policy and their first two globs that overlap. SetPolicies refuses
+// such policies; GlobOverlaps is for programs that report all of them. Empty globs match nothing.
+// The error is a *PolicyError: too many globs are alike to compare.
 func GlobOverlaps(policies []Policy) ([]GlobOverlap, error) {
 	index := globIndex{byStem: map[string][]int{}}
 	for p, policy := range policies {
@@ -54,8 +51,8 @@ func GlobOverlaps(policies []Policy) ([]GlobOverlap, error) {
 	return overlaps, nil
 }
 
-// A globIndex finds the globs that a glob can meet: those whose stem begins with its own, or the
-// other way around. A stem is what stands before the first wildcard.
+// A globIndex finds the globs that a glob can meet: one of the two stems begins with the other. A
+// stem is the text before the first wildcard.
 type globIndex struct {
 	byStem  map[string][]int // by stem: places in globs, ascending
 	globs   []indexedGlob    // in the order of policies
@@ -65,7 +62,7 @@ type globIndex struct {
 }
 
 type indexedGlob struct {
-	text, stem, tail string // tail stands behind the last wildcard
+	text, stem, tail string // tail is the text after the last wildcard
 	literal          bool   // it has no wildcard
 	policy, glob     int
 }
@@ -88,8 +85,8 @@ func (x *globIndex) sort() {
 	x.lengths = slices.Compact(x.lengths)
 }
 
-// first finds what the globs of one policy, at from to to, overlap first. It is not ok if that is
-// too much work.
+// first finds the first glob that a glob of one policy overlaps. The policy's globs are those from
+// place from up to place to. It is not ok if that is too much work.
 func (x *globIndex) first(from, to int) (o GlobOverlap, found, ok bool) {
 	best, by := from, 0 // the least place of a glob that one of these overlaps
 	meet := func(g indexedGlob, i int, places []int) bool {
@@ -101,7 +98,7 @@ func (x *globIndex) first(from, to int) (o GlobOverlap, found, ok bool) {
 				return false
 			}
 			if other := x.globs[place]; !g.apart(other) {
-				if x.work += len(g.text) * len(other.text); GlobsOverlap(g.text, other.text) {
+				if x.work += len(g.text) * len(other.text); globsOverlap(g.text, other.text) {
 					best, by, found = place, i, true
 				}
 			}
@@ -132,8 +129,7 @@ func (x *globIndex) first(from, to int) (o GlobOverlap, found, ok bool) {
 	return GlobOverlap{first.policy, first.glob, second.policy, second.glob}, found, true
 }
 
-// apart reports whether the ends of two globs, or a literal, already say that they have no name in
-// common.
+// apart reports whether the ends of two globs show that they have no name in common. It is cheap.
 func (g indexedGlob) apart(other indexedGlob) bool {
 	if g.literal && other.literal {
 		return g.text != other.text

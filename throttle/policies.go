@@ -141,7 +141,7 @@ func (set *policySet) match(taskType string) *compiledPolicy {
 	}
 	var found *compiledPolicy
 	for _, cp := range set.list {
-		if slices.ContainsFunc(cp.Match, func(glob string) bool { return MatchGlob(glob, taskType) }) {
+		if slices.ContainsFunc(cp.Match, func(glob string) bool { return matchGlob(glob, taskType) }) {
 			found = cp
 			break
 		}

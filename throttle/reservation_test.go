@@ -44,7 +44,10 @@ func TestADetachedReservationSaysSo(t *testing.T) {
 		if r.Lease() != 0 {
 			t.Errorf("a %s reservation has a lease", name)
 		}
-		r.KeepRenewing(t.Context(), nil)()
+		ctx, hold := r.Hold(t.Context())
+		if err := hold.Release(t.Context()); err != nil || ctx != t.Context() {
+			t.Errorf("a %s reservation is held: %v", name, err)
+		}
 	}
 	if l.Attach(decoded).Lease() != 30*time.Second {
 		t.Error("attached, it has no lease")

@@ -68,8 +68,8 @@ func (s Scope) String() string {
 // has reports whether the scope names the attribute.
 func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(), attribute) }
 
-// A ScopeValue is what one count of a window is for: the attributes of its scope, in alphabetical
-// order, with their values.
+// A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical order,
+// with their values.
 type ScopeValue struct {
 	Attributes []string
 	Values     []string // one for each attribute

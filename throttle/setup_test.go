@@ -18,7 +18,6 @@ const (
 
 type (
 	clock = limitertest.Clock
-	grant = limitertest.Grant
 	tb    = limitertest.TB
 	twice = limitertest.Twice
 )

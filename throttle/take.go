@@ -32,7 +32,7 @@ type TakenTicket struct {
 	Flow, Cost string   // as they were recorded when it joined, for Line.Matches
 	Rank       int64    // its place, for Line.PutBack
 	NeverFits  bool     // a limit is below its cost by now: nothing was charged, and its work has to fail
-	Decision   Decision // granted, with a Reservation, unless NeverFits
+	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
 
 	policy *compiledPolicy // by which it was taken
 }
@@ -88,10 +88,10 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	ticket := TakenTicket{
 		TicketID: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits, policy: cp,
 		Decision: Decision{
-			At: time.UnixMicro(t.At), Granted: !t.NeverFits, Policy: cp.Name, Tenant: t.Tenant,
+			At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant,
 		},
 	}
-	if t.NeverFits {
+	if t.Granted == "" {
 		return ticket
 	}
 	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted}
@@ -138,7 +138,7 @@ func (n *Line) handBack(ctx context.Context, tickets []TakenTicket, op string) e
 	}
 	asks := map[*compiledPolicy][]script.Request{}
 	for _, t := range tickets {
-		if t.NeverFits {
+		if t.Decision.Reservation.ID == "" {
 			continue // it has no units, and no place to go back to
 		}
 		cp := t.policy
@@ -204,6 +204,6 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // the ticket was taken.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp := n.limiter.policies.Load().byName[r.Policy]
-	return cp != nil && r.Policy == t.Decision.Policy &&
-		t.Flow == script.Flow(t.Queue, cp.flowValues(r)) && t.Cost == cp.costsText(r)
+	return cp != nil && t.Decision.Granted && r.Policy == t.Decision.Policy &&
+		t.Flow == cp.flow(t.Queue, r) && t.Cost == cp.costsText(r)
 }

@@ -36,6 +36,9 @@ func (l *Limiter) WaitUpTo(ctx context.Context, r Request, maxWait time.Duration
 }
 
 func (l *Limiter) wait(ctx context.Context, r Request, most time.Duration) (Decision, error) {
+	if most > 0 {
+		r.Ticket, r.Key, r.Front = TicketID{}, "", false
+	}
 	if most == 0 || l.mayDeadlock(ctx, r.Policy) {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
@@ -43,7 +46,6 @@ func (l *Limiter) wait(ctx context.Context, r Request, most time.Duration) (Deci
 		}
 		return d, err
 	}
-	r.Ticket, r.Key, r.Front = TicketID{}, "", false
 	w := waiter{limiter: l, request: r, began: time.Now(), most: most}
 	return w.wait(ctx)
 }
@@ -62,8 +64,9 @@ type waiter struct {
 	began   time.Time
 	most    time.Duration // math.MaxInt64 is no limit
 
-	claim *claim
-	last  Decision // the newest denial
+	claims *claims
+	claim  *claim
+	last   Decision // the newest denial
 }
 
 // left is how long the call may go on waiting, and whether the context's deadline says so.
@@ -79,14 +82,14 @@ func (w *waiter) left(ctx context.Context) (left time.Duration, byDeadline bool)
 }
 
 func (w *waiter) wait(ctx context.Context) (Decision, error) {
+	defer w.end()
 	for {
 		o, err := w.limiter.checked(ctx, w.request)
 		if err != nil {
 			return Decision{}, err
 		}
 		if w.claim == nil {
-			w.claim = o.claims.add()
-			defer func() { o.claims.drop(w.claim) }()
+			w.claims, w.claim = o.claims, o.claims.add()
 		}
 		d, done, err := w.ask(ctx, o)
 		if done {
@@ -99,8 +102,13 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		case got.err != nil:
 			w.leaveLater(ctx, o)
 			return w.limiter.failsOpen(ctx, o, got.err)
-		case got.ticket == nil || got.ticket.NeverFits:
-			continue // it is not in line any more, or its request is refused by what holds now
+		case got.ticket == nil:
+			continue // it is not in line any more
+		case !w.matches(got.ticket):
+			w.limiter.giveBackLater(w.request.Policy, *got.ticket)
+			w.end()
+			w.claim = nil // what was taken is told no more
+			continue
 		}
 		return w.taken(ctx, o, got.ticket)
 	}
@@ -111,7 +119,7 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	left, byDeadline := w.left(ctx)
 	ask := o.reserving(reservationID(w.request))
 	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
-	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowValues(w.request))
+	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowMark, o.flowValues(w.request))
 	if left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
@@ -124,7 +132,6 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 		if d.FailedOpen != nil {
 			w.leaveLater(ctx, o)
 		}
-		w.giveBack()
 		return d, true, nil
 	case !d.Queued:
 		return d, true, w.inTime(ctx, d, byDeadline)
@@ -215,7 +222,6 @@ const leaveTimeout = time.Second
 // if it is taken.
 func (w *waiter) leave(ctx context.Context, o *operation) {
 	o.claims.drop(w.claim)
-	w.giveBack()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	_, _ = o.do(ctx, script.Request{
@@ -229,11 +235,22 @@ func (w *waiter) leaveLater(ctx context.Context, o *operation) {
 	go w.leave(ctx, o)
 }
 
-// giveBack gives back what the claim got meanwhile.
-func (w *waiter) giveBack() {
+// matches reports whether a ticket that was taken is what the policy, as it is now, would have wait.
+func (w *waiter) matches(t *script.TakenTicket) bool {
+	cp, err := w.limiter.find(w.request.Policy, true)
+	return err == nil && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
+		t.Flow == script.ClaimFlow(w.claims.queue, cp.flowMark, cp.flowValues(w.request))
+}
+
+// end ends the claim, and gives back what it got meanwhile.
+func (w *waiter) end() {
+	if w.claim == nil {
+		return
+	}
+	w.claims.drop(w.claim) // first: it gets nothing afterwards
 	select {
 	case got := <-w.claim.got:
-		if got.ticket != nil && !got.ticket.NeverFits {
+		if got.ticket != nil {
 			w.limiter.giveBackLater(w.request.Policy, *got.ticket)
 		}
 	default:
@@ -250,7 +267,7 @@ func (l *Limiter) giveBackLater(policy string, tickets ...script.TakenTicket) {
 		taken[i] = cp.taken(t)
 	}
 	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 		defer cancel()
 		_ = l.Line(policy).Refund(ctx, taken) // or they run out
 	}()

@@ -2,8 +2,9 @@ package throttle
 
 import "fmt"
 
-// Warnings tells what is legal in a policy but cannot be meant: windows that can never bind,
-// because another one that counts at least the same units always denies first.
+// Warnings describes windows that can never deny, because another window of the same unit and a scope
+// at least as wide always denies first. Such a policy is valid, but hardly intended. Each warning is
+// one line of text.
 func (p Policy) Warnings() []string {
 	p = p.WithDefaults()
 	var warnings []string
@@ -23,8 +24,7 @@ func (p Policy) Warnings() []string {
 	return warnings
 }
 
-// alwaysFirst reports whether tight lets so little through, for whichever tenant, that loose is
-// never exceeded.
+// alwaysFirst reports whether tight, for every tenant, grants so little that loose never denies.
 func (p Policy) alwaysFirst(tight, loose Window) bool {
 	for _, t := range p.Tenants {
 		if !alwaysFirst(t.apply(tight), t.apply(loose)) {
@@ -41,10 +41,10 @@ func alwaysFirst(tight, loose Window) bool {
 	}
 	for _, attribute := range tight.Scope.Attributes() {
 		if !loose.Scope.has(attribute) {
-			return false // loose adds up over several counts of tight
+			return false // loose sums up several counts of tight
 		}
 	}
 	units, span, ok := grants(loose)
-	most := algorithms[tight.Algorithm].unitsIn(tight, span)
-	return ok && most >= 0 && most <= units
+	granted := algorithms[tight.Algorithm].unitsIn(tight, span)
+	return ok && granted >= 0 && granted <= units
 }

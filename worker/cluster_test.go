@@ -37,8 +37,8 @@ func cluster(t *testing.T) (addr string) {
 	}
 }
 
-// Policies and queues are in slots of their own, and no call reaches across: tasks of two queues and
-// two policies, of our client and a plain one, wait in line and run.
+// Policies and queues are in slots of their own, and no call reaches across: tasks of two queues
+// and two policies, of our client and a plain one, wait in line and run.
 func TestThrottledTasksRunOnARedisCluster(t *testing.T) {
 	t.Parallel()
 	opt := asynq.RedisClusterClientOpt{Addrs: []string{cluster(t)}}

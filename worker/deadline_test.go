@@ -40,7 +40,7 @@ func (s *site) wantLate(id string, retries int, reason string) {
 }
 
 // A task that can only start after its deadline fails once, at its denial, and leaves nothing
-// behind. A Timeout does not count: it begins anew at every attempt.
+// behind. A Timeout does not count: it begins again at every attempt.
 func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 	for _, retries := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {

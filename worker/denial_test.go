@@ -186,7 +186,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 	}
 }
 
-// A middleware may call ours again within one attempt: what counts is what it said last.
+// A middleware may call ours again within one attempt: its last answer counts.
 func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()

@@ -255,8 +255,8 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 	return places, nil
 }
 
-// placesInTime waits for placesOf until the context ends. A call to a silent Redis takes longer. A ticket that joins after that is dropped when it is taken, as its task
-// does not wait.
+// placesInTime waits for placesOf until the context ends. A call to a silent Redis takes longer. A
+// ticket that joins after that is dropped when it is taken, as its task is not scheduled then.
 func (c *Client) placesInTime(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
 	type result struct {
 		places []throttle.Place

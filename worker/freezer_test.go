@@ -11,7 +11,7 @@ import (
 )
 
 // A freezer is a Redis that can be stopped as by SIGSTOP: it takes connections and commands,
-// answers nothing, and does all of it when it goes on, whoever has given up meanwhile.
+// answers nothing, and does all of it when it goes on, even for callers that have given up.
 type freezer struct {
 	mu    sync.Mutex
 	thaws chan struct{} // nil while it runs

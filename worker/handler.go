@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// askAgainForSlots is after how long a task comes back at the earliest whose handler was denied a
-// slot that others hold.
+// askAgainForSlots is the shortest wait of a task whose handler was denied a slot that others hold.
 const askAgainForSlots = time.Second
 
 // An execution is one run of a task's handler, with what it holds.
@@ -42,7 +41,7 @@ func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next a
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
 	ctx, e.task = d.Reservation.Hold(ctx)
 	err := func() error {
-		defer ad.end(e) // also if the handler panics
+		defer ad.end(e) // even if the handler panics
 		return next.ProcessTask(ctx, task)
 	}()
 	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
@@ -90,7 +89,7 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 	return err
 }
 
-// pause passes on the upstream's refusal, also if the task's own time has run out.
+// pause passes on the upstream's refusal, even if the task's own time has run out.
 func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
@@ -123,6 +122,9 @@ func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWa
 	}
 	ctx = throttle.WithJob(ctx, e.calls) // which notes the slots that it holds
 	d, err := e.limiter.WaitUpTo(ctx, request, maxWait)
+	if never := e.besideOwn(err); never != nil {
+		err = never
+	}
 	if err != nil {
 		return throttle.Reservation{}, err
 	}
@@ -130,6 +132,53 @@ func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWa
 		return throttle.Reservation{}, err
 	}
 	return d.Reservation, nil
+}
+
+// besideOwn returns a *throttle.NeverFitsError if a denied request cannot fit beside the slots that
+// the task itself holds. They are held for as long as its handler runs, so that neither a wait nor
+// a requeue would help. Slots of the handler's own calls do not count: others of its goroutines may
+// give them back.
+func (e *execution) besideOwn(err error) error {
+	var denied *throttle.DeniedError
+	own := e.calls.Request
+	if !errors.As(err, &denied) || !e.calls.Counted(denied.Request.Policy) {
+		return nil
+	}
+	for _, w := range denied.Decision.Windows {
+		if !w.Denied || w.Algorithm != throttle.Concurrency || !countsFor(w.Scope, own) {
+			continue
+		}
+		held, cost := costOf(own, w.Unit), costOf(denied.Request, w.Unit)
+		if held > 0 && held+cost > w.Limit {
+			return &throttle.NeverFitsError{
+				Policy: own.Policy, Window: w.Name, Unit: w.Unit, Cost: cost, Capacity: w.Limit, Held: held,
+			}
+		}
+	}
+	return nil
+}
+
+// costOf returns the cost of a unit that a request has, or defaults to.
+func costOf(r throttle.Request, unit string) int64 {
+	cost, ok := r.Cost[unit]
+	if !ok && unit == throttle.Requests {
+		cost = 1
+	}
+	return cost
+}
+
+// countsFor reports whether a request is counted for this value of a scope.
+func countsFor(scope throttle.ScopeValue, r throttle.Request) bool {
+	for i, attribute := range scope.Attributes {
+		value := r.Attributes[attribute]
+		if attribute == throttle.TenantAttribute {
+			value = r.Tenant
+		}
+		if value != scope.Values[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // keep holds a reservation until the handler returns. If it has returned, the reservation is

@@ -60,7 +60,7 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 	})
 }
 
-// Who wants a refusal to burn a retry says so.
+// A handler can have a refusal burn a retry.
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
@@ -190,7 +190,7 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 	})
 }
 
-// The user's own last word stands.
+// SkipRetry beside another error holds.
 func TestSkipRetryIsTheLastWord(t *testing.T) {
 	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
@@ -265,7 +265,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	})
 }
 
-// A refusal is passed on also if the task's time has run out.
+// A refusal is passed on even if the task's time has run out.
 func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -283,7 +283,7 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	})
 }
 
-// A handler that waits in line comes when it is called, before the time that it was promised.
+// A handler that waits in line goes on as soon as it fits, before its expected start.
 func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -315,8 +315,8 @@ func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve is denied stands in no other policy's line: its task waits for as
-// long as the denial told, and then in the line of its own policy, at the front.
+// A handler whose own reserve is denied waits in no other policy's line. Its task waits for the
+// denial's RetryIn, and then in the line of its own policy, at the front.
 func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 	for name, change := range map[string]func(*throttle.Policy){
 		"when it fits":   func(*throttle.Policy) {},
@@ -325,9 +325,9 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				own := policy(1, 15*time.Minute)
+				own := policy(1, 6*time.Minute)
 				change(&own)
-				slack := policy(4, 10*time.Minute)
+				slack := policy(4, 4*time.Minute)
 				slack.Name, slack.Match = "slack", nil
 				s := synctestSite(t, own, slack)
 				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
@@ -345,19 +345,19 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
 				s.wantNobodyInLine()
-				if info := s.task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-9*time.Minute).Abs() > 2*time.Second {
+				if info := s.task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
 				s.enqueue(task("acme"), asynq.TaskID("later"))
-				time.Sleep(10 * time.Minute)
+				time.Sleep(4 * time.Minute)
 				if got := s.inLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
 					t.Errorf("in line: %q", got)
 				}
-				time.Sleep(5 * time.Minute)
+				time.Sleep(2 * time.Minute)
 				if got := s.runs(); name == "when it fits" && !slices.Equal(got, []string{"t"}) {
 					t.Errorf("ran: %q", got)
 				}
-				time.Sleep(16 * time.Minute)
+				time.Sleep(7 * time.Minute)
 				if got := s.runs(); !slices.Equal(got, []string{"later", "t"}) {
 					t.Errorf("ran: %q", got)
 				}

@@ -68,6 +68,78 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 	})
 }
 
+// A handler that wants a second slot where its task holds the only one fails, and says why. To wait
+// or to be requeued would go on for ever. A slot that others hold is another matter, as is one of
+// another scope, or after the task's own was given back.
+func TestAHandlerIsToldThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
+	own := atOnceOf("api", 2)
+	own.Match = []string{"*"}
+	for _, row := range []struct {
+		name, tenant   string
+		cost, reserve  int64
+		cancels, never bool
+	}{
+		{name: "beside its own", cost: 1, reserve: 2, never: true},
+		{name: "all is its own", cost: 2, reserve: 1, never: true},
+		{name: "others hold the rest", cost: 1, reserve: 1},
+		{name: "of another tenant", cost: 2, reserve: 1, tenant: "other"},
+		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			each(t, []throttle.Policy{own}, func(t *testing.T, s *site) {
+				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
+				hold := func(tenant string, n int64) {
+					d, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n)})
+					if err != nil || !d.Granted {
+						t.Errorf("granted %v, %v", d.Granted, err)
+					}
+				}
+				if row.tenant != "" {
+					hold(row.tenant, 2)
+				}
+				reserved := make(chan error, 100)
+				s.serve(func(ctx context.Context, _ *asynq.Task) error {
+					job := worker.FromContext(ctx)
+					if row.cancels {
+						if err := job.Cancel(ctx); err != nil {
+							t.Error(err)
+						}
+					}
+					if !row.never && row.tenant == "" {
+						hold("acme", 1)
+					}
+					o := worker.ReserveOptions{Request: throttle.Request{Tenant: row.tenant, Cost: slots(row.reserve)}}
+					if row.never {
+						o.MaxWait = time.Hour
+					}
+					_, err := job.Reserve(ctx, o)
+					select {
+					case reserved <- err:
+					default:
+					}
+					return err
+				})
+				s.enqueue(task("acme", slots(row.cost)), asynq.TaskID("t"), asynq.MaxRetry(0))
+				if err := <-reserved; row.never {
+					var never *throttle.NeverFitsError
+					want := throttle.NeverFitsError{
+						Policy: "api", Window: own.Windows[0].Name, Unit: throttle.Requests, Cost: row.reserve, Capacity: 2, Held: row.cost,
+					}
+					if !errors.As(err, &never) || *never != want {
+						t.Errorf("reserved: %v, want %v", err, &want)
+					}
+					s.waitState(asynq.TaskStateArchived, "t")
+				} else {
+					if !errors.As(err, new(*throttle.DeniedError)) {
+						t.Errorf("reserved: %v", err)
+					}
+					s.waitState(asynq.TaskStateScheduled, "t")
+				}
+			})
+		})
+	}
+}
+
 // A handler waits for what time gives back whatever it holds.
 func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 	slots, rate := atOnceOf("slots", 1), policy(1, 300*time.Millisecond)
@@ -120,5 +192,38 @@ func TestWaitersBesideTasks(t *testing.T) {
 		if calls < 35 || tasks < 35 {
 			t.Errorf("%d calls and %d tasks", calls, tasks)
 		}
+	})
+}
+
+// A handler that returns that it could not wait for a call costs no retry.
+func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
+	slack := policy(1, time.Hour)
+	slack.Name, slack.Match = "slack", nil
+	each(t, []throttle.Policy{policy(1000, time.Minute), slack}, func(t *testing.T, s *site) {
+		var late atomic.Int64
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			short, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			_, err := s.limiter.Wait(short, throttle.Request{Policy: "slack", Tenant: "acme"})
+			if errors.As(err, new(*throttle.TooLateError)) {
+				late.Add(1)
+			}
+			if err != nil {
+				return fmt.Errorf("the call: %w", err)
+			}
+			return s.ok(ctx, task)
+		})
+		if d, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil || !d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.waitState(asynq.TaskStateScheduled, "t")
+		s.open("t")
+		s.waitGone("t")
+		if late.Load() != 1 {
+			t.Errorf("too late %d times", late.Load())
+		}
+		s.wantCounters(counters{Processed: 1})
+		s.wantTold(nil, nil)
 	})
 }

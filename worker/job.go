@@ -144,7 +144,11 @@ type ReserveOptions struct {
 // call Cancel before you return, if its own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or until the reservation is
-// released or cancelled. Other errors are throttle.Limiter.WaitUpTo's.
+// released or cancelled. The error is a *throttle.NeverFitsError if the request cannot fit beside
+// the slots that the task itself took. Other errors are throttle.Limiter.WaitUpTo's.
+//
+// A second call by the task's own policy belongs into the task's cost. A window of another
+// algorithm whose limit is too small for both denies the second at every attempt.
 func (j *Job) Reserve(ctx context.Context, o ReserveOptions) (throttle.Reservation, error) {
 	e := j.execution
 	if e == nil {

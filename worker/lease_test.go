@@ -143,7 +143,7 @@ func TestLeasesEndWithTheAttempt(t *testing.T) {
 	})
 }
 
-// A handler whose lease cannot be renewed is told, before somebody else can get its room.
+// A handler whose lease cannot be renewed is stopped before its slot can be granted to another.
 func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -60,7 +60,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					}
 					serve()
 					serve()
-					// Nobody who waits wakes by itself in the time of the test: it takes a call.
+					// No waiting task wakes within the test without a call.
 					s.enqueueMany("acme", 0, 100)
 					s.enqueueMany("beta", 0, 100)
 					time.Sleep(30 * time.Second)

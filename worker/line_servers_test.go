@@ -62,7 +62,7 @@ func TestServersHearOfNews(t *testing.T) {
 	}
 }
 
-// Servers and clients may share a limiter: whoever ends leaves the line to those that are left.
+// Servers and clients may share a limiter. One that ends leaves the line to the others.
 func TestOneLimiterForAll(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -50,7 +50,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	}
 	used := false // the grant, or it was given back
 	defer func() {
-		if !used { // also if a user's function panics
+		if !used { // even if a user's function panics
 			ad.giveBack(grant)
 		}
 	}()

@@ -141,7 +141,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 	if refused := logged(503); refused != run.refused || int(served.Load()) != jobs-refused {
 		t.Errorf("nginx refused %d calls by its log, the upstream served %d; the jobs saw %d refusals", refused, served.Load(), run.refused)
 	}
-	// And that it does refuse, whoever does not keep to its limits.
+	// It does refuse callers that do not keep to its limits.
 	s.wait("nginx refuses somebody", func() bool {
 		var herd sync.WaitGroup
 		for range 4 * (zones[0].Burst + 1) {

@@ -25,8 +25,8 @@ type reportStart struct {
 	start *ExpectedStart
 }
 
-// Our options are for the calls of a Client. An asynq.Client ignores them, and so does whoever gets
-// them among the options of a task: asynq does not show those.
+// Our options are for the calls of a Client. An asynq.Client ignores them. A Client ignores them
+// among the options of a task, which asynq does not show.
 
 // MaxWait is an option of Client's calls: a task that may have to wait longer than d before it
 // starts is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. While the

@@ -82,8 +82,8 @@ func (o *outages) clockAt(policy string, at time.Time) {
 	o.clockBehind(latest.Sub(at), "policy", policy)
 }
 
-// clockBehind logs once that the clock of Redis was set back. Until it has caught up no window frees
-// any units.
+// clockBehind logs once that the clock of Redis was set back. Until it has caught up no window
+// frees any units.
 func (o *outages) clockBehind(behind time.Duration, details ...any) {
 	if behind <= clockBehindMax {
 		return

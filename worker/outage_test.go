@@ -53,7 +53,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		}
 		c.mend()
 		for _, id := range ids {
-			s.inspector.RunTask("default", id) // or it comes by itself
+			s.inspector.RunTask("default", id) // unless it has run already
 		}
 		s.waitGone(ids...)
 		if len(s.runs()) != 3 {

@@ -5,6 +5,7 @@ package worker_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -203,7 +204,7 @@ func TestWorkerIsKilled(t *testing.T) {
 							archived++
 							continue
 						}
-						s.inspector.RunTask("default", id) // or it has come by itself
+						s.inspector.RunTask("default", id) // unless it has run already
 						s.waitGone(id)
 					}
 					if n := int64(len(s.runs())); n != 3-archived || s.used() != filled+charged+n {
@@ -217,7 +218,7 @@ func TestWorkerIsKilled(t *testing.T) {
 	}
 }
 
-// A worker that is told to end does so, and leaves no goroutine behind. Tasks in its handlers go
+// A worker ends by a signal, and leaves no goroutine behind. Tasks in its handlers go
 // back, those that were denied wait, and none loses a retry.
 func TestWorkerIsTerminated(t *testing.T) {
 	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
@@ -284,15 +285,21 @@ func workAtOnce(addr, _ string) error {
 		defer call.Close() // or the kernel does, when the process is killed
 		select {
 		case <-time.After(100 * time.Millisecond):
-			return nil
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
+		// The slot is free as soon as the handler returns. The callee counts the end before that.
+		if err := call.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, call); err != nil {
+			return err
+		}
+		return context.Cause(ctx)
 	}))
 }
 
-// Never more than the limit run at once, by the log of whoever they call, though workers are killed
-// and others come; and what the dead held is in use again.
+// Workers are killed, and others come. By the log of the service that they call, never more than
+// the limit run at once. The slots of the killed ones are used again.
 func TestConcurrencyOfKilledWorkers(t *testing.T) {
 	each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *site) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -309,10 +316,13 @@ func TestConcurrencyOfKilledWorkers(t *testing.T) {
 					return
 				}
 				calls.Add(1)
-				go g.handler(func(context.Context, *asynq.Task) error {
-					_, err := call.Read(make([]byte, 1))
-					return err
-				})(context.Background(), nil)
+				go func() {
+					defer call.Close() // the caller waits for it
+					_ = g.handler(func(context.Context, *asynq.Task) error {
+						_, err := call.Read(make([]byte, 1))
+						return err
+					})(context.Background(), nil)
+				}()
 			}
 		}()
 		start := func() (*exec.Cmd, <-chan error) {

@@ -252,7 +252,7 @@ func TestRedisIsStoppedBySignal(t *testing.T) {
 	})
 }
 
-// Killed, and started anew with what it had written: the windows and the line are as they were.
+// Killed, and started again with what it had written: the windows and the line are as they were.
 func TestRedisRestartsWithItsData(t *testing.T) {
 	faulty(t, func(t *testing.T, same bool) {
 		persist := []string{"--appendonly", "yes", "--appendfsync", "always"}
@@ -323,7 +323,7 @@ func TestRedisLosesItsScripts(t *testing.T) {
 	})
 }
 
-// The limiter's Redis starts anew with nothing, while asynq still has the tasks: they come by
+// The limiter's Redis starts again with nothing, while asynq still has the tasks: they come by
 // their fallback at the latest, and those that come after them do not wait for them.
 func TestLimitersRedisRestartsEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -93,7 +93,7 @@ func TestRequeueOfTheRecovererFails(t *testing.T) {
 }
 
 // The requeue went through, but its reply was lost, and the task was picked up again before it
-// is repeated: whoever runs it now must keep it.
+// is repeated: the worker that runs it now must keep it.
 func TestRequeueWhoseReplyWasLost(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		running, finish := make(chan struct{}), make(chan struct{})

@@ -12,8 +12,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// One process serves the asynqs of two databases by one limiter, some of whose replies are lost: a take that is repeated for the
-// other server brings nobody to the wrong one, and all tasks run once, at the rate of what they share.
+// One process serves the asynqs of two databases by one limiter, and loses some of its replies. A
+// take that is repeated for the other server moves no task to the wrong one. All tasks run once,
+// and keep to the limit that they share.
 func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 	const tasks = 100
 	each(t, append(idle(10), shared(20, 500*time.Millisecond)), func(t *testing.T, s *site) {

@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// wantEveryKeyToExpire looks until the test ends at the keys of the limiter: each has a TTL at every moment.
+// wantEveryKeyToExpire checks until stop, or the end of the test, that all keys of the limiter have
+// a TTL.
 func (s *site) wantEveryKeyToExpire() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	ctx := context.Background()
@@ -35,8 +36,8 @@ func (s *site) wantEveryKeyToExpire() (stop func()) {
 	return sync.OnceFunc(func() { close(done); <-ended })
 }
 
-// Policies change their shape while 60 tasks wait, half of them by a plain client: all run, at the pace of what then holds, and no
-// key is left without an expiry.
+// Policies change their shape while 60 tasks wait, half of them by a plain client. All tasks run,
+// at the pace of the new policies. No key is left without an expiry.
 func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.Shared}
@@ -86,7 +87,7 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 					}
 					time.Sleep(50 * time.Millisecond)
 				}
-				// 20 per second at the least: all run within three seconds, and as much for a slow machine.
+				// At 20 a second all run within three seconds. The rest is for a slow machine.
 				s.wait("all have run", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.runs >= 60 })
 				took := time.Since(changed)
 				t.Logf("all ran within %v", took)

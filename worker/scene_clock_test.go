@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait that have joined by a client of ours. Nothing
-// goes over, by any clock; a clock that is ahead holds up nobody; one that was set back holds up all until it has
-// caught up, which is logged within seconds, once; and all run, in order.
+// The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait in line. No limit is
+// exceeded by any clock. A clock that goes ahead delays no task. One that was set back delays all
+// until it has caught up, which is logged once, within seconds. All tasks run, in order.
 func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -24,7 +24,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		client := redis.NewClient(pipe(m))
 		t.Cleanup(func() { client.Close() })
 		p := shared(5, 5*time.Second)
-		// Miniredis counts how long keys live down, and does not see that its clock was set back.
+		// Miniredis counts TTLs down, and does not see that its clock was set back.
 		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.Shared})
 		s := newSite(t, client, p)
 		var ahead atomic.Int64
@@ -61,21 +61,21 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		ahead.Store(int64(-39 * time.Second))
 		time.Sleep(3 * time.Second)
 		if n := s.log.count("the clock of Redis was set back"); n != 1 {
-			t.Errorf("want it told within 3 s:\n%s", s.log)
+			t.Errorf("want it logged within 3 s:\n%s", s.log)
 		}
 		before := l.count()
 		time.Sleep(90 * time.Second)
 		ran(before, "while the clock is behind")
 		time.Sleep(10 * time.Second)
 		if l.count() == before {
-			t.Error("nobody runs after the clock has caught up")
+			t.Error("no task runs after the clock has caught up")
 		}
 		s.sleepUntil(l, 100, 2*time.Minute)
 		if over := l.excess(5, 5*time.Second); over > 0 {
 			t.Errorf("%d were granted above the limit", over)
 		}
 		if s.log.count("the clock of Redis was set back") != 1 || s.log.count("\n") != 1 {
-			t.Errorf("want it told once:\n%s", s.log)
+			t.Errorf("want it logged once:\n%s", s.log)
 		}
 		s.wantInOrder(l)
 		s.wantNobodyInLine()

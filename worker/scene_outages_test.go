@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// The limiter's Redis takes commands and answers none for 30 s. Tasks that no policy guards run as they did before, beside
-// those that a policy guards: waiting in line, and pending.
+// The limiter's Redis takes commands for 30 s and answers none. Tasks that no policy guards run as
+// before. Beside them guarded tasks wait in line, and are pending.
 func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -61,11 +61,12 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 					t.Errorf("%d of %d that need not wait have run", n, 300+guarded)
 				}
 				t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
-				if during > before+2500*time.Millisecond { // 2 s in which the first guarded ones wait for the limiter
+				// The first guarded tasks wait for the limiter for 2 s.
+				if during > before+2500*time.Millisecond {
 					t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
 				}
 				<-frozen
-				for range 100 { // those that wait are looked after two minutes later at most
+				for range 100 { // forward looks at waiting tasks within two minutes
 					if time.Sleep(2 * time.Second); s.counters().Processed == int64(100+200+guarded) {
 						break
 					}
@@ -76,10 +77,11 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 	}
 }
 
-// A queue is paused, or asynq's Redis is away, for 20 s while 1,000 tasks wait: they go on in order, wake no
-// more than they must, and nobody strays by more than a batch.
+// A queue is paused, or asynq's Redis is away, for 20 s while 500 tasks wait. They go on in order,
+// wake twice at most, and none strays by more than a batch.
 func TestSceneBacklogOutlastsAPause(t *testing.T) {
 	t.Parallel()
+	const tasks = 500
 	for _, row := range []struct {
 		name  string
 		pause func(s *site, c *cable)
@@ -104,7 +106,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				s := synctestSite(t, shared(50, time.Second))
 				l := newLedger()
 				var c cable
-				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, 1000)
+				s.joinMany(s.client(s.anotherLimiter(s.redis)), "acme", 0, tasks)
 				whole := s.asynq
 				s.asynq = dialed{c.options(like(s.redis))}
 				s.serve(s.ok, l.watch, quick, s.apart)
@@ -113,10 +115,10 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				row.pause(s, &c)
 				begun := time.Now()
-				waiting := 1000 - l.count()
-				s.sleepUntil(l, 1000, 90*time.Second)
+				waiting := tasks - l.count()
+				s.sleepUntil(l, tasks, 90*time.Second)
 				ideal := time.Duration(waiting) * time.Second / 50
-				if took := l.sorted()[999].at.Sub(begun); took > ideal+5*time.Second {
+				if took := l.sorted()[tasks-1].at.Sub(begun); took > ideal+5*time.Second {
 					t.Errorf("%d tasks took %v afterwards, want %v", waiting, took, ideal)
 				} else {
 					t.Logf("%d tasks took %v afterwards, ideally %v", waiting, took, ideal)
@@ -129,13 +131,14 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				}
 				s.wantNoStrays(l.got(), throttle.MaxTake)
 				s.wantNobodyInLine()
-				s.wantCounters(counters{Processed: 1000})
+				s.wantCounters(counters{Processed: tasks})
 			})
 		})
 	}
 }
 
-// wantNoStrays fails unless the tasks, whose names are in order, are at most that many places from where they belong.
+// wantNoStrays fails if a task ran more than that many places from where it belongs. The order of
+// the names is the right one.
 func (s *site) wantNoStrays(got []string, most int) {
 	s.Helper()
 	want := slices.Sorted(slices.Values(got))
@@ -151,7 +154,8 @@ func (s *site) wantNoStrays(got []string, most int) {
 	}
 }
 
-// The limiter dies while 100 tasks wait for it whose policy fails open: they run within two minutes, each once, in order.
+// The limiter dies while 100 tasks wait whose policy fails open. They run within two minutes, each
+// once, in order.
 func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -188,7 +192,7 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		slices.SortFunc(order, func(a, b string) int { return d.tasks[a].starts[0].Compare(d.tasks[b].starts[0]) })
 		d.mu.Unlock()
 		s.wantNoStrays(order, throttle.MaxTake)
-		time.Sleep(5 * time.Minute) // the places that they left are found
+		time.Sleep(5 * time.Minute) // their tickets are taken, and dropped
 		s.wantNobodyInLine()
 		s.wantCounters(counters{Processed: 110})
 	})

@@ -14,7 +14,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// 500 policies whose lines are empty cost at most five scripts a second a worker, with asynq's own settings.
+// 500 policies with empty lines cost a worker at most five scripts a second, with asynq's own
+// settings.
 func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -49,7 +50,7 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 	})
 }
 
-// How rarely a server looks for tasks of plain clients does not matter to those of ours.
+// TaskCheckInterval does not delay the tasks of our client.
 func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 	t.Parallel()
 	for _, interval := range []time.Duration{4 * time.Second, 0} {

@@ -12,11 +12,11 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tasks that wait in a queue which nobody serves, or serves well, take no room from those of another that share the
-// window: ten per second.
+// Two queues share a window of ten a second. Tasks that wait in one without a server, or with too
+// few slots, take no capacity from the other.
 func TestSceneQueuesBesideASilentOne(t *testing.T) {
 	t.Parallel()
-	const slow = "slow"
+	const slow, tasks = "slow", 150
 	serving := func(queue string, slots int) func(*asynq.Config, *worker.Config) {
 		return func(c *asynq.Config, _ *worker.Config) {
 			c.Queues, c.Concurrency = map[string]int{queue: 1}, slots
@@ -24,7 +24,7 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 	}
 	for _, row := range []struct {
 		name string
-		// silent has 300 tasks wait in the other queue, by a client of ours or a plain one, and returns
+		// silent has tasks wait in the other queue, by a client of ours or a plain one, and returns
 		// how many of them may be served per second.
 		silent func(s *site, d *diary, wait func()) int
 	}{
@@ -49,41 +49,41 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					s := synctestSite(t, append(idle(30), shared(10, time.Second))...)
 					d := newDiary()
 					client := s.client(s.anotherLimiter(s.redis))
-					others := row.silent(s, d, func() { s.joinMany(client, "other", 0, 300, asynq.Queue(slow)) })
+					others := row.silent(s, d, func() { s.joinMany(client, "other", 0, tasks, asynq.Queue(slow)) })
 					l := newLedger()
 					begun := time.Now()
 					s.serve(s.ok, l.watch, s.apart, brisk, serving("default", 4))
 					if plain {
-						s.enqueueMany("acme", 0, 300)
+						s.enqueueMany("acme", 0, tasks)
 					} else {
-						s.joinMany(client, "acme", 0, 300)
+						s.joinMany(client, "acme", 0, tasks)
 					}
 					time.Sleep(5 * time.Second)
 					from := l.count()
 					if want := 5 * (10 - others); from < want-15 {
 						t.Errorf("%d of the served queue ran in the first 5 s, want %d", from, want)
 					}
-					time.Sleep(20 * time.Second)
-					if n, want := l.count()-from, 20*(10-others); n < want-10 {
-						t.Errorf("%d of the served queue ran in 20 s, want %d", n, want)
+					time.Sleep(8 * time.Second)
+					if n, want := l.count()-from, 8*(10-others); n < want-10 {
+						t.Errorf("%d of the served queue ran in 8 s, want %d", n, want)
 					} else {
-						t.Logf("%d ran in the first 5 s, %d in the 20 s after", from, n)
+						t.Logf("%d ran in the first 5 s, %d in the 8 s after", from, n)
 					}
 					if over := l.excess(10, time.Second); over > 0 {
 						t.Errorf("%d were granted above the limit", over)
 					}
-					if row.name == "never served" { // for a minute: newcomers are granted at once, in spite of those
+					if row.name == "never served" { // after a minute its tasks do not make newcomers wait
 						time.Sleep(time.Minute)
-						s.enqueueMany("acme", 300, 1)
+						s.enqueueMany("acme", tasks, 1)
 						time.Sleep(5 * time.Second)
-						if n := l.wakesOf("acme-0300"); n != 1 {
+						if n := l.wakesOf(fmt.Sprintf("acme-%04d", tasks)); n != 1 {
 							t.Errorf("it woke %d times", n)
 						}
 					}
-					if row.name == "redeployed" { // which comes back after 30 s, and both have their part
+					if row.name == "redeployed" { // its server comes back after 30 s
 						time.Sleep(time.Until(begun.Add(30 * time.Second)))
 						s.serve(s.ok, l.watch, s.apart, brisk, serving(slow, 4))
-						s.sleepUntil(l, 300+300-60, time.Minute)
+						s.sleepUntil(l, 2*tasks-60, time.Minute)
 					}
 				})
 			})

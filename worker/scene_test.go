@@ -18,10 +18,10 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
-// roundsEnv makes the scenes with random order longer: by what their rounds are multiplied.
+// roundsEnv multiplies the rounds of the scenes with random order.
 const roundsEnv = "SLUICE_SCENE_ROUNDS"
 
-// rounds is n, or as many times that as the environment asks for.
+// rounds is n, times what the environment asks for.
 func rounds(n int) int {
 	if times, err := strconv.Atoi(os.Getenv(roundsEnv)); err == nil {
 		return n * times
@@ -29,11 +29,11 @@ func rounds(n int) int {
 	return n
 }
 
-// notStranded is how much later than it was told a task may start where time is real, and machines may be slow.
+// notStranded is how late a task may start where time is real, as machines may be slow.
 const notStranded = 15 * time.Second
 
-// idle are policies that guard nothing. Of empty lines one is asked every 5 s: beside 30 of them a task waits for minutes whose
-// own line is wrongly thought to be empty.
+// idle returns policies that guard nothing. A server asks one of its empty lines every 5 s. So
+// beside 30 of them a task waits for minutes if a server wrongly holds its line to be empty.
 func idle(n int) (policies []throttle.Policy) {
 	for i := range n {
 		policies = append(policies, throttle.Policy{
@@ -44,17 +44,17 @@ func idle(n int) (policies []throttle.Policy) {
 	return policies
 }
 
-// jitter delays every reply by up to a millisecond: those on several connections cross.
+// jitter delays every reply by up to a millisecond, so that replies on several connections cross.
 func jitter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	err := next(ctx, cmd)
 	time.Sleep(rand.N(time.Millisecond))
 	return err
 }
 
-// jittery has all replies of asynq's Redis to the servers and clients that are made from now on cross.
+// jittery makes replies of asynq's Redis cross, for servers and clients that are made after it.
 func (s *site) jittery() { s.asynq = hooktest.With(s.asynq, hooktest.Hook(jitter)) }
 
-// jitteryLimiter is a limiter of its own, whose replies cross.
+// jitteryLimiter returns another limiter, whose replies cross.
 func (s *site) jitteryLimiter() *throttle.Limiter {
 	s.Helper()
 	client := redis.NewClient(like(s.redis))
@@ -63,7 +63,8 @@ func (s *site) jitteryLimiter() *throttle.Limiter {
 	return s.limiterOn(client)
 }
 
-// A diary notes when tasks were to start, and when they did. It knows them by their payloads.
+// A diary notes when tasks were expected to start, and when they did. A task is known by its
+// payload.
 type diary struct {
 	mu     sync.Mutex
 	tasks  map[string]*entry
@@ -72,7 +73,7 @@ type diary struct {
 }
 
 type entry struct {
-	least, most time.Time // when it is to start, as it was told last
+	least, most time.Time // its expected start, by the newest answer
 	decisions   int
 	starts      []time.Time
 	started     chan struct{}
@@ -116,7 +117,7 @@ func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
 	}
 }
 
-// plan enqueues a task by a client of ours. Its ID is its payload, unless the options say otherwise.
+// plan enqueues a task by a client of ours. Its ID defaults to its payload.
 func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Option) error {
 	payload := string(task.Payload())
 	var start worker.ExpectedStart
@@ -143,8 +144,8 @@ func (d *diary) enqueue(client *asynq.Client, task *asynq.Task, opts ...asynq.Op
 	return err
 }
 
-// await waits until a task has started, and reports by how much later that is than it was told. It gives up, and
-// reports false, when that is more than most.
+// await waits until a task has started, and returns how late it was. It is not ok if that is more
+// than most.
 func (d *diary) await(payload string, most time.Duration) (late time.Duration, ok bool) {
 	for {
 		d.mu.Lock()
@@ -161,12 +162,13 @@ func (d *diary) await(payload string, most time.Duration) (late time.Duration, o
 		}
 		select {
 		case <-e.started:
-		case <-time.After(most - late): // or it was denied meanwhile, and told anew
+		case <-time.After(most - late): // or it was denied meanwhile, and expected later
 		}
 	}
 }
 
-// awaitAll waits for all tasks that are noted. It fails for each that did not start in time, or started twice.
+// awaitAll waits for all tasks in the diary. The test fails for each that did not start in time, or
+// started twice.
 func (d *diary) awaitAll(t testing.TB, most time.Duration) {
 	t.Helper()
 	d.mu.Lock()
@@ -180,7 +182,7 @@ func (d *diary) awaitAll(t testing.TB, most time.Duration) {
 		late, ok := d.await(payload, most)
 		latest = max(latest, late)
 		if !ok {
-			t.Errorf("%s had not started %v after it was to", payload, late)
+			t.Errorf("%s had not started %v after its expected start", payload, late)
 		}
 	}
 	d.mu.Lock()
@@ -190,10 +192,10 @@ func (d *diary) awaitAll(t testing.TB, most time.Duration) {
 			t.Errorf("%s started %d times", payload, len(e.starts))
 		}
 	}
-	t.Logf("%d tasks started, the latest %v after it was to", len(payloads), latest)
+	t.Logf("%d tasks started, the latest %v after its expected start", len(payloads), latest)
 }
 
-// taskOf is a task of a tenant, TENANT-0000 for 0: its payload, and so its ID.
+// taskOf returns a task of a tenant with the payload TENANT-0000 for 0.
 func (s *site) taskOf(tenant string, i int, opts ...asynq.Option) *asynq.Task {
 	return worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Appendf(nil, "%s-%04d", tenant, i), opts...)
 }

@@ -91,14 +91,20 @@ func (d dialed) MakeRedisClient() any {
 func pipe(m *miniredis.Miniredis) *redis.Options {
 	return &redis.Options{
 		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		MaintNotificationsConfig: unnotified(),
 	}
+}
+
+// unnotified keeps a client from asking Redis for notices of its maintenance. Each client needs a
+// config of its own, as it writes to it.
+func unnotified() *maintnotifications.Config {
+	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
 // like are options of new clients of the same Redis.
 func like(client *redis.Client) *redis.Options {
 	o := client.Options()
-	return &redis.Options{Addr: o.Addr, Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig}
+	return &redis.Options{Addr: o.Addr, Dialer: o.Dialer, MaintNotificationsConfig: unnotified()}
 }
 
 // synctestSite is a site in a bubble, on a miniredis.

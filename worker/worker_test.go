@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Read this test first. Three tasks come together, and one fits a window: the others wait and run in
-// turn. None has retries to lose, so asynq alone would archive each task that is denied.
+// Read this test first. Three tasks come together, and one fits a window: the others wait and run
+// in turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
 		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})

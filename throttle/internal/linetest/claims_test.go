@@ -376,7 +376,9 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 				held := reserve(t, l, acme(1)).Reservation
 				_, hold := held.Hold(ctx)
 				var denied *throttle.DeniedError
-				if _, err := l.Wait(ctx, acme(1)); !errors.As(err, &denied) || denied.Cause != nil {
+				r := acme(1)
+				r.Ticket = throttle.TicketID{Queue: "q", ID: "t"}
+				if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
 					t.Errorf("it holds a slot: %v", err)
 				}
 				if err := giveBack(ctx, held, hold); err != nil {

@@ -96,6 +96,30 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			}
 			sc.at(2*s).takes("a2", "b1").asks(s)
 		}},
+		"a limit is raised before anybody asks": {policy(sharedWindow(1, h)), func(sc *scene) {
+			sc.granted("a1")
+			sc.waits("a2")
+			sc.set(policy(sharedWindow(2, h)))
+			sc.at(s).takes("a2").asks(-1)
+		}},
+		"a client has yesterday's limit": {policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(sc *scene) {
+			sc.granted("a1", "a2", "a3", "b1", "b2")
+			sc.waits("a4")
+			sc.takes()
+			sc.set(policy(throttle.Window{Name: "own", Limit: 1, Period: h}))
+			sc.at(500 * ms).waits("b3")
+			sc.set(policy(throttle.Window{Name: "own", Limit: 3, Period: h}))
+			sc.at(s).takes("b3")
+			sc.at(h).takes("a4").asks(-1)
+		}},
+		"a scope is another": {policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("region")}), func(sc *scene) {
+			sc.with = map[string]string{"region": "north", "rack": "a"}
+			sc.granted("a1")
+			sc.waits("a2")
+			sc.takes()
+			sc.set(policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("rack")}))
+			sc.at(s).takes("a2").asks(-1)
+		}},
 		"limits change twice within a second": {policy(sharedWindow(1, h)), func(sc *scene) {
 			sc.granted("a1")
 			sc.waits("a2", "a3")

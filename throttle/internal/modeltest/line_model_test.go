@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -306,15 +307,30 @@ func (cr *crowd) fits(w *standing) bool {
 	return cr.m.neverFits(w.request) || cr.m.peek(w.request, cr.now()).Granted
 }
 
+// asks tells which queues a server is about to ask for, or was to ask for in the last 20 ms: room is
+// left to them.
+func (cr *crowd) asks() map[string]bool {
+	asks := map[string]bool{}
+	for queue, record := range readLine(cr.t, cr.client).Hashes["z"] {
+		last, err := strconv.ParseInt(strings.Fields(record)[4], 10, 64)
+		if err != nil {
+			cr.t.Fatal(err)
+		}
+		asks[queue] = last > cr.now()-(20*ms).Microseconds()
+	}
+	return asks
+}
+
 // conserves fails if somebody fits who was not taken, or fits before the line is asked again.
 func (cr *crowd) conserves(next time.Duration, queues []string) {
 	if cr.now() < cr.changedAt+s.Microseconds() {
 		return // changes are looked at once a second
 	}
+	asks := cr.asks()
 	for _, list := range cr.flows {
 		w := list[0]
 		if !slices.Contains(queues, w.id.Queue) || slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
-			return !slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request)
+			return !slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request) && asks[g.id.Queue]
 		}) {
 			continue // it may be the turn of a queue of another server
 		}

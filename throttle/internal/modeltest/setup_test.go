@@ -29,7 +29,6 @@ type (
 var (
 	settle       = limitertest.Settle
 	acme         = limitertest.Acme
-	at           = limitertest.At
 	cancel       = limitertest.Cancel
 	costOf       = limitertest.CostOf
 	dump         = limitertest.Dump

@@ -1,10 +1,12 @@
 package script
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -76,12 +78,32 @@ func parseUUID(s string) (u [16]byte, ok bool) {
 	return u, err == nil
 }
 
-// Flow returns the name of the flow in which tickets of a queue wait that have the same values.
-func Flow(queue string, values []string) string {
+// FlowMark returns what begins the values of a policy's flows, so that tickets which joined by other
+// scopes wait in other flows. The scope of the tenant alone, which most policies have, has none. Nor
+// has the scope that all share: a flow always waits for that. Scopes are attributes, by commas.
+func FlowMark(scopes []string) string {
+	own := slices.DeleteFunc(slices.Clone(scopes), func(scope string) bool { return scope == "" })
+	switch {
+	case len(own) == 0:
+		return "!"
+	case len(own) == 1 && own[0] == "tenant":
+		return ""
+	}
+	sum := sha256.Sum256([]byte(strings.Join(own, " ")))
+	return "!" + base64.RawURLEncoding.EncodeToString(sum[:3])
+}
+
+// Flow returns the name of the flow in which tickets of a queue wait that have the same mark and
+// values.
+func Flow(queue, mark string, values []string) string {
 	var b strings.Builder
 	b.WriteString(Escape(queue))
+	b.WriteByte('|')
+	b.WriteString(mark)
 	for i, v := range values {
-		b.WriteByte("|,"[min(i, 1)])
+		if i > 0 || mark != "" {
+			b.WriteByte(',')
+		}
 		b.WriteString(Escape(v))
 	}
 	return b.String()
@@ -91,15 +113,18 @@ func Flow(queue string, values []string) string {
 func ClaimTicket(queue, id string) string { return queue + "/" + Escape(id) }
 
 // ClaimFlow returns the name of the flow in which claims wait that have the same values.
-func ClaimFlow(queue string, values []string) string { return queue + Flow("", values) }
+func ClaimFlow(queue, mark string, values []string) string { return queue + Flow("", mark, values) }
 
 // ParseFlow undoes Flow.
-func ParseFlow(flow string) (queue string, values []string) {
+func ParseFlow(flow string) (queue, mark string, values []string) {
 	queue, list, _ := strings.Cut(flow, "|")
+	if strings.HasPrefix(list, "!") {
+		mark, list, _ = strings.Cut(list, ",")
+	}
 	for v := range strings.SplitSeq(list, ",") {
 		values = append(values, Unescape(v))
 	}
-	return Unescape(queue), values
+	return Unescape(queue), mark, values
 }
 
 func plain(c byte) bool {

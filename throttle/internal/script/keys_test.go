@@ -33,8 +33,11 @@ func FuzzEscape(f *testing.F) {
 		if unfield(field(a)) != a || field(a) == "" || strings.ContainsAny(field(a), " :,/|\n") {
 			t.Errorf("as a field %q is %q, which says %q", a, field(a), unfield(field(a)))
 		}
-		if queue, values := ParseFlow(Flow(a, []string{b, a})); queue != a || !slices.Equal(values, []string{b, a}) {
-			t.Errorf("Flow(%q, %q, %q) says %q of %q", a, b, a, values, queue)
+		for _, mark := range []string{"", "!", "!abcd"} {
+			queue, marked, values := ParseFlow(Flow(a, mark, []string{b, a}))
+			if queue != a || marked != mark || !slices.Equal(values, []string{b, a}) {
+				t.Errorf("Flow(%q, %q, %q, %q) says %q and %q of %q", a, mark, b, a, marked, values, queue)
+			}
 		}
 		if queue, id, ok := parseTicket(TicketName(a, b)); !ok || queue != a || id != b {
 			t.Errorf("TicketName(%q, %q) = %q, which says %q and %q", a, b, TicketName(a, b), queue, id)

@@ -71,9 +71,9 @@ type TakenTicket struct {
 	Costs     string
 	Rank      int64
 	At        int64 // when it was granted (us)
-	NeverFits bool  // it was not charged
+	NeverFits bool
 	Tenant    string
-	Granted   string         // the ID of the reservation
+	Granted   string         // the ID of the reservation; empty if it was not charged
 	Windows   []WindowAnswer // nil if they were of another policy
 }
 
@@ -209,9 +209,8 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	t := Taken{At: r.integer(), Next: r.integer()}
 	base := r.text()
 	for !r.bad && r.at < len(reply) {
-		ticket, ok := readTicket(r.text())
+		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%06x", base, len(t.Tickets)+1))
 		ticket.At = r.integer()
-		ticket.Granted = fmt.Sprintf("%s%06x", base, len(t.Tickets)+1)
 		ticket.Windows = make([]WindowAnswer, len(p.Windows))
 		for i := range ticket.Windows {
 			ticket.Windows[i].Used = r.integer()
@@ -227,21 +226,29 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
-// readTicket reads "ticket costs rank flow key tenant status".
-func readTicket(text string) (t TakenTicket, ok bool) {
+// readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the ID.
+func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
 	if len(f) != 7 {
 		return t, false
 	}
-	queue, id, ok := parseTicket(f[0])
+	queue, name, ok := parseTicket(f[0])
 	rank, err := strconv.ParseInt(f[2], 10, 64)
-	if !ok || err != nil || f[6] != "1" && f[6] != "7" {
+	if !ok || err != nil {
 		return t, false
 	}
-	return TakenTicket{
-		Queue: queue, ID: id, Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
+	t = TakenTicket{
+		Queue: queue, ID: name, Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
 		NeverFits: f[6] == "7", Tenant: unfield(f[5]),
-	}, true
+	}
+	switch f[6] {
+	case "1":
+		t.Granted = id
+	case "7", "8":
+	default:
+		return t, false
+	}
+	return t, true
 }
 
 func costs(field string) string {

@@ -234,7 +234,7 @@ func TestRequeue(t *testing.T) {
 		if info.LastErr != "throttled: x" || info.NextProcessAt.Before(at) {
 			t.Errorf("asynq's tools show %+v", info)
 		}
-		// Picked again: a requeue that is repeated leaves it to whoever has it now.
+		// Picked again: a requeue that is repeated leaves it to the server that has it now.
 		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
 		s.ok(s.Requeue(s.Context(), requeued))

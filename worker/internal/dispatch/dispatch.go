@@ -60,7 +60,7 @@ func (l limiter) Line(policy string) Line { return l.Limiter.Line(policy) }
 
 // Config configures New. All fields are required.
 type Config struct {
-	Answered    func(policy string, at time.Time)      // is called when a take is answered; at is by the clock of Redis
+	Answered    func(policy string, at time.Time)      // is called when a take is answered; at: Redis' clock
 	Asynq       *asynqredis.Client                     // of the server's connection
 	Concurrency int                                    // of the server: its slots
 	Failed      func(policy string, err error)         // is called when a take or a join fails

@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -33,164 +31,7 @@ func TestLineInOrder(t *testing.T) {
 	})
 }
 
-// Rule 1: the reply to a pick is lost. The tasks are active and nobody has them: the same pick is
-// asked again, and again nothing else, until it is answered.
-func TestPickWhoseReplyWasLost(t *testing.T) {
-	for _, lost := range []bool{false, true} {
-		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
-			inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
-				b.wait("default", "a", "b", "c", "d")
-				if lost {
-					b.breaks(nil, picks(errLost), nil)
-				} else {
-					b.breaks(picks(errLost), nil, nil)
-				}
-				for range 5 {
-					if _, ok, err := b.Next(b.Context()); ok || err == nil {
-						t.Errorf("a task: %v, %v", ok, err)
-					}
-				}
-				b.want("takes", len(b.asked()), 1)
-				b.breaks(nil, nil, nil)
-				b.want("ran", b.run(4), "[a b c none]")
-				b.want("used", b.used(), 3)
-				b.want("told of the limiter", b.failed.Load(), 0)
-			})
-		})
-	}
-}
-
-// Rule 1: so too the reply to a dequeue of pending tasks.
-func TestDequeueWhoseReplyWasLost(t *testing.T) {
-	inBubble(t, nil, slots(8), func(b *bench) {
-		b.pending("default", "a", "b", "c")
-		b.breaks(nil, calls("", ":lease", errLost), nil)
-		if _, ok, err := b.Next(b.Context()); ok || err == nil {
-			t.Errorf("a task: %v, %v", ok, err)
-		}
-		b.breaks(nil, nil, nil)
-		b.pending("default", "d")
-		b.want("ran", b.run(4), "[a b c d]")
-	})
-}
-
-// Rule 1: tasks that are ready and for which no slot becomes free go back after half a second, and
-// their tickets to their ranks with their units.
-func TestReadyTasksGoBack(t *testing.T) {
-	for _, row := range []struct {
-		name string
-		end  func(b *bench)
-	}{
-		{"no slot", func(b *bench) { time.Sleep(600 * time.Millisecond) }},
-		{"stopped", func(b *bench) { b.Stop(); time.Sleep(time.Millisecond) }},
-		{"shut down", func(b *bench) { b.Drain(b.Context()) }},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
-				b.wait("default", "a", "b", "c", "d", "e", "f")
-				b.pending("default", "p", "q")
-				b.want("next", b.next(), "a")
-				b.want("ready", b.state("default", "b")+" "+b.state("default", "d"), "active active")
-				row.end(b)
-				time.Sleep(time.Millisecond)
-				b.want("b and d", b.state("default", "b")+" "+b.state("default", "d"), "scheduled scheduled")
-				b.want("in line", b.inLine(), "[b c d e f]")
-				b.want("used", b.used(), 1)
-				if row.name == "no slot" {
-					b.want("ran", b.run(7), "[b c d p e f q]")
-				}
-			})
-		})
-	}
-}
-
-// Rule 1: what was pending goes back to the head of pending.
-func TestReadyPendingTasksGoBack(t *testing.T) {
-	inBubble(t, nil, slots(3), func(b *bench) {
-		b.pending("default", "a", "b", "c", "d")
-		b.want("next", b.next(), "a")
-		b.want("ready", b.state("default", "b"), "active")
-		time.Sleep(600 * time.Millisecond)
-		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending")
-		b.want("ran", b.run(3), "[b c d]")
-	})
-}
-
-// Rule 1: while asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or
-// goes on.
-func TestReadyTasksOutlastAnOutage(t *testing.T) {
-	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
-		b.wait("default", "a", "b", "c")
-		b.want("next", b.next(), "a")
-		b.breaks(func(redis.Cmder) error { return errLost }, nil, nil)
-		time.Sleep(5 * time.Second)
-		b.want("next", b.next(), "b")
-		b.breaks(nil, nil, nil)
-		time.Sleep(2 * time.Second)
-		b.want("c", b.state("default", "c"), "scheduled")
-		b.want("in line", b.inLine(), "[c]")
-		b.want("ran", b.run(1), "[c]")
-	})
-}
-
-// Rule 2: a task that is active when its ticket is taken is on its way: its ticket goes back, and
-// is taken again shortly.
-func TestActiveTaskIsPickedShortly(t *testing.T) {
-	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
-		b.wait("default", "a", "b")
-		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
-		time.AfterFunc(50*time.Millisecond, func() {
-			b.client.HSet(context.Background(), "asynq:{default}:t:a", "state", "scheduled")
-		})
-		begun := time.Now()
-		b.want("ran", b.run(2), "[b a]")
-		if took := time.Since(begun); took > 200*time.Millisecond {
-			t.Errorf("it took %v", took)
-		}
-		b.want("used", b.used(), 2)
-	})
-}
-
-// Rule 2: one that stays active, as it runs elsewhere, loses its place after a second, and is
-// charged nothing.
-func TestActiveTaskLeavesAtLast(t *testing.T) {
-	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
-		b.wait("default", "a", "b")
-		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
-		begun := time.Now()
-		b.want("ran", b.run(1), "[b]")
-		if took := time.Since(begun); took < time.Second || took > 3*time.Second {
-			t.Errorf("it took %v", took)
-		}
-		if n := len(b.asked()); n > 20 {
-			t.Errorf("%d takes in the meantime", n)
-		}
-		b.want("in line", b.inLine(), "[]")
-		b.want("used", b.used(), 1)
-	})
-}
-
-// Rule 2: what is gone, has ended, is pending or waits for something else leaves, and its units are
-// for the next.
-func TestWhatCannotBePickedLeaves(t *testing.T) {
-	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
-		b.wait("default", "deleted", "archived", "run by hand", "another", "last")
-		b.ok(b.tools.DeleteTask("default", "deleted"))
-		b.ok(b.tools.ArchiveTask("default", "archived"))
-		b.ok(b.tools.RunTask("default", "run by hand"))
-		b.client.HSet(b.Context(), "asynq:{default}:t:another", "sluice_join", "0123456789abcdef.")
-		got := b.run(2)
-		slices.Sort(got)
-		b.want("ran", got, "[last run by hand]")
-		b.want("in line", b.inLine(), "[]")
-		b.want("used", b.used(), 1)
-		b.want("archived", b.state("default", "archived"), "archived")
-		b.want("another", b.state("default", "another"), "scheduled")
-	})
-}
-
-// Rules 2 and 14: of a paused queue nothing is taken, its tickets keep their places, and other
-// queues go on.
+// Nothing is taken from a paused queue. Its tickets keep their places, and other queues go on.
 func TestPausedQueue(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
 		c.Concurrency, c.Queues = 4, map[string]int{"default": 1, "other": 1}
@@ -208,7 +49,7 @@ func TestPausedQueue(t *testing.T) {
 	})
 }
 
-// Rule 8: as many are taken as there are free slots, or as were handed out a moment ago.
+// As many are taken as there are free slots, or as were handed out a moment ago.
 func TestHowManyAreTaken(t *testing.T) {
 	inBubble(t, of(perHour(1000)), slots(4), func(b *bench) {
 		var ids []string
@@ -250,8 +91,8 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 	})
 }
 
-// Rule 11: of lines that were found empty one is asked every 5 s, whatever their number, and each
-// in turn.
+// Of lines that were found empty one is asked every 5 s, whatever their number, and each in
+// turn.
 func TestEmptyLinesTakeTurns(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 10 {
@@ -291,8 +132,8 @@ func TestLinesTakeTurns(t *testing.T) {
 	})
 }
 
-// Rule 12: a limiter that is silent holds up pending tasks by 250 ms at most now and then, and is
-// no error.
+// A limiter that is silent holds up pending tasks by 250 ms at most now and then, and is no
+// error.
 func TestSilentLimiter(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 20 {
@@ -321,7 +162,7 @@ func TestSilentLimiter(t *testing.T) {
 	})
 }
 
-// Rule 13: a wait ends within a second, and at once when the server stops.
+// A wait ends within a second, and at once when the server stops.
 func TestWaitIsBounded(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
 		c.Poll, c.Queues = time.Hour, map[string]int{"default": 3, "other": 1}
@@ -346,7 +187,7 @@ func TestWaitIsBounded(t *testing.T) {
 	})
 }
 
-// Rule 14: three hand-outs from the line earn pending tasks one.
+// Three hand-outs from the line earn pending tasks one.
 func TestPendingTasksHaveTurns(t *testing.T) {
 	inBubble(t, of(perHour(1000)), nil, func(b *bench) {
 		var line, pending []string
@@ -392,7 +233,7 @@ func TestStrictOrder(t *testing.T) {
 	})
 }
 
-// Between queues their weights say who is asked first.
+// The weights of queues say which one is asked first.
 func TestWeightedQueues(t *testing.T) {
 	inBubble(t, of(perHour(100000)), func(c *dispatch.Config) {
 		c.Queues = map[string]int{"high": 30, "low": 10}
@@ -416,7 +257,7 @@ func TestWeightedQueues(t *testing.T) {
 	})
 }
 
-// Rule 10: an idle server is woken by a nudge, and starts at once.
+// An idle server is woken by a nudge, and starts at once.
 func TestNudge(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.want("next", b.next(), "none")
@@ -443,7 +284,8 @@ func TestNudge(t *testing.T) {
 	})
 }
 
-// Who joins while a take is on its way is asked for, although the take's reply knows nothing of it and comes later.
+// A ticket that joins while a take is on its way is asked for, although the take's reply, which
+// comes later, does not know it.
 func TestJoinedDuringATake(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.quiet = true
@@ -474,8 +316,8 @@ func TestAppointmentIsPassedOn(t *testing.T) {
 	})
 }
 
-// Rule 5: a take is acknowledged by the next, or after a second by a call of its own, once its
-// tasks are picked; so nobody puts its tickets back.
+// A take is acknowledged by the next, or after a second by a call of its own, once its tasks are
+// picked; so nobody puts its tickets back.
 func TestTakesAreAcknowledged(t *testing.T) {
 	inBubble(t, of(perHour(100)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c")

@@ -63,7 +63,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		joins[match.Policy] = append(joins[match.Policy], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
-	if lost != nil { // they may have moved all the same: who joins in vain is found to be gone
+	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
 		moved = slices.Repeat([]bool{true}, len(moves))
 	}
 	n := 0

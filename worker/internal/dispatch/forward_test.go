@@ -102,8 +102,7 @@ func TestForwardOfOthers(t *testing.T) {
 	})
 }
 
-// Rule 12: without the limiter tasks that are due wait for ten seconds, or run if their policy says
-// so.
+// Without the limiter tasks that are due wait for ten seconds, or run if their policy says so.
 func TestForwardWithoutTheLimiter(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		inBubble(t, nil, func(c *dispatch.Config) {

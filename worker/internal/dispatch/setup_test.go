@@ -45,7 +45,7 @@ type bench struct {
 	plain   *asynq.Client
 	tools   *asynq.Inspector
 
-	quiet bool // who joins nudges nobody
+	quiet bool // joins nudge no server
 
 	acked  atomic.Int64 // how often takes were acknowledged by a call of their own
 	failed atomic.Int64 // how often trouble of the limiter was told

@@ -207,7 +207,12 @@ local function later_verbs()
     dirty = true
     get_line()
     read_place(r)
-    if line.waits(r.ticket) then return 8, now end
+    local rank = line.rank(r.ticket)
+    if rank == r.rank then return 8, now end -- it was put back
+    if rank then -- it joined again: it stays there
+      verbs.cancel(r, list, now, fits, before)
+      return 1, now
+    end
     windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
     line.take_back(r)
     line.join(r, list, now)

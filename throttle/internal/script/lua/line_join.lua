@@ -2,6 +2,7 @@
 --
 -- new_join(L) -> J, with these verbs; a request r is that of decide.lua, with its place read:
 --   waits(id)                      whether the ticket is in line
+--   rank(id)                       its rank
 --   somebody_waits(r, id)          whether others than the ticket `id` wait at the request's scopes
 --   expect(r, list, at, fits)      when a request without a place would start: at least, at most
 --   join(r, list, at)              puts its ticket in line -> status, the expected start and its upper bound, whether to nudge a server, its lower bound
@@ -197,6 +198,16 @@ function new_join(L)
     return 1
   end
 
+  -- note_limits notes by which limits a flow got its place: a take looks at it again by others.
+  local function note_limits()
+    local known, limits = L.read('u', 'limits'), windows.limits()
+    if not known then
+      L.write('u', 'limits', limits)
+    elseif known ~= limits then
+      L.write('u', 'limits', '-')
+    end
+  end
+
   -- A tenant's own parameters by the windows' names: their places may be others when they are read again.
   local function own_text(own)
     if own == '' or own:sub(1, 1) == '@' then return own end
@@ -212,6 +223,7 @@ function new_join(L)
 
   function J.prefetch(tickets, flows, nodes)
     nodes[#nodes + 1] = 'line'
+    nodes[#nodes + 1] = 'limits'
     L.read_all('t', tickets)
     L.read_all('f', flows)
     L.read_all('u', nodes)
@@ -219,6 +231,12 @@ function new_join(L)
   end
 
   function J.waits(id) return L.read('t', id) and true or false end
+
+  -- rank is the place of a ticket as text, nil if it is not in line.
+  function J.rank(id)
+    local _, _, _, rank = L.ticket(id)
+    return rank
+  end
 
   -- Who waits for slots only, where no window is shared, holds up nobody who has one. But the first of the same flow may wait
   -- there for more than this request takes, and have no room any more.
@@ -347,10 +365,14 @@ function new_join(L)
     for i = 1, #nodes do L.count_units(nodes[i], costs, 1) end
     if is_first then
       L.place(flow, rank, costs)
+      note_limits()
     elseif r.front or r.rank then
       flow.heads, flow.read_to_end = nil, nil
       local first = L.first_ticket(flow)
-      if first and first.id == r.ticket then L.place(flow, rank, costs) end
+      if first and first.id == r.ticket then
+        L.place(flow, rank, costs)
+        note_limits()
+      end
     end
     return 3, low, high, r.rank and 0 or nudge(r.queue, low), least
   end

@@ -148,7 +148,7 @@ function new_take(L)
     taken.kept[taken.n] = taken[n + 1] .. flow.static .. (at == now and '\n' or format('\t%d\n', at))
     n = n + 2
     for i = 1, #call.windows do taken[n + i] = 0 end
-    if status == '7' then return end
+    if status ~= '1' then return end
     local list = flow.scopes
     for s = 1, #list do
       local of, states = list[s].of.windows, list[s].states
@@ -193,6 +193,8 @@ function new_take(L)
           if never then
             hand_out(taken, flow, ticket, '7', now)
             L.reopen(flow, nil)
+          elseif #L.scopes_of(flow) < #call.scopes then -- it joined when the policy had not all of them
+            hand_out(taken, flow, ticket, '8', now)
           else
             local list, at = L.scopes_of(flow)
             local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
@@ -240,12 +242,12 @@ function new_take(L)
   -- Other limits may let in whoever waits, and everybody has to be looked at again. While workers
   -- disagree, in a rolling deploy, that is once a second. So it is after the clock was set back: nobody would be due for as long.
   local function look_at_changes()
-    local known, set_back = L.read('u', 'limits'), false
+    local known, limits, set_back = L.read('u', 'limits'), windows.limits(), false
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, set_back = now, true, true end
     end
-    if not set_back and (known == call.limits or known and now < L.limits_at + 1000000) then return end
-    L.write('u', 'limits', call.limits)
+    if not set_back and (known == limits or known and now < L.limits_at + 1000000) then return end
+    L.write('u', 'limits', limits)
     L.limits_at, L.line_changed = now, true
     if not known and not set_back then return end
     for name, q in pairs(L.queues) do

@@ -8,7 +8,8 @@
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window then has counted (units):
 --   at     when this was decided (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
---   text   "ticket costs rank flow key tenant status", status 1: granted, 7: never fits, and is not charged
+--   text   "ticket costs rank flow key tenant status", status 1: granted, 7: never fits, and is not charged,
+--          8: joined when the policy had not all its scopes, and is not charged
 --
 -- What was taken is kept for a minute: the same call, repeated, is answered alike, but for what windows count. The next call of the
 -- process acknowledges it. What is not acknowledged for 5 s is put back by whoever takes next.

@@ -8,7 +8,7 @@
 --       6 lists: those that stand for p4 where that is "@", each with a ";"
 --       then what the script's own file says, from ARGV[call.first] on
 --
--- A call is a table: P, now, process, seq, first; limits: ARGV 5; leases: some window holds what is granted; only_tenants: no
+-- A call is a table: P, now, process, seq, first; leases: some window holds what is granted; only_tenants: no
 -- attribute but the tenant counts; scopes: list of {number, attributes, of_tenant, windows, heads}; windows: list of {name, kind, unit,
 -- algorithm, head, p1 .. p4}; open: scopes by key; raw: values read ahead; texts: what was made of costs and of own parameters.
 
@@ -39,6 +39,9 @@ local function fits_window(scope, i, now, from, cost, ahead, each)
 end
 
 windows = {
+  -- What of the policy says who fits: by it others tell that they know another policy.
+  limits = function() return ARGV[4] .. ARGV[5] end,
+
   -- A request's scopes end in the one that all share, also where no window is counted by it: there a line waits for handler slots.
   ROOT = 'w:',
 
@@ -83,7 +86,7 @@ windows = {
       scope.heads[head] = nwindows
     end
     return {
-      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = 7, limits = argv[5], leases = leases,
+      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = 7, leases = leases,
       only_tenants = only_tenants, scopes = scopes, windows = list, open = {}, raw = {}, texts = {}, waiting = 0,
     }
   end,

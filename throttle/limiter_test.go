@@ -12,6 +12,56 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
+// The whole of it in one policy: a request takes from all windows or from none, and a denied one
+// learns when all of it will fit.
+func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, clock := newHanded(t, client, policy(
+			throttle.Window{Name: "per-minute", Limit: 4, Period: m},
+			throttle.Window{Name: "burst", Limit: 2, Period: 3 * s},
+		))
+		first := reserve(t, l, acme(2))
+		if !first.Granted || !slices.Equal(used(first), []int64{2, 2}) {
+			t.Fatalf("the first 2 of 2: %+v", first)
+		}
+
+		denied := reserve(t, l, acme(1))
+		if denied.Granted || denied.RetryIn != 3*s || !slices.Equal(used(denied), []int64{2, 2}) {
+			t.Errorf("the third within 3 s takes nothing, and fits in 3 s: %+v", denied)
+		}
+		if want := "throttled: p/burst, tenant acme, 3s"; denied.Reason() != want {
+			t.Errorf("%q, want %q", denied.Reason(), want)
+		}
+
+		other := acme(1)
+		other.Tenant = "initech"
+		if d := reserve(t, l, other); !d.Granted {
+			t.Errorf("each tenant has a count of its own: %+v", d)
+		}
+
+		clock.Set(3*s - us)
+		if d := reserve(t, l, acme(1)); d.Granted {
+			t.Errorf("1 microsecond early: %+v", d)
+		}
+		clock.Set(3 * s)
+		second := reserve(t, l, acme(2))
+		if !second.Granted || !slices.Equal(used(second), []int64{4, 2}) {
+			t.Errorf("at the time that the denial named: %+v", second)
+		}
+
+		clock.Set(6 * s)
+		if d := peek(t, l, acme(1)); d.Granted || d.RetryIn != 54*s {
+			t.Errorf("the minute is full until the first 2 are a minute old: %+v", d)
+		}
+		if d := cancel(t, l, second.Reservation); !slices.Equal(used(d), []int64{2, 0}) {
+			t.Errorf("a cancel gives back: %+v", d)
+		}
+		if d := peek(t, l, acme(2)); !d.Granted {
+			t.Errorf("what was given back can be granted: %+v", d)
+		}
+	})
+}
+
 // A step is one request at a time after midnight, and what it must be told.
 type step struct {
 	at        time.Duration
@@ -66,7 +116,7 @@ func countdown(n int, first step) []step {
 	return steps
 }
 
-func TestAcceptanceTables(t *testing.T) {
+func TestDecisionsStepByStep(t *testing.T) {
 	const burst, minute = "burst", "per-minute"
 	for name, table := range map[string]struct {
 		windows []throttle.Window

@@ -1,0 +1,120 @@
+package linetest
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// What is removed goes on being taken from until its line is empty.
+func TestRemovedPolicies(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		keep := throttle.Policy{Name: "keep", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: s}}}
+		sc := newScene(t, client, policy(sharedWindow(1, 10*s)))
+		d := sc.granted("a1")
+		sc.waits("a2", "a3")
+		check := func(want ...string) {
+			t.Helper()
+			if got := sc.l.Lines(); !slices.Equal(got, want) {
+				t.Errorf("take from %q, want %q", got, want)
+			}
+		}
+		check("p")
+		sc.set(keep)
+		check("keep", "p")
+		if _, err := sc.l.Reserve(t.Context(), sc.of("a4")); !errors.Is(err, throttle.ErrUnknownPolicy) {
+			t.Error(err)
+		}
+		if d := cancel(t, sc.l, d.Reservation); !d.Granted {
+			t.Errorf("%+v", d)
+		}
+		sc.takes("a2")
+		sc.putBack("a2")
+		sc.takes("a2")
+		sc.at(5 * s).takes()
+		check("keep", "p")
+		if next := take(t, sc.l, 1, "another").Next; next >= 0 {
+			t.Errorf("next %v", next)
+		}
+		check("keep", "p") // somebody waits elsewhere
+		sc.at(10 * s).takes("a3").takes()
+		check("keep")
+		sc.set(policy(sharedWindow(1, 10*s)))
+		check("p", "keep")
+		sc.at(20 * s).granted("a5")
+	})
+}
+
+// What a policy says of tenants holds for those who wait already.
+func TestTenantsOfThoseWhoWait(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, sharedWindow(100, 10*s))
+		p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
+		sc := newScene(t, client, p)
+		sc.granted("a0")
+		sc.waits("a1", "a2", "a3", "a4")
+		sc.takes()
+		p.Tenants = map[string]throttle.Tenant{"a": {Weight: 7, Windows: map[string]throttle.Override{"own": {Limit: 3}}}}
+		sc.set(p)
+		var got []string
+		for end := time.Now().Add(10 * time.Second); len(got) < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			sc.c.US.Add(1) // the refresh is in the background, and what it changes is due at its time
+			for _, ticket := range take(t, sc.l, 64, "q").Tickets {
+				got = append(got, ticket.ID)
+				if w := ticket.Decision.Windows[0]; w.Limit != 3 {
+					t.Errorf("%+v", w)
+				}
+			}
+		}
+		if !slices.Equal(got, []string{"a1", "a2"}) {
+			t.Errorf("took %q", got)
+		}
+		if record := client.HGet(t.Context(), "sluice:{p}:f", "q|a").Val(); !strings.Contains(record, " 7000 a ") {
+			t.Errorf("the weight is not written: %q", record)
+		}
+	})
+}
+
+// Whatever a limiter hands out is the caller's to change.
+func TestNothingThatIsHandedOutIsLive(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := throttle.Policy{
+			Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Scope: throttle.Per("tenant", "user")}},
+			Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"w": {Limit: 2}}}},
+		}
+		l := newLimiter(t, client, p)
+		want := l.Policies()
+		for _, got := range []throttle.Policy{l.Policies()[0], p} {
+			got.Match[0], got.Windows[0].Limit, got.Windows[0].Scope.Attributes()[0] = "other", 1, "other"
+			got.Tenants["a"].Windows["w"] = throttle.Override{Limit: 1}
+			got.Tenants["b"] = throttle.Tenant{}
+		}
+		r := throttle.Request{Policy: "p", Tenant: "a", Attributes: map[string]string{"user": "bob"}}
+		d := reserve(t, l, r)
+		d.Windows[0].Scope.Attributes[0], d.Windows[0].Scope.Values[0] = "other", "other"
+		_ = append(d.Windows[0].Scope.Attributes, "more")
+		if d := reserve(t, l, r); d.Windows[0].Scope.String() != "tenant=a,user=bob" || d.Windows[0].Limit != 2 {
+			t.Errorf("%+v", d.Windows)
+		}
+		if got := l.Policies(); !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		if info, ok := l.Match("http:get"); !ok || info != (throttle.PolicyInfo{MaxPause: h, Name: "p", Fail: throttle.FailClosed, Requeue: throttle.RequeueWhenFits}) {
+			t.Errorf("%+v", info)
+		}
+		if _, ok := l.Match("smtp"); ok {
+			t.Error("matched")
+		}
+		if _, ok := l.Lookup("q"); ok {
+			t.Error("found")
+		}
+	})
+}

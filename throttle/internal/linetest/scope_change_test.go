@@ -1,0 +1,71 @@
+package linetest
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Who joined when the policy had other scopes is granted nothing in line, though the attributes may
+// be the same: a window that has come since would not count it.
+func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
+	t.Parallel()
+	all := sharedWindow(4, h)
+	own := throttle.Window{Name: "own", Limit: 2, Period: h}
+	region := throttle.Window{Name: "region", Limit: 2, Period: h, Scope: throttle.Per("region")}
+	both := throttle.Window{Name: "both", Limit: 2, Period: h, Scope: throttle.Per("tenant", "region")}
+	for name, change := range map[string]struct{ before, after []throttle.Window }{
+		"a tenant's own window comes":   {[]throttle.Window{all}, []throttle.Window{own, all}},
+		"a window is counted otherwise": {[]throttle.Window{both, all}, []throttle.Window{own, region, all}},
+		"a narrower window comes":       {[]throttle.Window{both}, []throttle.Window{own, both}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, _ := newHanded(t, client, policy(change.before...))
+				r := acme(1)
+				r.Attributes = map[string]string{"region": "north"}
+				full := r
+				full.Cost = map[string]int64{throttle.Requests: change.before[0].Limit}
+				taken := reserve(t, l, full).Reservation
+				var tickets []throttle.Ticket
+				for i := range 4 {
+					tickets = append(tickets, throttle.Ticket{TicketID: ticketID(fmt.Sprint("t", i)), Request: r})
+				}
+				if _, err := l.Line("p").Join(t.Context(), tickets); err != nil {
+					t.Fatal(err)
+				}
+				cancel(t, l, taken)
+				setPolicy(t, l, change.after...)
+				granted := 0
+				for _, ticket := range take(t, l, 64, "q").Tickets {
+					r.Ticket = ticket.TicketID
+					if l.Line("p").Matches(ticket, r) {
+						granted++
+						continue
+					}
+					d, err := l.Line("p").ReserveAgain(t.Context(), ticket, r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if d.Granted {
+						granted++
+					}
+				}
+				if granted != 2 {
+					t.Errorf("%d are granted of 2", granted)
+				}
+				r.Ticket = throttle.TicketID{}
+				for _, w := range peek(t, l, r).Windows {
+					if w.Used != 2 {
+						t.Errorf("%s: %d are used of 2", w.Name, w.Used)
+					}
+				}
+				agrees(t, client)
+			})
+		})
+	}
+}

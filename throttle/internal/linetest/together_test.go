@@ -1,0 +1,88 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// counts notes how many scripts ran.
+type counts struct {
+	twice
+	n atomic.Int64
+}
+
+func (c *counts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if isScript(cmd) {
+			c.n.Add(1)
+			time.Sleep(time.Millisecond) // somebody else comes meanwhile
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// Many who ask at once share calls to Redis, each with a context and an error of its own.
+func TestManyAskAtOnce(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		counted := &counts{}
+		client.AddHook(counted)
+		l := newLimiter(t, client, policy(sharedWindow(300, h)))
+		peek(t, l, acme(1))
+		client.Set(t.Context(), "sluice:{p}:w:tenant:broken", "what is this", 0)
+		p := policy(sharedWindow(300, h), throttle.Window{Name: "own", Limit: 1000, Period: h})
+		if err := l.SetPolicies([]throttle.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		counted.n.Store(0)
+		var granted, gone, broken, never atomic.Int64
+		var callers sync.WaitGroup
+		for i := range 400 {
+			callers.Go(func() {
+				ctx, r := t.Context(), acme(1)
+				switch i % 8 {
+				case 1:
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, time.Duration(i)*10*us)
+					defer cancel()
+				case 2:
+					r.Tenant = "broken"
+				case 3:
+					r = acme(301)
+				}
+				d, err := l.Reserve(ctx, r)
+				switch {
+				case err == nil && d.Granted:
+					granted.Add(1)
+				case errors.Is(err, context.DeadlineExceeded) && i%8 == 1:
+					gone.Add(1)
+				case errors.Is(err, throttle.ErrState) && i%8 == 2:
+					broken.Add(1)
+				case errors.As(err, new(*throttle.NeverFitsError)) && i%8 == 3:
+					never.Add(1)
+				default:
+					t.Errorf("caller %d: %+v, %v", i, d, err)
+				}
+			})
+		}
+		callers.Wait()
+		reserve(t, l, acme(1)) // behind what was cancelled for those who had gone
+		if n := peek(t, l, acme(1)).Windows[0].Used; n != granted.Load()+1 {
+			t.Errorf("%d are counted, %d were granted", n, granted.Load()+1)
+		}
+		if granted.Load()+gone.Load() != 300 || broken.Load() != 50 || never.Load() != 50 {
+			t.Errorf("%d granted, %d gone, %d broken, %d never fit", granted.Load(), gone.Load(), broken.Load(), never.Load())
+		}
+		if n := counted.n.Load(); n > 100 {
+			t.Errorf("400 callers took %d calls", n)
+		}
+	})
+}

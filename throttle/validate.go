@@ -1,0 +1,197 @@
+package throttle
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A PolicyError says which value of a policy is invalid, and what would be valid.
+type PolicyError struct {
+	Policy string // the policy's name
+	Window string // the window's name, or ""
+	Tenant string // the tenant's name, or ""
+	Field  string // the field as policy files spell it
+	Value  any    // the invalid value
+	Hint   string // what it must be
+}
+
+func (e *PolicyError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "throttle: policy %q", e.Policy)
+	if e.Tenant != "" {
+		fmt.Fprintf(&b, ", tenant %q", e.Tenant)
+	}
+	if e.Window != "" {
+		fmt.Fprintf(&b, ", window %q", e.Window)
+	}
+	value := fmt.Sprint(e.Value)
+	if s, ok := e.Value.(string); ok {
+		value = fmt.Sprintf("%q", s)
+	}
+	fmt.Fprintf(&b, ": %s %s: %s", e.Field, value, e.Hint)
+	return b.String()
+}
+
+var (
+	nameShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
+	nameHint  = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
+)
+
+// Validate returns a *PolicyError that names the first invalid value, or nil. Fields that are not set
+// have their defaults.
+func (p Policy) Validate() error {
+	p = p.WithDefaults()
+	bad := func(field string, value any, hint string) error {
+		return &PolicyError{Policy: p.Name, Field: field, Value: value, Hint: hint}
+	}
+	if !nameShape.MatchString(p.Name) {
+		return bad("name", p.Name, nameHint)
+	}
+	if p.Fail != FailClosed && p.Fail != FailOpen {
+		return bad("fail", string(p.Fail), `must be "closed" or "open"`)
+	}
+	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
+		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
+	}
+	if p.Upstream != UpstreamTenant && p.Upstream != UpstreamShared {
+		return bad("upstream", string(p.Upstream), `must be "tenant" or "shared"`)
+	}
+	if p.MaxPause < time.Millisecond || p.MaxPause > MaxPeriod || p.MaxPause%time.Microsecond != 0 {
+		return bad("max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
+	}
+	for i, glob := range p.Match {
+		if glob == "" {
+			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)
+		}
+		if len(glob) > MaxGlobBytes {
+			return bad(fmt.Sprintf("match[%d]", i), cut(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+		}
+	}
+	if len(p.Windows) == 0 || len(p.Windows) > MaxWindows {
+		return bad("windows", len(p.Windows), fmt.Sprintf("must be 1 to %d windows", MaxWindows))
+	}
+	names := map[string]bool{}
+	for _, w := range p.Windows {
+		if err := w.validate(p.Name); err != nil {
+			return err
+		}
+		if names[w.Name] {
+			return &PolicyError{p.Name, w.Name, "", "name", w.Name, "is taken: windows of one policy have different names"}
+		}
+		names[w.Name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
+		if err := p.validateTenant(name, p.Tenants[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w Window) validate(policy string) error {
+	bad := func(field string, value any, hint string) error {
+		return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
+	}
+	if !nameShape.MatchString(w.Name) {
+		return bad("name", w.Name, nameHint)
+	}
+	algorithm, ok := algorithms[w.Algorithm]
+	if !ok {
+		return bad("algorithm", string(w.Algorithm), "must be one of "+algorithmNames())
+	}
+	if w.Limit < 1 || w.Limit > MaxLimit {
+		return bad("limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit)))
+	}
+	timeless := !algorithm.has(optionPeriod)
+	switch {
+	case timeless && w.Period != 0:
+		return bad("period", w.Period, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
+	case timeless:
+	case w.Period < MinPeriod:
+		return bad("period", w.Period, "must be at least 1ms")
+	case w.Period > MaxPeriod:
+		return bad("period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod))
+	case w.Period%time.Microsecond != 0:
+		return bad("period", w.Period, "must be whole microseconds")
+	}
+	switch {
+	case w.Margin != 0 && !algorithm.has(optionMargin):
+		return bad("margin", w.Margin, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
+	case w.Margin < 0 || w.Margin > w.Period && !timeless:
+		return bad("margin", w.Margin, fmt.Sprintf("must be 0 to the period, %v", w.Period))
+	case w.Margin > MaxPeriod:
+		return bad("margin", w.Margin, fmt.Sprintf("must be at most %v", MaxPeriod))
+	}
+	if w.Margin%time.Microsecond != 0 {
+		return bad("margin", w.Margin, "must be whole microseconds")
+	}
+	if !nameShape.MatchString(w.Unit) {
+		return bad("unit", w.Unit, nameHint)
+	}
+	per := w.Scope.Attributes()
+	if len(per) > MaxAttributes {
+		return bad("per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
+	}
+	for i, attribute := range per {
+		if !nameShape.MatchString(attribute) {
+			return bad("per", attribute, nameHint)
+		}
+		if i > 0 && attribute == per[i-1] {
+			return bad("per", per, "must name every attribute once")
+		}
+	}
+	for _, f := range []struct {
+		option option
+		value  any
+		set    bool
+	}{
+		{optionBurst, w.Burst, w.Burst != 0},
+		{optionLease, w.Lease, w.Lease != 0},
+		{optionResets, w.Resets, w.Resets != ""},
+		{optionTimezone, w.Timezone, w.Timezone != ""},
+		{optionAnchor, string(w.Anchor), w.Anchor != ""},
+	} {
+		if f.set && !algorithm.has(f.option) {
+			return bad(string(f.option), f.value, `is for windows with "algorithm: `+strings.ReplaceAll(algorithmNames(f.option), `"`, "")+`"`)
+		}
+	}
+	if algorithm.validate == nil {
+		return nil
+	}
+	if field, value, hint := algorithm.validate(w); hint != "" {
+		return bad(field, value, hint)
+	}
+	return nil
+}
+
+func (p Policy) validateTenant(name string, t Tenant) error {
+	bad := func(field string, value any, hint string) error {
+		return &PolicyError{Policy: p.Name, Tenant: name, Field: field, Value: value, Hint: hint}
+	}
+	if name == "" || len(name) > MaxValueBytes {
+		return bad("tenant", name, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
+	}
+	if !(t.Weight > 0 && t.Weight <= 1e6) || math.IsNaN(t.Weight) {
+		return bad("weight", t.Weight, "must be above 0 and at most 1000000")
+	}
+	for _, window := range slices.Sorted(maps.Keys(t.Windows)) {
+		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == window })
+		if i < 0 {
+			return bad("windows", window, "must be the name of a window of this policy")
+		}
+		if !p.Windows[i].Scope.has(TenantAttribute) {
+			return bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
+		}
+		if err := t.apply(p.Windows[i]).validate(p.Name); err != nil {
+			err := err.(*PolicyError)
+			err.Tenant = name
+			return err
+		}
+	}
+	return nil
+}

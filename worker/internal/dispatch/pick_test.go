@@ -1,0 +1,167 @@
+package dispatch_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The reply to a pick is lost. Its tasks are active, and no server has them. The same pick is
+// repeated until it is answered, before any other.
+func TestPickWhoseReplyWasLost(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
+			inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
+				b.wait("default", "a", "b", "c", "d")
+				if lost {
+					b.breaks(nil, picks(errLost), nil)
+				} else {
+					b.breaks(picks(errLost), nil, nil)
+				}
+				for range 5 {
+					if _, ok, err := b.Next(b.Context()); ok || err == nil {
+						t.Errorf("a task: %v, %v", ok, err)
+					}
+				}
+				b.want("takes", len(b.asked()), 1)
+				b.breaks(nil, nil, nil)
+				b.want("ran", b.run(4), "[a b c none]")
+				b.want("used", b.used(), 3)
+				b.want("told of the limiter", b.failed.Load(), 0)
+			})
+		})
+	}
+}
+
+// A dequeue of pending tasks whose reply is lost is repeated too.
+func TestDequeueWhoseReplyWasLost(t *testing.T) {
+	inBubble(t, nil, slots(8), func(b *bench) {
+		b.pending("default", "a", "b", "c")
+		b.breaks(nil, calls("", ":lease", errLost), nil)
+		if _, ok, err := b.Next(b.Context()); ok || err == nil {
+			t.Errorf("a task: %v, %v", ok, err)
+		}
+		b.breaks(nil, nil, nil)
+		b.pending("default", "d")
+		b.want("ran", b.run(4), "[a b c d]")
+	})
+}
+
+// Tasks that are ready and for which no slot becomes free go back after half a second, and their
+// tickets to their ranks with their units.
+func TestReadyTasksGoBack(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		end  func(b *bench)
+	}{
+		{"no slot", func(b *bench) { time.Sleep(600 * time.Millisecond) }},
+		{"stopped", func(b *bench) { b.Stop(); time.Sleep(time.Millisecond) }},
+		{"shut down", func(b *bench) { b.Drain(b.Context()) }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
+				b.wait("default", "a", "b", "c", "d", "e", "f")
+				b.pending("default", "p", "q")
+				b.want("next", b.next(), "a")
+				b.want("ready", b.state("default", "b")+" "+b.state("default", "d"), "active active")
+				row.end(b)
+				time.Sleep(time.Millisecond)
+				b.want("b and d", b.state("default", "b")+" "+b.state("default", "d"), "scheduled scheduled")
+				b.want("in line", b.inLine(), "[b c d e f]")
+				b.want("used", b.used(), 1)
+				if row.name == "no slot" {
+					b.want("ran", b.run(7), "[b c d p e f q]")
+				}
+			})
+		})
+	}
+}
+
+// What was pending goes back to the head of pending.
+func TestReadyPendingTasksGoBack(t *testing.T) {
+	inBubble(t, nil, slots(3), func(b *bench) {
+		b.pending("default", "a", "b", "c", "d")
+		b.want("next", b.next(), "a")
+		b.want("ready", b.state("default", "b"), "active")
+		time.Sleep(600 * time.Millisecond)
+		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending")
+		b.want("ran", b.run(3), "[b c d]")
+	})
+}
+
+// While asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes
+// on.
+func TestReadyTasksOutlastAnOutage(t *testing.T) {
+	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
+		b.wait("default", "a", "b", "c")
+		b.want("next", b.next(), "a")
+		b.breaks(func(redis.Cmder) error { return errLost }, nil, nil)
+		time.Sleep(5 * time.Second)
+		b.want("next", b.next(), "b")
+		b.breaks(nil, nil, nil)
+		time.Sleep(2 * time.Second)
+		b.want("c", b.state("default", "c"), "scheduled")
+		b.want("in line", b.inLine(), "[c]")
+		b.want("ran", b.run(1), "[c]")
+	})
+}
+
+// A task that is active when its ticket is taken is on its way: its ticket goes back, and is
+// taken again shortly.
+func TestActiveTaskIsPickedShortly(t *testing.T) {
+	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
+		b.wait("default", "a", "b")
+		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
+		time.AfterFunc(50*time.Millisecond, func() {
+			b.client.HSet(context.Background(), "asynq:{default}:t:a", "state", "scheduled")
+		})
+		begun := time.Now()
+		b.want("ran", b.run(2), "[b a]")
+		if took := time.Since(begun); took > 200*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		b.want("used", b.used(), 2)
+	})
+}
+
+// One that stays active, as it runs elsewhere, loses its place after a second, and is charged
+// nothing.
+func TestActiveTaskLeavesAtLast(t *testing.T) {
+	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
+		b.wait("default", "a", "b")
+		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
+		begun := time.Now()
+		b.want("ran", b.run(1), "[b]")
+		if took := time.Since(begun); took < time.Second || took > 3*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if n := len(b.asked()); n > 20 {
+			t.Errorf("%d takes in the meantime", n)
+		}
+		b.want("in line", b.inLine(), "[]")
+		b.want("used", b.used(), 1)
+	})
+}
+
+// What is gone, has ended, is pending or waits for something else leaves, and its units are for
+// the next.
+func TestWhatCannotBePickedLeaves(t *testing.T) {
+	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
+		b.wait("default", "deleted", "archived", "run by hand", "another", "last")
+		b.ok(b.tools.DeleteTask("default", "deleted"))
+		b.ok(b.tools.ArchiveTask("default", "archived"))
+		b.ok(b.tools.RunTask("default", "run by hand"))
+		b.client.HSet(b.Context(), "asynq:{default}:t:another", "sluice_join", "0123456789abcdef.")
+		got := b.run(2)
+		slices.Sort(got)
+		b.want("ran", got, "[last run by hand]")
+		b.want("in line", b.inLine(), "[]")
+		b.want("used", b.used(), 1)
+		b.want("archived", b.state("default", "archived"), "archived")
+		b.want("another", b.state("default", "another"), "scheduled")
+	})
+}

@@ -10,40 +10,41 @@ import (
 
 // A claim is the ticket of one call that waits in place.
 type claim struct {
-	id  string
-	got chan outcome // holds one
+	id     string
+	result chan result // holds one
 
 	// Under the lock of its claims.
 	inLine bool
-	asked  int // how often it joined
+	joins  int // how often it joined
 }
 
-// An outcome is what became of a claim: a ticket, or an error, or neither if it has to join anew.
-type outcome struct {
+// A result is a claim's ticket, or an error. If it is neither, the claim has to join again.
+type result struct {
 	ticket *script.TakenTicket
 	err    error
 }
 
 const (
-	askAtLeast  = time.Second            // by which claims are kept
-	askForSlots = 100 * time.Millisecond // between looks for slots of others
-	askSoonest  = time.Millisecond
+	minTakeInterval  = time.Millisecond
+	maxTakeInterval  = time.Second            // keeps the claims in line
+	slotTakeInterval = 100 * time.Millisecond // for slots that other processes release
 
-	// claimsAsLost is the time without an answer after which others may have removed claims.
-	claimsAsLost = 1500 * time.Millisecond
+	// claimsLostAfter is shorter than the time after which other processes remove claims for which
+	// nobody takes.
+	claimsLostAfter = 1500 * time.Millisecond
 )
 
-// The claims of one policy name in this process. One goroutine asks for all of them, while there are
-// any.
+// claims are the claims of this process on the policies of one name. While there are any, one
+// goroutine takes for all of them.
 type claims struct {
 	queue string
 	taker *script.Taker
 	woken chan struct{} // holds one
 
 	mu       sync.Mutex
-	answered time.Time // the last take
-	asking   bool      // the goroutine runs
-	next     time.Time // when it asks
+	answered time.Time // when the last take was answered
+	running  bool      // the goroutine
+	next     time.Time // when it takes
 	waiting  map[string]*claim
 }
 
@@ -53,36 +54,36 @@ func newClaims(r *script.Runner) *claims {
 }
 
 func (c *claims) add() *claim {
-	one := &claim{id: script.NewID(), got: make(chan outcome, 1)}
+	added := &claim{id: script.NewID(), result: make(chan result, 1)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.waiting[one.id] = one
-	return one
+	c.waiting[added.id] = added
+	return added
 }
 
-func (c *claims) drop(one *claim) {
+func (c *claims) drop(dropped *claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.waiting, one.id)
-	if c.asking && len(c.waiting) == 0 {
-		c.wake() // it ends
+	delete(c.waiting, dropped.id)
+	if c.running && len(c.waiting) == 0 {
+		c.wake() // the goroutine ends
 	}
 }
 
-// joined says that a claim is in line, and is asked for when it is expected to fit.
-func (c *claims) joined(one *claim, l *Limiter, cp *compiledPolicy, d Decision) {
-	soon := min(d.RetryIn, askAtLeast)
+// joined notes that a claim is in line, and schedules a take for when it is expected to fit.
+func (c *claims) joined(of *claim, l *Limiter, cp *compiledPolicy, d Decision) {
+	interval := min(d.RetryIn, maxTakeInterval)
 	if cp.leases {
-		soon = min(soon, askForSlots)
+		interval = min(interval, slotTakeInterval)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	one.inLine = true
-	one.asked++
-	at := time.Now().Add(soon)
-	if !c.asking {
-		c.asking, c.next, c.answered = true, at, time.Now()
-		go c.ask(l, cp.Name)
+	of.inLine = true
+	of.joins++
+	at := time.Now().Add(interval)
+	if !c.running {
+		c.running, c.next, c.answered = true, at, time.Now()
+		go c.run(l, cp.Name)
 		return
 	}
 	if at.Before(c.next) {
@@ -91,11 +92,11 @@ func (c *claims) joined(one *claim, l *Limiter, cp *compiledPolicy, d Decision) 
 	}
 }
 
-// freed has claims asked for at once: this process gave something back.
-func (c *claims) freed() {
+// released schedules a take at once, as this process gave capacity back.
+func (c *claims) released() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asking {
+	if c.running {
 		c.next = time.Now()
 		c.wake()
 	}
@@ -108,18 +109,18 @@ func (c *claims) wake() {
 	}
 }
 
-// ask asks for the claims until there are none.
-func (c *claims) ask(l *Limiter, policy string) {
+// run takes for the claims until there are none.
+func (c *claims) run(l *Limiter, policy string) {
 	for {
 		c.mu.Lock()
 		n, pause := len(c.waiting), time.Until(c.next)
 		if n == 0 {
-			c.asking = false
+			c.running = false
 			c.mu.Unlock()
 			return
 		}
 		if pause <= 0 {
-			c.next = time.Now().Add(askAtLeast)
+			c.next = time.Now().Add(maxTakeInterval)
 		}
 		c.mu.Unlock()
 		if pause <= 0 {
@@ -135,14 +136,14 @@ func (c *claims) ask(l *Limiter, policy string) {
 	}
 }
 
-// take takes once, and tells those whose claims it took, or that it cannot.
-func (c *claims) take(l *Limiter, policy string, most int) {
+// take takes once, and hands the tickets, or the error, to the claims.
+func (c *claims) take(l *Limiter, policy string, maxTickets int) {
 	c.mu.Lock()
-	lost := time.Since(c.answered) > claimsAsLost
+	lost := time.Since(c.answered) > claimsLostAfter
 	var inLine []*claim
-	for _, one := range c.waiting {
-		if one.inLine {
-			inLine = append(inLine, one)
+	for _, waiting := range c.waiting {
+		if waiting.inLine {
+			inLine = append(inLine, waiting)
 		}
 	}
 	c.mu.Unlock()
@@ -150,49 +151,49 @@ func (c *claims) take(l *Limiter, policy string, most int) {
 	var reply script.Taken
 	if err == nil {
 		ctx := context.Background()
-		if reply, err = c.taker.Take(ctx, cp.script, script.TakeRequest{Claims: c.queue, Max: most}); err != nil {
+		if reply, err = c.taker.Take(ctx, cp.script, script.TakeRequest{Claims: c.queue, Max: maxTickets}); err != nil {
 			err = classify(ctx, policy, err)
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		for _, one := range inLine {
-			c.tell(one, outcome{err: err})
+		for _, waiting := range inLine {
+			waiting.deliver(result{err: err})
 		}
 		return
 	}
 	c.answered = time.Now()
-	var nobodys []script.TakenTicket
+	var abandoned []script.TakenTicket
 	for _, t := range reply.Tickets {
-		if one := c.waiting[t.ID]; one != nil {
+		if owner := c.waiting[t.ID]; owner != nil {
 			delete(c.waiting, t.ID)
-			c.tell(one, outcome{ticket: &t})
+			owner.deliver(result{ticket: &t})
 		} else {
-			nobodys = append(nobodys, t)
+			abandoned = append(abandoned, t)
 		}
 	}
-	l.giveBackLater(policy, nobodys...)
+	l.refundLater(policy, abandoned...)
 	if lost = lost || reply.Next == 0; lost {
-		for _, one := range inLine {
-			if c.waiting[one.id] == one {
-				c.tell(one, outcome{})
+		for _, waiting := range inLine {
+			if c.waiting[waiting.id] == waiting {
+				waiting.deliver(result{})
 			}
 		}
 	}
 	if reply.Next > 0 {
-		if at := c.answered.Add(max(micros(reply.Next-reply.At), askSoonest)); at.Before(c.next) {
+		if at := c.answered.Add(max(micros(reply.Next-reply.At), minTakeInterval)); at.Before(c.next) {
 			c.next = at
 		}
 	}
 }
 
-// tell tells a claim once what became of it, until it joins anew. The lock is held.
-func (c *claims) tell(one *claim, what outcome) {
-	one.inLine = false
+// deliver replaces a result that the claim has not read. The lock of its claims is held.
+func (c *claim) deliver(r result) {
+	c.inLine = false
 	select {
-	case <-one.got: // it has not read that it was to join anew, and may read it just now
+	case <-c.result:
 	default:
 	}
-	one.got <- what
+	c.result <- r
 }

@@ -6,21 +6,20 @@ import (
 	"time"
 )
 
-// A claim is told what became of it while it reads what it was told before. That never blocks: it
-// would stop all claims of the process.
-func TestTellingAClaimNeverBlocks(t *testing.T) {
-	one := &claim{got: make(chan outcome, 1)}
-	c := &claims{}
-	var told atomic.Bool
+// A result is delivered while the claim reads the one before. That never blocks: it would stop all
+// claims of the process.
+func TestDeliveringToAClaimNeverBlocks(t *testing.T) {
+	one := &claim{result: make(chan result, 1)}
+	var delivered atomic.Bool
 	go func() {
 		for range 2_000_000 {
-			c.tell(one, outcome{})
+			one.deliver(result{})
 		}
-		told.Store(true)
+		delivered.Store(true)
 	}()
-	for end := time.Now().Add(20 * time.Second); !told.Load(); {
+	for end := time.Now().Add(20 * time.Second); !delivered.Load(); {
 		select {
-		case <-one.got:
+		case <-one.result:
 		default:
 			if time.Now().After(end) {
 				t.Fatal("it blocks")

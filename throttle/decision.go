@@ -6,77 +6,80 @@ import (
 	"time"
 )
 
-// A Decision is the answer to a request, with the state of every window after it.
+// A Decision is the answer to a request. It belongs to the caller.
 type Decision struct {
 	// AlreadyQueued says that the ticket was in line before this call.
 	AlreadyQueued bool
 
-	// At is when this was decided, by the clock of Redis.
+	// At is when the request was decided, by the clock of Redis.
 	At time.Time
 
-	// ClockBehind is how far the clock of Redis is behind the newest change of these windows. More
-	// than moments means that it was set back: the windows stand still until it has caught up.
+	// ClockBehind is how far the clock of Redis is behind the newest change of these windows. It is
+	// usually 0. If the clock was set back, the windows stand still until it has caught up.
 	ClockBehind time.Duration
 
-	// Exempt says that the tenant, or this request, is counted, but never denied.
+	// Exempt says that the tenant or the request is exempt: it is counted, but never denied.
 	Exempt bool
 
-	// FailedOpen is why a request was granted without being counted: Redis did not answer and
-	// the policy says fail: open. Windows is empty then.
+	// FailedOpen is an ErrUnavailable if the request was granted without being counted, as the policy's
+	// Fail is FailOpen. Otherwise it is nil. Windows is empty then, and At is by this machine's clock.
 	FailedOpen error
 
-	// Granted says that the cost was taken from all windows. For Peek: that it would have been.
+	// Granted says that the cost was taken from all windows, or would have been, if this is by Peek.
 	Granted bool
 
-	// Pause, if not nil, is what the upstream has paused of the request's scopes. It is nil if
-	// granted.
+	// Pause is a pause by the upstream that holds the request back. It is nil if there is none, or the
+	// request was granted.
 	Pause *Pause
 
+	// Policy is the name of the policy.
 	Policy string
 
 	// Queued says that the ticket waits in line: the request was denied, and joined.
 	Queued bool
 
-	// Reservation is what was granted. It is zero after a denial and after a Peek.
+	// Reservation is the capacity that was granted. It is zero after a denial and after a Peek.
 	Reservation Reservation
 
-	// RetryIn is how long after At the whole cost is expected to fit, given the tickets that wait
-	// before it, and if no other request takes the room first. It is 0 if granted. Otherwise it is at
-	// least 1 microsecond unless the ticket is queued, and never rounded down.
+	// RetryIn is the time from At until the whole cost is expected to fit, after the tickets that wait
+	// before it, and if no other request takes the room. It is in microseconds, rounded up. It is 0 if
+	// granted. For a denied request without a place in line it is at least 1 microsecond.
 	RetryIn time.Duration
 
-	// RetryInLeast is a lower bound of RetryIn, whatever becomes of the tickets before it. A deadline
-	// that is sooner will be missed.
+	// RetryInLeast is a lower bound of RetryIn, even if tickets before it leave. An earlier deadline
+	// will be missed.
 	RetryInLeast time.Duration
 
 	// RetryInMost is an upper bound of RetryIn, under the same conditions. It equals RetryIn where
 	// that is exact.
 	RetryInMost time.Duration
 
+	// Tenant is the tenant of the request.
 	Tenant string
 
-	// Windows holds the state of every window, in the policy's order.
+	// Windows holds the state of every window after the decision, in the policy's order. It is empty
+	// if FailedOpen, or if a ticket was taken by another version of the policy.
 	Windows []WindowState
 }
 
-// A WindowState is what one window looks like after a decision.
+// A WindowState is the state of one window after a decision.
 type WindowState struct {
-	Algorithm Algorithm     // how it counts
-	Burst     int64         // of a GCRA window: how many units it holds; else the limit
-	Denied    bool          // this window alone would have denied
+	Algorithm Algorithm     // how the window counts
+	Burst     int64         // the most units that it holds at once: Limit, unless it is a GCRA window
+	Denied    bool          // the cost does not fit, or the upstream has paused the window
 	Limit     int64         // units per period, for this tenant
-	Name      string        //
-	Period    time.Duration //
-	Remaining int64         // units that would fit at Decision.At; never below 0
-	ResetsAt  time.Time     // when nothing is counted any more, if nothing else is granted
-	RetryIn   time.Duration // how long after Decision.At the cost fits this window alone
-	Scope     ScopeValue    // whom it counts
+	Name      string        // of the window
+	Period    time.Duration // 0 for Calendar and Concurrency
+	Remaining int64         // units below the limit, whatever a pause; at least 0
+	ResetsAt  time.Time     // when nothing counts any more, if nothing else is granted; zero by Line.Take
+	RetryIn   time.Duration // from Decision.At until the cost fits this window; 0 unless Denied
+	Scope     ScopeValue    // which count of the window this is
 	Unit      string        // what it counts
 	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
 }
 
-// RetryInIsBound reports whether RetryIn is only an upper bound: a Concurrency window denied, and what
-// it holds may be given back at any time.
+// RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied: its
+// units may be released at any time.
 func (d Decision) RetryInIsBound() bool {
 	return slices.ContainsFunc(d.Windows, func(w WindowState) bool {
 		a := algorithms[w.Algorithm]
@@ -84,8 +87,8 @@ func (d Decision) RetryInIsBound() bool {
 	})
 }
 
-// EarliestReset is how long after At the first of the windows that denied has room for the cost.
-// Others may still deny then: RequeueEarliestReset goes by it, RetryIn does not.
+// EarliestReset returns the time from At until the first of the windows that denied has room for the
+// cost. Others may still deny then. It is the delay of RequeueEarliestReset.
 func (d Decision) EarliestReset() time.Duration {
 	earliest := d.RetryIn
 	for _, w := range d.Windows {
@@ -96,10 +99,10 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// Reason says in one line which window denied which tenant and for how long, such as
-// "throttled: github-api/burst, tenant acme, 1.8s". Where an upstream's pause is longer, it names the
-// pause and the tenant that was refused; where no window denied, it says that others wait. It is
-// empty if granted.
+// Reason says in one line which window denied which tenant, and for how long, such as
+// "throttled: github-api/burst, tenant acme, 1.8s". If a pause by the upstream lasts longer, it names
+// the pause and the refused tenant instead of a window. If only tickets in line are in the way, it
+// says that others wait. It is empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
@@ -122,7 +125,7 @@ func (d Decision) Reason() string {
 
 // printable keeps names that are data from breaking out of a line of text.
 func printable(s string) string {
-	s = cut(s)
+	s = shorten(s)
 	quoted := fmt.Sprintf("%q", s)
 	if quoted[1:len(quoted)-1] == s {
 		return s

@@ -14,35 +14,35 @@ import (
 )
 
 var (
-	// ErrUnavailable is the class of errors that say Redis did not answer, or answered that it
-	// cannot serve at present. Nothing is known to be taken; the same call may go through later.
+	// ErrUnavailable is the class of errors by which Redis did not answer, or cannot serve now. Whether
+	// the call took effect is unknown; it may succeed later.
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
-	// ErrState is the class of errors that say what is stored in Redis cannot be read: a newer
-	// format, or somebody else's value under one of our keys. Nothing was changed.
+	// ErrState is the class of errors by which a value in Redis cannot be read: it has a newer format,
+	// or another program wrote it. Nothing was changed.
 	ErrState = errors.New("throttle: stored state cannot be read")
 
-	// ErrReply is the class of errors that say the script's reply is not of its shape.
+	// ErrReply is the class of errors by which the script failed, or its reply is malformed.
 	ErrReply = errors.New("throttle: unexpected reply of the script")
 
-	// ErrClock is the class of errors that say the clocks of Redis and of this process differ by more
-	// than the ten minutes that Calendar windows bear. Nothing was changed.
+	// ErrClock is the class of errors by which the clocks of Redis and of this process differ by more
+	// than 10 minutes, which Calendar windows do not allow. Nothing was changed.
 	ErrClock = errors.New("throttle: the clock differs from that of Redis")
 
-	// ErrUnknownPolicy is the class of errors that say no policy has the request's name.
+	// ErrUnknownPolicy is the class of errors by which the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
-	// ErrDetached is what the methods of a Reservation return that is bound to no limiter: a zero
-	// one, or one that was decoded.
+	// ErrDetached is returned by the methods of a Reservation that is bound to no limiter: the zero
+	// value, or one that was decoded.
 	ErrDetached = errors.New("throttle: the reservation is bound to no limiter: use Limiter.Attach")
 
-	// ErrLeaseLost is why a Hold ended the context of its work: what Concurrency windows held could
-	// not be renewed in time, and others may have the room.
+	// ErrLeaseLost is the cause by which a Hold ends the context of its work: the lease was not renewed
+	// in time, and others may have the room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
-// A RequestError says which value of a request cannot be used. Nothing was changed; the same
-// request will never succeed under the present policies.
+// A RequestError says which value of a request is invalid. Nothing was changed. The same request
+// fails until the policies change.
 type RequestError struct {
 	Policy string
 	Field  string // such as "attribute user" or "cost tokens"
@@ -53,21 +53,21 @@ type RequestError struct {
 func (e *RequestError) Error() string {
 	value := fmt.Sprint(e.Value)
 	if s, ok := e.Value.(string); ok {
-		value = fmt.Sprintf("%q", cut(s))
+		value = fmt.Sprintf("%q", shorten(s))
 	}
 	return fmt.Sprintf("throttle: policy %q: %s %s: %s", e.Policy, e.Field, value, e.Hint)
 }
 
-// cut keeps an error message readable whatever a tenant's name holds.
-func cut(s string) string {
+// shorten keeps error messages short: names of tenants are data.
+func shorten(s string) string {
 	if len(s) > 64 {
 		return s[:64] + "..."
 	}
 	return s
 }
 
-// A NeverFitsError says that a cost is larger than all that a window can ever hold, so that no
-// wait helps. Nothing was changed.
+// A NeverFitsError says that a cost is above the capacity of a window, so that waiting does not help.
+// Nothing was changed.
 type NeverFitsError struct {
 	Policy   string
 	Window   string
@@ -86,21 +86,20 @@ func (e *NeverFitsError) Error() string {
 		e.Policy, e.Window, e.Cost, e.Unit, beside, e.Capacity)
 }
 
-// A DeniedError says that work or a call did not start, because it does not fit now. Nothing was
+// A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
 // taken.
 type DeniedError struct {
-	// Cause is why there is no other decision: for instance that Redis did not answer, that a
-	// handler returned the denial of a call, or the *TooLateError of a Wait. It is nil after a plain
-	// denial.
+	// Cause is a reason beyond the denial, or nil: a *TooLateError, an error of Redis, or the denial of
+	// a call that a handler returned.
 	Cause error
 
-	// Decision is the denial. With a Cause it may carry the policy, the tenant and RetryIn alone.
+	// Decision is the denial. With a Cause it may have only Policy, Tenant and RetryIn.
 	Decision Decision
 
-	// Request is what was asked for.
+	// Request is the denied request.
 	Request Request
 
-	// RetryAt is when a worker looks at the task again at the latest, by this machine's clock. It is
+	// RetryAt is the latest time at which a worker tries the task again, by this machine's clock. It is
 	// zero outside of a worker.
 	RetryAt time.Time
 }
@@ -126,14 +125,13 @@ func (e *DeniedError) Error() string {
 // Unwrap returns Cause.
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// A TooLateError says that work cannot start in time, and was given up: nothing was taken, and it has
-// no place in line. The limit is Deadline or MaxWait, whichever is set. It is a
-// context.DeadlineExceeded for errors.Is.
+// A TooLateError says that work cannot start in time. Nothing was taken, and it has no place in line.
+// Either Deadline or MaxWait is set. errors.Is finds context.DeadlineExceeded.
 type TooLateError struct {
 	Decision Decision      // the denial
-	StartsAt time.Time     // when it could have started: by Deadline at the earliest, by MaxWait at the latest
-	Deadline time.Time     // the time that it cannot start before
-	MaxWait  time.Duration // the wait that it may exceed
+	StartsAt time.Time     // with Deadline, the earliest time of a start; with MaxWait, the latest
+	Deadline time.Time     // before which it cannot start
+	MaxWait  time.Duration // longer than which it may wait
 }
 
 // Error is the decision's reason and the limit, such as "throttled: api/window, tenant acme, 2m0s:
@@ -152,7 +150,8 @@ func (e *TooLateError) Error() string {
 // Is reports whether target is context.DeadlineExceeded.
 func (e *TooLateError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// A BacklogError says that Line.Join refused a ticket, because too many wait already.
+// A BacklogError says that Line.Join refused a ticket, because too many wait already. Nothing was
+// changed.
 type BacklogError struct {
 	Decision Decision // the denial, as if the ticket had joined
 	Backlog  int      // the limit: Ticket.Backlog
@@ -163,16 +162,26 @@ func (e *BacklogError) Error() string {
 		e.Decision.Policy, printable(e.Decision.Tenant), e.Backlog)
 }
 
-// classify wraps an error of a call in our class for it, and keeps it for errors.Is.
-func classify(ctx context.Context, policy string, err error) error {
-	if ended := ctx.Err(); ended != nil {
-		if !errors.Is(err, ended) {
-			err = fmt.Errorf("%w: %w", ended, err)
-		}
-		return fmt.Errorf("throttle: policy %q: %w", policy, err)
+// contextError returns the error of a context that has ended, with its cause if that is another.
+func contextError(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
 	}
-	// Whatever is not an answer of Redis is about the way to it: a network, TLS, a closed pipe or pool.
-	// Of OOM, READONLY and their like Redis says too which line of the script met them.
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// classify wraps an error of a call to Redis in its class. If ctx has ended, that is the reason.
+func classify(ctx context.Context, policy string, err error) error {
+	if ctx.Err() != nil {
+		ended := contextError(ctx)
+		if !errors.Is(err, ctx.Err()) {
+			ended = fmt.Errorf("%w: %w", ended, err)
+		}
+		return fmt.Errorf("throttle: policy %q: %w", policy, ended)
+	}
+	// What is no answer of Redis is about the way to it: a network, TLS, a closed pipe or pool. OOM,
+	// READONLY and the like are answers that name a line of the script, but they are not its fault.
 	var shape *script.ReplyError
 	var state *script.StateError
 	var number *strconv.NumError // of what should be a length

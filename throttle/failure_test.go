@@ -276,11 +276,16 @@ func TestContextThatEnds(t *testing.T) {
 	t.Run("cancelled before", func(t *testing.T) {
 		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 			l := newLimiter(t, client, p)
-			ctx, end := context.WithCancel(t.Context())
-			end()
-			d, err := l.Reserve(ctx, acme(1))
-			if !errors.Is(err, context.Canceled) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
-				t.Errorf("granted %v, %v", d.Granted, err)
+			ctx, end := context.WithCancelCause(t.Context())
+			cause := errors.New("shutting down")
+			end(cause)
+			for name, ask := range map[string]func(context.Context, throttle.Request) (throttle.Decision, error){
+				"Reserve": l.Reserve, "Peek": l.Peek, "Wait": l.Wait,
+			} {
+				d, err := ask(ctx, acme(1))
+				if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+					t.Errorf("%s: granted %v, %v", name, d.Granted, err)
+				}
 			}
 			if keys := dump(t, client); len(keys) != 0 {
 				t.Errorf("keys %q", keys)

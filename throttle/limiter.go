@@ -62,7 +62,7 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	if !prefixShape.MatchString(c.Prefix) {
-		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", cut(c.Prefix))
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(c.Prefix))
 	}
 	l := &Limiter{tenants: c.Tenants}
 	l.library.Prefix = c.Prefix
@@ -224,7 +224,7 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 	}
 	t, found, err := l.tenants(ctx, cp.Name, name)
 	if err != nil {
-		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, cut(name), err)
+		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, shorten(name), err)
 	}
 	if !found {
 		return cp.Tenants[name], nil

@@ -9,17 +9,17 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Line is where the tickets of one policy wait: first come, first served for one tenant and queue,
-// fair between tenants by weight. Package worker serves it for asynq. Any other job queue can: its
-// clients call Join, and its servers Take whenever they have free slots. A Line is safe for
-// concurrent use.
+// A Line holds the tickets that wait for one policy. It is first come, first served for one tenant,
+// attributes and queue, and fair between tenants by weight. Package worker uses it for asynq. For
+// another job queue, call Join in its clients, and Take in its servers when they have free slots. A
+// Line is safe for concurrent use.
 type Line struct {
 	limiter *Limiter
 	policy  string
 }
 
-// Line returns the line of a policy. It does not check the name: the methods return
-// ErrUnknownPolicy.
+// Line returns the line of a policy. It does not check the name: methods of a line without a policy
+// return ErrUnknownPolicy.
 func (l *Limiter) Line(policy string) *Line { return &Line{l, policy} }
 
 // Lines returns the names of the policies that a server should take from: all, and those that
@@ -30,18 +30,19 @@ func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 type Ticket struct {
 	TicketID
 
-	// Backlog refuses the ticket, by a *BacklogError, if that many of the same tenant, attributes
-	// and queue wait already. 0 is no limit.
+	// Backlog refuses the ticket, by a *BacklogError, if that many tickets of the same tenant,
+	// attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
-	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, whatever
-	// becomes of the tickets before it. It is a time by this machine's clock; zero is no limit.
+	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if the
+	// tickets before it leave. It is a time by this machine's clock. The default, zero, is no limit.
 	Deadline time.Time
 
-	// Key is handed out by Take: at most MaxKeyBytes bytes of any kind.
+	// Key is data that Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
 	Key string
 
-	// MaxWait refuses the ticket, by a *TooLateError, if it may wait for longer. 0 is no limit.
+	// MaxWait refuses the ticket, by a *TooLateError, if it may have to wait longer. The default, 0, is
+	// no limit.
 	MaxWait time.Duration
 
 	// Request is what the ticket waits for. Its Policy, Ticket, Key and IdempotencyKey are ignored.
@@ -50,23 +51,27 @@ type Ticket struct {
 
 // A Place is the answer to one ticket of a Join.
 type Place struct {
-	// Err says why the ticket has no place: *RequestError, *NeverFitsError, *TooLateError or
-	// *BacklogError. The other tickets joined.
+	// Err says why the ticket did not join: *RequestError, *NeverFitsError, *TooLateError or
+	// *BacklogError. It does not affect the other tickets.
 	Err error
 
 	// AlreadyQueued says that the ticket was in line before. It keeps its place, and is not refused.
 	AlreadyQueued bool
 
-	// Exempt says that the tenant waits for nothing: the ticket did not join.
+	// ClockBehind is how far the clock of Redis is behind the newest change of the windows: see
+	// Decision.ClockBehind.
+	ClockBehind time.Duration
+
+	// Exempt says that the ticket did not join, as its tenant or request is exempt: its work can start.
 	Exempt bool
 
-	// Nudge says that the ticket fits now, and that no server is about to take it: wake one.
+	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
 	Nudge bool
 
-	// StartsIn is how long until the ticket is expected to be taken, 0 if it fits now.
+	// StartsIn is the time until the ticket is expected to be taken. It is 0 if it fits now.
 	StartsIn time.Duration
 
-	// StartsInLeast is a lower bound of StartsIn, whatever becomes of the others that wait.
+	// StartsInLeast is a lower bound of StartsIn, even if others that wait leave.
 	StartsInLeast time.Duration
 
 	// StartsInMost is an upper bound of StartsIn, and equals it where that is exact.
@@ -74,11 +79,10 @@ type Place struct {
 }
 
 // Join puts tickets in line, whether or not they fit now, and returns a place for each, in order. A
-// ticket that joins twice keeps its first place. Up to some hundred tickets at a time is a good
-// size.
+// ticket that is in line keeps its place. Use it for up to a few hundred tickets at once.
 //
-// The error is for all tickets, some of which may have joined: ErrUnknownPolicy, ErrUnavailable,
-// ErrState, ErrClock, ErrReply, the context's error or that of the TenantFunc.
+// The error concerns the whole call, and some tickets may have joined: ErrUnknownPolicy,
+// ErrUnavailable, ErrState, ErrClock, ErrReply, the context's error or that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 	cp, err := n.limiter.find(n.policy, false)
 	if err != nil {
@@ -105,9 +109,9 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 		ask := o.waiting(script.Join, "")
 		ask.Once = ""
 		ask.Place.Backlog = int64(max(0, t.Backlog))
-		ask.Place.MaxWait = bound(max(0, t.MaxWait))
+		ask.Place.MaxWait = limitMicros(max(0, t.MaxWait))
 		if !t.Deadline.IsZero() {
-			ask.Place.Deadline = max(1, bound(time.Until(t.Deadline)))
+			ask.Place.Deadline = max(1, limitMicros(time.Until(t.Deadline)))
 		}
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
@@ -139,8 +143,8 @@ func (n *Line) joining(ctx context.Context, cp *compiledPolicy, t Ticket) (*oper
 	return o, o.checkCosts()
 }
 
-// bound is a duration in microseconds, rounded so that only 0 is 0, which is no limit.
-func bound(d time.Duration) int64 {
+// limitMicros returns a limit in microseconds, at least 1: 0 is no limit.
+func limitMicros(d time.Duration) int64 {
 	if d == 0 {
 		return 0
 	}
@@ -150,6 +154,7 @@ func bound(d time.Duration) int64 {
 func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 	p := Place{
 		AlreadyQueued: a.Status == script.WaitedBefore,
+		ClockBehind:   micros(a.Behind),
 		Nudge:         a.Nudge,
 		StartsIn:      micros(a.Time - a.At),
 	}
@@ -172,7 +177,7 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 	return p, nil
 }
 
-// Leave withdraws tickets from the line. Tickets that do not wait are no error. Errors are Take's.
+// Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
 func (n *Line) Leave(ctx context.Context, tickets ...TicketID) error {
 	cp, err := n.limiter.find(n.policy, true)
 	if err != nil {

@@ -274,7 +274,7 @@ func TestHeadersOfState(t *testing.T) {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 		defer client.Close()
 		w := testWindow(name)
-		w.Name, w.Anchor = "window", ""
+		w.Name, w.Anchor, w.Margin = "window", "", 0 // a margin denies at the end of a minute
 		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
 		if err != nil {
 			t.Fatal(err)

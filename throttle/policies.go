@@ -74,7 +74,7 @@ func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
 		cp = set.former[policy]
 	}
 	if cp == nil {
-		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, cut(policy))
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(policy))
 	}
 	return cp, nil
 }

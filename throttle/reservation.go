@@ -41,7 +41,7 @@ func (r Reservation) Cancel(ctx context.Context) (Decision, error) {
 		return Decision{}, err
 	}
 	JobFrom(ctx).drop(r)
-	o.claims.freed()
+	o.claims.released()
 	return o.decision(a), nil
 }
 
@@ -97,7 +97,7 @@ func (r Reservation) Release(ctx context.Context) error {
 	}
 	if _, err = o.settle(ctx, r, script.Release, ""); err == nil {
 		JobFrom(ctx).drop(r)
-		o.claims.freed()
+		o.claims.released()
 	}
 	return err
 }

@@ -9,44 +9,44 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// MaxTake is how many tickets one Line.Take returns at most.
+// MaxTake bounds the tickets that one Line.Take returns.
 const MaxTake = 64
 
-// TakeOptions say what to take.
+// TakeOptions are the options of Line.Take.
 type TakeOptions struct {
-	Queues []string // whose tickets, in the order of preference
-	Max    int      // how many, up to MaxTake; 0 takes nothing, and tells Taken.Next
+	Queues []string // to take from, the most important first; without any, Take does nothing
+	Max    int      // the most tickets to take, up to MaxTake; with 0, Take only returns Taken.Next
 }
 
-// Taken is what a Line.Take got.
+// Taken is the result of a Line.Take.
 type Taken struct {
-	At      time.Time     // by the clock of Redis
-	Next    time.Duration // how long until the next Take has something to do; below 0 if nobody waits in these queues
-	Tickets []TakenTicket // granted, in the order in which they should start
+	At      time.Time     // of the take, by the clock of Redis
+	Next    time.Duration // when to take again, from now; below 0 if no ticket waits in these queues
+	Tickets []TakenTicket // in the order in which they should start
 }
 
-// A TakenTicket has left the line, with its capacity.
+// A TakenTicket is a ticket that left the line with its capacity.
 type TakenTicket struct {
 	TicketID
-	Key        string
-	Flow, Cost string   // as they were recorded when it joined, for Line.Matches
+	Key        string   // Ticket.Key
+	Flow, Cost string   // as recorded at the join, for Line.Matches
 	Rank       int64    // its place, for Line.PutBack
-	NeverFits  bool     // a limit is below its cost by now: nothing was charged, and its work has to fail
+	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
 	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
 
 	policy *compiledPolicy // by which it was taken
 }
 
-// Take takes tickets from the line that fit now, in line order and jointly in all windows, and
-// charges them. Taken.Next says when to call it again, unless a Place.Nudge asks for it sooner.
+// Take removes tickets from the line that fit now, and charges them: in line order, and together in
+// all windows. Taken.Next says when to call it again. A Place.Nudge asks for it sooner.
 //
-// Say by the next Take, or by Acknowledge, within 5 seconds that the tickets arrived. Otherwise the
-// next caller puts them back at their places, as after the death of a process. If the context ends
-// or Redis does not answer, the next Take returns what this one would have. One Take of a policy and
-// limiter is under way at a time.
+// Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost with their
+// process: the next Take of another process puts them back at their places. If ctx ends or Redis does
+// not answer, the next Take returns the tickets of this one. Concurrent Takes of one policy and
+// limiter go one after the other.
 //
-// Take also works for a policy that SetPolicies removed. Errors are ErrUnknownPolicy,
-// ErrUnavailable, ErrState, ErrClock, ErrReply and the context's error.
+// Take serves a policy that SetPolicies removed, too. Errors are ErrUnknownPolicy, ErrUnavailable,
+// ErrState, ErrClock, ErrReply and the context's error.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	cp, err := n.limiter.find(n.policy, true)
 	if err != nil {
@@ -63,7 +63,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if reply.Next > 0 {
 		taken.Next = micros(reply.Next - reply.At)
 	}
-	var others []TakenTicket // of queues that a take asked for which this one repeats
+	var others []TakenTicket // of queues that only the take asked for whose reply this repeats
 	for _, t := range reply.Tickets {
 		ticket := cp.taken(t)
 		ticket.Decision.Reservation.limiter = n.limiter
@@ -75,7 +75,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	}
 	if others != nil {
 		if err := n.PutBack(ctx, others); err != nil {
-			return taken, nil // they are lost to the line, and join again as tasks that wait for nothing
+			return taken, nil // they are out of the line until their tasks join again
 		}
 	}
 	n.limiter.lookAfter(ctx, cp, taken.Next)
@@ -97,17 +97,18 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted}
 	o, err := cp.newOperation(r, cp.Tenants[t.Tenant])
 	if err != nil || t.Windows == nil {
-		return ticket // it joined, or was taken, when the policy had other windows
+		return ticket // it joined, or was taken, while the policy had other windows
 	}
 	ticket.Decision.Windows = o.states(t.Windows, t.At, true)
 	for i := range ticket.Decision.Windows {
-		ticket.Decision.Windows[i].ResetsAt = time.Time{} // a take does not tell
+		ticket.Decision.Windows[i].ResetsAt = time.Time{} // not in the reply of a take
 	}
 	return ticket
 }
 
-// Acknowledge says that the tickets of the last Take arrived. The next Take says it too, so call it
-// when none follows within a second or so. Without such tickets it does nothing. Errors are Take's.
+// Acknowledge reports that the tickets of the last Take arrived. The next Take does so too: call
+// Acknowledge if none follows within a second or so. Without such tickets it does nothing. Errors are
+// Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
 	cp, err := n.limiter.find(n.policy, true)
 	if err != nil {
@@ -119,19 +120,19 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return nil
 }
 
-// PutBack returns taken tickets that could not start to their places in line, and gives their units
-// back. Errors are Take's.
-func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
-	return n.handBack(ctx, tickets, script.PutBack)
-}
-
-// Refund gives back the units of taken tickets whose work is gone: Reservation.Cancel for many.
+// PutBack returns taken tickets that could not start to their places in line, and refunds their units.
 // Errors are Take's.
-func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
-	return n.handBack(ctx, tickets, script.Cancel)
+func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
+	return n.giveBack(ctx, tickets, script.PutBack)
 }
 
-func (n *Line) handBack(ctx context.Context, tickets []TakenTicket, op string) error {
+// Refund gives back the units of taken tickets whose work no longer exists. It is Reservation.Cancel
+// for many. Errors are Take's.
+func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
+	return n.giveBack(ctx, tickets, script.Cancel)
+}
+
+func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
 	now, err := n.limiter.find(n.policy, true)
 	if err != nil {
 		return err
@@ -148,11 +149,11 @@ func (n *Line) handBack(ctx context.Context, tickets []TakenTicket, op string) e
 		r := t.Decision.Reservation.Request
 		tenant, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {
-			tenant = cp.Tenants[r.Tenant] // better with other limits than not at all
+			tenant = cp.Tenants[r.Tenant] // its own limits matter less than its units
 		}
 		o, err := cp.newOperation(r, tenant)
 		if err != nil {
-			continue // it joined when the policy had other scopes: its units run out
+			continue // it joined while the policy had other scopes: its units expire
 		}
 		ask := o.waiting(op, t.Decision.Reservation.ID)
 		ask.Once, ask.At = "", t.Decision.Reservation.At.UnixMicro()
@@ -176,12 +177,10 @@ func (n *Line) handBack(ctx context.Context, tickets []TakenTicket, op string) e
 	return nil
 }
 
-// ReserveAgain is Limiter.Reserve for a ticket that was taken a while ago. What it was granted then
-// is given back, and it is granted anew, in one call; tickets in line are ignored, as it had its
-// turn. If it is denied it waits again, under the request's ticket. If the request does not match
-// the ticket (Matches), the units are given back and it is a request like any other.
-//
-// Errors are Reserve's.
+// ReserveAgain replaces the grant of a ticket that was taken too long ago by a grant of now, in one
+// call. Tickets in line do not deny it, as it had its turn. If it is denied, it waits again under
+// Request.Ticket. If the request does not match the ticket (see Matches), ReserveAgain refunds the
+// ticket's units, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
 	o, err := l.checked(ctx, r)
@@ -200,8 +199,8 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	return l.reserve(ctx, o, granted.At.UnixMicro(), granted.ID)
 }
 
-// Matches reports whether a request, as it is made now, has the policy, attributes and cost by which
-// the ticket was taken.
+// Matches reports whether a request has the policy, attributes and cost by which the ticket was taken.
+// They differ if the policy or the job has changed since the join.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp := n.limiter.policies.Load().byName[r.Policy]
 	return cp != nil && t.Decision.Granted && r.Policy == t.Decision.Policy &&

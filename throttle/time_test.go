@@ -35,6 +35,14 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 				t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
 			}
 		}
+		c.Set(40 * s)
+		places, err := l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID("a1"), Request: acme(1)}})
+		if err != nil || places[0].StartsIn != 70*s || places[0].ClockBehind != 60*s {
+			t.Errorf("join: %+v, %v", places, err)
+		}
+		if err := l.Line("p").Leave(t.Context(), ticketID("a1")); err != nil {
+			t.Error(err)
+		}
 		c.Set(110 * s)
 		if d = reserve(t, l, acme(10)); !d.Granted {
 			t.Fatal("denied")

@@ -69,7 +69,7 @@ func (p Policy) Validate() error {
 			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)
 		}
 		if len(glob) > MaxGlobBytes {
-			return bad(fmt.Sprintf("match[%d]", i), cut(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+			return bad(fmt.Sprintf("match[%d]", i), shorten(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
 		}
 	}
 	if len(p.Windows) == 0 || len(p.Windows) > MaxWindows {

@@ -10,43 +10,42 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Wait reserves, and while the request is denied it waits in line. It stands there by a ticket of
-// its own, a claim, whatever the request's ticket: fair to the tickets of jobs, and withdrawn when
-// Wait returns. It is for use outside of a job queue: inside one, a denied job gives its worker
-// back. A request with an IdempotencyKey is charged once when it is granted.
+// Wait is Reserve, but a denied request waits in line until it is granted or ctx ends. It waits by a
+// ticket of its own, a claim, and leaves the line when Wait returns. Request.Ticket, Key and Front are
+// ignored. Claims and the tickets of jobs take turns as those of different queues do. In a job queue,
+// let a denied job wait in line instead: a job that waits here keeps its worker busy.
 //
-// It returns a *TooLateError if the context's deadline comes first, at once if that is known. The
-// error is a *DeniedError too, as whose Cause it comes. It returns a plain *DeniedError, at once, if
-// the context's Job holds slots for which others may wait that this call would wait for: see
-// WaitUpTo. If the context is cancelled, errors.Is finds the context's error and its cause in what
-// it returns. Other errors are Reserve's.
+// If the request cannot start before the deadline of ctx, Wait returns a *DeniedError whose Cause is
+// a *TooLateError, at once where that is known. If ctx is cancelled, or ends during a call to Redis,
+// the error wraps that of ctx and its cause. If the Job of ctx holds slots, Wait may return a
+// *DeniedError at once: see WaitUpTo. Other errors are Reserve's.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	return l.wait(ctx, r, math.MaxInt64)
 }
 
-// WaitUpTo is Wait for maxWait at most. If that is over, or the request cannot fit within it, it
-// returns a *DeniedError without a Cause, at once if that is known. With 0 it does not wait, and a
-// ticket of the request joins the line as by Reserve.
+// WaitUpTo is Wait with a limit. If the request is not granted within maxWait, the error is a
+// *DeniedError without a Cause, and comes at once where that is known. With a maxWait of 0 or less it
+// is Reserve, except that a denial is a *DeniedError.
 //
-// It also returns that error at once if the context's Job holds slots of a Concurrency window, and
-// the request's policy has such windows and does not come later in name order. Otherwise two jobs
-// could each hold a slot that the other waits for.
+// Two jobs could each hold a slot that the other waits for. So a job that holds slots of Concurrency
+// windows waits for other slots only of policies that come later in name order. For slots of any
+// other policy, WaitUpTo does not wait, as with a maxWait of 0.
 func (l *Limiter) WaitUpTo(ctx context.Context, r Request, maxWait time.Duration) (Decision, error) {
 	return l.wait(ctx, r, max(0, maxWait))
 }
 
-func (l *Limiter) wait(ctx context.Context, r Request, most time.Duration) (Decision, error) {
-	if most > 0 {
+func (l *Limiter) wait(ctx context.Context, r Request, maxWait time.Duration) (Decision, error) {
+	if maxWait > 0 {
 		r.Ticket, r.Key, r.Front = TicketID{}, "", false
 	}
-	if most == 0 || l.mayDeadlock(ctx, r.Policy) {
+	if maxWait == 0 || l.mayDeadlock(ctx, r.Policy) {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
 			err = &DeniedError{Decision: d, Request: r}
 		}
 		return d, err
 	}
-	w := waiter{limiter: l, request: r, began: time.Now(), most: most}
+	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: maxWait}
 	return w.wait(ctx)
 }
 
@@ -62,18 +61,18 @@ type waiter struct {
 	limiter *Limiter
 	request Request
 	began   time.Time
-	most    time.Duration // math.MaxInt64 is no limit
+	maxWait time.Duration // math.MaxInt64 is no limit
 
 	claims *claims
 	claim  *claim
 	last   Decision // the newest denial
 }
 
-// left is how long the call may go on waiting, and whether the context's deadline says so.
+// left returns how long the call may go on waiting, and whether that is up to the deadline of ctx.
 func (w *waiter) left(ctx context.Context) (left time.Duration, byDeadline bool) {
 	left = math.MaxInt64
-	if w.most < math.MaxInt64 {
-		left = w.most - time.Since(w.began)
+	if w.maxWait < math.MaxInt64 {
+		left = w.maxWait - time.Since(w.began)
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
 		return time.Until(deadline), true
@@ -105,16 +104,16 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		case got.ticket == nil:
 			continue // it is not in line any more
 		case !w.matches(got.ticket):
-			w.limiter.giveBackLater(w.request.Policy, *got.ticket)
+			w.limiter.refundLater(w.request.Policy, *got.ticket)
 			w.end()
-			w.claim = nil // what was taken is told no more
+			w.claim = nil // its results are read no more
 			continue
 		}
 		return w.taken(ctx, o, got.ticket)
 	}
 }
 
-// ask reserves, or has the claim join the line: then it is not done.
+// ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	left, byDeadline := w.left(ctx)
 	ask := o.reserving(reservationID(w.request))
@@ -134,7 +133,7 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 		}
 		return d, true, nil
 	case !d.Queued:
-		return d, true, w.inTime(ctx, d, byDeadline)
+		return d, true, w.denial(ctx, d, byDeadline)
 	}
 	d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
 	w.last = d
@@ -142,8 +141,8 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	return d, false, nil
 }
 
-// inTime is the error of a call that does not fit in time.
-func (w *waiter) inTime(ctx context.Context, d Decision, byDeadline bool) error {
+// denial is the error of a call that is not granted in time.
+func (w *waiter) denial(ctx context.Context, d Decision, byDeadline bool) error {
 	denied := &DeniedError{Decision: d, Request: w.request}
 	if deadline, ok := ctx.Deadline(); ok && byDeadline {
 		denied.Cause = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInLeast), Deadline: deadline}
@@ -151,38 +150,38 @@ func (w *waiter) inTime(ctx context.Context, d Decision, byDeadline bool) error 
 	return denied
 }
 
-// await waits for what becomes of the claim. If it does not wait any longer, it leaves the line.
-func (w *waiter) await(ctx context.Context, o *operation) (outcome, error) {
+// await waits for the claim's result. After an error the claim has left the line.
+func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
 	var over <-chan time.Time
-	if w.most < math.MaxInt64 {
-		timer := time.NewTimer(w.most - time.Since(w.began))
+	if w.maxWait < math.MaxInt64 {
+		timer := time.NewTimer(w.maxWait - time.Since(w.began))
 		defer timer.Stop()
 		over = timer.C
 	}
 	var err error
 	asked := time.Now()
 	select {
-	case got := <-w.claim.got:
+	case got := <-w.claim.result:
 		return got, nil
 	case <-over:
-		// As the caller may act on it: how long it is from now on.
+		// The caller may act on these: they count from now on.
 		w.last.RetryIn = max(w.last.RetryIn-time.Since(asked), time.Millisecond)
 		w.last.RetryInMost = max(w.last.RetryInMost-time.Since(asked), w.last.RetryIn)
-		err = w.inTime(ctx, w.last, false)
+		err = w.denial(ctx, w.last, false)
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = w.inTime(ctx, w.last, true)
+			err = w.denial(ctx, w.last, true)
 		} else {
-			err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), ended(ctx))
+			err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
 		}
 	}
 	w.leave(ctx, o)
-	return outcome{}, err
+	return result{}, err
 }
 
-// taken is the decision about a claim that was taken from the line.
+// taken returns the decision about a claim that was taken from the line.
 func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
-	if w.claim.asked > 1 {
+	if w.claim.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
 	}
 	if w.request.IdempotencyKey != "" {
@@ -196,21 +195,21 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 	return d, nil
 }
 
-// byKey grants anew what was taken, so that its key is remembered.
+// byKey grants once more what was taken, to record the idempotency key.
 func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
 	ask := o.reserving(t.Granted)
 	ask.At = t.At
 	a, err := o.do(ctx, ask)
 	if err != nil {
-		w.limiter.giveBackLater(w.request.Policy, *t)
+		w.limiter.refundLater(w.request.Policy, *t)
 		return w.limiter.failsOpen(ctx, o, err)
 	}
 	d := o.decision(a)
 	if !d.Granted {
-		return d, w.inTime(ctx, d, false)
+		return d, w.denial(ctx, d, false)
 	}
 	if a.Status == script.GrantedBefore { // to another call with the key
-		w.limiter.giveBackLater(w.request.Policy, *t)
+		w.limiter.refundLater(w.request.Policy, *t)
 	}
 	d.Reservation = Reservation{Request: w.request, At: d.At, ID: ask.ID, limiter: w.limiter}
 	return d, nil
@@ -218,8 +217,8 @@ func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket)
 
 const leaveTimeout = time.Second
 
-// leave withdraws the claim. One that stays, as Redis does not answer, is nobody's: it is given back
-// if it is taken.
+// leave withdraws the claim. If Redis does not answer, the claim stays in line. Once taken, it is
+// refunded.
 func (w *waiter) leave(ctx context.Context, o *operation) {
 	o.claims.drop(w.claim)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
@@ -229,13 +228,13 @@ func (w *waiter) leave(ctx context.Context, o *operation) {
 	})
 }
 
-// leaveLater is leave for when Redis may not answer.
+// leaveLater is leave in the background, as Redis may not answer.
 func (w *waiter) leaveLater(ctx context.Context, o *operation) {
 	o.claims.drop(w.claim)
 	go w.leave(ctx, o)
 }
 
-// matches reports whether a ticket that was taken is what the policy, as it is now, would have wait.
+// matches reports whether the policy, as it is now, would have such a ticket wait for the request.
 func (w *waiter) matches(t *script.TakenTicket) bool {
 	cp, err := w.limiter.find(w.request.Policy, true)
 	return err == nil && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
@@ -249,15 +248,16 @@ func (w *waiter) end() {
 	}
 	w.claims.drop(w.claim) // first: it gets nothing afterwards
 	select {
-	case got := <-w.claim.got:
+	case got := <-w.claim.result:
 		if got.ticket != nil {
-			w.limiter.giveBackLater(w.request.Policy, *got.ticket)
+			w.limiter.refundLater(w.request.Policy, *got.ticket)
 		}
 	default:
 	}
 }
 
-func (l *Limiter) giveBackLater(policy string, tickets ...script.TakenTicket) {
+// refundLater gives back the units of tickets in the background.
+func (l *Limiter) refundLater(policy string, tickets ...script.TakenTicket) {
 	cp, err := l.find(policy, true)
 	if err != nil || len(tickets) == 0 {
 		return
@@ -271,13 +271,4 @@ func (l *Limiter) giveBackLater(policy string, tickets ...script.TakenTicket) {
 		defer cancel()
 		_ = l.Line(policy).Refund(ctx, taken) // or they run out
 	}()
-}
-
-// ended is the context's error, with its cause if that is another.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }

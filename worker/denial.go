@@ -38,6 +38,8 @@ import (
 // task. Should a failed task have the very same error value, such as a variable or
 // context.DeadlineExceeded, the user's functions are called. What they return about a denied task
 // has no effect.
+//
+// A waiting task whose deadline passes is archived by asynq's own call: see deadline.go.
 
 // Requeues of tasks about which the limiter could not decide are spread over this range, so that
 // they do not all come back at once. Asynq's whole seconds make the longest 5 s.

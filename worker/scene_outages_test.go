@@ -176,7 +176,7 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(5 * time.Second)
+		time.Sleep(150 * time.Second) // after two minutes forward has looked at them once
 		c.cut()
 		time.Sleep(2*time.Minute + 15*time.Second) // asynq looks every 5 s, for 100 at once
 		c.mend()

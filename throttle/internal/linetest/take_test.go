@@ -84,6 +84,67 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 	})
 }
 
+// The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
+// been refunded: that changes nothing.
+func TestLatePutBackIsIgnored(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(3, 10*s)))
+		sc.joins("a1", "a2", "a3")
+		sc.takes("a1", "a2", "a3")
+		first := sc.took["a1"]
+		sc.at(1 * s).putBack("a1").takes("a1")
+		check := func(want int64) {
+			t.Helper()
+			if err := sc.l.Line("p").PutBack(t.Context(), []throttle.TakenTicket{first}); err != nil {
+				t.Fatal(err)
+			}
+			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{want}) {
+				t.Errorf("used %v, want %d", used(d), want)
+			}
+			sc.takes()
+		}
+		check(3)
+		if err := sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}); err != nil {
+			t.Fatal(err)
+		}
+		check(2)
+		first = sc.took["a1"]
+		check(2)
+	})
+}
+
+// The reply to a ReserveAgain is lost, and its caller gives the ticket's units back. Those of
+// another ticket of the same take stay.
+func TestRefundAfterReserveAgainGivesBackNothing(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, limit := range []int64{2, 1} { // granted, and denied after a cut
+			sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
+			sc.at(0).joins("a1", "a2")
+			sc.takes("a1", "a2")
+			sc.at(1 * s).set(policy(sharedWindow(limit, 10*s)))
+			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took["a1"], sc.of("a1"))
+			if err != nil || d.Granted != (limit == 2) {
+				t.Fatalf("granted %v, %v", d.Granted, err)
+			}
+			for range 2 {
+				if err := sc.l.Line("p").Refund(t.Context(), []throttle.TakenTicket{sc.took["a1"]}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{limit}) {
+				t.Errorf("used %v, want %d", used(d), limit)
+			}
+			if d.Granted {
+				cancel(t, sc.l, d.Reservation)
+				if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1}) {
+					t.Errorf("used %v after its own cancel", used(d))
+				}
+				cancel(t, sc.l, sc.took["a2"].Decision.Reservation)
+			}
+		}
+	})
+}
+
 func TestPutBackAndGiveBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(3, 10*s), slots(3)))

@@ -37,6 +37,24 @@ func TestPickWhoseReplyWasLost(t *testing.T) {
 	}
 }
 
+// A server that stops before a lost pick was repeated puts the tasks back, and their tickets.
+func TestStopAfterALostPick(t *testing.T) {
+	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {
+		b.wait("default", "a", "b")
+		b.breaks(nil, picks(errLost), nil)
+		if _, ok, err := b.Next(b.Context()); ok || err == nil {
+			t.Errorf("a task: %v, %v", ok, err)
+		}
+		b.want("a", b.state("default", "a"), "active")
+		b.breaks(nil, nil, nil)
+		b.Drain(b.Context())
+		time.Sleep(time.Second)
+		b.want("a and b", b.state("default", "a")+" "+b.state("default", "b"), "scheduled scheduled")
+		b.want("in line", b.inLine(), "[a b]")
+		b.want("used", b.used(), 0)
+	})
+}
+
 // A dequeue of pending tasks whose reply is lost is repeated too.
 func TestDequeueWhoseReplyWasLost(t *testing.T) {
 	inBubble(t, nil, slots(8), func(b *bench) {

@@ -22,7 +22,7 @@
 --   reserve     takes the costs in all windows or in none; with a ticket, who is denied joins the line. With `at`, what was
 --               granted then is given back first, and who waits goes after it
 --   exempt      takes them, and is never denied        peek     tells what reserve would, and changes nothing
---   join        puts the ticket in line                put_back puts it back at its rank, with what it had been granted
+--   join        puts the ticket in line                put_back puts it back at its rank, once, with what it had been granted
 --   leave       takes the ticket out of the line       refresh  writes the flow's weight and own parameters anew
 --   cancel      gives everything back, once; of what was taken from the line, with its place, also what its tenant's tags moved by
 --   release     gives back what is held by leases
@@ -130,6 +130,7 @@ local verbs = {
     if granted then return 2, granted end
     if r.at > 0 then
       windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
+      redis.call('SET', P .. 'n:' .. r.id, format('%d again', now), 'PX', KEPT) -- a late cancel gives back nothing
       look_again(r)
     end
     local waits = r.ticket and line and line.waits(r.ticket)
@@ -199,24 +200,6 @@ local function later_verbs()
       end
     end
     if time > now then return 0, call.now, time, most, 0 end
-    return 1, now
-  end
-
-  function verbs.put_back(r, list, now, fits, before)
-    if before == 1 then return 1, r.done_at end
-    dirty = true
-    get_line()
-    read_place(r)
-    local rank = line.rank(r.ticket)
-    if rank == r.rank then return 8, now end -- it was put back
-    if rank then -- it joined again: it stays there
-      verbs.cancel(r, list, now, fits, before)
-      return 1, now
-    end
-    windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
-    line.take_back(r)
-    line.join(r, list, now)
-    look_again(r)
     return 1, now
   end
 
@@ -308,6 +291,28 @@ local function later_verbs()
   local function remember(r, value, time)
     redis.call('SET', state_key(r), value, 'PX', format('%d', max(math.ceil((time - call.now) / 1000), KEPT)))
     dirty = true
+  end
+
+  -- A put-back that comes again gives nothing back: the ticket may have been taken since, and others
+  -- may have been granted what it had.
+  function verbs.put_back(r, list, now, fits, before)
+    if before == 1 then return 1, r.done_at end
+    get_line()
+    read_place(r)
+    state_of(r)
+    local rank = line.rank(r.ticket)
+    if r.cancelled or rank == r.rank then return 8, now end -- it was put back
+    if rank then -- it joined again: it stays there
+      verbs.cancel(r, list, now, fits, before)
+      return 1, now
+    end
+    local time = until_all(list, now, r.costs)
+    windows.give_back(call, list, r.costs, now, r.at, lease_id(r))
+    remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
+    line.take_back(r)
+    line.join(r, list, now)
+    look_again(r)
+    return 1, now
   end
 
   function verbs.cancel(r, list, now, fits, before)

@@ -1,0 +1,179 @@
+package linetest
+
+import (
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// roundsEnv makes histories of random order longer: by what their length is multiplied.
+const roundsEnv = "SLUICE_SCENE_ROUNDS"
+
+func historyLength() time.Duration {
+	if times, err := strconv.Atoi(os.Getenv(roundsEnv)); err == nil {
+		return time.Duration(times) * s
+	}
+	return s
+}
+
+// Who waits in place stands beside jobs, newcomers, and changes of all kinds: nothing is over, what
+// is given back is free again, every call ends, nobody starves, and nothing is left.
+func TestClaimsAmongAllOthers(t *testing.T) {
+	before := runtime.NumGoroutine()
+	onRedis := func(t *testing.T) *redis.Client { return throttletest.Client(t, throttletest.Redis(t)) }
+	onMiniredis := func(t *testing.T) *redis.Client { return throttletest.Client(t, throttletest.Miniredis(t).Addr()) }
+	for name, of := range map[string]struct {
+		start                    func(*testing.T) *redis.Client
+		faults, steps, withSlots bool
+	}{
+		"redis":                       {start: onRedis},
+		"redis, slots":                {start: onRedis, withSlots: true},
+		"redis, slots, replies lost":  {start: onRedis, withSlots: true, faults: true},
+		"redis, the clock is set":     {start: onRedis, steps: true},
+		"miniredis":                   {start: onMiniredis},
+		"miniredis, slots":            {start: onMiniredis, withSlots: true},
+		"miniredis, replies lost":     {start: onMiniredis, faults: true},
+		"miniredis, the clock is set": {start: onMiniredis, steps: true},
+	} {
+		t.Run(name, func(t *testing.T) { amongAllOthers(t, of.start(t), of.faults, of.withSlots, of.steps) })
+	}
+	for end := time.Now().Add(m); runtime.NumGoroutine() > before+5; time.Sleep(20 * ms) {
+		if time.Now().After(end) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines are left of %d:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+const slotsOfAll = 8
+
+func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps bool) {
+	p := policy(
+		throttle.Window{Name: "own", Limit: 20, Period: 100 * ms},
+		throttle.Window{Name: "shared", Limit: 40, Period: 100 * ms, Scope: throttle.Shared},
+		throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.Shared},
+		throttle.Window{Name: "region", Algorithm: throttle.GCRA, Limit: 400, Burst: 6, Period: s, Scope: throttle.Per("region")},
+	)
+	if withSlots {
+		lease := m
+		if faults {
+			lease = 2 * s // by which a slot ends that nobody knows of
+		}
+		p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: slotsOfAll, Lease: lease, Scope: throttle.Shared})
+	}
+	b := &bustle{T: t, p: p, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]grant{}}
+	if steps {
+		b.clock = newMidnight()
+		var clock sync.WaitGroup
+		stop := make(chan struct{})
+		clock.Go(func() { b.tick(stop) })
+		defer clock.Wait()
+		defer close(stop)
+	}
+	var proxies []*limitertest.Proxy
+	for range 3 {
+		addr := client.Options().Addr
+		if faults {
+			proxies = append(proxies, newProxy(t, addr))
+			addr = proxies[len(proxies)-1].Addr
+		}
+		own := throttletest.Client(t, addr)
+		b.limiters = append(b.limiters, b.limiter(own))
+	}
+	var group, servers sync.WaitGroup
+	come := make(chan struct{})
+	for i := range 24 {
+		group.Go(func() {
+			for n := 0; time.Now().Before(b.ends); n++ {
+				if i < 16 {
+					b.wait()
+				} else {
+					b.job(1000*i + n%5)
+					time.Sleep(rand.N(20 * ms))
+				}
+			}
+		})
+	}
+	group.Go(b.change)
+	group.Go(b.upstream)
+	group.Go(func() { b.cuts(proxies, client) })
+	for _, l := range b.limiters[:2] {
+		servers.Go(func() { b.serve(l, come, &servers) })
+	}
+	ended := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(come)
+		servers.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(historyLength() + 2*m):
+		stacks := make([]byte, 1<<20)
+		t.Fatalf("some wait for ever\n%v\n%s", readLine(t, client), stacks[:runtime.Stack(stacks, true)])
+	}
+	asked := b.limiter(client)
+	// Whatever a call whose reply was lost left in line is swept, or served, by the next ones.
+	until(t, "nobody is in line", func() bool {
+		b.drain(asked.Line("p"))
+		return len(readLine(t, client).Hashes["t"]) == 0
+	})
+	b.neverOver()
+	b.allGivenBack(asked)
+	if b.longest > m {
+		t.Errorf("somebody waited for %v", b.longest)
+	}
+	for _, key := range client.Keys(t.Context(), "*").Val() {
+		if ttl := client.PTTL(t.Context(), key).Val(); ttl == -1 && !steps {
+			t.Errorf("%q has no TTL", key)
+		}
+	}
+	isGone(t, client)
+}
+
+// neverOver counts again all that was granted and not given back.
+func (b *bustle) neverOver() {
+	var all []grant
+	for tenant, log := range b.grants {
+		all = append(all, log...)
+		if over := mostOver(b.p.Windows[0], log); over > 0 {
+			b.Errorf("%d over of %s", over, tenant)
+		}
+	}
+	if over := mostOver(b.p.Windows[1], all); over > 0 {
+		b.Errorf("%d over of all", over)
+	}
+	if b.mostHeld > slotsOfAll && len(b.p.Windows) > 4 && !b.faults {
+		b.Errorf("%d slots were held", b.mostHeld)
+	}
+}
+
+// allGivenBack fails unless the ledger counts what was kept. A call that failed may have taken
+// something.
+func (b *bustle) allGivenBack(asked *throttle.Limiter) {
+	unsure, used := int64(0), int64(0)
+	if b.faults {
+		unsure = 3*b.errors + 6
+	}
+	for end := time.Now().Add(10 * s); ; time.Sleep(20 * ms) {
+		used = peek(b, asked, b.request()).Windows[2].Used
+		if used == b.kept || time.Now().After(end) {
+			break
+		}
+	}
+	if used < b.kept-unsure || used > b.kept+unsure {
+		b.Errorf("%d units are counted, %d were kept, %d calls failed", used, b.kept, b.errors)
+	}
+	b.Logf("%d waits, %d refused, %d calls failed, the longest %v, %d units kept, %d counted", b.waits, b.refused, b.errors, b.longest, b.kept, used)
+}

@@ -202,7 +202,7 @@ func TestReplyThatIsNone(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		breaks := func(text string) string {
-			return strings.Replace(text, "local function read_place(", "nothing.at = all\nlocal function read_place(", 1)
+			return strings.Replace(text, "local verbs = {", "nothing.at = all\nlocal verbs = {", 1)
 		}
 		l := newEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
 		refused(t, l, client, "script that breaks", throttle.ErrReply)

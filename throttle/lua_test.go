@@ -141,7 +141,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	// The header of all calls: now, process, seq, and the policy's scopes, windows and lists.
 	own := all(header(windows), `(?m)(?:^-- ARGV  |^--       |   )(\d) [a-z]`)
 	fields := strings.Count(one(t, code(windows), `(?m) in gmatch\(argv\[5\], '(.*);'\) do$`), "(")
-	if listed := names(one(t, header(windows), `(?s)by blanks, and ";": (.*?) \(see the kind`)); !slices.Equal(own, []string{"1", "2", "3", "4", "5", "6"}) ||
+	if listed := names(one(t, header(windows), `(?s)by blanks, and ";":\n--\s+(.*?) \(see the kind`)); !slices.Equal(own, []string{"1", "2", "3", "4", "5", "6"}) ||
 		len(listed) != 8 || fields != 8 || !strings.Contains(code(windows), "first = 7,") {
 		t.Errorf("windows.lua: the header lists the arguments %q and for each window %q", own, listed)
 	}
@@ -160,12 +160,8 @@ func TestHeadersOfScripts(t *testing.T) {
 	if !slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) || !strings.Contains(code(decide), "= 5 + nscopes\n") {
 		t.Errorf("decide.lua: the header lists the values %q of a request", requests)
 	}
-	form := func(name string) (reply, window int) {
-		found := regexp.MustCompile(`(?m)^--   ` + name + ` +((?:\S+ )+).* window: (.*)$`).FindStringSubmatch(header(decide))
-		if found == nil {
-			t.Fatalf("decide.lua: the header has no form %q", name)
-		}
-		return len(strings.Fields(found[1])), strings.Count(found[2], "(")
+	form := func(name string) int {
+		return len(strings.Fields(one(t, header(decide), `(?m)^--   `+name+` {2,}((?:\S+ )*\S+)(?:  .*)?$`)))
 	}
 	for i, c := range []struct {
 		form    string
@@ -175,21 +171,20 @@ func TestHeadersOfScripts(t *testing.T) {
 		if want := 4 + head + len(requests) + len(p.Windows); len(args) != want || fmt.Sprint(args[2]) != "1" {
 			t.Errorf("call %d: Go sends %d values, the headers say %d", i, len(args), want)
 		}
-		reply, window := form(c.form)
-		if want := reply + window*c.windows; len(spied.replies[i]) != want {
+		if want := form(c.form) + form(c.form+" window")*c.windows; len(spied.replies[i]) != want {
 			t.Errorf("call %d: decide.lua replies %d values, the header says %d", i, len(spied.replies[i]), want)
 		}
 	}
-	verbs := all(code(decide), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
+	verbs := all(code(decide+script.File("later_verbs")+script.File("reservation")), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
 	ops := []string{script.Reserve, script.Exempt, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
 		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh}
 	slices.Sort(verbs)
 	slices.Sort(ops)
 	if !slices.Equal(verbs, ops) {
-		t.Errorf("decide.lua has the verbs %q, Go asks for %q", verbs, ops)
+		t.Errorf("the scripts have the verbs %q, Go asks for %q", verbs, ops)
 	}
 	for _, op := range ops {
-		if !regexp.MustCompile(`(?m)^--.*\b` + op + `\b`).MatchString(header(decide)) {
+		if !regexp.MustCompile(`(?m)^--   ` + op + ` +[a-z]`).MatchString(header(decide)) {
 			t.Errorf("decide.lua: the header does not list %s", op)
 		}
 	}

@@ -19,9 +19,9 @@ const (
 	batchTimeout = 5 * time.Second
 )
 
-// A Batcher sends the requests of one policy name, one call to Redis at a time. Who asks while none
-// is under way sends its own at once. Those who ask meanwhile are gathered, and are sent together
-// by the next call. (Databases call it group commit.) It is safe for concurrent use.
+// A Batcher sends the requests of one policy name, one call to Redis at a time. A request is sent
+// at once if no call is under way. Requests that come meanwhile are gathered, and the next call
+// sends them together. (Databases call it group commit.) It is safe for concurrent use.
 type Batcher struct {
 	decide func(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error)
 	seq    atomic.Int64
@@ -35,37 +35,36 @@ type Batcher struct {
 type item struct {
 	policy  *Policy
 	request Request
-	asked   *asked // nil if nobody wants to know
+	asked   *asked // nil if nobody waits for the answer
 	index   int    // in asked.answers
 }
 
-// An asked is what one caller waits for.
+// An asked holds the answers that one caller waits for.
 type asked struct {
 	ctx     context.Context
 	answers []Answer
 	err     error // the first one
-	left    int   // answers
+	left    int   // answers that are missing
 	done    chan struct{}
 	gone    bool   // the caller gave up
-	batch   *batch // in which some of its requests are under way
+	batch   *batch // the call under way with some of its requests
 }
 
-// A batch is a call under way for several.
+// A batch is a call under way for several callers.
 type batch struct {
-	callers int // who have not given up
+	callers int // that have not given up
 	cancel  context.CancelFunc
 }
 
 // NewBatcher returns a batcher of one policy name.
 func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
 
-// batch is how many requests a call may have.
+// batch returns how many requests a call may have.
 func (p *Policy) batch() int { return max(1, min(maxBatch, maxBatchWindows/max(1, len(p.Windows)))) }
 
-// Do asks for an answer to each of the requests, in order. The error is the context's if that ends
-// first: what was granted by then is cancelled. Otherwise it is that of the call to Redis, as
-// go-redis returns it, or a *ReplyError. Requests that alone are wrong have their error in the
-// answer.
+// Do returns an answer to each of the requests, in order. If the context ends first it returns the
+// context's error, and what was granted is cancelled. Other errors are those of go-redis, or a
+// *ReplyError. If a single request cannot be decided, its answer has the error.
 func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Answer, error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
@@ -106,6 +105,7 @@ func (b *Batcher) Gathered() int {
 	return len(b.waiting)
 }
 
+// first returns the first error.
 func first(errs []error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -137,6 +137,7 @@ func (b *Batcher) giveUp(a *asked) bool {
 	return true
 }
 
+// leave ends the call when the last caller gives up. The batcher's lock is held.
 func (bt *batch) leave() {
 	if bt.callers--; bt.callers == 0 {
 		bt.cancel()
@@ -202,7 +203,8 @@ func (b *Batcher) send(ctx context.Context, bt *batch, p *Policy, items []item) 
 			a.batch, a.answers[it.index] = nil, answers[i]
 			if err := errs[i]; err != nil && a.err == nil {
 				if late {
-					err = fmt.Errorf("no answer within %v: %v", batchTimeout, err) // which is not of the caller's context
+					// Not wrapped: the caller's own context has not ended.
+					err = fmt.Errorf("no answer within %v: %v", batchTimeout, err)
 				}
 				a.err = err
 			}
@@ -214,8 +216,8 @@ func (b *Batcher) send(ctx context.Context, bt *batch, p *Policy, items []item) 
 	b.next()
 }
 
-// granted reports whether a grant is this call's own. What an idempotency key got before may be
-// somebody else's.
+// granted reports whether a grant belongs to this call. What an idempotency key got before may
+// belong to another one.
 func granted(r Request, a Answer) bool {
 	return (r.Op == Reserve || r.Op == Exempt) && (a.Status == Granted || a.Status == GrantedBefore && r.Once == "")
 }
@@ -228,8 +230,8 @@ func (b *Batcher) undo(it item, a Answer) {
 	}})
 }
 
-// run makes one call to Redis. If a script fails, nobody knows by whose request: then each has a
-// call of its own. There is an answer and an error for each request.
+// run makes one call to Redis, and returns an answer and an error for each request. If the script
+// fails, any of the requests may be the cause: then each gets a call of its own.
 func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) ([]Answer, []error) {
 	answers, err := b.decide(ctx, p, b.seq.Add(1), requests)
 	errs := make([]error, len(requests))

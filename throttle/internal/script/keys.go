@@ -11,14 +11,14 @@ import (
 )
 
 // The shapes of all keys of a policy. The first part is its prefix, and one hash tag, so that one
-// script call can reach all of them. PREFIX is the limiter's own (throttle.Config.Prefix), and often
-// empty:
+// script call can reach all of them. PREFIX is the limiter's own (throttle.Config.Prefix), and
+// often empty:
 //
 //	PREFIXsluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{POLICY}:q                     the line's count; the only key that a call names
 //
-// The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua and
-// lua/line.lua.
+// The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua,
+// lua/reservation.lua and lua/line.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data: every
 // byte that is not a letter, a digit or one of _ . - ~ @ is written as %XX. So no name can collide
@@ -40,7 +40,7 @@ func ScopeKey(attributes, values []string) string {
 	return b.String()
 }
 
-// OnceKey returns what an idempotency key is remembered by. It is the tenant's own.
+// OnceKey returns the name of an idempotency key. Tenants do not share names.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
 // TicketName returns the name of a ticket in its line. IDs that are UUIDs, as asynq's are, take 23
@@ -154,7 +154,7 @@ func escapeFrom(s string, i int) string {
 	return b.String()
 }
 
-// Unescape undoes Escape. It returns what Escape cannot have made as it is.
+// Unescape undoes Escape. A text that Escape cannot have made is returned as it is.
 func Unescape(s string) string {
 	if name, err := url.PathUnescape(s); err == nil {
 		return name

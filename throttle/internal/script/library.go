@@ -12,18 +12,21 @@ import (
 //go:embed lua
 var files embed.FS
 
-// Between the algorithms and the body of a script are the files of all scripts, and those of the
-// line.
+// The files of a script besides those of its algorithms. A file uses only what stands before it.
 var (
 	shared = []string{"scope", "upstream", "windows"}
-	line   = []string{"line", "line_join"}
+	line   = []string{
+		"line_appointments", "line_units", "line_fair", "line_places", "line_write", "line", "line_eta", "line_join",
+	}
+	deciding = []string{"request", "later_verbs", "reservation", "decide"}
+	taking   = []string{"line_turns", "line_take", "take"}
 )
 
-// scripts are those of all policies that count by the same algorithms. A script has only those that
-// it needs: each costs something at every call.
+// scripts are shared by all policies that count by the same algorithms. A script holds no other
+// algorithms: each costs time at every call.
 type scripts struct{ decide, take *redis.Script }
 
-// A Library makes every script once. Its zero value is ready, and safe for concurrent use.
+// A Library makes every script once. Its zero value is ready. It is safe for concurrent use.
 type Library struct {
 	// Edit, if not nil, changes the text of every script: for tests.
 	Edit func(text string) string
@@ -58,8 +61,8 @@ func (l *Library) script(algorithms []string, body string) *redis.Script {
 	return redis.NewScript(text)
 }
 
-// Text puts a script together. Most calls that decide find no line: for them its files stand in a
-// function that is only called if there is one.
+// Text puts a script together. Most calls that decide find no line. So the files of lines stand in
+// a function, which is called only if there is one.
 func Text(algorithms []string, body string) string {
 	parts := []string{File("codec"), "local algorithms = {}\n"}
 	add := func(names ...string) {
@@ -71,13 +74,13 @@ func Text(algorithms []string, body string) string {
 	add(shared...)
 	if body == "take" {
 		add(line...)
-		add("line_turns", "line_take")
+		add(taking...)
 	} else {
 		parts = append(parts, "local function line_files()\n")
 		add(line...)
 		parts = append(parts, "return new_line, new_join\nend\n")
+		add(deciding...)
 	}
-	add(body)
 	return strings.Join(parts, "\n")
 }
 

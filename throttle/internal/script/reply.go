@@ -24,16 +24,16 @@ const (
 	Failed        = 9
 )
 
-// longForm is added to the status of an answer that says more than when it was granted.
-const longForm = 16
+// fullForm is added to the status of an answer in the full form.
+const fullForm = 16
 
-// An Answer is what a request got. All times are in microseconds by the clock of Redis.
+// An Answer answers a request. All times are microseconds by the clock of Redis.
 type Answer struct {
 	Status  int64
 	At      int64 // when this was decided; when it was granted, if it was before
-	Time    int64 // when it is expected to fit, at the earliest
-	Most    int64 // the same, at the latest
-	Least   int64 // its lower bound, whatever becomes of others
+	Time    int64 // the expected start
+	Most    int64 // its upper bound
+	Least   int64 // its lower bound, whatever becomes of other flows
 	Behind  int64 // how far the clock is behind the windows
 	Nudge   bool  // a server should be woken for the ticket
 	Pause   PauseAnswer
@@ -41,11 +41,11 @@ type Answer struct {
 	Err     error // *StateError, if the status is Failed
 }
 
-// A PauseAnswer is what the upstream made of a request's scopes: nothing is granted until Until,
-// and from then on little until Open (us). It is zero if there is none.
+// A PauseAnswer is the pause of a request's scopes. Nothing is granted until Until, and from then
+// on little until Open (us). It is zero without a pause.
 type PauseAnswer struct {
 	Until, Open int64
-	Tenant      string // who was refused
+	Tenant      string // the one that was refused
 }
 
 // A WindowAnswer is the state of one window.
@@ -82,17 +82,18 @@ type ReplyError struct{ Reason string }
 
 func (e *ReplyError) Error() string { return "script: unexpected reply: " + e.Reason }
 
-// A StateError says why one request could not be decided: SLUICE_STATE or SLUICE_CLOCK and a reason.
+// A StateError says why one request could not be decided: SLUICE_STATE or SLUICE_CLOCK, and a
+// reason.
 type StateError struct{ Text string }
 
 func (e *StateError) Error() string { return e.Text }
 
-// cannotServe is what Redis before 7.0 wraps in an error of the script: a command that cannot run at
-// present. Newer ones reply with that error itself.
+// cannotServe matches errors of commands that cannot run at present. Redis before 7.0 wraps them in
+// an error of the script; newer releases reply with the error itself.
 var cannotServe = regexp.MustCompile(
 	`@user_script: \d+: -(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
 
-// ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run it at present.
+// ScriptFailed reports whether Redis says that a script failed, rather than that it cannot run now.
 func ScriptFailed(err error) bool {
 	var reply redis.Error
 	if err == nil || !errors.As(err, &reply) {
@@ -103,6 +104,7 @@ func ScriptFailed(err error) bool {
 		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !cannotServe.MatchString(text)
 }
 
+// hasWindows reports whether an answer has the state of every window.
 func hasWindows(op string) bool {
 	return op == Reserve || op == Exempt || op == Peek || op == Cancel
 }
@@ -160,9 +162,9 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 	for i := range answers {
 		a := &answers[i]
 		a.Status = r.integer()
-		long := a.Status >= longForm
-		if long {
-			a.Status -= longForm
+		full := a.Status >= fullForm
+		if full {
+			a.Status -= fullForm
 		}
 		if r.bad || a.Status < Denied || a.Status > Failed {
 			return nil, unlike(reply, r.at, requests)
@@ -172,7 +174,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 		} else {
 			a.At = r.integer()
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
-			if long {
+			if full {
 				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
 				a.Pause = r.pause()
 			}
@@ -181,7 +183,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 				for j := range a.Windows {
 					w := &a.Windows[j]
 					w.Used = r.integer()
-					if long {
+					if full {
 						w.Fits = r.integer()
 					}
 					w.Resets = r.integer()

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Runner sends calls. Redis knows it by its process ID, and a call by the sequence number that is
-// the same when the call is repeated. It is safe for concurrent use.
+// A Runner sends calls. Scripts know it by its process ID, and a call by its sequence number, which
+// is the same when the call is repeated. It is safe for concurrent use.
 type Runner struct {
 	client  redis.UniversalClient
 	now     func() int64
@@ -17,13 +17,13 @@ type Runner struct {
 	process string
 }
 
-// NewRunner returns a runner. Prefix is that of the Library. Now is microseconds for the scripts, or 0
-// for the clock of Redis.
+// NewRunner returns a runner. Prefix is that of the Library. Now returns the time for the scripts
+// in microseconds, or 0 for the clock of Redis.
 func NewRunner(client redis.UniversalClient, prefix string, now func() int64) *Runner {
 	return &Runner{client: client, now: now, prefix: prefix, process: NewID()}
 }
 
-// NewID returns 16 hex digits that nobody else has.
+// NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
 // decide sends one batch.
@@ -39,7 +39,7 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	return p.readAnswers(reply, requests)
 }
 
-// take sends one take. Without queues it only acknowledges the one before.
+// take sends one take. Without queues it only acknowledges the take before.
 func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
 	var queues []any
 	if q.Claims != "" {

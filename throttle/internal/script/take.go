@@ -5,17 +5,25 @@ import (
 	"fmt"
 )
 
+// A TakeRequest asks a line for tickets.
+type TakeRequest struct {
+	Claims string   // the queue of NewClaims, in place of Queues
+	Queues []string // in the order of preference
+	Max    int
+}
+
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged:
 // the next one repeats it, with its sequence number, and gets the same tickets. It is safe for
 // concurrent use.
 type Taker struct {
 	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)
 
-	// turn holds one value while a call is under way; who sends it may use what follows.
+	// turn holds one value while a call is under way. The goroutine that sent it may use the fields
+	// below.
 	turn     chan struct{}
-	seq      int64
-	answered bool // the call of seq, to its caller
-	owing    bool // its tickets are not acknowledged
+	seq      int64 // of the last call
+	answered bool  // its caller got the answer
+	owing    bool  // its tickets are not acknowledged
 }
 
 // NewTaker returns a taker of one policy name.
@@ -30,8 +38,8 @@ func (r *Runner) NewClaims() (taker *Taker, queue string) {
 	return own.NewTaker(), "!" + own.process
 }
 
-// Take sends one take. It returns when the context ends, whatever Redis does; what it then would
-// have got comes with the next.
+// Take sends one take. It returns when the context ends, whatever Redis does. The next take gets
+// what this one would have got.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
 	if err := t.lock(ctx); err != nil {
 		return Taken{}, err
@@ -69,7 +77,8 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 	}
 }
 
-// Acknowledge says that the tickets of the last take have arrived, unless that was said.
+// Acknowledge says that the tickets of the last take have arrived. It does nothing if that was
+// said.
 func (t *Taker) Acknowledge(ctx context.Context, p *Policy) error {
 	if err := t.lock(ctx); err != nil {
 		return err
@@ -86,6 +95,7 @@ func (t *Taker) Acknowledge(ctx context.Context, p *Policy) error {
 	return nil
 }
 
+// lock waits for the call under way.
 func (t *Taker) lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -1,11 +1,11 @@
 -- calendar.lua: no span between two ticks of a calendar ever holds more than `limit` units.
--- Source: the fixed window counter, by ticks that the caller worked out (calendar.go). Redis's clock
--- chooses among them, and a call whose ticks are not around it is refused.
+-- Source: the fixed window counter, by ticks that the caller worked out (calendar.go). Redis's
+-- clock chooses among them, and a call whose ticks are not around it is refused.
 --
---   parameters  p1 limit (units), p2 margin (us), p3 schedule (a number, which tells schedules apart),
---               p4 ticks (seconds since 1970 by commas, ascending)
---   payload     tick(7) used(7) late(7): the tick that the span began with, the units since, and those
---               of them that may be counted after the next tick by the upstream
+--   parameters  p1 limit (units), p2 margin (us), p3 schedule (a number, which tells schedules
+--               apart), p4 ticks (seconds since 1970 by commas, ascending)
+--   payload     tick(7) used(7) late(7): the tick that the span began with, the units since, and
+--               those of them that may be counted after the next tick by the upstream
 --
 -- A tick takes effect `margin` after its time, and what is granted from `margin` before its time on
 -- is counted on both sides of it: the upstream's clock may differ by as much.

@@ -1,15 +1,16 @@
 -- codec.lua: numbers as bytes. Integers are big-endian. All times are microseconds since 1970.
 -- miniredis has neither struct nor bit, hence string.byte and string.char.
 --
--- Every file of a script puts its functions in one table. What a closure captures from far outside costs time at every
--- call of the script, hence the blocks, and the locals at their beginning.
+-- Every file of a script puts its functions in one table. At every call of the script a closure
+-- costs time, and so does each local that it captures, more if that stands far outside. Hence the
+-- blocks, and the locals at their beginning.
 
 local codec
 do
 local byte, char = string.byte, string.char
 
 codec = {
-  -- Doubles hold every integer up to here. Only exempt tenants can count so far: no further.
+  -- Doubles hold every integer up to here. Only what exempt tenants take can come near.
   MOST = 9007199254740992,
 
   -- A 7-byte integer, 0 <= n < 2^56.

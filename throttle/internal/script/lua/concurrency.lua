@@ -6,9 +6,9 @@
 --   payload     used(7) hold(7) entry*
 --   entry       expires(7) units(5) id(8), the soonest to expire first
 --
--- `hold` is for how long units are held (us), as far as is known: at first what the first grant said
--- it might be, then never less than the newest, falling towards shorter ones by a quarter each. So
--- an expected start is an upper bound as long as holders do not take longer.
+-- `hold` estimates how long units are held (us). It begins with what the first grant said. A longer
+-- hold replaces it at once, a shorter one moves it by a quarter of the way. So an expected start is
+-- an upper bound as long as holders do not take longer.
 
 do
 local sub, find, ceil, max = string.sub, string.find, math.ceil, math.max
@@ -16,9 +16,10 @@ local pack7, unpack7, pack5, unpack5 = codec.pack7, codec.unpack7, codec.pack5, 
 
 local LEASE = 20 -- bytes of an entry
 
+-- lease_units returns what the lease at a place holds.
 local function lease_units(data, i) return unpack5(data, i + 7) end
 
--- The place of a lease in st.data, or nil.
+-- find_lease returns the place of a lease in st.data, or nil.
 local function find_lease(st, id)
   local from = st.first
   while true do
@@ -29,12 +30,14 @@ local function find_lease(st, id)
   end
 end
 
+-- drop_lease removes the lease at a place.
 local function drop_lease(st, i)
   st.used = st.used - lease_units(st.data, i)
   st.data = sub(st.data, st.first, i - 1) .. sub(st.data, i + LEASE)
   st.first = 1
 end
 
+-- add_lease puts a lease where its expiry belongs.
 local function add_lease(st, expires, units, id)
   local entry = pack7(expires) .. pack5(units) .. id
   local i = #st.data + 1 -- leases of another length may be there
@@ -44,6 +47,7 @@ local function add_lease(st, expires, units, id)
   st.used = st.used + units
 end
 
+-- give_back_lease lowers what a lease holds, and returns by how much.
 local function give_back_lease(st, now, at, cost, id)
   local i = find_lease(st, id)
   if not i then return 0 end
@@ -73,7 +77,7 @@ algorithms['c'] = {
     return max(from, now + ceil(over / st.limit) * max(st.hold, st.lease))
   end,
 
-  -- What is given back is looked at when it is; a lease that runs out has to be looked for.
+  -- What is given back is looked at then. A lease that runs out has to be looked for.
   opens_at = function(st, now)
     if st.first > #st.data then return now + st.lease end
     return unpack7(st.data, st.first)
@@ -93,7 +97,7 @@ algorithms['c'] = {
     return units
   end,
 
-  -- One that ran out is taken anew if there is room.
+  -- A lease that ran out is taken again if there is room.
   renew = function(st, now, cost, id)
     local i = find_lease(st, id)
     if i then
@@ -115,7 +119,7 @@ algorithms['c'] = {
     return unpack7(st.data, #st.data - LEASE + 1)
   end,
 
-  -- How long units are held is remembered for a while.
+  -- `hold` outlives the leases for a while.
   kept_until = function(st, now)
     local last = st.first <= #st.data and unpack7(st.data, #st.data - LEASE + 1) or now
     return max(last, st.hold > 0 and now + st.lease or now)

@@ -1,13 +1,13 @@
 -- fixed.lua: no bucket of `period` ever holds more than `limit` units.
 -- Source: the fixed window counter. Buckets are aligned to 1970, or start at the first use.
 --
---   parameters  p1 limit (units), p2 period (us), p3 margin (us), p4 first_use (1, or 0 for the clock)
---   payload     start(7) last(7) used(7): when the bucket began, when a unit was last taken, how many
+--   parameters  p1 limit (units), p2 period (us), p3 margin (us), p4 first_use (1) or clock (0)
+--   payload     start(7) last(7) used(7): when the bucket began, when a unit was last taken, units
 --
 -- With `first_use` a bucket lasts period + margin. By the clock, the last `margin` of a bucket
 -- grants nothing: a call that leaves then may arrive in the next one.
 
--- When the bucket by the clock that `time` falls in began.
+-- clock_start tells when the bucket that holds `time` began, by the clock.
 
 do
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max

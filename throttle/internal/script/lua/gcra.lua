@@ -3,7 +3,7 @@
 -- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
 --
 --   parameters  p1 burst (units of a full bucket), p2 span (us), p3 drain (units a span), reduced
---   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, and parts < span
+--   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span
 --
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
 
@@ -36,13 +36,13 @@ local function scale_by(a, b, c)
   return quotient + a * whole, rest
 end
 
--- How long so much takes to drain, in whole us.
+-- drain_time returns how long so much takes to drain, in whole us.
 local function drain_time(st, units, parts)
   local time, rest = scale_by(min(units, MOST), st.span, st.drain)
   return time + ceil((rest + parts) / st.drain)
 end
 
--- units + parts less what drains in `time`; below 0 is 0.
+-- less_drained returns units and parts less what drains in `time`, at least 0.
 local function less_drained(st, units, parts, time)
   if time <= 0 then return units, parts end
   local drained, rest = scale_by(time, st.drain, st.span)

@@ -1,34 +1,52 @@
--- line_take.lua: who is taken from a line.
+-- line_take.lua: takes tickets from a line.
 --
 -- new_take(L) -> T, with these verbs:
---   put_back(record)               puts back what a process took that has not said so since: at their ranks; units stay charged
---   take(names, want, own, taken)  takes up to `want` tickets of the queues, in their order, into taken; own is the appointment that
---                                  the process had. It returns when to ask again, 0 if nobody waits in these queues
+--   put_back(record)   puts back the tickets that a process took and has not acknowledged, at their
+--                      ranks; their units stay charged
+--   take(names, want, own, taken) -> next
+--                      takes up to `want` tickets of the queues, in their order, into `taken`; own
+--                      is the appointment of the process; next: when to ask again, 0 if nobody
+--                      waits in these queues
+--
+-- taken is a list of take.lua's reply, three or more values a ticket, with n, how many tickets, and
+-- kept, the text of each for the record.
 
 local new_take
 do
 local match, gmatch, sub, format = string.match, string.gmatch, string.sub, string.format
 local max, min, ceil = math.max, math.min, math.ceil
 
-local STEPS = 128       -- how many flows one call looks at, at the most, beside those it takes
-local SPACING = 5000    -- us between appointments
-local LATEST = 1000000  -- us until the latest appointment
-local FORGET = 10000    -- us after which an appointment that was not kept is forgotten
+local STEPS = 128       -- flows that one call looks at besides those that it takes from
+local DUE = '128'       -- nodes that one call looks at
+local HEADS = 16        -- tickets of a flow that are read at once
+local CHANGES = 1000000 -- us between looks after changes of limits
 
 function new_take(L)
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local T, turns = {}, nil
 
-  -- The first flows of a node, in order, with their tickets and scopes, in a few calls.
-  local function load_list(node, n)
-    local found
-    if call.only_tenants then
-      found = redis.call('ZRANGE', P .. 'n:' .. node.name, '0', format('%d', n - 1))
-    else
-      found = redis.call('ZRANGE', P .. 'n:' .. node.name, '0', format('%d', n - 1), 'WITHSCORES')
+  -- load_heads reads the first tickets of flows, as many as may be taken, in few commands.
+  local function load_heads(list, n)
+    local last, tickets = format('%d', min(HEADS - 1, ceil(n / max(1, #list)))), {}
+    for k = 1, #list do
+      local flow = list[k]
+      if not flow.heads and flow.popped == 0 then
+        flow.heads, flow.head = redis.call('ZRANGE', P .. 'f:' .. flow.id, '0', last), 1
+        for i = 1, #flow.heads do tickets[#tickets + 1] = flow.heads[i] end
+      end
     end
-    local step = call.only_tenants and 1 or 2
+    L.read_all('t', tickets)
+  end
+
+  -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
+  local function load_list(node, n)
+    local key, last, found, step = P .. 'n:' .. node.name, format('%d', n - 1), nil, 1
+    if call.only_tenants then
+      found = redis.call('ZRANGE', key, '0', last)
+    else
+      found, step = redis.call('ZRANGE', key, '0', last, 'WITHSCORES'), 2
+    end
     local ids, members = {}, {}
     for i = 1, #found, step do
       ids[#ids + 1] = sub(found[i], 18)
@@ -61,22 +79,13 @@ function new_take(L)
         end
       end
     end
-    if stale[1] then redis.call('ZREM', P .. 'n:' .. node.name, unpack(stale)) end
+    if stale[1] then redis.call('ZREM', key, unpack(stale)) end
     node.list, node.more = list, #ids == n
     scopes.read(call, suffixes)
-    -- The tickets of all of them in one call: a few each, as many as may be taken.
-    local heads, per_flow, tickets = {}, format('%d', min(15, ceil(n / max(1, #list)))), {}
-    for k = 1, #list do
-      local flow = list[k]
-      if not flow.heads and flow.popped == 0 then
-        flow.heads, flow.head = redis.call('ZRANGE', P .. 'f:' .. flow.id, '0', per_flow), 1
-        for i = 1, #flow.heads do tickets[#tickets + 1] = flow.heads[i] end
-      end
-    end
-    L.read_all('t', tickets)
+    load_heads(list, n)
   end
 
-  -- head_of is the first flow of a node with its first ticket; what is stale is dropped.
+  -- head_of returns the first flow of a node and its first ticket. Stale flows are dropped.
   local function head_of(node, n)
     while true do
       if not node.list or not node.list[1] and node.more then
@@ -90,17 +99,20 @@ function new_take(L)
         local ticket = flow.suffix == node.suffix and L.first_ticket(flow)
         if ticket then return flow, ticket end
         table.remove(node.list, 1)
-        if flow.suffix == node.suffix then flow.suffix, flow.changed = nil, true end -- nothing is left of it
+        if flow.suffix == node.suffix then flow.suffix, flow.changed = nil, true end -- it is empty
       end
     end
   end
 
-  -- settle_in puts a flow in its place by its new score.
+  -- settle_in puts a flow in its place in a node's list, by its new score.
   local function settle_in(node, flow)
     local list, score = node.list, flow.score
     local i = #list
-    while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > flow.rank) do i = i - 1 end
-    if i == #list and node.more then return end -- behind some that were not read
+    while i > 0 and
+      (list[i].score > score or list[i].score == score and list[i].rank > flow.rank) do
+      i = i - 1
+    end
+    if i == #list and node.more then return end -- it stands behind flows that were not read
     table.insert(list, i + 1, flow)
   end
 
@@ -113,7 +125,8 @@ function new_take(L)
     L.due(flow.queue, suffix, time)
   end
 
-  -- open_node looks at a node of some tenants that is due: who has room there goes where it waits next.
+  -- open_node looks at a node that is due: flows that have room there go where they wait next. It
+  -- returns how many steps are left.
   local function open_node(node, steps)
     while steps > 0 do
       steps = steps - 1
@@ -130,38 +143,68 @@ function new_take(L)
       table.remove(node.list, 1)
       move(flow, ticket, blocked and blocked.suffix or ROOT, blocked and time or now)
       local scope = node.shared and flow.suffix == ROOT and call.open[node.suffix]
-      if scope then -- what it will take is not free for the next
-        scope.ahead = scope.ahead or {}
-        for unit, cost in pairs(ticket.costs.units) do scope.ahead[unit] = (scope.ahead[unit] or 0) + cost end
+      if scope then -- what the flow will take is not free for the next
+        local ahead = scope.ahead or {}
+        for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
+        scope.ahead = ahead
       end
     end
     return steps
   end
 
-  -- hand_out adds a ticket to what is taken: a text, when it was granted, and how much each window has then.
+  -- hand_out adds a ticket to what is taken: its text, when it was granted, and how much each
+  -- window has counted then. What never fits is not charged, and says nothing of the windows.
   local function hand_out(taken, flow, ticket, status, at)
     local n = #taken
-    taken[n + 1] = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' .. flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
-    taken[n + 2] = at
+    local text = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' ..
+      flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
+    taken[n + 1], taken[n + 2] = text, at
     taken.n = taken.n + 1
-    if not flow.static then flow.static = format(' %d ', flow.weight) .. table.concat(flow.suffixes, '+') .. ';' .. flow.own_text end
-    taken.kept[taken.n] = taken[n + 1] .. flow.static .. (at == now and '\n' or format('\t%d\n', at))
+    if not flow.static then -- the same for all of its tickets
+      local suffixes = table.concat(flow.suffixes, '+')
+      flow.static = format(' %d ', flow.weight) .. suffixes .. ';' .. flow.own_text
+    end
+    taken.kept[taken.n] = text .. flow.static .. (at == now and '\n' or format('\t%d\n', at))
     n = n + 2
     for i = 1, #call.windows do taken[n + i] = 0 end
     if status ~= '1' then return end
     local list = flow.scopes
     for s = 1, #list do
       local of, states = list[s].of.windows, list[s].states
-      for j = 1, #of do taken[n + of[j]] = call.windows[of[j]].algorithm.used(states[of[j]]) end
+      for j = 1, #of do
+        local i = of[j]
+        taken[n + i] = call.windows[i].algorithm.used(states[i])
+      end
     end
   end
 
-  local function pop(flow, ticket)
+  -- hand_out_first hands out the first ticket of the first flow at ROOT, whose next one then waits.
+  local function hand_out_first(root, flow, ticket, taken, never)
+    if never then
+      hand_out(taken, flow, ticket, '7', now)
+      L.reopen(flow, nil)
+    elseif #L.scopes_of(flow) < #call.scopes then -- it joined when the policy had not all of them
+      hand_out(taken, flow, ticket, '8', now)
+    else
+      local list, at = L.scopes_of(flow)
+      local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
+      windows.take(call, list, ticket.costs.windows, at, 0, id)
+      L.charge(flow, ticket.costs, 1)
+      if turns then turns.charge(flow, ticket.costs) end
+      hand_out(taken, flow, ticket, '1', at)
+    end
+    table.remove(root.list, 1)
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     L.forget(flow, ticket.id, ticket.costs)
+    local second = flow.n > 0 and L.first_ticket(flow)
+    if second then
+      flow.rank, flow.changed = second.rank, true
+      flow.score = L.score(root, flow)
+      settle_in(root, flow)
+    end
   end
 
-  -- serve_root takes from those that wait for a slot, by tag.
+  -- serve_root takes from the flows that wait for a slot, by tag.
   local function serve_root(q, want, taken, steps)
     local root = L.node_of(q.name, ROOT)
     while steps > 0 do
@@ -173,7 +216,7 @@ function new_take(L)
       end
       local tag = L.tag_of(root, flow)
       if tag > flow.score then
-        -- The tenant's tag has moved since, by another flow of its.
+        -- The tenant's tag has moved since, by a grant to another of its flows.
         table.remove(root.list, 1)
         flow.score = tag
         settle_in(root, flow)
@@ -190,27 +233,7 @@ function new_take(L)
           L.set_due(q.name, ROOT, now)
           return
         else
-          if never then
-            hand_out(taken, flow, ticket, '7', now)
-            L.reopen(flow, nil)
-          elseif #L.scopes_of(flow) < #call.scopes then -- it joined when the policy had not all of them
-            hand_out(taken, flow, ticket, '8', now)
-          else
-            local list, at = L.scopes_of(flow)
-            local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
-            windows.take(call, list, ticket.costs.windows, at, 0, id)
-            L.charge(flow, ticket.costs, 1)
-            if turns then turns.charge(flow, ticket.costs) end
-            hand_out(taken, flow, ticket, '1', at)
-          end
-          table.remove(root.list, 1)
-          pop(flow, ticket)
-          local second = flow.n > 0 and L.first_ticket(flow)
-          if second then
-            flow.rank, flow.changed = second.rank, true
-            flow.score = L.score(root, flow)
-            settle_in(root, flow)
-          end
+          hand_out_first(root, flow, ticket, taken, never)
         end
       end
     end
@@ -219,16 +242,18 @@ function new_take(L)
 
   -- serve takes tickets of a queue until there are `want`, or none fits.
   local function serve(q, want, taken)
-    local steps = STEPS
-    local found = redis.call('ZRANGEBYSCORE', P .. 'd:' .. q.name, '-inf', format('%d', now), 'LIMIT', '0', '128')
+    local key, steps = P .. 'd:' .. q.name, STEPS
+    local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
     L.dues[q.name] = L.dues[q.name] or {}
-    local known, root_due = L.dues[q.name], false
+    local known = L.dues[q.name]
     for i = 1, #found do
       if known[found[i]] == nil then known[found[i]] = now end
     end
     for i = 1, #found do
       local time = known[found[i]]
-      if found[i] ~= ROOT and time and time <= now then steps = open_node(L.node_of(q.name, found[i]), steps) end
+      if found[i] ~= ROOT and time and time <= now then
+        steps = open_node(L.node_of(q.name, found[i]), steps)
+      end
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
     local time = L.due_at(q.name, ROOT)
@@ -239,21 +264,24 @@ function new_take(L)
     end
   end
 
-  -- Other limits may let in whoever waits, and everybody has to be looked at again. While workers
-  -- disagree, in a rolling deploy, that is once a second. So it is after the clock was set back: nobody would be due for as long.
+  -- look_at_changes has all nodes due after limits have changed: other limits may let in more.
+  -- While workers disagree, in a rolling deploy, it does so once a second. After the clock was set
+  -- back it does so too: nothing would be due until the clock has caught up.
   local function look_at_changes()
     local known, limits, set_back = L.read('u', 'limits'), windows.limits(), false
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, set_back = now, true, true end
     end
-    if not set_back and (known == limits or known and now < L.limits_at + 1000000) then return end
+    local recent = known and now < L.limits_at + CHANGES
+    if not set_back and (known == limits or recent) then return end
     L.write('u', 'limits', limits)
     L.limits_at, L.line_changed = now, true
     if not known and not set_back then return end
     for name, q in pairs(L.queues) do
       if q.n > 0 then
-        redis.call('ZUNIONSTORE', P .. 'd:' .. name, 1, P .. 'd:' .. name, 'WEIGHTS', '1e-6')
-        expire(P .. 'd:' .. name, L.ttl)
+        local key = P .. 'd:' .. name
+        redis.call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', '1e-6') -- long ago, in the same order
+        expire(key, L.ttl)
       end
     end
   end
@@ -262,33 +290,34 @@ function new_take(L)
     local J = new_join(L)
     L.read_line()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, costs, rank, flow_id, key, tenant, weight, list, own = match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) 1 (%S+) ([^;]*);([^\t]*)')
+      local id, costs, rank, flow_id, key, tenant, weight, list, own =
+        match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) 1 (%S+) ([^;]*);([^\t]*)')
       if id and not L.read('t', id) then -- what never fits is not put back
         local suffixes = {}
         for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end
         local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, own)
-        J.join({ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant, suffixes = suffixes, own = own,
-          costs_text = costs, key = key, options = '', rank = rank}, L.scopes_of(flow))
+        J.join({
+          ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
+          suffixes = suffixes, own = own, costs_text = costs, key = key, options = '', rank = rank,
+        }, L.scopes_of(flow))
       end
     end
   end
 
-  -- appointment is when a server that asks now shall ask again.
-  local function appointment(q, time, own)
-    if time <= now then return now end
-    if q.last < now - FORGET or q.last == own or time < q.first then
-      q.first, q.last = time, time
-    else
-      local last = q.last
-      q.last = max(time, last + SPACING)
-      if q.last > last + SPACING then q.first = q.last end
+  -- next_time returns when to ask these queues again, 0 if nobody waits there.
+  local function next_time(names, own)
+    local first, time = nil, 0
+    for i = 1, #names do
+      local q = L.queues[names[i]]
+      if q and q.n == 0 and q.last > 0 then
+        q.first, q.last, q.changed = 0, 0, true -- its servers ask when they are nudged
+      elseif q and q.n > 0 then
+        local head = redis.call('ZRANGE', P .. 'd:' .. q.name, '0', '0', 'WITHSCORES')[2]
+        local at = head and head + 0 or appointments.latest(now)
+        if not first or at < time then first, time = q, at end
+      end
     end
-    if q.last > now + LATEST then
-      q.last = now + LATEST
-      q.first = min(q.first, q.last)
-    end
-    q.changed = true
-    return q.last
+    return first and appointments.next(first, now, time, own) or 0
   end
 
   function T.take(names, want, own, taken)
@@ -297,7 +326,7 @@ function new_take(L)
     L.read_all('u', fields)
     L.read_line()
     look_at_changes()
-    local with = nil -- the least name of all that were asked for together
+    local with = nil -- the least name of all queues that were asked for together
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q and (not with or q.with < with) then with = q.with end
@@ -312,19 +341,7 @@ function new_take(L)
     end
     if turns then turns.write() end
     L.flush()
-    local first, time = nil, 0
-    for i = 1, #names do
-      local q = L.queues[names[i]]
-      if q and q.n == 0 and q.last > 0 then
-        q.first, q.last, q.changed = 0, 0, true -- servers of an empty queue ask when they are nudged
-      elseif q and q.n > 0 then
-        local head = redis.call('ZRANGE', P .. 'd:' .. q.name, '0', '0', 'WITHSCORES')[2]
-        local at = head and head + 0 or now + LATEST
-        if not first or at < time then first, time = q, at end
-      end
-    end
-    if not first then return 0 end
-    return appointment(first, time, own)
+    return next_time(names, own)
   end
 
   return T

@@ -1,16 +1,22 @@
 -- line_turns.lua: whose turn it is where queues wait that no server asks for together.
 --
--- A take serves the queues of one server. Queues of other servers that wait at the same scope share with them what becomes free, by
--- start-time fair queueing, as tenants do within a queue. A queue's tag at a scope moves by what it took of the tightest window, over the
--- weights of its flows that wait there; at a tenant's own scope, queues have equal weights. A take leaves room for the tickets of
--- others that come before its own, if these are about to ask: they have an appointment about now, or are told that their ticket fits
--- later. (Of slots nobody knows when.) A queue whose appointment has passed for LATE holds up nobody, and gets no credit.
+-- A take serves the queues of one server. Queues of other servers that wait at the same scope share
+-- with them what becomes free, by start-time fair queueing, as tenants do within a queue. A queue's
+-- tag at a scope moves by what it took of the tightest window, over the weights of its flows that
+-- wait there. At a tenant's own scope queues have equal weights.
+--
+-- A take leaves room for tickets of other queues that come before its own, if servers are about to
+-- ask for them: they have an appointment about now, or were told that their ticket fits later. For
+-- slots only an appointment counts, as nobody knows when one is free. A queue whose appointment has
+-- passed for LATE holds up nobody, and gets no credit.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V queue=tag queue=tag ...": the tags that are above V
 --
--- new_turns(L, names, with) -> U, or nil if no queue of another server waits; with: what the servers of these queues are known by
---   at(flow, scope) -> {reserved, lapses}: units that are left to others, and until when; nil if nobody else waits there
+-- new_turns(L, names, with) -> U, or nil if no queue of another server waits. names are the queues
+-- of this take, with is what the servers of these queues are known by (z in line.lua).
+--   at(flow, scope) -> {reserved, lapses}: units that are left to others, and until when; nil if
+--                         nobody else waits there
 --   charge(flow, costs)   counts what was taken
 --   write()               writes the tags that have moved
 
@@ -20,9 +26,8 @@ local match, gmatch, format, sub = string.match, string.gmatch, string.format, s
 local max, min, ceil = math.max, math.min, math.ceil
 
 local LATE = 20000      -- us
-local SHARE = 100000000 -- what a tag moves by for all that a window holds
-local FLOWS = 16        -- so many flows of a node are weighed
-local KEPT = 60000      -- ms
+local FLOWS = 16        -- flows of a node that are weighed
+local KEPT = 60000      -- ms for which tags are kept, at least
 
 function new_turns(L, names, with)
   local own, others = {}, nil
@@ -43,7 +48,7 @@ function new_turns(L, names, with)
 
   local U, turns = {}, {}
 
-  -- When the nodes of a queue are due: those that are due latest may be left out.
+  -- dues_of tells when the first 128 nodes of a queue are due.
   local function dues_of(other)
     local dues = other.dues
     if dues then return dues end
@@ -54,6 +59,7 @@ function new_turns(L, names, with)
     return dues
   end
 
+  -- weight_at returns the weight of a queue's flows that wait at a scope, or at ROOT if none does.
   local function weight_at(queue, scope)
     if scope.of.of_tenant then return 1000 end
     local node, ids, sum = P .. 'n:' .. queue .. '|' .. scope.suffix, {}, 0
@@ -72,30 +78,24 @@ function new_turns(L, names, with)
     return sum
   end
 
-  -- What costs, by window, move a tag by.
+  -- step returns what costs, by window, move a tag by.
   local function step(scope, costs, weight)
-    local of, part = scope.of.windows, 0
-    for j = 1, #of do
-      local i = of[j]
-      local p = (costs[i] or 0) / call.windows[i].algorithm.capacity(scope.states[i])
-      if p > part then part = p end
-    end
-    return max(1, ceil(part * SHARE * 1000 / weight))
+    return max(1, ceil(L.part_of(scope, costs) * 1000 / weight))
   end
 
-  -- What a ticket of others costs, by unit and by window: the mean.
+  -- mean_costs returns what a ticket of others costs, by unit and by window.
   local function mean_costs(scope, of)
     local units, costs, list = {}, {}, scope.of.windows
     for j = 1, #list do
       local i = list[j]
       local unit = call.windows[i].unit
-      units[unit] = ceil(L.units_of(of, unit) / of.n)
+      units[unit] = ceil(line_units.of_unit(of, unit) / of.n)
       costs[i] = units[unit]
     end
     return units, costs
   end
 
-  -- Until when room is left to a queue; 0 if it is not.
+  -- lapses tells until when room is left to a queue, 0 if it is not.
   local function lapses(scope, other, due)
     local of, slots = scope.of.windows, false
     for j = 1, #of do slots = slots or call.windows[of[j]].algorithm.release end
@@ -103,38 +103,56 @@ function new_turns(L, names, with)
     return other.asks <= now + LATE and other.asks + LATE or 0
   end
 
-  local function new_turn(flow, scope)
-    local list, suffix = {}, scope.suffix
-    for k = 1, #others do
-      local name, dues = others[k].name, dues_of(others[k])
-      local due = dues[suffix] or dues[windows.ROOT] -- who fits everywhere waits there
-      if due then
-        local of
-        if call.only_tenants and scope.of.of_tenant then
-          of = L.flow_of(name .. flow.values)
-        else
-          of = L.node_of(name, suffix)
-        end
-        if of and of.n > 0 and (of.suffix == suffix or of.suffix == windows.ROOT) then
-          local units, costs = mean_costs(scope, of)
-          list[#list + 1] = {
-            name = name, lapses = lapses(scope, others[k], due), n = of.n, units = units, step = step(scope, costs, max(1, weight_at(name, scope))), tag = 0,
-          }
-        end
-      end
+  -- waits_there returns what another queue has waiting at a scope, or nil.
+  local function waits_there(name, flow, scope)
+    local of
+    if call.only_tenants and scope.of.of_tenant then
+      of = L.flow_of(name .. flow.values)
+    else
+      of = L.node_of(name, scope.suffix)
     end
-    if not list[1] then return false end
+    local there = of and of.n > 0 and (of.suffix == scope.suffix or of.suffix == windows.ROOT)
+    return there and of or nil
+  end
+
+  -- read_tags returns V of a scope, and the tags of queues that are above it.
+  local function read_tags(suffix)
     local v, tags = 0, {}
     local text = redis.call('GET', P .. 's:' .. suffix)
     if text then
       v = match(text, '^%d+') + 0
       for name, tag in gmatch(text, '([^ =]*)=(%d+)') do tags[name] = tag + 0 end
     end
-    local turn = {scope = scope, others = list, v = v, tags = tags, tag = v, weight = 0, moved = true, changed = false, reserved = {}, lapses = 0}
+    return v, tags
+  end
+
+  -- new_turn returns what is known of the turns at a scope, or false if nobody else waits there.
+  local function new_turn(flow, scope)
+    local list, suffix = {}, scope.suffix
+    for k = 1, #others do
+      local name, dues = others[k].name, dues_of(others[k])
+      local due = dues[suffix] or dues[windows.ROOT] -- flows that fit everywhere wait at ROOT
+      local of = due and waits_there(name, flow, scope)
+      if of then
+        local units, costs = mean_costs(scope, of)
+        list[#list + 1] = {
+          name = name, n = of.n, tag = 0, units = units, lapses = lapses(scope, others[k], due),
+          step = step(scope, costs, max(1, weight_at(name, scope))),
+        }
+      end
+    end
+    if not list[1] then return false end
+    local v, tags = read_tags(suffix)
+    local turn = {
+      scope = scope, others = list, v = v, tags = tags, tag = v, weight = 0, moved = true,
+      changed = false, reserved = {}, lapses = 0,
+    }
     for i = 1, #names do
       turn.tag = max(turn.tag, tags[names[i]] or 0)
       local q = L.queues[names[i]]
-      if q and q.n > 0 and not scope.of.of_tenant then turn.weight = turn.weight + weight_at(names[i], scope) end
+      if q and q.n > 0 and not scope.of.of_tenant then
+        turn.weight = turn.weight + weight_at(names[i], scope)
+      end
     end
     turn.weight = scope.of.of_tenant and 1000 or max(turn.weight, flow.weight)
     for k = 1, #list do list[k].tag = max(v, tags[list[k].name] or 0) end
@@ -154,7 +172,9 @@ function new_turns(L, names, with)
         local other = turn.others[k]
         if other.tag < turn.tag and other.lapses > 0 then
           local before = min(other.n, ceil((turn.tag - other.tag) / other.step))
-          for unit, cost in pairs(other.units) do turn.reserved[unit] = (turn.reserved[unit] or 0) + before * cost end
+          for unit, cost in pairs(other.units) do
+            turn.reserved[unit] = (turn.reserved[unit] or 0) + before * cost
+          end
           turn.lapses = min(turn.lapses, other.lapses)
         end
       end
@@ -176,22 +196,27 @@ function new_turns(L, names, with)
     end
   end
 
+  -- write_tags writes the tags at a scope, and keeps them until its windows are empty.
+  local function write_tags(suffix, turn)
+    local tags, words, lasts = turn.tags, {format('%d', turn.v)}, now
+    for i = 1, #names do
+      if L.queues[names[i]] then tags[names[i]] = turn.tag end
+    end
+    for name, tag in pairs(tags) do
+      if tag > turn.v then words[#words + 1] = format('%s=%d', name, tag) end
+    end
+    local of = turn.scope.of.windows
+    for j = 1, #of do
+      local i = of[j]
+      lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
+    end
+    local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
+    redis.call('SET', P .. 's:' .. suffix, table.concat(words, ' '), 'PX', ms)
+  end
+
   function U.write()
     for suffix, turn in pairs(turns) do
-      if turn and turn.changed then
-        local tags, words, lasts = turn.tags, {format('%d', turn.v)}, now
-        for i = 1, #names do
-          if L.queues[names[i]] then tags[names[i]] = turn.tag end
-        end
-        for name, tag in pairs(tags) do
-          if tag > turn.v then
-            words[#words + 1] = format('%s=%d', name, tag)
-          end
-        end
-        local of = turn.scope.of.windows
-        for j = 1, #of do lasts = max(lasts, call.windows[of[j]].algorithm.resets_at(turn.scope.states[of[j]], now)) end
-        redis.call('SET', P .. 's:' .. suffix, table.concat(words, ' '), 'PX', format('%d', max(KEPT, ceil((lasts - now) / 1000))))
-      end
+      if turn and turn.changed then write_tags(suffix, turn) end
     end
   end
 

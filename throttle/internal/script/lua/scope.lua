@@ -1,4 +1,4 @@
--- scope.lua: the value of one scope, which holds all windows that are counted by the same attributes.
+-- scope.lua: the value of one scope: all windows that are counted by the same attributes.
 --
 --   value    format(1) last(7) section*
 --   section  length of name(1) name kind(1) expires(7) length of payload(3) payload
@@ -10,20 +10,27 @@
 --
 -- algorithms[kind], the file of each, is a table of
 --   readable(payload) -> whether the bytes have the shape that load expects
---   load(p1, p2, p3, p4, payload, now) -> st, the state as it is at `now`, from the parameters and the bytes (or nil)
---   fits_at(st, now, from, cost, ahead, each) -> time >= from, the earliest at which `cost` units fit if `ahead`
---                                       units go first, tickets of `each` (1: any); reads only
---   rid_at(st, start, units) -> time    if there: from when on a cost fits that did not beside a ticket granted at `start`, if no
---                                       more than `units` were granted since, itself included
---   opens_at(st, now) -> time           if there: the next look at a full window, if nothing is given back before
---   take(st, now, cost, hold, id)       counts `cost` units, which may be held for `hold` by the reservation `id`
---   give_back(st, now, at, cost, id) -> units, at most what was taken at `at` and still counts
---   capacity(st) -> units, the most that ever fit
---   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id) -> units: if there, what is
---                                       held by a lease is given back, or kept for as long again
---   used(st) -> units                   resets_at(st, now) -> when nothing counts any more
---   kept_until(st, now) -> time         if there: until when the state is of use, if that is longer
---   payload(st, now) -> bytes            longest(window) -> seconds     if there: for how long a line may have to wait for it
+--   load(p1, p2, p3, p4, payload, now) -> st
+--                                  the state at `now`, from the parameters and the bytes (or nil)
+--   fits_at(st, now, from, cost, ahead, each) -> time >= from
+--                                  the earliest time at which `cost` units fit if `ahead` units go
+--                                  first, in tickets of `each` (1: any); it only reads
+--   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
+--   give_back(st, now, at, cost, id) -> units
+--                                  gives back what was taken at `at` and still counts
+--   capacity(st) -> units          the most that ever fit
+--   used(st) -> units              what is counted
+--   resets_at(st, now) -> time     when nothing is counted any more
+--   payload(st, now) -> bytes
+-- and, where the algorithm has them:
+--   rid_at(st, start, units) -> time
+--                                  when a cost fits that did not fit beside a ticket granted at
+--                                  `start`, if no more than `units` were granted since, it included
+--   opens_at(st, now) -> time      the next look at a full window, if nothing is given back before
+--   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id) -> units
+--                                  what is held by a lease is given back, or kept for as long again
+--   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
+--   longest(window) -> seconds     how long a line may have to wait for the window
 
 local scopes
 do
@@ -32,9 +39,12 @@ local pack7, unpack7 = codec.pack7, codec.unpack7
 
 local FORMAT = 1
 
-local function fail(scope, reason) scope.failed = 'SLUICE_STATE key ' .. scope.call.P .. scope.suffix .. ': ' .. reason end
+-- fail notes why nothing can be decided about a scope.
+local function fail(scope, reason)
+  scope.failed = 'SLUICE_STATE key ' .. scope.call.P .. scope.suffix .. ': ' .. reason
+end
 
--- The state of a window from its bytes, by the policy's parameters or the tenant's own.
+-- load_window makes a window's state of its bytes, by the policy's parameters or the tenant's own.
 local function load_window(scope, i, payload)
   local window = scope.call.windows[i]
   local algorithm, own = window.algorithm, scope.own and scope.own[window.name]
@@ -49,7 +59,8 @@ local function load_window(scope, i, payload)
     st = algorithm.load(window.p1, window.p2, window.p3, window.p4, payload, scope.now)
   end
   if st.refused then
-    scope.failed = 'SLUICE_CLOCK window ' .. window.name .. ': the time of Redis is not among the ticks that were sent'
+    scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
+      ': the time of Redis is not among the ticks that were sent'
   end
   scope.states[i] = st
 end
@@ -62,7 +73,7 @@ local function counts(scope, name)
   return false
 end
 
--- parse reads the value's sections into the windows' states; what it cannot read is said in scope.failed.
+-- parse reads the value's sections into the windows' states. scope.failed says what it cannot read.
 local function parse(scope, raw)
   local len, heads = #raw, scope.of.heads
   if byte(raw, 1) ~= FORMAT then
@@ -90,8 +101,11 @@ local function parse(scope, raw)
       else
         if byte(raw, i + 1) == 33 then -- '!'
           scope.upstream = scope.upstream or {}
-          scope.upstream[sub(raw, i + 1, kind - 1)] = {kind = sub(raw, kind, kind), expires = expires, payload = sub(raw, kind + 11, ends)}
-        elseif not counts(scope, sub(raw, i + 1, kind - 1)) then -- what another algorithm left cannot be read: the window starts empty
+          scope.upstream[sub(raw, i + 1, kind - 1)] = {
+            kind = sub(raw, kind, kind), expires = expires, payload = sub(raw, kind + 11, ends),
+          }
+        elseif not counts(scope, sub(raw, i + 1, kind - 1)) then
+          -- A window of this name has another algorithm now: it starts empty, and the section goes.
           scope.others = scope.others or {}
           scope.others[#scope.others + 1] = {expires = expires, bytes = sub(raw, i, ends)}
         end
@@ -115,8 +129,9 @@ local function reload(scope, now)
   end
 end
 
--- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its place
--- in the policy, own the tenant's own parameters by window (or nil), which hold where the scope contains the tenant.
+-- open(call, suffix, number, own) -> the scope of that key, with the windows' states. number is its
+-- place in the policy. own are the tenant's own parameters by window, or nil: they hold where the
+-- scope contains the tenant.
 local function open(call, suffix, number, own)
   local scope, of = call.open[suffix], call.scopes[number]
   if not of.of_tenant then own = nil end
@@ -130,7 +145,10 @@ local function open(call, suffix, number, own)
   local raw, read = call.raw[suffix], true
   if raw == nil then raw, read = redis.call('MGET', call.P .. suffix)[1], false end
   -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
-  scope = {call = call, suffix = suffix, of = of, own = own, now = call.now, states = {false, false}, changed = false, upstream = nil}
+  scope = {
+    call = call, suffix = suffix, of = of, own = own, now = call.now, states = {false, false},
+    changed = false, upstream = nil,
+  }
   call.open[suffix] = scope
   if raw then
     parse(scope, raw)
@@ -144,8 +162,8 @@ local function open(call, suffix, number, own)
   return scope
 end
 
--- keep keeps the values of scopes for open; from is where they begin, and their keys. MGET says of a list or a hash that there is no value: if one of
--- them may be that, open looks again.
+-- keep keeps the values of scopes for open. They begin at `from`, as their keys do. MGET says of a
+-- list or a hash that there is no value: open looks again if one of them may be that.
 local function keep(call, suffixes, keys, values, from)
   local raw, missing, n = call.raw, {}, 0
   for i = 1, #suffixes do
@@ -170,17 +188,19 @@ local function read(call, suffixes)
   keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
 end
 
--- section is what goes before a payload. Long strings are only joined once, in the end: every byte of a new one costs time.
+-- section returns what goes before a payload. Long strings are only joined once, in the end: every
+-- byte of a new one costs time.
 local function section(head, expires, size)
-  return head .. pack7(expires) .. char((size - size % 65536) / 65536, (size - size % 256) / 256 % 256, size % 256)
+  local high, middle = (size - size % 65536) / 65536, (size - size % 256) / 256 % 256
+  return head .. pack7(expires) .. char(high, middle, size % 256)
 end
 
--- write writes what has not expired, and lets Redis forget it at its own time plus what the
--- longest-lived section still needs. Redis counts that from the millisecond in which the script began: one
--- more is never too early.
-local before, before_at, ttl, ttl_ms -- what the last value began with, and its TTL: those of one batch are alike
+-- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
+-- from the millisecond in which the script began: one more is never too early.
+local before, before_at, ttl, ttl_ms -- the last value's beginning and TTL: a batch's are alike
 local function write(call, scope)
-  local now, expires, windows, list, key = scope.now, 0, call.windows, scope.of.windows, call.P .. scope.suffix
+  local now, expires, windows, list = scope.now, 0, call.windows, scope.of.windows
+  local key = call.P .. scope.suffix
   if before_at ~= now then before, before_at = char(FORMAT) .. pack7(now), now end
   local parts, n = {before, '', '', '', ''}, 1 -- made for two windows, as it is slow to grow
   for j = 1, #list do

@@ -5,32 +5,37 @@
 --   payload     width(1) used(7) [began(7)] entry*
 --   entry       time(7) units(width - 7), oldest first; a time occurs once
 --
--- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. MERGED is added to the width if `began` follows.
+-- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. MERGED is added to
+-- the width if `began` follows.
 -- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
--- Above a limit of ENTRIES, a grant joins the newest entry if that `began` less than a tick ago, and the entry takes
--- the later time: each unit counts up to one tick of period/ENTRIES longer, never shorter. So a value has at
--- most some 1.8 kB, whatever the limit. What was granted together is free together, so a
--- backlog loses one tick once, and not in every period.
+-- Above a limit of ENTRIES, a grant joins the newest entry if that `began` less than a tick ago,
+-- and the entry takes the later time. Each unit counts up to one tick of period/ENTRIES longer,
+-- never shorter. So a value has at most some 1.8 kB, whatever the limit. What was granted together
+-- is free together: a backlog loses one tick once, and not in every period.
 
 do
-local byte, char, sub, floor, ceil, min, max = string.byte, string.char, string.sub, math.floor, math.ceil, math.min, math.max
+local byte, char, sub = string.byte, string.char, string.sub
+local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local ENTRIES = 128
 local MERGED = 128
 
+-- entry_units returns the units of the entry at a place.
 local function entry_units(data, i, width)
   if width == 8 then return byte(data, i + 7) end
   return unpack7(data, i + 7)
 end
 
+-- pack_entry returns an entry as bytes.
 local function pack_entry(time, units, width)
   if width == 8 then return pack7(time) .. char(units) end
   return pack7(time) .. pack7(units)
 end
 
--- close puts the newest entry, which a call may have opened to count in, back behind the others.
+-- close_newest puts the newest entry, which a call may have opened to count in, back behind the
+-- others.
 local function close_newest(st)
   if not st.time then return end
   if st.units > 255 and st.width == 8 then
@@ -42,6 +47,7 @@ local function close_newest(st)
   st.first, st.time = 1, nil
 end
 
+-- merges tells whether grants join the newest entry.
 local function merges(st) return st.limit > ENTRIES or #st.data - st.first >= ENTRIES * st.width end
 
 algorithms['s'] = {

@@ -1,23 +1,32 @@
--- take.lua: takes from the line of one policy the next tickets that fit now, charged in all windows, in line order.
+-- take.lua: takes from a policy's line the next tickets that fit now, in line order, and charges
+-- them in all windows.
 --
 -- KEYS and the beginning of ARGV: windows.lua. Then
 --   1 most      how many tickets, 0 to 64
---   2 id_base   10 hex digits: with 6 more, of the ticket's number from 1, the id of each reservation
---   3 queues    how many; none: the take before is acknowledged, and nothing else happens
+--   2 id_base   10 hex digits: with 6 more, the ticket's number from 1, the id of each reservation
+--   3 queues    how many; 0: the take before is acknowledged, and nothing is taken
 --   then the queues, in the order in which they are served
--- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window then has counted (units):
+-- reply at, next, id_base, then for each ticket its text, when it was granted (us), and how many
+-- units each window has counted then:
 --   at     when this was decided (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
---   text   "ticket costs rank flow key tenant status", status 1: granted, 7: never fits, and is not charged,
---          8: joined when the policy had not all its scopes, and is not charged
+--   text   "ticket costs rank flow key tenant status"
+--          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
+--          all its scopes, and is not charged
 --
--- What was taken is kept for a minute: the same call, repeated, is answered alike, but for what windows count. The next call of the
--- process acknowledges it. What is not acknowledged for 5 s is put back by whoever takes next.
+-- What was taken is kept for a minute. The same call, repeated, gets the same answer, with zeros
+-- for what windows have counted. The next call of the process acknowledges it. What is not
+-- acknowledged for 5 s is put back by the next take of another process.
+--
+-- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(10). Then
+-- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
+-- `at`, and an end of line.
 
 local sub, gmatch, format = string.sub, string.gmatch, string.format
 local call = windows.read_policy()
 local KEPT = '60000'   -- ms
-local LOST = 5000000   -- us
+local LOST = 5000000   -- us after which a take counts as lost
+local PUT_BACK = '4'   -- lost takes that one call puts back
 
 local P, now = call.P, call.now
 local most, nqueues = ARGV[call.first] + 0, ARGV[call.first + 2] + 0
@@ -49,7 +58,8 @@ if call.waiting == 0 and redis.call('EXISTS', P .. 'k') == 0 then
 end
 local L = new_line(call)
 local T = new_take(L)
-for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', format('%d', now - LOST), 'LIMIT', '0', '4')) do
+local lost = format('%d', now - LOST)
+for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
   local record = redis.call('GET', P .. 'k:' .. process)
   if record then T.put_back(record) end
   redis.call('ZREM', P .. 'k', process)
@@ -71,8 +81,10 @@ L.finish()
 local out = {now, next_time, call.id_base}
 for i = 1, #taken do out[3 + i] = taken[i] end
 if taken.n > 0 or next_time > 0 then
-  redis.call('SET', own_key, codec.pack7(call.seq) .. codec.pack7(now) .. codec.pack7(next_time) .. call.id_base .. table.concat(taken.kept), 'PX', KEPT)
-  if taken.n > 0 and string.byte(names[1]) ~= 33 then -- a claim whose process is gone has nowhere to be put back to
+  local head = codec.pack7(call.seq) .. codec.pack7(now) .. codec.pack7(next_time) .. call.id_base
+  redis.call('SET', own_key, head .. table.concat(taken.kept), 'PX', KEPT)
+  -- A claim whose process is gone is not put back: nobody would take it.
+  if taken.n > 0 and string.byte(names[1]) ~= 33 then
     redis.call('ZADD', P .. 'k', format('%d', now), call.process)
     expire(P .. 'k', DAY)
   end

@@ -1,9 +1,10 @@
--- upstream.lua: what the upstream said of a scope, in sections of its value beside those of the windows.
+-- upstream.lua: what the upstream said of a scope, in sections of its value beside the windows'.
 --
 --   !       a pause (kind "p"): until(7) ramp(7) gone(7) set(7) by
---           Nothing is granted before `until`. From then on `ramp` is the time in which one window's
---           worth is let out, evenly, and `gone` how much of that was granted since, in parts of
---           SHARE. It was set for something granted at the time `set` or before, of the tenant `by` (escaped; "-" is none).
+--           Nothing is granted before `until`. From then on `ramp` is the time in which one
+--           window's worth is let out, evenly, and `gone` how much of that was granted since, in
+--           parts of SHARE. It was set for what was granted at the time `set` or before, to the
+--           tenant `by` (escaped; "-" is none).
 --   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.
@@ -18,19 +19,21 @@ function upstream()
   if made then return made end
 
   local SHARE = 1e12
-  local GRANTS = 64 -- how many later grants are remembered at the most; older ones count as answered
+  local GRANTS = 64 -- later grants that are remembered; older ones count as answered
 
+  -- section_of returns a section of that name and kind that has not expired, or false.
   local function section_of(scope, name, kind, now)
     local section = scope.upstream and scope.upstream[name]
     return section and section.kind == kind and section.expires > now and section
   end
 
+  -- put writes a section.
   local function put(scope, name, kind, expires, payload)
     scope.upstream = scope.upstream or {}
     scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
   end
 
-  -- When the upstream lets so many units through, not before `from`.
+  -- fits_at tells when the upstream lets so many units through, not before `from`.
   local function fits_at(scope, window, st, now, from, cost, ahead)
     local paused = section_of(scope, '!', 'p', now)
     if paused then
@@ -38,11 +41,13 @@ function upstream()
       from = max(from, ceil(unpack7(paused.payload, 1) + unpack7(paused.payload, 8) * gone))
     end
     local rest = section_of(scope, '!' .. window.unit, 'r', now)
-    if rest and cost > 0 and from < rest.expires and unpack7(rest.payload, 1) < ahead + cost then from = rest.expires end
+    if rest and cost > 0 and from < rest.expires and unpack7(rest.payload, 1) < ahead + cost then
+      from = rest.expires
+    end
     return from
   end
 
-  -- upstream_take notes a grant: costs by window.
+  -- take notes a grant: costs by window.
   local function take(scope, costs, now)
     local part, units = 0, {}
     for _, i in ipairs(scope.of.windows) do
@@ -55,21 +60,23 @@ function upstream()
     local paused = section_of(scope, '!', 'p', now)
     if paused then
       local gone = min(SHARE, unpack7(paused.payload, 15) + floor(part * SHARE))
-      put(scope, '!', 'p', paused.expires, sub(paused.payload, 1, 14) .. pack7(gone) .. sub(paused.payload, 22))
+      local payload = sub(paused.payload, 1, 14) .. pack7(gone) .. sub(paused.payload, 22)
+      put(scope, '!', 'p', paused.expires, payload)
     end
     for unit, cost in pairs(units) do
       local rest = section_of(scope, '!' .. unit, 'r', now)
       if rest then
         local entries = sub(rest.payload, 15) .. pack7(now) .. pack5(cost)
-        put(scope, '!' .. unit, 'r', rest.expires,
-          pack7(max(0, unpack7(rest.payload, 1) - cost)) .. sub(rest.payload, 8, 14) .. sub(entries, -12 * GRANTS))
+        local left = max(0, unpack7(rest.payload, 1) - cost)
+        local payload = pack7(left) .. sub(rest.payload, 8, 14) .. sub(entries, -12 * GRANTS)
+        put(scope, '!' .. unit, 'r', rest.expires, payload)
       end
     end
   end
 
-  -- pause_upstream notes that the upstream refused what was granted at `at`. Refusals of what was
-  -- granted before it was known are one; the next one, of what was let out since, doubles the ramp.
-  -- It tells whether a pause began.
+  -- pause notes that the upstream refused what was granted at `at`. Refusals of what was granted
+  -- before the first one was known are one. The next one, of what was let out since, doubles the
+  -- ramp. It returns whether a pause began.
   local function pause(scope, now, at, wait, ramp, ramp_most, by)
     local until_time, set = now + wait, now
     local before = section_of(scope, '!', 'p', now)
@@ -86,7 +93,8 @@ function upstream()
         ramp = min(max(ramp, 2 * slope), ramp_most)
       end
     end
-    put(scope, '!', 'p', until_time + 4 * ramp, pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set) .. by)
+    local payload = pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set) .. by
+    put(scope, '!', 'p', until_time + 4 * ramp, payload)
     return begins
   end
 
@@ -99,15 +107,16 @@ function upstream()
       if section then
         local ends, ramp = unpack7(section.payload, 1), unpack7(section.payload, 8)
         if ends + ramp > last then
-          last, text = ends + ramp, string.format('%d %d ', ends, ends + ramp) .. sub(section.payload, 29)
+          last = ends + ramp
+          text = string.format('%d %d ', ends, last) .. sub(section.payload, 29)
         end
       end
     end
     return text
   end
 
-  -- remaining notes how many units the upstream has left after a call that was granted at `at`, until
-  -- it resets. An answer to an earlier call than the last known says nothing new.
+  -- remaining notes how many units the upstream has left after a call that was granted at `at`,
+  -- until it resets. An answer to an earlier call than the last known says nothing new.
   local function remaining(scope, unit, now, at, units, resets)
     local name = '!' .. unit
     local before, entries = section_of(scope, name, 'r', now), ''
@@ -123,7 +132,9 @@ function upstream()
     put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   end
 
-  made = {fits_at = fits_at, put = put, take = take, pause = pause, paused = paused, remaining = remaining}
+  made = {
+    fits_at = fits_at, put = put, take = take, pause = pause, paused = paused, remaining = remaining,
+  }
   return made
 end
 end

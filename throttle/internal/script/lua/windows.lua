@@ -1,22 +1,35 @@
--- windows.lua: one call: what its ARGV say of the policy, and when costs fit.
+-- windows.lua: what ARGV say of the policy, and when costs fit its windows.
 --
--- KEYS  1 the count of the policy's line, sluice:{POLICY}:q, whose beginning P is that of all the policy's keys
+-- KEYS  1 the count of the policy's line, sluice:{POLICY}:q. Its beginning P is that of all the
+--         policy's keys
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
---       4 scopes: of each the attributes and ";", narrow to broad: "tenant,user;tenant;", shared: ";"
---       5 windows: of each 8 values by blanks, and ";": scope (1 to S), name, kind, unit, p1, p2, p3, p4 (see the kind's file)
+--       4 scopes: of each the attributes and ";", narrow to broad: "tenant,user;tenant;"; shared
+--         is ";"
+--       5 windows: of each 8 values by blanks, and ";":
+--         scope (1 to S), name, kind, unit, p1, p2, p3, p4 (see the kind's file)
 --       6 lists: those that stand for p4 where that is "@", each with a ";"
 --       then what the script's own file says, from ARGV[call.first] on
 --
--- A call is a table: P, now, process, seq, first; leases: some window holds what is granted; only_tenants: no
--- attribute but the tenant counts; scopes: list of {number, attributes, of_tenant, windows, heads}; windows: list of {name, kind, unit,
--- algorithm, head, p1 .. p4}; open: scopes by key; raw: values read ahead; texts: what was made of costs and of own parameters.
+-- A call is a table:
+--   P, now, process, seq        as above
+--   first                       where the arguments begin that the script's own file names
+--   leases                      whether some window holds what is granted
+--   only_tenants                whether no attribute but the tenant counts
+--   scopes                      list of {number, attributes, of_tenant, windows, heads}
+--   windows                     list of {name, kind, unit, algorithm, head, p1 .. p4}
+--   open                        the scopes that were opened, by key
+--   raw                         values that were read ahead, by key
+--   texts                       what was made of costs and of own parameters, by text
+--   waiting                     how many tickets were in line when the call began
+--   dirty                       see request.lua
 
 local windows
 do
 local find, gmatch, char, sub = string.find, string.gmatch, string.char, string.sub
 
--- "requests=1,tokens=5" -> {text, units = {requests = 1, tokens = 5}, windows = {1, 5}}, one table for equal texts.
+-- costs_of("requests=1,tokens=5") -> {text, units = {requests = 1, tokens = 5}, windows = {1, 5}},
+-- one table for equal texts.
 local function costs_of(call, text)
   local costs = call.texts[text]
   if costs then return costs end
@@ -28,8 +41,8 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is fits_at of one window, and of what the upstream said of its scope: a pause is also for
--- what costs nothing here.
+-- fits_window is fits_at of one window, and of what the upstream said of its scope. A pause also
+-- holds for what costs nothing here.
 local function fits_window(scope, i, now, from, cost, ahead, each)
   local window, st = scope.call.windows[i], scope.states[i]
   local time = from
@@ -39,15 +52,16 @@ local function fits_window(scope, i, now, from, cost, ahead, each)
 end
 
 windows = {
-  -- What of the policy says who fits: by it others tell that they know another policy.
+  -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
   limits = function() return ARGV[4] .. ARGV[5] end,
 
-  -- A request's scopes end in the one that all share, also where no window is counted by it: there a line waits for handler slots.
+  -- The scope that all share. A line waits for handler slots there, also if it has no window.
   ROOT = 'w:',
 
   costs_of = costs_of,
   fits_window = fits_window,
 
+  -- read_policy makes the call of KEYS and ARGV.
   read_policy = function()
     local argv = ARGV
     local now = argv[1] + 0
@@ -64,7 +78,9 @@ windows = {
         of_tenant = find(',' .. attributes .. ',', ',tenant,', 1, true) and true or false
       end
       nscopes = nscopes + 1
-      scopes[nscopes] = {number = nscopes, attributes = attributes, of_tenant = of_tenant, windows = {}, heads = {}}
+      scopes[nscopes] = {
+        number = nscopes, attributes = attributes, of_tenant = of_tenant, windows = {}, heads = {},
+      }
     end
     for place, name, kind, unit, p1, p2, p3, p4 in gmatch(argv[5], '(%d+) (%S+) (%S) (%S+) (%d+) (%d+) (%d+) (%S+);') do
       local scope, algorithm, head = scopes[place + 0], algorithms[kind], char(#name) .. name .. kind
@@ -80,24 +96,28 @@ windows = {
       end
       nwindows = nwindows + 1
       list[nwindows] = {
-        name = name, kind = kind, unit = unit, algorithm = algorithm, head = head, p1 = p1 + 0, p2 = p2 + 0, p3 = p3 + 0, p4 = p4,
+        name = name, kind = kind, unit = unit, algorithm = algorithm, head = head,
+        p1 = p1 + 0, p2 = p2 + 0, p3 = p3 + 0, p4 = p4,
       }
       scope.windows[#scope.windows + 1] = nwindows
       scope.heads[head] = nwindows
     end
     return {
-      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = 7, leases = leases,
-      only_tenants = only_tenants, scopes = scopes, windows = list, open = {}, raw = {}, texts = {}, waiting = 0,
+      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = 7,
+      leases = leases, only_tenants = only_tenants, scopes = scopes, windows = list,
+      open = {}, raw = {}, texts = {}, waiting = 0,
+      dirty = false,
     }
   end,
 
-  -- A reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
+  -- lease_bytes returns a reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
   lease_bytes = function(id)
     return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
   end,
 
-  -- The tenant's own parameters, "1 5 3000000 0;..." by place of the window, or "@burst 5 3000000 0;..." by its name as a line keeps
-  -- them -> {burst = {5, 3000000, 0}}, one table for equal texts; nil if it has none.
+  -- own_parameters returns a tenant's own parameters, {burst = {5, 3000000, 0}}, one table for
+  -- equal texts, or nil. The text is "1 5 3000000 0;..." by the window's place, or "@burst 5
+  -- 3000000 0;..." by its name, as a line keeps it.
   own_parameters = function(call, text)
     if text == '' then return nil end
     local own = call.texts[text]
@@ -111,7 +131,8 @@ windows = {
     return own
   end,
 
-  -- align brings scopes to one time: that of Redis, or of their newest change if the clock was set back.
+  -- align brings scopes to one time, and returns it: that of Redis, or that of their newest change
+  -- if the clock was set back.
   align = function(call, list)
     local now, behind = call.now, false
     for s = 1, #list do
@@ -129,10 +150,10 @@ windows = {
     return now
   end,
 
-  -- fits_at(call, list, costs, now, fits) -> the earliest time at which the costs of all windows of the scopes fit together;
-  -- fits, if given, gets by window when it would fit alone, or 0 for at once.
-  -- A later time can be worse for a window that closes at times: hence the repetition. It is
-  -- bounded: windows that are almost never open together get a time to look again.
+  -- fits_at returns the earliest time at which the costs fit all windows of the scopes together.
+  -- `fits`, if given, gets by window when they would fit it alone, 0 for at once. A later time can
+  -- be worse for a window that closes at times, hence the repetition. It is bounded: windows that
+  -- are almost never open together get a time to look again.
   fits_at = function(call, list, costs, now, fits)
     local time = now
     for s = 1, #list do
@@ -182,8 +203,8 @@ windows = {
       for j = 1, #of do
         local i = of[j]
         local algorithm = call.windows[i].algorithm
-        -- What was granted later than now, before a clock was set back, is in no state any more. What a lease
-        -- holds is not what was settled since.
+        -- What was granted later than now, before a clock was set back, is in no state any more.
+        -- What a lease holds is not what was settled since.
         if at <= now and (costs[i] > 0 or algorithm.release) then
           algorithm.give_back(scope.states[i], now, at, costs[i], id)
         end

@@ -1,0 +1,81 @@
+-- later_verbs.lua: the verbs that few calls use, and that are not about a reservation.
+--
+-- later_verbs(call, verbs) adds to the table of decide.lua:
+--   exempt, peek                reserve without a denial, and without a change
+--   leave, refresh              tickets and flows of a line
+--   pause, resume, remaining    what the upstream said
+
+local function later_verbs(call, verbs)
+  local match, gmatch, max = string.match, string.gmatch, math.max
+  local SOON = 100000 -- us after which tickets that wait for slots may have gone
+
+  function verbs.exempt(r, list, now, fits, before)
+    local granted = requests.granted_before(call, r, before)
+    if granted then return 2, granted end
+    requests.take(call, r, list, now)
+    if call.line and r.ticket then call.line.remove(r.ticket) end
+    return 1, now
+  end
+
+  function verbs.peek(r, list, now, fits)
+    local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
+    local most = time
+    if line then
+      requests.read_place(r)
+      if line.somebody_waits(r, r.ticket) then
+        local low, high = line.expect(r, list, now, fits)
+        time, most = max(time, low), max(most, high)
+        if time <= now then time, most = now + SOON, max(most, now + SOON) end
+      end
+    end
+    if time > now then return 0, call.now, time, most, 0 end
+    return 1, now
+  end
+
+  function verbs.leave(r, list, now)
+    if not call.line or not call.line.remove(r.ticket) then return 8, now end
+    call.dirty = true
+    return 1, now
+  end
+
+  function verbs.refresh(r, list, now)
+    if not call.line then return 8, now end
+    requests.read_place(r)
+    call.line.refresh(r)
+    return 1, now
+  end
+
+  -- upstream_verb says something of the scopes that the request's word begins with. The status is 8
+  -- if none of them learns anything.
+  local function upstream_verb(say)
+    return function(r, list, now, fits, before)
+      if before == 1 then return 1, r.done_at end
+      local status = 8
+      local places, rest = match(r.word, '^(%S+) ?(.*)$')
+      for place in gmatch(places, '%d+') do
+        for _, scope in ipairs(list) do
+          if scope.of.number == tonumber(place) then
+            scopes.touch(scope, now)
+            if say(r, scope, now, rest) ~= false then status = 1 end
+          end
+        end
+      end
+      call.dirty = true
+      requests.look_again(call, r)
+      return status, now
+    end
+  end
+
+  verbs.pause = upstream_verb(function(r, scope, now, rest)
+    local wait, ramp, most, by = match(rest, '^(%S+) (%S+) (%S+) (%S+)$')
+    return upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0, by)
+  end)
+
+  verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
+
+  verbs.remaining = upstream_verb(function(r, scope, now, rest)
+    local unit, units, reset = match(rest, '^(%S+) (%S+) (%S+)$')
+    local at = r.at > 0 and r.at or now
+    upstream().remaining(scope, unit, now, at, units + 0, now + reset)
+  end)
+end

@@ -1,0 +1,99 @@
+-- line_fair.lua: the order of flows at a node of several tenants.
+--
+-- It is start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996). A tenant
+-- has a tag at the node, which moves by what the tenant was granted of the node's tightest window,
+-- over the tenant's weight. The least tag goes first. V, the node's virtual time, is the tag of the
+-- last grant. A tenant that was idle begins there: it has saved up nothing.
+--
+-- add_fairness(L) adds to a line:
+--   part_of(scope, costs) -> part   what costs, by window, are of the scope's tightest window
+--   share(node, costs) -> part      the same of a node, in parts of a tag
+--   tag_of(node, flow) -> tag       of the flow's tenant
+--   set_tag(node, flow, tag)
+--   charge(flow, costs, sign)       moves the tags for a grant (1), or back for one put back (-1)
+--   score(node, flow) -> score      by which the flow stands at the node
+
+local add_fairness
+do
+local max, ceil = math.max, math.ceil
+
+local SHARE = 100000000 -- what a tag moves by for all that a window holds
+
+function add_fairness(L)
+  local call = L.call
+  local P = call.P
+
+  function L.part_of(scope, costs)
+    local of, part = scope.of.windows, 0
+    for j = 1, #of do
+      local i = of[j]
+      local p = costs[i] / call.windows[i].algorithm.capacity(scope.states[i])
+      if p > part then part = p end
+    end
+    return part * SHARE
+  end
+
+  -- Where a node has no window, or the costs take nothing of it, a slot counts.
+  function L.share(node, costs)
+    if not node.number then return SHARE / 1000 end
+    local part = L.part_of(scopes.open(call, node.suffix, node.number, nil), costs.windows)
+    return part > 0 and part or SHARE / 1000
+  end
+
+  -- Where only tenants count, a tenant has one flow, and its record holds the tag.
+  function L.tag_of(node, flow)
+    if call.only_tenants and flow.n > 0 then return flow.tag end
+    node.tags = node.tags or {}
+    local tag = node.tags[flow.tenant]
+    if not tag then
+      tag = 0
+      if L.before > 0 then
+        tag = (redis.call('ZSCORE', P .. 'g:' .. node.name, flow.tenant) or 0) + 0
+      end
+      node.tags[flow.tenant] = tag
+    end
+    return tag
+  end
+
+  function L.set_tag(node, flow, tag)
+    if call.only_tenants then flow.tag, flow.changed = tag, true end
+    if not call.only_tenants or flow.n == 0 then
+      node.tags = node.tags or {}
+      node.tags[flow.tenant] = tag
+      node.new_tags = node.new_tags or {}
+      node.new_tags[flow.tenant] = tag
+    end
+  end
+
+  -- Weights are in thousandths.
+  function L.charge(flow, costs, sign)
+    local list = L.nodes_of(flow)
+    for i = 1, #list do
+      local node = list[i]
+      if node.shared then
+        local tag = L.tag_of(node, flow)
+        if sign > 0 then
+          if tag < node.v then
+            tag = node.v
+          elseif tag > node.v then
+            node.v, node.changed = tag, true
+          end
+        end
+        local step = max(1, ceil(L.share(node, costs) * 1000 / flow.weight))
+        L.set_tag(node, flow, max(0, tag + sign * step))
+      end
+    end
+  end
+
+  -- At a node of one tenant the rank of a flow's first ticket counts.
+  function L.score(node, flow)
+    if not node.shared then return flow.rank + 0 end
+    local tag = L.tag_of(node, flow)
+    if tag < node.v then
+      tag = node.v
+      if call.only_tenants then flow.tag = tag end
+    end
+    return tag
+  end
+end
+end

@@ -1,0 +1,84 @@
+-- line_units.lua: how many units the tickets of a flow or of a node cost together.
+--
+-- What is counted is a table `of` with n, how many tickets, and one of these:
+--   same    the costs of every ticket (windows.costs_of), while all cost the same
+--   units   by unit {sum, least, most} of one ticket's cost; least and most never shrink again
+-- Its text is "requests=1" in the first case, and "requests=3/1/2,..." in the second.
+--
+-- line_units is a table of
+--   parse(call, of, text)     reads the text into `of`, whose n is known
+--   text(of) -> text          "-" if nothing is counted
+--   count(of, costs, sign)    adds a ticket's costs (1), or takes them off (-1)
+--   of_unit(of, unit) -> sum, least, most
+
+local line_units
+do
+local gmatch, find, format, max, min = string.gmatch, string.find, string.format, math.max, math.min
+local MOST = codec.MOST
+
+line_units = {
+  parse = function(call, of, text)
+    if of.n == 0 then return end
+    if not find(text, '/', 1, true) then
+      of.same = windows.costs_of(call, text)
+      return
+    end
+    of.units = {}
+    for unit, sum, least, most in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
+      of.units[unit] = {sum + 0, least + 0, most + 0}
+    end
+  end,
+
+  text = function(of)
+    if of.same then return of.same.text end
+    local parts, n = {}, 0
+    for unit, u in pairs(of.units or {}) do
+      n = n + 1
+      parts[n] = format('%s=%d/%d/%d', unit, u[1], u[2], u[3])
+    end
+    return n > 0 and table.concat(parts, ',') or '-'
+  end,
+
+  count = function(of, costs, sign)
+    local n = of.n + sign
+    of.n, of.changed = n, true
+    if n <= 0 then
+      of.n, of.same, of.units = 0, nil, nil
+      return
+    end
+    if not of.units then
+      if of.same == costs then return end
+      if n == 1 and sign == 1 then
+        of.same = costs
+        return
+      end
+      of.units = {}
+      for unit, cost in pairs(of.same and of.same.units or {}) do
+        of.units[unit] = {cost * (n - sign), cost, cost}
+      end
+      of.same = nil
+    end
+    for unit, cost in pairs(costs.units) do
+      local u = of.units[unit]
+      if not u then
+        of.units[unit] = {max(0, sign * cost), cost, cost}
+      else
+        u[1] = max(0, min(u[1] + sign * cost, MOST))
+        if cost < u[2] then u[2] = cost end
+        if cost > u[3] then u[3] = cost end
+      end
+    end
+  end,
+
+  of_unit = function(of, unit)
+    if of.same then
+      local cost = of.same.units[unit]
+      if not cost then return 0, MOST, 0 end
+      return cost * of.n, cost, cost
+    end
+    local u = of.units and of.units[unit]
+    if not u then return 0, MOST, 0 end
+    return u[1], u[2], u[3]
+  end,
+}
+end

@@ -1,0 +1,243 @@
+-- line_write.lua: writes to Redis what has changed of a line.
+--
+-- Verbs only note what has changed. So a key is written once for all requests of a call.
+--
+-- add_writing(L) adds to a line:
+--   flush_added()    writes the tickets that joined in this call, before somebody reads their flows
+--   flush_places()   writes at which nodes flows wait
+--   flush()          writes all but the queues' records; it may be called more than once
+--   finish()         writes all that is left, when nothing else follows
+
+local DAY = 86400 -- seconds for which a line's keys are kept, at least
+local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
+
+local add_writing
+do
+local format, min = string.format, math.min
+local units_text = line_units.text
+
+local PART = 4000 -- values in one call to Redis; even, as many are pairs
+
+-- call_in_parts calls a command on a list of values, which may be too long for one call.
+local function call_in_parts(name, key, list)
+  local n = #list
+  if n == 0 then return end
+  if n <= PART then
+    redis.call(name, key, unpack(list))
+    return
+  end
+  for from = 1, n, PART do redis.call(name, key, unpack(list, from, min(n, from + PART - 1))) end
+end
+
+-- list_in returns the list of that name, made empty if there is none.
+local function list_in(lists, name)
+  local list = lists[name]
+  if not list then
+    list = {}
+    lists[name] = list
+  end
+  return list
+end
+
+function add_writing(L)
+  local call = L.call
+  local P, hour, flows = call.P, L.hour, L.flows
+
+  function L.flush_added()
+    if not next(L.added) then return end
+    for id, list in pairs(L.added) do call_in_parts('ZADD', P .. 'f:' .. id, list) end
+    L.added = {}
+  end
+
+  function L.flush_places()
+    local gone, placed = {}, {}
+    for id, flow in pairs(flows) do
+      if flow and flow.score then
+        local moved = flow.suffix ~= flow.stored_suffix or flow.rank ~= flow.stored_rank
+        if moved or flow.score ~= flow.stored_score then
+          if flow.stored_suffix and moved then
+            local list = list_in(gone, flow.queue .. '|' .. flow.stored_suffix)
+            list[#list + 1] = flow.stored_rank .. ' ' .. id
+          end
+          if flow.suffix then
+            local list = list_in(placed, flow.queue .. '|' .. flow.suffix)
+            list[#list + 1] = format('%d', flow.score)
+            list[#list + 1] = flow.rank .. ' ' .. id
+          end
+          if moved then flow.changed = true end
+          flow.stored_suffix, flow.stored_rank, flow.stored_score = flow.suffix, flow.rank, flow.score
+        end
+      elseif flow and flow.stored_suffix and not flow.suffix then
+        local list = list_in(gone, flow.queue .. '|' .. flow.stored_suffix)
+        list[#list + 1] = flow.stored_rank .. ' ' .. id
+        flow.stored_suffix, flow.stored_rank, flow.changed = nil, nil, true
+      end
+    end
+    for name, list in pairs(gone) do call_in_parts('ZREM', P .. 'n:' .. name, list) end
+    for name, list in pairs(placed) do
+      call_in_parts('ZADD', P .. 'n:' .. name, list)
+      expire(P .. 'n:' .. name, L.ttl)
+    end
+  end
+
+  -- write_flow writes a flow's record, and renews its tickets once an hour.
+  local function write_flow(id, flow)
+    if flow.hour ~= hour then
+      expire(P .. 'f:' .. id, L.ttl)
+      flow.hour = hour
+    end
+    L.write('f', id, format('%d %s %s %s %d %d %s %s %s;%s', flow.n, hour, flow.suffix or '-',
+      flow.rank or '-', flow.tag, flow.weight, flow.tenant, table.concat(flow.suffixes, '+'),
+      units_text(flow), flow.own_text))
+    flow.changed = false
+  end
+
+  local function flush_flows()
+    for id, flow in pairs(flows) do
+      if flow then
+        if flow.popped > 0 then
+          redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
+          flow.popped, flow.heads, flow.read_to_end = 0, nil, nil
+        end
+        if flow.n == 0 then
+          if flow.gone then L.write('f', id, false) end
+          flows[id] = nil
+        elseif flow.changed then
+          write_flow(id, flow)
+        end
+      end
+    end
+  end
+
+  -- write_tags writes the tenants' tags that are above V. The others are the same as V.
+  local function write_tags(node)
+    local key, list, gone = P .. 'g:' .. node.name, {}, {}
+    for tenant, tag in pairs(node.new_tags) do
+      if tag > node.v then
+        list[#list + 1] = format('%d', tag)
+        list[#list + 1] = tenant
+      else
+        gone[#gone + 1] = tenant -- a ticket was put back, and its charge undone
+      end
+    end
+    call_in_parts('ZREM', key, gone)
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', format('%d', node.v))
+    if list[1] then
+      call_in_parts('ZADD', key, list)
+      expire(key, L.ttl)
+    end
+    node.new_tags = nil
+  end
+
+  local function flush_nodes()
+    for name, node in pairs(L.nodes) do
+      if node.changed then
+        node.changed = false
+        if node.n == 0 then
+          L.write('u', 'n ' .. name, false)
+          node.v = 0
+          if node.shared then -- nobody is left to be fair to
+            redis.call('DEL', P .. 'g:' .. name)
+            node.tags, node.new_tags = nil, nil
+          end
+        else
+          L.write('u', 'n ' .. name, format('%d %d %s', node.n, node.v, units_text(node)))
+        end
+      end
+      if node.new_tags then write_tags(node) end
+    end
+  end
+
+  local function flush_dues()
+    for queue, suffixes in pairs(L.dues_changed) do
+      local key, list, gone = P .. 'd:' .. queue, {}, {}
+      for suffix in pairs(suffixes) do
+        local time = L.dues[queue][suffix]
+        if time then
+          list[#list + 1] = format('%d', time)
+          list[#list + 1] = suffix
+        else
+          gone[#gone + 1] = suffix
+        end
+        L.dues_changed[queue] = nil
+      end
+      if list[1] then
+        call_in_parts('ZADD', key, list)
+        expire(key, L.ttl)
+      end
+      call_in_parts('ZREM', key, gone)
+    end
+  end
+
+  local function flush_hash(key)
+    local values, set, n, gone = L.fields[key], {}, 0, {}
+    for field in pairs(L.written[key]) do
+      local value = values[field]
+      if value then
+        set[n + 1], set[n + 2] = field, value
+        n = n + 2
+      else
+        gone[#gone + 1] = field
+      end
+    end
+    call_in_parts('HSET', P .. key, set)
+    call_in_parts('HDEL', P .. key, gone)
+    L.written[key] = {}
+  end
+
+  -- flush_count writes how many wait. A line without tickets has no keys.
+  local function flush_count()
+    if L.count <= 0 then
+      local keys = {P .. 'q', P .. 't', P .. 'f', P .. 'u', P .. 'z'}
+      for name in pairs(L.queues) do keys[#keys + 1] = P .. 'd:' .. name end
+      redis.call('DEL', unpack(keys))
+    elseif L.count ~= L.before then
+      redis.call('SET', P .. 'q', format('%d', L.count), 'EX', L.ttl)
+    end
+    L.before = L.count
+  end
+
+  function L.flush()
+    L.flush_added()
+    L.flush_places()
+    flush_flows()
+    flush_nodes()
+    flush_dues()
+    local renew = L.count > 0 and L.renewed ~= hour
+    if L.line_changed or renew then
+      L.renewed, L.line_changed, L.renew = hour, false, renew or L.renew
+      L.write('u', 'line', format('%d %d %d %s', L.rank, L.front, L.limits_at, hour))
+    end
+    for key, changed in pairs(L.written) do
+      if next(changed) then flush_hash(key) end
+    end
+    flush_count()
+    if renew and L.count > 0 then
+      expire(P .. 't', L.ttl)
+      expire(P .. 'f', L.ttl)
+      expire(P .. 'u', L.ttl)
+    end
+  end
+
+  -- The queues' records come last: they hold the appointments, which are made in the end.
+  function L.finish()
+    if not L.queues then return end
+    L.flush()
+    if L.count <= 0 then return end
+    local list, gone = {}, {}
+    for name, q in pairs(L.queues) do
+      if q.n == 0 and L.dead(q) then
+        gone[#gone + 1] = name
+        redis.call('DEL', P .. 'd:' .. name)
+      elseif q.changed then
+        list[#list + 1] = name
+        list[#list + 1] = format('%d %d %d %d %d %s', q.asked, q.n, q.weights, q.first, q.last,
+          q.with == '=' .. name and '-' or q.with)
+      end
+    end
+    call_in_parts('HSET', P .. 'z', list)
+    call_in_parts('HDEL', P .. 'z', gone)
+    if L.renew then expire(P .. 'z', L.ttl) end
+  end
+end
+end

@@ -1,0 +1,100 @@
+-- request.lua: one request of a batch: what it says, and what the verbs share.
+--
+-- A request r is a table, read from the values that decide.lua lists:
+--   op, costs (by window), costs_text, ticket (or false), place (the text), options (the text)
+--   at, hold           0 if it does not say
+--   id, once, word     nil if it does not say
+--   own, suffixes      the tenant's own parameters as text, and its scopes; nil where nothing asks
+--   done_at            when an earlier attempt of the same call did it, if one did
+--   lease              its id as leases keep it, once it is needed
+-- and of its place, once that is read: queue, flow, tenant, weight, key; front, max_wait, backlog
+-- and deadline if it has options, rank if it is put back.
+--
+-- requests is a table of
+--   read(call, argv, at, own, options, extra) -> r
+--   read_place(r)                              reads what only a line needs
+--   line(call) -> J                            the verbs of line_join.lua, set up once
+--   lease_id(call, r) -> bytes                 nil if no window holds what is granted
+--   granted_before(call, r, before) -> at      when the same request was granted, or nil
+--   take(call, r, list, now)                   takes the costs
+--   look_again(call, r)                        has the flows looked at that wait at its scopes
+--
+-- Of the call, two fields belong to decide.lua and its verbs:
+--   line    the verbs of line_join.lua, if the call has set them up
+--   dirty   whether something has changed that must not be done twice
+
+local requests
+do
+local match, sub, format = string.match, string.sub, string.format
+
+local KEPT = 60000 -- ms for which a repeated request is recognised
+
+requests = {
+  read = function(call, argv, at, own, options, extra)
+    local costs_text, ticket, place = argv[at + 1], argv[at + 2], argv[at + 3]
+    -- Eight fields, as many as most requests have: a ninth makes a table twice as large.
+    local r = {
+      op = argv[at], costs = windows.costs_of(call, costs_text).windows, costs_text = costs_text,
+      ticket = ticket ~= '' and ticket, place = place, options = options, at = 0, hold = 0,
+    }
+    if extra ~= '' then
+      local id, granted_at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+      r.id, r.at, r.hold, r.word = id, granted_at + 0, hold + 0, word
+      if once ~= '-' then r.once = once end
+    end
+    if call.line or place ~= '' or extra ~= '' then
+      r.own, r.suffixes = own, {}
+      for i = 1, #call.scopes do r.suffixes[i] = argv[at + 4 + i] end
+    end
+    return r
+  end,
+
+  read_place = function(r)
+    if r.flow or r.place == '' then return end
+    r.flow, r.tenant, r.weight, r.key = match(r.place, '^(%S+) (%S+) (%S+) (%S+)$')
+    r.queue = match(r.flow, '^[^|]*')
+    if r.options ~= '' then
+      local front, max_wait, backlog, deadline, rank =
+        match(r.options, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+      r.front, r.max_wait, r.backlog = front == '1', max_wait + 0, backlog + 0
+      r.deadline = deadline + 0
+      if r.op == 'put_back' then r.rank = rank end
+    end
+  end,
+
+  line = function(call)
+    if not call.line then
+      local new_line, new_join = line_files()
+      call.line = new_join(new_line(call))
+      -- Otherwise decide.lua reads ahead what its requests need.
+      if call.waiting == 0 then call.line.read_line() end
+    end
+    return call.line
+  end,
+
+  lease_id = function(call, r)
+    if call.leases and not r.lease then r.lease = windows.lease_bytes(r.id) end
+    return r.lease
+  end,
+
+  granted_before = function(call, r, before)
+    if before == 1 then return r.done_at end
+    return r.once and tonumber(redis.call('GET', call.P .. 'n:' .. r.once) or nil)
+  end,
+
+  take = function(call, r, list, now)
+    windows.take(call, list, r.costs, now, r.hold, requests.lease_id(call, r))
+    call.dirty = true
+    if not r.once then return end
+    redis.call('SET', call.P .. 'n:' .. r.once, format('%d', now), 'PX', KEPT)
+    local state_key = call.P .. 'n:' .. r.id -- see reservation.lua
+    if redis.call('EXISTS', state_key) == 1 then
+      redis.call('SET', state_key, format('%d again', now), 'KEEPTTL')
+    end
+  end,
+
+  look_again = function(call, r)
+    if call.line then call.line.look_again(r.suffixes) end
+  end,
+}
+end

@@ -1,0 +1,179 @@
+package script
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// The verbs of requests. lua/decide.lua says more.
+const (
+	Reserve   = "reserve"   // takes the costs in all windows, or in none
+	Exempt    = "exempt"    // takes them in any case
+	Peek      = "peek"      // tells what Reserve would answer
+	Join      = "join"      // puts a ticket in line
+	Leave     = "leave"     // takes it out
+	PutBack   = "put_back"  // puts a taken ticket back at its rank
+	Cancel    = "cancel"    // gives back all of a reservation
+	Settle    = "settle"    // corrects what a reservation took
+	Release   = "release"   // gives back what it holds by leases
+	Renew     = "renew"     // prolongs its leases
+	Pause     = "pause"     // notes that the upstream refused
+	Resume    = "resume"    // ends a pause
+	Remaining = "remaining" // notes what the upstream has left
+	Refresh   = "refresh"   // writes a tenant's weight and own limits where its tickets wait
+)
+
+// A Request is one request of a batch.
+type Request struct {
+	Op     string
+	ID     string   // of the reservation, 16 hex digits
+	At     int64    // when it was granted (us)
+	Once   string   // made by OnceKey; empty without an idempotency key
+	Hold   int64    // how long it may hold units by leases (us), 0 if unknown
+	Own    []Own    // the tenant's own parameters
+	Ticket string   // made by TicketName; empty if it does not wait
+	Place  *Place   // nil if no line is asked
+	Word   string   // of some verbs: made by SettleWord, PauseWord, ResumeWord or RemainingWord
+	Keys   []string // of the scopes, made by ScopeKey
+	Cost   string   // what it takes, such as "requests=1,tokens=5"; may be empty
+}
+
+// Own holds a tenant's own parameters of one window.
+type Own struct {
+	Window int // its place in Policy.Windows, from 1
+	Params [4]int64
+}
+
+// A Place tells a line where the request waits, and under which conditions it joins.
+type Place struct {
+	Flow     string // made by Flow
+	Tenant   string
+	Weight   int64 // in thousandths
+	Key      string
+	Front    bool
+	MaxWait  int64 // the longest expected wait (us); 0 is no limit
+	Backlog  int64 // tickets of the flow before it is refused; 0 is no limit
+	Deadline int64 // the longest wait that makes sense (us); 0 is no limit
+	Rank     int64 // of a ticket that is put back
+}
+
+// text returns the part of a place that every ticket has.
+func (p *Place) text() string {
+	if p == nil {
+		return ""
+	}
+	b := make([]byte, 0, 96)
+	b = append(append(b, p.Flow...), ' ')
+	b = append(append(b, field(p.Tenant)...), ' ')
+	b = append(strconv.AppendInt(b, p.Weight, 10), ' ')
+	return string(append(b, field(p.Key)...))
+}
+
+// options returns the part that few tickets have.
+func (p *Place) options() string {
+	if p == nil || !p.Front && p.MaxWait == 0 && p.Backlog == 0 && p.Deadline == 0 && p.Rank == 0 {
+		return ""
+	}
+	front := 0
+	if p.Front {
+		front = 1
+	}
+	return fmt.Sprintf("%d %d %d %d %d", front, p.MaxWait, p.Backlog, p.Deadline, p.Rank)
+}
+
+// ownText returns a tenant's own parameters as an argument.
+func ownText(own []Own) string {
+	if len(own) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	for _, o := range own {
+		fmt.Fprintf(&b, "%d %d %d %d;", o.Window, o.Params[0], o.Params[1], o.Params[2])
+	}
+	return b.String()
+}
+
+// size returns how many arguments a request takes.
+func (p *Policy) size() int { return 5 + len(p.Scopes) }
+
+// append appends the arguments of a request.
+func (r *Request) append(args []any, leases bool) []any {
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.more(leases))
+	for _, key := range r.Keys {
+		args = append(args, key)
+	}
+	return args
+}
+
+// more returns the argument that is empty for most requests.
+func (r *Request) more(leases bool) string {
+	own, options, extra := ownText(r.Own), r.Place.options(), r.extra(leases)
+	if own == "" && options == "" && extra == "" {
+		return ""
+	}
+	return own + "\t" + options + "\t" + extra
+}
+
+// extra returns what a request has if its caller repeats it, if it holds leases, or if it is about
+// a reservation.
+func (r *Request) extra(leases bool) string {
+	switch r.Op {
+	case Reserve, Exempt, Peek, Join, Leave, Refresh:
+		if r.At == 0 && r.Once == "" && !leases {
+			return ""
+		}
+	}
+	b := make([]byte, 0, 96)
+	b = append(append(b, dash(r.ID)...), ' ')
+	b = append(strconv.AppendInt(b, r.At, 10), ' ')
+	b = append(append(b, dash(r.Once)...), ' ')
+	b = append(strconv.AppendInt(b, r.Hold, 10), ' ')
+	return string(append(b, r.Word...))
+}
+
+// dash returns "-" for what is empty.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// SettleWord returns Request.Word of a correction. Changes are units by window: to add, or to give
+// back if below 0.
+func SettleWord(id string, changes []int64) string {
+	b := append([]byte(id), ' ')
+	for i, change := range changes {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, change, 10)
+	}
+	return string(b)
+}
+
+// PauseWord returns Request.Word of a pause of the scopes at these places, from 1. Nothing is
+// granted for wait. Within ramp after that the limits open again. Repeated refusals double the
+// ramp, up to rampMax. All three are microseconds. The tenant is the one that was refused.
+func PauseWord(places []int, wait, ramp, rampMax int64, tenant string) string {
+	return fmt.Sprintf("%s %d %d %d %s", commas(places), wait, ramp, rampMax, field(tenant))
+}
+
+// ResumeWord returns Request.Word of the end of a pause.
+func ResumeWord(places []int) string { return commas(places) }
+
+// RemainingWord returns Request.Word of what the upstream has left: units until reset, in us from
+// now.
+func RemainingWord(places []int, unit string, units, reset int64) string {
+	return fmt.Sprintf("%s %s %d %d", commas(places), unit, units, reset)
+}
+
+// commas joins numbers by commas.
+func commas(places []int) string {
+	list := make([]string, len(places))
+	for i, place := range places {
+		list[i] = strconv.Itoa(place)
+	}
+	return strings.Join(list, ",")
+}

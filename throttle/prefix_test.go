@@ -35,8 +35,19 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 			}
 		}
 		// Somebody waits in the line of one prefix.
-		if d := reserve(t, limiter("staging:"), waiting); !d.Queued {
+		staging := limiter("staging:")
+		if d := reserve(t, staging, waiting); !d.Queued {
 			t.Fatalf("not queued: %+v", d)
+		}
+		// The line of a removed policy is served while somebody waits in it.
+		if err := staging.SetPolicies(nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"other"}, Max: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if lines := staging.Lines(); len(lines) != 1 {
+			t.Errorf("lines to take from: %q", lines)
 		}
 		counts := map[string]int{}
 		keys, err := client.Keys(t.Context(), "*").Result()

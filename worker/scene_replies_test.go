@@ -42,7 +42,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 				for round := range rounds(10) {
 					plan := func(name string) string {
 						payload := fmt.Sprintf("%s-%d-%s", who.Tenant, round, name)
-						err := errors.New("by nobody")
+						var err error
 						if rand.N(2) == 0 {
 							err = d.enqueue(s.plain, worker.NewTask(who, typename, []byte(payload)))
 						} else {

@@ -155,7 +155,7 @@ func TestACallThatWasNeverMadeCostsNothing(t *testing.T) {
 		}
 		listener.Close()
 		var dial *net.OpError
-		if _, err := get(t.Context(), rt, address); !errors.As(err, &dial) || dial.Op != "dial" {
+		if _, err := get(t.Context(), rt, "http://127.0.0.1:1"); !errors.As(err, &dial) || dial.Op != "dial" {
 			t.Errorf("a call to nobody: %v", err)
 		}
 		if n := used(t, limiter, throttle.Request{Policy: "api"}); !slices.Equal(n, []int64{1, 0}) {

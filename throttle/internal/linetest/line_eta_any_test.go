@@ -125,9 +125,9 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed},
 		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
 	} {
+		w.Name = "w"
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				w.Name = "w"
 				sc := newScene(t, client, policy(w))
 				sc.cost = 2
 				sc.joins("a0")

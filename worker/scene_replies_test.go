@@ -96,7 +96,7 @@ func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 		}
 		var accepted, next atomic.Int64
 		var all sync.WaitGroup
-		n := int64(rounds(600))
+		n := int64(rounds(300))
 		for range 8 {
 			all.Go(func() {
 				for i := next.Add(1); i <= n; i = next.Add(1) {

@@ -29,8 +29,9 @@ func rounds(n int) int {
 	return n
 }
 
-// notStranded is how late a task may start where time is real, as machines may be slow.
-const notStranded = 15 * time.Second
+// notStranded is how late a task may start where time is real, as machines may be slow. One that is
+// stranded waits for the two minutes of its fallback.
+const notStranded = time.Minute
 
 // idle returns policies that guard nothing. A server asks one of its empty lines every 5 s. So
 // beside 30 of them a task waits for minutes if a server wrongly holds its line to be empty.

@@ -26,7 +26,7 @@ func TestScenario(t *testing.T) {
 		"tenant-burst 4 per 1s large 4 4 ",
 		"everybody 8 per 1s all ",
 		"RETRIES USED plain-00",
-		" s throttled: third-party-api/",
+		" s throttled: third-party-api",
 		"Every job is done, and the API never answered 429.",
 	} {
 		if !strings.Contains(columns(e.stdout), text) {

@@ -31,6 +31,9 @@ const Requests = "requests"
 // A Policy is a named set of windows that guards one resource. A request is granted only if
 // it fits all of them.
 type Policy struct {
+	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptFull.
+	Adapt Adapt
+
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
 
@@ -136,6 +139,30 @@ const (
 	UpstreamShared Upstream = "shared" // one for all tenants: the counts whose scope does not
 )
 
+// An Adapt says how a policy adapts to an upstream that refuses calls although the policy keeps its
+// limits. It acts on the counts that Policy.Upstream names, on all workers, and never grants more
+// than the limits. Grants are spread by the windows of the shortest period; Calendar and Concurrency
+// windows do not adapt.
+type Adapt string
+
+const (
+	// AdaptOff lets out one window's worth evenly after the pause, and then as much as the windows
+	// do.
+	AdaptOff Adapt = "off"
+
+	// AdaptSpread spreads grants evenly over the period, instead of bursts, until no call was
+	// refused for a minute, or for the time of 600 calls if that is longer. If it is refused again
+	// later it spreads them for twice as long.
+	AdaptSpread Adapt = "spread"
+
+	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down
+	// to a 64th of the limit. The rate then grows again: fast at first, slowly around the rate that
+	// was refused last, and faster beyond.
+	AdaptFull Adapt = "full"
+)
+
+var adapts = []Adapt{AdaptOff, AdaptSpread, AdaptFull} // in the order of their numbers in the scripts
+
 // A FailMode says what a reserve does while Redis does not answer.
 type FailMode string
 
@@ -208,6 +235,9 @@ func (w Window) WithDefaults() Window {
 
 // WithDefaults returns a copy with every default written out, also in its windows and tenants.
 func (p Policy) WithDefaults() Policy {
+	if p.Adapt == "" {
+		p.Adapt = AdaptFull
+	}
 	if p.Fail == "" {
 		p.Fail = FailClosed
 	}
@@ -253,6 +283,9 @@ func (p Policy) Validate() error {
 	}
 	if !nameShape.MatchString(p.Name) {
 		return bad("name", p.Name, nameHint)
+	}
+	if !slices.Contains(adapts, p.Adapt) {
+		return bad("adapt", string(p.Adapt), `must be "off", "spread" or "full"`)
 	}
 	if p.Fail != FailClosed && p.Fail != FailOpen {
 		return bad("fail", string(p.Fail), `must be "closed" or "open"`)

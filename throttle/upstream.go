@@ -3,13 +3,14 @@ package throttle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// After a pause, one window's worth is let out evenly over a ramp: as long as the pause was, within
-// minRamp and maxRamp. Whatever is refused on the ramp or shortly after it doubles the next one.
+// After a pause of a policy that does not adapt, or one by hand, one window's worth is let out evenly
+// over a ramp: as long as the pause was, within minRamp and maxRamp. Whatever is refused on the ramp or shortly after it doubles the next one.
 const (
 	minRamp = time.Second
 	maxRamp = time.Minute
@@ -17,6 +18,9 @@ const (
 
 // DefaultMaxPause bounds pauses unless Policy.MaxPause says otherwise.
 const DefaultMaxPause = time.Hour
+
+// DefaultPause is how long a refusal pauses a policy that does not adapt, if the upstream does not say.
+const DefaultPause = time.Second
 
 // A Pause is what a refusal by the upstream left behind.
 type Pause struct {
@@ -50,11 +54,14 @@ func (p *Pause) describe(at time.Time) string {
 // The pause is above 0. One longer than the policy's MaxPause lasts for MaxPause. Pause returns how
 // long a pause lasts that began by this call, or 0 if it extended one. Errors are Reserve's.
 func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) (begun time.Duration, err error) {
-	return l.pause(ctx, Reservation{Request: r}, pause)
+	if pause <= 0 {
+		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
+	}
+	return l.pause(ctx, Reservation{Request: r}, pause, AdaptOff)
 }
 
-// Resume ends a pause at once, and also the gradual opening after one. The scopes are those of
-// Pause. Errors are Reserve's.
+// Resume ends a pause at once, the gradual opening after one, and adapting (Policy.Adapt). The scopes
+// are those of Pause. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	return l.hear(ctx, Reservation{Request: r}, script.Resume, script.ResumeWord)
 }
@@ -62,11 +69,16 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // Pause passes on that the upstream refused the reservation's call, and for how long. Until then
 // nothing is granted, on any worker, in the scopes that the policy's Upstream names, with the values
 // by which the reservation was granted. Tickets that wait keep their places. A later refusal extends
-// the pause. Afterwards the windows open gradually. Decision.Pause tells denied requests of it.
+// the pause. Decision.Pause tells denied requests of it. Afterwards the scopes let out what
+// Policy.Adapt says.
 //
-// The pause is above 0. One longer than the policy's MaxPause lasts for MaxPause. Pause returns how
-// long a pause lasts that began by this call, or 0 if it extended one. Errors are Limiter.Reserve's
-// and ErrDetached.
+// A pause of 0 means that the upstream did not say how long. A policy that adapts then pauses for an
+// eighth of its shortest period, at most 1 second, and doubles that while refusals go on. With
+// AdaptOff the pause is DefaultPause. None is longer than the policy's MaxPause.
+//
+// Pause returns how long a pause lasts that began by this call. It returns 0 if it extended one, and
+// if the length is a guess and the policy adapts already. Errors are Limiter.Reserve's and
+// ErrDetached.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time.Duration, err error) {
 	if r.limiter == nil {
 		return 0, ErrDetached
@@ -74,21 +86,29 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
 	}
-	return r.limiter.pause(ctx, r, pause)
+	if pause < 0 {
+		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
+	}
+	return r.limiter.pause(ctx, r, pause, "")
 }
 
-func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration) (begun time.Duration, err error) {
-	if pause <= 0 {
-		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
-	}
+// pause passes a refusal on. Without adapt, the policy's holds.
+func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt) (begun time.Duration, err error) {
 	o, err := l.corrected(ctx, r)
 	if err != nil {
 		return 0, err
 	}
+	if adapt == "" {
+		adapt = o.Adapt
+	}
+	word := script.Refused{Places: o.upstream, RampMax: maxRamp.Microseconds(), Adapt: slices.Index(adapts, adapt), Tenant: r.Tenant}
+	if pause == 0 {
+		pause, word.Guess = DefaultPause, o.MaxPause.Microseconds()
+	}
 	pause = min(pause, o.MaxPause)
-	ramp := min(max(pause, minRamp), maxRamp)
-	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(
-		o.upstream, max(1, pause.Microseconds()), ramp.Microseconds(), maxRamp.Microseconds(), r.Tenant))
+	word.Wait = max(1, pause.Microseconds())
+	word.Ramp = min(max(pause, minRamp), maxRamp).Microseconds()
+	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(word))
 	if err != nil || a.Status != script.Granted {
 		return 0, err
 	}

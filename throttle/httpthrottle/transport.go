@@ -25,9 +25,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// DefaultPause is TransportConfig.Pause's default.
-const DefaultPause = time.Second
-
 // afterwards bounds each call of the limiter that has to be made also when the request's context has
 // ended: releasing, cancelling, and passing on what the upstream said.
 const afterwards = 5 * time.Second
@@ -59,8 +56,9 @@ type TransportConfig struct {
 	// they fail with an *UnidentifiedError.
 	PassUnidentified bool
 
-	// Pause is for how long nothing is granted after a refusal that does not say for how long. The
-	// default is DefaultPause. The policy's MaxPause bounds it, and what the upstream says.
+	// Pause is how long nothing is granted after a refusal that does not say how long. The default, 0,
+	// leaves it to the policy: see throttle.Reservation.Pause. The policy's MaxPause bounds it, and
+	// what the upstream says.
 	Pause time.Duration
 
 	// Policy is the policy of all calls, unless Request names another. The default is that of the
@@ -126,9 +124,6 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
-	}
-	if c.Pause == 0 {
-		c.Pause = DefaultPause
 	}
 	if c.Refusal == nil {
 		c.Refusal = refusal

@@ -234,10 +234,20 @@ func SettleWord(id string, changes []int64) string {
 	return string(b)
 }
 
-// PauseWord is Request.Word of a pause of the scopes at these places, from 1. It lasts for wait,
-// and what follows opens within ramp, at most rampMax (all us). The tenant is who was refused.
-func PauseWord(places []int, wait, ramp, rampMax int64, tenant string) string {
-	return fmt.Sprintf("%s %d %d %d %s", commas(places), wait, ramp, rampMax, field(tenant))
+// A Refused is what an upstream's refusal means for the scopes at Places, from 1. All times are
+// microseconds.
+type Refused struct {
+	Places        []int
+	Wait          int64 // how long the pause is
+	Guess         int64 // if above 0, the upstream did not say how long: then the longest pause
+	Ramp, RampMax int64 // within which what follows opens, unless it adapts
+	Adapt         int   // 0 not, 1 by spreading grants, 2 by the rate too
+	Tenant        string
+}
+
+// PauseWord is Request.Word of a pause.
+func PauseWord(r Refused) string {
+	return fmt.Sprintf("%s %d %d %d %d %d %s", commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, field(r.Tenant))
 }
 
 // ResumeWord is Request.Word of the end of a pause.

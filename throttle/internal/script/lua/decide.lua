@@ -15,8 +15,9 @@
 --               once     end of the key by which a repeated request is known for a minute
 --               hold     for how long what is granted may be held where it has to be given back (us)
 --               word     settle: "ID d1,d2,...": an id of the correction, and by window what is to be added, or given back if below 0;
---                        pause: "PLACES wait ramp ramp_most BY"; resume: "PLACES"; remaining: "PLACES unit units reset"
---                        (PLACES: the scopes meant, by number and commas; times in us; BY: the tenant that was refused)
+--                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"; remaining: "PLACES unit units reset"
+--                        (PLACES: the scopes meant, by number and commas; times in us; BY: the tenant that was refused;
+--                        guess: 0, or the longest pause if the upstream did not say for how long; mode: 0, 1, 2 for adapt: off, spread, full)
 --   then S ends of the scopes' keys, narrow to broad
 --
 --   reserve     takes the costs in all windows or in none; with a ticket, who is denied joins the line. With `at`, what was
@@ -406,10 +407,13 @@ local function later_verbs()
   end
 
   verbs.pause = upstream_verb(function(r, scope, now, rest)
-    local wait, ramp, most, by = match(rest, '^(%S+) (%S+) (%S+) (%S+)$')
-    return upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0, by)
+    local wait, guess, ramp, most, mode, by = match(rest, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+    return upstream().pause(scope, now, r.at, wait + 0, guess + 0, ramp + 0, most + 0, mode + 0, by)
   end)
-  verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
+  verbs.resume = upstream_verb(function(r, scope)
+    upstream().put(scope, '!', 'p', 0, '')
+    upstream().put(scope, '!a', 'a', 0, '')
+  end)
   verbs.remaining = upstream_verb(function(r, scope, now, rest)
     local unit, units, reset = match(rest, '^(%S+) (%S+) (%S+)$')
     upstream().remaining(scope, unit, now, r.at > 0 and r.at or now, units + 0, now + reset)

@@ -47,6 +47,46 @@ func (p *Pause) describe(at time.Time) string {
 	return text + " by the upstream's refusal to " + printable(p.Tenant)
 }
 
+// An Adapted is the rate that a policy adapted to, after refusals by the upstream: see Policy.Adapt.
+type Adapted struct {
+	Published float64   // what the window grants: units per second
+	Rate      float64   // what is granted now: units per second
+	Refusals  int64     // how often the upstream refused, calls of one moment taken together
+	Since     time.Time // the first of them
+	Unit      string    // what the window counts
+	Window    string    // the window by which grants are spread
+}
+
+// String says how often the upstream refused, and what is granted now, such as "refused 3 times since
+// 14:02 UTC, now 8.5/s of 10/s".
+func (a Adapted) String() string {
+	rate, published, per := a.Rate, a.Published, "s"
+	if published < 1 {
+		rate, published, per = 60*rate, 60*published, "min"
+	}
+	times := "once"
+	if a.Refusals > 1 {
+		times = fmt.Sprintf("%d times", a.Refusals)
+	}
+	return fmt.Sprintf("refused %s since %s UTC, now %.3g/%s of %.3g/%s", times, a.Since.UTC().Format("15:04"), rate, per, published, per)
+}
+
+// adapted is what an answer says of the rate; nil if it is of another policy.
+func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
+	if a.Window < 1 || a.Window > int64(len(o.windows)) {
+		return nil
+	}
+	w := o.windows[a.Window-1]
+	return &Adapted{
+		Published: float64(w.Limit) / w.Period.Seconds(),
+		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
+		Refusals:  a.Refusals,
+		Since:     time.UnixMicro(a.Since),
+		Unit:      w.Unit,
+		Window:    w.Name,
+	}
+}
+
 // Pause grants nothing for a while, from now on, in the scopes that the policy's Upstream names,
 // with the values of the request. It is Reservation.Pause by hand: the request needs a policy and
 // what its scopes are counted by. Resume ends it.
@@ -112,7 +152,10 @@ func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration,
 	if err != nil || a.Status != script.Granted {
 		return 0, err
 	}
-	return pause, nil
+	if a.Pause.Until > a.At {
+		return micros(a.Pause.Until - a.At), nil
+	}
+	return pause, nil // the reply was lost before
 }
 
 // Remaining is what an upstream says of its own limit.

@@ -139,3 +139,45 @@ func TestAdaptingToRefusals(t *testing.T) {
 		})
 	}
 }
+
+// Who asks learns how often the upstream refused, and what is granted now.
+func TestTheRateInForceIsTold(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		tell := func(want string) {
+			t.Helper()
+			d, err := sc.l.Peek(t.Context(), sc.without("b"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := ""; d.Adapted != nil {
+				if got = d.Adapted.String(); got != want {
+					t.Errorf("%q, want %q", got, want)
+				}
+			} else if want != "" {
+				t.Errorf("nothing, want %q", want)
+			}
+		}
+		tell("")
+		if begun, err := sc.granted("a1").Reservation.Pause(t.Context(), 0); err != nil || begun != 125*ms {
+			t.Errorf("%v, %v", begun, err)
+		}
+		tell("refused once since 00:00 UTC, now 10/s of 10/s")
+		sc.at(s)
+		d := sc.granted("a2")
+		sc.at(1010 * ms).refused(d.Reservation)
+		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		reason := func(want string) {
+			t.Helper()
+			if got := reserve(t, sc.l, sc.without("b")).Reason(); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+		reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		sc.at(1135 * ms).granted("a3")
+		reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		sc.at(3 * m)
+		tell("")
+	})
+}

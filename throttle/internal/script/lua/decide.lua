@@ -38,7 +38,7 @@
 --          max_wait   5 refused: backlog   6 stands in line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
 --   at     when it was decided, or granted before      time, most, least  the expected start, its upper and its lower bound
 --   behind how far the clock is behind the windows, which stand still until it has caught up    nudge  1: a server should be woken
---   pause  empty, or "UNTIL OPEN BY": what the upstream had paused, and who was refused (upstream.lua)
+--   pause  empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW": what the upstream had paused, who was refused, and what it adapts to (upstream.lua)
 
 local byte, char, sub, find, match, gmatch, format, max, min = string.byte, string.char, string.sub, string.find, string.match, string.gmatch, string.format, math.max, math.min
 local call = windows.read_policy()
@@ -200,6 +200,9 @@ local function later_verbs()
       end
     end
     if time > now then return 0, call.now, time, most, 0 end
+    for s = 1, #list do
+      if list[s].upstream then return 1, now, now, now, 0 end -- it is asked what the upstream said, too
+    end
     return 1, now
   end
 
@@ -402,7 +405,7 @@ local function later_verbs()
       end
       dirty = true
       look_again(r)
-      return status, now
+      return status, now, now, now, 0
     end
   end
 
@@ -513,7 +516,7 @@ for at = first, #argv, stride do
       m = m + 8
       out[m] = ''
       for s = 1, nscopes do
-        if list[s].upstream then out[m] = upstream().paused(list, now) end
+        if list[s].upstream then out[m] = upstream().said(list, now) end
       end
     else
       out[m + 1], out[m + 2] = status, decided

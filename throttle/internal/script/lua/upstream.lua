@@ -220,20 +220,32 @@ function upstream()
     return fresh
   end
 
-  -- paused(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a
-  -- ramp; empty if there is none.
-  local function paused(list, now)
-    local last, text = now, ''
+  -- said(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a ramp; then ";" and, of the
+  -- scope that lets out least, "RATE SINCE REFUSALS WINDOW": millionths of the published rate of that window, since when and
+  -- how often it was refused. Each is empty if there is none, and the whole if both are.
+  local function said(list, now)
+    local last, pause_text, least, adapted_text = now, '', nil, ''
     for i = 1, #list do
-      local section = section_of(list[i], '!', 'p', now)
+      local scope = list[i]
+      local section = section_of(scope, '!', 'p', now)
       if section then
         local ends, ramp = unpack7(section.payload, 1), unpack7(section.payload, 8)
         if ends + ramp > last then
-          last, text = ends + ramp, string.format('%d %d ', ends, ends + ramp) .. sub(section.payload, 29)
+          last, pause_text = ends + ramp, string.format('%d %d ', ends, ends + ramp) .. sub(section.payload, 29)
+        end
+      end
+      section = spread(scope, now)
+      local cycle, first = shortest(scope)
+      if section and cycle then
+        local rate = rate_at(section.payload, now, unit_of(scope, cycle, first))
+        if not least or rate < least then
+          least = rate
+          adapted_text = string.format('%d %d %d %d', rate * 1e6, unpack7(section.payload, 64), unpack7(section.payload, 71), first)
         end
       end
     end
-    return text
+    if pause_text == '' and adapted_text == '' then return '' end
+    return pause_text .. ';' .. adapted_text
   end
 
   -- remaining notes how many units the upstream has left after a call that was granted at `at`, until
@@ -253,7 +265,7 @@ function upstream()
     put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   end
 
-  made = {fits_at = fits_at, put = put, take = take, pause = pause, paused = paused, remaining = remaining}
+  made = {fits_at = fits_at, put = put, take = take, pause = pause, said = said, remaining = remaining}
   return made
 end
 end

@@ -151,8 +151,8 @@ const (
 	AdaptOff Adapt = "off"
 
 	// AdaptSpread spreads grants evenly over the period, instead of bursts, until no call was
-	// refused for a minute, or for the time of 600 calls if that is longer. If it is refused again
-	// later it spreads them for twice as long.
+	// refused for the time of 600 calls, within a minute and an hour. If it is refused again later it
+	// spreads them for twice as long.
 	AdaptSpread Adapt = "spread"
 
 	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down

@@ -47,7 +47,7 @@ func (m *adaptModel) fitsAt(now float64) float64 {
 	if !m.on || now >= m.free {
 		return now
 	}
-	return math.Max(now, m.next)
+	return math.Max(now, math.Min(m.next, m.free))
 }
 
 // take spreads grants. A server that asks late may catch up with a few of them.

@@ -62,7 +62,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		case d.Granted:
 			model.take(toUS(now))
 			granted, times = append(granted, d.Reservation), append(times, now)
-		case d.Windows[0].Used < limit && (now + d.RetryIn - fits).Abs() > 10*time.Microsecond:
+		case d.Windows[0].Used < limit && (now+d.RetryIn-fits).Abs() > 10*time.Microsecond:
 			t.Fatalf("at %v denied until %v, by the model until %v", now, now+d.RetryIn, fits)
 		}
 	}

@@ -29,10 +29,13 @@ func (e *UnmatchedError) Error() string {
 // A RefusedError is the error of a handler whose call the upstream refused for a while: see
 // RetryAfter.
 type RefusedError struct {
-	After time.Duration
+	After time.Duration // 0 if unknown
 }
 
 func (e *RefusedError) Error() string {
+	if e.After <= 0 {
+		return "worker: the upstream refuses calls"
+	}
 	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
 }
 

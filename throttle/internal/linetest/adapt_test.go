@@ -151,12 +151,12 @@ func TestTheRateInForceIsTold(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := ""; d.Adapted != nil {
-				if got = d.Adapted.String(); got != want {
-					t.Errorf("%q, want %q", got, want)
-				}
-			} else if want != "" {
-				t.Errorf("nothing, want %q", want)
+			got := ""
+			if d.Adapted != nil {
+				got = d.Adapted.String()
+			}
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
 			}
 		}
 		tell("")
@@ -165,8 +165,12 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		}
 		tell("refused once since 00:00 UTC, now 10/s of 10/s")
 		sc.at(s)
+		tell("refused once since 00:00 UTC, now 10/s of 10/s") // although it would be granted
 		d := sc.granted("a2")
-		sc.at(1010 * ms).refused(d.Reservation)
+		sc.at(1010 * ms)
+		if begun, err := d.Reservation.Pause(t.Context(), 0); err != nil || begun != 0 {
+			t.Errorf("a guess while it adapts: %v, %v", begun, err)
+		}
 		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
 		reason := func(want string) {
 			t.Helper()

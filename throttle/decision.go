@@ -8,6 +8,10 @@ import (
 
 // A Decision is the answer to a request. It belongs to the caller.
 type Decision struct {
+	// Adapted, if not nil, says that fewer units are granted than the windows allow, as the upstream
+	// refused calls: see Policy.Adapt. Grants do not report it, but Peek does.
+	Adapted *Adapted
+
 	// AlreadyQueued says that the ticket was in line before this call.
 	AlreadyQueued bool
 
@@ -103,7 +107,8 @@ func (d Decision) EarliestReset() time.Duration {
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:
 // github-api/burst, tenant acme, 1.8s". If a pause by the upstream lasts longer, it names the pause
 // and the refused tenant instead of a window. If only tickets in line are in the way, it says that
-// others wait. It is empty if granted.
+// others wait. While the policy adapts it adds the rate: "refused 3 times since 14:02 UTC, now
+// 8.5/s of 10/s". It is empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
@@ -120,6 +125,9 @@ func (d Decision) Reason() string {
 		window, pause = "", ": "+d.Pause.describe(d.At)
 	} else if window == "" && d.Queued {
 		pause = ": others wait before it"
+	}
+	if d.Adapted != nil {
+		pause += ": " + d.Adapted.String()
 	}
 	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, printable(d.Tenant), roundUp(d.RetryIn), pause)
 }

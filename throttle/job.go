@@ -70,8 +70,8 @@ func (j *Job) Refused(policy string, retryIn time.Duration) {
 	}
 }
 
-// Answered records that a call was answered that was made at a time: the job has dealt with refusals
-// before that. One that came while the call was under way stands.
+// Answered records that a call was answered that was made at a time: the job has dealt with
+// refusals before that. One that came while the call was under way stands.
 func (j *Job) Answered(made time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -80,8 +80,8 @@ func (j *Job) Answered(made time.Time) {
 	}
 }
 
-// Refusal reports whether a call of the job was refused and no later one was answered. It returns the
-// policy and how much longer its upstream refuses calls, 0 if that has passed.
+// Refusal reports whether a call of the job was refused and no later one was answered. It returns
+// the policy and how much longer its upstream refuses calls, 0 if that has passed.
 func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

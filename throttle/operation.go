@@ -257,6 +257,9 @@ func (o *operation) decision(a script.Answer) Decision {
 			d.Pause = &Pause{OpensAt: time.UnixMicro(a.Pause.Open), Tenant: a.Pause.Tenant, Until: time.UnixMicro(a.Pause.Until)}
 		}
 	}
+	if a.Adapted.Refusals > 0 {
+		d.Adapted = o.adapted(a.Adapted)
+	}
 	if a.Windows != nil {
 		d.Windows = o.states(a.Windows, a.At, d.Granted)
 	}

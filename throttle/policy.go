@@ -27,6 +27,9 @@ const Requests = "requests"
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
 // all of them. Limiters copy the policies that they are given.
 type Policy struct {
+	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptFull.
+	Adapt Adapt
+
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
 
@@ -141,6 +144,29 @@ const (
 	UpstreamShared Upstream = "shared" // counts whose scope does not: all tenants share them
 )
 
+// An Adapt says how a policy adapts to an upstream that refuses calls although the policy keeps its
+// limits. It acts on the counts that Policy.Upstream names, on all workers. It never grants more
+// than the limits. Grants are spread by the windows of the shortest period. Calendar and
+// Concurrency windows do not adapt.
+type Adapt string
+
+const (
+	// AdaptOff grants one window's worth evenly after the pause, and then as much as the windows do.
+	AdaptOff Adapt = "off"
+
+	// AdaptSpread spreads grants evenly over the period, instead of bursts. It ends when no call was
+	// refused for the time of 600 calls, at least a minute and at most an hour. If a call is refused
+	// again later, grants are spread for twice as long.
+	AdaptSpread Adapt = "spread"
+
+	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down
+	// to a 64th of the limit. The rate then grows again: fast at first, slowly around the rate that
+	// was refused last, and faster beyond.
+	AdaptFull Adapt = "full"
+)
+
+var adapts = []Adapt{AdaptOff, AdaptSpread, AdaptFull} // in the order of their numbers in the scripts
+
 // A FailMode says what Reserve and Wait do while Redis does not answer.
 type FailMode string
 
@@ -185,6 +211,9 @@ func (w Window) WithDefaults() Window {
 
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
+	if p.Adapt == "" {
+		p.Adapt = AdaptFull
+	}
 	if p.Fail == "" {
 		p.Fail = FailClosed
 	}

@@ -3,14 +3,15 @@ package throttle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// After a pause, the units of one window are granted evenly over a ramp. It is as long as the
-// pause, within minRamp and maxRamp. A refusal on the ramp, or shortly after it, doubles the next
-// ramp.
+// After a pause by hand, or of a policy that does not adapt, the units of one window are granted
+// evenly over a ramp. It is as long as the pause, within minRamp and maxRamp. A refusal on the
+// ramp, or shortly after it, doubles the next ramp.
 const (
 	minRamp = time.Second
 	maxRamp = time.Minute
@@ -19,10 +20,13 @@ const (
 // DefaultMaxPause is the default of Policy.MaxPause.
 const DefaultMaxPause = time.Hour
 
+// DefaultPause is how long a policy that does not adapt pauses if the upstream does not say.
+const DefaultPause = time.Second
+
 // A Pause is the effect of a refusal by the upstream: nothing is granted until Until, and then
 // gradually more until OpensAt. Times are by the clock of Redis.
 type Pause struct {
-	OpensAt time.Time // from which the windows grant up to their limits again
+	OpensAt time.Time // from which the gradual opening is over; Until, if the policy adapts
 	Tenant  string    // whose call was refused; empty if it had no tenant
 	Until   time.Time // before which nothing is granted
 }
@@ -45,28 +49,78 @@ func (p *Pause) describe(at time.Time) string {
 	return text + " by the upstream's refusal to " + printable(p.Tenant)
 }
 
+// An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
+// Policy.Adapt.
+type Adapted struct {
+	Published float64   // what the window grants: units per second
+	Rate      float64   // what is granted now: units per second
+	Refusals  int64     // how often the upstream refused; calls of one moment count once
+	Since     time.Time // the first of them
+	Unit      string    // what the window counts
+	Window    string    // the window by which grants are spread
+}
+
+// String says how often the upstream refused, and what is granted now, such as "refused 3 times
+// since 14:02 UTC, now 8.5/s of 10/s".
+func (a Adapted) String() string {
+	rate, published, per := a.Rate, a.Published, "s"
+	if published < 1 {
+		rate, published, per = 60*rate, 60*published, "min"
+	}
+	times := "once"
+	if a.Refusals > 1 {
+		times = fmt.Sprintf("%d times", a.Refusals)
+	}
+	since := a.Since.UTC().Format("15:04")
+	return fmt.Sprintf("refused %s since %s UTC, now %.3g/%s of %.3g/%s", times, since, rate, per, published, per)
+}
+
+// adapted returns what an answer says of the rate; nil if it is of another policy.
+func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
+	if a.Window < 1 || a.Window > int64(len(o.windows)) {
+		return nil
+	}
+	w := o.windows[a.Window-1]
+	return &Adapted{
+		Published: float64(w.Limit) / w.Period.Seconds(),
+		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
+		Refusals:  a.Refusals,
+		Since:     time.UnixMicro(a.Since),
+		Unit:      w.Unit,
+		Window:    w.Name,
+	}
+}
+
 // Pause stops grants from now on, in the counts that Policy.Upstream names. It is Reservation.Pause
 // by hand: the request needs a policy, and the values that its scopes count by. Resume ends it.
 //
 // The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of a pause
 // that begins by this call, or 0 if it extends one. Errors are Reserve's.
 func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) (begun time.Duration, err error) {
-	return l.pause(ctx, Reservation{Request: r}, pause)
+	if pause <= 0 {
+		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
+	}
+	return l.pause(ctx, Reservation{Request: r}, pause, AdaptOff)
 }
 
-// Resume ends a pause at once, or the gradual opening after it, in the counts of Pause. Without a
-// pause it does nothing. Errors are Reserve's.
+// Resume ends a pause at once, the gradual opening after it, and what the policy adapted to
+// (Policy.Adapt), in the counts of Pause. Without those it does nothing. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	return l.report(ctx, Reservation{Request: r}, script.Resume, script.ResumeWord)
 }
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
 // on all workers, in the counts of the reservation that Policy.Upstream names. Tickets in line keep
-// their places. A later refusal extends the pause. After it, the windows open gradually. Denied
+// their places. A later refusal extends the pause. After it, grants follow Policy.Adapt. Denied
 // requests find it in Decision.Pause.
 //
-// The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of a pause
-// that begins by this call, or 0 if it extends one. Errors are Limiter.Reserve's and ErrDetached.
+// The pause must not be below 0. At 0 the upstream did not say how long. A policy that adapts then
+// pauses for an eighth of its shortest period, at most 1 second. It doubles that while refusals go
+// on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
+//
+// Pause returns the length of a pause that begins by this call, or 0 if it extends one. It also
+// returns 0 if the length is a guess and the policy adapts already. Errors are Limiter.Reserve's
+// and ErrDetached.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time.Duration, err error) {
 	if r.limiter == nil {
 		return 0, ErrDetached
@@ -74,25 +128,38 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
 	}
-	return r.limiter.pause(ctx, r, pause)
+	if pause < 0 {
+		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
+	}
+	return r.limiter.pause(ctx, r, pause, "")
 }
 
-func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration) (begun time.Duration, err error) {
-	if pause <= 0 {
-		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
-	}
+// pause passes a refusal on. Without adapt, the policy's holds.
+func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt) (begun time.Duration, err error) {
 	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
 		return 0, err
 	}
+	if adapt == "" {
+		adapt = o.Adapt
+	}
+	refused := script.Refused{
+		Places: o.upstream, RampMax: maxRamp.Microseconds(), Adapt: slices.Index(adapts, adapt), Tenant: r.Tenant,
+	}
+	if pause == 0 {
+		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
+	}
 	pause = min(pause, o.MaxPause)
-	ramp := min(max(pause, minRamp), maxRamp)
-	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(
-		o.upstream, max(1, pause.Microseconds()), ramp.Microseconds(), maxRamp.Microseconds(), r.Tenant))
+	refused.Wait = max(1, pause.Microseconds())
+	refused.Ramp = min(max(pause, minRamp), maxRamp).Microseconds()
+	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(refused))
 	if err != nil || a.Status != script.Granted {
 		return 0, err
 	}
-	return pause, nil
+	if a.Pause.Until > a.At {
+		return micros(a.Pause.Until - a.At), nil
+	}
+	return pause, nil // the reply was lost before
 }
 
 // Remaining is the state of a limit that an upstream reports.

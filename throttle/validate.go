@@ -52,6 +52,9 @@ func (p Policy) Validate() error {
 	if !nameShape.MatchString(p.Name) {
 		return bad("name", p.Name, nameHint)
 	}
+	if !slices.Contains(adapts, p.Adapt) {
+		return bad("adapt", string(p.Adapt), `must be "off", "spread" or "full"`)
+	}
 	if p.Fail != FailClosed && p.Fail != FailOpen {
 		return bad("fail", string(p.Fail), `must be "closed" or "open"`)
 	}

@@ -29,17 +29,21 @@ func (e *UnmatchedError) Error() string {
 // A RefusedError is the error of a handler whose call the upstream refused for a while: see
 // RetryAfter.
 type RefusedError struct {
-	After time.Duration
+	After time.Duration // 0 if unknown
 }
 
 func (e *RefusedError) Error() string {
+	if e.After <= 0 {
+		return "worker: the upstream refuses calls"
+	}
 	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
 }
 
 // RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
-// refused its call for d. The task's policy pauses for d on every worker, for the task's tenant or
-// for all (throttle.Policy), and the task is requeued in front of its tenant's other tickets. No
-// retry is burnt. To burn one, call Job.Pause and return an error of another kind.
+// refused its call for d, or for an unknown time if d is 0. The task's policy pauses on every
+// worker, for the task's tenant or for all (throttle.Reservation.Pause). The task is requeued in
+// front of its tenant's other tickets. No retry is burnt. To burn one, call Job.Pause and return an
+// error of another kind.
 //
 // In a task that no policy matches it is logged, and the task fails by it as by any other error.
 func RetryAfter(d time.Duration) error { return &RefusedError{d} }
@@ -106,9 +110,10 @@ func (j *Job) Cancel(ctx context.Context) error {
 	return nil
 }
 
-// Pause pauses the task's policy for d, for the task's tenant or for all (throttle.Policy): the
-// upstream refuses calls. The task itself goes on. It is logged when a pause begins. The handler has
-// dealt with the refusal then: an error that it returns fails the task.
+// Pause pauses the task's policy, as the upstream refuses calls for d, or for an unknown time if d
+// is 0. It does so for the task's tenant or for all (throttle.Reservation.Pause). The task itself
+// goes on. It is logged when a pause begins. The handler has dealt with the refusal then: an error
+// that it returns fails the task.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	e, err := j.matched()
 	if err != nil {

@@ -48,7 +48,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 		fails      bool
 	}{
 		"429 with a time":                                {[]string{"*"}, reserved, http.StatusTooManyRequests, "1", false},
-		"429 without a time":                             {[]string{"*"}, reserved, http.StatusTooManyRequests, "", false}, // httpthrottle.DefaultPause
+		"429 without a time":                             {[]string{"*"}, reserved, http.StatusTooManyRequests, "", false},
 		"503 with a time":                                {[]string{"*"}, reserved, http.StatusServiceUnavailable, "1", false},
 		"503 without a time":                             {[]string{"*"}, reserved, http.StatusServiceUnavailable, "", true},
 		"429, the call has a policy of its own":          {[]string{"*"}, reserves, http.StatusTooManyRequests, "", false},

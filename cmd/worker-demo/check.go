@@ -41,7 +41,8 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most\n", p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s\n",
+		p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt)
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -118,6 +119,7 @@ type (
 	checkedPolicy struct {
 		Name       string                   `json:"name"`
 		Match      []string                 `json:"match"`
+		Adapt      throttle.Adapt           `json:"adapt"`
 		Fail       throttle.FailMode        `json:"fail"`
 		MaxPauseMS float64                  `json:"max_pause_ms"`
 		Upstream   throttle.Upstream        `json:"upstream"`
@@ -155,7 +157,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {

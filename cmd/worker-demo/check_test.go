@@ -36,7 +36,7 @@ policies:
 	e.want(t, exitDone)
 	if want := `policy github-api
   matches http:* github:sync, fails closed, requeues when-fits
-  upstream refusals pause one tenant, for 1h at most
+  upstream refusals pause one tenant, for 1h at most; adapts: full
   WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
   per-minute   20 requests per 1m    tenant          sliding             0s
   burst        5 requests per 3s     tenant          sliding             50ms
@@ -48,7 +48,7 @@ policies:
   internal   1        exempt: counted, never denied
 policy slow
   matches no task type, fails open, requeues earliest-reset
-  upstream refusals pause one tenant, for 1h at most
+  upstream refusals pause one tenant, for 1h at most; adapts: full
   WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
   short    10 requests per 10s    tenant, user   sliding     0s
   long     600 requests per 10m   tenant, user   sliding     0s
@@ -107,6 +107,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		fields map[string][2]string
 	}{
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
+			"Adapt":    policy("adapt: spread"),
 			"Fail":     policy("fail: open"),
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},

@@ -34,7 +34,7 @@ const maxDrifts = 10_000
 func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision, made time.Time) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
-		retryIn = t.c.Pause
+		retryIn = t.c.Pause // 0 if nobody says
 	}
 	if policy, ok := t.c.Limiter.Lookup(d.Policy); ok {
 		retryIn = min(retryIn, policy.MaxPause)

@@ -29,9 +29,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// DefaultPause is TransportConfig.Pause's default.
-const DefaultPause = time.Second
-
 // cleanUpTimeout bounds each call to Redis that is made even if the request's context has ended: a
 // cancellation, and what the upstream said.
 const cleanUpTimeout = 5 * time.Second
@@ -64,8 +61,9 @@ type TransportConfig struct {
 	// an *UnidentifiedError.
 	PassUnidentified bool
 
-	// Pause is how long the policy pauses after a refusal that does not say how long. The default
-	// is DefaultPause. The policy's MaxPause bounds every pause.
+	// Pause is how long the policy pauses after a refusal that does not say how long. The default,
+	// 0, leaves it to the policy: see throttle.Reservation.Pause. The policy's MaxPause bounds every
+	// pause.
 	Pause time.Duration
 
 	// Policy guards the calls, unless Request names another. The default is the policy of the
@@ -132,9 +130,6 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
-	}
-	if c.Pause == 0 {
-		c.Pause = DefaultPause
 	}
 	if c.Refusal == nil {
 		c.Refusal = refusal

@@ -168,8 +168,9 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "max_pause", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "adapt", "max_pause", "requeue", "windows", "tenants")
 	p := throttle.Policy{
+		Adapt:    throttle.Adapt(o.text("adapt")),
 		Fail:     throttle.FailMode(o.text("fail")),
 		Match:    o.texts("match"),
 		MaxPause: o.duration("max_pause"),

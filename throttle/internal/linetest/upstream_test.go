@@ -45,6 +45,9 @@ func TestTheUpstreamsWord(t *testing.T) {
 	shared := sharedWindow(10, 10*s)
 	ofTenant, ofAll := policy(own, shared), policy(own, shared)
 	ofAll.Upstream = throttle.UpstreamShared
+	ofAll.Adapt = throttle.AdaptOff
+	ramps := policy(shared)
+	ramps.Adapt = throttle.AdaptOff
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
@@ -73,7 +76,7 @@ func TestTheUpstreamsWord(t *testing.T) {
 			}
 			sc.at(18 * s).takes("a9") // as fast as the window lets it
 		}},
-		"refusals of what was under way together are one": {policy(shared), func(sc *scene) {
+		"refusals of what was under way together are one": {ramps, func(sc *scene) {
 			first, second, third := sc.granted("a1"), sc.granted("a2"), sc.granted("a3")
 			sc.at(1*s).pause(first.Reservation, 2*s)
 			sc.pause(second.Reservation, 2*s)

@@ -37,6 +37,7 @@ type Answer struct {
 	Behind  int64 // how far the clock is behind the windows
 	Nudge   bool  // a server should be woken for the ticket
 	Pause   PauseAnswer
+	Adapted AdaptedAnswer
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
 }
@@ -46,6 +47,15 @@ type Answer struct {
 type PauseAnswer struct {
 	Until, Open int64
 	Tenant      string // the one that was refused
+}
+
+// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is the
+// published one.
+type AdaptedAnswer struct {
+	Rate     int64 // in millionths of the published rate
+	Since    int64 // the first refusal (us)
+	Refusals int64
+	Window   int64 // its place, from 1
 }
 
 // A WindowAnswer is the state of one window.
@@ -138,21 +148,41 @@ func (r *reader) text() string {
 	return ""
 }
 
-// pause reads "UNTIL OPEN TENANT", or nothing.
-func (r *reader) pause() (p PauseAnswer) {
+// said reads "UNTIL OPEN TENANT;RATE SINCE REFUSALS WINDOW", either part of which may be empty, or
+// nothing.
+func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
 	if text == "" {
-		return p
+		return p, a
 	}
-	f := strings.Split(text, " ")
-	if len(f) != 3 {
+	pause, adapted, ok := strings.Cut(text, ";")
+	r.bad = r.bad || !ok
+	if pause != "" {
+		i := strings.LastIndexByte(pause, ' ')
+		n := r.integers(pause[:max(i, 0)], 2)
+		p = PauseAnswer{n[0], n[1], unfield(pause[i+1:])}
+	}
+	if adapted != "" {
+		n := r.integers(adapted, 4)
+		a = AdaptedAnswer{n[0], n[1], n[2], n[3]}
+	}
+	return p, a
+}
+
+// integers reads so many numbers with blanks between them.
+func (r *reader) integers(text string, n int) []int64 {
+	numbers := make([]int64, n)
+	words := strings.Split(text, " ")
+	if len(words) != n {
 		r.bad = true
-		return p
+		return numbers
 	}
-	until, err := strconv.ParseInt(f[0], 10, 64)
-	open, err2 := strconv.ParseInt(f[1], 10, 64)
-	r.bad = r.bad || err != nil || err2 != nil
-	return PauseAnswer{until, open, unfield(f[2])}
+	for i, word := range words {
+		var err error
+		numbers[i], err = strconv.ParseInt(word, 10, 64)
+		r.bad = r.bad || err != nil
+	}
+	return numbers
 }
 
 // readAnswers reads the reply of a batch.
@@ -176,7 +206,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
 			if full {
 				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
-				a.Pause = r.pause()
+				a.Pause, a.Adapted = r.said()
 			}
 			if hasWindows(requests[i].Op) {
 				a.Windows = make([]WindowAnswer, len(p.Windows))

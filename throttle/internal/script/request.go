@@ -153,11 +153,21 @@ func SettleWord(id string, changes []int64) string {
 	return string(b)
 }
 
-// PauseWord returns Request.Word of a pause of the scopes at these places, from 1. Nothing is
-// granted for wait. Within ramp after that the limits open again. Repeated refusals double the
-// ramp, up to rampMax. All three are microseconds. The tenant is the one that was refused.
-func PauseWord(places []int, wait, ramp, rampMax int64, tenant string) string {
-	return fmt.Sprintf("%s %d %d %d %s", commas(places), wait, ramp, rampMax, field(tenant))
+// A Refused is a refusal by the upstream, for the scopes at Places, from 1. Times are microseconds.
+type Refused struct {
+	Places  []int
+	Wait    int64  // how long nothing is granted
+	Guess   int64  // the longest pause, if the upstream did not say how long; else 0
+	Ramp    int64  // after Wait, the time in which limits that do not adapt open again
+	RampMax int64  // to which repeated refusals double Ramp
+	Adapt   int    // 0 not, 1 by spreading grants, 2 by the rate too
+	Tenant  string // the one that was refused
+}
+
+// PauseWord returns Request.Word of a pause.
+func PauseWord(r Refused) string {
+	return fmt.Sprintf("%s %d %d %d %d %d %s",
+		commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, field(r.Tenant))
 }
 
 // ResumeWord returns Request.Word of the end of a pause.

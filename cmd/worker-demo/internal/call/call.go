@@ -150,9 +150,7 @@ func (c *Caller) failure(res *http.Response) error {
 	var timed bool
 	e.RetryAfter, timed = httpthrottle.RetryAfter(res)
 	unavailable := res.StatusCode == http.StatusServiceUnavailable && timed
-	if e.Refused = e.Retryable && (res.StatusCode == http.StatusTooManyRequests || unavailable); e.Refused {
-		e.RetryAfter = cmp.Or(e.RetryAfter, httpthrottle.DefaultPause)
-	}
+	e.Refused = e.Retryable && (res.StatusCode == http.StatusTooManyRequests || unavailable)
 	return e
 }
 

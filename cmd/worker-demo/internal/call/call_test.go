@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-
-	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
 func TestWhatIsARefusal(t *testing.T) {
@@ -22,8 +20,8 @@ func TestWhatIsARefusal(t *testing.T) {
 		wait       time.Duration
 	}{
 		{429, "7", true, 7 * time.Second},
-		{429, "", true, httpthrottle.DefaultPause},
-		{429, "0", true, httpthrottle.DefaultPause},
+		{429, "", true, 0},
+		{429, "0", true, 0},
 		{503, "7", true, 7 * time.Second},
 		{503, "", false, 0},
 		{500, "7", false, 7 * time.Second},

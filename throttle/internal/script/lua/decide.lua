@@ -17,10 +17,11 @@
 --               hold     how long what is granted may be held where it has to be given back (us)
 --               word     settle: "ID d1,d2,...": an id of the correction, and by window what is to
 --                        be added, or given back if below 0
---                        pause: "PLACES wait ramp ramp_most BY"; resume: "PLACES"
+--                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
 --                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: the
---                        tenant that was refused)
+--                        tenant that was refused; guess: the longest pause, or 0 if the upstream
+--                        said how long; mode: 0, 1, 2 for adapt: off, spread, full)
 --   then S ends of the scopes' keys, narrow to broad
 --
 -- Verbs:
@@ -39,7 +40,7 @@
 --   renew       keeps what is held by leases for as long again
 --   settle      corrects what was taken, once for each word
 --   pause       notes that the upstream refused: nothing is granted for a while (upstream.lua)
---   resume      ends a pause
+--   resume      ends a pause, and what the scopes adapted to
 --   remaining   notes how many units the upstream has left
 --
 -- reply  for every request one of these forms. For reserve, exempt, peek and cancel the values of
@@ -57,7 +58,8 @@
 --   time    the expected start; most, least: its upper and its lower bound
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
---   pause   empty, or "UNTIL OPEN BY": what the upstream had paused, and who was refused
+--   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW": what the upstream had paused, who
+--           was refused, and what the scopes adapted to (said in upstream.lua)
 --   used    units
 --   fits    when the costs fit this window, 0 for at once; of cancel: the units given back
 --   resets  when nothing is counted any more
@@ -244,7 +246,7 @@ for at = first, #argv, stride do
       out[m + 5], out[m + 6], out[m + 7], out[m + 8] = least or time, now - call.now, nudge or 0, ''
       m = m + 8
       for s = 1, nscopes do
-        if list[s].upstream then out[m] = upstream().paused(list, now) end
+        if list[s].upstream then out[m] = upstream().said(list, now) end
       end
     else
       out[m + 1], out[m + 2] = status, decided

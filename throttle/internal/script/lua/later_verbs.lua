@@ -29,6 +29,9 @@ local function later_verbs(call, verbs)
       end
     end
     if time > now then return 0, call.now, time, most, 0 end
+    for s = 1, #list do -- the answer also has what the upstream said
+      if list[s].upstream then return 1, now, now, now, 0 end
+    end
     return 1, now
   end
 
@@ -62,16 +65,20 @@ local function later_verbs(call, verbs)
       end
       call.dirty = true
       requests.look_again(call, r)
-      return status, now
+      return status, now, now, now, 0
     end
   end
 
   verbs.pause = upstream_verb(function(r, scope, now, rest)
-    local wait, ramp, most, by = match(rest, '^(%S+) (%S+) (%S+) (%S+)$')
-    return upstream().pause(scope, now, r.at, wait + 0, ramp + 0, most + 0, by)
+    local wait, guess, ramp, most, mode, by = match(rest, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+    return upstream().pause(
+      scope, now, r.at, wait + 0, guess + 0, ramp + 0, most + 0, mode + 0, by)
   end)
 
-  verbs.resume = upstream_verb(function(r, scope) upstream().put(scope, '!', 'p', 0, '') end)
+  verbs.resume = upstream_verb(function(r, scope)
+    upstream().put(scope, '!', 'p', 0, '')
+    upstream().put(scope, '!a', 'a', 0, '')
+  end)
 
   verbs.remaining = upstream_verb(function(r, scope, now, rest)
     local unit, units, reset = match(rest, '^(%S+) (%S+) (%S+)$')

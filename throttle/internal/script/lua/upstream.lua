@@ -8,6 +8,19 @@
 --   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.
+--   !a      what the scope lets out after refusals (kind "a"): rate(7) peak(7) cut(7) from(7)
+--           next(7) free(7) hold(7) last(7) wait(7) since(7) refusals(7)
+--           Until `free` grants are spread: the next one is due at `next`. They go at a part of the
+--           published rate, in parts of PARTS. It was cut to `rate` at `cut`, and grows again since
+--           `from`: fast at first, slowly around `peak`, where it was refused, and faster beyond.
+--           `last` is the newest of the `refusals` since `since`, and `wait` the pause after it. A
+--           refusal after `free` doubles `hold`, for which grants are spread. The section is kept
+--           for `hold` after `free`.
+--           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the
+--           Increase and Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu,
+--           2008; RFC 9438).
+--
+-- Grants are spread, and the rate is meant, by the scope's windows of the shortest period.
 
 local upstream -- made when it is first asked for: to most scopes no upstream said anything
 do
@@ -19,6 +32,12 @@ function upstream()
   if made then return made end
 
   local SHARE = 1e12
+  local PARTS = 1e12
+  local KEEP = 0.875 -- of the rate, at a cut
+  local GROWTH = 1e-4 -- of the rate, in a unit of time, to the third
+  local FLOOR = 1 / 64 -- the lowest rate
+  local HOLD, HOLDS = 60, 64 -- units of time, and the longest in parts of the shortest
+  local SECOND, MINUTE = 1000000, 60000000
   local GRANTS = 64 -- later grants that are remembered; older ones count as answered
 
   -- section_of returns a section of that name and kind that has not expired, or false.
@@ -33,12 +52,140 @@ function upstream()
     scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
   end
 
+  -- How long a window takes for all that it holds, by its kind. The other kinds have no rate.
+  local cycles = {
+    s = function(st) return st.period end,
+    f = function(st) return st.period end,
+    g = function(st) return st.limit * st.span / st.drain end,
+  }
+
+  local function cycle_of(scope, i)
+    local cycle = cycles[scope.call.windows[i].kind]
+    return cycle and cycle(scope.states[i])
+  end
+
+  -- shortest returns the shortest cycle of the scope's windows, and the first window that has it;
+  -- nil if none has one.
+  local function shortest(scope)
+    local least, first
+    for _, i in ipairs(scope.of.windows) do
+      local cycle = cycle_of(scope, i)
+      if cycle and (not least or cycle < least) then least, first = cycle, i end
+    end
+    return least, first
+  end
+
+  -- part_of returns the part of what window i holds that so many units are.
+  local function part_of(scope, i, units)
+    return units / scope.call.windows[i].algorithm.capacity(scope.states[i])
+  end
+
+  -- unit_of returns the unit of time: that of ten calls.
+  local function unit_of(scope, cycle, i)
+    return min(max(cycle * part_of(scope, i, 10), SECOND), MINUTE)
+  end
+
+  -- rate_at returns the part of the published rate.
+  local function rate_at(payload, now, unit)
+    local rate, peak = unpack7(payload, 1) / PARTS, unpack7(payload, 8) / PARTS
+    local t = max(0, now - unpack7(payload, 22)) / unit - ((peak - rate) / GROWTH) ^ (1 / 3)
+    return max(FLOOR, min(1, peak + GROWTH * t * t * t))
+  end
+
+  -- spread returns the section by which grants are spread now, or nil.
+  local function spread(scope, now)
+    local section = section_of(scope, '!a', 'a', now)
+    return section and unpack7(section.payload, 36) > now and section
+  end
+
+  -- adapt notes that what was granted at `at` was refused: for `wait`, or for an unknown time if
+  -- `guess`, the longest pause, is above 0. `full`: the rate changes too. It returns how long to
+  -- pause, and whether grants begin to be spread by this; nil if the scope has nothing to adapt.
+  -- Refusals of what was granted before the last one was known are one with it.
+  local function adapt(scope, now, at, wait, guess, full)
+    local cycle, i = shortest(scope)
+    if not cycle then return nil end
+    local known = section_of(scope, '!a', 'a', now)
+    local before = known and known.payload
+    local last = before and unpack7(before, 50)
+    if at == 0 then at = before and now < last + unpack7(before, 57) and last or now end -- unknown
+    if before and at <= last then return guess > 0 and 0 or wait, false end
+    local span, unit = min(cycle, MINUTE), unit_of(scope, cycle, i)
+    if guess > 0 then
+      wait = min(span / 8, SECOND)
+      if before and now < last + unpack7(before, 57) + span / 2 then
+        wait = min(2 * unpack7(before, 57), span)
+      end
+      wait = min(ceil(wait), guess)
+    end
+    local hold, rate, peak, cut, from = HOLD * unit, 1, 1, now, now
+    local next_at, since, refusals, begins = 0, now, 0, true
+    if before then
+      next_at, since, refusals = unpack7(before, 29), unpack7(before, 64), unpack7(before, 71)
+      if unpack7(before, 36) <= now then
+        hold = min(2 * unpack7(before, 43), HOLDS * hold)
+      else
+        begins, hold = false, unpack7(before, 43)
+        rate, peak = unpack7(before, 1) / PARTS, unpack7(before, 8) / PARTS
+        cut, from = unpack7(before, 15), unpack7(before, 22)
+        if full and at > cut + span / 2 then
+          local r = rate_at(before, now, unit)
+          rate = max(FLOOR, r * KEEP)
+          peak, cut, from = max(rate, r * (1 + KEEP) / 2), now, now + wait
+        end
+      end
+    end
+    hold = ceil(hold)
+    local free = now + wait + hold
+    local payload = pack7(floor(rate * PARTS)) .. pack7(floor(peak * PARTS)) .. pack7(cut)
+      .. pack7(from) .. pack7(max(next_at, now + wait)) .. pack7(free) .. pack7(hold) .. pack7(now)
+      .. pack7(wait) .. pack7(since) .. pack7(refusals + 1)
+    put(scope, '!a', 'a', free + hold, payload)
+    return wait, begins
+  end
+
+  -- spread_at tells when the next grant of the window is due while grants are spread, behind
+  -- `ahead` units; nil if the window does not adapt.
+  local function spread_at(scope, window, st, now, payload, ahead)
+    local own = cycles[window.kind]
+    if not own then return nil end
+    local cycle, i = shortest(scope)
+    if own(st) ~= cycle then return nil end
+    local time = unpack7(payload, 29)
+    if ahead > 0 then
+      local part = ahead / window.algorithm.capacity(st)
+      local rate = rate_at(payload, now, unit_of(scope, cycle, i))
+      time = max(time, now) + ceil(part * cycle / rate)
+    end
+    return min(time, unpack7(payload, 36))
+  end
+
+  -- take_spread notes when the next grant is due after one of these costs.
+  local function take_spread(scope, section, costs, now)
+    local cycle, first = shortest(scope)
+    local part = 0
+    for _, i in ipairs(scope.of.windows) do
+      if cycle_of(scope, i) == cycle then part = max(part, part_of(scope, i, costs[i])) end
+    end
+    if part == 0 then return end
+    -- A late request may catch up with a little of it: not where every call has to be apart.
+    local payload = section.payload
+    local spacing = part * cycle / rate_at(payload, now, unit_of(scope, cycle, first))
+    local next_at = max(unpack7(payload, 29), now - min(20000, 1e8 / spacing)) + spacing
+    payload = sub(payload, 1, 28) .. pack7(ceil(next_at)) .. sub(payload, 36)
+    put(scope, '!a', 'a', section.expires, payload)
+  end
+
   -- fits_at tells when the upstream lets so many units through, not before `from`.
   local function fits_at(scope, window, st, now, from, cost, ahead)
     local paused = section_of(scope, '!', 'p', now)
     if paused then
       local gone = min(1, unpack7(paused.payload, 15) / SHARE + ahead / window.algorithm.capacity(st))
       from = max(from, ceil(unpack7(paused.payload, 1) + unpack7(paused.payload, 8) * gone))
+    end
+    local adapted = cost > 0 and spread(scope, now)
+    if adapted then
+      from = max(from, spread_at(scope, window, st, now, adapted.payload, ahead) or from)
     end
     local rest = section_of(scope, '!' .. window.unit, 'r', now)
     if rest and cost > 0 and from < rest.expires and unpack7(rest.payload, 1) < ahead + cost then
@@ -63,6 +210,8 @@ function upstream()
       local payload = sub(paused.payload, 1, 14) .. pack7(gone) .. sub(paused.payload, 22)
       put(scope, '!', 'p', paused.expires, payload)
     end
+    local adapted = part > 0 and spread(scope, now)
+    if adapted then take_spread(scope, adapted, costs, now) end
     for unit, cost in pairs(units) do
       local rest = section_of(scope, '!' .. unit, 'r', now)
       if rest then
@@ -74,10 +223,17 @@ function upstream()
     end
   end
 
-  -- pause notes that the upstream refused what was granted at `at`. Refusals of what was granted
-  -- before the first one was known are one. The next one, of what was let out since, doubles the
-  -- ramp. It returns whether a pause began.
-  local function pause(scope, now, at, wait, ramp, ramp_most, by)
+  -- pause notes that the upstream refused what was granted at `at`. Mode 0: refusals of what was
+  -- granted before the first one was known are one. The next one, of what was let out since,
+  -- doubles the ramp. In other modes the scope adapts: 1 by spreading, 2 also by the rate. `guess`:
+  -- see adapt. It returns whether a pause, or adapting, began.
+  local function pause(scope, now, at, wait, guess, ramp, ramp_most, mode, by)
+    local adapted, spreads
+    if mode > 0 then
+      adapted, spreads = adapt(scope, now, at, wait, guess, mode == 2)
+      if adapted == 0 then return false end
+      if adapted then wait, ramp = adapted, 0 end
+    end
     local until_time, set = now + wait, now
     local before = section_of(scope, '!', 'p', now)
     local gone, begins = 0, true
@@ -89,30 +245,44 @@ function upstream()
       if at <= unpack7(before.payload, 22) then
         ramp, set = max(ramp, slope), unpack7(before.payload, 22)
         gone = unpack7(before.payload, 15)
-      else
+      elseif ramp > 0 then
         ramp = min(max(ramp, 2 * slope), ramp_most)
       end
     end
     local payload = pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set) .. by
     put(scope, '!', 'p', until_time + 4 * ramp, payload)
+    if adapted and guess > 0 then return spreads end
     return begins
   end
 
-  -- paused(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a
-  -- ramp; empty if there is none.
-  local function paused(list, now)
-    local last, text = now, ''
+  -- said(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a
+  -- ramp; then ";" and, of the scope that lets out least, "RATE SINCE REFUSALS WINDOW": millionths
+  -- of that window's published rate, since when and how often it was refused. Each is empty if
+  -- there is none, and the whole if both are.
+  local function said(list, now)
+    local last, pause_text, least, adapted_text = now, '', nil, ''
     for i = 1, #list do
-      local section = section_of(list[i], '!', 'p', now)
-      if section then
-        local ends, ramp = unpack7(section.payload, 1), unpack7(section.payload, 8)
+      local scope = list[i]
+      local paused, adapted = section_of(scope, '!', 'p', now), spread(scope, now)
+      if paused then
+        local ends, ramp = unpack7(paused.payload, 1), unpack7(paused.payload, 8)
         if ends + ramp > last then
           last = ends + ramp
-          text = string.format('%d %d ', ends, last) .. sub(section.payload, 29)
+          pause_text = string.format('%d %d ', ends, last) .. sub(paused.payload, 29)
+        end
+      end
+      local cycle, first = shortest(scope)
+      if adapted and cycle then
+        local rate = rate_at(adapted.payload, now, unit_of(scope, cycle, first))
+        if not least or rate < least then
+          least = rate
+          adapted_text = string.format('%d %d %d %d', rate * 1e6, unpack7(adapted.payload, 64),
+            unpack7(adapted.payload, 71), first)
         end
       end
     end
-    return text
+    if pause_text == '' and adapted_text == '' then return '' end
+    return pause_text .. ';' .. adapted_text
   end
 
   -- remaining notes how many units the upstream has left after a call that was granted at `at`,
@@ -133,7 +303,7 @@ function upstream()
   end
 
   made = {
-    fits_at = fits_at, put = put, take = take, pause = pause, paused = paused, remaining = remaining,
+    fits_at = fits_at, put = put, take = take, pause = pause, said = said, remaining = remaining,
   }
   return made
 end

@@ -1,0 +1,187 @@
+package linetest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// refused says that the upstream refused a reservation's call, and not for how long.
+func (sc *scene) refused(r throttle.Reservation) *scene { return sc.pause(r, 0) }
+
+// spreads takes tickets that wait, which come one by one, at these times.
+func (sc *scene) spreads(first, step time.Duration, tickets ...string) {
+	sc.t.Helper()
+	for i, ticket := range tickets {
+		at := first + time.Duration(i)*step
+		sc.at(at - us).takes()
+		sc.at(at).takes(ticket)
+	}
+}
+
+func TestAdaptingToRefusals(t *testing.T) {
+	t.Parallel()
+	second := sharedWindow(10, s)
+	with := func(adapt throttle.Adapt, windows ...throttle.Window) throttle.Policy {
+		p := policy(windows...)
+		p.Adapt = adapt
+		return p
+	}
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"a first refusal spreads what a window holds": {with(throttle.AdaptFull, second), func(sc *scene) {
+			d := sc.granted("a1")
+			sc.at(10 * ms).refused(d.Reservation) // for an eighth of the period
+			sc.waits("a2", "a3", "b1", "b2")
+			sc.spreads(135*ms, 100*ms, "a2", "b1", "a3", "b2")
+		}},
+		"the expected start of who waits is that of the spread": {with(throttle.AdaptFull, second), func(sc *scene) {
+			d := sc.granted("a1")
+			sc.at(10 * ms).refused(d.Reservation)
+			sc.denied("a2", 125*ms)
+			sc.denied("a3", 225*ms)
+			sc.denied("a4", 325*ms)
+		}},
+		"refusals of one moment are one": {with(throttle.AdaptFull, second), func(sc *scene) {
+			first, second := sc.granted("a1"), sc.granted("a2")
+			sc.at(10 * ms).refused(first.Reservation)
+			sc.at(20 * ms).refused(second.Reservation)
+			sc.waits("a3", "a4", "a5")
+			sc.spreads(135*ms, 100*ms, "a3", "a4", "a5")
+		}},
+		"a later refusal lowers the rate by an eighth": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.at(s)
+			d := sc.granted("a2")
+			sc.at(1010 * ms).refused(d.Reservation)
+			sc.waits("a3", "a4")
+			sc.at(1135 * ms).takes("a3")
+			sc.at(1135*ms + 113*ms).takes() // 100 ms / 0.875, less what the rate has grown
+			sc.at(1135*ms + 115*ms).takes("a4")
+		}},
+		"spread does not lower the rate": {with(throttle.AdaptSpread, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.at(s)
+			d := sc.granted("a2")
+			sc.at(1010 * ms).refused(d.Reservation)
+			sc.waits("a3", "a4", "a5")
+			sc.spreads(1135*ms, 100*ms, "a3", "a4", "a5")
+		}},
+		"off opens as the windows do": {with(throttle.AdaptOff, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.denied("a2", throttle.DefaultPause)
+			sc.at(3*s).takes("a2").granted("a3", "a4", "a5")
+		}},
+		"refusals that go on double the pause": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.at(125 * ms).refused(sc.granted("a2").Reservation)
+			sc.denied("a3", 250*ms)
+		}},
+		"what the upstream says is how long it pauses": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.pause(sc.granted("a1").Reservation, 20*s)
+			sc.waits("a2", "a3")
+			sc.spreads(20*s, 100*ms, "a2", "a3")
+		}},
+		"the tenant who was refused adapts": {with(throttle.AdaptFull, throttle.Window{Name: "own", Limit: 10, Period: s}), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.granted("b1", "b2", "b3")
+			sc.denied("a2", 125*ms)
+		}},
+		"costs are spread": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.cost = 4
+			sc.waits("a2", "a3")
+			sc.spreads(125*ms, 400*ms, "a2", "a3")
+		}},
+		"the shortest window is what is spread": {with(throttle.AdaptFull, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Scope: throttle.Shared}), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.waits("a2", "a3", "a4")
+			sc.spreads(125*ms, 100*ms, "a2", "a3", "a4")
+		}},
+		"a bucket is spread too": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 10, Burst: 5, Period: s, Scope: throttle.Shared}), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.waits("a2", "a3", "a4")
+			sc.spreads(62500*us, 100*ms, "a2", "a3", "a4")
+		}},
+		"after a minute the window is open again": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.at(m+125*ms).granted("a2", "a3", "a4")
+		}},
+		"a refusal after that spreads for two minutes": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.at(m + s).refused(sc.granted("a2").Reservation)
+			sc.at(3 * m).granted("a3")
+			sc.denied("a4", 99*ms) // who asks late may catch up by 1 ms
+			sc.leave("a4")
+			sc.at(3*m+1125*ms).granted("a5", "a6")
+		}},
+		"slots are not spread": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 10, Scope: throttle.Shared}), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			sc.denied("a2", throttle.DefaultPause)
+		}},
+		"Resume ends it": {with(throttle.AdaptFull, second), func(sc *scene) {
+			sc.refused(sc.granted("a1").Reservation)
+			if err := sc.l.Resume(sc.t.Context(), of("a")); err != nil {
+				sc.t.Fatal(err)
+			}
+			sc.granted("a2", "a3", "a4")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
+		})
+	}
+}
+
+// Who asks learns how often the upstream refused, and what is granted now.
+func TestTheRateInForceIsTold(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		tell := func(want string) {
+			t.Helper()
+			d, err := sc.l.Peek(t.Context(), sc.without("b"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			if d.Adapted != nil {
+				got = d.Adapted.String()
+			}
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+		tell("")
+		if begun, err := sc.granted("a1").Reservation.Pause(t.Context(), 0); err != nil || begun != 125*ms {
+			t.Errorf("%v, %v", begun, err)
+		}
+		tell("refused once since 00:00 UTC, now 10/s of 10/s")
+		sc.at(s)
+		tell("refused once since 00:00 UTC, now 10/s of 10/s") // although it would be granted
+		d := sc.granted("a2")
+		sc.at(1010 * ms)
+		if begun, err := d.Reservation.Pause(t.Context(), 0); err != nil || begun != 0 {
+			t.Errorf("a guess while it adapts: %v, %v", begun, err)
+		}
+		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		reason := func(want string) {
+			t.Helper()
+			if got := reserve(t, sc.l, sc.without("b")).Reason(); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+		reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		sc.at(1135 * ms).granted("a3")
+		reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		sc.at(3 * m)
+		tell("")
+	})
+}

@@ -1,0 +1,69 @@
+package modeltest
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// The scripts adapt as the simulated model does, whatever is granted and refused when.
+func TestLuaAdaptsAsTheModel(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(rt *rapid.T) { adaptLike(rt, client) })
+	})
+}
+
+func adaptLike(t *rapid.T, client *redis.Client) {
+	if err := client.FlushDB(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
+	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
+	adapt := rapid.SampledFrom([]throttle.Adapt{throttle.AdaptFull, throttle.AdaptSpread}).Draw(t, "adapt")
+	l, c := newHanded(t, client, throttle.Policy{
+		Name: "p", Adapt: adapt, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Scope: throttle.Shared}},
+	})
+	model := &adaptModel{cycle: toUS(period), capacity: float64(limit), full: adapt == throttle.AdaptFull}
+	spacing := period / time.Duration(limit)
+	var now, paused time.Duration
+	var granted []throttle.Reservation
+	var times []time.Duration
+	for range rapid.IntRange(1, 60).Draw(t, "steps") {
+		now += time.Duration(rapid.IntRange(0, 3000).Draw(t, "step")) * spacing / 1000
+		if rapid.IntRange(0, 40).Draw(t, "long") == 0 {
+			now += time.Duration(rapid.IntRange(1, 200).Draw(t, "break")) * time.Second
+		}
+		now = now.Truncate(time.Microsecond)
+		c.Set(now)
+		if len(granted) > 0 && rapid.IntRange(0, 3).Draw(t, "refused") == 0 {
+			i := rapid.IntRange(max(0, len(granted)-5), len(granted)-1).Draw(t, "which")
+			said := rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(t, "said")
+			if _, err := granted[i].Pause(t.Context(), said); err != nil {
+				t.Fatal(err)
+			}
+			if wait := model.refused(toUS(now), toUS(times[i]), toUS(said)); wait > 0 {
+				paused = max(paused, now+ofUS(math.Ceil(wait)))
+			}
+			continue
+		}
+		d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fits := max(now, paused, ofUS(math.Ceil(model.fitsAt(toUS(now)))))
+		switch {
+		case d.Granted && fits > now+10*time.Microsecond:
+			t.Fatalf("granted at %v, by the model at %v", now, fits)
+		case d.Granted:
+			model.take(toUS(now))
+			granted, times = append(granted, d.Reservation), append(times, now)
+		case d.Windows[0].Used < limit && (now+d.RetryIn-fits).Abs() > 10*time.Microsecond:
+			t.Fatalf("at %v denied until %v, by the model until %v", now, now+d.RetryIn, fits)
+		}
+	}
+}

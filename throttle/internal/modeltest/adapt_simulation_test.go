@@ -1,0 +1,234 @@
+package modeltest
+
+import (
+	"container/heap"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// The published limit of the simulated APIs, and the policy's margin.
+const (
+	apiLimit  = 20
+	apiPeriod = 2 * time.Second
+	apiMargin = 50 * time.Millisecond
+)
+
+// A simulation is a backlog of jobs that eight handlers work off against an API, in fake time.
+type simulation struct {
+	count  throttletest.Count
+	jobs   int
+	until  time.Duration
+	random *rand.Rand
+
+	model  *adaptModel // nil: adapt: off
+	paused time.Duration
+	window []time.Duration // when what it counts was granted
+	asleep bool
+	slots  int
+	now    time.Duration
+	events apiEvents
+
+	accepted, refused []time.Duration
+}
+
+type apiEvent struct {
+	at   time.Duration
+	what func()
+}
+
+type apiEvents []apiEvent
+
+func (e apiEvents) Len() int           { return len(e) }
+func (e apiEvents) Less(i, j int) bool { return e[i].at < e[j].at }
+func (e apiEvents) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
+func (e *apiEvents) Push(x any)        { *e = append(*e, x.(apiEvent)) }
+func (e *apiEvents) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+func simulate(seed uint64, count throttletest.Count, jobs int, until time.Duration, adapt bool) *simulation {
+	s := &simulation{count: count, jobs: jobs, until: until, slots: 8, random: rand.New(rand.NewPCG(seed, seed))}
+	if adapt {
+		s.model = &adaptModel{cycle: toUS(apiPeriod + apiMargin), capacity: apiLimit, full: true}
+	}
+	s.after(0, s.grant)
+	for len(s.events) > 0 {
+		e := heap.Pop(&s.events).(apiEvent)
+		if s.now = e.at; s.now > until {
+			break
+		}
+		e.what()
+	}
+	return s
+}
+
+func toUS(d time.Duration) float64  { return float64(d) / float64(time.Microsecond) }
+func ofUS(us float64) time.Duration { return time.Duration(us * float64(time.Microsecond)) }
+func (s *simulation) after(d time.Duration, what func()) {
+	heap.Push(&s.events, apiEvent{s.now + d, what})
+}
+
+// delay is from a grant to the API: 0.5 ms, and 2 ms more on average.
+func (s *simulation) delay() time.Duration {
+	return 500*time.Microsecond + time.Duration(s.random.ExpFloat64()*float64(2*time.Millisecond))
+}
+
+// grant grants all that fits now, and comes back when the next does.
+func (s *simulation) grant() {
+	for s.jobs > 0 && s.slots > 0 && !s.asleep {
+		for len(s.window) > 0 && s.window[0]+apiPeriod+apiMargin <= s.now {
+			s.window = s.window[1:]
+		}
+		fits := max(s.now, s.paused)
+		if len(s.window) >= apiLimit {
+			fits = max(fits, s.window[0]+apiPeriod+apiMargin)
+		}
+		if s.model != nil {
+			fits = max(fits, ofUS(s.model.fitsAt(toUS(s.now))))
+		}
+		if fits > s.now {
+			s.asleep = true
+			s.after(fits-s.now+s.delay()/2, func() { s.asleep = false; s.grant() })
+			return
+		}
+		s.window = append(s.window, s.now)
+		if s.model != nil {
+			s.model.take(toUS(s.now))
+		}
+		s.jobs, s.slots = s.jobs-1, s.slots-1
+		granted := s.now
+		s.after(s.delay(), func() { s.call(granted) })
+	}
+}
+
+func (s *simulation) call(granted time.Duration) {
+	ok := s.count(s.now)
+	if ok {
+		s.accepted = append(s.accepted, s.now)
+	} else {
+		s.refused = append(s.refused, s.now)
+	}
+	s.after(50*time.Millisecond, func() {
+		s.slots++
+		if !ok {
+			s.jobs++
+			wait := time.Second
+			if s.model != nil {
+				wait = ofUS(s.model.refused(toUS(s.now), toUS(granted), 0))
+			}
+			s.paused = max(s.paused, s.now+wait)
+		}
+		s.grant()
+	})
+}
+
+func between(times []time.Duration, from, until time.Duration) float64 {
+	n := 0
+	for _, at := range times {
+		if at >= from && at < until {
+			n++
+		}
+	}
+	return float64(n)
+}
+
+// refusals is the part of calls that were refused from a time on.
+func (s *simulation) refusals(from time.Duration) float64 {
+	refused := between(s.refused, from, s.until)
+	return refused / (refused + between(s.accepted, from, s.until))
+}
+
+// end is when the last call was accepted, or the end of the simulation.
+func (s *simulation) end() time.Duration { return min(s.until, s.accepted[len(s.accepted)-1]) }
+
+func published(d time.Duration) float64 { return apiLimit * d.Seconds() / apiPeriod.Seconds() }
+
+const apiRuns = 24
+
+// mean runs a simulation by several seeds.
+func mean(run func(seed uint64) []float64) []float64 {
+	var sums []float64
+	for seed := uint64(1); seed <= apiRuns; seed++ {
+		figures := run(seed)
+		sums = slices.Grow(sums, len(figures))[:len(figures)]
+		for i, f := range figures {
+			sums[i] += f / apiRuns
+		}
+	}
+	return sums
+}
+
+// Against APIs that count differently all jobs succeed, with few refusals after the first two
+// periods and most of the published limit used.
+func TestAdaptingToAnotherWayToCount(t *testing.T) {
+	for name, count := range map[string]func() throttletest.Count{
+		"an estimate over two buckets":   func() throttletest.Count { return throttletest.EstimatedCount(apiLimit, apiPeriod) },
+		"half the burst":                 func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit/2) },
+		"a leaky bucket without a burst": func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const jobs, start = 250, 2 * apiPeriod
+			figures := mean(func(seed uint64) []float64 {
+				s := simulate(seed, count(), jobs, time.Hour, true)
+				if len(s.accepted) != jobs {
+					t.Fatalf("%d of %d jobs are done", len(s.accepted), jobs)
+				}
+				return []float64{s.refusals(start), between(s.accepted, start, s.end()) / published(s.end()-start)}
+			})
+			t.Logf("refusals %.3f, utilization %.3f", figures[0], figures[1])
+			if figures[0] > 0.03 || figures[1] < 0.85 {
+				t.Error("want at most 0.03, at least 0.85")
+			}
+			without := simulate(1, count(), jobs, 80*time.Second, false)
+			if name != "half the burst" && without.refusals(start) < 0.03 {
+				t.Errorf("without adaptation there are %.3f refusals: this API tests nothing", without.refusals(start))
+			}
+		})
+	}
+}
+
+func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
+	const halved, restored, until = 20 * time.Second, 80 * time.Second, 140 * time.Second
+	figures := mean(func(seed uint64) []float64 {
+		s := simulate(seed, throttletest.HalvedCount(apiLimit, apiPeriod, halved, restored), 1e6, until, true)
+		back := restored
+		for ; between(s.accepted, back-2*apiPeriod, back) < 0.95*published(2*apiPeriod)*toUS(apiPeriod)/toUS(apiPeriod+apiMargin); back += time.Second {
+			if back > until {
+				t.Fatal("the rate does not come back")
+			}
+		}
+		return []float64{s.refusals(0), (back - restored).Seconds(), between(s.accepted, halved, restored) / published((restored-halved)/2)}
+	})
+	t.Logf("refusals %.3f, back after %.1f s, utilization of the half %.3f", figures[0], figures[1], figures[2])
+	if figures[0] > 0.03 || figures[1] > 30 || figures[2] < 0.85 {
+		t.Error("want at most 0.03, at most 30, at least 0.85")
+	}
+}
+
+func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
+	const until = time.Minute
+	figures := mean(func(seed uint64) []float64 {
+		count, stranger := throttletest.SharedCount(throttletest.BucketCount(apiLimit, apiPeriod, apiLimit), apiPeriod/(apiLimit/2), seed)
+		s := simulate(seed, count, 1e6, until, true)
+		return []float64{s.refusals(0), between(s.accepted, 0, until) / (published(until) - float64(stranger()))}
+	})
+	t.Logf("refusals %.3f, utilization of what is left %.3f", figures[0], figures[1])
+	if figures[0] > 0.05 || figures[1] < 0.9 {
+		t.Error("want at most 0.05, at least 0.9")
+	}
+}
+
+// Where the API counts as published, adaptation never starts.
+func TestAdaptingToNothing(t *testing.T) {
+	with := simulate(1, throttletest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, true)
+	without := simulate(1, throttletest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, false)
+	if with.model.on || !slices.Equal(with.accepted, without.accepted) {
+		t.Errorf("%d refusals, the end after %v, without adaptation after %v", len(with.refused), with.end(), without.end())
+	}
+}

@@ -101,7 +101,8 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 // worker takes it when it fits, which may be at once.
 //
 // A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated
-// to. A task with ProcessAt or ProcessIn in the future joins then. While the limiter's Redis does
+// to. A task with ProcessAt or ProcessIn in the future joins then, and its MaxWait counts from then:
+// if it is refused it fails once, by a *throttle.TooLateError. While the limiter's Redis does
 // not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
 //
 // Before anything is written it returns an error for a matched task
@@ -165,8 +166,9 @@ func (c *Client) Close() error {
 
 // A captured is what capture keeps of a call by which asynq's client enqueues a task.
 type captured struct {
-	join  bool // the task joins a line if it is to run now: its call is not sent
-	limit bool // MaxWait or Backlog are given: the task must join now
+	join    bool // the task joins a line if it is to run now: its call is not sent
+	backlog bool // Backlog is given: the task must join now
+	maxWait time.Duration
 
 	call asynqredis.EnqueueCall
 	ok   bool  // the call was kept
@@ -175,9 +177,13 @@ type captured struct {
 
 type capturedKey struct{}
 
-// errJoinsLater refuses options that would have no effect.
-var errJoinsLater = errors.New("MaxWait and Backlog need a task that joins a line when it is enqueued: " +
-	"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
+// These refuse options that would have no effect.
+var (
+	errJoinsLater = errors.New("Backlog needs a task that joins a line when it is enqueued: " +
+		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
+	errJoinsNever = errors.New("MaxWait needs a task that joins a line: " +
+		"one with Group joins as a part of another, one of a policy with requeue earliest-reset never")
+)
 
 // capture is the hook in a client's connection that keeps asynq's calls from being sent, if the
 // context says so: only asynq's client knows how a task becomes a message.
@@ -201,11 +207,17 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
 			return nil
 		}
-		message, at, scheduled := asynqredis.ScheduleOf(script.Args())
-		if deadline := message.Deadline(); scheduled && !deadline.IsZero() && !at.Before(deadline) {
-			c.err = &throttle.TooLateError{Deadline: deadline, StartsAt: at}
-		} else if c.limit {
+		schedule, scheduled := asynqredis.ScheduleOf(script.Args())
+		joins := scheduled && c.join && schedule.Message.GroupKey() == ""
+		switch deadline := schedule.Message.Deadline(); {
+		case !deadline.IsZero() && !schedule.At.Before(deadline):
+			c.err = &throttle.TooLateError{Deadline: deadline, StartsAt: schedule.At}
+		case c.backlog:
 			c.err = errJoinsLater
+		case c.maxWait > 0 && !joins:
+			c.err = errJoinsNever
+		case c.maxWait > 0: // forward looks at it when the task joins
+			schedule.SetHeader(maxWaitHeader, c.maxWait.String())
 		}
 		if c.err != nil {
 			script.SetErr(c.err)

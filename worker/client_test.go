@@ -84,7 +84,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 }
 
 // What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too
-// late already, and MaxWait and Backlog would have no effect.
+// late already. Backlog would have no effect, nor MaxWait if the task never joins a line.
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := policy(5, time.Hour)
 	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
@@ -97,12 +97,16 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 			for name, row := range map[string]struct {
 				opts      []asynq.Option
 				late, now bool // refused, as it is too late, or as it joins no line now
+				never     bool // refused if it never joins a line
 			}{
 				"the deadline is before":         {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(-time.Minute))}, late: true},
 				"the deadline is then":           {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at)}, late: true},
 				"the deadline is before, unique": {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(-time.Minute)), asynq.Unique(time.Hour)}, late: true},
 				"the deadline is after":          {opts: []asynq.Option{asynq.ProcessAt(at), asynq.Deadline(at.Add(time.Minute))}},
-				"MaxWait":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, now: true},
+				"MaxWait":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, never: true},
+				"MaxWait, group":                 {opts: []asynq.Option{asynq.Group("some"), worker.MaxWait(time.Minute)}, now: true},
+				"MaxWait, group, later":          {opts: []asynq.Option{asynq.Group("some"), asynq.ProcessAt(at), worker.MaxWait(time.Minute)}, now: true},
+				"Backlog":                        {opts: []asynq.Option{asynq.ProcessAt(at), worker.Backlog(7)}, now: true},
 				"Backlog, group":                 {opts: []asynq.Option{asynq.Group("some"), worker.Backlog(7)}, now: true},
 				"no limits":                      {opts: []asynq.Option{asynq.ProcessAt(at), worker.MaxWait(0), worker.Backlog(0)}},
 			} {
@@ -110,7 +114,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 				task := worker.NewTask(worker.Identity{Tenant: "acme"}, typename, []byte(name))
 				info, err := client.EnqueueContext(t.Context(), task, row.opts...)
 				switch {
-				case typename == "unmatched" || !row.late && !row.now:
+				case typename == "unmatched" || !row.late && !row.now && !(row.never && typename == "reset"):
 					if err != nil {
 						t.Errorf("%s, %s: %v", typename, name, err)
 					}
@@ -120,7 +124,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 					if !errors.As(err, &late) || !late.StartsAt.Equal(at) || late.Decision.Tenant != "acme" {
 						t.Errorf("%s, %s: %v", typename, name, err)
 					}
-				case !strings.Contains(err.Error(), "joins later"):
+				case !strings.Contains(err.Error(), "needs a task that joins a line"):
 					t.Errorf("%s, %s: %v", typename, name, err)
 				}
 			}
@@ -128,7 +132,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute)); err == nil {
 			t.Error("MaxWait of a policy without a line is ignored")
 		}
-		if n := s.redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 2*2+6 {
+		if n := s.redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 3+2+8 {
 			t.Errorf("%d tasks are scheduled", n)
 		}
 	})

@@ -16,8 +16,23 @@ type notAgain struct{ *throttle.TooLateError }
 
 func (e notAgain) Unwrap() []error { return []error{e.TooLateError, asynq.SkipRetry} }
 
-// tooLate returns why the denied task of the message can never run, or nil if it can.
-func tooLate(message asynqredis.Message, d throttle.Decision) *throttle.TooLateError {
+// maxWaitOf returns how long a task may wait in line that joins later than it was enqueued, or 0
+// for any time. It holds until the task has waited or run.
+func maxWaitOf(message asynqredis.Message) time.Duration {
+	if message.Retried() > 0 || message.LastError() != "" {
+		return 0
+	}
+	d, _ := time.ParseDuration(message.Headers()[maxWaitHeader])
+	return max(0, d)
+}
+
+// tooLate returns why the denied task of the message can never run, or nil if it can. Its MaxWait
+// counts if it has not been in line.
+func tooLate(message asynqredis.Message, d throttle.Decision, wasInLine bool) *throttle.TooLateError {
+	most := maxWaitOf(message)
+	if most > 0 && d.RetryInMost > most && !wasInLine && !d.AlreadyQueued {
+		return &throttle.TooLateError{MaxWait: most, Decision: d, StartsAt: time.Now().Add(d.RetryInMost)}
+	}
 	deadline, startsAt := message.Deadline(), time.Now().Add(d.RetryInLeast)
 	if deadline.IsZero() || startsAt.Before(deadline) || d.RetryInIsBound() {
 		return nil

@@ -157,7 +157,7 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 		}
 	}
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
-	caught.limit = e.ticket.MaxWait > 0 || e.ticket.Backlog > 0
+	caught.backlog, caught.maxWait = e.ticket.Backlog > 0, max(0, e.ticket.MaxWait)
 	return true, nil
 }
 

@@ -72,7 +72,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	}
 	switch {
 	case a == nil:
-		return ad.hold(ctx, policy.Name)
+		return ad.hold(ctx, ref, policy.Name)
 	case ctx.Value(serverKey{}) != ad:
 		return ad.unavailable(a, request, errOtherConfig)
 	}
@@ -108,6 +108,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	default:
 		ad.outages.decided()
 		ad.outages.clockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+		ad.outages.clockAhead(d.Policy, d.At)
 	}
 	if d.Granted {
 		ad.attempts.allow(a)
@@ -118,7 +119,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	if d.Granted {
 		return ad.run(ctx, a, task, next, request, d)
 	}
-	if late := tooLate(a.message, d); late != nil {
+	if late := tooLate(a.message, d, grant != nil); late != nil {
 		ad.leave(ctx, request)
 		ad.attempts.allow(a)
 		return notAgain{late}
@@ -167,12 +168,30 @@ var (
 	errOtherConnection = errors.New("worker: the asynq.Server was not made with the connection that Adapter.Redis returned")
 )
 
+// holdMargin is how long before its time limit a held task is put back.
+const holdMargin = time.Second
+
 // hold keeps a task that a server without our connection has picked up. That server would archive
 // it if it were denied on its last attempt. So the task is not denied: it occupies its slot until
-// its own time runs out, or until the server shuts down, which makes it pending again. A server all
-// of whose slots are occupied picks up no more tasks.
-func (ad *Adapter) hold(ctx context.Context, policy string) error {
+// the server shuts down, which makes it pending again. A server all of whose slots are occupied
+// picks up no more tasks.
+//
+// Asynq would fail the task when its own time limit ends. Shortly before, it is put back by our
+// connection, so that asynq does not find it any more.
+func (ad *Adapter) hold(ctx context.Context, ref asynqredis.Ref, policy string) error {
 	ad.outages.failed(errOtherConnection, "policy", policy, "fails", "closed")
+	if limit, ok := ctx.Deadline(); ok {
+		select {
+		case <-time.After(time.Until(limit) - holdMargin):
+			call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+			defer cancel()
+			at := limit.Add(asynqredis.LeaseFor) // asynq may repeat its call until then
+			if err := ad.asynq.Load().Restore(call, ref.Queue, "", []string{ref.ID}, at); err != nil {
+				ad.outages.failed(fmt.Errorf("%w: putting task %s back: %w", errOtherConnection, ref.ID, err), "policy", policy)
+			}
+		case <-ctx.Done():
+		}
+	}
 	<-ctx.Done()
 	return errOtherConnection
 }

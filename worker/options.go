@@ -32,12 +32,16 @@ type reportStart struct {
 // starts is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. While the
 // limiter's Redis does not answer nothing is refused. It has no effect in asynq.Client's calls, in
 // NewTask and in asynq.NewTask.
+//
+// With ProcessAt or ProcessIn, d counts from when the task joins the line, and a task that is
+// refused then fails: asynq archives it. With Group it is an error.
 func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
 
 // Backlog is an option of Client's calls: if n tasks of the same tenant, attributes and queue are
 // in line already, the task is refused with a *throttle.BacklogError, and not enqueued. 0 is no
 // limit. While the limiter's Redis does not answer nothing is refused. It has no effect in
-// asynq.Client's calls, in NewTask and in asynq.NewTask.
+// asynq.Client's calls, in NewTask and in asynq.NewTask. With ProcessAt, ProcessIn or Group it is
+// an error.
 func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }
 
 // ReportStart is an option of Client.EnqueueContext and Enqueue: it stores when the task is

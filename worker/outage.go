@@ -10,8 +10,8 @@ import (
 )
 
 // outages logs that the limiter is unavailable: for each class of error once when it begins and
-// once when it is over, rather than for every task. It also logs that the clock of Redis was set
-// back.
+// once when it is over, rather than for every task. It also logs that the clock of Redis was set back,
+// or went ahead.
 type outages struct {
 	logger *slog.Logger
 
@@ -19,6 +19,18 @@ type outages struct {
 	byClass   map[error]*outage
 	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
 	latest    map[string]time.Time // by policy: the latest time of that clock
+
+	begun  time.Time        // of this process's own clock
+	clocks map[string]clock // by policy: in a Redis Cluster they may be on several servers
+	ahead  *time.Duration   // the offset of the clock that went ahead last, until one is set back
+}
+
+// A clock is that of a Redis, by its offset to our own, which never jumps. Replies may be late, and
+// then the offset seems smaller. So the largest one counts.
+type clock struct {
+	offset time.Duration
+	less   time.Duration // the largest of the smaller ones seen since
+	times  int           // how often
 }
 
 type outage struct {
@@ -35,8 +47,15 @@ const overAfter = 20 * time.Second
 // Disciplined clocks, and those of two servers of a failover, differ by less.
 const clockBehindMax = time.Second
 
+// clockAheadMax is how far that clock may go ahead of our own without being logged. Replies may be
+// late by a little less.
+const clockAheadMax = 5 * time.Second
+
+// clockSlower is how many smaller offsets in a row show that a clock was set back.
+const clockSlower = 20
+
 func newOutages(logger *slog.Logger) *outages {
-	return &outages{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}}
+	return &outages{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}, begun: time.Now(), clocks: map[string]clock{}}
 }
 
 func (o *outages) failed(err error, details ...any) {
@@ -80,6 +99,37 @@ func (o *outages) clockAt(policy string, at time.Time) {
 	}
 	o.mu.Unlock()
 	o.clockBehind(latest.Sub(at), "policy", policy)
+	o.clockAhead(policy, at)
+}
+
+// clockAhead logs once if the clock of Redis went ahead since it was asked before: what the windows
+// count became older at once, and they grant more than they would by a true clock.
+func (o *outages) clockAhead(policy string, at time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	offset := at.Sub(o.begun) - time.Since(o.begun)
+	c, known := o.clocks[policy]
+	switch {
+	case !known || offset >= c.offset:
+		by := offset - c.offset
+		if known && by > clockAheadMax && (o.ahead == nil || (offset-*o.ahead).Abs() > clockAheadMax) {
+			o.ahead = &offset
+			o.logger.Warn("worker: the clock of Redis went ahead: each window may grant up to its limit once more",
+				"policy", policy, "by", by.Round(time.Millisecond))
+		}
+		c = clock{offset: offset}
+	case c.times == 0 || offset > c.less:
+		c.less = offset
+		fallthrough
+	default:
+		if c.times++; c.times == clockSlower {
+			if c.offset-c.less > clockAheadMax {
+				o.ahead = nil
+			}
+			c = clock{offset: c.less}
+		}
+	}
+	o.clocks[policy] = c
 }
 
 // clockBehind logs once that the clock of Redis was set back. Until it has caught up no window

@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// wantEveryKeyToExpire checks until stop, or the end of the test, that all keys of the limiter have
-// a TTL.
+// wantEveryKeyToExpire checks until stop, or the end of the test, that all keys of ours have a TTL,
+// in the limiter's Redis and in asynq's.
 func (s *site) wantEveryKeyToExpire() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	ctx := context.Background()
 	go func() {
 		defer close(ended)
 		for seen := map[string]bool{}; ; {
-			for _, key := range s.redis.Keys(ctx, "sluice:{*").Val() {
+			for _, key := range s.redis.Keys(ctx, "*sluice*").Val() {
 				if ttl := s.redis.PTTL(ctx, key).Val(); ttl == -1 && !seen[key] { // in nanoseconds: -1 is no TTL
 					seen[key] = true
 					s.Errorf("%s does not expire", key)

@@ -137,8 +137,8 @@ func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 }
 
 // A second server that was made without our connection would archive each task that it denies on
-// its last attempt. It keeps the tasks, picks up no more when its slots are full, and gives them
-// back at its end.
+// its last attempt, or whose time runs out. It keeps the tasks, and picks up no more while its slots
+// are full. It gives them back when their time ends, or its own.
 func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(100, time.Hour))
@@ -156,20 +156,40 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 		server := asynq.NewServer(s.asynq, config)
 		var attempts atomic.Int64
 		s.startBy(ad, server, &attempts)
-		for i := range 2 * theirs.Concurrency {
-			s.enqueue(acmeTask(), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
+		n := 2 * theirs.Concurrency
+		for i := range n {
+			// The first have asynq's own time limit, of 30 minutes.
+			opts := []asynq.Option{asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0)}
+			if i >= theirs.Concurrency {
+				opts = append(opts, asynq.Timeout(time.Duration(i)*time.Second))
+			}
+			s.enqueue(acmeTask(), opts...)
 		}
 		time.Sleep(20 * time.Minute)
 		s.wantCounters(counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
-		if n := attempts.Load(); n != int64(theirs.Concurrency) || len(s.runs()) != 0 {
-			t.Errorf("%d attempts, ran %q", n, s.runs())
+		if n := attempts.Load(); n != int64(theirs.Concurrency) {
+			t.Errorf("%d attempts", n)
+		}
+		time.Sleep(time.Hour)
+		s.wantCounters(counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
+		if attempts.Load() < int64(n) || len(s.runs()) != 0 {
+			t.Errorf("%d attempts, ran %q", attempts.Load(), s.runs())
 		}
 		if s.log.count("worker: the asynq.Server was not made with the connection that Adapter.Redis returned") != 1 {
 			t.Errorf("want it logged once:\n%s", s.log)
 		}
 		server.Shutdown()
-		s.wantStates("default", 2*theirs.Concurrency, 0)
+		info, err := s.inspector.GetQueueInfo("default")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.wantStates("default", n-info.Scheduled, info.Scheduled)
 		s.wantTold(nil, nil)
+		if err := right.Start(asynq.HandlerFunc(s.ok)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		s.wantCounters(counters{Processed: int64(n)})
 	})
 }
 

@@ -135,32 +135,42 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 	return EnqueueCall{}, false
 }
 
-// ScheduleOf recognises asynq's schedule and scheduleUnique, and returns the task's message and
-// when it is to be processed. TestCallsOfAsynqsClient holds it to what the asynq in use does.
-func ScheduleOf(args []any) (message Message, at time.Time, ok bool) {
+// A ScheduleCall is a call by which asynq's client makes a task scheduled.
+type ScheduleCall struct {
+	At      time.Time // when it is to be processed
+	Message Message
+
+	argument *any // that is the message
+}
+
+// SetHeader sets a header of the task.
+func (c ScheduleCall) SetHeader(name, value string) {
+	*c.argument = []byte(c.Message.withHeader(name, value))
+}
+
+// ScheduleOf recognises asynq's schedule and scheduleUnique. TestCallsOfAsynqsClient holds it to
+// what the asynq in use does.
+func ScheduleOf(args []any) (ScheduleCall, bool) {
 	keys, rest, ok := scriptCall(args)
 	if !ok || len(rest) != len(keys)+1 {
-		return nil, time.Time{}, false
+		return ScheduleCall{}, false
 	}
 	var score any
+	var argument *any
 	switch len(keys) {
 	case 2: // task, scheduled; message, time, ID
 		_, ok = queueOf(keys, []string{"t:", "scheduled"}, fmt.Sprint(rest[2]))
-		message, score = bytesOf(rest[0]), rest[1]
+		argument, score = &rest[0], rest[1]
 	case 3: // lock, task, scheduled; ID, seconds, time, message
 		_, ok = queueOf(keys[1:], []string{"t:", "scheduled"}, fmt.Sprint(rest[0]))
-		message, score = bytesOf(rest[3]), rest[2]
+		argument, score = &rest[3], rest[2]
 	default:
-		return nil, time.Time{}, false
+		return ScheduleCall{}, false
 	}
 	seconds, isTime := score.(int64)
-	if !ok || !isTime || message == nil {
-		return nil, time.Time{}, false
+	message, isMessage := (*argument).([]byte)
+	if !ok || !isTime || !isMessage {
+		return ScheduleCall{}, false
 	}
-	return message, time.Unix(seconds, 0), true
-}
-
-func bytesOf(value any) []byte {
-	b, _ := value.([]byte)
-	return b
+	return ScheduleCall{time.Unix(seconds, 0), message, argument}, true
 }

@@ -25,8 +25,8 @@ import (
 // maxBatch is the maxBatch tasks of one script call. A script blocks Redis.
 const maxBatch = 250
 
-// leaseFor is how long asynq leases a task that it picks up.
-const leaseFor = 30 * time.Second
+// LeaseFor is how long asynq leases a task that it picks up.
+const LeaseFor = 30 * time.Second
 
 //go:embed lua
 var lua embed.FS
@@ -86,6 +86,9 @@ func (c *Client) Call() string {
 // identityKept is how long an identity is cached. It ends when that Redis is emptied.
 const identityKept = time.Minute
 
+// identityTTL is how long an identity outlives its last use: longer than any line.
+const identityTTL = 3 * 366 * 24 * time.Hour
+
 // Identity returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Identity(ctx context.Context) (string, error) {
 	c.mu.Lock()
@@ -98,7 +101,10 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 		proposed = c.process[:8]
 	}
 	const key = "sluice:asynq"
-	if err := c.redis.SetNX(ctx, key, proposed, 0).Err(); err != nil {
+	if err := c.redis.SetNX(ctx, key, proposed, identityTTL).Err(); err != nil {
+		return c.identity, known(c.identity, err)
+	}
+	if err := c.redis.Expire(ctx, key, identityTTL).Err(); err != nil {
 		return c.identity, known(c.identity, err)
 	}
 	identity, err := c.redis.Get(ctx, key).Result()

@@ -130,6 +130,15 @@ func (m Message) withError(reason string, at time.Time) (Message, bool) {
 	return protowire.AppendVarint(out, uint64(at.Unix())), true
 }
 
+// withHeader returns a copy of the message with one more header. Of two headers of one name the
+// last counts.
+func (m Message) withHeader(name, value string) Message {
+	var entry []byte
+	entry = protowire.AppendString(protowire.AppendTag(entry, 1, protowire.BytesType), name)
+	entry = protowire.AppendString(protowire.AppendTag(entry, 2, protowire.BytesType), value)
+	return protowire.AppendBytes(protowire.AppendTag(slices.Clone(m), fieldHeaders, protowire.BytesType), entry)
+}
+
 // WithoutRetries returns a copy of the message with no retries left, and false if it cannot be
 // read.
 func (m Message) WithoutRetries() (Message, bool) { return m.without(fieldRetry) }

@@ -28,7 +28,7 @@ type Pick struct {
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
 	keys := []string{prefix(queue) + "scheduled", prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "paused"}
 	args := make([]any, 0, 3+2*len(tasks))
-	args = append(args, prefix(queue)+"t:", time.Now().Add(leaseFor).Unix(), call)
+	args = append(args, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), call)
 	for _, task := range tasks {
 		args = append(args, task.ID, task.JoinKey)
 	}
@@ -58,7 +58,7 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
 	keys := []string{prefix(queue) + "sluice:dequeued:" + c.process, prefix(queue) + "pending", prefix(queue) + "paused",
 		prefix(queue) + "active", prefix(queue) + "lease"}
-	reply, err := dequeueScript.Run(ctx, c.redis, keys, prefix(queue)+"t:", time.Now().Add(leaseFor).Unix(), n, call).Result()
+	reply, err := dequeueScript.Run(ctx, c.redis, keys, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), n, call).Result()
 	if err != nil {
 		return nil, false, err
 	}
@@ -77,8 +77,8 @@ func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) 
 }
 
 // Restore puts back tasks of one queue that a call of Pick or DequeuePending made active and that
-// were not handed out. They become scheduled for the given time, or pending if it is zero. Tasks
-// that the call did not make active, or that are active no more, are left alone.
+// did not run. They become scheduled for the given time, or pending if it is zero. Tasks that the
+// call did not make active, or that are active no more, are left alone. The call "" is any.
 func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time) error {
 	keys := []string{prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "scheduled", prefix(queue) + "pending"}
 	args := []any{prefix(queue) + "t:", call, "", 0}

@@ -340,6 +340,10 @@ func TestIdentity(t *testing.T) {
 		if mine != theirs || len(mine) < 8 {
 			t.Errorf("identities %q and %q of one Redis", mine, theirs)
 		}
+		const year = 366 * 24 * time.Hour // the longest period of a window; a line lives for two
+		if ttl := s.redis.TTL(s.Context(), "sluice:asynq").Val(); ttl < 2*year {
+			t.Errorf("it expires in %v", ttl)
+		}
 	})
 }
 

@@ -73,7 +73,8 @@ type Config struct {
 
 // A Match says how a task joins a line.
 type Match struct {
-	FailOpen bool // it runs if the limiter is not available
+	FailOpen bool          // it runs if the limiter is not available
+	MaxWait  time.Duration // of a task that joins later than it was enqueued
 	Policy   string
 	Request  throttle.Request
 }

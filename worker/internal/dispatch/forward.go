@@ -60,6 +60,9 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			Key:      key, Request: match.Request,
 		}
 		j.ticket.Deadline = task.Message.Deadline()
+		if task.Mark == "" { // it joins for the first time
+			j.ticket.MaxWait = match.MaxWait
+		}
 		joins[match.Policy] = append(joins[match.Policy], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)

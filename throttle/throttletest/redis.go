@@ -59,18 +59,25 @@ func Redis(t testing.TB, args ...string) string {
 // RedisProcess is Redis for tests that stop, kill or restart the server.
 func RedisProcess(t testing.TB, args ...string) *Process {
 	t.Helper()
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		if os.Getenv(RequireEnv) != "" {
-			t.Fatalf("redis-server is not installed, and %s is set", RequireEnv)
-		}
-		t.Skip("redis-server is not installed: scripts/test installs it")
-	}
+	requireRedis(t)
 	p, err := Start(t.TempDir(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
 	return p
+}
+
+// requireRedis skips the test, or fails it, where there is no redis-server.
+func requireRedis(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err == nil {
+		return
+	}
+	if os.Getenv(RequireEnv) != "" {
+		t.Fatalf("redis-server is not installed, and %s is set", RequireEnv)
+	}
+	t.Skip("redis-server is not installed: scripts/test installs it")
 }
 
 // A Process is a running redis-server.

@@ -2,6 +2,7 @@ package throttletest_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -42,5 +43,30 @@ func TestAClusterServesAndMigratesASlot(t *testing.T) {
 	}
 	if n, err := client.Exists(ctx, "{a}1", "{a}2").Result(); n != 2 || err != nil {
 		t.Errorf("%d of 2 keys are there, %v", n, err)
+	}
+}
+
+func TestSentinelsReplaceThePrimary(t *testing.T) {
+	t.Parallel()
+	s := throttletest.Sentinel(t, 1)
+	ctx, client := t.Context(), s.Client(t)
+	if err := client.Set(ctx, "key", "value", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	old, err := s.Primary(ctx)
+	if err != nil || old != s.Redis[0] {
+		t.Fatal(old, err)
+	}
+	old.Stop()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if now, err := s.Primary(ctx); err == nil && now == s.Redis[1] {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the primary was not replaced")
+		}
+	}
+	if got, err := client.Get(ctx, "key").Result(); got != "value" || err != nil {
+		t.Errorf("the new primary says %q, %v", got, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -91,6 +92,11 @@ type Process struct {
 // Start is RedisProcess for programs that are not tests: the server works in the directory
 // given, and Stop ends it.
 func Start(dir string, args ...string) (*Process, error) {
+	return startServer(dir, append([]string{"--save", "", "--appendonly", "no"}, args...)...)
+}
+
+// startServer starts a server with these arguments, the first of which may be a configuration file.
+func startServer(dir string, args ...string) (*Process, error) {
 	// Another process can take the port between our look and the start: then look again.
 	for range 10 {
 		port, err := freePort()
@@ -98,10 +104,9 @@ func Start(dir string, args ...string) (*Process, error) {
 			return nil, err
 		}
 		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port), exited: make(chan struct{})}
-		p.Cmd = exec.Command("redis-server", append([]string{
-			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", dir, "--logfile", filepath.Join(dir, "redis.log"),
-		}, args...)...)
+		p.Cmd = exec.Command("redis-server", append(slices.Clone(args),
+			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir, "--logfile", filepath.Join(dir, "redis.log"),
+		)...)
 		if err := p.Cmd.Start(); err != nil {
 			return nil, err
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -59,18 +60,25 @@ func Redis(t testing.TB, args ...string) string {
 // RedisProcess is Redis for tests that stop, kill or restart the server.
 func RedisProcess(t testing.TB, args ...string) *Process {
 	t.Helper()
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		if os.Getenv(RequireEnv) != "" {
-			t.Fatalf("redis-server is not installed, and %s is set", RequireEnv)
-		}
-		t.Skip("redis-server is not installed: scripts/test installs it")
-	}
+	requireRedis(t)
 	p, err := Start(t.TempDir(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
 	return p
+}
+
+// requireRedis skips the test, or fails it, where there is no redis-server.
+func requireRedis(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err == nil {
+		return
+	}
+	if os.Getenv(RequireEnv) != "" {
+		t.Fatalf("redis-server is not installed, and %s is set", RequireEnv)
+	}
+	t.Skip("redis-server is not installed: scripts/test installs it")
 }
 
 // A Process is a running redis-server.
@@ -84,6 +92,11 @@ type Process struct {
 // Start is RedisProcess for programs that are not tests: the server works in the directory
 // given, and Stop ends it.
 func Start(dir string, args ...string) (*Process, error) {
+	return startServer(dir, append([]string{"--save", "", "--appendonly", "no"}, args...)...)
+}
+
+// startServer starts a server with these arguments, the first of which may be a configuration file.
+func startServer(dir string, args ...string) (*Process, error) {
 	// Another process can take the port between our look and the start: then look again.
 	for range 10 {
 		port, err := freePort()
@@ -91,10 +104,9 @@ func Start(dir string, args ...string) (*Process, error) {
 			return nil, err
 		}
 		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port), exited: make(chan struct{})}
-		p.Cmd = exec.Command("redis-server", append([]string{
-			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-			"--dir", dir, "--logfile", filepath.Join(dir, "redis.log"),
-		}, args...)...)
+		p.Cmd = exec.Command("redis-server", append(slices.Clone(args),
+			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir, "--logfile", filepath.Join(dir, "redis.log"),
+		)...)
 		if err := p.Cmd.Start(); err != nil {
 			return nil, err
 		}

@@ -15,7 +15,8 @@ import (
 // often empty:
 //
 //	PREFIXsluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
-//	PREFIXsluice:{POLICY}:q                     the line's count; the only key that a call names
+//	PREFIXsluice:{POLICY}:q                     the line's count; the key that a call names
+//	PREFIXsluice:{POLICY}:none                  never exists; calls on a Cluster name it too
 //
 // The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua,
 // lua/reservation.lua and lua/line.lua.

@@ -12,6 +12,7 @@ import (
 // is the same when the call is repeated. It is safe for concurrent use.
 type Runner struct {
 	client  redis.UniversalClient
+	cluster cluster // nil if the client is of no Cluster
 	now     func() int64
 	prefix  string
 	process string
@@ -20,7 +21,8 @@ type Runner struct {
 // NewRunner returns a runner. Prefix is that of the Library. Now returns the time for the scripts
 // in microseconds, or 0 for the clock of Redis.
 func NewRunner(client redis.UniversalClient, prefix string, now func() int64) *Runner {
-	return &Runner{client: client, now: now, prefix: prefix, process: NewID()}
+	c, _ := client.(cluster)
+	return &Runner{client: client, cluster: c, now: now, prefix: prefix, process: NewID()}
 }
 
 // NewID returns 16 random hex digits.
@@ -32,7 +34,7 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	for i := range requests {
 		args = requests[i].append(args, p.leases)
 	}
-	reply, err := p.scripts.decide.Run(ctx, r.client, p.keys, args...).Slice()
+	reply, err := r.run(ctx, p, p.scripts.decide, args)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +53,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	args := p.header(r.now(), r.process, seq, 3+len(queues))
 	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues))
 	args = append(args, queues...)
-	reply, err := p.scripts.take.Run(ctx, r.client, p.keys, args...).Slice()
+	reply, err := r.run(ctx, p, p.scripts.take, args)
 	if err != nil {
 		return Taken{}, err
 	}

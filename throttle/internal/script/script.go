@@ -21,10 +21,10 @@ type Policy struct {
 	Windows    []Window
 
 	scripts *scripts
-	keys    []string
-	leases  bool   // some window holds what it grants
-	lists   bool   // some window has a list
-	scopes  string // arguments of every call
+	keys    []string // of a call; on a Cluster there is one more, which keeps a slot together
+	leases  bool     // some window holds what it grants
+	lists   bool     // some window has a list
+	scopes  string   // arguments of every call
 	windows string
 }
 
@@ -44,7 +44,8 @@ type Window struct {
 // Prepare makes a policy ready for calls, and returns it.
 func (l *Library) Prepare(p *Policy) *Policy {
 	p.scripts = l.of(p.Algorithms)
-	p.keys = []string{Prefix(l.Prefix, p.Name) + "q"}
+	prefix := Prefix(l.Prefix, p.Name)
+	p.keys = []string{prefix + "q", prefix + "none"}
 	var scopes, windows strings.Builder
 	for _, attributes := range p.Scopes {
 		fmt.Fprintf(&scopes, "%s;", attributes)

@@ -196,3 +196,28 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		})
 	}
 }
+
+// A server leaves room to a queue of another server. If it asks for both, nobody else is to take it.
+func TestRoomLeftToAQueueIsTakenByAServerOfBoth(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 4, Period: s}))
+		r := newRota(sc)
+		two, both := sc.server(), sc.server()
+		sc.cost = 3
+		r.backlog("two", "a", 2)
+		if n := len(take(t, two, throttle.MaxTake, "two").Tickets); n != 1 {
+			t.Fatalf("the first server took %d, want 1", n)
+		}
+		sc.at(s)
+		sc.cost = 2
+		r.backlog("one", "a", 2)
+		if n := len(take(t, sc.l, throttle.MaxTake, "one").Tickets); n != 1 {
+			t.Fatalf("a server of one queue took %d, want 1: the other is about to ask", n)
+		}
+		if n := len(take(t, both, throttle.MaxTake, "two", "one").Tickets); n != 1 {
+			t.Errorf("a server of both queues took %d, want the one that fits", n)
+		}
+		agrees(t, client)
+	})
+}

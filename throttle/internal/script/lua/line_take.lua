@@ -264,6 +264,14 @@ function new_take(L)
     end
   end
 
+  -- look_at_all has all nodes of a queue due.
+  local function look_at_all(q)
+    if q.n == 0 then return end
+    local key = P .. 'd:' .. q.name
+    redis.call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', '1e-6') -- long ago, in the same order
+    expire(key, L.ttl)
+  end
+
   -- look_at_changes has all nodes due after limits have changed: other limits may let in more.
   -- While workers disagree, in a rolling deploy, it does so once a second. After the clock was set
   -- back it does so too: nothing would be due until the clock has caught up.
@@ -277,13 +285,7 @@ function new_take(L)
     L.write('u', 'limits', limits)
     L.limits_at, L.line_changed = now, true
     if not known and not set_back then return end
-    for name, q in pairs(L.queues) do
-      if q.n > 0 then
-        local key = P .. 'd:' .. name
-        redis.call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', '1e-6') -- long ago, in the same order
-        expire(key, L.ttl)
-      end
-    end
+    for _, q in pairs(L.queues) do look_at_all(q) end
   end
 
   function T.put_back(record)
@@ -327,14 +329,19 @@ function new_take(L)
     L.read_line()
     look_at_changes()
     local with = nil -- the least name of all queues that were asked for together
+    local joint = false -- some were not before: room that one left to another is looked at again
     for i = 1, #names do
       local q = L.queues[names[i]]
-      if q and (not with or q.with < with) then with = q.with end
+      if q then
+        joint = joint or with and q.with ~= with
+        if not with or q.with < with then with = q.with end
+      end
     end
     if with and next(L.queues, next(L.queues)) then turns = new_turns(L, names, with) end
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q then
+        if joint then look_at_all(q) end
         q.asked, q.with, q.changed = now, with, true
         if q.n > 0 then serve(q, want, taken) end
       end

@@ -169,7 +169,7 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 		}
 		server.Shutdown()
 		s.wantStates("default", 2*theirs.Concurrency, 0)
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 	})
 }
 
@@ -254,8 +254,7 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 	}
 }
 
-// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks
-// met.
+// Servers and clients that were shut down leave no connection to Redis behind, even after failures.
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
@@ -281,7 +280,7 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 				case 'p':
 					panic("on purpose")
 				case 'r':
-					if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slots"}}); err != nil {
+					if _, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slots"}); err != nil {
 						return err
 					}
 				}

@@ -19,7 +19,7 @@ import (
 
 // The days on which a time zone's clocks change have 23 and 25 hours, and quotas by the day reset
 // at midnight there.
-func TestCalendarKnowsTheTimeOfThePlace(t *testing.T) {
+func TestCalendarFollowsItsTimeZone(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ zone, resets, now, reset string }{
 		{"", "0 0 * * *", "2027-03-14T12:00:00Z", "2027-03-15T00:00:00Z"},
@@ -87,7 +87,7 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	})
 }
 
-// Random grants and cancels, counted anew from a log at every step, by cron alone.
+// Random grants and cancels. At every step a log of them is counted again, by cron alone.
 func TestCalendarIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -122,7 +122,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 				i, _ := slices.BinarySearchFunc(ticks, at, func(tick, at time.Time) int { return cmp.Or(tick.Compare(at), -1) })
 				return i
 			}
-			// most is the most units that a far side can have counted in one span, if its clock is off by
+			// most is the most units that an upstream can have counted in one span, if its clock is off by
 			// the margin at most.
 			most := func() int64 {
 				var most int64
@@ -161,7 +161,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 					now += d.RetryIn
 					c.Set(now)
 					if d := reserve(t, l, acme(cost)); !d.Granted {
-						t.Fatalf("denied at the time that was told, for %v more", d.RetryIn)
+						t.Fatalf("denied at its own RetryIn, for %v more", d.RetryIn)
 					} else {
 						log = append(log, grant{d, cost})
 					}

@@ -114,7 +114,7 @@ func TestCancelRepeatedAfterTheKeyWasReserved(t *testing.T) {
 		c.Set(1 * s)
 		second := reserve(t, l, r)
 		if !slices.Equal(used(second), []int64{4, 4, 4}) {
-			t.Errorf("a reserve after Cancel is not charged anew: %v", used(second))
+			t.Errorf("a reserve after Cancel is not charged: %v", used(second))
 		}
 		if d := cancel(t, l, first); !slices.Equal(used(d), []int64{4, 4, 4}) {
 			t.Errorf("the first reservation gave the second back: %v", used(d))

@@ -89,8 +89,8 @@ func (e *NeverFitsError) Error() string {
 // A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
 // taken.
 type DeniedError struct {
-	// Cause is a reason beyond the denial, or nil: a *TooLateError, an error of Redis, or the
-	// denial of a call that a handler returned.
+	// Cause is a reason beyond the denial, or nil: context.DeadlineExceeded if Limiter.Wait did not
+	// get it in time, an error of Redis, or the error that a handler returned.
 	Cause error
 
 	// Decision is the denial. With a Cause it may have only Policy, Tenant and RetryIn.
@@ -109,13 +109,10 @@ type DeniedError struct {
 func (e *DeniedError) Error() string {
 	text := e.Decision.Reason()
 	var denied *DeniedError
-	var late *TooLateError
 	switch {
 	case e.Cause == nil:
 	case errors.As(e.Cause, &denied): // which says it all
 		text = denied.Error()
-	case errors.As(e.Cause, &late):
-		text = late.Error()
 	default:
 		text += ": " + e.Cause.Error()
 	}
@@ -125,8 +122,9 @@ func (e *DeniedError) Error() string {
 // Unwrap returns Cause.
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// A TooLateError says that work cannot start in time. Nothing was taken, and it has no place in
-// line. Either Deadline or MaxWait is set. errors.Is finds context.DeadlineExceeded.
+// A TooLateError says that a ticket, or a task, was refused, because it cannot start in time.
+// Nothing was taken, and it has no place in line. Either Deadline or MaxWait is set. errors.Is
+// finds context.DeadlineExceeded.
 type TooLateError struct {
 	Decision Decision      // the denial
 	StartsAt time.Time     // with Deadline, the earliest time of a start; with MaxWait, the latest
@@ -138,7 +136,7 @@ type TooLateError struct {
 // would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z". It is valid UTF-8.
 func (e *TooLateError) Error() string {
 	text := strings.TrimSuffix(e.Decision.Reason(), ", 0s")
-	if e.MaxWait > 0 {
+	if e.Deadline.IsZero() {
 		text = fmt.Sprintf("%s: may wait for %v, longer than %v", text, roundUp(e.Decision.RetryInMost), e.MaxWait)
 	} else {
 		text = fmt.Sprintf("%s: would start %s, deadline %s",

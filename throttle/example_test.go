@@ -98,7 +98,7 @@ func ExampleLimiter_Wait() {
 	defer cancel()
 	for i := range 4 {
 		if _, err := limiter.Wait(ctx, throttle.Request{Policy: "github-api", Tenant: "acme"}); err != nil {
-			log.Fatal(err) // a *throttle.TooLateError, at once, if the minute is too short
+			log.Fatal(err) // a *throttle.DeniedError, at once, if the minute is too short
 		}
 		fmt.Println("call", i+1)
 	}

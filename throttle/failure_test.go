@@ -197,7 +197,7 @@ func TestRedisThatCannotServe(t *testing.T) {
 }
 
 // A script that breaks is our fault, not Redis's: nothing fails open on it.
-func TestReplyThatIsNone(t *testing.T) {
+func TestUnexpectedReplies(t *testing.T) {
 	p := three()
 	p.Fail = throttle.FailOpen
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

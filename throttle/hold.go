@@ -26,7 +26,7 @@ type Hold struct {
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
 // lease, until Hold.Release. The end of ctx does not stop it. Until Release, the Job of ctx counts
-// as holding slots: see Limiter.WaitUpTo.
+// as holding slots: see Limiter.Wait.
 //
 // The context returned is for the work. It ends with ctx and at Hold.Release. It ends with the
 // cause ErrLeaseLost if the lease is lost: no renewal succeeded in time, or others have the room.

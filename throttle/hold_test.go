@@ -7,9 +7,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -20,7 +22,7 @@ func usedNow(t tb, l *throttle.Limiter) int64 {
 }
 
 func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
-	bubble(t, []throttle.Window{slots(2)}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(slots(2)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		caller, stop := context.WithCancel(t.Context())
 		work, hold := reserve(t, l, acme(1)).Reservation.Hold(caller)
 		time.Sleep(5 * m) // ten leases
@@ -44,7 +46,7 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 }
 
 func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
-	bubble(t, []throttle.Window{slots(1)}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		work, hold := reserve(t, l, acme(1)).Reservation.Hold(t.Context())
 		if err := hold.Release(t.Context()); err != nil || context.Cause(work) != context.Canceled {
 			t.Error(err, context.Cause(work))
@@ -65,7 +67,7 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, []throttle.Window{slots(1)}, func(t *testing.T, l *throttle.Limiter) {
+			limitertest.Bubble(t, policy(slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				d := reserve(t, l, acme(1))
 				work, hold := d.Reservation.Hold(t.Context())
 				lose(t, l, d)
@@ -82,7 +84,7 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 
 // What is cancelled was not lost: the work goes on.
 func TestACancelledHoldIsNotLost(t *testing.T) {
-	bubble(t, []throttle.Window{slots(1)}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		work, hold := reserve(t, l, acme(1)).Reservation.Hold(t.Context())
 		if err := hold.Cancel(t.Context()); err != nil || usedNow(t, l) != 0 {
 			t.Fatalf("%d used, %v", usedNow(t, l), err)

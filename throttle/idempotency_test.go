@@ -151,8 +151,8 @@ func repeatAt(times ...time.Duration) limitertest.Hook {
 	}
 }
 
-// A batch whose reply was lost may be decided otherwise when it is repeated: who was denied may fit
-// by then. Repeated once more, it is not charged again.
+// A batch whose reply was lost may be decided differently when it is repeated: a denied request may
+// fit by then. Repeated once more, it is not charged again.
 func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	p := policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -7,8 +7,10 @@ import (
 )
 
 // A Job carries a running job's identity to the calls that it makes. It records which slots they
-// hold, and whether the upstream refused one. Its methods are safe for concurrent use. Request must
-// not change once the job runs.
+// hold, and whether the upstream refused one. Its methods are safe for concurrent use. Those of a
+// nil Job record nothing, and report false. Request must not change once the job runs.
+//
+// Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Job struct {
 	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
 	// call must name one.
@@ -42,6 +44,9 @@ func JobFrom(ctx context.Context) *Job {
 // again. A job that is requeued because such a call is denied would take its cost again, and might
 // never end.
 func (j *Job) SetCounted(counted bool) {
+	if j == nil {
+		return
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.counted = counted
@@ -49,6 +54,9 @@ func (j *Job) SetCounted(counted bool) {
 
 // Counted reports whether the job's own cost is taken, and by this policy.
 func (j *Job) Counted(policy string) bool {
+	if j == nil {
+		return false
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.counted && policy == j.Request.Policy
@@ -57,6 +65,9 @@ func (j *Job) Counted(policy string) bool {
 // Refused records that the upstream of a policy refused a call of the job, and for how long. Of
 // several refusals the longest counts.
 func (j *Job) Refused(policy string, retryIn time.Duration) {
+	if j == nil {
+		return
+	}
 	now := time.Now()
 	until := now.Add(retryIn)
 	j.mu.Lock()
@@ -73,6 +84,9 @@ func (j *Job) Refused(policy string, retryIn time.Duration) {
 // Answered records that a call was answered that was made at a time: the job has dealt with
 // refusals before that. One that came while the call was under way stands.
 func (j *Job) Answered(made time.Time) {
+	if j == nil {
+		return
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.refused != nil && !made.Before(j.refused.at) {
@@ -83,6 +97,9 @@ func (j *Job) Answered(made time.Time) {
 // Refusal reports whether a call of the job was refused and no later one was answered. It returns
 // the policy and how much longer its upstream refuses calls, 0 if that has passed.
 func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
+	if j == nil {
+		return 0, "", false
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.refused == nil {
@@ -91,7 +108,7 @@ func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	return max(0, time.Until(j.refused.until)), j.refused.policy, true
 }
 
-// hold notes that the job holds slots by a reservation. A nil job notes nothing.
+// hold notes that the job holds slots by a reservation.
 func (j *Job) hold(r Reservation) {
 	if j == nil {
 		return
@@ -115,6 +132,9 @@ func (j *Job) drop(r Reservation) {
 
 // holdsFrom reports whether the job holds slots of this policy or of one later in name order.
 func (j *Job) holdsFrom(policy string) bool {
+	if j == nil {
+		return false
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, held := range j.held {

@@ -13,9 +13,16 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func TestJobsAreToldOfRefusals(t *testing.T) {
-	if throttle.JobFrom(t.Context()) != nil {
+func TestAJobRecordsRefusals(t *testing.T) {
+	none := throttle.JobFrom(t.Context())
+	if none != nil {
 		t.Error("a context without a job has one")
+	}
+	none.SetCounted(true)
+	none.Refused("api", time.Minute)
+	none.Answered(time.Now())
+	if _, _, refused := none.Refusal(); refused || none.Counted("") {
+		t.Error("no job was refused, or is counted")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		job := &throttle.Job{}

@@ -62,7 +62,7 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 	})
 }
 
-// A step is one request at a time after midnight, and what it must be told.
+// A step is one request at a time after midnight, and the answer that it must get.
 type step struct {
 	at        time.Duration
 	cost      int64

@@ -41,11 +41,8 @@ type Ticket struct {
 	// Key is data that Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
 	Key string
 
-	// MaxWait refuses the ticket, by a *TooLateError, if it may have to wait longer. The default,
-	// 0, is no limit.
-	MaxWait time.Duration
-
-	// Request is what the ticket waits for. Its Policy, Ticket, Key and IdempotencyKey are ignored.
+	// Request is what the ticket waits for. If it may have to wait for longer than Request.MaxWait,
+	// the ticket is refused, by a *TooLateError. Policy, Ticket, Key and IdempotencyKey are ignored.
 	Request Request
 }
 
@@ -110,7 +107,7 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 		ask := o.lineRequest(script.Join, "")
 		ask.Once = ""
 		ask.Place.Backlog = int64(max(0, t.Backlog))
-		ask.Place.MaxWait = limitMicros(max(0, t.MaxWait))
+		ask.Place.MaxWait = limitMicros(t.Request.MaxWait)
 		if !t.Deadline.IsZero() {
 			ask.Place.Deadline = max(1, limitMicros(time.Until(t.Deadline)))
 		}
@@ -166,7 +163,7 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 	case script.Waits, script.WaitedBefore:
 		return p, nil
 	case script.TooLate:
-		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInMost), MaxWait: t.MaxWait}
+		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInMost), MaxWait: t.Request.MaxWait}
 	case script.BacklogFull:
 		p.Err = &BacklogError{Decision: d, Backlog: t.Backlog}
 	case script.PastDeadline:

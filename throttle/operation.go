@@ -54,7 +54,7 @@ func (cp *compiledPolicy) newOperation(r Request, t Tenant) (*operation, error) 
 	}
 	o.costs = make([]int64, len(o.windows))
 	for i, w := range o.windows {
-		o.costs[i] = r.costOf(w.Unit)
+		o.costs[i] = r.CostOf(w.Unit)
 	}
 	return o, nil
 }
@@ -154,7 +154,7 @@ func (o *operation) costsText() string { return o.compiledPolicy.costsText(o.req
 func (cp *compiledPolicy) costsText(r Request) string {
 	var b strings.Builder
 	for _, unit := range cp.units {
-		if cost := r.costOf(unit); cost > 0 {
+		if cost := r.CostOf(unit); cost > 0 {
 			if b.Len() > 0 {
 				b.WriteByte(',')
 			}

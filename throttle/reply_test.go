@@ -75,7 +75,7 @@ func readValues(b []byte) (reply []any) {
 	return reply
 }
 
-// Whatever a script replies: it is a decision that makes sense, or ErrReply.
+// Any reply of a script is a decision that makes sense, or ErrReply.
 func FuzzReply(f *testing.F) {
 	const us = 1_800_000_000_000_000
 	now := int64(us)
@@ -176,7 +176,8 @@ func FuzzReply(f *testing.F) {
 		known := func(err error) bool {
 			return err == nil || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) || errors.Is(err, throttle.ErrClock)
 		}
-		places, err := l.Line("p").Join(ctx, []throttle.Ticket{{TicketID: r.Ticket, Request: r, MaxWait: time.Hour, Backlog: 5}})
+		r.MaxWait = time.Hour
+		places, err := l.Line("p").Join(ctx, []throttle.Ticket{{TicketID: r.Ticket, Request: r, Backlog: 5}})
 		if !known(err) || (err == nil) != (len(places) == 1) {
 			t.Errorf("Join of %v: %v, %v", s.reply, places, err)
 		}

@@ -24,10 +24,6 @@ type Request struct {
 	// It is for a job that ran, failed and is retried. The default is false.
 	Front bool
 
-	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout.
-	// Expected starts of others use it. The default, 0, is not known.
-	MaxHold time.Duration
-
 	// IdempotencyKey identifies one request of a tenant across calls: at most MaxValueBytes bytes of
 	// any kind. A request that is repeated with it within a minute of its grant is charged once. It is
 	// for callers that repeat requests. Repeats by the Redis client are charged once without it. The
@@ -36,6 +32,15 @@ type Request struct {
 
 	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
 	Key string
+
+	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout.
+	// Expected starts of others use it. The default, 0, is not known.
+	MaxHold time.Duration
+
+	// MaxWait bounds the time in line. Limiter.Wait gives up after it, and Line.Join refuses a ticket
+	// that may have to wait longer. The default, 0, is no limit. Below 0, nothing waits. Reserve
+	// ignores it: a denied ticket joins.
+	MaxWait time.Duration
 
 	// Policy is the policy's name. It is required.
 	Policy string
@@ -51,7 +56,8 @@ type Request struct {
 	Ticket TicketID
 }
 
-func (r Request) costOf(unit string) int64 {
+// CostOf returns what the request takes of a unit: Cost, or its default.
+func (r Request) CostOf(unit string) int64 {
 	cost, ok := r.Cost[unit]
 	if !ok && unit == Requests {
 		cost = 1

@@ -123,7 +123,7 @@ func (r Reservation) Lease() time.Duration {
 	}
 	lease := time.Duration(0)
 	for i, w := range cp.Windows {
-		if cp.algorithms[i].leases && r.costOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+		if cp.algorithms[i].leases && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}

@@ -63,7 +63,7 @@ func TestScopesMixInOnePolicy(t *testing.T) {
 	})
 }
 
-func TestTenantIsNotNeededWhereNothingIsCountedByIt(t *testing.T) {
+func TestTenantIsOptionalWhereNoWindowCountsByIt(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, _ := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared}))
 		if d := reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {

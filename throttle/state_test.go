@@ -100,7 +100,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// Whatever bytes are damaged: an answer comes, and an error changes nothing.
+// With any bytes damaged, an answer comes, and an error changes nothing.
 func TestDamagedState(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, three())

@@ -24,7 +24,7 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 		if !d.Granted || !d.At.Equal(at(100*s)) || d.ClockBehind != 100*s || !slices.Equal(used(d), []int64{10, 10, 10}) {
 			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, used(d))
 		}
-		// The wait is told from what the clock says now: it gets there when the windows do.
+		// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
 		d = reserve(t, l, acme(1))
 		if d.Granted || !d.At.Equal(at(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
 			t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
@@ -123,8 +123,8 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 	}
 }
 
-// The longest-lived of a scope's windows decides, also if the last writer does not know it, and
-// while the clock stands behind the windows.
+// The longest-lived window of a scope decides when its key expires, even if the last writer does
+// not know that window, and while the clock is behind the windows.
 func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 	short := throttle.Window{Name: "short", Limit: 10, Period: m}
 	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,50 +11,37 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Wait is Reserve, but a denied request waits in line until it is granted or ctx ends. It waits by
-// a ticket of its own, a claim, and leaves the line when Wait returns. Request.Ticket, Key and
-// Front are ignored. Claims and the tickets of jobs take turns as those of different queues do. In
-// a job queue, let a denied job wait in line instead: a job that waits here keeps its worker busy.
+// Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for
+// Request.MaxWait. A request that is not granted in time is a *DeniedError whose Cause is
+// context.DeadlineExceeded, at once where that is known. With a MaxWait below 0, Wait does not
+// wait, and a denial is a *DeniedError without a Cause. If ctx is cancelled, or ends during a call
+// to Redis, the error wraps that of ctx and its cause. Other errors are Reserve's.
 //
-// If the request cannot start before the deadline of ctx, Wait returns a *DeniedError whose Cause
-// is a *TooLateError, at once where that is known. If ctx is cancelled, or ends during a call to
-// Redis, the error wraps that of ctx and its cause. If the Job of ctx holds slots, Wait may return
-// a *DeniedError at once: see WaitUpTo. Other errors are Reserve's.
-func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
-	return l.wait(ctx, r, math.MaxInt64)
-}
-
-// WaitUpTo is Wait with a limit. If the request is not granted within maxWait, the error is a
-// *DeniedError without a Cause, and comes at once where that is known. With a maxWait of 0 or less
-// it is Reserve, except that a denial is a *DeniedError.
+// Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
+// Key and Front are ignored. Claims and the tickets of jobs take turns as those of different queues
+// do. In a job queue, let a denied job wait in line instead: a job that waits here keeps its worker
+// busy.
 //
 // Two jobs could each hold a slot that the other waits for. So a job that holds slots of
 // Concurrency windows waits for other slots only of policies that come later in name order. For
-// slots of any other policy, WaitUpTo does not wait, as with a maxWait of 0.
-func (l *Limiter) WaitUpTo(ctx context.Context, r Request, maxWait time.Duration) (Decision, error) {
-	return l.wait(ctx, r, max(0, maxWait))
-}
-
-func (l *Limiter) wait(ctx context.Context, r Request, maxWait time.Duration) (Decision, error) {
-	if maxWait > 0 {
-		r.Ticket, r.Key, r.Front = TicketID{}, "", false
-	}
-	if maxWait == 0 || l.mayDeadlock(ctx, r.Policy) {
+// slots of any other policy it does not wait, as with a MaxWait below 0.
+func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
+	r.Ticket, r.Key, r.Front = TicketID{}, "", false
+	if r.MaxWait < 0 || l.mayDeadlock(ctx, r.Policy) {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
 			err = &DeniedError{Decision: d, Request: r}
 		}
 		return d, err
 	}
-	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: maxWait}
+	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: cmp.Or(r.MaxWait, math.MaxInt64)}
 	return w.wait(ctx)
 }
 
 // mayDeadlock reports whether the job holds slots of a policy that does not come before this one.
 func (l *Limiter) mayDeadlock(ctx context.Context, policy string) bool {
-	job := JobFrom(ctx)
 	cp, err := l.find(policy, false)
-	return job != nil && err == nil && cp.leases && job.holdsFrom(policy)
+	return err == nil && cp.leases && JobFrom(ctx).holdsFrom(policy)
 }
 
 // A waiter is one call that waits in place.
@@ -68,16 +56,16 @@ type waiter struct {
 	last   Decision // the newest denial
 }
 
-// left returns how long the call may go on waiting, and whether that is up to the deadline of ctx.
-func (w *waiter) left(ctx context.Context) (left time.Duration, byDeadline bool) {
-	left = math.MaxInt64
-	if w.maxWait < math.MaxInt64 {
-		left = w.maxWait - time.Since(w.began)
+// left returns how long the call may go on waiting.
+func (w *waiter) left(ctx context.Context) time.Duration {
+	left := w.maxWait
+	if left < math.MaxInt64 {
+		left -= time.Since(w.began)
 	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
-		return time.Until(deadline), true
+	if deadline, ok := ctx.Deadline(); ok {
+		left = min(left, time.Until(deadline))
 	}
-	return left, false
+	return left
 }
 
 func (w *waiter) wait(ctx context.Context) (Decision, error) {
@@ -115,11 +103,10 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
-	left, byDeadline := w.left(ctx)
 	ask := o.reserveRequest(reservationID(w.request))
 	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
 	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowMark, o.flowValues(w.request))
-	if left < math.MaxInt64 {
+	if left := w.left(ctx); left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
 	d, err = w.limiter.send(ctx, o, ask)
@@ -133,7 +120,7 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 		}
 		return d, true, nil
 	case !d.Queued:
-		return d, true, w.denial(ctx, d, byDeadline)
+		return d, true, w.denial(d)
 	}
 	d.Queued, d.AlreadyQueued = false, false // it is withdrawn when the call returns
 	w.last = d
@@ -142,12 +129,8 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 }
 
 // denial is the error of a call that is not granted in time.
-func (w *waiter) denial(ctx context.Context, d Decision, byDeadline bool) error {
-	denied := &DeniedError{Decision: d, Request: w.request}
-	if deadline, ok := ctx.Deadline(); ok && byDeadline {
-		denied.Cause = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInLeast), Deadline: deadline}
-	}
-	return denied
+func (w *waiter) denial(d Decision) error {
+	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: w.request}
 }
 
 // await waits for the claim's result. After an error the claim has left the line.
@@ -167,10 +150,10 @@ func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
 		// The caller may act on these: they count from now on.
 		w.last.RetryIn = max(w.last.RetryIn-time.Since(asked), time.Millisecond)
 		w.last.RetryInMost = max(w.last.RetryInMost-time.Since(asked), w.last.RetryIn)
-		err = w.denial(ctx, w.last, false)
+		err = w.denial(w.last)
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = w.denial(ctx, w.last, true)
+			err = w.denial(w.last)
 		} else {
 			err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
 		}
@@ -206,7 +189,7 @@ func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket)
 	}
 	d := o.decision(a)
 	if !d.Granted {
-		return d, w.denial(ctx, d, false)
+		return d, w.denial(d)
 	}
 	if a.Status == script.GrantedBefore { // to another call with the key
 		w.limiter.refundLater(w.request.Policy, *t)

@@ -3,40 +3,22 @@ package throttle_test
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// bubble runs the test on fake time, with a miniredis inside.
-func bubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, l *throttle.Limiter)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		server := miniredis.NewMiniRedis()
-		server.ClockTTL(true)
-		client := redis.NewClient(&redis.Options{
-			Addr:   "127.0.0.1:6379", // a name would be looked up outside the bubble
-			Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-		})
-		test(t, newLimiter(t, client, policy(windows...)))
-		client.Close()
-		server.Close()
-	})
-}
-
 func TestWaitSleepsUntilItFits(t *testing.T) {
-	bubble(t, []throttle.Window{
-		{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * m},
-		{Name: "w", Limit: 2, Period: 10 * m},
-	}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(
+		throttle.Window{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * m},
+		throttle.Window{Name: "w", Limit: 2, Period: 10 * m},
+	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		var waited []time.Duration
 		for range 4 {
@@ -54,7 +36,7 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 }
 
 func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
-	bubble(t, []throttle.Window{{Name: "w", Limit: 3, Period: m}}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 3, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		var group sync.WaitGroup
 		for range 30 {
@@ -72,19 +54,17 @@ func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
 }
 
 func TestWaitGivesUpAtOnce(t *testing.T) {
-	bubble(t, []throttle.Window{{Name: "w", Limit: 1, Period: m}}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		reserve(t, l, acme(1))
 		ctx, end := context.WithTimeout(t.Context(), m-us)
 		defer end()
 		d, err := l.Wait(ctx, acme(1))
-		var late *throttle.TooLateError
-		if !errors.As(err, &late) || d.Granted || late.Decision.RetryIn != m || !late.Deadline.Equal(start.Add(m-us)) || !late.StartsAt.Equal(start.Add(m)) {
-			t.Fatalf("granted %v, %v", d.Granted, err)
-		}
-		if want := "throttled: p/w, tenant acme, 1m0s: would start 2000-01-01T00:01:00Z, deadline 2000-01-01T00:00:59Z"; err.Error() != want || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %q, want %q", err, want)
-		}
+		wantNotInTime(t, d, err)
+		brief := acme(1)
+		brief.MaxWait = m - us
+		d, err = l.Wait(t.Context(), brief)
+		wantNotInTime(t, d, err)
 		if slept := time.Since(start); slept != 0 {
 			t.Errorf("slept for %v", slept)
 		}
@@ -100,8 +80,44 @@ func TestWaitGivesUpAtOnce(t *testing.T) {
 	})
 }
 
+// wantNotInTime fails unless a Wait was denied for a minute, as it would have ended too late.
+func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
+	t.Helper()
+	var denied *throttle.DeniedError
+	if !errors.As(err, &denied) || d.Granted || denied.Decision.RetryIn != m || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("granted %v, %v", d.Granted, err)
+	}
+	if want := "throttled: p/w, tenant acme, 1m0s: context deadline exceeded"; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+}
+
+// With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
+// wait.
+func TestWaitThatMustNotWait(t *testing.T) {
+	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		start := time.Now()
+		r := acme(1)
+		r.MaxWait, r.Ticket = -1, throttle.TicketID{Queue: "q", ID: "1"}
+		if d, err := l.Wait(t.Context(), r); err != nil || !d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		var denied *throttle.DeniedError
+		if _, err := l.Wait(t.Context(), r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued || denied.Decision.RetryIn != m {
+			t.Errorf("denied: %v", err)
+		}
+		ticket := throttle.Ticket{TicketID: r.Ticket, Request: r}
+		if places, err := l.Line("p").Join(t.Context(), []throttle.Ticket{ticket}); err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
+			t.Errorf("joined: %+v, %v", places, err)
+		}
+		if slept := time.Since(start); slept != 0 {
+			t.Errorf("slept for %v", slept)
+		}
+	})
+}
+
 func TestWaitEndsWithItsContext(t *testing.T) {
-	bubble(t, []throttle.Window{{Name: "w", Limit: 1, Period: h}}, func(t *testing.T, l *throttle.Limiter) {
+	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: h}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		reserve(t, l, acme(1))
 		ctx, end := context.WithCancel(t.Context())

@@ -55,7 +55,7 @@ func (c *cable) mend() {
 	c.isCut = false
 }
 
-// A plug is one end of a cable, which fails like a connection over TCP also where it is a pipe.
+// A plug is one end of a cable. It fails like a connection over TCP, even if it is a pipe.
 type plug struct{ net.Conn }
 
 func (p plug) Read(b []byte) (int, error) {

@@ -114,8 +114,8 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	return next(ctx, cmd)
 }
 
-// Workers differ about what time it is. By less than the fallback is late, that costs nothing; by
-// more, those whose fallback seems to have come ask in vain, and nothing else.
+// The clocks of workers differ. By less than the fallback is late, that costs nothing. By more,
+// tasks whose fallback seems to have come wake in vain, and nothing else happens.
 func TestWorkersClocksDiffer(t *testing.T) {
 	for _, by := range []time.Duration{-5 * time.Minute, 90 * time.Second, 5 * time.Minute} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestWorkersClocksDiffer(t *testing.T) {
 }
 
 // The clock of Redis is 61 s ahead for a while, and then corrected: the windows stand still until
-// it has caught up, which is told once, and everybody runs then.
+// it has caught up, which is logged once, and all tasks run then.
 func TestClockOfRedisIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := miniredis.NewMiniRedis()
@@ -197,7 +197,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 			t.Errorf("%d were granted above the limit", over)
 		}
 		if s.log.count("the clock of Redis was set back") != 1 || s.log.count("\n") != 1 {
-			t.Errorf("want it told once:\n%s", s.log)
+			t.Errorf("want it logged once:\n%s", s.log)
 		}
 	})
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// wantLate fails unless the task was archived by a TooLateError, of which the user's ErrorHandler
-// was told once and the user's IsFailure not asked.
+// wantLate fails unless the task was archived by a TooLateError, for which the user's ErrorHandler
+// was called once and the user's IsFailure was not.
 func (s *site) wantLate(id string, retries int, reason string) {
 	s.Helper()
 	s.waitState(asynq.TaskStateArchived, id)
@@ -72,8 +72,8 @@ func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 	}
 }
 
-// A promise was in time, but nobody called the task before its deadline: asynq, which fails it
-// before any middleware sees it, would go on until its retries are used up.
+// The expected start was in time, but no worker took the task before its deadline. asynq fails such
+// a task before any middleware sees it, and would go on until its retries are used up.
 func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 	for name, planned := range map[string]bool{"denied": false, "planned": true} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
 				})
 				time.Sleep(2 * time.Minute)
-				s.wantTold([]string{failure, "context deadline exceeded", "context deadline exceeded"}, []string{failure, "context deadline exceeded"})
+				s.wantReported([]string{failure, "context deadline exceeded", "context deadline exceeded"}, []string{failure, "context deadline exceeded"})
 				s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
 				if len(s.denials()) == 0 {
 					t.Error("it was not denied first")

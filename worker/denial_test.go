@@ -58,12 +58,12 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 			t.Errorf("IsFailure was called %d times for the denial", asked)
 		}
 		s.waitState(asynq.TaskStateRetry, "fails")
-		s.wantTold([]string{"try later"}, []string{"try later"})
+		s.wantReported([]string{"try later"}, []string{"try later"})
 		s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 	})
 }
 
-// Whatever a middleware around ours makes of a denial, the task waits.
+// A denied task waits, even if a middleware around ours wraps, replaces or swallows the error.
 func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 	around := map[string]struct {
 		do       func(error) error
@@ -147,7 +147,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 					s.mu.Lock()
 					promise := promised[id]
 					s.mu.Unlock()
-					// RetryIn was told just before; the task is seen just after.
+					// RetryIn is from just before; the task is seen just after.
 					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
 						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
 					}
@@ -214,6 +214,6 @@ func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
 		defer server.Shutdown()
 		s.waitState(asynq.TaskStateArchived, "a")
 		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
-		s.wantTold([]string{"boom"}, nil)
+		s.wantReported([]string{"boom"}, nil)
 	})
 }

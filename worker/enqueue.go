@@ -151,13 +151,13 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 	for _, o := range opts {
 		switch o := o.(type) {
 		case maxWait:
-			e.ticket.MaxWait = o.value.(time.Duration)
+			e.ticket.Request.MaxWait = o.value.(time.Duration)
 		case backlog:
 			e.ticket.Backlog = o.value.(int)
 		}
 	}
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
-	caught.backlog, caught.maxWait = e.ticket.Backlog > 0, max(0, e.ticket.MaxWait)
+	caught.backlog, caught.maxWait = e.ticket.Backlog > 0, max(0, e.ticket.Request.MaxWait)
 	return true, nil
 }
 

@@ -34,7 +34,8 @@ func (s *site) wantStates(queue string, pending, scheduled int) {
 	}
 }
 
-// What a task in line is told: when it is expected to start, and when workers look after it.
+// A task in line learns when it is expected to start, and asynq's tools show when workers look at
+// it.
 func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 	each(t, []throttle.Policy{shared(2, 2*time.Minute)}, func(t *testing.T, s *site) {
 		client := s.client(s.limiter)
@@ -269,7 +270,7 @@ func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 	})
 }
 
-// Whoever is closed leaves nothing running: a bubble does not end before all its goroutines have.
+// A Close leaves nothing running: a bubble ends only when all its goroutines have ended.
 func TestClosingLeavesNothingRunning(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -300,7 +301,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		never.Close()
 		never.Close()
 
-		// Who owns an asynq.Server and forgets Throttle.Close.
+		// An asynq.Server whose Adapter is not closed.
 		theirs, ours := s.configs()
 		brisk(&theirs, &ours)
 		forgotten, err := worker.NewAdapter(ours)

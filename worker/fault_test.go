@@ -81,9 +81,9 @@ func isForward(args []any) bool {
 	return len(args) > 5 && args[2] == 3 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
 }
 
-// To wait costs nothing on a first attempt without retries, and before the last attempt of a task
-// that has failed, whatever fails in the meantime; real failures are counted as they are without
-// throttling.
+// Waiting costs nothing on a first attempt without retries, and before the last attempt of a task
+// that has failed, even if calls fail in the meantime. Real failures are counted as they are
+// without throttling.
 func TestFaultsCostNothing(t *testing.T) {
 	for name, row := range map[string]struct {
 		limiter bool // it is a call of the limiter
@@ -138,11 +138,11 @@ func TestFaultsCostNothing(t *testing.T) {
 					if failures == 0 {
 						s.waitGone("a")
 						s.wantCounters(counters{Processed: 1})
-						s.wantTold(nil, nil)
+						s.wantReported(nil, nil)
 					} else {
 						s.waitState(asynq.TaskStateArchived, "a")
 						s.wantCounters(counters{Processed: 2, Failed: 2, Archived: 1})
-						s.wantTold([]string{"boom", "boom"}, []string{"boom"})
+						s.wantReported([]string{"boom", "boom"}, []string{"boom"})
 						if task := s.task("a"); task.Retried != 1 || task.LastErr != "boom" {
 							t.Errorf("archived after %d retries by %q", task.Retried, task.LastErr)
 						}
@@ -282,8 +282,8 @@ func TestCallsAreLost(t *testing.T) {
 	}
 }
 
-// A queue is paused for so long that all its denied tasks have come back by themselves: they wake
-// at most once in vain afterwards.
+// A queue is paused for so long that all its denied tasks reach their fallback. They wake at most
+// once in vain afterwards.
 func TestPausedForLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Whatever somebody wrote into a task's headers: an identity that comes back as it is, or an
-// error that asynq can store.
+// Any headers of a task give an identity that comes back as it is, or an error that asynq can
+// store.
 func FuzzHeaders(f *testing.F) {
 	for _, seed := range [][3]string{
 		{"acme", "user=bob&ip=10.0.0.1", "requests=1&tokens=1500"},

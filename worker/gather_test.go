@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// Who comes while a commit is under way goes with the next one, together. Who gives up before that
-// goes with none.
+// Tasks that come while a commit is under way go with the next one, together. A task whose caller
+// gives up before that goes with none.
 func TestTasksAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var commits []int
@@ -35,7 +35,7 @@ func TestTasksAreGathered(t *testing.T) {
 		giveUp()
 		synctest.Wait()
 		if !errors.Is(all[5].Err, context.Canceled) {
-			t.Errorf("who gave up got %v", all[5].Err)
+			t.Errorf("the caller that gave up got %v", all[5].Err)
 		}
 		close(open)
 		callers.Wait()

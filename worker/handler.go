@@ -115,13 +115,13 @@ func (ad *Adapter) end(e *execution) {
 	}
 }
 
-// reserve reserves for the handler, and waits for it up to maxWait.
-func (e *execution) reserve(ctx context.Context, request throttle.Request, maxWait time.Duration) (throttle.Reservation, error) {
+// wait waits for what the handler asks for, and keeps it.
+func (e *execution) wait(ctx context.Context, request throttle.Request) (throttle.Reservation, error) {
 	if deadline, ok := ctx.Deadline(); ok {
 		request.MaxHold = max(0, time.Until(deadline))
 	}
 	ctx = throttle.WithJob(ctx, e.calls) // which notes the slots that it holds
-	d, err := e.limiter.WaitUpTo(ctx, request, maxWait)
+	d, err := e.limiter.Wait(ctx, request)
 	if never := e.besideOwn(err); never != nil {
 		err = never
 	}
@@ -148,7 +148,7 @@ func (e *execution) besideOwn(err error) error {
 		if !w.Denied || w.Algorithm != throttle.Concurrency || !countsFor(w.Scope, own) {
 			continue
 		}
-		held, cost := costOf(own, w.Unit), costOf(denied.Request, w.Unit)
+		held, cost := own.CostOf(w.Unit), denied.Request.CostOf(w.Unit)
 		if held > 0 && held+cost > w.Limit {
 			return &throttle.NeverFitsError{
 				Policy: own.Policy, Window: w.Name, Unit: w.Unit, Cost: cost, Capacity: w.Limit, Held: held,
@@ -156,15 +156,6 @@ func (e *execution) besideOwn(err error) error {
 		}
 	}
 	return nil
-}
-
-// costOf returns the cost of a unit that a request has, or defaults to.
-func costOf(r throttle.Request, unit string) int64 {
-	cost, ok := r.Cost[unit]
-	if !ok && unit == throttle.Requests {
-		cost = 1
-	}
-	return cost
 }
 
 // countsFor reports whether a request is counted for this value of a scope.

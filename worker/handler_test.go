@@ -56,7 +56,7 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 			t.Errorf("ran in the order %q", ran)
 		}
 		s.wantCounters(counters{Processed: 3})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 	})
 }
 
@@ -118,9 +118,9 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 			id, _ := asynq.GetTaskID(ctx)
 			wait := 10 * time.Second
 			if strings.HasPrefix(id, "line") {
-				wait = 0
+				wait = -1 // do not
 			}
-			r, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}, MaxWait: wait})
+			r, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: wait})
 			var denied *throttle.DeniedError
 			if errors.As(err, &denied) {
 				inLine.Add(1)
@@ -143,7 +143,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 			t.Error("nobody was requeued")
 		}
 		s.wantCounters(counters{Processed: 4})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Windows[0].Used != 4 {
 			t.Errorf("%d of the task's own policy are counted, %v", d.Windows[0].Used, err)
@@ -168,7 +168,7 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.waitGone("t")
 		s.wantCounters(counters{Processed: 1})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 	})
 }
 
@@ -186,7 +186,7 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.waitGone("t")
 		s.wantCounters(counters{Processed: 1})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 	})
 }
 
@@ -244,7 +244,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			la.on.Store(true)
 			go func() {
-				_, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "second"}})
+				_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "second"})
 				left <- err
 			}()
 			time.Sleep(time.Second)
@@ -297,7 +297,7 @@ func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 		}
 		s.serve(func(ctx context.Context, task *asynq.Task) error {
 			begun := time.Now()
-			if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}, MaxWait: 5 * time.Minute}); err != nil {
+			if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: 5 * time.Minute}); err != nil {
 				t.Error(err)
 			}
 			waited = time.Since(begun)
@@ -336,7 +336,7 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				}
 				s.serve(func(ctx context.Context, task *asynq.Task) error {
 					if id, _ := asynq.GetTaskID(ctx); id == "t" {
-						if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: bot}); err != nil {
+						if _, err := worker.FromContext(ctx).Reserve(ctx, bot); err != nil {
 							return err
 						}
 					}

@@ -57,7 +57,7 @@ func TestAnHourOfWork(t *testing.T) {
 			}
 		}
 		s.wantCounters(counters{Processed: int64(len(want))})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 
 		s.mu.Lock()
 		defer s.mu.Unlock()

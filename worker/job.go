@@ -128,49 +128,47 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// ReserveOptions are the options of Job.Reserve.
-type ReserveOptions struct {
-	// Request is what to reserve. The policy, the tenant and the attributes default to the task's
-	// own. A task that no policy matches must name a policy.
-	Request throttle.Request
-
-	// MaxWait is how long to wait in line while the request does not fit, at most until the
-	// context's deadline: see throttle.Limiter.WaitUpTo. The default, 0, does not wait.
-	MaxWait time.Duration
-}
-
-// Reserve reserves more for the job: for a second call, or by a second policy. If the request does
-// not fit in time it returns a *throttle.DeniedError. It returns this error at once if the task
-// holds slots, and those that it would wait for may be held by others that wait for its own.
+// Reserve reserves more for the job, for a second call or by a second policy, and does not wait. A
+// denial is a *throttle.DeniedError. The request's policy, tenant and attributes default to the
+// task's own. A task that no policy matches must name a policy.
 //
-// A handler that returns this error has its task requeued without burning a retry. When the
+// A handler that returns the denial has its task requeued without burning a retry. When the
 // denial's RetryIn is over the task joins the line of its own policy, at the front; after a second,
 // if it was denied a slot that may be given back sooner. It then takes its own policy's cost again:
 // call Cancel before you return, if its own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or until the reservation is
 // released or cancelled. The error is a *throttle.NeverFitsError if the request cannot fit beside
-// the slots that the task itself took. Other errors are throttle.Limiter.WaitUpTo's.
+// the slots that the task itself took. Other errors are throttle.Limiter.Wait's.
 //
 // A second call by the task's own policy belongs into the task's cost. A window of another
 // algorithm whose limit is too small for both denies the second at every attempt.
-func (j *Job) Reserve(ctx context.Context, o ReserveOptions) (throttle.Reservation, error) {
+func (j *Job) Reserve(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
+	r.MaxWait = -1
+	return j.Wait(ctx, r)
+}
+
+// Wait is Reserve, but a request that does not fit waits in line, as throttle.Limiter.Wait has it:
+// until ctx ends, and for Request.MaxWait at most. It keeps the task's slot of the server busy
+// meanwhile. If the task holds slots of Concurrency windows, and those that it would wait for may
+// be held by others that wait for its own, it is denied at once.
+func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
 	e := j.execution
 	if e == nil {
 		return throttle.Reservation{}, ErrNoJob
 	}
-	request, task := o.Request, e.calls.Request
-	if request.Policy == "" {
+	task := e.calls.Request
+	if r.Policy == "" {
 		if _, err := j.matched(); err != nil {
 			return throttle.Reservation{}, err
 		}
-		request.Policy = task.Policy
+		r.Policy = task.Policy
 	}
-	if request.Tenant == "" {
-		request.Tenant = task.Tenant
+	if r.Tenant == "" {
+		r.Tenant = task.Tenant
 	}
-	if request.Attributes == nil {
-		request.Attributes = task.Attributes
+	if r.Attributes == nil {
+		r.Attributes = task.Attributes
 	}
-	return e.reserve(ctx, request, o.MaxWait)
+	return e.wait(ctx, r)
 }

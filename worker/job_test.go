@@ -20,7 +20,7 @@ import (
 
 // methods calls all methods of a job that need a policy, and returns their errors.
 func methods(ctx context.Context, job *worker.Job) map[string]error {
-	_, reserve := job.Reserve(ctx, worker.ReserveOptions{})
+	_, reserve := job.Reserve(ctx, throttle.Request{})
 	return map[string]error{
 		"Cancel":  job.Cancel(ctx),
 		"Pause":   job.Pause(ctx, time.Minute),
@@ -50,7 +50,7 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := job.Reserve(t.Context(), worker.ReserveOptions{Request: throttle.Request{Policy: "api", Tenant: "acme"}}); !errors.Is(err, worker.ErrNoJob) {
+	if _, err := job.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); !errors.Is(err, worker.ErrNoJob) {
 		t.Errorf("Reserve by a policy: %v", err)
 	}
 }
@@ -70,7 +70,7 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			r, err := job.Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "api"}})
+			r, err := job.Reserve(ctx, throttle.Request{Policy: "api"})
 			if err != nil || r.Tenant != "acme" {
 				t.Errorf("reserved for %q, %v", r.Tenant, err)
 			}
@@ -137,7 +137,7 @@ func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.serve(func(ctx context.Context, _ *asynq.Task) error {
-			_, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slack"}})
+			_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slack"})
 			return fmt.Errorf("posting: %w", err)
 		})
 		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))

@@ -70,7 +70,7 @@ func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
 			t.Errorf("%d ran at once, the limit is 3", most)
 		}
 		if mean, most := l.wakesPerTask(); mean > 2.2 || most > 4 {
-			t.Errorf("%.2f wakes a task, %d at the most", mean, most)
+			t.Errorf("%.2f wakes a task, at most %d", mean, most)
 		}
 		s.wantCounters(counters{Processed: 40})
 		s.wait("nothing is held", func() bool {
@@ -106,7 +106,7 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 			t.Errorf("%d ran at once, the limit is 50", most)
 		}
 		if mean, most := l.wakesPerTask(); mean > 2.2 || most > 4 {
-			t.Errorf("%.2f wakes a task, %d at the most", mean, most)
+			t.Errorf("%.2f wakes a task, at most %d", mean, most)
 		}
 	})
 }
@@ -236,7 +236,7 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	})
 }
 
-// A stall holds up the renewals of leases: calls do not end, whatever their contexts say.
+// A stall holds up the renewals of leases: calls do not end, even if their contexts do.
 type stall struct{ stalled atomic.Bool }
 
 func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {

@@ -31,7 +31,7 @@ type ledger struct {
 type granted struct {
 	id, tenant string
 	at         time.Time
-	late       time.Duration // after the time that the task was told last
+	late       time.Duration // after the last expected start
 }
 
 func newLedger() *ledger {
@@ -119,8 +119,8 @@ func (l *ledger) utilization(limit int, period time.Duration) float64 {
 	return ideal.Seconds() / grants[n-1].at.Sub(grants[0].at).Seconds()
 }
 
-// late returns how long after what it was told last a task was granted, at the 50th and the 99th
-// percentile of those that were told.
+// late returns how long after its last expected start a task was granted, at the 50th and the 99th
+// percentile of those that had one.
 func (l *ledger) late() (half, most time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

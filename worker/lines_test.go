@@ -137,8 +137,8 @@ func TestWeightedTenantsShare(t *testing.T) {
 				t.Errorf("%s had %.3f of what was granted while all waited: want %.3f", tenant, share[tenant]/total, fair)
 			}
 		}
-		// Those that waited before the others came start later than they were told: some of them
-		// come by themselves in between.
+		// Those that waited before the others came start later than expected. Some of them reach their
+		// fallback in between.
 		mean, most := l.wakesPerTask()
 		if mean > 2.6 {
 			t.Errorf("%.2f wakes a task", mean)

@@ -76,15 +76,8 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	case ctx.Value(serverKey{}) != ad:
 		return ad.unavailable(a, request, errOtherConfig)
 	}
-	if policy.Requeue != throttle.RequeueEarliestReset {
-		identity, err := ad.asynq.Load().Identity(ctx)
-		if err != nil {
-			return ad.unavailable(a, request, err)
-		}
-		retried, _ := asynq.GetRetryCount(ctx)
-		request.Front = retried > 0 || grant != nil // it had its turn
-		request.Key = a.message.JoinKey()
-		request.Ticket = throttle.TicketID{Queue: identity + "/" + ref.Queue, ID: ref.ID}
+	if request, err = ad.withTicket(ctx, a, request, policy, grant); err != nil {
+		return ad.unavailable(a, request, err)
 	}
 	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
 	// waits.
@@ -125,6 +118,22 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		return notAgain{late}
 	}
 	return ad.deny(a, request, d, d.EarliestReset())
+}
+
+// withTicket returns the request with the ticket by which a denied task waits, if it waits in line.
+func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Request, policy throttle.PolicyInfo, grant *dispatch.Grant) (throttle.Request, error) {
+	if policy.Requeue == throttle.RequeueEarliestReset {
+		return r, nil
+	}
+	identity, err := ad.asynq.Load().Identity(ctx)
+	if err != nil {
+		return r, err
+	}
+	retried, _ := asynq.GetRetryCount(ctx)
+	r.Front = retried > 0 || grant != nil // it had its turn
+	r.Key = a.message.JoinKey()
+	r.Ticket = throttle.TicketID{Queue: identity + "/" + a.Queue, ID: a.ID}
+	return r, nil
 }
 
 // processUnmatched runs a task whose type no policy matches, or returns the error by which it

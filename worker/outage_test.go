@@ -60,15 +60,15 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 			t.Errorf("ran %q, want each once", s.runs())
 		}
 		s.wantCounters(counters{Processed: 3})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 		if s.log.count("worker: the limiter is unavailable") != 1 {
 			t.Errorf("want the outage logged once:\n%s", s.log)
 		}
 	})
 }
 
-// An outage is logged when it begins and when it is over, whatever the number of tasks, and
-// also while others succeed.
+// An outage is logged once when it begins and once when it is over, for any number of tasks, even
+// while others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1000, time.Hour))
@@ -137,7 +137,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		time.Sleep(time.Minute)
 		logged(3, 3)
 		s.wantCounters(counters{Processed: 117})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 	})
 }
 

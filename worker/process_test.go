@@ -144,9 +144,9 @@ func (s *site) lapse() {
 	}
 }
 
-// A worker that is killed costs its tasks what it costs those of plain asynq: whatever is active
-// then is retried, or archived, by the recoverer of another, and all else waits as before. Of what
-// is charged, at most one task's cost for each of its handlers was for nothing.
+// A worker that is killed costs its tasks what it costs those of plain asynq: the recoverer of
+// another worker retries or archives the active ones. All others wait as before. At most one task's
+// cost for each of its handlers is charged without a run.
 func TestWorkerIsKilled(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

@@ -58,8 +58,8 @@ func (c *counted) onceEach(t testing.TB, n int) {
 	}
 }
 
-// Redis stops answering, the limiter's own or that of all: nothing runs twice or is lost, no
-// retry is burnt, no window goes over, and it is told once.
+// Redis stops answering, the limiter's own or that of all: nothing runs twice or is lost, no retry
+// is burnt, no limit is exceeded, and it is logged once.
 func TestRedisStopsAnswering(t *testing.T) {
 	for _, pause := range []time.Duration{10 * time.Second, 40 * time.Second} {
 		for _, who := range []string{"the limiter's", "all"} {
@@ -103,7 +103,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 					for end := time.Now().Add(10 * time.Minute); c.done() < n+late && time.Now().Before(end); {
 						time.Sleep(time.Second)
 					}
-					time.Sleep(2 * time.Minute) // for whatever would run again
+					time.Sleep(2 * time.Minute) // time for a task to run twice
 					c.onceEach(t, n+late)
 					for _, tenant := range []string{"acme", "initech"} {
 						if over := l.of(tenant).excess(4, 10*time.Second); over > 0 {
@@ -122,7 +122,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						return
 					}
 					s.wantCounters(counters{Processed: n + late})
-					s.wantTold(nil, nil)
+					s.wantReported(nil, nil)
 				})
 			})
 		}
@@ -210,7 +210,7 @@ func (s *site) throughFault(fault func(late func())) *ledger {
 	fault(func() {
 		s.enqueueMany("initech", 0, 3, asynq.MaxRetry(0))
 		n += 3
-		s.wait("it is told", func() bool { return s.log.count("worker: the limiter is unavailable") == 1 })
+		s.wait("it is logged", func() bool { return s.log.count("worker: the limiter is unavailable") == 1 })
 	})
 	s.wait("all have run", func() bool { return c.done() == n })
 	s.wait("all are put down", func() bool { return s.counters().Active == 0 })
@@ -218,9 +218,9 @@ func (s *site) throughFault(fault func(late func())) *ledger {
 	if got, want := s.counters(), (counters{Processed: int64(n)}); got != want {
 		s.Errorf("counters %+v, want %+v", got, want)
 	}
-	s.wantTold(nil, nil)
+	s.wantReported(nil, nil)
 	if s.log.count("worker: the limiter is unavailable") > 1 {
-		s.Errorf("want it logged once at the most:\n%s", s.log)
+		s.Errorf("want it logged at most once:\n%s", s.log)
 	}
 	return l.of("acme")
 }
@@ -349,7 +349,7 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		c.onceEach(t, n+4)
 		s.wantCounters(counters{Processed: n + 4})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 		after := &ledger{grants: slices.DeleteFunc(l.sorted(), func(g granted) bool { return g.at.Before(flushed) })}
 		if over := after.excess(4, 10*time.Second); over > 0 {
 			t.Errorf("%d were granted above the limit since", over)

@@ -91,7 +91,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 					return s.task("t").ID == "" || s.task("t").State == asynq.TaskStateArchived
 				})
 				s.wantCounters(counters{Processed: 1})
-				s.wantTold(nil, nil)
+				s.wantReported(nil, nil)
 				if n := asked.Load(); n != 2 {
 					t.Errorf("the upstream saw %d calls, want 2", n)
 				}

@@ -69,7 +69,7 @@ func TestRequeueAfterTheLease(t *testing.T) {
 }
 
 // Asynq's recoverer, which has all the time there is, must not be held up by one task.
-func TestRequeueOfTheRecovererFails(t *testing.T) {
+func TestRequeueInTheRecovererFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
 		refused := &losesReply{unsent: true}

@@ -117,7 +117,7 @@ func synctestSite(t *testing.T, policies ...throttle.Policy) *site {
 	return newSite(t, client, policies...)
 }
 
-// configs are those of a server that records what the user's functions are told.
+// configs are those of a server that records the calls of the user's functions.
 func (s *site) configs() (asynq.Config, worker.Config) {
 	return asynq.Config{
 			Concurrency:              4,
@@ -211,8 +211,7 @@ func (s *site) fill(tenants ...string) {
 	}
 }
 
-// open lets every task of the policies through from now on, and has those given run at once,
-// whatever they wait for.
+// open lets every task of the policies through from now on, and has the given ones run at once.
 func (s *site) open(ids ...string) {
 	s.Helper()
 	policies := s.limiter.Policies()
@@ -297,8 +296,9 @@ func (s *site) wantCounters(want counters) {
 	}
 }
 
-// wantTold fails unless the user's ErrorHandler and IsFailure were told of just these errors.
-func (s *site) wantTold(reported, asked []string) {
+// wantReported fails unless the user's ErrorHandler and IsFailure were called with just these
+// errors.
+func (s *site) wantReported(reported, asked []string) {
 	s.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()

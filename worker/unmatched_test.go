@@ -21,8 +21,8 @@ func github() throttle.Policy {
 	return p
 }
 
-// A task type may be misspelt: each is logged once, whatever Unmatched says, and every attempt is
-// counted.
+// A task type may be misspelt. Each is logged once, with either value of Unmatched, and every
+// attempt is counted.
 func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 	for unmatched, want := range map[worker.Unmatched]string{
 		worker.UnmatchedRun:    "its tasks run unthrottled\" type=",
@@ -85,7 +85,7 @@ func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 		s.enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.waitState(asynq.TaskStateArchived, "a")
 		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
-		s.wantTold([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
+		s.wantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
 		if s.log.count("worker: RetryAfter in a task that no policy matches") != 1 {
 			t.Errorf("want it logged:\n%s", s.log)
 		}

@@ -184,7 +184,7 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.wantStates("default", n-info.Scheduled, info.Scheduled)
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 		if err := right.Start(asynq.HandlerFunc(s.ok)); err != nil {
 			t.Fatal(err)
 		}
@@ -274,8 +274,7 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 	}
 }
 
-// Servers and clients that were shut down leave no connection to Redis behind, whatever their tasks
-// met.
+// Servers and clients that were shut down leave no connection to Redis behind, even after failures.
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
@@ -301,7 +300,7 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 				case 'p':
 					panic("on purpose")
 				case 'r':
-					if _, err := worker.FromContext(ctx).Reserve(ctx, worker.ReserveOptions{Request: throttle.Request{Policy: "slots"}}); err != nil {
+					if _, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slots"}); err != nil {
 						return err
 					}
 				}

@@ -53,7 +53,7 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 			t.Error("no denial: three tasks that come together do not fit a window of one")
 		}
 		s.wantCounters(counters{Processed: 3})
-		s.wantTold(nil, nil)
+		s.wantReported(nil, nil)
 	})
 }
 
@@ -73,7 +73,7 @@ func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
 			t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.runs()), len(s.denials()))
 		}
 		s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
-		s.wantTold([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
+		s.wantReported([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
 	})
 }
 

@@ -23,7 +23,7 @@ type crew struct {
 	slots   int              // of each: asynq.Config.Concurrency
 	work    time.Duration    // of every handler
 
-	denied func(id string, d throttle.Decision) // is told of every denial, if not nil
+	denied func(id string, d throttle.Decision) // is called with every denial, if not nil
 }
 
 // plain returns the same crew without a policy.

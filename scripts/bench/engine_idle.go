@@ -68,7 +68,7 @@ func engineIdleSystem(ctx context.Context, o scenarioOptions) ([]figure, error) 
 // engineIdleServer: the commands of a server that had a task and has none, against plain asynq's.
 // Both run at the same time, each on a Redis of its own.
 func engineIdleServer(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	const settle = 7 * time.Second // until whatever the task has left behind is over
+	const settle = 7 * time.Second // until all that the task has left behind is over
 	watch := time.Duration(o.of(15, 60)) * time.Second
 	policy := twenty()
 	crews := []crew{{}, {policy: &policy}} // nothing set at all

@@ -166,7 +166,7 @@ func joinMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	}, nil
 }
 
-// deleted: half of the waiting tasks are deleted, and the line is not told.
+// deleted: half of the waiting tasks are deleted, without a call to the line.
 func deleted(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	f, err := newFleet(o, shared("second", 20, time.Second))
 	if err != nil {

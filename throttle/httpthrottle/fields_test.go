@@ -66,7 +66,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 	}
 }
 
-// Whatever the upstream says, the limiter accepts what is parsed.
+// The limiter accepts all that is parsed, even of hostile header fields.
 func FuzzRemainders(f *testing.F) {
 	f.Add(`"default";r=50;t=30`, `"default";q=100;qu="tokens"`, "9", "1790003600", "12")
 	f.Add(`limit=100, remaining=50, reset=5`, `("a" "b");q=1`, "-1", "6m0s", "Mon, 05 Aug 2019 09:27:05 GMT")
@@ -126,7 +126,7 @@ func TestWhatOurWindowsCanGrant(t *testing.T) {
 	}
 }
 
-func TestDriftsAreToldOnce(t *testing.T) {
+func TestDriftsAreLoggedOnce(t *testing.T) {
 	t.Parallel()
 	l := &learner{drifts: map[string]drift{}}
 	for i, row := range []struct {

@@ -18,7 +18,7 @@ func TestClientIP(t *testing.T) {
 		want   string
 	}{
 		{"192.0.2.1:80", nil, "192.0.2.1"},
-		{"192.0.2.1:80", []string{"203.0.113.9"}, "192.0.2.1"}, // who is not trusted may say what it likes
+		{"192.0.2.1:80", []string{"203.0.113.9"}, "192.0.2.1"}, // the header of a peer that is not trusted is ignored
 		{"10.0.0.1:80", nil, "10.0.0.1"},
 		{"10.0.0.1:80", []string{"203.0.113.9"}, "203.0.113.9"},
 		{"10.0.0.1:80", []string{"198.51.100.7, 203.0.113.9"}, "203.0.113.9"}, // the first is the client's own word

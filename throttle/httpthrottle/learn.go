@@ -39,10 +39,9 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	if policy, ok := t.c.Limiter.Lookup(d.Policy); ok {
 		retryIn = min(retryIn, policy.MaxPause)
 	}
-	switch {
-	case job != nil && refused:
+	if refused {
 		job.Refused(d.Policy, retryIn)
-	case job != nil:
+	} else {
 		job.Answered(made)
 	}
 	switch {

@@ -100,7 +100,7 @@ func TestSeveralIdentitiesAtOnce(t *testing.T) {
 // A request repeated after Retry-After is served; one a second before is not.
 func TestRetryAfterIsRoundedUp(t *testing.T) {
 	t.Parallel()
-	bubble(t, policy("site", throttle.Window{Name: "w", Limit: 1, Period: 2500 * time.Millisecond, Scope: throttle.Per("ip")}),
+	limitertest.Bubble(t, policy("site", throttle.Window{Name: "w", Limit: 1, Period: 2500 * time.Millisecond, Scope: throttle.Per("ip")}),
 		func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(http.HandlerFunc(ok))
 			statuses := []int{ask(h, "10.0.0.1", "").StatusCode}
@@ -194,7 +194,7 @@ func TestMiddlewaresThatCannotSupplyAttributes(t *testing.T) {
 
 func TestASlotIsHeldForAsLongAsTheHandler(t *testing.T) {
 	t.Parallel()
-	bubble(t, policy("site", slots(1)), func(t *testing.T, l *throttle.Limiter, m *miniredis.Miniredis) {
+	limitertest.Bubble(t, policy("site", slots(1)), func(t *testing.T, l *throttle.Limiter, m *miniredis.Miniredis) {
 		request := throttle.Request{Policy: "site"}
 		serve := func(handler http.HandlerFunc) *http.Response {
 			return ask(newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: l, Policy: "site"})(handler), "10.0.0.1", "")

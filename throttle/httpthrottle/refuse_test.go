@@ -47,7 +47,7 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 // A client can neither cause a server error by its attributes nor fill the log.
 func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 	t.Parallel()
-	bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		log := &journal{}
 		served := 0
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,10 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -44,23 +41,6 @@ func perHour(limit int64, per ...string) throttle.Window {
 // slots is a window that allows so many calls at once. Its lease is 3 s.
 func slots(limit int64) throttle.Window {
 	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.Shared}
-}
-
-// bubble runs the test on fake time, with a miniredis inside. It fails if a goroutine is left
-// behind.
-func bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, m *miniredis.Miniredis)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		server := miniredis.NewMiniRedis()
-		server.ClockTTL(true)
-		client := redis.NewClient(&redis.Options{
-			Addr:   "127.0.0.1:6379", // a name would be looked up outside the bubble
-			Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-		})
-		test(t, limitertest.New(t, client, p), server)
-		client.Close()
-		server.Close()
-	})
 }
 
 func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Transport {

@@ -36,7 +36,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				fake, writer := stream()
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -69,7 +69,7 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			limitertest.Bubble(t, policy("api", slots(1), perHour(9)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: fake}).
 					RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
 				if err != nil && !errors.Is(err, broken) {
@@ -122,7 +122,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 // A response that switches protocols can be written to.
 func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 	t.Parallel()
-	bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		near, far := net.Pipe()
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
 			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))

@@ -17,6 +17,7 @@
 package httpthrottle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,10 +52,10 @@ type TransportConfig struct {
 	// cancellation or a refusal. The default is slog.Default().
 	Logger *slog.Logger
 
-	// MaxWait is the longest time that a call waits for its turn. The default, 0, does not wait,
-	// which is right in a job: its worker has other jobs to run. A call that cannot fit within
-	// MaxWait or the context's deadline is denied at once, and so is one for which a job must not
-	// wait: see throttle.Limiter.WaitUpTo.
+	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The
+	// default, 0, does not wait, which is right in a job: its worker has other jobs to run. A call
+	// that cannot fit within MaxWait or the context's deadline is denied at once, and so is one for
+	// which a job must not wait: see throttle.Limiter.Wait.
 	MaxWait time.Duration
 
 	// PassUnidentified lets calls that have no policy through, uncounted. By default they fail with
@@ -144,7 +145,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // the context ends. throttle.ErrLeaseLost ends a call that lost its slot before.
 //
 // The call was not made if the error is a *throttle.DeniedError, an *UnidentifiedError, a
-// *CountedError or another one of throttle.Limiter.WaitUpTo. Other errors are Base's. http.Client
+// *CountedError or another one of throttle.Limiter.Wait. Other errors are Base's. http.Client
 // wraps errors in *url.Error, which errors.As and errors.Is see through.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	job := throttle.JobFrom(req.Context())
@@ -164,11 +165,11 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return resp, err
 	}
-	if job != nil && job.Counted(r.Policy) {
+	if job.Counted(r.Policy) {
 		closeBody(req)
 		return nil, &CountedError{r.Policy}
 	}
-	d, err := t.c.Limiter.WaitUpTo(req.Context(), r, t.c.MaxWait)
+	d, err := t.c.Limiter.Wait(req.Context(), r)
 	if err != nil {
 		closeBody(req)
 		return nil, err
@@ -191,7 +192,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	case job != nil:
 		r = job.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
-		r.MaxHold, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, "", throttle.TicketID{}, "", false
+		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.TicketID{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
 				r.Cost = nil // in units of the job's policy
@@ -204,6 +205,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	if deadline, ok := req.Context().Deadline(); ok && r.MaxHold == 0 {
 		r.MaxHold = max(0, time.Until(deadline))
 	}
+	r.MaxWait = cmp.Or(r.MaxWait, t.c.MaxWait, -1)
 	return r, r.Policy != ""
 }
 

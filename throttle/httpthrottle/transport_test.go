@@ -44,7 +44,7 @@ func TestACallThatDoesNotFitIsNotMade(t *testing.T) {
 	})
 }
 
-func TestWhoseACallIs(t *testing.T) {
+func TestTheIdentityOfACall(t *testing.T) {
 	t.Parallel()
 	limiter := limitertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()),
 		throttle.Policy{Name: "jobs", Windows: []throttle.Window{perHour(100, "tenant"), {Name: "tokens", Unit: "tokens", Limit: 100, Period: time.Hour}}},
@@ -63,7 +63,7 @@ func TestWhoseACallIs(t *testing.T) {
 		name   string
 		ctx    context.Context
 		config httpthrottle.TransportConfig
-		counts throttle.Request // by whom the call is counted; no policy: nobody
+		counts throttle.Request // how the call is counted; not at all without a policy
 		units  int64
 		fails  bool
 	}{

@@ -6,12 +6,14 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/testhook"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // Midnight is when handed clocks begin, in microseconds: a whole day in UTC, so that buckets by
@@ -49,6 +51,13 @@ type Hooked struct {
 	*throttle.Limiter
 	hooks *testhook.Client
 	gate  *gate
+}
+
+// OnRedis runs a long test on a real Redis only: miniredis takes ten times as long for a script.
+func OnRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
+	t.Helper()
+	t.Parallel()
+	test(t, throttletest.Client(t, throttletest.Redis(t)))
 }
 
 // New returns a limiter that goes by the clock of Redis.

@@ -100,7 +100,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 	}
 }
 
-// A renewal that comes late does not take anew what was released, however long a lease is.
+// A late renewal does not take again what was released, with any lease.
 func TestReleasedIsRememberedForALease(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -128,7 +128,7 @@ func (b *bustle) use(r throttle.Reservation) {
 	}
 }
 
-// wait waits in place, in whatever way.
+// wait waits in place, in one of several ways.
 func (b *bustle) wait() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -145,7 +145,9 @@ func (b *bustle) wait() {
 		time.AfterFunc(rand.N(200*ms), cancel)
 		d, err = b.anyLimiter().Wait(ctx, b.request())
 	case 2:
-		d, err = b.anyLimiter().WaitUpTo(ctx, b.request(), rand.N(200*ms))
+		r := b.request()
+		r.MaxWait = 1 + rand.N(200*ms)
+		d, err = b.anyLimiter().Wait(ctx, r)
 	default:
 		patient = true
 		d, err = b.anyLimiter().Wait(ctx, b.request())

@@ -26,9 +26,9 @@ func historyLength() time.Duration {
 	return s
 }
 
-// Who waits in place stands beside jobs, newcomers, and changes of all kinds: nothing is over, what
-// is given back is free again, every call ends, nobody starves, and nothing is left.
-func TestClaimsAmongAllOthers(t *testing.T) {
+// Claims wait beside jobs, newcomers, and changes of all kinds. No limit is exceeded, what is given
+// back is free again, every call ends, none starves, and nothing is left.
+func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 	before := runtime.NumGoroutine()
 	onRedis := func(t *testing.T) *redis.Client { return throttletest.Client(t, throttletest.Redis(t)) }
 	onMiniredis := func(t *testing.T) *redis.Client { return throttletest.Client(t, throttletest.Miniredis(t).Addr()) }
@@ -124,7 +124,7 @@ func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps
 		t.Fatalf("some wait for ever\n%v\n%s", readLine(t, client), stacks[:runtime.Stack(stacks, true)])
 	}
 	asked := b.limiter(client)
-	// Whatever a call whose reply was lost left in line is swept, or served, by the next ones.
+	// What a call whose reply was lost left in line is removed, or served, by the next ones.
 	until(t, "nobody is in line", func() bool {
 		b.drain(asked.Line("p"))
 		return len(readLine(t, client).Hashes["t"]) == 0

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// The clock is set back by 100 s while some wait: nobody gets through, and everybody has their turn
-// when the clock has caught up.
+// The clock is set back by 100 s while tickets wait. None is granted until the clock has caught up,
+// and then each has its turn.
 func TestClockThatStepsBackBesideALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
@@ -29,8 +29,8 @@ func TestClockThatStepsBackBesideALine(t *testing.T) {
 	})
 }
 
-// What waits for several resets is told the right one, by the calendar and not by the length of
-// today; farther than the ticks that are sent, at the same pace.
+// A ticket that waits for several resets learns the right one, by the calendar and not by the
+// length of today. Beyond the ticks that are sent, the pace is the same.
 func TestCalendarPromises(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

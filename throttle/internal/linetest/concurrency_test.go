@@ -26,7 +26,7 @@ func TestConcurrencyScenes(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"whoever is next goes at a release": {policy(slots(2)), func(sc *scene) {
+		"the next in line goes at a release": {policy(slots(2)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			sc.at(10*s).waits("a3", "b1")
@@ -64,7 +64,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			release(sc.t, first)
 			sc.waits("a3")
 		}},
-		"a lease that ran out is taken anew while there is room": {policy(slots(1)), func(sc *scene) {
+		"a lease that ran out is taken again while there is room": {policy(slots(1)), func(sc *scene) {
 			first := sc.granted("a1")
 			if sc.at(60 * s); !renew(sc.t, sc.l, first) {
 				sc.t.Error("there is room, but the lease is lost")
@@ -129,7 +129,7 @@ func TestConcurrencyScenes(t *testing.T) {
 	}
 }
 
-// Random calls against a model that knows who holds what until when.
+// Random calls against a model of the slots: which reservation holds how many, and until when.
 func TestConcurrencyIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

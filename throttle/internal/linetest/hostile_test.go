@@ -136,7 +136,7 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 		}
 	}
 	if d := peek(t, sc.l, r); d.Granted || d.RetryIn != 30*s {
-		t.Errorf("who waits for nothing: granted %v in %v", d.Granted, d.RetryIn)
+		t.Errorf("a request that costs nothing: granted %v in %v", d.Granted, d.RetryIn)
 	}
 	sc.at(10 * s).takes("a2")
 	if d := cancel(t, sc.l, sc.took["a2"].Decision.Reservation); slices.Max(used(d)) != 0 {
@@ -180,9 +180,9 @@ func TestLargestNumbers(t *testing.T) {
 	}
 }
 
-// What no policy and no task may say is an error that tells so, also where a user's own function
-// says it, and Redis stays as it is.
-func TestNumbersThatAreNone(t *testing.T) {
+// Numbers that no policy and no task may have are errors, even if a user's own function returns
+// them, and Redis stays as it is.
+func TestInvalidNumbersAreErrors(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		tenant := throttle.Tenant{}
 		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy(throttle.Window{Name: "w", Limit: 5, Period: m})},

@@ -19,7 +19,7 @@ func owning(limit int64, windows ...throttle.Window) throttle.Policy {
 	return p
 }
 
-// refresh has what the policies say of tenants hold for those who wait, which takes do in the
+// refresh applies tenants' weights and limits to the waiting tickets, which takes do in the
 // background.
 func (sc *scene) refresh() {
 	sc.t.Helper()
@@ -37,7 +37,7 @@ func (sc *scene) neverFits(tickets ...string) {
 	}
 }
 
-// What changes while tickets wait, and who is lost.
+// Changes, and losses, while tickets wait.
 func TestChangesOfAStandingLine(t *testing.T) {
 	t.Parallel()
 	passing := policy(
@@ -93,7 +93,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(s).takes()
 			sc.set(policy(sharedWindow(3, h)))
 			if d := reserve(sc.t, sc.l, sc.of("c1")); d.Granted {
-				sc.t.Error("who came last is let in")
+				sc.t.Error("the last to join is granted")
 			}
 			sc.at(2*s).takes("a2", "b1").asks(s)
 		}},
@@ -231,7 +231,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			}
 			sc.at(5 * s).takes("a2").asks(-1)
 		}},
-		"whoever was put back goes before those who came since": {policy(sharedWindow(2, s)), func(sc *scene) {
+		"a ticket that was put back goes before those that came since": {policy(sharedWindow(2, s)), func(sc *scene) {
 			sc.joins("a1", "a2")
 			sc.takes("a1", "a2")
 			sc.at(ms).joins("a3")
@@ -242,7 +242,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		}},
 		// a1 has passed its region when it leaves, or turns out to have no room elsewhere. What was
 		// kept for it is b1's.
-		"who passed a node and left": {passing, func(sc *scene) {
+		"a ticket passed a node and left": {passing, func(sc *scene) {
 			sc.with = map[string]string{"region": "north"}
 			sc.tokens = 1
 			sc.joins("n1", "a1", "b1")
@@ -250,7 +250,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.leave("a1")
 			sc.at(15 * s).takes("b1").asks(-1)
 		}},
-		"who passed a node and has no room elsewhere": {passing, func(sc *scene) {
+		"a ticket passed a node and has no room elsewhere": {passing, func(sc *scene) {
 			sc.refresh()
 			sc.with = map[string]string{"region": "north"}
 			sc.tokens = 1
@@ -276,8 +276,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 	}
 }
 
-// Whatever is repeated, because the caller lost the answer or its process: a ticket is in line
-// once, and its units are charged once.
+// Calls are repeated, because the caller lost the answer or its process. A ticket is in line once,
+// and its units are charged once.
 func TestLineWithCallersThatRepeatThemselves(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -25,7 +25,7 @@ func TestFleetOfManyTenants(t *testing.T) {
 	})
 }
 
-// One tenant's bulk holds up nobody who comes now and then: not at a window, and not for slots.
+// One tenant's bulk does not hold up tenants that come now and then, at a window or for slots.
 func TestFleetBulkBesideLiveTenants(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, tc := range map[string]struct {
@@ -87,7 +87,7 @@ func TestFleetOfZipfTenants(t *testing.T) {
 	})
 }
 
-// Those who left cost nobody anything, and a stop of all servers only its time.
+// Tickets that left cost the others nothing, and a stop of all servers only its own time.
 func TestFleetStoppedAndHalfDeleted(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		f := newFleet(t, client, 2, policy(sharedWindow(20, s)))
@@ -99,7 +99,7 @@ func TestFleetStoppedAndHalfDeleted(t *testing.T) {
 		})
 		f.run(100, m)
 		stopped := f.now
-		for i := range f.moments { // whatever was to happen happens 45 s later
+		for i := range f.moments { // all that was to come comes 45 s later
 			f.moments[i].at += 45 * s
 		}
 		f.run(210, 10*m)

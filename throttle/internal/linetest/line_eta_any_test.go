@@ -38,8 +38,8 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 	return windows
 }
 
-// Whatever the windows and the costs of one tenant are, nobody starts before the lower bound that
-// it was told, nor after the upper one.
+// With any windows and costs of one tenant, no ticket starts before its lower bound or after its
+// upper bound.
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
@@ -103,7 +103,7 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 	})
 }
 
-// goOn takes whatever fits until a time, whenever the line says so.
+// goOn takes all that fits until a time, whenever the line says so.
 func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) time.Duration {
 	sc.t.Helper()
 	for {
@@ -118,7 +118,8 @@ func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) t
 	}
 }
 
-// MaxWait accepts exactly those who start within it, also where costs do not fill the window.
+// MaxWait accepts exactly the tickets that start within it, even where costs do not fill the
+// window.
 func TestMaxWaitOfWholeTickets(t *testing.T) {
 	for name, w := range map[string]throttle.Window{
 		"sliding":   {Limit: 3, Period: 10 * s},
@@ -135,7 +136,9 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 				var joined []string
 				for i := range 20 {
 					id := fmt.Sprintf("a%02d", i)
-					places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 100 * s}})
+					r := sc.of(id)
+					r.MaxWait = 100 * s
+					places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: r}})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// told joins tickets one by one and returns when each is expected to start.
+// told makes tickets join one by one, and returns when each is expected to start.
 func (sc *scene) told(tickets ...string) map[string]throttle.Place {
 	sc.t.Helper()
 	told := map[string]throttle.Place{}
@@ -23,8 +23,8 @@ func (sc *scene) told(tickets ...string) map[string]throttle.Place {
 	return told
 }
 
-// starts takes whatever fits, asking only when the line says so, until nobody waits, and returns
-// when each ticket was taken.
+// starts takes what fits, only when the line says so, until no ticket waits. It returns when each
+// was taken.
 func (sc *scene) starts() map[string]time.Duration {
 	sc.t.Helper()
 	starts := map[string]time.Duration{}
@@ -73,8 +73,8 @@ var etaPolicies = map[string][]throttle.Window{
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
 }
 
-// With one tenant and costs of one, everybody starts at exactly the time that it was told, whatever
-// the windows are.
+// With one tenant and costs of one, every ticket starts exactly at its expected start, with any
+// windows.
 func TestExpectedStartsAreKept(t *testing.T) {
 	t.Parallel()
 	for name, windows := range etaPolicies {
@@ -115,8 +115,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 	}
 }
 
-// Whatever the costs of one tenant are: nobody starts before the lower bound, nor after the upper
-// one.
+// With any costs of one tenant, no ticket starts before its lower bound or after its upper bound.
 func TestExpectedStartsAreBounds(t *testing.T) {
 	t.Parallel()
 	for name, windows := range etaPolicies {
@@ -150,8 +149,8 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 	}
 }
 
-// Where scopes cross, nobody starts after its upper bound as it is when the last one has joined.
-// (One who joins later may pass it at a window of its own.)
+// Where scopes cross, no ticket starts after its upper bound as it is when the last one has joined.
+// (One that joins later may pass it at a window of its own.)
 func TestExpectedStartsAcrossScopes(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -191,7 +190,7 @@ func TestExpectedStartsAcrossScopes(t *testing.T) {
 	})
 }
 
-// With several tenants nobody starts later than it was told, unless others came after that.
+// With several tenants no ticket starts after its expected start, unless others joined after it.
 func TestExpectedStartsBetweenTenants(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -229,7 +228,7 @@ func TestExpectedStartsBetweenTenants(t *testing.T) {
 }
 
 // MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing.
-func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
+func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(10, s)))
@@ -237,7 +236,9 @@ func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
 		for i := range 100 {
 			id := fmt.Sprintf("a%02d", i)
 			before := lineDump(t, client)
-			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: sc.of(id), MaxWait: 4 * s}})
+			r := sc.of(id)
+			r.MaxWait = 4 * s
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: r}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -270,8 +271,9 @@ func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
 		if p.StartsIn >= p.StartsInMost {
 			t.Fatalf("told %v to %v", p.StartsIn, p.StartsInMost)
 		}
-		join := func(id string, ticket throttle.Ticket) error {
-			ticket.TicketID, ticket.Request = ticketID(id), sc.of(id)
+		join := func(id string, maxWait time.Duration, deadline time.Time) error {
+			ticket := throttle.Ticket{TicketID: ticketID(id), Deadline: deadline, Request: sc.of(id)}
+			ticket.Request.MaxWait = maxWait
 			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
 			if err != nil {
 				t.Fatal(err)
@@ -279,10 +281,10 @@ func TestRefusedAreThoseWhoWouldStartTooLate(t *testing.T) {
 			return places[0].Err
 		}
 		between := (p.StartsIn + p.StartsInMost) / 2
-		if err := join("a10", throttle.Ticket{MaxWait: between}); !errors.As(err, new(*throttle.TooLateError)) {
+		if err := join("a10", between, time.Time{}); !errors.As(err, new(*throttle.TooLateError)) {
 			t.Errorf("it may wait for longer than %v: %v", between, err)
 		}
-		if err := join("a11", throttle.Ticket{Deadline: time.Now().Add(between)}); err != nil {
+		if err := join("a11", 0, time.Now().Add(between)); err != nil {
 			t.Errorf("it may start within %v: %v", between, err)
 		}
 	})

@@ -77,8 +77,8 @@ func weighted(weights map[string]float64, windows ...throttle.Window) throttle.P
 	return p
 }
 
-// At a shared window every tenant gets its part by weight while several wait, who comes later too,
-// and has no credit for the time before. What one does not use the others do.
+// At a shared window tenants share by weight while several wait. One that comes later has no credit
+// for the time before. What one does not use, the others do.
 func TestSharesOfAWindow(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, weighted(map[string]float64{"d": 2, "e": 0.25}, sharedWindow(50, s)))
@@ -97,7 +97,7 @@ func TestSharesOfAWindow(t *testing.T) {
 	})
 }
 
-// Where no window binds, handler slots are shared in the same way, whatever was in line before.
+// Where no window binds, handler slots are shared in the same way.
 func TestSharesOfSlots(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		own := throttle.Window{Name: "own", Limit: 1e6, Period: s}
@@ -125,7 +125,7 @@ func TestSharesOfSlots(t *testing.T) {
 	})
 }
 
-// Weights hold in each queue, whatever happens in another.
+// Weights hold in each queue, independently of other queues.
 func TestSharesOfQueues(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, weighted(map[string]float64{"b": 3}, sharedWindow(40, s)))
@@ -140,8 +140,8 @@ func TestSharesOfQueues(t *testing.T) {
 	})
 }
 
-// Of tenants with a backlog, whatever their costs, none is ever ahead of another by more than both
-// of their largest tickets: the bound of start-time fair queueing.
+// Of tenants with a backlog, none is ever ahead of another by more than both of their largest
+// tickets: the bound of start-time fair queueing.
 func TestFairAtEveryMoment(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}
@@ -204,7 +204,7 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 }
 
 // What a tenant was ahead by when it left is kept until the others have caught up, and no longer.
-func TestTagsOfThoseWhoLeft(t *testing.T) {
+func TestTagsOfTenantsThatLeft(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, windows := range map[string][]throttle.Window{
 			"one scope":    {sharedWindow(10, s)},

@@ -37,7 +37,7 @@ type fleet struct {
 	order   []string
 	logs    map[string][]grant
 	asked   int
-	asleep  []*fleetServer // who waits for a nudge, the longest first
+	asleep  []*fleetServer // waiting for a nudge, the longest first
 }
 
 type fleetServer struct {

@@ -78,7 +78,7 @@ func TestQueues(t *testing.T) {
 		"whose server is gone hold up nobody after a minute": {two, func(sc *scene) {
 			sc.joinIn("dead", "a1", "a2", "a3", "a4")
 			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
-				sc.t.Error("let in before those who wait")
+				sc.t.Error("granted before those that wait")
 			}
 			sc.at(50 * s)
 			take(sc.t, sc.server(), 0, "dead") // asks once more
@@ -104,7 +104,7 @@ func TestQueues(t *testing.T) {
 				sc.t.Errorf("took %q", got)
 			}
 			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
-				sc.t.Error("let in before those who wait")
+				sc.t.Error("granted before those that wait")
 			}
 		}},
 		"of hostile names": {policy(throttle.Window{Name: "own", Limit: 1, Period: s}, sharedWindow(100, s)), func(sc *scene) {
@@ -145,8 +145,8 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// However many servers are idle: the line is asked at most some 200 times a second, and who is due
-// is taken within milliseconds.
+// Any number of idle servers asks the line at most some 200 times a second. A ticket that is due is
+// taken within milliseconds.
 func TestAppointments(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
@@ -222,7 +222,7 @@ func TestNudges(t *testing.T) {
 		nudges(true, "a4")
 		nudges(false, "a5")
 		sc.at(10 * ms)
-		nudges(false, "a6") // whoever was woken is on its way
+		nudges(false, "a6") // the server that was woken is on its way
 		sc.at(40 * ms)
 		nudges(true, "a7") // and did not come
 		sc.takes("a4", "a5", "a6", "a7")
@@ -281,7 +281,7 @@ func TestNudgesBesideAnotherQueue(t *testing.T) {
 	})
 }
 
-// A server that asks meets the line's word in whatever order those before it went.
+// A server keeps its appointment in whichever order the servers before it went.
 func TestAppointmentsOfServersThatAreGone(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -34,7 +34,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(20*s - us).takes().asks(us)
 			sc.at(20 * s).takes("a4").asks(-1)
 		}},
-		"nobody is let in before those who wait": {policy(two), func(sc *scene) {
+		"no newcomer passes those that wait": {policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.at(1 * s).waits("a3")
 			sc.at(10*s).denied("b1", 0) // there is room for two
@@ -69,7 +69,7 @@ func TestLineScenes(t *testing.T) {
 			sc.leave("a3").leave("nobody")
 			sc.at(10*s).takes("a4", "b1").asks(-1)
 		}},
-		"who left is not paid for": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"a ticket that left does not move its tenant's tag": {policy(sharedWindow(1, s)), func(sc *scene) {
 			sc.granted("b0")
 			sc.waits("a1", "a2", "a3", "a4", "b1", "b2")
 			sc.leave("a1", "a2")
@@ -77,7 +77,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(2 * s).takes("b1")
 			sc.at(3 * s).takes("a4")
 		}},
-		"who is put back is not paid for": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"a ticket that is put back does not move its tenant's tag": {policy(sharedWindow(1, s)), func(sc *scene) {
 			sc.joins("a1", "b1", "b2")
 			sc.takes("a1").putBack("a1")
 			sc.takes("a1").putBack("a1")
@@ -101,7 +101,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(2 * s).takes("b2")
 			sc.at(3 * s).takes("a4").asks(-1)
 		}},
-		"Cancel gives to whoever waits": {policy(two), func(sc *scene) {
+		"Cancel gives to the next in line": {policy(two), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.granted("a2")
 			sc.waits("a3")
@@ -180,7 +180,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(10*s).takes("a3", "b5", "b6", "a4", "b7", "b8") // b6 came before a4
 			sc.at(20*s).takes("a5", "b9").asks(-1)
 		}},
-		"who waits for a slot only lets others pass, while there is room for it": {policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}), func(sc *scene) {
+		"a ticket that waits for a slot lets others pass, while there is room for it": {policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}), func(sc *scene) {
 			sc.cost = 2
 			sc.joins("a1")
 			sc.cost = 1
@@ -197,7 +197,7 @@ func TestLineScenes(t *testing.T) {
 			reserve(sc.t, sc.l, r)
 			sc.at(s).takes("2").asks(-1)
 		}},
-		"whoever comes again keeps its place": {policy(two), func(sc *scene) {
+		"a ticket that joins again keeps its place": {policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "a5")
 			sc.denied("a3", 10*s)
@@ -208,7 +208,7 @@ func TestLineScenes(t *testing.T) {
 			sc.denied("a4", 0)
 			sc.takes("a3", "a4")
 		}},
-		"who comes when it is its turn is granted": {policy(two), func(sc *scene) {
+		"a ticket that reserves at its turn is granted": {policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3")
 			sc.at(10 * s).granted("a3")
@@ -220,7 +220,7 @@ func TestLineScenes(t *testing.T) {
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "b1")
 			sc.set(policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
-			sc.waits("a3") // joins anew
+			sc.waits("a3") // joins again
 			sc.at(10*s).takes("a4", "b1", "a3").asks(-1)
 			if sc.took["a4"].Decision.Granted || sc.took["b1"].Decision.Granted || !sc.took["a3"].Decision.Granted {
 				sc.t.Error("granted is what all windows count, and nothing else")

@@ -53,8 +53,8 @@ func TestRemovedPolicies(t *testing.T) {
 	})
 }
 
-// What a policy says of tenants holds for those who wait already.
-func TestTenantsOfThoseWhoWait(t *testing.T) {
+// A changed weight or limit of a tenant holds for its waiting tickets.
+func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, sharedWindow(100, 10*s))
 		p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
@@ -83,7 +83,7 @@ func TestTenantsOfThoseWhoWait(t *testing.T) {
 	})
 }
 
-// Whatever a limiter hands out is the caller's to change.
+// All that a limiter hands out is the caller's to change.
 func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := throttle.Policy{

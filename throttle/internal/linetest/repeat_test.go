@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Whatever a line goes through, whole or with every call repeated: its keys are the same after
-// every step. No ticket is there twice, no units are charged twice or lost.
+// The keys of a line are the same after every step if each call is repeated. No ticket is there
+// twice, and no units are charged twice or lost.
 func TestLineWithEveryCallRepeated(t *testing.T) {
 	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Scope: throttle.Shared}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

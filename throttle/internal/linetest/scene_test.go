@@ -34,7 +34,7 @@ func newScene(t *testing.T, client *redis.Client, p throttle.Policy) *scene {
 	return sc
 }
 
-// edit makes the scene's limiter anew, by scripts that are edited.
+// edit replaces the scene's limiter by one whose scripts are edited.
 func (sc *scene) edit(edit func(string) string, policies ...throttle.Policy) {
 	sc.t.Helper()
 	sc.hooked = newEdited(sc.t, sc.client, sc.c, []func(string) string{edit}, policies...)
@@ -130,7 +130,7 @@ func (sc *scene) asks(next time.Duration) {
 	}
 }
 
-// without is the request of a tenant who does not wait.
+// without is the request of a tenant that does not wait.
 func (sc *scene) without(tenant string) throttle.Request {
 	r := sc.of(tenant)
 	r.Ticket = throttle.TicketID{}

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Who joined when the policy had other scopes is granted nothing in line, though the attributes may
-// be the same: a window that has come since would not count it.
+// A ticket that joined when the policy had other scopes is granted nothing in line, though its
+// attributes may be the same: a window that was added since would not count it.
 func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 	t.Parallel()
 	all := sharedWindow(4, h)

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// What a settle adds is given back by a later one and by a cancel, also where it fell into a later
-// bucket than the grant did, and as far as it still counts.
+// What a settle adds is given back by a later one and by a cancel, as far as it still counts, even
+// if it fell into a later bucket than the grant.
 func TestWhatWasAddedIsGivenBack(t *testing.T) {
 	t.Parallel()
 	window := func(w throttle.Window) throttle.Window {

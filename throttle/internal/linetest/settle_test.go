@@ -33,7 +33,7 @@ func TestSettleScenes(t *testing.T) {
 	t.Parallel()
 	p := policy(sharedWindow(10, 10*s), tokens(4000, 60*s))
 	for name, play := range map[string]func(sc *scene){
-		"what is too much is given back, for those who wait": func(sc *scene) {
+		"an overestimate is given back, for those that wait": func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			sc.waits("a3") // 1500 of the 1000 that are left

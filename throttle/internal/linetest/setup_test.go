@@ -1,13 +1,9 @@
 package linetest
 
 import (
-	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 const (
@@ -45,6 +41,7 @@ var (
 	newLimiter   = limitertest.New
 	newMidnight  = limitertest.NewClock
 	newProxy     = limitertest.NewProxy
+	onRedis      = limitertest.OnRedis
 	peek         = limitertest.Peek
 	policy       = limitertest.Policy
 	quota        = limitertest.Quota
@@ -59,11 +56,3 @@ var (
 	ticketID     = limitertest.TicketID
 	used         = limitertest.Used
 )
-
-// onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a
-// script.
-func onRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
-	t.Helper()
-	t.Parallel()
-	test(t, throttletest.Client(t, throttletest.Redis(t)))
-}

@@ -86,7 +86,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 
 // The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
 // been refunded: that changes nothing.
-func TestLatePutBackIsIgnored(t *testing.T) {
+func TestALatePutBackIsIgnored(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(3, 10*s)))
 		sc.joins("a1", "a2", "a3")
@@ -115,7 +115,7 @@ func TestLatePutBackIsIgnored(t *testing.T) {
 
 // The reply to a ReserveAgain is lost, and its caller gives the ticket's units back. Those of
 // another ticket of the same take stay.
-func TestRefundAfterReserveAgainGivesBackNothing(t *testing.T) {
+func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, limit := range []int64{2, 1} { // granted, and denied after a cut
 			sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
@@ -218,7 +218,7 @@ func TestReserveAgain(t *testing.T) {
 		}
 		sc.cost = 2
 		if d := again("a2", sc.of("a2")); d.Granted || !d.Queued || !slices.Equal(used(d), []int64{1, 1}) {
-			t.Errorf("who costs more than was taken: %+v", d)
+			t.Errorf("a cost above what was taken: %+v", d)
 		}
 		sc.cost = 1
 		sc.takes("a3") // the unit that a2 gave back

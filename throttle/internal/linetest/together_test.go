@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Many who ask at once share calls to Redis, each with a context and an error of its own.
+// Concurrent callers share calls to Redis, each with a context and an error of its own.
 func TestManyAskAtOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var calls atomic.Int64
@@ -65,7 +65,7 @@ func TestManyAskAtOnce(t *testing.T) {
 			})
 		}
 		callers.Wait()
-		reserve(t, l, acme(1)) // behind what was cancelled for those who had gone
+		reserve(t, l, acme(1)) // behind what was cancelled for callers that had gone
 		if n := peek(t, l, acme(1)).Windows[0].Used; n != granted.Load()+1 {
 			t.Errorf("%d are counted, %d were granted", n, granted.Load()+1)
 		}

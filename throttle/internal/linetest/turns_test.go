@@ -136,7 +136,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("120 tickets took %d takes", r.asked)
 			}
 		}},
-		"by the weights of who waits": {throttle.Policy{
+		"by the weights of the tenants that wait": {throttle.Policy{
 			Name: "p", Windows: []throttle.Window{own, sharedWindow(40, s)}, Tenants: map[string]throttle.Tenant{"c": {Weight: 2}},
 		}, func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
@@ -165,7 +165,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 6 s %v", got)
 			}
 		}},
-		"who costs more is not passed over": {policy(sharedWindow(20, s)), func(sc *scene) {
+		"a larger cost is not passed over": {policy(sharedWindow(20, s)), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.backlog("one", "a", 300)
 			sc.cost = 10

@@ -39,7 +39,7 @@ func (sc *scene) remaining(r throttle.Reservation, units int64, reset time.Durat
 // of is a request that names a tenant, and no more.
 func of(tenant string) throttle.Request { return throttle.Request{Policy: "p", Tenant: tenant} }
 
-func TestTheUpstreamsWord(t *testing.T) {
+func TestReportsOfTheUpstream(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
 	shared := sharedWindow(10, 10*s)
@@ -59,13 +59,13 @@ func TestTheUpstreamsWord(t *testing.T) {
 			sc.denied("a2", 5*s+500*ms) // then a tenth of what a window lets out in a tenth of the ramp
 			sc.at(3*s).denied("c1", 4*s)
 		}},
-		"a pause is for the tenant who was refused": {ofTenant, func(sc *scene) {
+		"a pause is for the tenant that was refused": {ofTenant, func(sc *scene) {
 			d := sc.granted("a1")
 			sc.pause(d.Reservation, 5*s)
 			sc.denied("a2", 5*s)
 			sc.granted("b1", "b2")
 		}},
-		"those who wait keep their order, and come gradually": {policy(sharedWindow(4, 4*s)), func(sc *scene) {
+		"waiting tickets keep their order, and go gradually": {policy(sharedWindow(4, 4*s)), func(sc *scene) {
 			sc.granted("a1", "a2", "a3", "a4")
 			sc.waits("a5", "a6", "a7", "a8", "a9")
 			sc.at(2*s).pauseByHand(of("a"), 8*s)
@@ -152,7 +152,7 @@ func TestTheUpstreamsWord(t *testing.T) {
 }
 
 // Nothing of a pause, a ramp or what is left stays behind.
-func TestTheUpstreamsWordLeavesNothing(t *testing.T) {
+func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, policy(sharedWindow(10, time.Second)))
@@ -175,7 +175,7 @@ func TestTheUpstreamsWordLeavesNothing(t *testing.T) {
 	})
 }
 
-func TestTheUpstreamsWordIsChecked(t *testing.T) {
+func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(sharedWindow(10, s)))
 	r := l.Attach(made(of("a"), "0123456789abcdef"))
@@ -202,7 +202,7 @@ func TestTheUpstreamsWordIsChecked(t *testing.T) {
 	}
 }
 
-// Who is denied by a pause is told of it: until when, and who was refused.
+// A request that a pause denies learns of it: until when, and which tenant was refused.
 func TestAPauseIsTheReason(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

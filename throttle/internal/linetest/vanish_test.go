@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Redis loses a line, its windows or both, by a restart without persistence or by a person: whoever
-// waits is taken all the same, from the line or after it joined again as forward has it do, nothing
-// that is still counted goes over, and nothing is left behind.
+// Redis loses a line, its windows or both, by a restart without persistence or by hand. All waiting
+// tickets are taken all the same, from the line or after forward has let them join again. No limit
+// is exceeded by what is still counted, and nothing is left behind.
 func TestKeysOfALineVanish(t *testing.T) {
 	p := policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, sharedWindow(3, 10*s))
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

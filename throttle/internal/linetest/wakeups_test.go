@@ -15,11 +15,11 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Whoever fits is taken, whatever made it fit: a second look at every node never finds anybody whom
-// the first has not. The scopes are such that one contains the other. Where two cross, as [tenant]
-// and [region] do, a grant may move the obstacle of whoever is first elsewhere, and who is behind
-// it waits until the node is due (docs/explanation/line.md).
-func TestNobodyWaitsWhoFits(t *testing.T) {
+// Every ticket that fits is taken: a second look at every node finds no ticket that the first has
+// missed. Of any two scopes one contains the other. Where two cross, as [tenant] and [region] do, a
+// grant may move the obstacle of a first ticket to another node. Tickets behind it wait until the
+// node is due (docs/explanation/line.md).
+func TestEveryTicketThatFitsIsTaken(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
 	rapid.Check(t, func(t *rapid.T) { wakeups(t, client) })
@@ -72,7 +72,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			}
 			for _, ticket := range taken.Tickets {
 				if _, waiting := waits[ticket.ID]; !waiting || ticket.NeverFits {
-					t.Fatalf("took %+v, who does not wait", ticket)
+					t.Fatalf("took %+v, which does not wait", ticket)
 				}
 				delete(waits, ticket.ID)
 				ids = append(ids, ticket.ID)

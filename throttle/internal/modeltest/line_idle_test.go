@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Nobody waits who fits, also where scopes cross: after every take the model says so of whoever is
-// first in a flow.
-func TestNobodyIdlesWhereScopesCross(t *testing.T) {
+// Each ticket that fits is taken, even where scopes cross. After every take the model checks the
+// first ticket of each flow.
+func TestNothingIdlesWhereScopesCross(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		l, c := newHanded(t, client, policy(
 			throttle.Window{Name: "user", Limit: 1, Period: s, Scope: throttle.Per("tenant", "user")},

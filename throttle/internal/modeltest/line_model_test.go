@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Whatever comes, goes, is lost and is changed in whatever order: nothing is over, nobody is
-// overtaken in its flow, nobody waits who fits, the keys agree after every step, and in the end all
-// are through and nothing is left.
+// Random histories: tickets come, leave, are lost and change. No limit is exceeded, no ticket is
+// overtaken in its flow, and each that fits is taken. The keys agree after every step. In the end
+// all have been taken, and nothing is left.
 func TestLineHoldsWhateverHappens(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -35,8 +35,8 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 	})
 }
 
-// A crowd is the model of a line: who waits where, in plain lists. What the windows hold is the
-// model's of every algorithm.
+// A crowd is the model of a line: which tickets wait where, in plain lists. The model of every
+// algorithm has what the windows hold.
 type crowd struct {
 	t         *rapid.T
 	client    *redis.Client
@@ -180,7 +180,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 	}
 	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
-		// Who waits for a slot only, where no window is shared, holds up nobody who has one.
+		// A ticket that waits only for a slot, where no window is shared, holds up no other.
 		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Scope == throttle.Shared })
 		if flow := cr.flows[cr.flow(r.Ticket, r)]; len(flow) > 0 && flow[0].id != r.Ticket && (shared || !cr.fits(flow[0])) {
 			cr.fatal("%v is let in before %v", r.Ticket, flow[0].id)
@@ -212,7 +212,8 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	if _, i := cr.find(r.Ticket); i >= 0 {
 		known = true
 	}
-	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, MaxWait: maxWait, Backlog: backlog}})
+	r.MaxWait = maxWait
+	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, Backlog: backlog}})
 	if err != nil {
 		cr.t.Fatal(err)
 	}
@@ -245,8 +246,8 @@ func (cr *crowd) lostAreBack() {
 	}
 }
 
-// acknowledge lets the servers that are alive say that they got what they took. Whoever owes that
-// puts back what is lost.
+// acknowledge lets the servers that are alive acknowledge their takes. A call that does so puts
+// back what is lost.
 func (cr *crowd) acknowledge() {
 	for _, server := range cr.servers {
 		if err := server.Line("p").Acknowledge(cr.t.Context()); err != nil {
@@ -321,7 +322,7 @@ func (cr *crowd) asks() map[string]bool {
 	return asks
 }
 
-// conserves fails if somebody fits who was not taken, or fits before the line is asked again.
+// conserves fails if a ticket fits that was not taken, or fits before the line is asked again.
 func (cr *crowd) conserves(next time.Duration, queues []string) {
 	if cr.now() < cr.changedAt+s.Microseconds() {
 		return // changes are looked at once a second

@@ -87,9 +87,8 @@ func (m *model) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// Whatever many callers of several limiters ask at once: there is an order of their calls, in which
-// nobody comes before one who had been answered before he asked, by which each got the answer that
-// the model gives.
+// Concurrent calls of several limiters are linearizable: there is an order of them in which each
+// gets the model's answer, and no call comes before one that was answered before it was made.
 func TestConcurrentCallsAreLinearizable(t *testing.T) {
 	windows := []throttle.Window{
 		{Name: "sliding", Limit: 5, Period: 10 * s},

@@ -220,8 +220,8 @@ func (m *model) cancel(r throttle.Reservation, real int64) throttle.Decision {
 	return v.decision(true, v.now, 0)
 }
 
-// grant is what the log of window i holds of the reservation; of one that was cancelled and
-// granted anew, the last.
+// grant is what the log of window i holds of the reservation; of one that was cancelled and granted
+// again, the last.
 func (v *view) grant(i int, r throttle.Reservation) *event {
 	for _, e := range slices.Backward(v.logs[i].events) {
 		if e.of == nil && e.key == r.IdempotencyKey && e.at == r.At.UnixMicro() {

@@ -40,8 +40,8 @@ func anyWindow(t *rapid.T, i int) throttle.Window {
 	return w
 }
 
-// Whatever is asked in whatever order, the scripts answer as the model does: granted, used,
-// remaining, when to retry and when all resets, for every window.
+// The scripts answer random sequences of calls as the model does: granted, used, remaining, when to
+// retry and when all resets, for every window.
 func TestScriptsAnswerAsTheModel(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		rounds := 1

@@ -1,13 +1,9 @@
 package modeltest
 
 import (
-	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 const (
@@ -39,6 +35,7 @@ var (
 	newHanded    = limitertest.NewHanded
 	newLimiter   = limitertest.New
 	newMidnight  = limitertest.NewClock
+	onRedis      = limitertest.OnRedis
 	peek         = limitertest.Peek
 	policy       = limitertest.Policy
 	readLine     = limitertest.ReadLine
@@ -47,11 +44,3 @@ var (
 	sharedWindow = limitertest.SharedWindow
 	take         = limitertest.Take
 )
-
-// onRedis runs the longer tests on a real Redis only: miniredis takes ten times as long for a
-// script.
-func onRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
-	t.Helper()
-	t.Parallel()
-	test(t, throttletest.Client(t, throttletest.Redis(t)))
-}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestWhoAsksMeanwhileIsGathered(t *testing.T) {
+func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
 		p := &Policy{}
 		type key struct{}
@@ -32,7 +32,7 @@ func TestWhoAsksMeanwhileIsGathered(t *testing.T) {
 			t.Fatalf("%d calls", len(f.calls))
 		}
 		if _, bounded := f.calls[0].ctx.Deadline(); bounded {
-			t.Error("who asks alone has another context than its own")
+			t.Error("a single caller has another context than its own")
 		}
 		for range 4 {
 			f.open()
@@ -86,14 +86,14 @@ func TestManyRequestsOfOneCaller(t *testing.T) {
 	})
 }
 
-func TestWhoGaveUpIsNotSent(t *testing.T) {
+func TestACallerThatGaveUpIsNotInTheBatch(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
 		p := &Policy{}
 		first, second, third := ask(t, b, p, reserveAs("a")), ask(t, b, p, reserveAs("b")), ask(t, b, p, reserveAs("c"))
 		second.giveUp()
 		synctest.Wait()
 		if !second.done || !errors.Is(second.err, context.Canceled) {
-			t.Errorf("who gave up got %v", second.err)
+			t.Errorf("the caller that gave up got %v", second.err)
 		}
 		f.open()
 		f.open()
@@ -108,7 +108,7 @@ func TestWhoGaveUpIsNotSent(t *testing.T) {
 	})
 }
 
-func TestGrantOfWhoGaveUpIsCancelled(t *testing.T) {
+func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
 		p := &Policy{}
 		keyed := reserveAs("keyed")
@@ -136,7 +136,7 @@ func TestGrantOfWhoGaveUpIsCancelled(t *testing.T) {
 		synctest.Wait()
 		f.open() // they were granted, and it is cancelled
 		if !stays.done || stays.err != nil || stays.answers[0].At != 7 {
-			t.Errorf("who stayed got %+v, %v", stays.answers, stays.err)
+			t.Errorf("the caller that stayed got %+v, %v", stays.answers, stays.err)
 		}
 		next := ask(t, b, p, reserveAs("next"))
 		f.open()
@@ -150,13 +150,13 @@ func TestGrantOfWhoGaveUpIsCancelled(t *testing.T) {
 		}
 		for _, c := range gone {
 			if !c.done || !errors.Is(c.err, context.Canceled) || c.answers != nil {
-				t.Errorf("who gave up got %+v, %v", c.answers, c.err)
+				t.Errorf("the caller that gave up got %+v, %v", c.answers, c.err)
 			}
 		}
 	})
 }
 
-func TestABatchEndsWhenAllGaveUp(t *testing.T) {
+func TestABatchEndsWhenAllItsCallersGiveUp(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
 		p := &Policy{}
 		ask(t, b, p, reserveAs("a"))
@@ -175,7 +175,7 @@ func TestABatchEndsWhenAllGaveUp(t *testing.T) {
 		fourth := ask(t, b, p, reserveAs("e"))
 		f.open()
 		if !fourth.done || fourth.err != nil {
-			t.Errorf("who came next got %v", fourth.err)
+			t.Errorf("the next caller got %v", fourth.err)
 		}
 	})
 }
@@ -266,8 +266,7 @@ func TestABatchIsOfOneCompiledPolicy(t *testing.T) {
 	})
 }
 
-// Whatever comes in whatever order: everybody is answered, once, with the answer to what they
-// asked.
+// Calls at random: every caller is answered once, with the answer to its own request.
 func TestBatchesUnderRace(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]int{}

@@ -66,7 +66,7 @@ func TestTicketsOfUUIDs(t *testing.T) {
 	}
 }
 
-// Keys of different scopes, values, policies and kinds differ, whatever the values are.
+// Keys of different scopes, values, policies and kinds differ, with any values.
 func TestKeysNeverCollide(t *testing.T) {
 	seen := map[string]string{}
 	note := func(key, what string) {

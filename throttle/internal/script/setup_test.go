@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-// A fakeRedis decides as it is told to, one call at a time.
+// A fakeRedis decides as its answer says, one call at a time.
 type fakeRedis struct {
 	t      *testing.T
 	calls  []fakeCall

@@ -27,8 +27,8 @@ func message(typename, id, lastErr string) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, 11, protowire.VarintType), 1_800_000_000)
 }
 
-// Whatever asynq's Redis holds as a task: it is read without harm, and what is written back
-// differs in its last error alone.
+// Any bytes that asynq's Redis holds as a task are read without harm. What is written back differs
+// only in its last error.
 func FuzzMessage(f *testing.F) {
 	whole := message("http:call", "a", "throttled: api")
 	for _, seed := range [][]byte{
@@ -105,7 +105,7 @@ func TestMessageOfAsynq(t *testing.T) {
 	}
 }
 
-// Two tasks with one ID are told apart, and one task is the same whatever happened to it.
+// Two tasks with one ID are told apart. One task is the same at every attempt.
 func TestJoinKey(t *testing.T) {
 	s := &site{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
 	key := func(typename, payload string) string {
@@ -147,7 +147,7 @@ func FuzzCallOf(f *testing.F) {
 		if call, ok := asynqredis.EnqueueOf(enqueue); !ok || call.Queue != queue || call.ID != id {
 			t.Errorf("queue %q, ID %q: %+v", queue, id, call)
 		}
-		for n := range done { // whatever else is sent: it does no harm
+		for n := range done { // other calls do no harm
 			asynqredis.CallOf(done[:n])
 			asynqredis.EnqueueOf(enqueue[:n])
 			asynqredis.IsGoodbye(done[:n])

@@ -32,7 +32,7 @@ func TestStore(t *testing.T) {
 			t.Errorf("the lock holds for %v", ttl)
 		}
 
-		// The same task ID, and the same lock, are taken, whatever else is the same.
+		// The same task ID, and the same lock, are taken.
 		other := s.captured("b", unique)
 		other.ID = "d" // the lock is of type and payload
 		results, err = s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("a"), other, s.captured("e"), s.captured("e")}, at)

@@ -91,8 +91,7 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 	})
 }
 
-// Of lines that were found empty one is asked every 5 s, whatever their number, and each in
-// turn.
+// Of any number of lines that were found empty, one is asked every 5 s, and each in turn.
 func TestEmptyLinesTakeTurns(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 10 {
@@ -154,7 +153,7 @@ func TestSilentLimiter(t *testing.T) {
 			t.Errorf("%d takes in %v", n, time.Since(begun))
 		}
 		if b.failed.Load() == 0 {
-			t.Error("nobody was told")
+			t.Error("Failed was not called")
 		}
 		b.breaks(nil, nil, nil)
 		b.waitIn("p7", "default", "a")

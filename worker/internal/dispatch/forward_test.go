@@ -53,7 +53,7 @@ func TestForwardJoins(t *testing.T) {
 		b.want("in line", len(b.inLine()), 3)
 		b.want("the first", b.inLine()[0], "in line")
 		b.want("ran", b.run(1), "[in line]")
-		// Who waits for hours is looked after less often.
+		// A task that waits for hours is looked at less often.
 		for _, id := range b.inLine() {
 			if in := b.dueIn(id); in < time.Hour+30*time.Minute {
 				t.Errorf("%s is expected in an hour or two, and looked after in %v", id, in)
@@ -177,7 +177,7 @@ func (p pickyLine) Join(ctx context.Context, tickets []throttle.Ticket) ([]throt
 	return p.Line.Join(ctx, tickets)
 }
 
-// A task that waits for a time and in no line runs in that second, whatever asynq's interval.
+// A task that waits for a time and in no line runs in that second, with any interval of asynq.
 func TestWakeAt(t *testing.T) {
 	inBubble(t, nil, func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.want("next", b.next(), "none")

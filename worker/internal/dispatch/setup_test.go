@@ -48,7 +48,7 @@ type bench struct {
 	quiet bool // joins nudge no server
 
 	acked  atomic.Int64 // how often takes were acknowledged by a call of their own
-	failed atomic.Int64 // how often trouble of the limiter was told
+	failed atomic.Int64 // how often Failed was called
 
 	mu    sync.Mutex
 	takes []string                    // policies, in the order in which they were asked

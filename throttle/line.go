@@ -34,8 +34,8 @@ type Ticket struct {
 	// attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
-	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if the
-	// tickets before it leave. It is a time by this machine's clock. The default, zero, is no limit.
+	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if those
+	// of other tenants, attributes and queues leave. It is a time by this machine's clock. The default, zero, is no limit.
 	Deadline time.Time
 
 	// Key is data that Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
@@ -72,10 +72,12 @@ type Place struct {
 	// StartsIn is the time until the ticket is expected to be taken. It is 0 if it fits now.
 	StartsIn time.Duration
 
-	// StartsInLeast is a lower bound of StartsIn, even if others that wait leave.
+	// StartsInLeast is a lower bound of StartsIn, even if all leave but the tickets before it of the
+	// same tenant, attributes and queue.
 	StartsInLeast time.Duration
 
-	// StartsInMost is an upper bound of StartsIn, and equals it where that is exact.
+	// StartsInMost is an upper bound of StartsIn, unless other tenants join later or a limit is cut.
+	// It equals StartsIn where that is exact.
 	StartsInMost time.Duration
 }
 

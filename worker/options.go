@@ -59,6 +59,6 @@ type ExpectedStart struct {
 	Joined bool
 
 	At    time.Time // the expected start: now if the task fits now
-	Least time.Time // a lower bound; equal to At if that is exact
-	Most  time.Time // an upper bound; equal to At if that is exact
+	Least time.Time // a lower bound, even if tasks of other tenants, attributes and queues leave
+	Most  time.Time // an upper bound, unless other tenants join later; equal to At if that is exact
 }

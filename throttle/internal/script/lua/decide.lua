@@ -141,6 +141,7 @@ local verbs = {
     end
     local most, least = time, call.leases and least_with_leases(fits, now) or nil
     if line then
+      least = least or time
       local low, high = line.expect(r, list, now, fits)
       time, most = max(time, low), max(time, high)
       -- Everything fits, and others wait for slots.

@@ -11,43 +11,40 @@
 --                                           fit at `time`; own: its last appointment
 --   latest(now) -> time                     when a server asks again if no such time is known
 
-local appointments
-do
-local max, min = math.max, math.min
-
-local SPACING = 5000    -- us between appointments
-local FORGET = 10000    -- us after which an appointment that was not kept is forgotten
-local LATEST = 1000000  -- us until the latest appointment
-
-appointments = {
-  -- No server is woken if one asks by then.
-  nudge = function(q, now, time)
-    local kept = q.last >= now - FORGET and not (q.first < now - FORGET and q.asked < q.first)
-    if kept and q.first <= max(time, now) + SPACING then return 0 end
-    local at = now
-    if q.claims then at = min(max(time, now), now + LATEST) end -- their process asks in time
-    -- One server wakes: the next tickets need not wake others.
-    q.first, q.last, q.changed = at, at, true
-    return 1
-  end,
-
-  next = function(q, now, time, own)
-    if time <= now then return now end
-    if q.last < now - FORGET or q.last == own or time < q.first then
-      q.first, q.last = time, time
-    else
-      local last = q.last
-      q.last = max(time, last + SPACING)
-      if q.last > last + SPACING then q.first = q.last end
-    end
-    if q.last > now + LATEST then
-      q.last = now + LATEST
-      q.first = min(q.first, q.last)
-    end
-    q.changed = true
-    return q.last
-  end,
-
-  latest = function(now) return now + LATEST end,
+local appointments = {
+  SPACING = 5000,   -- us between appointments
+  FORGET = 10000,   -- us after which an appointment that was not kept is forgotten
+  LATEST = 1000000, -- us until the latest appointment
 }
+
+-- No server is woken if one asks by then.
+function appointments.nudge(q, now, time)
+  local since, spacing = now - appointments.FORGET, appointments.SPACING
+  local kept = q.last >= since and not (q.first < since and q.asked < q.first)
+  if kept and q.first <= math.max(time, now) + spacing then return 0 end
+  local at = now
+  if q.claims then at = math.min(math.max(time, now), appointments.latest(now)) end -- their process asks in time
+  -- One server wakes: the next tickets need not wake others.
+  q.first, q.last, q.changed = at, at, true
+  return 1
 end
+
+function appointments.next(q, now, time, own)
+  local spacing = appointments.SPACING
+  if time <= now then return now end
+  if q.last < now - appointments.FORGET or q.last == own or time < q.first then
+    q.first, q.last = time, time
+  else
+    local last = q.last
+    q.last = math.max(time, last + spacing)
+    if q.last > last + spacing then q.first = q.last end
+  end
+  if q.last > appointments.latest(now) then
+    q.last = appointments.latest(now)
+    q.first = math.min(q.first, q.last)
+  end
+  q.changed = true
+  return q.last
+end
+
+function appointments.latest(now) return now + appointments.LATEST end

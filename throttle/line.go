@@ -69,6 +69,11 @@ type Place struct {
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
 	Nudge bool
 
+	// SlotsBind says that servers without a free slot hold the ticket up, and not the limits. Then
+	// StartsIn is an estimate, by the rate at which they took tickets of its queue, since they left
+	// some that fit or in the last minute. It is above StartsInMost.
+	SlotsBind bool
+
 	// StartsIn is the time until the ticket is expected to be taken. It is 0 if it fits now.
 	StartsIn time.Duration
 
@@ -76,8 +81,8 @@ type Place struct {
 	// same tenant, attributes and queue.
 	StartsInLeast time.Duration
 
-	// StartsInMost is an upper bound of StartsIn, unless other tenants join later or a limit is cut.
-	// It equals StartsIn where that is exact.
+	// StartsInMost is an upper bound of StartsIn, unless other tenants join later, a limit is cut or
+	// SlotsBind. It equals StartsIn where that is exact.
 	StartsInMost time.Duration
 }
 
@@ -159,10 +164,11 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		ClockBehind:   micros(a.Behind),
 		Nudge:         a.Nudge,
+		SlotsBind:     a.Time > a.Most,
 		StartsIn:      micros(a.Time - a.At),
+		StartsInMost:  micros(a.Most - a.At),
 	}
 	p.StartsInLeast = min(p.StartsIn, micros(a.Least-a.At))
-	p.StartsInMost = max(p.StartsIn, micros(a.Most-a.At))
 	d := o.decision(a)
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:

@@ -47,8 +47,8 @@ func ReportStart(start *ExpectedStart) asynq.Option {
 }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
-// The times of a task in line hold if nobody changes limits, and know nothing of full handler
-// slots.
+// The times of a task in line hold if nobody changes limits. Least and Most know nothing of full
+// handler slots.
 type ExpectedStart struct {
 	// Known is false if the limiter was unavailable. The other fields are zero then.
 	Known bool
@@ -57,6 +57,10 @@ type ExpectedStart struct {
 	// or joins a line, at ProcessAt if that is in the future, and else as soon as a worker has a
 	// slot.
 	Joined bool
+
+	// SlotsBind says that full handler slots hold the task up, and not limits. Then At is an estimate,
+	// by the rate at which workers took tasks of its queue in the last minute. It is after Most.
+	SlotsBind bool
 
 	At    time.Time // the expected start: now if the task fits now
 	Least time.Time // a lower bound, even if tasks of other tenants, attributes and queues leave

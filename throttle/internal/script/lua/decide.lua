@@ -54,7 +54,8 @@
 --           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
 --           line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
 --   at      when it was decided, or granted before (us, as all times)
---   time    the expected start; most, least: its upper and its lower bound
+--   time    the expected start; most, least: its upper and its lower bound, by the windows. It is
+--           above most where slots hold a ticket up
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
 --   pause   empty, or "UNTIL OPEN BY": what the upstream had paused, and who was refused

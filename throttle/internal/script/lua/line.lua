@@ -34,11 +34,13 @@
 --              "line" -> "rank front limits_at hour": the last ranks given at the end and in front,
 --              when nodes were looked at with the limits of "limits", when keys were renewed;
 --              "limits" -> the windows of the last take
---   z          hash: queue -> "asked tickets weights first last with"
+--   z          hash: queue -> "asked tickets weights first last with since taken"
 --                asked      when a server asked for it last
 --                weights    of its flows together
 --                first      the first appointment of servers that will ask, and the last one
 --                with       the least name of the queues that are asked for together; "-" if alone
+--                since      since when slots are what tickets wait for, 0 if they do not; and how many
+--                           were taken since (line_appointments.lua)
 --   s:SUFFIX   string: turns between queues of different servers (line_turns.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
@@ -123,11 +125,11 @@ local function new_line(call)
   end
 
   -- new_queue returns the record of a queue.
-  local function new_queue(name, asked, n, weights, first, last, with)
+  local function new_queue(name, asked, n, weights, first, last, with, since, taken)
     local claims = string.byte(name) == 33
     return {
       name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
-      last = last, with = with == '-' and '=' .. name or with, changed = false,
+      last = last, with = with == '-' and '=' .. name or with, changed = false, since = since, taken = taken,
       lasts = claims and 2000000 or 60000000, -- us after which one that is not asked for is dead
     }
   end
@@ -144,9 +146,10 @@ local function new_line(call)
     if L.before == 0 then return end
     local all = redis.call('HGETALL', P .. 'z')
     for i = 1, #all, 2 do
-      local asked, n, weights, first, last, with =
-        string.match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-      local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with)
+      local asked, n, weights, first, last, with, since, taken =
+        string.match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+      local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with,
+        since + 0, taken + 0)
       L.queues[q.name] = q
       if q.claims and q.n > 0 and not L.alive(q) then L.own.dead_claims = true end
     end
@@ -155,7 +158,7 @@ local function new_line(call)
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = new_queue(name, now, 0, 0, 0, 0, '-')
+      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0)
       L.queues[name] = q
     end
     return q

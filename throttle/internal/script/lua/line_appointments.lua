@@ -10,6 +10,13 @@
 --   next(q, now, time, own) -> time         when a server shall ask again if the next ticket may
 --                                           fit at `time`; own: its last appointment
 --   latest(now) -> time                     when a server asks again if no such time is known
+--   took(q, now, n, full)                   notes that n tickets were taken; full: more fit, and the
+--                                           server had no more slots
+--   slot_at(q, now, flow, position) -> time when a slot is expected for a ticket behind so many of
+--                                           its flow, if slots are what tickets wait for; or 0
+--
+-- Of a queue's record, `since` is the time since which takes left tickets that fit, 0 if the last
+-- one did not, and `taken` counts those that were taken since then, in about a minute.
 
 local appointments = {
   SPACING = 5000,   -- us between appointments
@@ -48,3 +55,23 @@ function appointments.next(q, now, time, own)
 end
 
 function appointments.latest(now) return now + appointments.LATEST end
+
+function appointments.took(q, now, n, full)
+  if not full then
+    q.since, q.taken = 0, 0
+  elseif q.since == 0 then
+    q.since = now
+  else
+    q.taken = q.taken + n
+    if now - q.since > 60000000 then -- the older half counts no more
+      q.since, q.taken = now - 30000000, math.ceil(q.taken * 30000000 / (now - q.since))
+    end
+  end
+end
+
+function appointments.slot_at(q, now, flow, position)
+  local span = now - q.since
+  if q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
+  local before = math.min(q.n, position * q.weights / flow.weight) -- with the shares of others
+  return now + math.floor(before * span / q.taken)
+end

@@ -11,7 +11,7 @@
 --   join(r, list, at) -> status, expected, most, nudge, least
 --                                     puts its ticket in line: decide.lua's status, the expected
 --                                     start with its upper and its lower bound, 1 if a server
---                                     should wake
+--                                     should wake; expected is above most if slots hold it up
 --   remove(id)                        takes a ticket out of the line; whether it was there
 --   take_back(r)                      undoes what a taken ticket moved of its tenant's tags
 --   refresh(r)                        writes a flow's weight and own parameters as they are now
@@ -99,6 +99,14 @@ local function new_join(L)
     end
   end
 
+  -- with_slots returns the expected start, later than its upper bound if slots hold it up.
+  local function with_slots(r, flow, position, low, high)
+    local q = L.queue_of(r.queue)
+    if q.since == 0 or q.claims then return low end
+    local slot = appointments.slot_at(q, now, flow, position)
+    return slot > high and slot or low
+  end
+
   function J.join(r, list, at)
     local costs, expected = windows.costs_of(call, r.costs_text), E.expected
     if L.read('t', r.ticket) then
@@ -108,7 +116,7 @@ local function new_join(L)
         local flow, behind = L.brief_flow(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
         if flow and behind then
           local low, high, least = expected(flow, list, at, costs, behind)
-          return 6, low, high, 0, least
+          return 6, with_slots(r, flow, behind, low, high), high, 0, least
         end
       end
       J.remove(r.ticket) -- from another flow: scopes or attributes have changed
@@ -122,7 +130,7 @@ local function new_join(L)
     end
     enter(r, flow, costs, high)
     local nudge = r.rank and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
-    return 3, low, high, nudge, least
+    return 3, with_slots(r, flow, behind or flow.n - 1, low, high), high, nudge, least
   end
 
   function J.finish()

@@ -343,7 +343,12 @@ function new_take(L)
       if q then
         if joint then look_at_all(q) end
         q.asked, q.with, q.changed = now, with, true
-        if q.n > 0 then serve(q, want, taken) end
+        if q.n > 0 then
+          local before = taken.n
+          serve(q, want, taken)
+          local due = q.n > 0 and L.due_at(q.name, ROOT)
+          appointments.took(q, now, taken.n - before, want > 0 and taken.n >= want and due and due <= now)
+        end
       end
     end
     if turns then turns.write() end

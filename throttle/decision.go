@@ -51,12 +51,12 @@ type Decision struct {
 	// granted. For a denied request without a place in line it is at least 1 microsecond.
 	RetryIn time.Duration
 
-	// RetryInLeast is a lower bound of RetryIn, even if tickets before it leave. An earlier deadline
-	// will be missed.
+	// RetryInLeast is a lower bound of RetryIn, even if tickets of other tenants, attributes and
+	// queues leave. An earlier deadline will be missed.
 	RetryInLeast time.Duration
 
-	// RetryInMost is an upper bound of RetryIn, under the same conditions. It equals RetryIn where
-	// that is exact.
+	// RetryInMost is an upper bound of RetryIn, under the same conditions, and unless other tenants
+	// join later. It equals RetryIn where that is exact.
 	RetryInMost time.Duration
 
 	// Tenant is the tenant of the request.

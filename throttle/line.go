@@ -34,8 +34,8 @@ type Ticket struct {
 	// attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
-	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if the
-	// tickets before it leave. It is a time by this machine's clock. The default, zero, is no limit.
+	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if those
+	// of other tenants, attributes and queues leave. It is a time by this machine's clock. The default, zero, is no limit.
 	Deadline time.Time
 
 	// Key is data that Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
@@ -66,13 +66,20 @@ type Place struct {
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
 	Nudge bool
 
+	// SlotsBind says that servers without a free slot hold the ticket up, and not the limits. Then
+	// StartsIn is an estimate, by the rate at which they took tickets of its queue, since they left
+	// some that fit or in the last minute. It is above StartsInMost.
+	SlotsBind bool
+
 	// StartsIn is the time until the ticket is expected to be taken. It is 0 if it fits now.
 	StartsIn time.Duration
 
-	// StartsInLeast is a lower bound of StartsIn, even if others that wait leave.
+	// StartsInLeast is a lower bound of StartsIn, even if all leave but the tickets before it of the
+	// same tenant, attributes and queue.
 	StartsInLeast time.Duration
 
-	// StartsInMost is an upper bound of StartsIn, and equals it where that is exact.
+	// StartsInMost is an upper bound of StartsIn, unless other tenants join later, a limit is cut or
+	// SlotsBind. It equals StartsIn where that is exact.
 	StartsInMost time.Duration
 }
 
@@ -154,10 +161,11 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		ClockBehind:   micros(a.Behind),
 		Nudge:         a.Nudge,
+		SlotsBind:     a.Time > a.Most,
 		StartsIn:      micros(a.Time - a.At),
+		StartsInMost:  micros(a.Most - a.At),
 	}
 	p.StartsInLeast = min(p.StartsIn, micros(a.Least-a.At))
-	p.StartsInMost = max(p.StartsIn, micros(a.Most-a.At))
 	d := o.decision(a)
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:

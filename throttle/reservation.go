@@ -76,6 +76,9 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if _, err := o.settle(ctx, r, script.Settle, script.SettleWord(hex.EncodeToString(correction[:8]), o.costs)); err != nil {
 		return r, err
 	}
+	if slices.Min(o.costs) < 0 {
+		o.claims.released()
+	}
 	settled := maps.Clone(r.Cost)
 	if settled == nil {
 		settled = map[string]int64{}

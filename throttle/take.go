@@ -173,6 +173,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if err != nil {
 			return classify(ctx, n.policy, err)
 		}
+		now.claims.released()
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,4 +137,44 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// What a process gives back is for its own waiting calls at once, in whatever way it does so.
+func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
+	for name, giveBack := range map[string]func(context.Context, *throttle.Limiter, throttle.Decision) error{
+		"cancel": func(ctx context.Context, _ *throttle.Limiter, d throttle.Decision) error {
+			_, err := d.Reservation.Cancel(ctx)
+			return err
+		},
+		"settle": func(ctx context.Context, _ *throttle.Limiter, d throttle.Decision) error {
+			_, err := d.Reservation.Settle(ctx, map[string]int64{"requests": 1})
+			return err
+		},
+		"refund": func(ctx context.Context, l *throttle.Limiter, d throttle.Decision) error {
+			r := d.Reservation
+			return l.Line("p").Refund(ctx, []throttle.TakenTicket{{Flow: "q|acme", Cost: "requests=3", Decision: throttle.Decision{Reservation: r}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, []throttle.Window{{Name: "w", Limit: 3, Period: 10 * m}}, func(t *testing.T, l *throttle.Limiter) {
+				d := reserve(t, l, acme(3))
+				var waited atomic.Bool
+				go func() {
+					if _, err := l.Wait(t.Context(), acme(1)); err != nil {
+						t.Error(err)
+					}
+					waited.Store(true)
+				}()
+				time.Sleep(m + 500*ms) // between two takes of the claims, which come each second
+				if err := giveBack(t.Context(), l, d); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(ms)
+				if !waited.Load() {
+					t.Error("it goes on waiting")
+				}
+				time.Sleep(s)
+			})
+		})
+	}
 }

@@ -218,7 +218,7 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 			continue
 		}
 		e.Start = ExpectedStart{
-			Known: true, Joined: true,
+			Known: true, Joined: true, SlotsBind: place.SlotsBind,
 			At: now.Add(place.StartsIn), Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
 		}
 		if place.StartsIn > rescoreFrom && !failOpen {

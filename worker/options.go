@@ -51,8 +51,8 @@ func ReportStart(start *ExpectedStart) asynq.Option {
 }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
-// The times of a task in line hold if nobody changes limits, and know nothing of full handler
-// slots.
+// The times of a task in line hold if nobody changes limits. Least and Most know nothing of full
+// handler slots.
 type ExpectedStart struct {
 	// Known is false if the limiter was unavailable. The other fields are zero then.
 	Known bool
@@ -62,7 +62,11 @@ type ExpectedStart struct {
 	// slot.
 	Joined bool
 
+	// SlotsBind says that full handler slots hold the task up, and not limits. Then At is an estimate,
+	// by the rate at which workers took tasks of its queue in the last minute. It is after Most.
+	SlotsBind bool
+
 	At    time.Time // the expected start: now if the task fits now
-	Least time.Time // a lower bound; equal to At if that is exact
-	Most  time.Time // an upper bound; equal to At if that is exact
+	Least time.Time // a lower bound, even if tasks of other tenants, attributes and queues leave
+	Most  time.Time // an upper bound, unless other tenants join later; equal to At if that is exact
 }

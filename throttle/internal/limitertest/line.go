@@ -162,8 +162,11 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		in[name].add(costs)
 	}
 	onlyTenants := true
+	suffixes := func(record string) []string {
+		return strings.Split(strings.Fields(strings.Split(record, ";")[0])[8], "+")
+	}
 	for _, record := range records {
-		for _, suffix := range strings.Split(strings.Fields(record)[7], "+") {
+		for _, suffix := range suffixes(record) {
 			attributes, _, _ := strings.Cut(strings.TrimPrefix(suffix, "w:"), ":")
 			onlyTenants = onlyTenants && (attributes == "" || attributes == "tenant")
 		}
@@ -192,7 +195,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 			continue
 		}
 		if !onlyTenants {
-			for _, suffix := range strings.Split(own[7], "+") {
+			for _, suffix := range suffixes(records[flow]) {
 				if suffix != "w:" {
 					count(nodes, queue+"|"+suffix, costs)
 				}
@@ -233,16 +236,16 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 		fields := strings.Fields(strings.Split(record, ";")[0])
 		queue, _, _ := strings.Cut(flow, "|")
-		weight, _ := strconv.ParseInt(fields[5], 10, 64)
+		weight, _ := strconv.ParseInt(fields[3], 10, 64)
 		weights[queue] += weight
-		if how := flows[flow].differs(fields[0], fields[8]); how != "" {
+		if how := flows[flow].differs(fields[0], fields[1]); how != "" {
 			fault("flow %q %s", flow, how)
 		}
 		if !maps.Equal(st.Sets["f:"+flow], ranks[flow]) {
 			fault("flow %q has %v, by ticket %v", flow, st.Sets["f:"+flow], ranks[flow])
 		}
 		first := fmt.Sprintf("%016.0f", slices.Min(slices.Collect(maps.Values(ranks[flow]))))
-		if want := queue + "|" + fields[2] + " " + first + " " + flow; members[flow] != want || fields[3] != first {
+		if want := queue + "|" + fields[5] + " " + first + " " + flow; members[flow] != want || fields[6] != first {
 			fault("flow %q waits as %q, want %q; its record is %q", flow, members[flow], want, record)
 		}
 		delete(members, flow)

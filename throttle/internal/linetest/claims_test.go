@@ -331,7 +331,7 @@ func TestWeightsOfClaimsChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		for flow, record := range readLine(t, client).Hashes["f"] {
-			if weight := strings.Fields(record)[5]; weight != "4000" {
+			if weight := strings.Fields(record)[3]; weight != "4000" {
 				t.Errorf("%s has the weight %s", flow, weight)
 			}
 		}

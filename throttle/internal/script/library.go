@@ -16,7 +16,8 @@ var files embed.FS
 var (
 	shared = []string{"scope", "upstream", "windows"}
 	line   = []string{
-		"line_appointments", "line_units", "line_fair", "line_places", "line_write", "line", "line_eta", "line_join",
+		"line_appointments", "line_units", "line_fair", "line_places", "line_write", "line", "line_bounds", "line_eta",
+		"line_leave", "line_join",
 	}
 	deciding = []string{"request", "later_verbs", "reservation", "decide"}
 	taking   = []string{"line_turns", "line_take", "take"}

@@ -91,6 +91,12 @@ algorithms['t'] = {
     return back
   end,
 
+  span = function(st)
+    local length = 0
+    for i = 2, #st.ticks do length = max(length, st.ticks[i] - st.ticks[i - 1]) end
+    return length, 0, st.margin > 0 and 2 or 1
+  end,
+
   longest = function(window) return 400 * 86400 end,
 
   capacity = function(st) return st.limit end,

@@ -55,7 +55,8 @@
 --           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
 --           line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
 --   at      when it was decided, or granted before (us, as all times)
---   time    the expected start; most, least: its upper and its lower bound
+--   time    the expected start; most, least: its upper and its lower bound, by the windows. It is
+--           above most where slots hold a ticket up
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
 --   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW": what the upstream had paused, who
@@ -143,6 +144,7 @@ local verbs = {
     end
     local most, least = time, call.leases and least_with_leases(fits, now) or nil
     if line then
+      least = least or time
       local low, high = line.expect(r, list, now, fits)
       time, most = max(time, low), max(time, high)
       -- Everything fits, and others wait for slots.

@@ -71,6 +71,8 @@ algorithms['f'] = {
     return back
   end,
 
+  span = function(st) return st.period, st.first_use and 0 or st.margin, 1 end,
+
   longest = function(window) return ceil(2 * (window.p2 + window.p3) / 1000000) end,
 
   capacity = function(st) return st.limit end,

@@ -16,14 +16,14 @@
 --                start      the latest start expected when the ticket joined (us)
 --                costs      empty for "requests=1"
 --   f          hash: flow "QUEUE|VALUES" ->
---              "tickets hour suffix rank tag weight tenant suffixes units;own"
+--              "tickets units hour weight tag suffix rank tenant suffixes;own"
+--                units      "requests=1" if all tickets cost that, else "unit=sum/least/most,..."
 --                hour       when the keys of the flow were renewed
+--                weight     in thousandths
+--                tag        its tenant's at ROOT
 --                suffix     the node where it waits, and
 --                rank       that of its first ticket there; both are "-" if it waits nowhere
---                tag        its tenant's at ROOT
---                weight     in thousandths
 --                suffixes   its scopes, narrow to broad, by "+"
---                units      "requests=1" if all tickets cost that, else "unit=sum/least/most,..."
 --                own        the tenant's own parameters (windows.lua)
 --   f:FLOW     sorted set: the tickets of a flow by rank
 --   n:NODE     sorted set: the flows that wait at a node, by tag or rank, as members "RANK FLOW":
@@ -34,11 +34,13 @@
 --              "line" -> "rank front limits_at hour": the last ranks given at the end and in front,
 --              when nodes were looked at with the limits of "limits", when keys were renewed;
 --              "limits" -> the windows of the last take
---   z          hash: queue -> "asked tickets weights first last with"
+--   z          hash: queue -> "asked tickets weights first last with since taken"
 --                asked      when a server asked for it last
 --                weights    of its flows together
 --                first      the first appointment of servers that will ask, and the last one
 --                with       the least name of the queues that are asked for together; "-" if alone
+--                since      since when slots are what tickets wait for, 0 if they do not; and how many
+--                           were taken since (line_appointments.lua)
 --   s:SUFFIX   string: turns between queues of different servers (line_turns.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
@@ -47,60 +49,47 @@
 --
 -- new_line(call) -> L, the line as line_join.lua and line_take.lua see it. What they read is read
 -- once, what they change is written in the end. Only calls that find a line, or join one, make it.
--- Besides what line_fair.lua, line_places.lua and line_write.lua add, L has:
+-- Besides what line_write.lua adds, L has:
 --   read(key, field) -> value          a field of the hashes t, f or u, or false
 --   read_all(key, names)               reads fields that will be asked for, in one command
 --   write(key, field, value)           sets a field, or deletes it by false, in the end
 --   read_line()                        reads the queues, and the line's own numbers
 --   queue_of(name) -> q                the record of a queue, a new one if there is none
---   dead(q)                            whether no server asks for the queue
---   alive(q)                           whether it may hold up other queues
+--   alive(q)                           whether it may hold up other queues: a server asks for it
 --   node_of(queue, suffix) -> node     new_flow(id, weight, tenant, suffixes, own_text) -> flow
---   flow_of(id) -> flow, or false      new_ticket(id, flow, costs, rank, key, start)
+--   flow_of(id) -> flow, or false
+--   brief_flow(id) -> flow, or false   the flow with what most joins need of it: id, queue, values,
+--                                      n, same, units, hour, weight and tag
 --   ticket(id) -> flow's id, costs, key, rank; nil if it is not in line
+-- What line_fair.lua and line_places.lua add is set up when it is first asked for: few joins need it.
 
-local new_line
-do
-local match, gmatch, sub, find, format = string.match, string.gmatch, string.sub, string.find, string.format
-local byte, max, min = string.byte, math.max, math.min
-local pack7, unpack7 = codec.pack7, codec.unpack7
-
-local RANK_ZERO = 4503599627370496 -- ranks in front of all are below
-local UNPACK = 4000         -- values in one call to Redis
-local DEAD = 60000000       -- us after which a queue that no server asked for holds up nobody
-local DEAD_CLAIMS = 2000000 -- the same for claims
-local COMMON = 'requests=1' -- the costs of most tickets
-
-function new_line(call)
+local function new_line(call)
   local P, now = call.P, call.now
-  -- All fields are named here, as a table that grows is copied.
+  local fields, written = {t = {}, f = {}, u = {}}, {t = {}, f = {}, u = {}}
+  local nodes, flows = {}, {}
+  -- Most fields are named here, as a table that grows is copied. These are 32: one more makes the
+  -- table twice as large.
   local L = {
-    call = call, hour = format('%d', now / 3600000000), ttl = DAY, RANK_ZERO = RANK_ZERO,
+    call = call, hour = string.format('%d', now / 3600000000), ttl = DAY, turns = false,
     count = call.waiting, before = call.waiting, -- tickets now, and in Redis
-    fields = {t = {}, f = {}, u = {}}, written = {t = {}, f = {}, u = {}}, -- of the hashes
-    nodes = {}, flows = {}, queues = false,
-    numbers = {},                                         -- scopes by their attributes
-    dues = {}, dues_changed = {},                         -- by queue and suffix
-    added = {},                                           -- tickets that joined, by flow
-    waiting = {},                                         -- sums of line_eta.lua
-    rank = false, front = false, limits_at = false, renewed = false, -- of the field "line"
-    renew = false, line_changed = false, dead_claims = false, turns = nil,
+    fields = fields, written = written,          -- of the hashes
+    nodes = nodes, flows = flows, queues = false,
+    own = false,                                 -- the field "line", and what is to be done
+    numbers = {},                                -- scopes by their attributes
+    dues = {}, dues_changed = {},                -- by queue and suffix
+    added = {},                                  -- tickets that joined, by flow
+    waiting = {},                                -- sums of line_eta.lua
     read = false, read_all = false, write = false, read_line = false, queue_of = false,
-    dead = false, alive = false, node_of = false, new_flow = false, flow_of = false,
-    new_ticket = false, ticket = false, scopes_of = false, nodes_of = false, blocker = false,
-    due_at = false, set_due = false, due = false, reopen = false, place = false,
-    first_ticket = false, forget = false, part_of = false, share = false, tag_of = false,
-    set_tag = false, charge = false, score = false, flush_added = false, flush_places = false,
-    flush = false, finish = false,
+    alive = false, node_of = false, new_flow = false, flow_of = false, brief_flow = false,
+    ticket = false, flush_added = false, flush_places = false, flush = false, finish = false,
   }
-  local fields, written, nodes, flows = L.fields, L.written, L.nodes, L.flows
   for i = 1, #call.scopes do L.numbers[call.scopes[i].attributes] = i end
   local ttl = DAY
   for i = 1, #call.windows do
     local longest = call.windows[i].algorithm.longest
-    if longest then ttl = max(ttl, longest(call.windows[i])) end
+    if longest then ttl = math.max(ttl, longest(call.windows[i])) end
   end
-  L.ttl = format('%d', ttl)
+  L.ttl = string.format('%d', ttl)
 
   function L.read(key, field)
     local value = fields[key][field]
@@ -124,8 +113,8 @@ function new_line(call)
       for i = 1, n do known[unread[i]] = false end
       return
     end
-    for from = 1, n, UNPACK do
-      local found = redis.call('HMGET', P .. key, unpack(unread, from, min(n, from + UNPACK - 1)))
+    for from = 1, n, 4000 do -- values in one call to Redis
+      local found = redis.call('HMGET', P .. key, unpack(unread, from, math.min(n, from + 3999)))
       for i = 1, #found do known[unread[from + i - 1]] = found[i] end
     end
   end
@@ -136,59 +125,62 @@ function new_line(call)
   end
 
   -- new_queue returns the record of a queue.
-  local function new_queue(name, asked, n, weights, first, last, with)
+  local function new_queue(name, asked, n, weights, first, last, with, since, taken)
+    local claims = string.byte(name) == 33
     return {
-      name = name, claims = byte(name) == 33, asked = asked, n = n, weights = weights, first = first,
-      last = last, with = with == '-' and '=' .. name or with, changed = false,
+      name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
+      last = last, with = with == '-' and '=' .. name or with, changed = false, since = since, taken = taken,
+      lasts = claims and 2000000 or 60000000, -- us after which one that is not asked for is dead
     }
   end
 
   function L.read_line()
     if L.queues then return end
     L.queues = {}
-    if L.before > 0 then
-      local all = redis.call('HGETALL', P .. 'z')
-      for i = 1, #all, 2 do
-        local asked, n, weights, first, last, with =
-          match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-        local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with)
-        L.queues[q.name] = q
-        if q.claims and q.n > 0 and not L.alive(q) then L.dead_claims = true end
-      end
+    local text = L.read('u', 'line') or '0 0 0 -'
+    local rank, front, limits_at, hour = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$')
+    L.own = {
+      rank = rank + 0, front = front + 0, limits_at = limits_at + 0, hour = hour, changed = false,
+      renew = false, dead_claims = false, flows = 0, -- that began in this call
+    }
+    if L.before == 0 then return end
+    local all = redis.call('HGETALL', P .. 'z')
+    for i = 1, #all, 2 do
+      local asked, n, weights, first, last, with, since, taken =
+        string.match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+      local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with,
+        since + 0, taken + 0)
+      L.queues[q.name] = q
+      if q.claims and q.n > 0 and not L.alive(q) then L.own.dead_claims = true end
     end
-    local own = L.read('u', 'line') or '0 0 0 -'
-    local rank, front, limits_at, renewed = match(own, '^(%S+) (%S+) (%S+) (%S+)$')
-    L.rank, L.front, L.limits_at, L.renewed = rank + 0, front + 0, limits_at + 0, renewed
   end
 
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = new_queue(name, now, 0, 0, 0, 0, '-')
+      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0)
       L.queues[name] = q
     end
     return q
   end
 
-  function L.dead(q) return now - q.asked >= (q.claims and DEAD_CLAIMS or DEAD) end
-
-  function L.alive(q) return q.n > 0 and not L.dead(q) end
+  function L.alive(q) return q.n > 0 and now - q.asked < q.lasts end
 
   function L.node_of(queue, suffix)
     local name = queue .. '|' .. suffix
     local node = nodes[name]
     if node then return node end
-    local attributes = match(suffix, '^w:([^:]*)')
+    local attributes = string.match(suffix, '^w:([^:]*)')
     node = {
       name = name, queue = queue, suffix = suffix, number = L.numbers[attributes],
-      n = 0, same = nil, units = nil, -- line_units.lua
+      n = 0, same = false, units = false, -- line_units.lua
       v = 0, tags = nil, changed = false, list = nil, more = nil,
-      shared = attributes == '' or not find(',' .. attributes .. ',', ',tenant,', 1, true),
+      shared = attributes == '' or not string.find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[name] = node
     local record = L.read('u', 'n ' .. name)
     if record then
-      local n, v, units = match(record, '^(%d+) (%d+) (%S+)$')
+      local n, v, units = string.match(record, '^(%d+) (%d+) (%S+)$')
       node.n, node.v = n + 0, v + 0
       line_units.parse(call, node, units)
     end
@@ -196,19 +188,21 @@ function new_line(call)
   end
 
   function L.new_flow(id, weight, tenant, suffixes, own_text)
-    local queue = match(id, '^([^|]*)')
+    local queue = string.match(id, '^([^|]*)')
     return {
-      id = id, queue = queue, values = sub(id, #queue + 1), weight = weight, tenant = tenant,
-      suffixes = suffixes, own_text = own_text, own = windows.own_parameters(call, own_text),
-      n = 0, same = nil, units = nil, -- line_units.lua
-      changed = false, hour = nil, suffix = nil, rank = nil, tag = 0,
+      id = id, queue = queue, values = string.sub(id, #queue + 1), weight = weight, tag = 0, hour = nil,
+      n = 0, same = false, units = false, -- line_units.lua
+      rest = nil,                         -- of its record, if that was not read to the end
+      tenant = tenant, suffixes = suffixes, own_text = own_text,
+      own = windows.own_parameters(call, own_text),
+      changed = false, suffix = nil, rank = nil,
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       scopes = nil, nodes = nil, gone = nil,
     }
   end
 
-  function L.flow_of(id)
+  function L.brief_flow(id)
     local flow = flows[id]
     if flow ~= nil then return flow end
     local record = L.read('f', id)
@@ -216,39 +210,47 @@ function new_line(call)
       flows[id] = false
       return false
     end
-    local n, renewed, suffix, rank, tag, weight, tenant, list, units, own =
-      match(record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
-    local suffixes, count = {}, 0
-    for s in gmatch(list, '[^+]+') do
-      count = count + 1
-      suffixes[count] = s
-    end
-    flow = L.new_flow(id, weight + 0, tenant, suffixes, own)
-    flow.n, flow.hour, flow.tag = n + 0, renewed, tag + 0
+    local n, units, hour, weight, tag, rest = string.match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (.*)$')
+    local queue = string.match(id, '^([^|]*)')
+    flow = {
+      id = id, queue = queue, values = string.sub(id, #queue + 1), weight = weight + 0, tag = tag + 0,
+      hour = hour, n = n + 0, same = false, units = false, rest = rest, changed = false, popped = 0,
+    }
     line_units.parse(call, flow, units)
-    if suffix ~= '-' then
-      flow.suffix, flow.rank, flow.stored_suffix, flow.stored_rank = suffix, rank, suffix, rank
-    end
     flows[id] = flow
     return flow
   end
 
-  function L.new_ticket(id, flow, costs, rank, key, start)
-    local text = costs.text ~= COMMON and costs.text or ''
-    L.write('t', id, pack7(rank + 0) .. pack7(start) .. text .. ' ' .. flow.values .. ' ' .. key)
+  function L.flow_of(id)
+    local flow = L.brief_flow(id)
+    if not flow or not flow.rest then return flow end
+    local suffix, rank, tenant, list, own = string.match(flow.rest, '^(%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+    local suffixes, count = {}, 0
+    for s in string.gmatch(list, '[^+]+') do
+      count = count + 1
+      suffixes[count] = s
+    end
+    flow.rest, flow.tenant, flow.suffixes, flow.head = nil, tenant, suffixes, 1
+    flow.own_text, flow.own = own, windows.own_parameters(call, own)
+    if suffix ~= '-' then
+      flow.suffix, flow.rank, flow.stored_suffix, flow.stored_rank = suffix, rank, suffix, rank
+    end
+    return flow
   end
 
   function L.ticket(id)
     local record = L.read('t', id)
     if not record then return nil end
-    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 15)
-    if costs == '' then costs = COMMON end
-    return match(id, '^[^/]*') .. values, costs, key, format('%d', unpack7(record, 1))
+    local costs, values, key = string.match(record, '^(%S*) (%S*) (%S+)$', 15)
+    if costs == '' then costs = 'requests=1' end
+    return string.match(id, '^[^/]*') .. values, costs, key, string.format('%d', codec.unpack7(record, 1))
   end
 
-  add_fairness(L)
-  add_places(L)
   add_writing(L)
-  return L
-end
+  return setmetatable(L, {__index = function(_, name)
+    setmetatable(L, nil)
+    add_fairness(L)
+    add_places(L)
+    return L[name]
+  end})
 end

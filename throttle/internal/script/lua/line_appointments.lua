@@ -10,44 +10,68 @@
 --   next(q, now, time, own) -> time         when a server shall ask again if the next ticket may
 --                                           fit at `time`; own: its last appointment
 --   latest(now) -> time                     when a server asks again if no such time is known
+--   took(q, now, n, full)                   notes that n tickets were taken; full: more fit, and the
+--                                           server had no more slots
+--   slot_at(q, now, flow, position) -> time when a slot is expected for a ticket behind so many of
+--                                           its flow, if slots are what tickets wait for; or 0
+--
+-- Of a queue's record, `since` is the time since which takes left tickets that fit, 0 if the last
+-- one did not, and `taken` counts those that were taken since then, in about a minute.
 
-local appointments
-do
-local max, min = math.max, math.min
-
-local SPACING = 5000    -- us between appointments
-local FORGET = 10000    -- us after which an appointment that was not kept is forgotten
-local LATEST = 1000000  -- us until the latest appointment
-
-appointments = {
-  -- No server is woken if one asks by then.
-  nudge = function(q, now, time)
-    local kept = q.last >= now - FORGET and not (q.first < now - FORGET and q.asked < q.first)
-    if kept and q.first <= max(time, now) + SPACING then return 0 end
-    local at = now
-    if q.claims then at = min(max(time, now), now + LATEST) end -- their process asks in time
-    -- One server wakes: the next tickets need not wake others.
-    q.first, q.last, q.changed = at, at, true
-    return 1
-  end,
-
-  next = function(q, now, time, own)
-    if time <= now then return now end
-    if q.last < now - FORGET or q.last == own or time < q.first then
-      q.first, q.last = time, time
-    else
-      local last = q.last
-      q.last = max(time, last + SPACING)
-      if q.last > last + SPACING then q.first = q.last end
-    end
-    if q.last > now + LATEST then
-      q.last = now + LATEST
-      q.first = min(q.first, q.last)
-    end
-    q.changed = true
-    return q.last
-  end,
-
-  latest = function(now) return now + LATEST end,
+local appointments = {
+  SPACING = 5000,   -- us between appointments
+  FORGET = 10000,   -- us after which an appointment that was not kept is forgotten
+  LATEST = 1000000, -- us until the latest appointment
 }
+
+-- No server is woken if one asks by then.
+function appointments.nudge(q, now, time)
+  local since, spacing = now - appointments.FORGET, appointments.SPACING
+  local kept = q.last >= since and not (q.first < since and q.asked < q.first)
+  if kept and q.first <= math.max(time, now) + spacing then return 0 end
+  local at = now
+  if q.claims then at = math.min(math.max(time, now), appointments.latest(now)) end -- their process asks in time
+  -- One server wakes: the next tickets need not wake others.
+  q.first, q.last, q.changed = at, at, true
+  return 1
+end
+
+function appointments.next(q, now, time, own)
+  local spacing = appointments.SPACING
+  if time <= now then return now end
+  if q.last < now - appointments.FORGET or q.last == own or time < q.first then
+    q.first, q.last = time, time
+  else
+    local last = q.last
+    q.last = math.max(time, last + spacing)
+    if q.last > last + spacing then q.first = q.last end
+  end
+  if q.last > appointments.latest(now) then
+    q.last = appointments.latest(now)
+    q.first = math.min(q.first, q.last)
+  end
+  q.changed = true
+  return q.last
+end
+
+function appointments.latest(now) return now + appointments.LATEST end
+
+function appointments.took(q, now, n, full)
+  if not full then
+    q.since, q.taken = 0, 0
+  elseif q.since == 0 then
+    q.since = now
+  else
+    q.taken = q.taken + n
+    if now - q.since > 60000000 then -- the older half counts no more
+      q.since, q.taken = now - 30000000, math.ceil(q.taken * 30000000 / (now - q.since))
+    end
+  end
+end
+
+function appointments.slot_at(q, now, flow, position)
+  local span = now - q.since
+  if q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
+  local before = math.min(q.n, position * q.weights / flow.weight) -- with the shares of others
+  return now + math.floor(before * span / q.taken)
 end

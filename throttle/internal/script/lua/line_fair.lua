@@ -13,13 +13,11 @@
 --   charge(flow, costs, sign)       moves the tags for a grant (1), or back for one put back (-1)
 --   score(node, flow) -> score      by which the flow stands at the node
 
-local add_fairness
-do
-local max, ceil = math.max, math.ceil
+local function add_fairness(L)
+  local max, ceil = math.max, math.ceil
 
-local SHARE = 100000000 -- what a tag moves by for all that a window holds
+  local SHARE = 100000000 -- what a tag moves by for all that a window holds
 
-function add_fairness(L)
   local call = L.call
   local P = call.P
 
@@ -95,5 +93,4 @@ function add_fairness(L)
     end
     return tag
   end
-end
 end

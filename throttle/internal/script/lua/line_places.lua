@@ -18,15 +18,13 @@
 --   first_ticket(flow) -> ticket          {id, costs, rank, key}, or nil
 --   forget(flow, id, costs)               takes a ticket off everything that counts it
 
-local add_places
-do
-local match, byte, format, max, min = string.match, string.byte, string.format, math.max, math.min
+local function add_places(L)
+  local match, byte, format, max, min = string.match, string.byte, string.format, math.max, math.min
 
-local SLOTS = 100000       -- us between looks for slots on behalf of claims
-local LOOK_AGAIN = 1000000 -- us until the next look at a flow that leaves room for others
-local HEADS = 16           -- how many tickets of a flow are read at once
+  local SLOTS = 100000       -- us between looks for slots on behalf of claims
+  local LOOK_AGAIN = 1000000 -- us until the next look at a flow that leaves room for others
+  local HEADS = 16           -- how many tickets of a flow are read at once
 
-function add_places(L)
   local call = L.call
   local P, now = call.P, call.now
   local dues, dues_changed = L.dues, L.dues_changed
@@ -208,7 +206,7 @@ function add_places(L)
   end
 
   function L.forget(flow, id, costs)
-    L.waiting = {}
+    L.waiting = {} -- line_eta.lua
     L.write('t', id, false)
     L.count = L.count - 1
     local q = L.queue_of(flow.queue)
@@ -223,5 +221,4 @@ function add_places(L)
       if call.only_tenants and flow.tag > root.v then L.set_tag(root, flow, flow.tag) end
     end
   end
-end
 end

@@ -258,9 +258,9 @@ function new_take(L)
     for _, scope in pairs(call.open) do scope.ahead = nil end
     local time = L.due_at(q.name, ROOT)
     if time and time <= now then
-      L.turns = turns
+      L.turns = turns or false
       serve_root(q, want, taken, STEPS + want)
-      L.turns = nil
+      L.turns = false
     end
   end
 
@@ -280,10 +280,10 @@ function new_take(L)
     for _, q in pairs(L.queues) do
       if q.asked > now then q.asked, q.changed, set_back = now, true, true end
     end
-    local recent = known and now < L.limits_at + CHANGES
+    local recent = known and now < L.own.limits_at + CHANGES
     if not set_back and (known == limits or recent) then return end
     L.write('u', 'limits', limits)
-    L.limits_at, L.line_changed = now, true
+    L.own.limits_at, L.own.changed = now, true
     if not known and not set_back then return end
     for _, q in pairs(L.queues) do look_at_all(q) end
   end
@@ -343,7 +343,12 @@ function new_take(L)
       if q then
         if joint then look_at_all(q) end
         q.asked, q.with, q.changed = now, with, true
-        if q.n > 0 then serve(q, want, taken) end
+        if q.n > 0 then
+          local before = taken.n
+          serve(q, want, taken)
+          local due = q.n > 0 and L.due_at(q.name, ROOT)
+          appointments.took(q, now, taken.n - before, want > 0 and taken.n >= want and due and due <= now)
+        end
       end
     end
     if turns then turns.write() end

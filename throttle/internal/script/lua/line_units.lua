@@ -11,20 +11,15 @@
 --   count(of, costs, sign)    adds a ticket's costs (1), or takes them off (-1)
 --   of_unit(of, unit) -> sum, least, most
 
-local line_units
-do
-local gmatch, find, format, max, min = string.gmatch, string.find, string.format, math.max, math.min
-local MOST = codec.MOST
-
-line_units = {
+local line_units = {
   parse = function(call, of, text)
     if of.n == 0 then return end
-    if not find(text, '/', 1, true) then
+    if not string.find(text, '/', 1, true) then
       of.same = windows.costs_of(call, text)
       return
     end
     of.units = {}
-    for unit, sum, least, most in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
+    for unit, sum, least, most in string.gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
       of.units[unit] = {sum + 0, least + 0, most + 0}
     end
   end,
@@ -34,7 +29,7 @@ line_units = {
     local parts, n = {}, 0
     for unit, u in pairs(of.units or {}) do
       n = n + 1
-      parts[n] = format('%s=%d/%d/%d', unit, u[1], u[2], u[3])
+      parts[n] = string.format('%s=%d/%d/%d', unit, u[1], u[2], u[3])
     end
     return n > 0 and table.concat(parts, ',') or '-'
   end,
@@ -43,7 +38,7 @@ line_units = {
     local n = of.n + sign
     of.n, of.changed = n, true
     if n <= 0 then
-      of.n, of.same, of.units = 0, nil, nil
+      of.n, of.same, of.units = 0, false, false
       return
     end
     if not of.units then
@@ -56,14 +51,14 @@ line_units = {
       for unit, cost in pairs(of.same and of.same.units or {}) do
         of.units[unit] = {cost * (n - sign), cost, cost}
       end
-      of.same = nil
+      of.same = false
     end
     for unit, cost in pairs(costs.units) do
       local u = of.units[unit]
       if not u then
-        of.units[unit] = {max(0, sign * cost), cost, cost}
+        of.units[unit] = {math.max(0, sign * cost), cost, cost}
       else
-        u[1] = max(0, min(u[1] + sign * cost, MOST))
+        u[1] = math.max(0, math.min(u[1] + sign * cost, codec.MOST))
         if cost < u[2] then u[2] = cost end
         if cost > u[3] then u[3] = cost end
       end
@@ -73,12 +68,11 @@ line_units = {
   of_unit = function(of, unit)
     if of.same then
       local cost = of.same.units[unit]
-      if not cost then return 0, MOST, 0 end
+      if not cost then return 0, codec.MOST, 0 end
       return cost * of.n, cost, cost
     end
     local u = of.units and of.units[unit]
-    if not u then return 0, MOST, 0 end
+    if not u then return 0, codec.MOST, 0 end
     return u[1], u[2], u[3]
   end,
 }
-end

@@ -11,35 +11,30 @@
 local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 
-local add_writing
-do
-local format, min = string.format, math.min
-local units_text = line_units.text
+local function add_writing(L)
+  local PART = 4000 -- values in one call to Redis; even, as many are pairs
 
-local PART = 4000 -- values in one call to Redis; even, as many are pairs
-
--- call_in_parts calls a command on a list of values, which may be too long for one call.
-local function call_in_parts(name, key, list)
-  local n = #list
-  if n == 0 then return end
-  if n <= PART then
-    redis.call(name, key, unpack(list))
-    return
+  -- call_in_parts calls a command on a list of values, which may be too long for one call.
+  local function call_in_parts(name, key, list)
+    local n = #list
+    if n == 0 then return end
+    if n <= PART then
+      redis.call(name, key, unpack(list))
+      return
+    end
+    for from = 1, n, PART do redis.call(name, key, unpack(list, from, math.min(n, from + PART - 1))) end
   end
-  for from = 1, n, PART do redis.call(name, key, unpack(list, from, min(n, from + PART - 1))) end
-end
 
--- list_in returns the list of that name, made empty if there is none.
-local function list_in(lists, name)
-  local list = lists[name]
-  if not list then
-    list = {}
-    lists[name] = list
+  -- list_in returns the list of that name, made empty if there is none.
+  local function list_in(lists, name)
+    local list = lists[name]
+    if not list then
+      list = {}
+      lists[name] = list
+    end
+    return list
   end
-  return list
-end
 
-function add_writing(L)
   local call = L.call
   local P, hour, flows = call.P, L.hour, L.flows
 
@@ -61,7 +56,7 @@ function add_writing(L)
           end
           if flow.suffix then
             local list = list_in(placed, flow.queue .. '|' .. flow.suffix)
-            list[#list + 1] = format('%d', flow.score)
+            list[#list + 1] = string.format('%d', flow.score)
             list[#list + 1] = flow.rank .. ' ' .. id
           end
           if moved then flow.changed = true end
@@ -80,30 +75,27 @@ function add_writing(L)
     end
   end
 
-  -- write_flow writes a flow's record, and renews its tickets once an hour.
-  local function write_flow(id, flow)
-    if flow.hour ~= hour then
-      expire(P .. 'f:' .. id, L.ttl)
-      flow.hour = hour
-    end
-    L.write('f', id, format('%d %s %s %s %d %d %s %s %s;%s', flow.n, hour, flow.suffix or '-',
-      flow.rank or '-', flow.tag, flow.weight, flow.tenant, table.concat(flow.suffixes, '+'),
-      units_text(flow), flow.own_text))
-    flow.changed = false
-  end
-
+  -- A flow's tickets are renewed once an hour.
   local function flush_flows()
     for id, flow in pairs(flows) do
       if flow then
         if flow.popped > 0 then
-          redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
+          redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', string.format('%d', flow.popped - 1))
           flow.popped, flow.heads, flow.read_to_end = 0, nil, nil
         end
         if flow.n == 0 then
           if flow.gone then L.write('f', id, false) end
           flows[id] = nil
         elseif flow.changed then
-          write_flow(id, flow)
+          if flow.hour ~= hour then
+            expire(P .. 'f:' .. id, L.ttl)
+            flow.hour = hour
+          end
+          local rest = flow.rest or string.format('%s %s %s %s;%s', flow.suffix or '-', flow.rank or '-',
+            flow.tenant, table.concat(flow.suffixes, '+'), flow.own_text)
+          L.write('f', id, string.format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
+            flow.tag) .. rest)
+          flow.changed = false
         end
       end
     end
@@ -114,14 +106,14 @@ function add_writing(L)
     local key, list, gone = P .. 'g:' .. node.name, {}, {}
     for tenant, tag in pairs(node.new_tags) do
       if tag > node.v then
-        list[#list + 1] = format('%d', tag)
+        list[#list + 1] = string.format('%d', tag)
         list[#list + 1] = tenant
       else
         gone[#gone + 1] = tenant -- a ticket was put back, and its charge undone
       end
     end
     call_in_parts('ZREM', key, gone)
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', format('%d', node.v))
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%d', node.v))
     if list[1] then
       call_in_parts('ZADD', key, list)
       expire(key, L.ttl)
@@ -141,7 +133,7 @@ function add_writing(L)
             node.tags, node.new_tags = nil, nil
           end
         else
-          L.write('u', 'n ' .. name, format('%d %d %s', node.n, node.v, units_text(node)))
+          L.write('u', 'n ' .. name, string.format('%d %d %s', node.n, node.v, line_units.text(node)))
         end
       end
       if node.new_tags then write_tags(node) end
@@ -154,7 +146,7 @@ function add_writing(L)
       for suffix in pairs(suffixes) do
         local time = L.dues[queue][suffix]
         if time then
-          list[#list + 1] = format('%d', time)
+          list[#list + 1] = string.format('%d', time)
           list[#list + 1] = suffix
         else
           gone[#gone + 1] = suffix
@@ -192,7 +184,7 @@ function add_writing(L)
       for name in pairs(L.queues) do keys[#keys + 1] = P .. 'd:' .. name end
       redis.call('DEL', unpack(keys))
     elseif L.count ~= L.before then
-      redis.call('SET', P .. 'q', format('%d', L.count), 'EX', L.ttl)
+      redis.call('SET', P .. 'q', string.format('%d', L.count), 'EX', L.ttl)
     end
     L.before = L.count
   end
@@ -203,10 +195,11 @@ function add_writing(L)
     flush_flows()
     flush_nodes()
     flush_dues()
-    local renew = L.count > 0 and L.renewed ~= hour
-    if L.line_changed or renew then
-      L.renewed, L.line_changed, L.renew = hour, false, renew or L.renew
-      L.write('u', 'line', format('%d %d %d %s', L.rank, L.front, L.limits_at, hour))
+    local own = L.own
+    local renew = L.count > 0 and own.hour ~= hour
+    if own.changed or renew then
+      own.hour, own.changed, own.renew = hour, false, renew or own.renew
+      L.write('u', 'line', string.format('%d %d %d %s', own.rank, own.front, own.limits_at, hour))
     end
     for key, changed in pairs(L.written) do
       if next(changed) then flush_hash(key) end
@@ -226,18 +219,17 @@ function add_writing(L)
     if L.count <= 0 then return end
     local list, gone = {}, {}
     for name, q in pairs(L.queues) do
-      if q.n == 0 and L.dead(q) then
+      if q.n == 0 and call.now - q.asked >= q.lasts then
         gone[#gone + 1] = name
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then
         list[#list + 1] = name
-        list[#list + 1] = format('%d %d %d %d %d %s', q.asked, q.n, q.weights, q.first, q.last,
-          q.with == '=' .. name and '-' or q.with)
+        list[#list + 1] = string.format('%d %d %d %d %d %s %d %d', q.asked, q.n, q.weights, q.first,
+          q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken)
       end
     end
     call_in_parts('HSET', P .. 'z', list)
     call_in_parts('HDEL', P .. 'z', gone)
-    if L.renew then expire(P .. 'z', L.ttl) end
+    if L.own.renew then expire(P .. 'z', L.ttl) end
   end
-end
 end

@@ -26,6 +26,8 @@
 --   rid_at(st, start, units) -> time
 --                                  when a cost fits that did not fit beside a ticket granted at
 --                                  `start`, if no more than `units` were granted since, it included
+--   span(st) -> us, margin, counts the longest time between two resets, for how long before one
+--                                  nothing is granted, and in how many spans a grant may count
 --   opens_at(st, now) -> time      the next look at a full window, if nothing is given back before
 --   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id) -> units
 --                                  what is held by a lease is given back, or kept for as long again

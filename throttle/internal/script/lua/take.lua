@@ -75,7 +75,7 @@ end
 local names, taken = {}, {n = 0, kept = {}}
 for i = 1, nqueues do names[i] = ARGV[call.first + 2 + i] end
 local next_time = T.take(names, most, appointment, taken)
-if L.dead_claims then new_join(L).sweep() end
+if L.own.dead_claims then new_join(L).sweep() end
 scopes.write_all(call)
 L.finish()
 local out = {now, next_time, call.id_base}

@@ -1,0 +1,135 @@
+package linetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// anyCrossing is one to four windows of scopes that may cross, and tenants of any weights.
+func anyCrossing(random *rand.Rand) throttle.Policy {
+	scopes := []throttle.Scope{throttle.Shared, {}, throttle.Per("tenant", "user"), throttle.Per("region"), throttle.Per("tenant", "region")}
+	if random.IntN(2) == 0 {
+		scopes = scopes[:2]
+	}
+	var windows []throttle.Window
+	for i := range 1 + random.IntN(4) {
+		w := throttle.Window{
+			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(20)) * s,
+			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Sliding, throttle.Fixed, throttle.GCRA}[random.IntN(4)],
+			Scope:     scopes[random.IntN(len(scopes))],
+			Unit:      []string{"requests", "requests", "tokens"}[random.IntN(3)],
+		}
+		switch {
+		case w.Algorithm == throttle.GCRA:
+			w.Burst = 3 + random.Int64N(5)
+		case w.Algorithm == throttle.Fixed && random.IntN(2) == 0:
+			w.Anchor = throttle.AnchorFirstUse
+		}
+		windows = append(windows, w)
+	}
+	p := policy(windows...)
+	p.Tenants = map[string]throttle.Tenant{
+		"b": {Weight: []float64{0.01, 0.5, 1, 4}[random.IntN(4)]}, "c": {Weight: []float64{0.1, 1, 9}[random.IntN(3)]},
+	}
+	return p
+}
+
+// Whatever the scopes, the costs and the weights of tenants are: if nobody else comes, nobody starts
+// before the lower bound that it was told, nor after the upper one.
+func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		var real, most time.Duration
+		for seed := range uint64(40) {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			random := rand.New(rand.NewPCG(seed, 77))
+			p := anyCrossing(random)
+			sc := newScene(t, client, p)
+			equal := random.IntN(2) == 0
+			sc.with = map[string]string{}
+			tokens := false
+			for _, w := range p.Windows {
+				tokens = tokens || w.Unit == "tokens"
+			}
+			anyTicket := func(i int) throttle.Ticket {
+				if !equal || i <= 0 {
+					sc.cost, sc.tokens = 1+random.Int64N(3), 0
+					if tokens {
+						sc.tokens = 1 + random.Int64N(3)
+					}
+				}
+				sc.with = map[string]string{"user": []string{"u", "v"}[random.IntN(2)], "region": []string{"n", "s"}[random.IntN(2)]}
+				r := sc.of(fmt.Sprintf("%c%03d", "aabc"[random.IntN(4)], i))
+				return throttle.Ticket{TicketID: r.Ticket, Request: r}
+			}
+			now := time.Duration(random.IntN(60_000)) * ms
+			for range random.IntN(6) {
+				sc.at(now)
+				r := anyTicket(-1).Request
+				r.Ticket = throttle.TicketID{}
+				reserve(t, sc.l, r)
+				now += time.Duration(random.IntN(3_000_000)) * us
+			}
+			starts, tickets := map[string]time.Duration{}, map[string]throttle.Ticket{}
+			for i := range 30 {
+				sc.at(now)
+				ticket := anyTicket(i)
+				tickets[ticket.ID] = ticket
+				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket}); err != nil {
+					t.Fatal(err)
+				}
+				if random.IntN(4) == 0 {
+					now = sc.goOn(now, now+time.Duration(random.IntN(3_000_000))*us, starts)
+				}
+			}
+			sc.at(now)
+			told := map[string]throttle.Place{}
+			for id, ticket := range tickets {
+				if _, gone := starts[id]; gone {
+					continue
+				}
+				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
+				if err != nil || !places[0].AlreadyQueued {
+					t.Fatalf("%+v, %v", places, err)
+				}
+				told[id] = places[0]
+			}
+			for id, start := range sc.starts() {
+				starts[id] = start
+			}
+			for id, place := range told {
+				start, ok := starts[id]
+				start -= now
+				real, most = real+start, most+place.StartsInMost
+				// Servers ask a line at most every 5 ms.
+				if !ok || start < place.StartsInLeast || start > place.StartsInMost+5*ms {
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, id, start, ok, place.StartsInLeast, place.StartsInMost, p.Windows)
+				}
+			}
+		}
+		if most > 5*real {
+			t.Errorf("the upper bounds are %v in all, the starts %v", most, real)
+		}
+	})
+}
+
+// A denied request without a ticket may start as soon as the windows let it, if all who wait leave.
+func TestDeniedRequestsWithoutATicketHaveALowerBound(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(1, s)))
+		sc.granted("a0")
+		sc.joins("a1", "b1", "c1")
+		d := reserve(t, sc.l, sc.without("d"))
+		if d.Granted || d.RetryInLeast != s || d.RetryIn <= s {
+			t.Errorf("granted %v, in %v, %v at the least, want 1s at the least", d.Granted, d.RetryIn, d.RetryInLeast)
+		}
+	})
+}

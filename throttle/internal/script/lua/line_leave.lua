@@ -1,0 +1,156 @@
+-- line_leave.lua: how tickets leave a line untaken, and what else few calls ask of it.
+--
+-- add_leaving(L, J, E) adds to the verbs of line_join.lua those that are set up when they are first
+-- asked for. Besides those that it lists:
+--   place_first(flow, rank, costs)   has a flow wait where its new first ticket has to
+--   new_flow(r) -> flow              the flow of a request that has none in line
+
+local function add_leaving(L, J, E)
+  local format, gsub, sub, max = string.format, string.gsub, string.sub, math.max
+
+  local SWEPT = 64 -- claims that one call removes
+
+  local call = L.call
+  local P, now = call.P, call.now
+
+  -- A line keeps a tenant's own parameters by the names of windows. Their places may change.
+  local function own_text(own)
+    if own == '' or sub(own, 1, 1) == '@' then return own end
+    return (gsub(own, '(%d+)( %S+ %S+ %S+;)', function(i, rest)
+      return '@' .. call.windows[i + 0].name .. rest
+    end))
+  end
+
+  function J.new_flow(r)
+    return L.new_flow(r.flow, r.weight + 0, r.tenant, r.suffixes, own_text(r.own))
+  end
+
+  function J.rank(id)
+    local _, _, _, rank = L.ticket(id)
+    return rank
+  end
+
+  -- A take by other limits looks at the flow again.
+  function J.place_first(flow, rank, costs)
+    L.place(flow, rank, costs)
+    local known, limits = L.read('u', 'limits'), windows.limits()
+    if not known then
+      L.write('u', 'limits', limits)
+    elseif known ~= limits then
+      L.write('u', 'limits', '-')
+    end
+  end
+
+  -- is_only tells whether the ticket `id` is the only one of a flow that waits at this node.
+  local function is_only(id, queue, suffix)
+    local own = L.ticket(id)
+    local flow = own and L.flow_of(own)
+    return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
+  end
+
+  -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
+  -- slot. But the first of the request's own flow may cost more, and have no room any more.
+  function J.somebody_waits(r, id)
+    for name, q in pairs(L.queues) do
+      if name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q) then
+        for i = 1, #r.suffixes do
+          local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. r.suffixes[i])
+          if flows > 0 and not (flows == 1 and id and is_only(id, name, r.suffixes[i])) then
+            return true
+          end
+        end
+      end
+    end
+    local own = not L.numbers[''] and L.flow_of(r.flow)
+    if own and own.suffix == windows.ROOT and own.same ~= windows.costs_of(call, r.costs_text) then
+      local first = L.first_ticket(own)
+      return first and first.id ~= id and L.blocker(own, first.costs) and true or false
+    end
+    return false
+  end
+
+  function J.expect(r, list, at, fits)
+    local flow, costs = J.flow_for(r), windows.costs_of(call, r.costs_text)
+    local low, high = E.expected(flow, list, at, costs, nil, false, fits)
+    if low <= at then low, high = E.expected(flow, list, at, costs, nil, true, fits) end
+    return low, high
+  end
+
+  -- first_left has the nodes looked at that a flow's first ticket may have held up.
+  local function first_left(flow)
+    for name, q in pairs(L.queues) do
+      if name == flow.queue or q.n > 0 and L.due_at(name, flow.suffix) then
+        L.due(name, flow.suffix, now)
+      end
+    end
+    L.reopen(flow, nil)
+  end
+
+  function J.remove(id)
+    local of, text = L.ticket(id)
+    if not of then return false end
+    local flow = L.flow_of(of)
+    L.flush_added()
+    if not flow then
+      L.write('t', id, false)
+      L.count = L.count - 1
+      return true
+    end
+    local first = redis.call('ZRANGE', P .. 'f:' .. of, '0', '0')[1]
+    if first == id and flow.suffix then first_left(flow) end
+    redis.call('ZREM', P .. 'f:' .. of, id)
+    L.forget(flow, id, windows.costs_of(call, text))
+    if first == id and flow.n > 0 then
+      flow.heads, flow.read_to_end = nil, nil
+      local second = L.first_ticket(flow)
+      if second then L.place(flow, second.rank, second.costs) end
+    end
+    return true
+  end
+
+  function J.refresh(r)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.n == 0 then return end
+    local q = L.queue_of(flow.queue)
+    q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
+    flow.weight, flow.own_text, flow.changed = r.weight + 0, own_text(r.own), true
+    flow.own = windows.own_parameters(call, flow.own_text)
+    if flow.suffix then L.due(flow.queue, flow.suffix, now) end
+  end
+
+  function J.look_again(suffixes)
+    for name, q in pairs(L.queues) do
+      if q.n > 0 then
+        for i = 1, #suffixes do
+          if L.due_at(name, suffixes[i]) then L.due(name, suffixes[i], now) end
+        end
+      end
+    end
+  end
+
+  function J.sweep()
+    local left, last = SWEPT, format('%d', SWEPT)
+    for name, q in pairs(L.queues) do
+      if q.claims and q.n > 0 and not L.alive(q) then
+        for _, suffix in ipairs(redis.call('ZRANGE', P .. 'd:' .. name, '0', last)) do
+          local node = P .. 'n:' .. name .. '|' .. suffix
+          for _, member in ipairs(redis.call('ZRANGE', node, '0', last)) do
+            for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. sub(member, 18), '0', last)) do
+              if left > 0 and J.remove(id) then left = left - 1 end
+            end
+          end
+        end
+      end
+    end
+  end
+
+  function J.take_back(r)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.n == 0 then flow = J.new_flow(r) end
+    L.charge(flow, windows.costs_of(call, r.costs_text), -1)
+    if flow.n > 0 and flow.suffix then
+      flow.score = L.score(L.node_of(flow.queue, flow.suffix), flow)
+    end
+  end
+
+end

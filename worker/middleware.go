@@ -82,7 +82,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 			return ad.unavailable(a, request, err)
 		}
 		retried, _ := asynq.GetRetryCount(ctx)
-		request.Front = retried > 0 || grant != nil // it had its turn
+		request.Front = retried > 0 || grant != nil && !grant.Decision.Queued // it had its turn
 		request.Key = a.message.JoinKey()
 		request.Ticket = throttle.TicketID{Queue: identity + "/" + ref.Queue, ID: ref.ID}
 	}
@@ -138,8 +138,8 @@ func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq
 	return ad.run(ctx, a, task, next, request, throttle.Decision{})
 }
 
-// decide returns what the task was granted in line, if that is still right, and else asks the
-// limiter.
+// decide returns what was decided for the task before it had a slot, if that is still right, and else
+// asks the limiter.
 func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (d throttle.Decision, err error) {
 	ask := func(ctx context.Context) error {
 		d, err = ad.config.Limiter.Reserve(ctx, request)
@@ -147,7 +147,8 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 	}
 	if grant != nil && !grant.NeverFits {
 		line := ad.config.Limiter.Line(grant.Policy)
-		if time.Since(grant.Sent) <= startWithin && line.Matches(grant.TakenTicket, request) {
+		denied := grant.Decision.Queued && grant.Policy == request.Policy
+		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, request)) {
 			return grant.Decision, nil
 		}
 		ask = func(ctx context.Context) error {

@@ -132,6 +132,11 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 	if err != nil {
 		return l.failOpen(ctx, o, err)
 	}
+	return l.reserved(o, ask, a)
+}
+
+// reserved returns the decision in the answer to a reserveRequest.
+func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if d.Granted {

@@ -156,7 +156,7 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, []throttle.Window{{Name: "w", Limit: 3, Period: 10 * m}}, func(t *testing.T, l *throttle.Limiter) {
+			limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 3, Period: 10 * m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 				d := reserve(t, l, acme(3))
 				var waited atomic.Bool
 				go func() {

@@ -32,7 +32,7 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 type attempt struct {
 	asynqredis.Ref
 	begun   time.Time
-	grant   *dispatch.Grant    // of a task from a line; nil if the task was pending
+	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
 	message asynqredis.Message // the task as it was stored when it was picked up
 
 	denied *throttle.DeniedError  // the middleware's last answer, if that was a denial

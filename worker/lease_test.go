@@ -80,30 +80,31 @@ func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
 	})
 }
 
-// Ten minutes of work a task and 500 that wait: hours, by a made-up clock.
+// Ten minutes of work a task, and eight times as many tasks as slots: hours, by a made-up clock.
 func TestLongHandlersWakeTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := atOnce(50)
+		const slots, tasks = 20, 160
+		p := atOnce(slots)
 		p.Windows[0].Lease = 5 * time.Minute
-		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: 40, Period: time.Minute})
+		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: time.Minute})
 		s := synctestSite(t, p)
 		g, l := &gauge{}, newLedger()
-		for i := range 500 {
+		for i := range tasks {
 			s.enqueue(task("acme"), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
 		}
 		s.serve(g.handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(10 * time.Minute)
 			return s.ok(ctx, task)
 		}), l.watch, func(c *asynq.Config, _ *worker.Config) {
-			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 64, 5*time.Second, time.Second
+			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = slots+6, 5*time.Second, time.Second
 		})
-		time.Sleep(2*time.Hour + 30*time.Minute)
-		if got := len(s.runs()); got != 500 {
-			t.Errorf("%d of 500 have run", got)
+		time.Sleep(2 * time.Hour)
+		if got := len(s.runs()); got != tasks {
+			t.Errorf("%d of %d have run", got, tasks)
 		}
-		if most := g.most.Load(); most != 50 {
-			t.Errorf("%d ran at once, the limit is 50", most)
+		if most := g.most.Load(); most != slots {
+			t.Errorf("%d ran at once, the limit is %d", most, slots)
 		}
 		if mean, most := l.wakesPerTask(); mean > 2.2 || most > 4 {
 			t.Errorf("%.2f wakes a task, at most %d", mean, most)

@@ -61,8 +61,8 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					serve()
 					serve()
 					// No waiting task wakes within the test without a call.
-					s.enqueueMany("acme", 0, 100)
-					s.enqueueMany("beta", 0, 100)
+					s.enqueueMany("acme", 0, 60)
+					s.enqueueMany("beta", 0, 60)
 					time.Sleep(30 * time.Second)
 					before := l.count()
 					if restart {

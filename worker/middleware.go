@@ -112,7 +112,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	if d.Granted {
 		return ad.run(ctx, a, task, next, request, d)
 	}
-	if late := tooLate(a.message, d, grant != nil); late != nil {
+	if late := tooLate(a.message, d, wasTaken(grant)); late != nil {
 		ad.leave(ctx, request)
 		ad.attempts.allow(a)
 		return notAgain{late}
@@ -130,11 +130,14 @@ func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Reques
 		return r, err
 	}
 	retried, _ := asynq.GetRetryCount(ctx)
-	r.Front = retried > 0 || grant != nil // it had its turn
+	r.Front = retried > 0 || wasTaken(grant) // it had its turn
 	r.Key = a.message.JoinKey()
 	r.Ticket = throttle.TicketID{Queue: identity + "/" + a.Queue, ID: a.ID}
 	return r, nil
 }
+
+// wasTaken tells whether the task comes from the line. A pending one may have been denied before.
+func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
 
 // processUnmatched runs a task whose type no policy matches, or returns the error by which it
 // fails.
@@ -148,8 +151,8 @@ func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq
 	return ad.run(ctx, a, task, next, request, throttle.Decision{})
 }
 
-// decide returns what the task was granted in line, if that is still right, and else asks the
-// limiter.
+// decide returns what was decided for the task before it had a slot, if that is still right, and else
+// asks the limiter.
 func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (d throttle.Decision, err error) {
 	ask := func(ctx context.Context) error {
 		d, err = ad.config.Limiter.Reserve(ctx, request)
@@ -157,7 +160,8 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 	}
 	if grant != nil && !grant.NeverFits {
 		line := ad.config.Limiter.Line(grant.Policy)
-		if time.Since(grant.Sent) <= startWithin && line.Matches(grant.TakenTicket, request) {
+		denied := grant.Decision.Queued && grant.Policy == request.Policy
+		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, request)) {
 			return grant.Decision, nil
 		}
 		ask = func(ctx context.Context) error {

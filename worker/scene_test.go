@@ -8,12 +8,14 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
@@ -29,9 +31,32 @@ func rounds(n int) int {
 	return n
 }
 
-// notStranded is how late a task may start where time is real, as machines may be slow. One that is
-// stranded waits for the two minutes of its fallback.
+// inTime is how late a task may start after the start that it was told.
+const inTime = 3 * time.Second
+
+// notStranded is how late a task may start where time is real, and a slow machine can make the
+// limiter look silent. A task that is stranded waits for the two minutes of its fallback.
 const notStranded = time.Minute
+
+// crossing runs a scene in which replies cross, for a number of rounds: in a bubble, where no slow
+// machine delays a task, and a few rounds on a real Redis.
+func crossing(t *testing.T, n int, policies []throttle.Policy, scene func(t *testing.T, s *site, n int, most time.Duration)) {
+	t.Parallel()
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		s := newSite(t, throttletest.Client(t, throttletest.Redis(t)), policies...)
+		s.jittery()
+		scene(t, s, rounds(n)/4, notStranded)
+	})
+	t.Run("bubble", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			s := synctestSite(t, policies...)
+			s.jittery()
+			scene(t, s, rounds(n), inTime)
+		})
+	})
+}
 
 // idle returns policies that guard nothing. A server asks one of its empty lines every 5 s. So
 // beside 30 of them a task waits for minutes if a server wrongly holds its line to be empty.
@@ -128,7 +153,9 @@ func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Opti
 	defer d.mu.Unlock()
 	if err == nil {
 		e := d.of(payload)
-		e.least, e.most = start.At, start.Most
+		if start.Joined { // else nothing is known, and it may start now
+			e.least, e.most = start.At, start.Most
+		}
 	}
 	return err
 }

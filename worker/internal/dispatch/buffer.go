@@ -36,14 +36,14 @@ func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 		}
 		return Task{}, false, answered
 	}
-	task = d.buffer[0].Task
+	task, fromLine := d.buffer[0].Task, d.buffer[0].from.policy != ""
 	d.buffer[0] = buffered{}
 	d.buffer = d.buffer[1:]
 	d.skips = 0
 	d.running++
 	d.handed.add(time.Now())
 	g := d.groupOf(task.Queue)
-	if task.Grant != nil {
+	if fromLine {
 		g.earned++
 	} else {
 		g.earned = max(0, g.earned-pendingFor)
@@ -168,7 +168,15 @@ func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buff
 	if err := d.Asynq.Restore(ctx, from.queue, from.call, ids, at); err != nil {
 		return err
 	}
-	d.putBack(from.policy, from.queue, 0, tickets)
+	if from.policy != "" {
+		d.putBack(from.policy, from.queue, 0, tickets)
+		return nil
+	}
+	for _, b := range tasks {
+		if b.Grant != nil {
+			d.GiveBack(b.Grant.Policy, from.queue, b.Grant.TakenTicket)
+		}
+	}
 	return nil
 }
 

@@ -48,6 +48,7 @@ type Line interface {
 	Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error)
 	PutBack(ctx context.Context, tickets []throttle.TakenTicket) error
 	Refund(ctx context.Context, tickets []throttle.TakenTicket) error
+	Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error)
 	Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error)
 }
 
@@ -79,7 +80,8 @@ type Match struct {
 	Request  throttle.Request
 }
 
-// A Grant is the capacity that a task got when its ticket was taken.
+// A Grant is the capacity that a task got when its ticket was taken, or when it was dequeued. That
+// of a dequeued task may be a denial: its ticket has joined the line.
 type Grant struct {
 	throttle.TakenTicket
 	Policy string
@@ -90,7 +92,7 @@ type Grant struct {
 type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message
-	Grant   *Grant // nil if the task was pending: it has to reserve
+	Grant   *Grant // nil if it has to reserve
 }
 
 // A Dispatcher serves one asynq server. It is safe for concurrent use.

@@ -61,7 +61,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		}
 		j.ticket.Deadline = task.Message.Deadline()
 		if task.Mark == "" { // it joins for the first time
-			j.ticket.MaxWait = match.MaxWait
+			j.ticket.Request.MaxWait = match.MaxWait
 		}
 		joins[match.Policy] = append(joins[match.Policy], j)
 	}

@@ -167,6 +167,7 @@ func (d *Dispatcher) pop(ctx context.Context, p *popping) (found bool, err error
 		tasks[i] = Task{Message: m}
 		tasks[i].Queue, tasks[i].ID = p.queue, m.ID()
 	}
+	d.reserve(ctx, p.queue, tasks)
 	d.ready(&batch{queue: p.queue, call: p.call, at: time.Now()}, tasks)
 	return len(tasks) > 0, nil
 }

@@ -54,8 +54,8 @@ type bench struct {
 	takes []string                    // policies, in the order in which they were asked
 	fault func(redis.Cmder) error     // of the dispatcher's connection to asynq's Redis, before a call
 	after func(redis.Cmder) error     // and after it
-	limit func(context.Context) error // of the limiter, before a take
-	took  func()                      // is called once, after a take and before its reply is known
+	limit func(context.Context) error // of the limiter, before a take or a reserve
+	took  func()                      // is called once, after a take or a reserve and before its reply is known
 }
 
 // watched notes the takes of a limiter.
@@ -79,6 +79,31 @@ func (w watchedLine) Acknowledge(ctx context.Context) error {
 	return w.Line.Acknowledge(ctx)
 }
 
+func (w watchedLine) Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error) {
+	w.bench.mu.Lock()
+	limit := w.bench.limit
+	w.bench.mu.Unlock()
+	if limit != nil {
+		if err := limit(ctx); err != nil {
+			return nil, err
+		}
+	}
+	tickets, err := w.Line.Reserve(ctx, requests)
+	w.answered()
+	return tickets, err
+}
+
+// answered is called before the reply of a call is known.
+func (w watchedLine) answered() {
+	w.bench.mu.Lock()
+	took := w.bench.took
+	w.bench.took = nil
+	w.bench.mu.Unlock()
+	if took != nil {
+		took()
+	}
+}
+
 func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error) {
 	w.bench.mu.Lock()
 	w.bench.takes = append(w.bench.takes, w.policy)
@@ -90,13 +115,7 @@ func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle
 		}
 	}
 	taken, err := w.Line.Take(ctx, o)
-	w.bench.mu.Lock()
-	took := w.bench.took
-	w.bench.took = nil
-	w.bench.mu.Unlock()
-	if took != nil {
-		took()
-	}
+	w.answered()
 	return taken, err
 }
 

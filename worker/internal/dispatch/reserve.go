@@ -1,0 +1,84 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// reserve reserves for pending tasks of one queue that were dequeued together, in one call for each
+// policy. So no slot waits for it. A task that gets no decision here gets one in the middleware.
+func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
+	identity, err := d.Asynq.Identity(ctx)
+	if err != nil {
+		return
+	}
+	requests := map[string][]throttle.Request{}
+	of := map[string][]int{} // by policy: the tasks of its requests
+	for i, task := range tasks {
+		match, ok := d.Match(task.Message)
+		if !ok {
+			continue
+		}
+		r := match.Request
+		r.Key = task.Message.JoinKey()
+		r.Ticket = throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID}
+		requests[match.Policy] = append(requests[match.Policy], r)
+		of[match.Policy] = append(of[match.Policy], i)
+	}
+	for policy, all := range requests {
+		l := d.answering(policy, queue, time.Now())
+		if l == nil {
+			continue
+		}
+		call, cancel := context.WithTimeout(ctx, takeTimeout)
+		sent := time.Now()
+		tickets, err := d.reserveInTime(call, policy, queue, all)
+		cancel()
+		if errors.Is(unavailable(err), throttle.ErrUnavailable) {
+			d.failed(l, err)
+		}
+		for j, ticket := range tickets {
+			if ticket.ID != "" {
+				tasks[of[policy][j]].Grant = &Grant{ticket, policy, sent}
+			}
+		}
+	}
+}
+
+// reserveInTime reserves, and returns when the context ends: a call to a silent Redis takes longer.
+// What is granted after that is given back.
+func (d *Dispatcher) reserveInTime(ctx context.Context, policy, queue string, requests []throttle.Request) ([]throttle.TakenTicket, error) {
+	type reply struct {
+		tickets []throttle.TakenTicket
+		err     error
+	}
+	replied := make(chan reply)
+	d.inBackground(func() {
+		tickets, err := d.Limiter.Line(policy).Reserve(ctx, requests)
+		select {
+		case replied <- reply{tickets, err}:
+		case <-ctx.Done():
+			d.GiveBack(policy, queue, tickets...)
+		}
+	})
+	select {
+	case r := <-replied:
+		return r.tickets, r.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// answering returns the line of a policy for a queue, or nil while the limiter does not answer.
+func (d *Dispatcher) answering(policy, queue string, now time.Time) *line {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.groupOf(queue).lines[policy]
+	if l == nil || now.Before(l.until) || now.Before(d.silence.until) {
+		return nil
+	}
+	return l
+}

@@ -1,0 +1,108 @@
+package dispatch_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
+)
+
+// throttledTasks enqueues tasks of a policy by a plain client.
+func (b *bench) throttledTasks(ids ...string) {
+	b.Helper()
+	for _, id := range ids {
+		_, err := b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID(id), asynq.MaxRetry(0))
+		b.ok(err)
+	}
+}
+
+// decisions returns how many of the next n tasks were granted, denied, or not decided yet.
+func (b *bench) decisions(n int) (granted, denied, open int) {
+	b.Helper()
+	for range n {
+		task, ok, err := b.Next(b.Context())
+		b.ok(err)
+		switch {
+		case !ok:
+			b.Fatal("there is no task")
+		case task.Grant == nil:
+			open++
+		case task.Grant.Decision.Granted:
+			granted++
+		case task.Grant.Decision.Queued:
+			denied++
+		}
+	}
+	return granted, denied, open
+}
+
+// Pending tasks are decided when they are dequeued. Those that are denied stand in line by then.
+func TestPendingTasksReserve(t *testing.T) {
+	inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
+		b.throttledTasks("a", "b", "c", "d", "e")
+		granted, denied, open := b.decisions(5)
+		b.want("granted, denied, open", []int{granted, denied, open}, "[3 2 0]")
+		b.want("used", b.used(), 3)
+		b.want("in line", b.inLine(), "[d e]")
+	})
+}
+
+// What was granted to a pending task that goes back is refunded.
+func TestReadyPendingTasksGiveBack(t *testing.T) {
+	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
+		b.throttledTasks("a", "b", "c")
+		b.want("next", b.next(), "a")
+		b.want("used", b.used(), 3)
+		time.Sleep(600 * time.Millisecond)
+		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending")
+		b.want("used", b.used(), 1)
+	})
+}
+
+// Nobody waits for a reply that is late, and what it grants is refunded.
+func TestAGrantThatComesLate(t *testing.T) {
+	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = 10 * time.Millisecond }, func(b *bench) {
+		b.next() // the line is empty by now
+		b.mu.Lock()
+		b.took = func() { time.Sleep(time.Second) }
+		b.mu.Unlock()
+		b.throttledTasks("a")
+		begun := time.Now()
+		if _, _, open := b.decisions(1); open != 1 {
+			t.Error("there was a decision")
+		}
+		if took := time.Since(begun); took > 300*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		b.want("used", b.used(), 1)
+		time.Sleep(time.Second)
+		b.want("used", b.used(), 0)
+	})
+}
+
+// A silent limiter delays a few pending tasks by a moment, and the others not at all. They are
+// decided in their slots.
+func TestPendingTasksOfASilentLimiter(t *testing.T) {
+	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = 10 * time.Millisecond }, func(b *bench) {
+		b.next() // all lines are empty by now
+		b.breaks(nil, nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		begun := time.Now()
+		for i := range 30 {
+			b.throttledTasks("t" + string(rune('a'+i)))
+			if _, _, open := b.decisions(1); open != 1 {
+				b.Error("there was a decision")
+			}
+			b.Ended()
+			time.Sleep(10 * time.Millisecond)
+		}
+		if took := time.Since(begun); took > 4*time.Second {
+			t.Errorf("30 tasks took %v", took)
+		}
+		if b.failed.Load() == 0 {
+			t.Error("nobody was told")
+		}
+	})
+}

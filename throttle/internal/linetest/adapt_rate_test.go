@@ -243,3 +243,38 @@ func TestOnRefusal(t *testing.T) {
 		}
 	})
 }
+
+// A pause that the upstream asks for begins also if the rate stays.
+func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.refusedAt(0, "a1")
+		d := sc.at(200 * ms).granted("a2")
+		refusal, err := d.Reservation.Pause(t.Context(), 3*s)
+		if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
+			t.Errorf("%+v, %v, want %+v", refusal, err, want)
+		}
+	})
+}
+
+// A late request catches up where the rate is the published one. Where it was cut it hardly does.
+func TestLateRequestsCatchUp(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.refusedAt(0, "a1")
+		sc.at(135 * ms).granted("a2")
+		sc.at(235*ms + 15*ms).granted("a3") // 15 ms late
+		sc.denied("a4", 85*ms)
+		sc.leave("a4")
+		sc.refusedAt(s, "a5")
+		sc.at(1135 * ms).granted("a6")
+		sc.at(1250 * ms)
+		d := peek(t, sc.l, sc.without("a"))
+		sc.at(1265*ms + d.RetryIn).granted("a7")
+		if d := peek(t, sc.l, sc.without("a")); d.RetryIn < 112*ms || d.RetryIn > 114*ms {
+			t.Errorf("after a late call at 8.75/s the next one fits in %v, want 113 ms", d.RetryIn)
+		}
+	})
+}

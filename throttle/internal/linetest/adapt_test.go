@@ -117,7 +117,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.at(m + s).refused(sc.granted("a2").Reservation)
 			sc.at(3 * m).granted("a3")
-			sc.denied("a4", 99*ms) // who asks late may catch up by 1 ms
+			sc.denied("a4", 80*ms) // a late request may catch up with 20 ms
 			sc.leave("a4")
 			sc.at(3*m+1125*ms).granted("a5", "a6")
 		}},

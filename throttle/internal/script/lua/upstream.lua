@@ -38,6 +38,7 @@ function upstream()
   local FLOOR = 1 / 64 -- the lowest rate
   local HOLD, HOLDS = 60, 64 -- units of time, and the longest in parts of the shortest
   local SECOND, MINUTE = 1000000, 60000000
+  local LATE = 20000 -- us with which late requests catch up
   local GRANTS = 64 -- later grants that are remembered; older ones count as answered
 
   -- section_of returns a section of that name and kind that has not expired, or false.
@@ -169,10 +170,13 @@ function upstream()
       if cycle_of(scope, i) == cycle then part = max(part, part_of(scope, i, costs[i])) end
     end
     if part == 0 then return end
-    -- A late request may catch up with a little of it: not where every call has to be apart.
+    -- A late request may catch up with some of it, but with little where the rate is cut: there every
+    -- call may have to be apart.
     local payload = section.payload
-    local spacing = part * cycle / rate_at(payload, now, unit_of(scope, cycle, first))
-    local next_at = max(unpack7(payload, 29), now - min(20000, 1e8 / spacing)) + spacing
+    local rate = rate_at(payload, now, unit_of(scope, cycle, first))
+    local spacing = part * cycle / rate
+    local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
+    local next_at = max(unpack7(payload, 29), now - late) + spacing
     payload = sub(payload, 1, 28) .. pack7(ceil(next_at)) .. sub(payload, 36)
     put(scope, '!a', 'a', section.expires, payload)
   end

@@ -12,6 +12,10 @@ import (
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Job struct {
+	// Decision is the grant of the job's own cost, by Request.Policy. An answer to a call is compared
+	// with it. It is zero if the job has none, and must not change once the job runs.
+	Decision Decision
+
 	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
 	// call must name one.
 	Request Request

@@ -24,11 +24,12 @@ import (
 // Calls of one policy share calls to Redis: those that are made during another one are sent
 // together after it. Each keeps its own context and its own error.
 type Limiter struct {
-	library  script.Library
-	policies atomic.Pointer[policySet]
-	runner   *script.Runner
-	setting  sync.Mutex // held by SetPolicies
-	tenants  TenantFunc
+	library   script.Library
+	onRefusal func(Refusal)
+	policies  atomic.Pointer[policySet]
+	runner    *script.Runner
+	setting   sync.Mutex // held by SetPolicies
+	tenants   TenantFunc
 }
 
 // A TenantFunc looks up the settings of one tenant, for instance in a database of plans. If found
@@ -40,6 +41,10 @@ type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, foun
 type Config struct {
 	// Client is the client of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
+
+	// OnRefusal is called after each refusal by an upstream that Reservation.Pause has reported: for
+	// counters, and for the rate in force. The caller of Pause waits for it. The default is nil.
+	OnRefusal func(Refusal)
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
@@ -65,7 +70,7 @@ func New(c Config) (*Limiter, error) {
 	if !prefixShape.MatchString(c.Prefix) {
 		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(c.Prefix))
 	}
-	l := &Limiter{tenants: c.Tenants}
+	l := &Limiter{onRefusal: c.OnRefusal, tenants: c.Tenants}
 	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
 	if hooks, ok := c.Client.(*testhook.Client); ok {

@@ -46,6 +46,9 @@ type PolicyInfo struct {
 	MaxPause time.Duration
 	Name     string
 	Requeue  Requeue
+
+	MaxRefusals    int64
+	MaxRefusedWait time.Duration
 }
 
 // Match returns the policy that guards a task type: the one whose Policy.Match matches it. It
@@ -63,7 +66,10 @@ func (cp *compiledPolicy) info() (PolicyInfo, bool) {
 	if cp == nil {
 		return PolicyInfo{}, false
 	}
-	return PolicyInfo{Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue}, true
+	return PolicyInfo{
+		Fail: cp.Fail, Leases: cp.leases, MaxPause: cp.MaxPause, Name: cp.Name, Requeue: cp.Requeue,
+		MaxRefusals: cp.MaxRefusals, MaxRefusedWait: cp.MaxRefusedWait,
+	}, true
 }
 
 // find returns the policy of that name, or with former one that was removed.

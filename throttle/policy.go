@@ -43,6 +43,16 @@ type Policy struct {
 	// MaxPeriod, in whole microseconds. The default is DefaultMaxPause.
 	MaxPause time.Duration
 
+	// MaxRefusals is how often the upstream may refuse a worker's task: 0 to MaxLimit. The refusal with
+	// this number fails the task by a worker.GivenUpError. A failure by something else begins the count
+	// again. The default, 0, has no limit.
+	MaxRefusals int64
+
+	// MaxRefusedWait is how long the upstream may refuse a worker's task: 0 to MaxPeriod. A refusal
+	// fails the task by a worker.GivenUpError if its next start would be later than so long after the
+	// first refusal. The default, 0, has no limit.
+	MaxRefusedWait time.Duration
+
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 

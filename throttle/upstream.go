@@ -3,6 +3,7 @@ package throttle
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -52,11 +53,13 @@ func (p *Pause) describe(at time.Time) string {
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.Adapt.
 type Adapted struct {
+	Changed   time.Time // when a refusal changed the rate last
 	Published float64   // what the window grants: units per second
 	Rate      float64   // what is granted now: units per second
 	Refusals  int64     // how often the upstream refused; calls of one moment count once
 	Since     time.Time // the first of them
 	Unit      string    // what the window counts
+	Until     time.Time // when the window grants as before, if no call is refused until then
 	Window    string    // the window by which grants are spread
 }
 
@@ -82,13 +85,42 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 	}
 	w := o.windows[a.Window-1]
 	return &Adapted{
+		Changed:   time.UnixMicro(a.Changed),
 		Published: float64(w.Limit) / w.Period.Seconds(),
 		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
 		Refusals:  a.Refusals,
 		Since:     time.UnixMicro(a.Since),
 		Unit:      w.Unit,
+		Until:     time.UnixMicro(a.Until),
 		Window:    w.Name,
 	}
+}
+
+// A Refusal is what a refusal by the upstream led to.
+type Refusal struct {
+	// Adapted is the rate in force if this refusal changed it, or began to spread calls. Otherwise it
+	// is nil.
+	Adapted *Adapted
+
+	// Pause is the length of a pause that begins by this refusal. It is 0 if the refusal only extends
+	// one, and if the length is a guess and the rate did not change.
+	Pause time.Duration
+
+	Policy string
+	Tenant string // whose call was refused; empty if it had no tenant
+}
+
+// Log logs the refusal if a pause begins by it. The message begins with the name of the package
+// that reported the refusal.
+func (r Refusal) Log(logger *slog.Logger, by string) {
+	if r.Pause <= 0 {
+		return
+	}
+	about := []any{"policy", r.Policy, "tenant", r.Tenant, "for", r.Pause}
+	if r.Adapted != nil {
+		about = append(about, "rate", r.Adapted.String())
+	}
+	logger.Warn(by+": the upstream refused a call: its policy pauses", about...)
 }
 
 // Pause stops grants from now on, in the counts that Policy.Upstream names. It is Reservation.Pause
@@ -100,7 +132,8 @@ func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) (be
 	if pause <= 0 {
 		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
 	}
-	return l.pause(ctx, Reservation{Request: r}, pause, AdaptOff)
+	refusal, err := l.pause(ctx, Reservation{Request: r}, pause, AdaptOff)
+	return refusal.Pause, err
 }
 
 // Resume ends a pause at once, the gradual opening after it, and what the policy adapted to
@@ -118,27 +151,31 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // pauses for an eighth of its shortest period, at most 1 second. It doubles that while refusals go
 // on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
-// Pause returns the length of a pause that begins by this call, or 0 if it extends one. It also
-// returns 0 if the length is a guess and the policy adapts already. Errors are Limiter.Reserve's
-// and ErrDetached.
-func (r Reservation) Pause(ctx context.Context, pause time.Duration) (begun time.Duration, err error) {
+// Pause returns what the refusal led to. It is empty beside Policy and Tenant if it is one with a
+// refusal before. Errors are Limiter.Reserve's and ErrDetached.
+func (r Reservation) Pause(ctx context.Context, pause time.Duration) (Refusal, error) {
 	if r.limiter == nil {
-		return 0, ErrDetached
+		return Refusal{}, ErrDetached
 	}
 	if r.ID == "" {
 		r.At = time.Time{} // by this machine's clock
 	}
 	if pause < 0 {
-		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
+		return Refusal{}, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
 	}
-	return r.limiter.pause(ctx, r, pause, "")
+	refusal, err := r.limiter.pause(ctx, r, pause, "")
+	if err == nil && r.limiter.onRefusal != nil {
+		r.limiter.onRefusal(refusal)
+	}
+	return refusal, err
 }
 
 // pause passes a refusal on. Without adapt, the policy's holds.
-func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt) (begun time.Duration, err error) {
+func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt) (Refusal, error) {
+	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
 	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
-		return 0, err
+		return refusal, err
 	}
 	if adapt == "" {
 		adapt = o.Adapt
@@ -154,12 +191,16 @@ func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration,
 	refused.Ramp = min(max(pause, minRamp), maxRamp).Microseconds()
 	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(refused))
 	if err != nil || a.Status != script.Granted {
-		return 0, err
+		return refusal, err
 	}
+	refusal.Pause = pause // if the reply was lost before
 	if a.Pause.Until > a.At {
-		return micros(a.Pause.Until - a.At), nil
+		refusal.Pause = micros(a.Pause.Until - a.At)
 	}
-	return pause, nil // the reply was lost before
+	if a.Adapted.Changed == a.At {
+		refusal.Adapted = o.adapted(a.Adapted)
+	}
+	return refusal, nil
 }
 
 // Remaining is the state of a limit that an upstream reports.

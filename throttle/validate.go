@@ -67,6 +67,12 @@ func (p Policy) Validate() error {
 	if p.MaxPause < time.Millisecond || p.MaxPause > MaxPeriod || p.MaxPause%time.Microsecond != 0 {
 		return bad("max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
 	}
+	if p.MaxRefusals < 0 || p.MaxRefusals > MaxLimit {
+		return bad("max_refusals", p.MaxRefusals, fmt.Sprintf("must be 1 to %d, or left out for no limit", int64(MaxLimit)))
+	}
+	if p.MaxRefusedWait < 0 || p.MaxRefusedWait > MaxPeriod {
+		return bad("max_refused_wait", p.MaxRefusedWait, fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod))
+	}
 	for i, glob := range p.Match {
 		if glob == "" {
 			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)

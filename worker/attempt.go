@@ -142,6 +142,15 @@ func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) 
 	}
 }
 
+// refused notes that the upstream refused a call of the task. It returns how often it did so since
+// the task last failed by something else, and since when.
+func (as *attempts) refused(a *attempt, at time.Time) (refusals int64, since time.Time) {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	a.message = a.message.WithRefusal(at)
+	return a.message.Refusals()
+}
+
 // get returns a copy of the attempt as it is now, and the attempt itself for end.
 func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 	as.mu.Lock()

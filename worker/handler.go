@@ -36,7 +36,7 @@ type executionKey struct{}
 func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
-	e := &execution{calls: &throttle.Job{Request: calls}, decision: d, limiter: ad.config.Limiter, logger: ad.config.Logger, taskType: task.Type()}
+	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: ad.config.Limiter, logger: ad.config.Logger, taskType: task.Type()}
 	e.calls.SetCounted(request.Policy != "")
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
 	ctx, e.task = d.Reservation.Hold(ctx)
@@ -70,32 +70,21 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 		if own, ok := ad.config.Limiter.Lookup(request.Policy); ok {
 			after = min(after, own.MaxPause)
 		}
-		return ad.requeueFront(ctx, a, request, wait(request.Policy, after), err)
+		return ad.refused(ctx, a, request, request.Policy, after, err)
 	case errors.As(err, &denied):
 		d := denied.Decision
 		if d.RetryInIsBound() { // as others may give slots back long before their leases run out
 			d.RetryIn = min(d.RetryIn, max(d.RetryInLeast, askAgainForSlots))
 		}
 		return ad.requeueAt(a, request, wait(d.Policy, d.RetryIn), err)
-	case callRefused && policy == request.Policy:
-		return ad.requeueFront(ctx, a, request, wait(policy, retryIn), err)
 	case callRefused:
-		return ad.requeueAt(a, request, wait(policy, retryIn), err)
+		return ad.refused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
 		return ad.unavailable(a, request, err)
 	case lost: // the handler was stopped
 		return ad.requeueAt(a, request, wait(request.Policy, unavailableMin), err)
 	}
 	return err
-}
-
-// pause passes on the upstream's refusal, even if the task's own time has run out.
-func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-	defer cancel()
-	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
-		ad.outages.failed(err, "policy", e.calls.Request.Policy)
-	}
 }
 
 // end releases what a handler that has returned holds, and has the lines asked that may wait for

@@ -26,28 +26,6 @@ func (e *UnmatchedError) Error() string {
 	return fmt.Sprintf("worker: no policy matches task type %q: name it in a policy's Match", e.TaskType)
 }
 
-// A RefusedError is the error of a handler whose call the upstream refused for a while: see
-// RetryAfter.
-type RefusedError struct {
-	After time.Duration // 0 if unknown
-}
-
-func (e *RefusedError) Error() string {
-	if e.After <= 0 {
-		return "worker: the upstream refuses calls"
-	}
-	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
-}
-
-// RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
-// refused its call for d, or for an unknown time if d is 0. The task's policy pauses on every
-// worker, for the task's tenant or for all (throttle.Reservation.Pause). The task is requeued in
-// front of its tenant's other tickets. No retry is burnt. To burn one, call Job.Pause and return an
-// error of another kind.
-//
-// In a task that no policy matches it is logged, and the task fails by it as by any other error.
-func RetryAfter(d time.Duration) error { return &RefusedError{d} }
-
 // A Job is the task whose handler runs. Its methods may be called until the handler returns, by
 // several goroutines at once. Their errors are ErrNoJob, an *UnmatchedError if no policy matches
 // the task, and those of the reservation's own methods.
@@ -121,10 +99,8 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	}
 	e.calls.Answered(time.Now())
 	r := e.task.Reservation()
-	begun, err := r.Pause(ctx, d)
-	if begun > 0 {
-		e.logger.Warn("worker: the upstream refused a call: its policy pauses", "policy", r.Policy, "tenant", r.Tenant, "for", begun)
-	}
+	refusal, err := r.Pause(ctx, d)
+	refusal.Log(e.logger, "worker")
 	return err
 }
 

@@ -6,8 +6,11 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -164,4 +167,71 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A task that is refused again and again ends where its policy says so, with the reason.
+func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
+	fails := errors.New("something else")
+	for name, row := range map[string]struct {
+		refusals int64
+		wait     time.Duration
+		errs     []error // of the runs, in turn; the last one goes on
+		runs     int
+		limit    string // "": the task succeeds
+		counted  int64
+	}{
+		"times":                      {3, 0, []error{worker.RetryAfter(time.Minute)}, 3, "max_refusals 3", 3},
+		"times, of unknown length":   {3, 0, []error{worker.RetryAfter(0)}, 3, "max_refusals 3", 3},
+		"a total wait":               {0, 150 * time.Second, []error{worker.RetryAfter(time.Minute)}, 3, "max_refused_wait 2m30s", 3},
+		"a wait that is too long":    {5, time.Minute, []error{worker.RetryAfter(time.Hour)}, 1, "max_refused_wait 1m0s", 1},
+		"a failure begins the count": {2, 0, []error{worker.RetryAfter(time.Second), fails, worker.RetryAfter(time.Second), nil}, 4, "", 0},
+		"no limit":                   {0, 0, append(slices.Repeat([]error{worker.RetryAfter(time.Second)}, 30), nil), 31, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := policy(1000, time.Minute)
+				p.MaxRefusals, p.MaxRefusedWait = row.refusals, row.wait
+				s := synctestSite(t, p)
+				runs := 0
+				s.serve(func(ctx context.Context, task *asynq.Task) error {
+					runs++
+					return row.errs[min(runs, len(row.errs))-1]
+				}, calm)
+				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
+				time.Sleep(10 * time.Minute)
+				info := s.task("t")
+				if gone := info.ID == ""; runs != row.runs || gone != (row.limit == "") {
+					t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
+				}
+				if row.limit == "" {
+					return
+				}
+				var given *worker.GivenUpError
+				if len(s.reported) != 1 || !errors.As(s.reported[0], &given) || info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
+					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.reported)
+				}
+				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.limit || given.Refusals != row.counted || given.Cause == nil {
+					t.Errorf("%+v", given)
+				}
+			})
+		})
+	}
+}
+
+// The policy that refuses a call says how often it may, also if the task has another.
+func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
+	own, calls := policy(1000, time.Minute), policy(1000, time.Minute)
+	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
+	each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *site) {
+		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+			throttle.JobFrom(ctx).Refused("calls", time.Millisecond)
+			return errors.New("429")
+		})
+		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
+		s.waitState(asynq.TaskStateArchived, "t")
+		want := `worker: policy "calls", tenant "acme": given up by max_refusals 2: refused 2 times since 20`
+		if got := s.task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {
+			t.Errorf("%s, want %s...: 429", got, want)
+		}
+	})
 }

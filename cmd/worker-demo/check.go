@@ -41,8 +41,8 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s\n",
-		p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt)
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s%s\n",
+		p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -70,6 +70,18 @@ func refusedText(p throttle.Policy) string {
 		return "all tenants"
 	}
 	return "one tenant"
+}
+
+// givenUpText says when a task ends that is refused again and again.
+func givenUpText(p throttle.Policy) string {
+	text := ""
+	if p.MaxRefusals > 0 {
+		text += fmt.Sprintf("; the refusal %d of a task fails it", p.MaxRefusals)
+	}
+	if p.MaxRefusedWait > 0 {
+		text += fmt.Sprintf("; a task fails that is refused for longer than %s", show.Short(p.MaxRefusedWait))
+	}
+	return text
 }
 
 func scopeText(s throttle.Scope) string {
@@ -122,6 +134,8 @@ type (
 		Adapt      throttle.Adapt           `json:"adapt"`
 		Fail       throttle.FailMode        `json:"fail"`
 		MaxPauseMS float64                  `json:"max_pause_ms"`
+		Refusals   int64                    `json:"max_refusals,omitempty"`
+		RefusedMS  float64                  `json:"max_refused_wait_ms,omitempty"`
 		Upstream   throttle.Upstream        `json:"upstream"`
 		Requeue    throttle.Requeue         `json:"requeue"`
 		Windows    []checkedWindow          `json:"windows"`
@@ -158,6 +172,7 @@ func describe(policies []throttle.Policy) checked {
 	for _, p := range policies {
 		c := checkedPolicy{
 			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
+			Refusals: p.MaxRefusals, RefusedMS: show.Milliseconds(p.MaxRefusedWait),
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {

@@ -112,6 +112,10 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},
 			"MaxPause": policy("max_pause: 5m"),
+
+			"MaxRefusals":    policy("max_refusals: 5"),
+			"MaxRefusedWait": policy("max_refused_wait: 5m"),
+
 			"Upstream": policy("upstream: shared"),
 			"Requeue":  policy("requeue: earliest-reset"),
 			"Tenants":  policy("tenants: {a: {weight: 1}}"),

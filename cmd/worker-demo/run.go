@@ -52,9 +52,17 @@ func (c *RunCommand) Run(ctx context.Context) error {
 		return inputError{err}
 	}
 	defer server.Close()
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.prefix()})
+	learnt := drain.NewLearnt(policies)
+	limiter, err := throttle.New(throttle.Config{Client: server.Client, OnRefusal: learnt.Refused, Policies: policies, Prefix: c.prefix()})
 	if err != nil {
 		return inputError{err}
+	}
+	caller, err := call.New(call.Config{
+		Concurrency: c.Concurrency, Env: c.Env, Headers: headers, Keep: c.Keep, Limiter: limiter, Logger: progress.Logger(),
+		Outcome: outcome, Timeout: c.Timeout,
+	})
+	if err != nil {
+		return err
 	}
 	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
@@ -82,10 +90,11 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	}
 
 	d := &drain.Drain{
-		Caller:      call.New(call.Config{Concurrency: c.Concurrency, Env: c.Env, Headers: headers, Keep: c.Keep, Outcome: outcome, Timeout: c.Timeout}),
+		Caller:      caller,
 		Client:      server.Client,
 		Concurrency: c.Concurrency,
 		Jobs:        list,
+		Learnt:      learnt,
 		Limiter:     limiter,
 		Progress:    progress,
 		Queue:       queue,
@@ -175,6 +184,7 @@ func (c *RunCommand) report(s drain.Summary) error {
 	}
 	fmt.Fprintln(c.Stderr)
 	drain.PrintWindows(c.Stderr, s.Windows)
+	drain.PrintLessons(c.Stderr, s.Learnt)
 	if c.json {
 		if err := show.JSON(c.Stdout, s); err != nil {
 			return err

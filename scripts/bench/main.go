@@ -15,6 +15,8 @@ import (
 
 const help = `usage: scripts/bench/run BENCHMARK [flags]
 
+  adapt     APIs that count in another way than they publish: refusals, and how much of what
+            they allow is used
   engine    what throttling costs end to end: enqueueing, running with and without limits
             that bind, reaction times, idle servers, decisions, long lines; against plain
             asynq, redis_rate and BullMQ
@@ -34,6 +36,7 @@ benchmark failed or a figure missed its bar, 2 for wrong arguments.
 
 Examples:
 
+  scripts/bench/run adapt                               # two minutes
   scripts/bench/run engine                              # all cases in short form, some minutes
   scripts/bench/run engine -list                        # the cases, and what each compares
   scripts/bench/run engine -full -case '^run-10$'       # one case in full size
@@ -55,6 +58,7 @@ func main() {
 // run returns the exit code: 0, 1 for a failure, 2 for wrong arguments.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	benchmarks := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
+		"adapt":   adapt,
 		"engine":  engine,
 		"growth":  growth,
 		"line":    line,

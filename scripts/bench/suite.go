@@ -36,13 +36,14 @@ func (o scenarioOptions) of(short, full int) int {
 	return short
 }
 
-// A suite runs scenarios one after the other. Its report shows each figure with its bar.
+// A suite runs scenarios one after the other, or together. Its report shows each figure with its bar.
 type suite struct {
 	name      string
 	scenarios []scenario
 	options   scenarioOptions
 
 	asJSON, list bool
+	together     bool // all scenarios run at the same time
 	load         loadCheck
 	only         string
 }
@@ -101,13 +102,14 @@ func (s *suite) run(ctx context.Context, stdout, stderr io.Writer) error {
 
 func (s *suite) measure(ctx context.Context, chosen []scenario, stderr io.Writer) (figures []figure, failed []error) {
 	begin := time.Now()
+	results := s.begin(ctx, chosen)
 	for i, c := range chosen {
 		o := s.options
 		o.say = func(format string, args ...any) {
 			fmt.Fprintf(stderr, "%s %d/%d %s %4.0fs: %s\n", s.name, i+1, len(chosen), c.name, time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
 		}
 		o.say("%s", c.about)
-		of, err := c.run(ctx, o)
+		of, err := results[i](o)
 		if ctx.Err() != nil {
 			return figures, append(failed, fmt.Errorf("case %s: %w", c.name, ctx.Err()))
 		}
@@ -122,6 +124,30 @@ func (s *suite) measure(ctx context.Context, chosen []scenario, stderr io.Writer
 		}
 	}
 	return figures, failed
+}
+
+// begin starts the scenarios that run together, and returns a function for each that waits for its
+// figures.
+func (s *suite) begin(ctx context.Context, chosen []scenario) []func(scenarioOptions) ([]figure, error) {
+	results := make([]func(scenarioOptions) ([]figure, error), len(chosen))
+	for i, c := range chosen {
+		results[i] = func(o scenarioOptions) ([]figure, error) { return c.run(ctx, o) }
+		if !s.together {
+			continue
+		}
+		var figures []figure
+		var err error
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			figures, err = c.run(ctx, s.options)
+		}()
+		results[i] = func(scenarioOptions) ([]figure, error) {
+			<-done
+			return figures, err
+		}
+	}
+	return results
 }
 
 func (s *suite) print(w io.Writer, figures []figure) error {

@@ -19,11 +19,17 @@ const (
 	epochMilliseconds = 1_000_000_000_000
 )
 
+// remainingFields begin the names of fields such as RateLimit-Remaining.
+var remainingFields = []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"}
+
+// maxUnits bounds how many units a response can name.
+const maxUnits = 32
+
 // refusal is TransportConfig.Refusal's default.
 func refusal(resp *http.Response) (time.Duration, bool) {
 	retryIn, timed := RetryAfter(resp)
 	exhausted := false
-	for _, r := range remainders(resp.Header, clock(resp), map[string]bool{throttle.Requests: true}) {
+	for _, r := range remainders(resp.Header, clock(resp), unitsNamed(resp.Header)) {
 		if r.units == 0 {
 			exhausted = true
 			if !timed {
@@ -40,6 +46,23 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 		return retryIn, timed || exhausted
 	}
 	return 0, false
+}
+
+// unitsNamed returns the units of which the fields of a response say how many remain.
+func unitsNamed(h http.Header) map[string]bool {
+	units := map[string]bool{throttle.Requests: true}
+	for _, unit := range quotaUnits(h) {
+		units[unit] = true
+	}
+	for field := range h {
+		for _, prefix := range remainingFields {
+			unit, found := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining-")
+			if found && len(units) < maxUnits {
+				units[unit] = true
+			}
+		}
+	}
+	return units
 }
 
 // RetryAfter returns the time that a response asks to wait, 0 or more, by its field Retry-After:
@@ -81,7 +104,7 @@ func remainders(h http.Header, now time.Time, units map[string]bool) []remainder
 	if all := structured(h, units); len(all) > 0 {
 		return all
 	}
-	for _, prefix := range []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"} {
+	for _, prefix := range remainingFields {
 		var all []remainder
 		add := func(unit, suffix string) {
 			left, err := strconv.ParseInt(h.Get(prefix+"Remaining"+suffix), 10, 64)

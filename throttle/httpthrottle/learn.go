@@ -48,14 +48,11 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	case d.FailedOpen != nil: // Redis cannot be told, and there are no windows to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
-			r := d.Reservation
-			begun, err := r.Pause(ctx, retryIn)
+			refusal, err := d.Reservation.Pause(ctx, retryIn)
 			if err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause", "policy", d.Policy, "error", err)
-			} else if begun > 0 {
-				t.c.Logger.Warn("httpthrottle: the upstream refused a call: its policy pauses",
-					"policy", d.Policy, "tenant", r.Tenant, "for", begun)
 			}
+			refusal.Log(t.c.Logger, "httpthrottle")
 		})
 	default:
 		t.learner.report(ctx, resp, d)

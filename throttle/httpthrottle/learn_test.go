@@ -40,6 +40,14 @@ func TestARefusalIsLearnt(t *testing.T) {
 		{"below 0", 429, []string{"Retry-After", "-5"}, 7 * time.Second},
 		{"for ages", 429, []string{"Retry-After", "99999999999999999999"}, day},
 		{"nothing left, and until when", 429, []string{"RateLimit", `"a";r=0;t=50, "b";r=9;t=3600`}, 50 * time.Second},
+		{"tokens are used up", 429, []string{"X-RateLimit-Remaining-Requests", "5", "X-RateLimit-Reset-Requests", "1s",
+			"X-RateLimit-Remaining-Tokens", "0", "X-RateLimit-Reset-Tokens", "6m0s"}, 6 * time.Minute},
+		{"tokens are used up, by RateLimit", 429, []string{"RateLimit", `"a";r=5;t=1, "b";r=0;t=360`, "RateLimit-Policy", `"b";q=9;qu="tokens"`}, 6 * time.Minute},
+		{"requests and tokens are used up", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", "2",
+			"RateLimit-Remaining-Tokens", "0", "RateLimit-Reset-Tokens", "300"}, 5 * time.Minute},
+		{"tokens are used up, and Retry-After", 429, []string{"Retry-After", "60", "RateLimit-Remaining-Tokens", "0", "RateLimit-Reset-Tokens", "300"}, time.Minute},
+		{"forbidden, as tokens are used up", 403, []string{"RateLimit-Remaining-Tokens", "0", "RateLimit-Reset-Tokens", "300"}, 5 * time.Minute},
+		{"forbidden, though all is left", 403, []string{"RateLimit-Remaining-Tokens", "9", "RateLimit-Reset-Tokens", "300"}, 0},
 		{"unavailable", 503, []string{"Retry-After", "20"}, 20 * time.Second},
 		{"unavailable, without a word", 503, nil, 0},
 		{"broken", 500, []string{"Retry-After", "20"}, 0},
@@ -125,8 +133,9 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 				}
 			}
 			want := `msg="httpthrottle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
-			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), want) {
-				t.Errorf("logged:\n%swant once:\n%s", &log, want)
+			rate := ` rate="refused once since `
+			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), want) || !strings.Contains(log.String(), rate) {
+				t.Errorf("logged:\n%swant once:\n%s and %s", &log, want, rate)
 			}
 		}
 	})
@@ -178,6 +187,29 @@ func TestRemainingUnitsAreReportedOnce(t *testing.T) {
 		call("none is left", false, 1)
 		if n := server.calls.Load(); n != 11 {
 			t.Errorf("the upstream saw %d calls, want 11", n)
+		}
+	})
+}
+
+// A job's own grant is what the answers to its calls are compared with.
+func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		server := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("RateLimit", `"all";r=1;t=600`) })
+		limiter := limitertest.New(t, client, policy("api", perHour(1000)))
+		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, LearnOnly: true})
+		grant := limitertest.Reserve(t, limiter, throttle.Request{Policy: "api"})
+		for _, job := range []*throttle.Job{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
+			if _, err := get(throttle.WithJob(t.Context(), job), rt, server.URL); err != nil {
+				t.Fatal(err)
+			}
+			left := limitertest.Peek(t, limiter, throttle.Request{Policy: "api", Cost: map[string]int64{"requests": 2}})
+			if learnt := !left.Granted; learnt != (job.Decision.Policy != "") {
+				t.Errorf("by a job with the decision %+v: granted %v", job.Decision, left.Granted)
+			}
+		}
+		if one := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"}); !one.Granted {
+			t.Error("the one that is left is denied")
 		}
 	})
 }

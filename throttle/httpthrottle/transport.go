@@ -42,7 +42,8 @@ type TransportConfig struct {
 	Base http.RoundTripper
 
 	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
-	// Refusals pause the policy all the same.
+	// Refusals pause the policy all the same. Remaining units are learnt where the context's
+	// throttle.Job has the job's Decision.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
@@ -73,7 +74,8 @@ type TransportConfig struct {
 
 	// Refusal reports whether a response refuses the call for now, and for how long, 0 for unknown.
 	// It must not read the body. The default knows 429; 503 with Retry-After; and 403 with
-	// Retry-After or with no requests remaining.
+	// Retry-After or with nothing remaining of some unit. Without Retry-After it is the longest reset
+	// of these units.
 	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
 
 	// Request returns what to reserve for a call, and false if that is unknown. The default takes
@@ -160,8 +162,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		made := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
 		if err == nil {
-			reservation := t.c.Limiter.Attach(throttle.Reservation{Request: r})
-			t.learn(req.Context(), resp, job, throttle.Decision{Policy: r.Policy, Reservation: reservation}, made)
+			t.learn(req.Context(), resp, job, t.granted(job, r), made)
 		}
 		return resp, err
 	}
@@ -175,6 +176,17 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	return t.call(req, job, d)
+}
+
+// granted returns the decision by which a call is made that reserves nothing: the job's own, or one
+// that knows only whose call it is.
+func (t *Transport) granted(job *throttle.Job, r throttle.Request) throttle.Decision {
+	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
+	if job != nil && job.Decision.Reservation.ID != "" && job.Decision.Policy == r.Policy && job.Decision.Tenant == r.Tenant {
+		d = job.Decision
+	}
+	d.Reservation = t.c.Limiter.Attach(d.Reservation)
+	return d
 }
 
 // identify returns what to reserve for a call, and false if no policy is known.

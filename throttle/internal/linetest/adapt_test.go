@@ -117,7 +117,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.at(m + s).refused(sc.granted("a2").Reservation)
 			sc.at(3 * m).granted("a3")
-			sc.denied("a4", 99*ms) // who asks late may catch up by 1 ms
+			sc.denied("a4", 80*ms) // a late request may catch up with 20 ms
 			sc.leave("a4")
 			sc.at(3*m+1125*ms).granted("a5", "a6")
 		}},
@@ -138,50 +138,4 @@ func TestAdaptingToRefusals(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
 		})
 	}
-}
-
-// Who asks learns how often the upstream refused, and what is granted now.
-func TestTheRateInForceIsTold(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
-		tell := func(want string) {
-			t.Helper()
-			d, err := sc.l.Peek(t.Context(), sc.without("b"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := ""
-			if d.Adapted != nil {
-				got = d.Adapted.String()
-			}
-			if got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
-		}
-		tell("")
-		if begun, err := sc.granted("a1").Reservation.Pause(t.Context(), 0); err != nil || begun != 125*ms {
-			t.Errorf("%v, %v", begun, err)
-		}
-		tell("refused once since 00:00 UTC, now 10/s of 10/s")
-		sc.at(s)
-		tell("refused once since 00:00 UTC, now 10/s of 10/s") // although it would be granted
-		d := sc.granted("a2")
-		sc.at(1010 * ms)
-		if begun, err := d.Reservation.Pause(t.Context(), 0); err != nil || begun != 0 {
-			t.Errorf("a guess while it adapts: %v, %v", begun, err)
-		}
-		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		reason := func(want string) {
-			t.Helper()
-			if got := reserve(t, sc.l, sc.without("b")).Reason(); got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
-		}
-		reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		sc.at(1135 * ms).granted("a3")
-		reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
-		sc.at(3 * m)
-		tell("")
-	})
 }

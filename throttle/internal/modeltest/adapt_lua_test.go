@@ -31,6 +31,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 	model := &adaptModel{cycle: toUS(period), capacity: float64(limit), full: adapt == throttle.AdaptFull}
 	spacing := period / time.Duration(limit)
 	var now, paused time.Duration
+	var log []grant
 	var granted []throttle.Reservation
 	var times []time.Duration
 	for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -62,8 +63,12 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		case d.Granted:
 			model.take(toUS(now))
 			granted, times = append(granted, d.Reservation), append(times, now)
+			log = append(log, grant{At: d.At.UnixMicro(), Units: 1})
 		case d.Windows[0].Used < limit && (now+d.RetryIn-fits).Abs() > 10*time.Microsecond:
 			t.Fatalf("at %v denied until %v, by the model until %v", now, now+d.RetryIn, fits)
 		}
+	}
+	if over := mostOver(throttle.Window{Limit: limit, Period: period}, log); over > 0 {
+		t.Fatalf("%d units above the limit", over)
 	}
 }

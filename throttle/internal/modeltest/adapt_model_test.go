@@ -28,6 +28,7 @@ const (
 	adaptHolds   = 64.     // the longest, in parts of the shortest
 	adaptLongest = 60e6    // of all that goes by the cycle
 	adaptFirst   = 1e6     // the longest first pause
+	adaptLate    = 20e3    // with which a late request catches up
 )
 
 func (m *adaptModel) span() float64 { return math.Min(m.cycle, adaptLongest) }
@@ -55,8 +56,11 @@ func (m *adaptModel) take(now float64) {
 	if !m.on || now >= m.free {
 		return
 	}
-	spacing := m.cycle / m.capacity / m.rateAt(now)
-	late := math.Min(20e3, 1e8/spacing)
+	rate := m.rateAt(now)
+	spacing, late := m.cycle/m.capacity/rate, adaptLate
+	if rate < 1 {
+		late = math.Min(late, 1e8/spacing)
+	}
 	m.next = math.Max(m.next, now-late) + spacing
 }
 

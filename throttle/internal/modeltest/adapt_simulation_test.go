@@ -232,3 +232,50 @@ func TestAdaptingToNothing(t *testing.T) {
 		t.Errorf("%d refusals, the end after %v, without adaptation after %v", len(with.refused), with.end(), without.end())
 	}
 }
+
+// An exact sliding window that is shared with a stranger is full most of the time, or much of it is
+// unused. Not even the best constant rate has both few refusals and nearly all of what is left. Such
+// a caller knows the period, so that each call takes the place of an older one of its own, and
+// never pauses. Adaptation has to find its rate, and leaves more to the stranger.
+func TestAnExactWindowSharedWithAStranger(t *testing.T) {
+	const until = 2 * time.Minute
+	shared := func(seed uint64) (throttletest.Count, func() float64) {
+		count, stranger := throttletest.SharedCount(throttletest.PublishedCount(apiLimit, apiPeriod), apiPeriod/(apiLimit/2), seed)
+		return count, func() float64 { return published(until) - float64(stranger()) }
+	}
+	constant := func(spacing time.Duration) []float64 {
+		return mean(func(seed uint64) []float64 {
+			count, left := shared(seed)
+			s := &simulation{random: rand.New(rand.NewPCG(seed, seed)), until: until}
+			var calls []time.Duration
+			for at := time.Duration(0); at < until; at += spacing {
+				calls = append(calls, at+s.delay())
+			}
+			slices.Sort(calls)
+			for _, at := range calls {
+				if count(at) {
+					s.accepted = append(s.accepted, at)
+				} else {
+					s.refused = append(s.refused, at)
+				}
+			}
+			return []float64{s.refusals(0), float64(len(s.accepted)) / left()}
+		})
+	}
+	adapted := mean(func(seed uint64) []float64 {
+		count, left := shared(seed)
+		s := simulate(seed, count, 1e6, until, true)
+		return []float64{s.refusals(0), between(s.accepted, 0, until) / left()}
+	})
+	t.Logf("adaptation: refusals %.3f, utilization of what is left %.3f", adapted[0], adapted[1])
+	if adapted[0] > 0.07 || adapted[1] < 0.65 {
+		t.Error("want at most 0.07, at least 0.65")
+	}
+	for calls := 8; calls <= 15; calls++ {
+		of := constant((apiPeriod + 30*time.Millisecond) / time.Duration(calls))
+		t.Logf("%d calls in each period and 30 ms: refusals %.3f, utilization %.3f", calls, of[0], of[1])
+		if of[0] <= 0.05 && of[1] >= 0.9 {
+			t.Errorf("%d calls in each period meet both bars: adaptation could, too", calls)
+		}
+	}
+}

@@ -56,6 +56,8 @@ type AdaptedAnswer struct {
 	Since    int64 // the first refusal (us)
 	Refusals int64
 	Window   int64 // its place, from 1
+	Changed  int64 // when a refusal changed the rate last (us)
+	Until    int64 // when grants are spread no longer (us)
 }
 
 // A WindowAnswer is the state of one window.
@@ -148,8 +150,8 @@ func (r *reader) text() string {
 	return ""
 }
 
-// said reads "UNTIL OPEN TENANT;RATE SINCE REFUSALS WINDOW", either part of which may be empty, or
-// nothing.
+// said reads "UNTIL OPEN TENANT;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
+// be empty, or nothing.
 func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
 	if text == "" {
@@ -163,8 +165,8 @@ func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
 		p = PauseAnswer{n[0], n[1], unfield(pause[i+1:])}
 	}
 	if adapted != "" {
-		n := r.integers(adapted, 4)
-		a = AdaptedAnswer{n[0], n[1], n[2], n[3]}
+		n := r.integers(adapted, 6)
+		a = AdaptedAnswer{n[0], n[1], n[2], n[3], n[4], n[5]}
 	}
 	return p, a
 }

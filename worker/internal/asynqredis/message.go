@@ -26,9 +26,13 @@ const (
 	fieldHeaders      protowire.Number = 15
 )
 
-// fieldDenied is our own field: the task's last attempt ended by a denial. Asynq skips the field
-// when it reads a message, and drops it when it stores the task after a failure.
-const fieldDenied protowire.Number = 1077
+// Our own fields. Asynq skips them when it reads a message, and drops them when it stores the task
+// after a failure.
+const (
+	fieldDenied       protowire.Number = 1077 // the task's last attempt ended by a denial
+	fieldRefusals     protowire.Number = 1078 // how often the upstream refused a call of the task
+	fieldRefusedSince protowire.Number = 1079 // the first refusal, in milliseconds since 1970
+)
 
 // A Message is a task as asynq stores it. Fields that cannot be read count as missing.
 type Message []byte
@@ -116,6 +120,31 @@ func (m Message) WithDenial(reason string, at time.Time) Message {
 	}
 	out = protowire.AppendTag(out, fieldDenied, protowire.VarintType)
 	return protowire.AppendVarint(out, 1)
+}
+
+// Refusals returns how often the upstream refused a call of the task since its last failure, and
+// since when. The time is zero without a refusal.
+func (m Message) Refusals() (n int64, since time.Time) {
+	if n = m.number(fieldRefusals); n == 0 {
+		return 0, time.Time{}
+	}
+	return n, time.UnixMilli(m.number(fieldRefusedSince))
+}
+
+// WithRefusal returns a copy of the message that counts one more refusal.
+func (m Message) WithRefusal(at time.Time) Message {
+	n, since := m.Refusals()
+	if n == 0 {
+		since = at
+	}
+	out, ok := m.without(fieldRefusals, fieldRefusedSince)
+	if !ok {
+		return m
+	}
+	out = protowire.AppendTag(out, fieldRefusals, protowire.VarintType)
+	out = protowire.AppendVarint(out, uint64(n+1))
+	out = protowire.AppendTag(out, fieldRefusedSince, protowire.VarintType)
+	return protowire.AppendVarint(out, uint64(since.UnixMilli()))
 }
 
 // withError returns the message itself, and false, if it cannot be read.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
@@ -26,8 +28,10 @@ type Config struct {
 	Env         environ.Lookup // of variables in headers; nil leaves them as they are
 	Headers     []jobs.Header  // of all calls; a job's own of the same name go first
 	Keep        Keep
-	Outcome     Outcome       // the zero value is that of the defaults
-	Timeout     time.Duration // of a call, the body included
+	Limiter     *throttle.Limiter // learns what the answers say of limits; nil does not
+	Logger      *slog.Logger      // of what it learns; nil is slog.Default()
+	Outcome     Outcome           // the zero value is that of the defaults
+	Timeout     time.Duration     // of a call, the body included
 }
 
 // A Caller makes the HTTP calls. It does not follow redirects: they are answers.
@@ -38,23 +42,30 @@ type Caller struct {
 }
 
 // New returns a caller.
-func New(c Config) *Caller {
+func New(c Config) (*Caller, error) {
 	if c.Outcome.success.spans == nil {
 		c.Outcome = Outcome{mustParse(DefaultSuccess), mustParse(DefaultRetry)}
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = c.Concurrency
-	return &Caller{config: c, Client: &http.Client{
+	caller := &Caller{config: c, Client: &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Timeout:       c.Timeout,
 		Transport:     transport,
 	}}
+	if c.Limiter == nil {
+		return caller, nil
+	}
+	learns, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+		Base: transport, LearnOnly: true, Limiter: c.Limiter, Logger: c.Logger, PassUnidentified: true,
+	})
+	caller.Client.Transport = learns
+	return caller, err
 }
 
 // An Error says why a call failed, and whether it is worth another try.
 type Error struct {
-	Refused    bool          // the upstream refuses calls for now: the job keeps its retries
 	RetryAfter time.Duration // the least time until the next try; 0 if the upstream did not say
 	Retryable  bool
 	Text       string
@@ -147,10 +158,7 @@ func (c *Caller) failure(res *http.Response) error {
 		Retryable: c.config.Outcome.retry.Has(res.StatusCode),
 		Text:      strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
 	}
-	var timed bool
-	e.RetryAfter, timed = httpthrottle.RetryAfter(res)
-	unavailable := res.StatusCode == http.StatusServiceUnavailable && timed
-	e.Refused = e.Retryable && (res.StatusCode == http.StatusTooManyRequests || unavailable)
+	e.RetryAfter, _ = httpthrottle.RetryAfter(res)
 	return e
 }
 

@@ -4,7 +4,6 @@ package drain
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -33,6 +32,7 @@ type Drain struct {
 	Client      redis.UniversalClient
 	Concurrency int
 	Jobs        []jobs.Job
+	Learnt      *Learnt // may be nil
 	Limiter     *throttle.Limiter
 	OnDecision  func(job string, d throttle.Decision) // may be nil
 	Progress    *Progress
@@ -166,6 +166,7 @@ func (d *Drain) Counts() Counts {
 func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) error {
 	server, err := worker.NewServer(d.Redis, asynq.Config{
 		Concurrency:     d.Concurrency,
+		ErrorHandler:    d,
 		LogLevel:        asynq.ErrorLevel,
 		Logger:          asynqLogger{d.Progress},
 		Queues:          map[string]int{d.Queue: 1},
@@ -173,7 +174,7 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 		ShutdownTimeout: shutdownTimeout,
 	}, worker.Config{
 		Limiter:    d.Limiter,
-		Logger:     slog.New(slog.NewTextHandler(d.Progress, nil)),
+		Logger:     d.Progress.Logger(),
 		OnDecision: d.decided,
 		Unmatched:  worker.UnmatchedReject,
 	})

@@ -62,7 +62,10 @@ func TestDrainFindsLostTasks(t *testing.T) {
 			t.Fatal(err)
 		}
 		calls := make(chan string, 100)
-		caller := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
+		caller, err := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
 		caller.Client.Transport = answers(func(path string) int { calls <- path; return http.StatusOK })
 		var out bytes.Buffer
 		drain := &Drain{
@@ -105,7 +108,10 @@ func TestForecastIsHowLongItTakes(t *testing.T) {
 				list = append(list, jobs.Job{ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x", Method: "GET", URL: "http://x/"})
 			}
 			want := forecast.Of(limiter, list, time.Now()).AtBest
-			caller := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
+			caller, err := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
 			caller.Client.Transport = answers(func(string) int { return http.StatusOK })
 			d := &Drain{
 				Caller: caller, Client: client, Concurrency: 4, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),

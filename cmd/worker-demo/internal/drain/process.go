@@ -61,6 +61,7 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	var err error
 	r.Status, r.Answer, err = d.Caller.Call(ctx, p.Job)
 	if err == nil {
+		d.Learnt.answered(ctx)
 		return d.end(t, r)
 	}
 	r.Error = err.Error()
@@ -68,15 +69,55 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	switch {
 	case !errors.As(err, &failure):
 		return err // the task was taken away, and runs again
-	case failure.Refused:
-		// All calls by the policy pause, and the job keeps its retries.
-		return fmt.Errorf("%w: %w", err, worker.RetryAfter(failure.RetryAfter))
 	case !failure.Retryable:
 		err = fmt.Errorf("%w: %w", err, asynq.SkipRetry)
+	case refused(ctx): // all calls by the policy pause, and the job keeps its retries
+		d.note(r)
+		return err
 	case mayRetry(ctx):
 		return err
 	}
 	return errors.Join(err, d.end(t, r))
+}
+
+// refused reports whether the upstream refused the job's call.
+func refused(ctx context.Context) bool {
+	_, _, refused := throttle.JobFrom(ctx).Refusal()
+	return refused
+}
+
+// note keeps what the last call of a job brought, as the job may be given up by it.
+func (d *Drain) note(r jobs.Result) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if open := d.open[r.ID]; open != nil {
+		r.Error = ""
+		*open = r
+	}
+}
+
+// HandleError is asynq's ErrorHandler. It writes the result of a job that the upstream refused too
+// often.
+func (d *Drain) HandleError(ctx context.Context, _ *asynq.Task, err error) {
+	var given *worker.GivenUpError
+	if !errors.As(err, &given) {
+		return
+	}
+	id, _ := asynq.GetTaskID(ctx)
+	d.mu.Lock()
+	open := d.open[id]
+	var r jobs.Result
+	if open != nil {
+		r = *open
+	}
+	d.mu.Unlock()
+	if open == nil {
+		return
+	}
+	r.Error = given.Error()
+	if err := d.write(r); err != nil {
+		d.Progress.Say("job %q: %v", id, err)
+	}
 }
 
 func mayRetry(ctx context.Context) bool {

@@ -3,6 +3,7 @@ package drain
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -29,6 +30,9 @@ type Progress struct {
 func NewProgress(w io.Writer, every time.Duration) *Progress {
 	return &Progress{every: every, w: w}
 }
+
+// Logger returns a logger that writes among the lines.
+func (p *Progress) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(p, nil)) }
 
 // Begin shows where the drain begins. By its windows it cannot end sooner than atBest from now.
 func (p *Progress) Begin(c Counts, atBest time.Duration) {

@@ -30,6 +30,7 @@ type Summary struct {
 	DrainSeconds     float64     `json:"drain_seconds"`
 	RedisCallsPerJob *float64    `json:"redis_calls_per_job"` // inside scripts too; nil where Redis does not tell
 	Windows          []WindowUse `json:"windows"`
+	Learnt           []Lesson    `json:"learnt"` // of windows whose calls the API refused
 
 	done int // in this drain
 }
@@ -59,6 +60,7 @@ func (d *Drain) summarize(took time.Duration, before Counts) Summary {
 		Denials: c.Denials, Dequeues: c.Dequeues,
 		DrainSeconds: show.Round(took.Seconds()),
 		Windows:      slices.AppendSeq([]WindowUse{}, maps.Values(d.used)),
+		Learnt:       d.Learnt.lessons(),
 		done:         c.Done() - before.Done(),
 	}
 	s.WakesPerJob = show.Round(float64(c.Dequeues) / float64(max(s.done, 1)))

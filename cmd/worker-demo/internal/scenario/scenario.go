@@ -82,14 +82,19 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	results := jobs.NewLog(io.Discard)
 	denials := newDenialLog()
 	s.introduce(stderr, list)
+	progress := drain.NewProgress(stderr, 2*time.Second)
+	caller, err := call.New(call.Config{Concurrency: concurrency, Limiter: limiter, Logger: progress.Logger(), Timeout: 10 * time.Second})
+	if err != nil {
+		return Report{}, err
+	}
 	d := &drain.Drain{
-		Caller:      call.New(call.Config{Concurrency: concurrency, Timeout: 10 * time.Second}),
+		Caller:      caller,
 		Client:      server.Client,
 		Concurrency: concurrency,
 		Jobs:        list,
 		Limiter:     limiter,
 		OnDecision:  denials.decided,
-		Progress:    drain.NewProgress(stderr, 2*time.Second),
+		Progress:    progress,
 		Queue:       queue,
 		Redis:       server.Opt,
 		Results:     results,

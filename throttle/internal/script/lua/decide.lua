@@ -59,8 +59,8 @@
 --           above most where slots hold a ticket up
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
---   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW": what the upstream had paused, who
---           was refused, and what the scopes adapted to (said in upstream.lua)
+--   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW CHANGED FREE": what the upstream
+--           had paused, who was refused, and what the scopes adapted to (said in upstream.lua)
 --   used    units
 --   fits    when the costs fit this window, 0 for at once; of cancel: the units given back
 --   resets  when nothing is counted any more

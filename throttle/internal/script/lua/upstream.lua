@@ -38,6 +38,7 @@ function upstream()
   local FLOOR = 1 / 64 -- the lowest rate
   local HOLD, HOLDS = 60, 64 -- units of time, and the longest in parts of the shortest
   local SECOND, MINUTE = 1000000, 60000000
+  local LATE = 20000 -- us with which late requests catch up
   local GRANTS = 64 -- later grants that are remembered; older ones count as answered
 
   -- section_of returns a section of that name and kind that has not expired, or false.
@@ -100,8 +101,8 @@ function upstream()
 
   -- adapt notes that what was granted at `at` was refused: for `wait`, or for an unknown time if
   -- `guess`, the longest pause, is above 0. `full`: the rate changes too. It returns how long to
-  -- pause, and whether grants begin to be spread by this; nil if the scope has nothing to adapt.
-  -- Refusals of what was granted before the last one was known are one with it.
+  -- pause, and whether the rate changes, or grants begin to be spread; nil if the scope has nothing
+  -- to adapt. Refusals of what was granted before the last one was known are one with it.
   local function adapt(scope, now, at, wait, guess, full)
     local cycle, i = shortest(scope)
     if not cycle then return nil end
@@ -119,19 +120,20 @@ function upstream()
       wait = min(ceil(wait), guess)
     end
     local hold, rate, peak, cut, from = HOLD * unit, 1, 1, now, now
-    local next_at, since, refusals, begins = 0, now, 0, true
+    local next_at, since, refusals, changes = 0, now, 0, true
     if before then
       next_at, since, refusals = unpack7(before, 29), unpack7(before, 64), unpack7(before, 71)
       if unpack7(before, 36) <= now then
         hold = min(2 * unpack7(before, 43), HOLDS * hold)
       else
-        begins, hold = false, unpack7(before, 43)
+        changes, hold = false, unpack7(before, 43)
         rate, peak = unpack7(before, 1) / PARTS, unpack7(before, 8) / PARTS
         cut, from = unpack7(before, 15), unpack7(before, 22)
         if full and at > cut + span / 2 then
           local r = rate_at(before, now, unit)
           rate = max(FLOOR, r * KEEP)
           peak, cut, from = max(rate, r * (1 + KEEP) / 2), now, now + wait
+          changes = true
         end
       end
     end
@@ -141,7 +143,7 @@ function upstream()
       .. pack7(from) .. pack7(max(next_at, now + wait)) .. pack7(free) .. pack7(hold) .. pack7(now)
       .. pack7(wait) .. pack7(since) .. pack7(refusals + 1)
     put(scope, '!a', 'a', free + hold, payload)
-    return wait, begins
+    return wait, changes
   end
 
   -- spread_at tells when the next grant of the window is due while grants are spread, behind
@@ -168,10 +170,13 @@ function upstream()
       if cycle_of(scope, i) == cycle then part = max(part, part_of(scope, i, costs[i])) end
     end
     if part == 0 then return end
-    -- A late request may catch up with a little of it: not where every call has to be apart.
+    -- A late request may catch up with some of it, but with little where the rate is cut: there every
+    -- call may have to be apart.
     local payload = section.payload
-    local spacing = part * cycle / rate_at(payload, now, unit_of(scope, cycle, first))
-    local next_at = max(unpack7(payload, 29), now - min(20000, 1e8 / spacing)) + spacing
+    local rate = rate_at(payload, now, unit_of(scope, cycle, first))
+    local spacing = part * cycle / rate
+    local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
+    local next_at = max(unpack7(payload, 29), now - late) + spacing
     payload = sub(payload, 1, 28) .. pack7(ceil(next_at)) .. sub(payload, 36)
     put(scope, '!a', 'a', section.expires, payload)
   end
@@ -226,11 +231,11 @@ function upstream()
   -- pause notes that the upstream refused what was granted at `at`. Mode 0: refusals of what was
   -- granted before the first one was known are one. The next one, of what was let out since,
   -- doubles the ramp. In other modes the scope adapts: 1 by spreading, 2 also by the rate. `guess`:
-  -- see adapt. It returns whether a pause, or adapting, began.
+  -- see adapt. It returns whether a pause began that the upstream asked for, or the rate changed.
   local function pause(scope, now, at, wait, guess, ramp, ramp_most, mode, by)
-    local adapted, spreads
+    local adapted, changes
     if mode > 0 then
-      adapted, spreads = adapt(scope, now, at, wait, guess, mode == 2)
+      adapted, changes = adapt(scope, now, at, wait, guess, mode == 2)
       if adapted == 0 then return false end
       if adapted then wait, ramp = adapted, 0 end
     end
@@ -251,14 +256,15 @@ function upstream()
     end
     local payload = pack7(until_time) .. pack7(ramp) .. pack7(gone) .. pack7(set) .. by
     put(scope, '!', 'p', until_time + 4 * ramp, payload)
-    if adapted and guess > 0 then return spreads end
-    return begins
+    if adapted and guess > 0 then return changes end
+    return begins or changes or false
   end
 
   -- said(list, now) -> "UNTIL OPEN BY" of the longest pause of some scopes, from UNTIL to OPEN a
-  -- ramp; then ";" and, of the scope that lets out least, "RATE SINCE REFUSALS WINDOW": millionths
-  -- of that window's published rate, since when and how often it was refused. Each is empty if
-  -- there is none, and the whole if both are.
+  -- ramp; then ";" and, of the scope that lets out least, "RATE SINCE REFUSALS WINDOW CHANGED FREE":
+  -- millionths of that window's published rate, since when and how often it was refused, when a
+  -- refusal changed the rate last, and until when grants are spread. Each is empty if there is none,
+  -- and the whole if both are.
   local function said(list, now)
     local last, pause_text, least, adapted_text = now, '', nil, ''
     for i = 1, #list do
@@ -276,8 +282,9 @@ function upstream()
         local rate = rate_at(adapted.payload, now, unit_of(scope, cycle, first))
         if not least or rate < least then
           least = rate
-          adapted_text = string.format('%d %d %d %d', rate * 1e6, unpack7(adapted.payload, 64),
-            unpack7(adapted.payload, 71), first)
+          local p = adapted.payload
+          adapted_text = string.format('%d %d %d %d %d %d', rate * 1e6, unpack7(p, 64),
+            unpack7(p, 71), first, unpack7(p, 15), unpack7(p, 36))
         end
       end
     end

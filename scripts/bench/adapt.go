@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// What the APIs publish, for each tenant. The policy has a margin of apiMargin.
+const (
+	apiLimit  = 20
+	apiPeriod = 2 * time.Second
+	apiMargin = 50 * time.Millisecond
+	apiStart  = 2 * apiPeriod // from which on refusals count
+)
+
+// adapt measures what jobs of a real worker meet at APIs that count in another way than they
+// publish. All cases run at the same time: they wait for most of it.
+func adapt(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	s := suite{name: "adapt", scenarios: adaptScenarios(), together: true}
+	flags := s.flags(stderr, "the same here")
+	flags.IntVar(&s.options.rounds, "rounds", 1, "`number` of runs of each case; the median counts")
+	if err := flags.Parse(args); err != nil {
+		return &usageError{err}
+	}
+	if s.options.rounds < 1 || flags.NArg() > 0 {
+		return wrongUsage(stderr, "-rounds must be at least 1, and nothing may follow the flags")
+	}
+	return s.run(ctx, stdout, stderr)
+}
+
+func adaptScenarios() []scenario {
+	drains := func(name, about string, count func() throttletest.Count) scenario {
+		return adaptScenario(name, about, func(ctx context.Context, _ uint64) ([]figure, error) {
+			api := newAPI(count)
+			failed, err := api.drain(ctx, throttle.AdaptFull, 500, 0)
+			return []figure{
+				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
+				{Name: "refusals after two periods, of calls", Value: api.refusals(apiStart), AtMost: new(0.03)},
+				{Name: "utilization of the published limit", Value: api.utilization(apiStart, api.end()), AtLeast: new(0.85)},
+			}, err
+		})
+	}
+	shared := func(name, about string, count func() throttletest.Count) scenario {
+		return adaptScenario(name, about, func(ctx context.Context, seed uint64) ([]figure, error) {
+			const until = 2 * time.Minute
+			var strangers []func() int
+			api := newAPI(func() throttletest.Count {
+				seed++
+				both, stranger := throttletest.SharedCount(count(), apiPeriod/(apiLimit/2), seed)
+				strangers = append(strangers, stranger)
+				return both
+			})
+			failed, err := api.drain(ctx, throttle.AdaptFull, 2600, until)
+			left := 0.0
+			for _, stranger := range strangers {
+				left += apiLimit*(1+until.Seconds()/apiPeriod.Seconds()) - float64(stranger())
+			}
+			return []figure{
+				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
+				{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(0.05)},
+				{Name: "utilization of what is left", Value: api.count(api.accepted, 0, until) / left, AtLeast: new(0.9)},
+			}, err
+		})
+	}
+	return []scenario{
+		drains("estimate", "an estimate over two buckets, which counts refused calls: 500 jobs of two tenants",
+			func() throttletest.Count { return throttletest.EstimatedCount(apiLimit, apiPeriod) }),
+		drains("half-burst", "a token bucket with half the burst: 500 jobs of two tenants",
+			func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }),
+		drains("no-burst", "a leaky bucket that allows no burst: 500 jobs of two tenants",
+			func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, 1) }),
+		adaptScenario("halved", "a limit that is halved for a minute", halved),
+		shared("stranger", "a token bucket shared with a stranger who takes half at random",
+			func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit) }),
+		shared("stranger-exact", "an exact sliding window shared with a stranger who takes half at random",
+			func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) }),
+		adaptScenario("published", "an API that counts as published, with adaptation and without", published),
+	}
+}
+
+// adaptScenario is the scenario of a case, with the median of its rounds.
+func adaptScenario(name, about string, run func(ctx context.Context, seed uint64) ([]figure, error)) scenario {
+	return scenario{name, about, func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+		return medians(o.rounds, func(round int) ([]figure, error) { return run(ctx, uint64(1000*round)) })
+	}}
+}
+
+func halved(ctx context.Context, _ uint64) ([]figure, error) {
+	const from, restored, until = 20 * time.Second, 80 * time.Second, 130 * time.Second
+	api := newAPI(func() throttletest.Count { return throttletest.HalvedCount(apiLimit, apiPeriod, from, restored) })
+	failed, err := api.drain(ctx, throttle.AdaptFull, 2800, until)
+	const span = 2 * apiPeriod
+	full := 2 * apiLimit * span.Seconds() / (apiPeriod + apiMargin).Seconds()
+	back := restored
+	for back < until && api.count(api.accepted, back-span, back) < 0.95*full {
+		back += 500 * time.Millisecond
+	}
+	return []figure{
+		{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
+		{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(0.03)},
+		{Name: "back to 0.95 of the full rate after", Value: (back - restored).Seconds(), Unit: "s", AtMost: new(30.)},
+		{Name: "utilization of the half", Value: 2 * api.utilization(from, restored)},
+	}, err
+}
+
+func published(ctx context.Context, _ uint64) ([]figure, error) {
+	var used [2]float64
+	var errs [2]error
+	refused, failed := 0, 0
+	var both sync.WaitGroup
+	var mu sync.Mutex
+	for i, mode := range []throttle.Adapt{throttle.AdaptOff, throttle.AdaptFull} {
+		both.Go(func() {
+			api := newAPI(func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) })
+			n, err := api.drain(ctx, mode, 500, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			used[i], errs[i] = api.utilization(apiStart, api.end()), err
+			refused, failed = refused+len(api.refused), failed+n
+		})
+	}
+	both.Wait()
+	err := errs[0]
+	if err == nil {
+		err = errs[1]
+	}
+	return []figure{
+		{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
+		{Name: "refusals", Value: float64(refused), AtMost: new(0.)},
+		{Name: "utilization beside adapt: off", Value: used[1] / used[0], AtLeast: new(0.99)},
+	}, err
+}

@@ -1,0 +1,280 @@
+package linetest
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Who asks learns how often the upstream refused, and what is granted now.
+func TestTheRateInForceIsTold(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		tell := func(want string) {
+			t.Helper()
+			d, err := sc.l.Peek(t.Context(), sc.without("b"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			if d.Adapted != nil {
+				got = d.Adapted.String()
+			}
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+		tell("")
+		refused := func(d throttle.Decision, pause time.Duration, rate string) {
+			t.Helper()
+			refusal, err := d.Reservation.Pause(t.Context(), 0)
+			got := ""
+			if refusal.Adapted != nil {
+				got = refusal.Adapted.String()
+			}
+			if err != nil || refusal.Policy != "p" || refusal.Tenant != "a" || refusal.Pause != pause || got != rate {
+				t.Errorf("%+v, %q, %v; want a pause of %v, %q", refusal, got, err, pause, rate)
+			}
+		}
+		first, together := sc.granted("a1"), sc.granted("a11")
+		refused(first, 125*ms, "refused once since 00:00 UTC, now 10/s of 10/s")
+		refused(together, 0, "")
+		tell("refused once since 00:00 UTC, now 10/s of 10/s")
+		sc.at(s)
+		tell("refused once since 00:00 UTC, now 10/s of 10/s") // although it would be granted
+		d := sc.granted("a2")
+		sc.at(1010 * ms)
+		refused(d, 125*ms, "refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		reason := func(want string) {
+			t.Helper()
+			if got := reserve(t, sc.l, sc.without("b")).Reason(); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+		reason("throttled: p, tenant b, 125ms: paused until 00:00:02 UTC by the upstream's refusal to a: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		sc.at(1135 * ms).granted("a3")
+		reason("throttled: p/shared, tenant b, 115ms: refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
+		sc.at(3 * m)
+		tell("")
+	})
+}
+
+// rate returns the rate in force for a tenant, in units per second, and 0 without one.
+func (sc *scene) rate(tenant string) float64 {
+	sc.t.Helper()
+	if d := peek(sc.t, sc.l, sc.without(tenant)); d.Adapted != nil {
+		return d.Adapted.Rate
+	}
+	return 0
+}
+
+func (sc *scene) rates(tenant string, want float64) {
+	sc.t.Helper()
+	if got := sc.rate(tenant); math.Abs(got-want) > 0.005*want {
+		sc.t.Errorf("at %v: %v a second, want %v", time.Duration(sc.c.US.Load()-midnight)*us, got, want)
+	}
+}
+
+// refusedAt has a call refused, 10 ms after it was granted.
+func (sc *scene) refusedAt(at time.Duration, ticket string) {
+	sc.t.Helper()
+	d := sc.at(at).granted(ticket)
+	sc.at(at + 10*ms).refused(d.Reservation)
+}
+
+// The rate grows fast at first, hardly near the rate that was refused, and faster beyond.
+func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.refusedAt(0, "a1")
+		sc.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
+		const cut, half = 1010*ms + 125*ms, 4275 * ms
+		for _, row := range []struct {
+			after time.Duration
+			rate  float64
+		}{{0, 8.75}, {half, 9.297}, {2 * half, 9.375}, {3 * half, 9.453}, {4 * half, 10}, {8 * half, 10}} {
+			sc.at(cut+row.after).rates("a", row.rate)
+		}
+	})
+}
+
+// However often calls are refused, a 64th of the rate goes on, and tries again.
+func TestTheRateHasAFloor(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(64, s)))
+		var rates []float64
+		for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
+			d := reserve(t, sc.l, sc.at(at).without("a"))
+			if !d.Granted {
+				continue
+			}
+			sc.at(at + ms).refused(d.Reservation)
+			rates = append(rates, sc.rate("a"))
+		}
+		if len(rates) < 100 || slices.Min(rates) != 1 {
+			t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
+		}
+		waits := sc.joins("a1", "a2")
+		if waits.StartsIn > 5*s {
+			t.Errorf("at the floor the second call starts in %v", waits.StartsIn)
+		}
+	})
+}
+
+// Only what was refused adapts, as the policy says whose count that is.
+func TestWhoAdapts(t *testing.T) {
+	t.Parallel()
+	own := throttle.Window{Name: "own", Limit: 10, Period: s}
+	for name, row := range map[string]struct {
+		upstream throttle.Upstream
+		windows  []throttle.Window
+		others   bool
+	}{
+		"the tenant":                         {"", []throttle.Window{own}, false},
+		"the tenant, beside a shared window": {"", []throttle.Window{own, sharedWindow(100, s)}, false},
+		"all":                                {throttle.UpstreamShared, []throttle.Window{own, sharedWindow(100, s)}, true},
+		"all, of a shared window":            {"", []throttle.Window{sharedWindow(100, s)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				p := policy(row.windows...)
+				p.Upstream = row.upstream
+				sc := newScene(t, client, p)
+				sc.refusedAt(0, "a1")
+				if got := sc.rate("a"); got == 0 {
+					t.Error("a does not adapt")
+				}
+				if got := sc.rate("b"); (got > 0) != row.others {
+					t.Errorf("b's rate is %v", got)
+				}
+			})
+		})
+	}
+}
+
+// A refusal that one process reports changes what every other grants, with its next call.
+func TestAllProcessesAdaptTogether(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p, c := policy(sharedWindow(10, s)), newMidnight()
+		one, other := newBy(t, client, c, p), newBy(t, client, c, p)
+		r := throttle.Request{Policy: "p", Tenant: "a"}
+		if _, err := reserve(t, one, r).Reservation.Pause(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if d := reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
+			t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
+		}
+		c.Set(125 * ms)
+		if d := reserve(t, other, r); !d.Granted {
+			t.Errorf("denied for %v", d.RetryIn)
+		}
+		if d := reserve(t, one, r); d.Granted || d.RetryIn != 100*ms {
+			t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
+		}
+	})
+}
+
+// Those who wait are told when the rate in force lets them start, and do.
+func TestExpectedStartsKnowTheRate(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.refusedAt(0, "a1")
+		sc.refusedAt(s, "a2")
+		var told []time.Duration
+		for _, ticket := range []string{"a3", "a4", "a5"} {
+			told = append(told, 1010*ms+sc.joins(ticket).StartsIn)
+		}
+		if step := told[2] - told[1]; told[0] != 1135*ms || step < 113*ms || step > 115*ms {
+			t.Fatalf("told %v: want 1.135s, and steps of 100 ms / 0.875", told)
+		}
+		for i, ticket := range []string{"a3", "a4", "a5"} {
+			const early = 2 * ms // the rate grows meanwhile
+			sc.at(told[i] - early).takes()
+			sc.at(told[i]).takes(ticket)
+		}
+	})
+}
+
+// OnRefusal is told of each refusal, and of a changed rate once.
+func TestOnRefusal(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		var told []throttle.Refusal
+		l, err := throttle.New(throttle.Config{
+			Client: client, Policies: []throttle.Policy{policy(sharedWindow(10, s))},
+			OnRefusal: func(r throttle.Refusal) { told = append(told, r) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := throttle.Request{Policy: "p", Tenant: "a"}
+		calls := []throttle.Decision{reserve(t, l, r), reserve(t, l, r), reserve(t, l, r)}
+		for _, d := range calls {
+			if _, err := d.Reservation.Pause(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := l.Pause(t.Context(), r, s); err != nil { // by hand is no refusal
+			t.Fatal(err)
+		}
+		if len(told) != 3 || told[0].Adapted == nil || told[0].Adapted.Window != "shared" || told[0].Pause != 125*ms {
+			t.Fatalf("told %+v", told)
+		}
+		if a := told[0].Adapted; !a.Changed.Equal(a.Since) || a.Until.Sub(a.Changed) != m+125*ms {
+			t.Errorf("changed at %v, since %v, until %v", a.Changed, a.Since, a.Until)
+		}
+		for _, r := range told[1:] {
+			if r != (throttle.Refusal{Policy: "p", Tenant: "a"}) {
+				t.Errorf("of the same moment: %+v", r)
+			}
+		}
+	})
+}
+
+// A pause that the upstream asks for begins also if the rate stays.
+func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.refusedAt(0, "a1")
+		d := sc.at(200 * ms).granted("a2")
+		refusal, err := d.Reservation.Pause(t.Context(), 3*s)
+		if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
+			t.Errorf("%+v, %v, want %+v", refusal, err, want)
+		}
+	})
+}
+
+// A late request catches up where the rate is the published one. Where it was cut it hardly does.
+func TestLateRequestsCatchUp(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.refusedAt(0, "a1")
+		sc.at(135 * ms).granted("a2")
+		sc.at(235*ms + 15*ms).granted("a3") // 15 ms late
+		sc.denied("a4", 85*ms)
+		sc.leave("a4")
+		sc.refusedAt(s, "a5")
+		sc.at(1135 * ms).granted("a6")
+		sc.at(1250 * ms)
+		d := peek(t, sc.l, sc.without("a"))
+		sc.at(1265*ms + d.RetryIn).granted("a7")
+		if d := peek(t, sc.l, sc.without("a")); d.RetryIn < 112*ms || d.RetryIn > 114*ms {
+			t.Errorf("after a late call at 8.75/s the next one fits in %v, want 113 ms", d.RetryIn)
+		}
+	})
+}

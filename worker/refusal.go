@@ -1,0 +1,92 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A RefusedError is the error of a handler whose call the upstream refused for a while: see
+// RetryAfter.
+type RefusedError struct {
+	After time.Duration // 0 if unknown
+}
+
+func (e *RefusedError) Error() string {
+	if e.After <= 0 {
+		return "worker: the upstream refuses calls"
+	}
+	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
+}
+
+// RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
+// refused its call for d, or for an unknown time if d is 0. The task's policy pauses on every
+// worker, for the task's tenant or for all (throttle.Reservation.Pause). The task is requeued in
+// front of its tenant's other tickets. No retry is burnt. To burn one, call Job.Pause and return an
+// error of another kind.
+//
+// The policy's MaxRefusals and MaxRefusedWait end a task that is refused again and again.
+//
+// In a task that no policy matches it is logged, and the task fails by it as by any other error.
+func RetryAfter(d time.Duration) error { return &RefusedError{d} }
+
+// A GivenUpError says that a task failed for good, as the upstream refused its calls too often or
+// for too long: throttle.Policy.MaxRefusals and MaxRefusedWait. asynq archives the task. errors.Is
+// finds asynq.SkipRetry.
+type GivenUpError struct {
+	Cause    error     // the handler's error
+	Limit    string    // what was reached, such as "max_refusals 5"
+	Policy   string    // whose upstream refused
+	Refusals int64     // since the task last failed by something else
+	Since    time.Time // the first of them, in whole milliseconds
+	Tenant   string
+}
+
+// Error is one line of valid UTF-8.
+func (e *GivenUpError) Error() string {
+	text := fmt.Sprintf("worker: policy %q, tenant %q: given up by %s: refused %d times since %s: %v",
+		e.Policy, e.Tenant, e.Limit, e.Refusals, e.Since.UTC().Format(time.RFC3339), e.Cause)
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// Unwrap returns the cause, and asynq.SkipRetry.
+func (e *GivenUpError) Unwrap() []error { return []error{e.Cause, asynq.SkipRetry} }
+
+// pause passes on the upstream's refusal, even if the task's own time has run out.
+func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	defer cancel()
+	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
+		ad.outages.failed(err, "policy", e.calls.Request.Policy)
+	}
+}
+
+// refused returns the denial of a task whose call the upstream of a policy refused for a time. If
+// it was refused too often it returns a *GivenUpError.
+func (ad *Adapter) refused(ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error) error {
+	p, _ := ad.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
+	if a != nil {
+		now := time.Now()
+		refusals, since := ad.attempts.refused(a, now)
+		limit := ""
+		switch {
+		case p.MaxRefusals > 0 && refusals >= p.MaxRefusals:
+			limit = fmt.Sprintf("max_refusals %d", p.MaxRefusals)
+		case p.MaxRefusedWait > 0 && now.Add(retryIn).Sub(since) > p.MaxRefusedWait:
+			limit = fmt.Sprintf("max_refused_wait %v", p.MaxRefusedWait)
+		}
+		if limit != "" {
+			return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Refusals: refusals, Since: since, Tenant: r.Tenant}
+		}
+	}
+	d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: retryIn, Tenant: r.Tenant}
+	if policy == r.Policy {
+		return ad.requeueFront(ctx, a, r, d, cause)
+	}
+	return ad.requeueAt(a, r, d, cause)
+}

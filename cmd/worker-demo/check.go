@@ -41,7 +41,7 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most\n", p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s\n  upstream refusals pause %s, for %s at most\n", p.Name, match, p.Fail, p.Failover, p.Requeue, refusedText(p), show.Short(p.MaxPause))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -119,6 +119,7 @@ type (
 		Name       string                   `json:"name"`
 		Match      []string                 `json:"match"`
 		Fail       throttle.FailMode        `json:"fail"`
+		Failover   throttle.FailoverMode    `json:"failover"`
 		MaxPauseMS float64                  `json:"max_pause_ms"`
 		Upstream   throttle.Upstream        `json:"upstream"`
 		Requeue    throttle.Requeue         `json:"requeue"`
@@ -155,7 +156,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}
 		for _, w := range p.Windows {

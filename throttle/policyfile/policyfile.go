@@ -168,9 +168,10 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "max_pause", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "failover", "upstream", "max_pause", "requeue", "windows", "tenants")
 	p := throttle.Policy{
 		Fail:     throttle.FailMode(o.text("fail")),
+		Failover: throttle.FailoverMode(o.text("failover")),
 		Match:    o.texts("match"),
 		MaxPause: o.duration("max_pause"),
 		Name:     o.text("name"),

@@ -66,6 +66,9 @@ func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
 	cp.flowBy = slices.Compact(flowBy)
 
 	sp := &script.Policy{Name: p.Name}
+	if p.Failover == FailoverStrict {
+		sp.ClosedFor = p.countsFor().Microseconds()
+	}
 	for i, attributes := range cp.scopes {
 		sp.Scopes = append(sp.Scopes, strings.Join(attributes, ","))
 		if slices.Contains(attributes, TenantAttribute) == (p.Upstream == UpstreamTenant) {

@@ -33,6 +33,10 @@ type Policy struct {
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
 
+	// Failover says what happens after another server has become the primary of Redis. The default
+	// is FailoverFast.
+	Failover FailoverMode
+
 	// Match lists globs over task types: the jobs that this policy guards, for Limiter.Match. "*"
 	// matches any bytes or none, "?" exactly one byte, everything else itself. A glob is 1 to
 	// MaxGlobBytes bytes. No two policies of a limiter may match the same task type. The default is
@@ -185,6 +189,23 @@ const (
 	FailOpen   FailMode = "open"   // they grant, and report it in Decision.FailedOpen
 )
 
+// A FailoverMode says what happens after a failover of Redis. The new primary may not know the last
+// grants of the old one.
+type FailoverMode string
+
+const (
+	// FailoverFast goes on at once, by what the new primary knows.
+	FailoverFast FailoverMode = "fast"
+
+	// FailoverStrict returns ErrUnavailable until no window counts any more what the old primary
+	// granted: for the longest Period and Margin, Lease, or time in which a GCRA window drains. It
+	// notices another primary by its replication ID, which also changes with a restart, and when a
+	// slot of a Cluster is migrated. Data that is gone as a whole it does not notice. It needs
+	// FailClosed, and has no Calendar windows. Limits of tenants that Config.Tenants finds do not make
+	// it longer.
+	FailoverStrict FailoverMode = "strict"
+)
+
 // A Requeue says for when a worker requeues a denied task.
 type Requeue string
 
@@ -226,6 +247,9 @@ func (p Policy) WithDefaults() Policy {
 	}
 	if p.Fail == "" {
 		p.Fail = FailClosed
+	}
+	if p.Failover == "" {
+		p.Failover = FailoverFast
 	}
 	if p.Requeue == "" {
 		p.Requeue = RequeueWhenFits

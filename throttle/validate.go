@@ -58,6 +58,12 @@ func (p Policy) Validate() error {
 	if p.Fail != FailClosed && p.Fail != FailOpen {
 		return bad("fail", string(p.Fail), `must be "closed" or "open"`)
 	}
+	switch {
+	case p.Failover != FailoverFast && p.Failover != FailoverStrict:
+		return bad("failover", string(p.Failover), `must be "fast" or "strict"`)
+	case p.Failover == FailoverStrict && p.Fail == FailOpen:
+		return bad("failover", string(p.Failover), `must be "fast" with "fail: open"`)
+	}
 	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
 		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
 	}
@@ -91,6 +97,9 @@ func (p Policy) Validate() error {
 		}
 		if names[w.Name] {
 			return &PolicyError{p.Name, w.Name, "", "name", w.Name, "is taken: windows of one policy have different names"}
+		}
+		if w.Algorithm == Calendar && p.Failover == FailoverStrict {
+			return bad("failover", string(p.Failover), `must be "fast" with a window of "algorithm: calendar", which may count for months`)
 		}
 		names[w.Name] = true
 	}

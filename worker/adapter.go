@@ -176,6 +176,7 @@ func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 		c.Limiter = dispatch.Lines(ad.config.Limiter)
 		c.Match = ad.match
 		ad.dispatch.Store(dispatch.New(c))
+		go ad.checkRedis()
 	})
 	return ad.dispatch.Load()
 }

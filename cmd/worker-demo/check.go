@@ -41,8 +41,8 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s%s\n",
-		p.Name, match, p.Fail, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s%s\n",
+		p.Name, match, p.Fail, p.Failover, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -133,6 +133,7 @@ type (
 		Match      []string                 `json:"match"`
 		Adapt      throttle.Adapt           `json:"adapt"`
 		Fail       throttle.FailMode        `json:"fail"`
+		Failover   throttle.FailoverMode    `json:"failover"`
 		MaxPauseMS float64                  `json:"max_pause_ms"`
 		Refusals   int64                    `json:"max_refusals,omitempty"`
 		RefusedMS  float64                  `json:"max_refused_wait_ms,omitempty"`
@@ -171,7 +172,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
 			Refusals: p.MaxRefusals, RefusedMS: show.Milliseconds(p.MaxRefusedWait),
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}

@@ -35,7 +35,7 @@ policies:
 	e := runMain(t.Context(), "", "check", d.path("policies.yml"))
 	e.want(t, exitDone)
 	if want := `policy github-api
-  matches http:* github:sync, fails closed, requeues when-fits
+  matches http:* github:sync, fails closed, fails over fast, requeues when-fits
   upstream refusals pause one tenant, for 1h at most; adapts: full
   WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
   per-minute   20 requests per 1m    tenant          sliding             0s
@@ -47,7 +47,7 @@ policies:
   acme       2        per-minute 50, spend burst 9
   internal   1        exempt: counted, never denied
 policy slow
-  matches no task type, fails open, requeues earliest-reset
+  matches no task type, fails open, fails over fast, requeues earliest-reset
   upstream refusals pause one tenant, for 1h at most; adapts: full
   WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
   short    10 requests per 10s    tenant, user   sliding     0s
@@ -109,6 +109,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
 			"Adapt":    policy("adapt: spread"),
 			"Fail":     policy("fail: open"),
+			"Failover": policy("failover: strict"),
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},
 			"MaxPause": policy("max_pause: 5m"),

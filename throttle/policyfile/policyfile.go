@@ -168,10 +168,11 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "upstream", "adapt", "max_pause", "max_refusals", "max_refused_wait", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "failover", "upstream", "adapt", "max_pause", "max_refusals", "max_refused_wait", "requeue", "windows", "tenants")
 	p := throttle.Policy{
 		Adapt:    throttle.Adapt(o.text("adapt")),
 		Fail:     throttle.FailMode(o.text("fail")),
+		Failover: throttle.FailoverMode(o.text("failover")),
 		Match:    o.texts("match"),
 		MaxPause: o.duration("max_pause"),
 

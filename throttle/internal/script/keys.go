@@ -18,7 +18,7 @@ import (
 //	PREFIXsluice:{POLICY}:q                     the line's count; the key that a call names
 //	PREFIXsluice:{POLICY}:none                  never exists; calls on a Cluster name it too
 //
-// The scripts derive every other key from the prefix: see lua/scope.lua, lua/decide.lua,
+// The scripts derive every other key from the prefix: see lua/strict.lua, lua/scope.lua, lua/decide.lua,
 // lua/reservation.lua and lua/line.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data: every

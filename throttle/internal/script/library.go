@@ -36,16 +36,16 @@ type Library struct {
 	Prefix string
 
 	mu   sync.Mutex
-	made map[string]*scripts // by the names of the algorithms
+	made map[string]*scripts // by the names of the algorithms, and for how long they close
 }
 
-func (l *Library) of(algorithms []string) *scripts {
+func (l *Library) of(algorithms []string, closedFor int64) *scripts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := strings.Join(algorithms, " ")
+	name := fmt.Sprint(strings.Join(algorithms, " "), " ", closedFor)
 	made := l.made[name]
 	if made == nil {
-		made = &scripts{decide: l.script(algorithms, "decide"), take: l.script(algorithms, "take")}
+		made = &scripts{decide: l.script(algorithms, "decide", closedFor), take: l.script(algorithms, "take", closedFor)}
 		if l.made == nil {
 			l.made = map[string]*scripts{}
 		}
@@ -54,8 +54,11 @@ func (l *Library) of(algorithms []string) *scripts {
 	return made
 }
 
-func (l *Library) script(algorithms []string, body string) *redis.Script {
+func (l *Library) script(algorithms []string, body string, closedFor int64) *redis.Script {
 	text := Text(algorithms, body)
+	if closedFor > 0 {
+		text = strings.Replace(File("strict"), "= CLOSED_FOR", fmt.Sprint("= ", closedFor), 1) + text
+	}
 	if l.Edit != nil {
 		text = l.Edit(text)
 	}

@@ -25,6 +25,9 @@ func NewRunner(client redis.UniversalClient, prefix string, now func() int64) *R
 	return &Runner{client: client, cluster: c, now: now, prefix: prefix, process: NewID()}
 }
 
+// Client returns the client that the runner was made with.
+func (r *Runner) Client() redis.UniversalClient { return r.client }
+
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 

@@ -71,12 +71,20 @@ type Client struct {
 	asserted time.Time
 }
 
-// New returns a client that uses the connection, which stays the caller's to close.
+// New returns a client that uses the connection, which stays the caller's to close. To the client of
+// a Cluster it adds a hook: see reload.
 func New(client redis.UniversalClient) *Client {
 	var process [8]byte
 	rand.Read(process[:])
-	return &Client{redis: client, process: hex.EncodeToString(process[:])}
+	c := &Client{redis: client, process: hex.EncodeToString(process[:])}
+	if cluster, ok := client.(cluster); ok {
+		client.AddHook(reload{cluster})
+	}
+	return c
 }
+
+// Redis returns the connection.
+func (c *Client) Redis() redis.UniversalClient { return c.redis }
 
 // Call returns a key that identifies one call, however often it is repeated.
 func (c *Client) Call() string {

@@ -16,7 +16,7 @@ func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) er
 	for i, policy := range policies {
 		args[i] = policy
 	}
-	return nudgeScript.Run(ctx, c.redis, []string{nudges(queue)}, args...).Err()
+	return c.run(ctx, nudgeScript, queue, []string{nudges(queue)}, args...).Err()
 }
 
 // AwaitNudge waits for a nudge of one of the queues, for at most half of ReadTimeout. Unless

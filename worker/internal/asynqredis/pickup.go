@@ -32,7 +32,7 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 	for _, task := range tasks {
 		args = append(args, task.ID, task.JoinKey)
 	}
-	reply, err := pickScript.Run(ctx, c.redis, keys, args...).Slice()
+	reply, err := c.run(ctx, pickScript, queue, keys, args...).Slice()
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
 	keys := []string{prefix(queue) + "sluice:dequeued:" + c.process, prefix(queue) + "pending", prefix(queue) + "paused",
 		prefix(queue) + "active", prefix(queue) + "lease"}
-	reply, err := dequeueScript.Run(ctx, c.redis, keys, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), n, call).Result()
+	reply, err := c.run(ctx, dequeueScript, queue, keys, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), n, call).Result()
 	if err != nil {
 		return nil, false, err
 	}
@@ -88,7 +88,7 @@ func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, 
 	for _, id := range ids {
 		args = append(args, id)
 	}
-	return restoreScript.Run(ctx, c.redis, keys, args...).Err()
+	return c.run(ctx, restoreScript, queue, keys, args...).Err()
 }
 
 // A Requeued is a denied task, and how it waits.

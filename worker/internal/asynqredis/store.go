@@ -59,7 +59,7 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 			}
 			args = append(args, task.ID, []byte(task.Message), Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(i+j)), lock)
 		}
-		reply, err := storeScript.Run(ctx, c.redis, []string{prefix(queue) + "scheduled"}, args...).Int64Slice()
+		reply, err := c.run(ctx, storeScript, queue, []string{prefix(queue) + "scheduled"}, args...).Int64Slice()
 		if err != nil {
 			return results, err
 		}
@@ -83,7 +83,7 @@ func (c *Client) Unstore(ctx context.Context, queue string, tasks []Waiting) err
 		for _, task := range batch {
 			args = append(args, task.ID, task.JoinKey)
 		}
-		return unstoreScript.Run(ctx, c.redis, []string{prefix(queue) + "scheduled"}, args...).Err()
+		return c.run(ctx, unstoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
 	})
 }
 
@@ -94,7 +94,7 @@ func (c *Client) Activate(ctx context.Context, queue string, tasks []Waiting) er
 		for _, task := range batch {
 			args = append(args, task.ID, task.JoinKey)
 		}
-		return activateScript.Run(ctx, c.redis, []string{prefix(queue) + "pending", prefix(queue) + "scheduled"}, args...).Err()
+		return c.run(ctx, activateScript, queue, []string{prefix(queue) + "pending", prefix(queue) + "scheduled"}, args...).Err()
 	})
 }
 
@@ -111,7 +111,7 @@ func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) er
 		for _, task := range batch {
 			args = append(args, task.ID, task.JoinKey, score(task.At))
 		}
-		return rescoreScript.Run(ctx, c.redis, []string{prefix(queue) + "scheduled"}, args...).Err()
+		return c.run(ctx, rescoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
 	})
 }
 

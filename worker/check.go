@@ -1,0 +1,29 @@
+package worker
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// checkTimeout bounds the look at how the Redises are set up, when a server starts.
+const checkTimeout = 5 * time.Second
+
+// checkRedis logs, once, what is wrong with how the Redises of the limiter and of asynq are set up.
+// A Redis that does not answer is not checked.
+func (ad *Adapter) checkRedis() {
+	ctx, cancel := context.WithTimeout(ad.shutdownGrace, checkTimeout)
+	defer cancel()
+	findings, _ := ad.config.Limiter.CheckRedis(ctx)
+	queue, _ := throttle.CheckRedis(ctx, ad.asynq.Load().Redis())
+	for _, finding := range queue {
+		if !slices.Contains(findings, finding) { // they are often the same Redis
+			findings = append(findings, finding)
+		}
+	}
+	for _, finding := range findings {
+		ad.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
+	}
+}

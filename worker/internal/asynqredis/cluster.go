@@ -1,0 +1,53 @@
+package asynqredis
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A cluster is the client of a Redis Cluster.
+type cluster interface{ ReloadState(ctx context.Context) }
+
+// run calls a script that derives keys of tasks.
+//
+// While a slot of a Cluster is migrated, its old node has a part of the keys and its new node has
+// the others. A script that derives keys would fail halfway at the one, and miss tasks at the
+// other. A further key that never exists makes both refuse the call as a whole (TRYAGAIN). The
+// client repeats it.
+func (c *Client) run(ctx context.Context, script *redis.Script, queue string, keys []string, args ...any) *redis.Cmd {
+	if !c.OneSlot() {
+		keys = append(keys, prefix(queue)+"sluice:none")
+	}
+	return script.Run(ctx, c.redis, keys, args...)
+}
+
+// A reload is a hook of a Cluster's client. If a node does not answer, it looks at once which node
+// serves its slots by now. The client itself looks once a minute.
+type reload struct{ cluster }
+
+func (r reload) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r reload) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		r.after(ctx, err)
+		return err
+	}
+}
+
+func (r reload) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		r.after(ctx, err)
+		return err
+	}
+}
+
+func (r reload) after(ctx context.Context, err error) {
+	var answer redis.Error
+	if err != nil && !errors.As(err, &answer) {
+		r.ReloadState(ctx)
+	}
+}

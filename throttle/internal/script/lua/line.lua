@@ -63,7 +63,6 @@ local new_line
 do
 local match, gmatch, sub, find, format = string.match, string.gmatch, string.sub, string.find, string.format
 local byte, max, min = string.byte, math.max, math.min
-local pack7, unpack7 = codec.pack7, codec.unpack7
 
 local RANK_ZERO = 4503599627370496 -- ranks in front of all are below
 local UNPACK = 4000         -- values in one call to Redis

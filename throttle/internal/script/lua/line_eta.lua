@@ -14,7 +14,6 @@
 local new_eta
 do
 local max, min, floor, ceil, format = math.max, math.min, math.floor, math.ceil, string.format
-local unpack7, MOST = codec.unpack7, codec.MOST
 local units_of = line_units.of_unit
 
 local ROUNDS = 100 -- windows that are almost never open together get a time to look again

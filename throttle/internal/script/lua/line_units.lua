@@ -14,7 +14,6 @@
 local line_units
 do
 local gmatch, find, format, max, min = string.gmatch, string.find, string.format, math.max, math.min
-local MOST = codec.MOST
 
 line_units = {
   parse = function(call, of, text)

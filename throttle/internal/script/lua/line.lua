@@ -243,7 +243,7 @@ local function new_line(call)
     if not record then return nil end
     local costs, values, key = string.match(record, '^(%S*) (%S*) (%S+)$', 15)
     if costs == '' then costs = 'requests=1' end
-    return string.match(id, '^[^/]*') .. values, costs, key, string.format('%d', codec.unpack7(record, 1))
+    return string.match(id, '^[^/]*') .. values, costs, key, string.format('%d', unpack7(record, 1))
   end
 
   add_writing(L)

@@ -21,7 +21,7 @@ local function new_eta(L)
     local key = scope.suffix .. ' ' .. unit
     local known = L.waiting[key]
     if known then return known end
-    local sum, least, most, tickets = 0, codec.MOST, 0, 0
+    local sum, least, most, tickets = 0, MOST, 0, 0
     for name, q in pairs(L.queues) do
       if name ~= flow.queue and L.alive(q) then
         local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
@@ -58,7 +58,7 @@ local function new_eta(L)
       local window = call.windows[i]
       local _, _, most, tickets = waiting_units(flow, scope, window.unit)
       local each = math.max(most, costs.windows[i])
-      local ahead = math.min(codec.MOST, (tickets + more) * each)
+      local ahead = math.min(MOST, (tickets + more) * each)
       if each > 0 and
         window.algorithm.fits_at(scope.states[i], at, at, each, ahead, each) > at then
         return false

@@ -74,7 +74,7 @@ local function new_join(L)
     end
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
-    L.write('t', id, codec.pack7(at_rank) .. codec.pack7(start) .. text .. ' ' .. flow.values .. ' ' .. r.key)
+    L.write('t', id, pack7(at_rank) .. pack7(start) .. text .. ' ' .. flow.values .. ' ' .. r.key)
     local added = L.added[r.flow]
     if added then
       local n = #added

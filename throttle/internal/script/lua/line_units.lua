@@ -58,7 +58,7 @@ local line_units = {
       if not u then
         of.units[unit] = {math.max(0, sign * cost), cost, cost}
       else
-        u[1] = math.max(0, math.min(u[1] + sign * cost, codec.MOST))
+        u[1] = math.max(0, math.min(u[1] + sign * cost, MOST))
         if cost < u[2] then u[2] = cost end
         if cost > u[3] then u[3] = cost end
       end
@@ -68,11 +68,11 @@ local line_units = {
   of_unit = function(of, unit)
     if of.same then
       local cost = of.same.units[unit]
-      if not cost then return 0, codec.MOST, 0 end
+      if not cost then return 0, MOST, 0 end
       return cost * of.n, cost, cost
     end
     local u = of.units and of.units[unit]
-    if not u then return 0, codec.MOST, 0 end
+    if not u then return 0, MOST, 0 end
     return u[1], u[2], u[3]
   end,
 }

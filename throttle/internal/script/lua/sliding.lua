@@ -9,10 +9,11 @@
 -- the width if `began` follows.
 -- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
--- Above a limit of ENTRIES, a grant joins the newest entry if that `began` less than a tick ago,
--- and the entry takes the later time. Each unit counts up to one tick of period/ENTRIES longer,
--- never shorter. So a value has at most some 1.8 kB, whatever the limit. What was granted together
--- is free together: a backlog loses one tick once, and not in every period.
+-- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that
+-- `began` less than a tick ago, and the entry takes the later time. Each unit counts up to one tick
+-- of 2 * period/ENTRIES longer, never shorter. So a value has at most some 1.8 kB, whatever the
+-- limit. The first entries are exact: a burst that comes back in every period, taken in pieces,
+-- would else lose the time between its first pieces in each of them.
 
 do
 local byte, char, sub = string.byte, string.char, string.sub
@@ -47,8 +48,13 @@ local function close_newest(st)
   st.first, st.time = 1, nil
 end
 
--- merges tells whether grants join the newest entry.
-local function merges(st) return st.limit > ENTRIES or #st.data - st.first >= ENTRIES * st.width end
+local function tick(st) return 2 * st.period / ENTRIES end
+
+-- joins tells whether a grant joins the newest entry.
+local function joins(st, now)
+  local most = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
+  return #st.data - st.first >= most * st.width and now - st.began < tick(st)
+end
 
 algorithms['s'] = {
   readable = function(payload)
@@ -117,14 +123,14 @@ algorithms['s'] = {
       local at = #st.data - st.width + 1
       if at >= st.first then -- open the newest
         time, st.units = unpack7(st.data, at), entry_units(st.data, at, st.width)
-        if time >= now or merges(st) and now - st.began < st.period / ENTRIES then
+        if time >= now or joins(st, now) then
           st.time = time
           st.data = sub(st.data, st.first, at - 1)
           st.first = 1
         end
       end
     end
-    if st.time and (time >= now or merges(st) and now - st.began < st.period / ENTRIES) then
+    if st.time and (time >= now or joins(st, now)) then
       st.time, st.units, st.used = max(time, now), st.units + cost, st.used + cost
       return
     end
@@ -144,7 +150,7 @@ algorithms['s'] = {
     i = i + lo * width
     if i > #data then return 0 end
     local time = unpack7(data, i)
-    if time ~= at and not (merges(st) and time - at < st.period / ENTRIES) then return 0 end
+    if time ~= at and not (st.limit > ENTRIES and time - at < tick(st)) then return 0 end
     local units = entry_units(data, i, width)
     local back = min(units, cost)
     local left = back < units and pack_entry(time, units - back, width) or ''

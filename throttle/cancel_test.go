@@ -193,17 +193,22 @@ func TestCancelOfNothing(t *testing.T) {
 	})
 }
 
-// Above a limit of 128, what is granted within a 128th of the period, here 80 ms, is merged.
+// Above a limit of 128 and 64 entries, what is granted within a 64th of the period, here 80 ms, is
+// merged.
 func TestCancelOfMergedGrants(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 2000, Period: 10240 * ms}))
-		const grants = 12
+		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 2000, Period: 5120 * ms}))
+		const alone, grants = 64, 12
+		for i := range alone {
+			c.Set(time.Duration(i) * ms)
+			reserve(t, l, acme(1))
+		}
 		var made []throttle.Reservation
 		for i := range int64(grants) {
-			c.Set(time.Duration(i) * 30 * ms) // kept as 3 x 60, 3 x 150, 3 x 240 and 3 x 330 ms
+			c.Set(s + time.Duration(i)*30*ms) // kept as 3 x 60, 3 x 150, 3 x 240 and 3 x 330 ms
 			made = append(made, reserve(t, l, acme(100+i)).Reservation)
 		}
-		want := int64(grants*100 + grants*(grants-1)/2)
+		want := int64(alone + grants*100 + grants*(grants-1)/2)
 		for i := range grants {
 			i = i * 5 % grants // each once, in no order
 			want -= 100 + int64(i)

@@ -17,11 +17,14 @@ import (
 )
 
 const (
-	// batchMax is the most tasks that one take or dequeue asks for.
-	batchMax = throttle.MaxTake
+	// batchMax is the most tasks that one take or dequeue asks for. More cost Redis less for each, and
+	// each waits longer for the others.
+	batchMax = 20
 
-	// recently is the time over which hand-outs are counted to estimate demand.
-	recently = 10 * time.Millisecond
+	// recently is the time over which hand-outs are counted to estimate demand, and recentMax the most
+	// that are.
+	recently  = 10 * time.Millisecond
+	recentMax = 64
 
 	// bufferFor is how long a task is kept ready for a slot.
 	bufferFor = 500 * time.Millisecond
@@ -334,7 +337,7 @@ func (b *backoff) fail(now time.Time) {
 
 // recent counts recent events.
 type recent struct {
-	times [batchMax]time.Time
+	times [recentMax]time.Time
 	next  int
 }
 

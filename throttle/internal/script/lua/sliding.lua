@@ -9,10 +9,11 @@
 -- the width if `began` follows: the newest entry began at another time than its own.
 -- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
--- Above a limit of ENTRIES, a grant joins the newest entry if that `began` less than a tick ago,
--- and the entry takes the later time. Each unit counts up to one tick of period/ENTRIES longer,
--- never shorter. So a value has at most some 1.8 kB, whatever the limit. What was granted together
--- is free together: a backlog loses one tick once, and not in every period.
+-- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that
+-- `began` less than a tick ago, and the entry takes the later time. Each unit counts up to one tick
+-- of 2 * period/ENTRIES longer, never shorter. So a value has at most some 1.8 kB, whatever the
+-- limit. The first entries are exact: a burst that comes back in every period, taken in pieces,
+-- would else lose the time between its first pieces in each of them.
 --
 -- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are
 -- data[first .. last], a part of the scope's value as it was read, and then `tail`: an entry that
@@ -45,6 +46,8 @@ local function flatten(log, width)
   end
   log.data, log.first, log.last, log.tail = data, first, last, ''
 end
+
+local function tick(st) return 2 * st.period / ENTRIES end
 
 algorithms['s'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
@@ -110,8 +113,8 @@ algorithms['s'] = {
     st.used = st.used + cost
     if units > 0 then
       local bytes = log and log.last - log.first + 1 + #log.tail or 0
-      local merges = st.limit > ENTRIES or log and bytes >= ENTRIES * log.width
-      if time >= now or merges and now - st.began < st.period / ENTRIES then
+      local exact = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
+      if time >= now or log and bytes >= exact * log.width and now - st.began < tick(st) then
         if now > time then st.time = now end
         st.units = units + cost
         return
@@ -171,7 +174,7 @@ algorithms['s'] = {
         if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
       end
       local merges = st.limit > ENTRIES or log and log.last - log.first + 1 >= ENTRIES * log.width
-      if time ~= at and not (merges and time - at < st.period / ENTRIES) then return 0 end
+      if time ~= at and not (merges and time - at < tick(st)) then return 0 end
       local back = min(held, cost)
       st.used = st.used - back
       if i then

@@ -212,7 +212,7 @@ func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
 }
 
 func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
-	const until = time.Minute
+	const until = 2 * time.Minute
 	figures := mean(func(seed uint64) []float64 {
 		count, stranger := throttletest.SharedCount(throttletest.BucketCount(apiLimit, apiPeriod, apiLimit), apiPeriod/(apiLimit/2), seed)
 		s := simulate(seed, count, 1e6, until, true)

@@ -212,7 +212,9 @@ func TestAJobThatIsRefusedForEverFails(t *testing.T) {
 			t.Fatalf("%+v", s)
 		}
 		for _, r := range results {
-			if r.ID == "0" && (r.Attempts != 3 || r.Status != 429 || !strings.HasPrefix(r.Error, `worker: policy "p", tenant "t0": given up by max_refusals 3: refused 3 times since `)) {
+			reason := strings.HasPrefix(r.Error, `worker: policy "p", tenant "t0": given up by max_refusals 3: refused 3 times since `) &&
+				strings.HasSuffix(r.Error, "Z: 429 Too Many Requests")
+			if r.ID == "0" && (r.Attempts != 3 || r.Status != 429 || !reason) {
 				t.Errorf("%+v", r)
 			}
 		}

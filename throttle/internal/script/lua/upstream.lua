@@ -59,7 +59,7 @@ function upstream()
   }
 
   local function cycle_of(scope, i)
-    local cycle = cycles[scope.call.windows[i].kind]
+    local cycle = cycles[sub(scope.call.windows[i].head, -1)]
     return cycle and cycle(scope.states[i])
   end
 
@@ -147,7 +147,7 @@ function upstream()
   -- spread_at tells when the next grant of the window is due while grants are spread, behind
   -- `ahead` units; nil if the window does not adapt.
   local function spread_at(scope, window, st, now, payload, ahead)
-    local own = cycles[window.kind]
+    local own = cycles[sub(window.head, -1)]
     if not own then return nil end
     local cycle, i = shortest(scope)
     if own(st) ~= cycle then return nil end

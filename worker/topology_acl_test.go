@@ -1,0 +1,356 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// usersOfDocs returns the users that the docs create, by their names: the words of ACL SETUSER.
+func usersOfDocs(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile("../docs/howto/lock-down-redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	users := map[string][]string{}
+	for _, user := range regexp.MustCompile(`(?m)^ACL SETUSER (.*\\\n)*.*$`).FindAllString(string(text), -1) {
+		words := strings.Fields(strings.ReplaceAll(user, "\\\n", " "))
+		users[words[2]] = words
+	}
+	return users
+}
+
+// commandsOfScripts returns the commands that our scripts call.
+func commandsOfScripts(t *testing.T, dirs ...string) map[string]bool {
+	t.Helper()
+	commands := map[string]bool{}
+	for _, dir := range dirs {
+		files, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(dir + "/" + file.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, call := range regexp.MustCompile(`(?:redis\.p?call|call_in_parts)\('(\w+)'`).FindAllStringSubmatch(string(text), -1) {
+				commands[strings.ToLower(call[1])] = true
+			}
+		}
+	}
+	return commands
+}
+
+// Each role does its work by the user that the docs give it, and Redis refuses nothing. What the
+// user may call is called by the role, or by one of our scripts.
+func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
+	t.Parallel()
+	users := usersOfDocs(t)
+	limiter := commandsOfScripts(t, "../throttle/internal/script/lua")
+	both := commandsOfScripts(t, "../throttle/internal/script/lua", "internal/asynqredis/lua")
+	for _, role := range []struct {
+		user    string
+		scripts map[string]bool
+		without string // a command to forbid beyond the docs
+		work    func(s *site)
+	}{
+		{"sluice-limiter", limiter, "", workOfLimiter},
+		{"sluice-client", both, "", workOfClient},
+		{"sluice-worker", both, "", workOfWorker},
+		{"sluice-worker", both, "blpop", workOfWorker},
+		{"sluice-operator", limiter, "", workOfOperator},
+	} {
+		t.Run(role.user+" without "+role.without, func(t *testing.T) {
+			t.Parallel()
+			var args []string
+			for _, command := range []string{"FLUSHALL", "FLUSHDB", "KEYS", "DEBUG"} {
+				args = append(args, "--rename-command", command, "")
+			}
+			admin := throttletest.Client(t, throttletest.Redis(t, args...))
+			user, ok := users[role.user]
+			if !ok {
+				t.Fatalf("the docs have no user %s", role.user)
+			}
+			setUser(t, admin, user)
+			if role.without != "" {
+				setUser(t, admin, []string{"ACL", "SETUSER", role.user, "-" + role.without})
+			}
+			if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			as := like(admin)
+			as.Username, as.Password = role.user, "SECRET"
+			client := redis.NewClient(as)
+			defer client.Close()
+			s := newSite(t, client, everyAlgorithm())
+			s.asynq, s.redis = dialed{as}, admin
+			role.work(s)
+			wantRefused(t, admin, role.without)
+			called := commandsCalled(t, admin)
+			for _, word := range user {
+				command, allowed := strings.CutPrefix(word, "+")
+				if allowed && command != role.without && !role.scripts[command] && !called[command] {
+					t.Errorf("%s may call %s, and need not", role.user, command)
+				}
+			}
+		})
+	}
+}
+
+func setUser(t *testing.T, admin *redis.Client, words []string) {
+	t.Helper()
+	args := make([]any, len(words))
+	for i, word := range words {
+		args[i] = word
+	}
+	if err := admin.Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantRefused fails if Redis refused anything but that command. The client library ignores that it
+// may not introduce itself.
+func wantRefused(t *testing.T, admin *redis.Client, command string) {
+	t.Helper()
+	log, err := admin.ACLLog(t.Context(), 100).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := false
+	for _, entry := range log {
+		object := strings.ToLower(entry.Object)
+		refused = refused || object == command
+		if object != command && !strings.HasPrefix(object, "client|") && object != "info" {
+			t.Errorf("refused: %s %s, %s", entry.Reason, entry.Object, entry.Context)
+		}
+	}
+	if command != "" && !refused {
+		t.Errorf("%s was not called", command)
+	}
+}
+
+// commandsCalled returns the commands that Redis has run, also in scripts.
+func commandsCalled(t *testing.T, admin *redis.Client) map[string]bool {
+	t.Helper()
+	text, err := admin.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := map[string]bool{}
+	for _, stat := range regexp.MustCompile(`cmdstat_(\S+?):calls=`).FindAllStringSubmatch(text, -1) {
+		called[stat[1]] = true
+	}
+	return called
+}
+
+// everyAlgorithm is a policy over every task type, with a window of each kind.
+func everyAlgorithm() throttle.Policy {
+	return throttle.Policy{
+		Name: "api", Match: []string{"*"}, Upstream: throttle.UpstreamTenant,
+		Windows: []throttle.Window{
+			{Name: "sliding", Limit: 4, Period: 200 * time.Millisecond},
+			{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: time.Minute, Scope: throttle.Shared},
+			{Name: "gcra", Algorithm: throttle.GCRA, Limit: 1000, Period: time.Minute, Burst: 1000, Scope: throttle.Shared},
+			{Name: "slots", Algorithm: throttle.Concurrency, Limit: 3, Scope: throttle.Shared},
+			{Name: "calendar", Algorithm: throttle.Calendar, Limit: 1000, Resets: "@daily", Scope: throttle.Shared},
+		},
+	}
+}
+
+func workOfLimiter(s *site) {
+	s.Helper()
+	ctx := s.Context()
+	must := func(err error) {
+		s.Helper()
+		if err != nil {
+			s.Error(err)
+		}
+	}
+	r := throttle.Request{Policy: "api", Tenant: "acme", IdempotencyKey: "once"}
+	d, err := s.limiter.Reserve(ctx, r)
+	must(err)
+	_, err = d.Reservation.Renew(ctx)
+	must(err)
+	must(d.Reservation.Release(ctx))
+	d, err = s.limiter.Wait(ctx, throttle.Request{Policy: "api", Tenant: "acme"})
+	must(err)
+	_, err = d.Reservation.Cancel(ctx)
+	must(err)
+	_, err = s.limiter.Pause(ctx, r, time.Millisecond)
+	must(err)
+	must(s.limiter.Resume(ctx, r))
+	line := s.limiter.Line("api")
+	var tickets []throttle.Ticket
+	for i := range 8 {
+		tickets = append(tickets, throttle.Ticket{
+			TicketID: throttle.TicketID{Queue: "q", ID: fmt.Sprint(i)}, Request: throttle.Request{Tenant: fmt.Sprint("tenant", i%2)},
+		})
+	}
+	_, err = line.Join(ctx, tickets)
+	must(err)
+	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
+	must(err)
+	must(line.PutBack(ctx, taken.Tickets))
+	must(s.limiter.SetPolicies(s.limiter.Policies()))
+	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
+	must(err)
+	must(s.limiter.SetPolicies(nil)) // those that wait are looked for
+	for _, ticket := range tickets {
+		must(line.Leave(ctx, ticket.TicketID))
+	}
+	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
+	must(err)
+}
+
+func workOfClient(s *site) {
+	s.Helper()
+	s.enqueueAll(s.client(s.limiter))
+	plain := asynq.NewClient(s.asynq)
+	defer plain.Close()
+	if err := plain.Ping(); err != nil {
+		s.Error(err)
+	}
+	scheduler := asynq.NewScheduler(s.asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
+	if _, err := scheduler.Register("@every 1h", acmeTask()); err != nil {
+		s.Fatal(err)
+	}
+	if err := scheduler.Start(); err != nil {
+		s.Fatal(err)
+	}
+	scheduler.Shutdown()
+}
+
+// enqueueAll enqueues tasks of every kind: some wait, and each of the others ends in its own way.
+func (s *site) enqueueAll(client *worker.Client) (n int) {
+	s.Helper()
+	for i, options := range [][]asynq.Option{
+		{}, {}, {}, {}, {}, {},
+		{asynq.MaxRetry(0)}, {asynq.MaxRetry(1)},
+		{asynq.Retention(time.Hour)}, {asynq.Unique(time.Hour)},
+		{asynq.ProcessIn(time.Second)}, {asynq.Group("group")},
+		{worker.Backlog(1)},
+	} {
+		task := worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"x", "fails"}[i/6%2], fmt.Append(nil, i))
+		_, err := client.EnqueueContext(s.Context(), task, options...)
+		if full := (*throttle.BacklogError)(nil); errors.As(err, &full) {
+			continue
+		}
+		if err != nil {
+			s.Error(err)
+		}
+		n++
+	}
+	return n
+}
+
+func workOfWorker(s *site) {
+	s.Helper()
+	var done counted
+	failed := errors.New("fails")
+	server := s.serve(func(ctx context.Context, task *asynq.Task) error {
+		if _, err := task.ResultWriter().Write([]byte("result")); err != nil && task.Type() != "group" {
+			s.Error(err)
+		}
+		if n := asynqRetried(ctx); task.Type() == "fails" && n == 0 {
+			return failed
+		}
+		return done.handle(ctx, task)
+	}, func(c *asynq.Config, _ *worker.Config) {
+		c.GroupGracePeriod = time.Second
+		c.GroupAggregator = asynq.GroupAggregatorFunc(func(_ string, tasks []*asynq.Task) *asynq.Task {
+			return worker.NewTask(worker.Identity{Tenant: "acme"}, "group", nil)
+		})
+	})
+	if err := server.Ping(); err != nil {
+		s.Error(err)
+	}
+	for i := range 6 {
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", fmt.Append(nil, "plain", i)))
+	}
+	n := 6 + s.enqueueAll(s.client(s.limiter))
+	s.wait("all but the one without retries have run", func() bool { return done.done() >= n-1 })
+	s.wait("none is active", func() bool { c := s.counters(); return c.Active == 0 && c.Archived == 1 })
+}
+
+func asynqRetried(ctx context.Context) int {
+	n, _ := asynq.GetRetryCount(ctx)
+	return n
+}
+
+func workOfOperator(s *site) {
+	s.Helper()
+	must := func(err error) {
+		s.Helper()
+		if err != nil {
+			s.Error(err)
+		}
+	}
+	for _, state := range []string{"archived", "scheduled", "retry"} {
+		if state == "scheduled" {
+			s.enqueue(acmeTask(), asynq.TaskID(state), asynq.ProcessIn(time.Hour))
+			continue
+		}
+		s.enqueue(acmeTask(), asynq.TaskID(state))
+	}
+	other := asynq.NewServer(dialed{like(s.redis)}, asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel})
+	must(other.Start(asynq.HandlerFunc(s.ok)))
+	defer other.Shutdown()
+	i := s.inspectorAs()
+	s.wait("a server is shown", func() bool { servers, err := i.Servers(); return err != nil || len(servers) > 0 })
+	_, err := i.Queues()
+	must(err)
+	_, err = i.GetQueueInfo("default")
+	must(err)
+	_, err = i.History("default", 3)
+	must(err)
+	must(i.PauseQueue("default"))
+	must(i.UnpauseQueue("default"))
+	must(i.ArchiveTask("default", "archived"))
+	must(i.RunTask("default", "archived"))
+	must(i.ArchiveTask("default", "retry"))
+	must(i.DeleteTask("default", "retry"))
+	_, err = i.ListPendingTasks("default")
+	must(err)
+	_, err = i.ListScheduledTasks("default")
+	must(err)
+	_, err = i.ListArchivedTasks("default")
+	must(err)
+	_, err = i.RunAllScheduledTasks("default")
+	must(err)
+	_, err = i.ArchiveAllPendingTasks("default")
+	must(err)
+	_, err = i.DeleteAllArchivedTasks("default")
+	must(err)
+	_, err = i.Servers()
+	must(err)
+	_, err = i.SchedulerEntries()
+	must(err)
+	_, err = i.ListSchedulerEnqueueEvents("none")
+	must(err)
+	must(i.CancelProcessing("nobody"))
+	_, err = s.limiter.Pause(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}, time.Minute)
+	must(err)
+	must(s.limiter.Resume(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))
+	must(i.DeleteQueue("default", true))
+}
+
+// inspectorAs is an inspector by the site's user.
+func (s *site) inspectorAs() *asynq.Inspector {
+	i := asynq.NewInspector(s.asynq)
+	s.Cleanup(func() { i.Close() })
+	return i
+}

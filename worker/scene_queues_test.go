@@ -16,7 +16,7 @@ import (
 // few slots, take no capacity from the other.
 func TestSceneQueuesBesideASilentOne(t *testing.T) {
 	t.Parallel()
-	const slow, tasks = "slow", 150
+	const slow, tasks = "slow", 300
 	serving := func(queue string, slots int) func(*asynq.Config, *worker.Config) {
 		return func(c *asynq.Config, _ *worker.Config) {
 			c.Queues, c.Concurrency = map[string]int{queue: 1}, slots
@@ -83,7 +83,7 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					if row.name == "redeployed" { // its server comes back after 30 s
 						time.Sleep(time.Until(begun.Add(30 * time.Second)))
 						s.serve(s.ok, l.watch, s.apart, brisk, serving(slow, 4))
-						s.sleepUntil(l, 2*tasks-60, time.Minute)
+						s.sleepUntil(l, 2*tasks-60, 2*time.Minute)
 					}
 				})
 			})

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,40 +96,51 @@ func TestRedisTLS(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	certs := newCerts(t)
-	port := strings.Split(closedPort(t), ":")[1]
-	addr := throttletest.Redis(t, "--tls-port", port, "--tls-auth-clients", "yes",
-		"--tls-ca-cert-file", certs.ca, "--tls-cert-file", certs.server, "--tls-key-file", certs.serverKey)
-	admin := throttletest.Client(t, addr)
-	url := "rediss://127.0.0.1:" + port
+	secure := func(port string) []string {
+		return []string{"--tls-port", port, "--tls-auth-clients", "yes",
+			"--tls-ca-cert-file", certs.ca, "--tls-cert-file", certs.server, "--tls-key-file", certs.serverKey}
+	}
+	one, node, sentinel := closedPort(t), closedPort(t), closedPort(t)
+	admin := throttletest.Client(t, throttletest.Redis(t, secure(portOf(one))...))
+	cluster := newCluster(t, append(secure(portOf(node)), "--tls-cluster", "yes")...)
+	newSentinel(t, one, append(secure(portOf(sentinel)), "--tls-replication", "yes")...)
+
+	authority := []string{"--redis-ca", certs.ca}
+	own := []string{"--redis-cert", certs.client, "--redis-key", certs.clientKey}
+	both := slices.Concat(authority, own)
 	for _, c := range []struct {
-		name string
-		args []string
-		want string // in place of success
+		name, url string
+		args      []string
+		want      string // in place of success
+		keys      redis.Cmdable
 	}{
-		{"a client certificate", []string{"--redis", url, "--redis-ca", certs.ca, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, ""},
-		{"as a cluster's node", []string{"--redis", "rediss-cluster://127.0.0.1:" + port, "--redis-ca", certs.ca, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, "cluster support disabled"},
-		{"an unknown authority", []string{"--redis", url, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, "certificate signed by unknown authority"},
-		{"another name", []string{"--redis", "rediss://localhost:" + port, "--redis-ca", certs.ca, "--redis-cert", certs.client, "--redis-key", certs.clientKey}, "certificate is not valid for any names"},
-		{"no client certificate", []string{"--redis", url, "--redis-ca", certs.ca}, "certificate required"},
-		{"no TLS", []string{"--redis", "redis://127.0.0.1:" + port, "--redis-ca", certs.ca}, "--redis: goes without TLS, but there are TLS files: must begin with rediss"},
+		{"a server", "rediss://" + one, both, "", admin},
+		{"a cluster", "rediss-cluster://" + node, both, "", cluster},
+		{"a sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", both, "", admin},
+		{"a server as a cluster", "rediss-cluster://" + one, both, "cluster support disabled", nil},
+		{"an unknown authority", "rediss://" + one, own, "certificate signed by unknown authority", nil},
+		{"an unknown authority, cluster", "rediss-cluster://" + node, own, "certificate signed by unknown authority", nil},
+		{"an unknown authority, sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", own, "certificate signed by unknown authority", nil},
+		{"another name", "rediss://localhost:" + portOf(one), both, "certificate is not valid for any names", nil},
+		{"no client certificate", "rediss://" + one, authority, "certificate required", nil},
+		{"no TLS", "redis://" + one, authority, "--redis: goes without TLS, but there are TLS files: must begin with rediss", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			admin.FlushAll(t.Context())
 			d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
-			e := runMain(t.Context(), "", d.args(c.args...)...)
+			e := runMain(t.Context(), "", d.args(append(c.args, "--redis", c.url)...)...)
 			if c.want != "" {
 				e.want(t, exitBadInput, c.want)
 				return
 			}
-			ran(t, d, e, admin)
+			ran(t, d, e, c.keys)
 		})
 	}
 }
 
-func TestRedisCluster(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	addr := throttletest.Redis(t, "--cluster-enabled", "yes")
-	admin := throttletest.Client(t, addr)
+// newCluster starts a cluster of one node, and returns a client of the node.
+func newCluster(t *testing.T, args ...string) *redis.Client {
+	admin := throttletest.Client(t, throttletest.Redis(t, append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")...))
 	if err := admin.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -136,6 +148,43 @@ func TestRedisCluster(t *testing.T) {
 		info, err := admin.ClusterInfo(t.Context()).Result()
 		return err == nil && strings.Contains(info, "cluster_state:ok")
 	})
+	return admin
+}
+
+// newSentinel starts a sentinel that knows a master by the name mymaster, and returns its address
+// without TLS.
+func newSentinel(t *testing.T, master string, args ...string) string {
+	host, port, _ := net.SplitHostPort(master)
+	addr := closedPort(t)
+	config := filepath.Join(t.TempDir(), "sentinel.conf")
+	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n", portOf(addr), filepath.Dir(config), host, port)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("redis-server", slices.Concat([]string{config, "--sentinel"}, args)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	watched := redis.NewSentinelClient(&redis.Options{Addr: addr})
+	defer watched.Close()
+	waitFor(t, "the sentinel", func() bool {
+		_, err := watched.GetMasterAddrByName(t.Context(), "mymaster").Result()
+		return err == nil
+	})
+	return addr
+}
+
+func portOf(addr string) string {
+	_, port, _ := net.SplitHostPort(addr)
+	return port
+}
+
+func TestRedisCluster(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	admin := newCluster(t)
+	addr := admin.Options().Addr
 	for _, url := range []string{"redis-cluster://" + addr, "redis://" + closedPort(t) + "," + addr} {
 		admin.FlushAll(t.Context())
 		d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
@@ -147,25 +196,7 @@ func TestRedisSentinel(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	addr := throttletest.Redis(t)
-	host, port, _ := net.SplitHostPort(addr)
-	sentinel := closedPort(t)
-	_, sentinelPort, _ := net.SplitHostPort(sentinel)
-	config := filepath.Join(t.TempDir(), "sentinel.conf")
-	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n", sentinelPort, filepath.Dir(config), host, port)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("redis-server", config, "--sentinel")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	watched := redis.NewSentinelClient(&redis.Options{Addr: sentinel})
-	defer watched.Close()
-	waitFor(t, "the sentinel", func() bool {
-		_, err := watched.GetMasterAddrByName(t.Context(), "mymaster").Result()
-		return err == nil
-	})
+	sentinel := newSentinel(t, addr)
 	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
 	url := "redis-sentinel://" + closedPort(t) + "," + sentinel
 	runMain(t.Context(), "", d.args("--redis", url)...).want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
@@ -269,7 +300,8 @@ func newCerts(t *testing.T) certs {
 	var caKey *ecdsa.PrivateKey
 	c.ca, _, caKey = sign("ca", ca, ca, nil)
 	c.server, c.serverKey, _ = sign("server", &x509.Certificate{
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, // of each other
 	}, ca, caKey)
 	c.client, c.clientKey, _ = sign("client", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, ca, caKey)
 	return c

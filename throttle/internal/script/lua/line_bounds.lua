@@ -102,7 +102,9 @@ local function new_bounds(L, waiting_units)
       local most_ahead = ahead
       if not scope.of.of_tenant and not all_first and sum > in_flow then
         local others, most_others = units_of_others(flow, scope, costs, cost, before)
-        ahead, most_ahead = min(ahead, before + others), min(ahead, before + most_others)
+        ahead = min(ahead, before + others)
+        -- Flows of one tenant have one tag: how these share is not known.
+        if call.only_tenants then most_ahead = min(most_ahead, before + most_others) end
       end
       if ahead ~= sum then low = windows.fits_window(scope, i, at, at, cost, ahead, each) end
       high = low

@@ -152,16 +152,17 @@ func (cp *compiledPolicy) flow(queue string, r Request) string {
 func (o *operation) costsText() string { return o.compiledPolicy.costsText(o.request) }
 
 func (cp *compiledPolicy) costsText(r Request) string {
-	var b strings.Builder
+	b := make([]byte, 0, 32)
 	for _, unit := range cp.units {
 		if cost := r.costOf(unit); cost > 0 {
-			if b.Len() > 0 {
-				b.WriteByte(',')
+			if len(b) > 0 {
+				b = append(b, ',')
 			}
-			fmt.Fprintf(&b, "%s=%d", unit, cost)
+			b = append(append(b, unit...), '=')
+			b = strconv.AppendInt(b, cost, 10)
 		}
 	}
-	return b.String()
+	return string(b)
 }
 
 // requestOf returns the request of a ticket, as far as its flow and costs contain it.

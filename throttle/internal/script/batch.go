@@ -80,9 +80,14 @@ func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Ans
 		return answers, first(errs)
 	}
 	a := &asked{ctx: ctx, answers: make([]Answer, len(requests)), left: len(requests), done: make(chan struct{})}
-	for i := range requests {
-		b.waiting = append(b.waiting, item{p, requests[i], a, i})
+	b.mu.Unlock()
+	items := make([]item, len(requests))
+	for i, r := range requests { // not in send, where all others would wait for it
+		r.args = r.append(make([]any, 0, p.size()), p.leases)
+		items[i] = item{p, r, a, i}
 	}
+	b.mu.Lock()
+	b.waiting = append(b.waiting, items...)
 	if !b.busy {
 		b.busy = true
 		b.next()
@@ -144,18 +149,32 @@ func (bt *batch) leave() {
 	}
 }
 
+// A shipment is what one call sends for several callers.
+type shipment struct {
+	*batch
+	ctx    context.Context
+	policy *Policy
+	items  []item
+}
+
 // next sends what waits, after a call has ended. The lock is held.
 func (b *Batcher) next() {
+	if s := b.load(); s != nil {
+		go b.send(s)
+	}
+}
+
+// load takes what one call can send from what waits, or returns nil. The lock is held.
+func (b *Batcher) load() *shipment {
 	if len(b.waiting) == 0 {
 		b.busy, b.waiting = false, nil
-		return
+		return nil
 	}
-	p, ctx := b.waiting[0].policy, context.Background()
-	var items []item
+	s := &shipment{batch: &batch{}, ctx: context.Background(), policy: b.waiting[0].policy}
 	kept := b.waiting[:0]
 	for _, it := range b.waiting {
-		if it.policy == p && len(items) < p.batch() {
-			items = append(items, it)
+		if it.policy == s.policy && len(s.items) < s.policy.batch() {
+			s.items = append(s.items, it)
 		} else {
 			kept = append(kept, it)
 		}
@@ -163,34 +182,48 @@ func (b *Batcher) next() {
 	clear(b.waiting[len(kept):])
 	b.waiting = kept
 
-	bt := &batch{}
-	for _, it := range items {
+	for _, it := range s.items {
 		switch a := it.asked; {
 		case a == nil:
-			bt.callers++
-		case a.batch != bt:
-			a.batch = bt
-			if bt.callers++; bt.callers == 1 {
-				ctx = context.WithoutCancel(a.ctx) // for its values, such as a trace
+			s.callers++
+		case a.batch != s.batch:
+			a.batch = s.batch
+			if s.callers++; s.callers == 1 {
+				s.ctx = context.WithoutCancel(a.ctx) // for its values, such as a trace
 			}
 		}
 	}
-	ctx, bt.cancel = context.WithTimeout(ctx, batchTimeout)
-	go b.send(ctx, bt, p, items)
+	s.ctx, s.cancel = context.WithTimeout(s.ctx, batchTimeout)
+	return s
 }
 
-// send makes one call for several callers, and then the next.
-func (b *Batcher) send(ctx context.Context, bt *batch, p *Policy, items []item) {
-	requests := make([]Request, len(items))
-	for i := range items {
-		requests[i] = items[i].request
-	}
-	answers, errs := b.run(ctx, p, requests)
-	late := errors.Is(ctx.Err(), context.DeadlineExceeded)
-	bt.cancel()
+// send makes one call for several callers, and then the next ones. Redis waits for nothing while
+// callers wake up.
+func (b *Batcher) send(s *shipment) {
+	for s != nil {
+		requests := make([]Request, len(s.items))
+		for i := range s.items {
+			requests[i] = s.items[i].request
+		}
+		answers, errs := b.run(s.ctx, s.policy, requests)
+		late := errors.Is(s.ctx.Err(), context.DeadlineExceeded)
+		s.cancel()
 
-	b.mu.Lock()
-	defer b.mu.Unlock()
+		b.mu.Lock()
+		answered := b.deliver(s.items, answers, errs, late)
+		s = b.load()
+		b.mu.Unlock()
+		go func() {
+			for _, a := range answered {
+				close(a.done)
+			}
+		}()
+	}
+}
+
+// deliver hands answers to the callers that have not given up. It returns those that miss no answer
+// any more. The lock is held.
+func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late bool) (answered []*asked) {
 	for i, it := range items {
 		a := it.asked
 		switch {
@@ -209,11 +242,11 @@ func (b *Batcher) send(ctx context.Context, bt *batch, p *Policy, items []item) 
 				a.err = err
 			}
 			if a.left--; a.left == 0 {
-				close(a.done)
+				answered = append(answered, a)
 			}
 		}
 	}
-	b.next()
+	return answered
 }
 
 // granted reports whether a grant belongs to this call. What an idempotency key got before may

@@ -37,6 +37,8 @@ type Request struct {
 	Word   string   // of some verbs: made by SettleWord, PauseWord, ResumeWord or RemainingWord
 	Keys   []string // of the scopes, made by ScopeKey
 	Cost   string   // what it takes, such as "requests=1,tokens=5"; may be empty
+
+	args []any // what append adds, if that is known
 }
 
 // Own holds a tenant's own parameters of one window.
@@ -99,6 +101,9 @@ func (p *Policy) size() int { return 5 + len(p.Scopes) }
 
 // append appends the arguments of a request.
 func (r *Request) append(args []any, leases bool) []any {
+	if r.args != nil {
+		return append(args, r.args...)
+	}
 	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.more(leases))
 	for _, key := range r.Keys {
 		args = append(args, key)

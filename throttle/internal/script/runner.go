@@ -2,6 +2,8 @@ package script
 
 import (
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 
@@ -24,7 +26,11 @@ func NewRunner(client redis.UniversalClient, prefix string, now func() int64) *R
 }
 
 // NewID returns 16 random hex digits.
-func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
+func NewID() string {
+	var id [8]byte
+	binary.BigEndian.PutUint64(id[:], rand.Uint64())
+	return hex.EncodeToString(id[:])
+}
 
 // decide sends one batch.
 func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {

@@ -8,7 +8,6 @@ package script
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -51,12 +50,14 @@ func (l *Library) Prepare(p *Policy) *Policy {
 	}
 	for _, w := range p.Windows {
 		p.leases, p.lists = p.leases || w.Leases, p.lists || w.List != nil
-		last := strconv.FormatInt(w.Params[3], 10)
+		rest := "-"
 		if w.List != nil {
-			last = listed
+			rest = fmt.Sprintf("%d,%s", w.Params[2], listed)
+		} else if w.Params[2] != 0 || w.Params[3] != 0 {
+			rest = fmt.Sprintf("%d,%d", w.Params[2], w.Params[3])
 		}
-		fmt.Fprintf(&windows, "%d %s %s %s %d %d %d %s;",
-			w.Scope, w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], w.Params[2], last)
+		fmt.Fprintf(&windows, "%d %s%s %s %d %d %s;",
+			w.Scope, w.Name, w.Kind, w.Unit, w.Params[0], w.Params[1], rest)
 	}
 	p.scopes, p.windows = scopes.String(), windows.String()
 	return p

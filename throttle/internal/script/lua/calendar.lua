@@ -11,13 +11,10 @@
 -- is counted on both sides of it: the upstream's clock may differ by as much.
 
 do
-local gmatch, ceil, min, max = string.gmatch, math.ceil, math.min, math.max
-local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 algorithms['t'] = {
-  readable = function(payload) return #payload == 21 end,
-
-  load = function(p1, p2, p3, p4, payload, now)
+  load = function(p1, p2, p3, p4, now, data, from, to)
+    if data and to - from ~= 20 then return nil end
     local ticks = {}
     for seconds in gmatch(p4, '%d+') do ticks[#ticks + 1] = tonumber(seconds) * 1000000 end
     local last = #ticks
@@ -28,13 +25,13 @@ algorithms['t'] = {
       st.at = max(1, min(st.at, last - 2))
     end
     st.tick = ticks[st.at]
-    if payload then
-      local tick = unpack7(payload, 1)
+    if data then
+      local tick = unpack7(data, from)
       if tick >= st.tick then
         -- Also of another calendar, which ticked later: it goes by that until this one ticks.
-        st.tick, st.used, st.late = tick, unpack7(payload, 8), unpack7(payload, 15)
+        st.tick, st.used, st.late = tick, unpack7(data, from + 7), unpack7(data, from + 14)
       elseif tick == ticks[st.at - 1] then
-        st.used = unpack7(payload, 15)
+        st.used = unpack7(data, from + 14)
       end
     end
     return st
@@ -108,6 +105,6 @@ algorithms['t'] = {
     return st.ticks[st.late > 0 and st.at + 2 or st.at + 1] + st.margin
   end,
 
-  payload = function(st) return pack7(st.tick) .. pack7(st.used) .. pack7(st.late) end,
+  payload = function(st) return pack_time(st.tick) .. pack7(st.used) .. pack7(st.late) end,
 }
 end

@@ -4,20 +4,18 @@
 --
 --   parameters  p1 limit (units), p2 lease (us)
 --   payload     used(7) hold(7) entry*
---   entry       expires(7) units(5) id(8), the soonest to expire first
+--   entry       expires(7) units(7) id(8), the soonest to expire first
 --
 -- `hold` estimates how long units are held (us). It begins with what the first grant said. A longer
 -- hold replaces it at once, a shorter one moves it by a quarter of the way. So an expected start is
 -- an upper bound as long as holders do not take longer.
 
 do
-local sub, find, ceil, max = string.sub, string.find, math.ceil, math.max
-local pack7, unpack7, pack5, unpack5 = codec.pack7, codec.unpack7, codec.pack5, codec.unpack5
 
-local LEASE = 20 -- bytes of an entry
+local LEASE = 22 -- bytes of an entry
 
 -- lease_units returns what the lease at a place holds.
-local function lease_units(data, i) return unpack5(data, i + 7) end
+local function lease_units(data, i) return unpack7(data, i + 7) end
 
 -- find_lease returns the place of a lease in st.data, or nil.
 local function find_lease(st, id)
@@ -25,7 +23,7 @@ local function find_lease(st, id)
   while true do
     local at = find(st.data, id, from, true)
     if not at then return nil end
-    if at - 12 >= st.first and (at - 12 - st.first) % LEASE == 0 then return at - 12 end
+    if at - 14 >= st.first and (at - 14 - st.first) % LEASE == 0 then return at - 14 end
     from = at + 1
   end
 end
@@ -39,7 +37,7 @@ end
 
 -- add_lease puts a lease where its expiry belongs.
 local function add_lease(st, expires, units, id)
-  local entry = pack7(expires) .. pack5(units) .. id
+  local entry = pack7(expires) .. pack7(units) .. id
   local i = #st.data + 1 -- leases of another length may be there
   while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
   st.data = sub(st.data, st.first, i - 1) .. entry .. sub(st.data, i)
@@ -57,11 +55,11 @@ local function give_back_lease(st, now, at, cost, id)
 end
 
 algorithms['c'] = {
-  readable = function(payload) return #payload >= 14 and (#payload - 14) % LEASE == 0 end,
-
-  load = function(p1, p2, p3, p4, payload, now)
+  load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, lease = p2, used = 0, hold = 0, data = '', first = 1}
-    if payload then
+    if data then
+      local payload = sub(data, from, to)
+      if #payload < 14 or (#payload - 14) % LEASE ~= 0 then return nil end
       st.used, st.hold, st.data, st.first = unpack7(payload, 1), unpack7(payload, 8), payload, 15
       while st.first <= #payload and unpack7(payload, st.first) <= now do
         st.used = st.used - lease_units(payload, st.first)

@@ -68,19 +68,17 @@
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
 --   n:TENANT:KEY  when the request of an idempotency key was granted
 
-local byte, char, sub, match, format = string.byte, string.char, string.sub, string.match, string.format
-local max = math.max
 local call = windows.read_policy()
 local KEPT = 60000 -- ms for which a repeated call is recognised
 local SOON = 100000 -- us after which tickets that wait for slots may have gone
-local NEEDS_WINDOWS = {reserve = true, exempt = true, peek = true, cancel = true}
 
-local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, call.first, call.P
+local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 7, call.P
+local seq = argv[3] + 0
 local stride = 5 + nscopes
 
 -- The count of the line, the record of this process, and all scopes are read in one command.
-local record_key = P .. 'r:' .. call.process
-local reads, suffixes, n, raw = {P .. 'q', record_key}, {}, 0, call.raw
+local record_key = P .. 'r:' .. argv[2]
+local reads, suffixes, n, raw = {P .. 'q', record_key, nil, nil}, {nil}, 0, call.raw
 for at = first + 5, #argv, stride do
   for s = at, at + nscopes - 1 do
     local suffix = argv[s]
@@ -93,10 +91,10 @@ for at = first + 5, #argv, stride do
 end
 local values = redis.call('MGET', unpack(reads))
 scopes.keep(call, suffixes, reads, values, 3)
-call.waiting = (values[1] or 0) + 0
-local last = values[2] and codec.unpack7(values[2], 1) or 0
-local record = last == call.seq and values[2] -- this very call, which is repeated
-local late = last > call.seq                  -- a copy of a call whose caller has given up
+if values[1] then call.waiting = values[1] + 0 end
+local last = values[2] and unpack7(values[2], 1) or 0
+local record = last == seq and values[2] -- this very call, which is repeated
+local late = last > seq                       -- a copy of a call whose caller has given up
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
@@ -114,9 +112,10 @@ end
 -- plain grant or done: time, most, nudge and least. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
-    local granted = requests.granted_before(call, r, before)
+    local granted = (before or r.once) and requests.granted_before(call, r, before)
     if granted then return 2, granted end
     if r.at > 0 then
+      windows.complete(call)
       windows.give_back(call, list, r.costs, now, r.at, requests.lease_id(call, r))
       -- A late cancel gives back nothing.
       redis.call('SET', P .. 'n:' .. r.id, format('%d again', now), 'PX', KEPT)
@@ -165,7 +164,8 @@ local verbs = {
 }
 
 -- Everything that the line will be asked for in this call is read at once.
-if call.waiting > 0 or argv[first] == 'join' then
+if call.waiting or argv[first] == 'join' then
+  local line = requests.line(call)
   local tickets, flows, nodes, seen = {}, {}, {}, {}
   for at = first, #argv, stride do
     if argv[at + 2] ~= '' then tickets[#tickets + 1] = argv[at + 2] end
@@ -186,12 +186,14 @@ if call.waiting > 0 or argv[first] == 'join' then
       end
     end
   end
-  requests.line(call).prefetch(tickets, flows, nodes)
+  line.prefetch(tickets, flows, nodes)
 end
 
-local out, done, count, m = {}, {}, 0, 0 -- done: what the record says of every request
-local list = {}                         -- the scopes of one request
-local last_grant, last_at               -- of the record: the grants of a batch are alike
+local out, m = {nil, nil, nil, nil, nil, nil}, 0
+local done, count = {nil}, 0               -- what the record says of every request
+local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
+local last_grant, last_at                  -- of the record: the grants of a batch are alike
+local all, open = call.windows, call.open
 for at = first, #argv, stride do
   count = count + 1
   local own_text, options, extra, own, failed = argv[at + 4], '', '', nil, nil
@@ -201,13 +203,13 @@ for at = first, #argv, stride do
   end
   for i = 1, nscopes do
     local suffix = argv[at + 4 + i]
-    local scope = call.open[suffix]
+    local scope = open[suffix]
     if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
     failed = failed or scope.failed
     list[i] = scope
   end
-  local now, op = windows.align(call, list), argv[at]
-  local needs_windows = NEEDS_WINDOWS[op]
+  local now, op = nscopes == 1 and list[1].now or windows.align(call, list), argv[at]
+  local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel'
   if late then
     out[m + 1], out[m + 2] = 8, now
     m = m + 2
@@ -216,7 +218,7 @@ for at = first, #argv, stride do
   elseif failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
     m = m + 2
-    done[count] = char(9) .. codec.pack7(now)
+    done[count] = char(9) .. pack7(now)
   else
     local verb = verbs[op]
     if not verb then
@@ -226,17 +228,17 @@ for at = first, #argv, stride do
     end
     local r = requests.read(call, argv, at, own_text, options, extra)
     local before = record and byte(record, 8 * count)
-    if before then r.done_at = codec.unpack7(record, 8 * count + 1) end
-    local fits = {}
+    if before then r.done_at = unpack7(record, 8 * count + 1) end
+    local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, most, nudge, least = verb(r, list, now, fits, before)
 
     if before == 1 then
       done[count] = sub(record, 8 * count, 8 * count + 7)
     elseif status == 1 then
-      if last_at ~= decided then last_grant, last_at = char(1) .. codec.pack7(decided), decided end
+      if last_at ~= decided then last_grant, last_at = '\1' .. pack_time(decided), decided end
       done[count] = last_grant
     else
-      done[count] = char(status) .. (status == 2 and codec.pack7(decided) or NOT_GRANTED)
+      done[count] = char(status) .. (status == 2 and pack7(decided) or NOT_GRANTED)
     end
 
     local full = time or now > call.now
@@ -258,13 +260,13 @@ for at = first, #argv, stride do
         local of, states = list[s].of.windows, list[s].states
         for j = 1, #of do
           local i = of[j]
-          local algorithm, st, o = call.windows[i].algorithm, states[i], m + step * i
-          out[o] = algorithm.resets_at(st, now)
+          local algorithm, st, o = all[i].algorithm, states[i], m + step * i
           if full then
             out[o - 2], out[o - 1] = algorithm.used(st), fits[i] or 0
           else
             out[o - 1] = algorithm.used(st)
           end
+          out[o] = algorithm.resets_at(st, now)
         end
       end
       m = m + step * nwindows
@@ -275,6 +277,6 @@ end
 scopes.write_all(call)
 if call.line then call.line.finish() end
 if call.dirty and not late then
-  redis.call('SET', record_key, codec.pack7(call.seq) .. table.concat(done), 'PX', KEPT)
+  redis.call('SET', record_key, pack7(seq) .. concat(done), 'PX', KEPT)
 end
 return out

@@ -10,28 +10,25 @@
 -- clock_start tells when the bucket that holds `time` began, by the clock.
 
 do
-local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
-local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local function clock_start(st, time) return floor(time / st.period) * st.period end
 
 algorithms['f'] = {
-  readable = function(payload) return #payload == 21 end,
-
-  load = function(p1, p2, p3, p4, payload, now)
+  load = function(p1, p2, p3, p4, now, data, from, to)
+    if data and to - from ~= 20 then return nil end
     local st = {limit = p1, period = p2, margin = p3, first_use = p4 == 1, start = now, last = now, used = 0, ends = now}
     if st.first_use then
       st.period = st.period + st.margin
-      if payload and unpack7(payload, 1) + st.period > now then
-        st.start, st.last, st.used = unpack7(payload, 1), unpack7(payload, 8), unpack7(payload, 15)
+      if data and unpack7(data, from) + st.period > now then
+        st.start, st.last, st.used = unpack7(data, from), unpack7(data, from + 7), unpack7(data, from + 14)
       end
       st.ends = st.start + st.period
     else
       st.start = clock_start(st, now)
       st.ends = st.start + st.period
       -- By the time of the last unit, not by the bucket's start: the period may have changed since.
-      if payload and unpack7(payload, 8) >= st.start then
-        st.last, st.used = unpack7(payload, 8), unpack7(payload, 15)
+      if data and unpack7(data, from + 7) >= st.start then
+        st.last, st.used = unpack7(data, from + 7), unpack7(data, from + 14)
       end
     end
     return st
@@ -84,6 +81,6 @@ algorithms['f'] = {
     return st.ends
   end,
 
-  payload = function(st) return pack7(st.start) .. pack7(st.last) .. pack7(st.used) end,
+  payload = function(st) return pack_time(st.start) .. pack_time(st.last) .. pack7(st.used) end,
 }
 end

@@ -8,8 +8,6 @@
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
 
 do
-local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
-local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local TOP = 281474976710656 -- 2^48, the place of the first of nine digits of 6 bits
 
@@ -53,19 +51,19 @@ local function less_drained(st, units, parts, time)
 end
 
 algorithms['g'] = {
-  readable = function(payload) return #payload == 28 and unpack7(payload, 22) > 0 end,
-
-  load = function(p1, p2, p3, p4, payload, now)
+  load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0}
-    if payload then
-      local units, parts, span = unpack7(payload, 8), unpack7(payload, 15), unpack7(payload, 22)
+    if data then
+      if to - from ~= 27 then return nil end
+      local units, parts, span = unpack7(data, from + 7), unpack7(data, from + 14), unpack7(data, from + 21)
+      if span == 0 then return nil end
       if span ~= p2 then -- another rate: its own parts, rounded up
         local rest
         parts, rest = scale_by(parts, p2, span)
         if rest > 0 then parts = parts + 1 end
         if parts >= p2 then units, parts = units + 1, parts - p2 end
       end
-      st.units, st.parts = less_drained(st, units, parts, now - unpack7(payload, 1))
+      st.units, st.parts = less_drained(st, units, parts, now - unpack7(data, from))
     end
     return st
   end,
@@ -97,6 +95,6 @@ algorithms['g'] = {
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,
 
-  payload = function(st, now) return pack7(now) .. pack7(st.units) .. pack7(st.parts) .. pack7(st.span) end,
+  payload = function(st, now) return pack_time(now) .. pack7(st.units) .. pack7(st.parts) .. pack_time(st.span) end,
 }
 end

@@ -6,7 +6,6 @@
 --   pause, resume, remaining    what the upstream said
 
 local function later_verbs(call, verbs)
-  local match, gmatch, max = string.match, string.gmatch, math.max
   local SOON = 100000 -- us after which tickets that wait for slots may have gone
 
   function verbs.exempt(r, list, now, fits, before)

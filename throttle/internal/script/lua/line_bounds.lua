@@ -3,8 +3,6 @@
 -- new_bounds(L, waiting_units) -> function, the expected of line_eta.lua.
 
 local function new_bounds(L, waiting_units)
-  local max, min, floor, ceil, format = math.max, math.min, math.floor, math.ceil, string.format
-  local unpack7, MOST = codec.unpack7, codec.MOST
   local units_of = line_units.of_unit
 
   local ROUNDS = 100 -- windows that are almost never open together get a time to look again

@@ -167,7 +167,7 @@ function new_turns(L, names, with)
     end
     if not turn then return nil end
     if turn.moved then
-      turn.moved, turn.reserved, turn.lapses = false, {}, codec.MOST
+      turn.moved, turn.reserved, turn.lapses = false, {}, MOST
       for k = 1, #turn.others do
         local other = turn.others[k]
         if other.tag < turn.tag and other.lapses > 0 then

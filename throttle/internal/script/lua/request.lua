@@ -25,16 +25,24 @@
 
 local requests
 do
-local match, sub, format = string.match, string.sub, string.format
+local plain -- see read
 
 local KEPT = 60000 -- ms for which a repeated request is recognised
 
 requests = {
+  -- One table serves for all requests that nothing keeps: plain ones, without a line.
   read = function(call, argv, at, own, options, extra)
     local costs_text, ticket, place = argv[at + 1], argv[at + 2], argv[at + 3]
-    -- Eight fields, as many as most requests have: a ninth makes a table twice as large.
+    local costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows
+    if ticket == '' and extra == '' and not call.line then
+      plain = plain or {
+        op = '', costs = costs, costs_text = '', ticket = false, place = '', options = '', at = 0, hold = 0,
+      }
+      plain.op, plain.costs, plain.costs_text, plain.place = argv[at], costs, costs_text, place
+      return plain
+    end
     local r = {
-      op = argv[at], costs = windows.costs_of(call, costs_text).windows, costs_text = costs_text,
+      op = argv[at], costs = costs, costs_text = costs_text,
       ticket = ticket ~= '' and ticket, place = place, options = options, at = 0, hold = 0,
     }
     if extra ~= '' then
@@ -64,6 +72,7 @@ requests = {
 
   line = function(call)
     if not call.line then
+      windows.complete(call)
       local new_line, new_join = line_files()
       call.line = new_join(new_line(call))
       -- Otherwise decide.lua reads ahead what its requests need.
@@ -83,7 +92,7 @@ requests = {
   end,
 
   take = function(call, r, list, now)
-    windows.take(call, list, r.costs, now, r.hold, requests.lease_id(call, r))
+    windows.take(call, list, r.costs, now, r.hold, call.leases and requests.lease_id(call, r))
     call.dirty = true
     if not r.once then return end
     redis.call('SET', call.P .. 'n:' .. r.once, format('%d', now), 'PX', KEPT)

@@ -12,8 +12,7 @@
 -- reservation_verbs(call, verbs) adds them to the table of decide.lua.
 
 local function reservation_verbs(call, verbs)
-  local match, gmatch, sub, find = string.match, string.gmatch, string.sub, string.find
-  local format, max, min, ceil = string.format, math.max, math.min, math.ceil
+  windows.complete(call)
   local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
   local ADDED = 16   -- corrections of one reservation whose times are known
   local KEPT = 60000 -- ms for which the key is kept, at least
@@ -52,9 +51,9 @@ local function reservation_verbs(call, verbs)
       for window, n in pairs(added.units) do
         if n > 0 then units[#units + 1] = format('%s=%d', window, n) end
       end
-      if units[1] then parts[#parts + 1] = format(' +%d:', added.at) .. table.concat(units, ',') end
+      if units[1] then parts[#parts + 1] = format(' +%d:', added.at) .. concat(units, ',') end
     end
-    return table.concat(parts)
+    return concat(parts)
   end
 
   -- give_back gives back units of a window, those first that a correction added last. It returns

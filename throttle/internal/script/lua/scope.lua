@@ -1,7 +1,7 @@
 -- scope.lua: the value of one scope: all windows that are counted by the same attributes.
 --
 --   value    format(1) last(7) section*
---   section  length of name(1) name kind(1) expires(7) length of payload(3) payload
+--   section  expires(7) length of payload(3) length of name kind(1) name kind(1) payload
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
 -- Sections that this call does not know (a window of an older or a newer policy) are
@@ -9,9 +9,9 @@
 -- Names that no window can have ("!...") belong to the upstream (upstream.lua).
 --
 -- algorithms[kind], the file of each, is a table of
---   readable(payload) -> whether the bytes have the shape that load expects
---   load(p1, p2, p3, p4, payload, now) -> st
---                                  the state at `now`, from the parameters and the bytes (or nil)
+--   load(p1, p2, p3, p4, now, data, from, to) -> st
+--                                  the state at `now`, from the parameters and the payload, if there
+--                                  is one: data[from .. to]; nil if that has another shape
 --   fits_at(st, now, from, cost, ahead, each) -> time >= from
 --                                  the earliest time at which `cost` units fit if `ahead` units go
 --                                  first, in tickets of `each` (1: any); it only reads
@@ -21,7 +21,8 @@
 --   capacity(st) -> units          the most that ever fit
 --   used(st) -> units              what is counted
 --   resets_at(st, now) -> time     when nothing is counted any more
---   payload(st, now) -> bytes
+--   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long
+--                                  one costs time
 -- and, where the algorithm has them:
 --   rid_at(st, start, units) -> time
 --                                  when a cost fits that did not fit beside a ticket granted at
@@ -33,32 +34,30 @@
 --                                  what is held by a lease is given back, or kept for as long again
 --   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
 --   longest(window) -> seconds     how long a line may have to wait for the window
+--   more(a)                        adds to the table a what most calls do not need: give_back,
+--                                  longest and rid_at (windows.complete)
 
 local scopes
 do
-local byte, char, sub, format, ceil = string.byte, string.char, string.sub, string.format, math.ceil
-local pack7, unpack7 = codec.pack7, codec.unpack7
 
-local FORMAT = 1
+local FORMAT = '\1'
 
 -- fail notes why nothing can be decided about a scope.
 local function fail(scope, reason)
   scope.failed = 'SLUICE_STATE key ' .. scope.call.P .. scope.suffix .. ': ' .. reason
 end
 
--- load_window makes a window's state of its bytes, by the policy's parameters or the tenant's own.
-local function load_window(scope, i, payload)
-  local window = scope.call.windows[i]
-  local algorithm, own = window.algorithm, scope.own and scope.own[window.name]
-  if payload and not algorithm.readable(payload) then
+-- load_window makes a window's state of its payload, by the policy's parameters or the tenant's
+-- own.
+local function load_window(scope, i, data, from, to)
+  local window, own = scope.call.windows[i], scope.own
+  local load, p1, p2, p3 = window.algorithm.load, window.p1, window.p2, window.p3
+  own = own and own[window.name]
+  if own then p1, p2, p3 = own[1], own[2], own[3] end
+  local st = load(p1, p2, p3, window.p4, scope.now, data, from, to)
+  if not st then
     fail(scope, 'window ' .. window.name .. ' is damaged')
-    payload = nil
-  end
-  local st
-  if own then
-    st = algorithm.load(own[1], own[2], own[3], window.p4, payload, scope.now)
-  else
-    st = algorithm.load(window.p1, window.p2, window.p3, window.p4, payload, scope.now)
+    st = load(p1, p2, p3, window.p4, scope.now)
   end
   if st.refused then
     scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
@@ -67,53 +66,58 @@ local function load_window(scope, i, payload)
   scope.states[i] = st
 end
 
--- counts tells whether the scope has a window of that name.
-local function counts(scope, name)
-  for _, i in ipairs(scope.of.windows) do
-    if scope.call.windows[i].name == name then return true end
+-- keep_section keeps a section that is no window's of this policy.
+local function keep_section(scope, name, kind, expires, bytes, payload)
+  if byte(name) == 33 then -- '!'
+    scope.upstream = scope.upstream or {}
+    scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
+    return
   end
-  return false
+  for _, i in ipairs(scope.of.windows) do
+    -- A window of this name has another algorithm now: it starts empty, and the section goes.
+    if scope.call.windows[i].name == name then return end
+  end
+  scope.others = scope.others or {}
+  scope.others[#scope.others + 1] = {expires = expires, bytes = bytes}
 end
 
 -- parse reads the value's sections into the windows' states. scope.failed says what it cannot read.
 local function parse(scope, raw)
-  local len, heads = #raw, scope.of.heads
-  if byte(raw, 1) ~= FORMAT then
-    fail(scope, 'format ' .. (byte(raw, 1) or 'none') .. ' is not ' .. FORMAT)
+  local len, list, windows = #raw, scope.of.windows, scope.call.windows
+  if sub(raw, 1, 1) ~= FORMAT then
+    fail(scope, 'format ' .. (byte(raw, 1) or 'none') .. ' is not ' .. byte(FORMAT))
     return
   elseif len < 8 then
     fail(scope, 'value cut short')
     return
   end
-  local last, i = unpack7(raw, 2), 9
+  local last, i, next_one = unpack7(raw, 2), 9, 1
   if last > scope.now then scope.now = last end
   while i <= len do
-    local kind = i + byte(raw, i) + 1
-    local a, b, c = byte(raw, kind + 8, kind + 10)
-    local ends = c and kind + 10 + a * 65536 + b * 256 + c
-    if not ends or ends > len then
+    local a, b, c, size = byte(raw, i + 7, i + 10)
+    local from = size and i + 11 + size
+    local to = from and from + a * 65536 + b * 256 + c - 1
+    if not to or to > len then
       fail(scope, 'section cut short')
       return
     end
-    local expires = unpack7(raw, kind + 1)
+    local expires = unpack7(raw, i)
     if expires > scope.now then
-      local at = heads[sub(raw, i, kind)]
-      if at then
-        load_window(scope, at, sub(raw, kind + 11, ends))
-      else
-        if byte(raw, i + 1) == 33 then -- '!'
-          scope.upstream = scope.upstream or {}
-          scope.upstream[sub(raw, i + 1, kind - 1)] = {
-            kind = sub(raw, kind, kind), expires = expires, payload = sub(raw, kind + 11, ends),
-          }
-        elseif not counts(scope, sub(raw, i + 1, kind - 1)) then
-          -- A window of this name has another algorithm now: it starts empty, and the section goes.
-          scope.others = scope.others or {}
-          scope.others[#scope.others + 1] = {expires = expires, bytes = sub(raw, i, ends)}
+      local head, place = sub(raw, i + 11, from - 1), list[next_one]
+      next_one = next_one + 1
+      if not place or windows[place].head ~= head then -- the windows before it have no section
+        place = nil
+        for j = 1, #list do
+          if windows[list[j]].head == head then place, next_one = list[j], j + 1 end
         end
       end
+      if place then
+        load_window(scope, place, raw, from, to)
+      else
+        keep_section(scope, sub(head, 1, -2), sub(head, -1), expires, sub(raw, i, to), sub(raw, from, to))
+      end
     end
-    i = ends + 1
+    i = to + 1
   end
 end
 
@@ -124,10 +128,13 @@ local function reload(scope, now)
   scope.now = now
   for j = 1, #list do
     local i = list[j]
-    local st, algorithm = scope.states[i], windows[i].algorithm
-    local payload = algorithm.payload(st, before)
-    if algorithm.resets_at(st, before) <= before and not algorithm.kept_until then payload = nil end
-    load_window(scope, i, payload)
+    local st, algorithm, payload = scope.states[i], windows[i].algorithm, nil
+    if algorithm.kept_until or algorithm.resets_at(st, before) > before then
+      local log, last
+      payload, log, last = algorithm.payload(st, before)
+      if log then payload = payload .. log .. last end
+    end
+    load_window(scope, i, payload, 1, payload and #payload)
   end
 end
 
@@ -148,7 +155,7 @@ local function open(call, suffix, number, own)
   if raw == nil then raw, read = redis.call('MGET', call.P .. suffix)[1], false end
   -- Eight fields: a ninth, which few scopes get, makes a table twice as large.
   scope = {
-    call = call, suffix = suffix, of = of, own = own, now = call.now, states = {false, false},
+    call = call, suffix = suffix, of = of, own = own, now = call.now, states = {nil, nil},
     changed = false, upstream = nil,
   }
   call.open[suffix] = scope
@@ -190,37 +197,46 @@ local function read(call, suffixes)
   keep(call, suffixes, keys, redis.call('MGET', unpack(keys)), 1)
 end
 
--- section returns what goes before a payload. Long strings are only joined once, in the end: every
--- byte of a new one costs time.
-local function section(head, expires, size)
-  local high, middle = (size - size % 65536) / 65536, (size - size % 256) / 256 % 256
-  return head .. pack7(expires) .. char(high, middle, size % 256)
+-- section returns a section, except for what follows `first` of the payload's bytes.
+local function section(expires, head, first, size)
+  local low, high = size % 256, 0
+  size = (size - low) / 256
+  if size > 255 then
+    high = (size - size % 256) / 256
+    size = size % 256
+  end
+  return pack_time(expires) .. char(high, size, low, #head) .. head .. first
 end
 
 -- write writes the sections that have not expired, with the TTL of the last one. Redis counts a TTL
 -- from the millisecond in which the script began: one more is never too early.
-local before, before_at, ttl, ttl_ms -- the last value's beginning and TTL: a batch's are alike
+local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
+local ttl, ttl_ms                                      -- a batch's are alike
 local function write(call, scope)
-  local now, expires, windows, list = scope.now, 0, call.windows, scope.of.windows
-  local key = call.P .. scope.suffix
-  if before_at ~= now then before, before_at = char(FORMAT) .. pack7(now), now end
-  local parts, n = {before, '', '', '', ''}, 1 -- made for two windows, as it is slow to grow
+  local now, expires, windows, list, n = scope.now, 0, call.windows, scope.of.windows, 1
+  parts[1] = FORMAT .. pack_time(now)
   for j = 1, #list do
     local window, st = windows[list[j]], scope.states[list[j]]
     local algorithm = window.algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, now)
     if kept > now then
-      local payload = algorithm.payload(st, now)
-      parts[n + 1], parts[n + 2] = section(window.head, kept, #payload), payload
-      n = n + 2
+      local first, log, last = algorithm.payload(st, now)
+      if log then
+        parts[n + 1] = section(kept, window.head, first, #first + #log + #last)
+        parts[n + 2], parts[n + 3] = log, last
+        n = n + 3
+      else
+        n = n + 1
+        parts[n] = section(kept, window.head, first, #first)
+      end
       if kept > expires then expires = kept end
     end
   end
   if scope.upstream then
     for name, s in pairs(scope.upstream) do
       if s.expires > now then
-        parts[n + 1], parts[n + 2] = section(char(#name) .. name .. s.kind, s.expires, #s.payload), s.payload
-        n = n + 2
+        n = n + 1
+        parts[n] = section(s.expires, name .. s.kind, s.payload, #s.payload)
         if s.expires > expires then expires = s.expires end
       end
     end
@@ -234,12 +250,13 @@ local function write(call, scope)
       end
     end
   end
+  local key = call.P .. scope.suffix
   if n == 1 then
     redis.call('DEL', key)
   else
     local ms = ceil((expires - call.now) / 1000) + 1
     if ttl_ms ~= ms then ttl, ttl_ms = format('%d', ms), ms end
-    redis.call('SET', key, table.concat(parts, '', 1, n), 'PX', ttl)
+    redis.call('SET', key, concat(parts, '', 1, n), 'PX', ttl)
   end
 end
 

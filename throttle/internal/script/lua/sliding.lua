@@ -6,18 +6,19 @@
 --   entry       time(7) units(width - 7), oldest first; a time occurs once
 --
 -- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. MERGED is added to
--- the width if `began` follows.
+-- the width if `began` follows: the newest entry began at another time than its own.
 -- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
 -- Above a limit of ENTRIES, a grant joins the newest entry if that `began` less than a tick ago,
 -- and the entry takes the later time. Each unit counts up to one tick of period/ENTRIES longer,
 -- never shorter. So a value has at most some 1.8 kB, whatever the limit. What was granted together
 -- is free together: a backlog loses one tick once, and not in every period.
+--
+-- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are
+-- data[first .. last], a part of the scope's value as it was read, and then `tail`: an entry that
+-- was the newest one until now, or nothing.
 
 do
-local byte, char, sub = string.byte, string.char, string.sub
-local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
-local pack7, unpack7, MOST = codec.pack7, codec.unpack7, codec.MOST
 
 local ENTRIES = 128
 local MERGED = 128
@@ -28,48 +29,43 @@ local function entry_units(data, i, width)
   return unpack7(data, i + 7)
 end
 
--- pack_entry returns an entry as bytes.
-local function pack_entry(time, units, width)
-  if width == 8 then return pack7(time) .. char(units) end
-  return pack7(time) .. pack7(units)
-end
-
--- close_newest puts the newest entry, which a call may have opened to count in, back behind the
--- others.
-local function close_newest(st)
-  if not st.time then return end
-  if st.units > 255 and st.width == 8 then
-    local wide = {}
-    for i = st.first, #st.data, 8 do wide[#wide + 1] = sub(st.data, i, i + 6) .. pack7(byte(st.data, i + 7)) end
-    st.data, st.first, st.width = table.concat(wide), 1, 14
+-- flatten joins the entries but the newest in one text, of that width.
+local function flatten(log, width)
+  local data, first, last = log.data, log.first, log.last
+  if log.tail ~= '' then
+    data = sub(data, first, last) .. log.tail
+    first, last = 1, #data
   end
-  st.data = sub(st.data, st.first) .. pack_entry(st.time, st.units, st.width)
-  st.first, st.time = 1, nil
+  if width > log.width then
+    local wide = {}
+    for i = first, last, 8 do wide[#wide + 1] = sub(data, i, i + 6) .. pack7(byte(data, i + 7)) end
+    log.width = width
+    data = concat(wide)
+    first, last = 1, #data
+  end
+  log.data, log.first, log.last, log.tail = data, first, last, ''
 end
-
--- merges tells whether grants join the newest entry.
-local function merges(st) return st.limit > ENTRIES or #st.data - st.first >= ENTRIES * st.width end
 
 algorithms['s'] = {
-  readable = function(payload)
-    local width = byte(payload, 1)
-    local head = width and width > MERGED and 15 or 8
-    width = width and width % MERGED
-    return #payload >= head and (width == 8 or width == 14) and (#payload - head) % width == 0
-  end,
-
-  load = function(p1, p2, p3, p4, payload, now)
-    local st = {limit = p1, period = p2, width = 8, used = 0, began = 0, data = '', first = 1, time = nil, units = nil}
-    if not payload then return st end
-    local width, used, first, len, dead, began = byte(payload, 1), unpack7(payload, 2), 9, #payload, now - p2, 0
-    if width > MERGED then
-      width, first, began = width - MERGED, 16, unpack7(payload, 9)
+  load = function(p1, p2, p3, p4, now, data, from, to)
+    local st = {limit = p1, period = p2, used = 0, began = 0, time = 0, units = 0, log = nil}
+    if not data then return st end
+    local width, first, merged = byte(data, from), from + 8, false
+    if width and width > MERGED then
+      width, first, merged = width - MERGED, from + 15, true
     end
-    while first <= len and unpack7(payload, first) <= dead do
-      used = used - entry_units(payload, first, width)
+    local last = to - (width or 0) -- where the entry before the newest one ends
+    if width ~= 8 and width ~= 14 or last + 1 < first or (last + 1 - first) % width ~= 0 then return nil end
+    local dead, time = now - p2, unpack7(data, last + 1)
+    if time <= dead then return st end
+    local used = unpack7(data, from + 1)
+    while first <= last and unpack7(data, first) <= dead do
+      used = used - entry_units(data, first, width)
       first = first + width
     end
-    if first <= len then st.width, st.used, st.began, st.data, st.first = width, used, began, payload, first end
+    st.used, st.time, st.units = used, time, entry_units(data, last + 1, width)
+    st.began = merged and unpack7(data, from + 8) or time
+    if first <= last then st.log = {data = data, first = first, last = last, width = width, tail = ''} end
     return st
   end,
 
@@ -91,11 +87,14 @@ algorithms['s'] = {
       unit = unit - periods * limit
       cycles = cycles + periods
       if unit > 0 then -- it waits for the unit-th oldest one
-        local i, seen, data, width = st.first, 0, st.data, st.width
-        while i <= #data do
-          seen = seen + entry_units(data, i, width)
-          if seen >= unit then return max(from, unpack7(data, i) + cycles * st.period) end
-          i = i + width
+        local log, seen = st.log, 0
+        if log then
+          flatten(log, log.width)
+          local data, width = log.data, log.width
+          for i = log.first, log.last, width do
+            seen = seen + entry_units(data, i, width)
+            if seen >= unit then return max(from, unpack7(data, i) + cycles * st.period) end
+          end
         end
         return max(from, st.time + cycles * st.period)
       end
@@ -104,76 +103,95 @@ algorithms['s'] = {
     return max(from, now + cycles * st.period)
   end,
 
-  rid_at = function(st, start) return start + st.period end,
-
   take = function(st, now, cost)
-    cost = min(cost, MOST - st.used)
-    local time = st.time
-    if time == now then
-      st.units, st.used = st.units + cost, st.used + cost
-      return
-    end
-    if not time then
-      local at = #st.data - st.width + 1
-      if at >= st.first then -- open the newest
-        time, st.units = unpack7(st.data, at), entry_units(st.data, at, st.width)
-        if time >= now or merges(st) and now - st.began < st.period / ENTRIES then
-          st.time = time
-          st.data = sub(st.data, st.first, at - 1)
-          st.first = 1
-        end
+    if cost > MOST - st.used then cost = MOST - st.used end
+    if cost == 0 then return end
+    local time, units, log = st.time, st.units, st.log
+    st.used = st.used + cost
+    if units > 0 then
+      local bytes = log and log.last - log.first + 1 + #log.tail or 0
+      local merges = st.limit > ENTRIES or log and bytes >= ENTRIES * log.width
+      if time >= now or merges and now - st.began < st.period / ENTRIES then
+        if now > time then st.time = now end
+        st.units = units + cost
+        return
       end
+      if not log then
+        log = {data = '', first = 1, last = 0, width = units > 255 and 14 or 8, tail = ''}
+        st.log = log
+      elseif log.tail ~= '' or units > 255 then
+        flatten(log, units > 255 and 14 or log.width)
+      end
+      log.tail = pack_time(time) .. (log.width == 8 and char(units) or pack7(units))
     end
-    if st.time and (time >= now or merges(st) and now - st.began < st.period / ENTRIES) then
-      st.time, st.units, st.used = max(time, now), st.units + cost, st.used + cost
-      return
-    end
-    close_newest(st)
-    st.time, st.units, st.began, st.used = now, cost, now, st.used + cost
+    st.time, st.units, st.began = now, cost, now
   end,
-
-  give_back = function(st, now, at, cost)
-    if at + st.period <= now then return 0 end
-    close_newest(st)
-    local data, width, i = st.data, st.width, st.first
-    local lo, hi = 0, (#data - i + 1) / width
-    while lo < hi do
-      local mid = floor((lo + hi) / 2)
-      if unpack7(data, i + mid * width) < at then lo = mid + 1 else hi = mid end
-    end
-    i = i + lo * width
-    if i > #data then return 0 end
-    local time = unpack7(data, i)
-    if time ~= at and not (merges(st) and time - at < st.period / ENTRIES) then return 0 end
-    local units = entry_units(data, i, width)
-    local back = min(units, cost)
-    local left = back < units and pack_entry(time, units - back, width) or ''
-    st.data = sub(data, st.first, i - 1) .. left .. sub(data, i + width)
-    st.first = 1
-    st.used = st.used - back
-    return back
-  end,
-
-  longest = function(window) return ceil(2 * window.p2 / 1000000) end,
 
   capacity = function(st) return st.limit end,
 
   used = function(st) return st.used end,
 
-  resets_at = function(st, now)
-    if st.time then return st.time + st.period end
-    if st.first > #st.data then return now end
-    return unpack7(st.data, #st.data - st.width + 1) + st.period
+  resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
+
+  payload = function(st, now)
+    local log, units, used, began = st.log, st.units, st.used, st.began ~= st.time
+    if log and units > 255 then flatten(log, 14) end
+    local width, head = log and log.width or units > 255 and 14 or 8, nil
+    units = width == 8 and char(units) or pack7(units)
+    if began then width = width + MERGED end
+    if used < 65536 then
+      local low = used % 256
+      head = char(width, 0, 0, 0, 0, 0, (used - low) / 256, low)
+    else
+      head = char(width) .. pack7(used)
+    end
+    if began then head = head .. pack_time(st.began) end
+    if not log then return head .. pack_time(st.time) .. units end
+    return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
   end,
 
-  -- The newest entry is joined here, not before: every copy of a long value costs time.
-  payload = function(st)
-    if st.time and st.units > 255 then close_newest(st) end -- which may widen the others
-    local newest = st.time and pack_entry(st.time, st.units, st.width) or ''
-    if st.limit > ENTRIES or #st.data + #newest - st.first >= ENTRIES * st.width then
-      return char(st.width + MERGED) .. pack7(st.used) .. pack7(st.began) .. sub(st.data, st.first) .. newest
+  more = function(a)
+    function a.rid_at(st, start) return start + st.period end
+
+    function a.longest(window) return ceil(2 * window.p2 / 1000000) end
+
+    function a.give_back(st, now, at, cost)
+      if at + st.period <= now or st.units == 0 or at > st.time then return 0 end
+      local log, time, i = st.log, st.time, nil
+      local held = st.units
+      if log then
+        flatten(log, log.width)
+        local data, width, first = log.data, log.width, log.first
+        local lo, hi = 0, (log.last - first + 1) / width
+        while lo < hi do
+          local mid = floor((lo + hi) / 2)
+          if unpack7(data, first + mid * width) < at then lo = mid + 1 else hi = mid end
+        end
+        i = first + lo * width
+        if i <= log.last then time, held = unpack7(data, i), entry_units(data, i, width) else i = nil end
+      end
+      local merges = st.limit > ENTRIES or log and log.last - log.first + 1 >= ENTRIES * log.width
+      if time ~= at and not (merges and time - at < st.period / ENTRIES) then return 0 end
+      local back = min(held, cost)
+      st.used = st.used - back
+      if i then
+        local left = ''
+        if back < held then left = pack7(time) .. (log.width == 8 and char(held - back) or pack7(held - back)) end
+        log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + log.width, log.last)
+        log.first, log.last = 1, #log.data
+      else
+        st.units = st.units - back
+        if st.units == 0 then
+          st.time = 0
+          if log then -- the newest one is now the last of the others
+            log.last = log.last - log.width
+            st.time, st.units = unpack7(log.data, log.last + 1), entry_units(log.data, log.last + 1, log.width)
+          end
+        end
+      end
+      if log and log.last < log.first then st.log = nil end
+      return back
     end
-    return char(st.width) .. pack7(st.used) .. sub(st.data, st.first) .. newest
   end,
 }
 end

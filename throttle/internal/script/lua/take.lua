@@ -24,6 +24,7 @@
 
 local sub, gmatch, format = string.sub, string.gmatch, string.format
 local call = windows.read_policy()
+windows.complete(call)
 local KEPT = '60000'   -- ms
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes that one call puts back
@@ -37,9 +38,9 @@ call.waiting = (values[1] or 0) + 0
 
 local before, appointment = values[2], 0
 if before then
-  local seq = codec.unpack7(before, 1)
+  local seq = unpack7(before, 1)
   if seq == call.seq then
-    local out = {codec.unpack7(before, 8), codec.unpack7(before, 15), sub(before, 22, 31)}
+    local out = {unpack7(before, 8), unpack7(before, 15), sub(before, 22, 31)}
     for text, at in gmatch(sub(before, 32), '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
       out[#out + 1] = at == '' and out[1] or at + 0
@@ -48,7 +49,7 @@ if before then
     return out
   end
   if seq > call.seq then return {now, 0, call.id_base} end -- a late copy: its caller has given up
-  appointment = codec.unpack7(before, 15)
+  appointment = unpack7(before, 15)
   if #before > 31 then redis.call('ZREM', P .. 'k', call.process) end
 end
 
@@ -81,7 +82,7 @@ L.finish()
 local out = {now, next_time, call.id_base}
 for i = 1, #taken do out[3 + i] = taken[i] end
 if taken.n > 0 or next_time > 0 then
-  local head = codec.pack7(call.seq) .. codec.pack7(now) .. codec.pack7(next_time) .. call.id_base
+  local head = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
   redis.call('SET', own_key, head .. table.concat(taken.kept), 'PX', KEPT)
   -- A claim whose process is gone is not put back: nobody would take it.
   if taken.n > 0 and string.byte(names[1]) ~= 33 then

@@ -5,14 +5,12 @@
 --           window's worth is let out, evenly, and `gone` how much of that was granted since, in
 --           parts of SHARE. It was set for what was granted at the time `set` or before, to the
 --           tenant `by` (escaped; "-" is none).
---   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(5)
+--   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(7)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.
 
 local upstream -- made when it is first asked for: to most scopes no upstream said anything
 do
-local sub, floor, ceil, min, max = string.sub, math.floor, math.ceil, math.min, math.max
-local pack7, unpack7, pack5, unpack5 = codec.pack7, codec.unpack7, codec.pack5, codec.unpack5
 
 local made
 function upstream()
@@ -66,9 +64,9 @@ function upstream()
     for unit, cost in pairs(units) do
       local rest = section_of(scope, '!' .. unit, 'r', now)
       if rest then
-        local entries = sub(rest.payload, 15) .. pack7(now) .. pack5(cost)
+        local entries = sub(rest.payload, 15) .. pack7(now) .. pack7(cost)
         local left = max(0, unpack7(rest.payload, 1) - cost)
-        local payload = pack7(left) .. sub(rest.payload, 8, 14) .. sub(entries, -12 * GRANTS)
+        local payload = pack7(left) .. sub(rest.payload, 8, 14) .. sub(entries, -14 * GRANTS)
         put(scope, '!' .. unit, 'r', rest.expires, payload)
       end
     end
@@ -108,7 +106,7 @@ function upstream()
         local ends, ramp = unpack7(section.payload, 1), unpack7(section.payload, 8)
         if ends + ramp > last then
           last = ends + ramp
-          text = string.format('%d %d ', ends, last) .. sub(section.payload, 29)
+          text = format('%d %d ', ends, last) .. sub(section.payload, 29)
         end
       end
     end
@@ -123,11 +121,11 @@ function upstream()
     if before then
       if at < unpack7(before.payload, 8) then return end
       local i = 15
-      while i <= #before.payload and unpack7(before.payload, i) <= at do i = i + 12 end
+      while i <= #before.payload and unpack7(before.payload, i) <= at do i = i + 14 end
       entries = sub(before.payload, i)
     end
-    for i = 1, #entries, 12 do
-      units = units - unpack5(entries, i + 7)
+    for i = 1, #entries, 14 do
+      units = units - unpack7(entries, i + 7)
     end
     put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   end

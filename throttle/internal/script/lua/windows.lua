@@ -6,36 +6,45 @@
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
 --       4 scopes: of each the attributes and ";", narrow to broad: "tenant,user;tenant;"; shared
 --         is ";"
---       5 windows: of each 8 values by blanks, and ";":
---         scope (1 to S), name, kind, unit, p1, p2, p3, p4 (see the kind's file)
+--       5 windows: of each 6 values by blanks, and ";":
+--         scope (1 to S), name and kind, unit, p1, p2, rest ("p3,p4", or "-" if both are 0)
+--         See the kind's file for p1 to p4
 --       6 lists: those that stand for p4 where that is "@", each with a ";"
 --       then what the script's own file says, from ARGV[call.first] on
 --
 -- A call is a table:
---   P, now, process, seq        as above
---   first                       where the arguments begin that the script's own file names
---   leases                      whether some window holds what is granted
---   only_tenants                whether no attribute but the tenant counts
---   scopes                      list of {number, attributes, of_tenant, windows, heads}
---   windows                     list of {name, kind, unit, algorithm, head, p1 .. p4}
+--   P, now                      as above
+--   leases                      true if some window holds what is granted, or nil
+--   scopes                      list of {number, attributes, of_tenant, windows}
+--   windows                     list of {name, unit, algorithm, head, p1 .. p4}
+--                               head is the name and the kind
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
 --   texts                       what was made of costs and of own parameters, by text
---   waiting                     how many tickets were in line when the call began
 --   dirty                       see request.lua
+-- and, once it is complete:
+--   process, seq                as above
+--   first                       where the arguments begin that the script's own file names
+--   only_tenants                whether no attribute but the tenant counts
+--   waiting                     how many tickets were in line when the call began
 
 local windows
 do
-local find, gmatch, char, sub = string.find, string.gmatch, string.char, string.sub
-
--- costs_of("requests=1,tokens=5") -> {text, units = {requests = 1, tokens = 5}, windows = {1, 5}},
--- one table for equal texts.
+-- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}}, one table for equal texts. Once the
+-- call is complete, it has units = {requests = 1, tokens = 5} too.
 local function costs_of(call, text)
   local costs = call.texts[text]
   if costs then return costs end
-  local units, by_window = {}, {}
-  for unit, n in gmatch(text, '([^=,]+)=(%d+)') do units[unit] = n + 0 end
-  for i = 1, #call.windows do by_window[i] = units[call.windows[i].unit] or 0 end
+  local by_window, all, units = {0, 0}, call.windows, nil
+  for i = 3, #all do by_window[i] = 0 end
+  if call.first then units = {} end
+  for unit, n in gmatch(text, '([^=,]+)=(%d+)') do
+    n = n + 0
+    for i = 1, #all do
+      if all[i].unit == unit then by_window[i] = n end
+    end
+    if units then units[unit] = n end
+  end
   costs = {text = text, units = units, windows = by_window}
   call.texts[text] = costs
   return costs
@@ -52,14 +61,7 @@ local function fits_window(scope, i, now, from, cost, ahead, each)
 end
 
 windows = {
-  -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
-  limits = function() return ARGV[4] .. ARGV[5] end,
-
-  -- The scope that all share. A line waits for handler slots there, also if it has no window.
-  ROOT = 'w:',
-
   costs_of = costs_of,
-  fits_window = fits_window,
 
   -- read_policy makes the call of KEYS and ARGV.
   read_policy = function()
@@ -69,45 +71,82 @@ windows = {
       local t = redis.call('TIME')
       now = t[1] * 1000000 + t[2]
     end
-    local scopes, list, nscopes, nwindows = {}, {}, 0, 0
-    local leases, only_tenants, lists, nlists = false, true, {}, 0
+    local scopes, list, nscopes, nwindows, leases, lists = {nil, nil}, {nil, nil}, 0, 0, nil, nil
     for attributes in gmatch(argv[4], '([^;]*);') do
-      local of_tenant = attributes == 'tenant'
-      if not of_tenant and attributes ~= '' then
-        only_tenants = false
-        of_tenant = find(',' .. attributes .. ',', ',tenant,', 1, true) and true or false
-      end
       nscopes = nscopes + 1
       scopes[nscopes] = {
-        number = nscopes, attributes = attributes, of_tenant = of_tenant, windows = {}, heads = {},
+        number = nscopes, attributes = attributes, windows = {nil, nil},
+        of_tenant = attributes == 'tenant' or find(',' .. attributes .. ',', ',tenant,', 1, true) and true,
       }
     end
-    for place, name, kind, unit, p1, p2, p3, p4 in gmatch(argv[5], '(%d+) (%S+) (%S) (%S+) (%d+) (%d+) (%d+) (%S+);') do
-      local scope, algorithm, head = scopes[place + 0], algorithms[kind], char(#name) .. name .. kind
+    for place, head, unit, p1, p2, rest in gmatch(argv[5], '(%d+) (%S+) (%S+) (%d+) (%d+) (%S+);') do
+      local algorithm, of, p3, p4 = algorithms[sub(head, -1)], scopes[place + 0].windows, 0, 0
       if algorithm.release then leases = true end
-      if p4 == '@' then
-        if nlists == 0 then
-          for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
+      if rest ~= '-' then
+        p3, p4 = match(rest, '^(%d+),(%S+)$')
+        p3 = p3 + 0
+        if p4 == '@' then
+          if not lists then
+            lists = {}
+            for text in gmatch(argv[6], '([^;]*);') do lists[#lists + 1] = text end
+          end
+          p4 = table.remove(lists, 1)
+        else
+          p4 = p4 + 0
         end
-        nlists = nlists + 1
-        p4 = lists[nlists]
-      else
-        p4 = p4 + 0
       end
       nwindows = nwindows + 1
       list[nwindows] = {
-        name = name, kind = kind, unit = unit, algorithm = algorithm, head = head,
-        p1 = p1 + 0, p2 = p2 + 0, p3 = p3 + 0, p4 = p4,
+        name = sub(head, 1, -2), unit = unit, algorithm = algorithm, head = head,
+        p1 = p1 + 0, p2 = p2 + 0, p3 = p3, p4 = p4,
       }
-      scope.windows[#scope.windows + 1] = nwindows
-      scope.heads[head] = nwindows
+      of[#of + 1] = nwindows
     end
     return {
-      P = sub(KEYS[1], 1, -2), now = now, process = argv[2], seq = argv[3] + 0, first = 7,
-      leases = leases, only_tenants = only_tenants, scopes = scopes, windows = list,
-      open = {}, raw = {}, texts = {}, waiting = 0,
-      dirty = false,
+      P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, open = {}, raw = {},
+      texts = {}, dirty = false, leases = leases,
     }
+  end,
+
+  -- complete adds to a call, to this table and to those of the algorithms what most calls do not
+  -- need: what a line asks for, and what few verbs use.
+  complete = function(call)
+    if call.first then return end
+    call.process, call.seq, call.first = ARGV[2], ARGV[3] + 0, 7
+    call.waiting, call.only_tenants, call.texts = call.waiting or 0, true, {}
+    for _, of in ipairs(call.scopes) do
+      if of.attributes ~= '' and of.attributes ~= 'tenant' then call.only_tenants = false end
+    end
+    for _, window in ipairs(call.windows) do
+      local more = window.algorithm.more
+      if more then more(window.algorithm) end
+      window.kind = sub(window.head, -1)
+    end
+
+    windows.fits_window = fits_window
+
+    -- The scope that all share. A line waits for handler slots there, also if it has no window.
+    windows.ROOT = 'w:'
+
+    -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.
+    function windows.limits() return ARGV[4] .. ARGV[5] end
+
+    -- give_back gives back what was taken at `at`.
+    function windows.give_back(call, list, costs, now, at, id)
+      for s = 1, #list do
+        local scope, of = list[s], list[s].of.windows
+        scopes.touch(scope, now)
+        for j = 1, #of do
+          local i = of[j]
+          local algorithm = call.windows[i].algorithm
+          -- What was granted later than now, before a clock was set back, is in no state any more.
+          -- What a lease holds is not what was settled since.
+          if at <= now and (costs[i] > 0 or algorithm.release) then
+            algorithm.give_back(scope.states[i], now, at, costs[i], id)
+          end
+        end
+      end
+    end
   end,
 
   -- lease_bytes returns a reservation's id as a lease keeps it: 8 bytes of 16 hex digits.
@@ -155,12 +194,18 @@ windows = {
   -- be worse for a window that closes at times, hence the repetition. It is bounded: windows that
   -- are almost never open together get a time to look again.
   fits_at = function(call, list, costs, now, fits)
-    local time = now
+    local time, all = now, call.windows
     for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
+      local scope = list[s]
+      local of, states, upstream = scope.of.windows, scope.states, scope.upstream
       for j = 1, #of do
-        local i = of[j]
-        local t = fits_window(scope, i, now, now, costs[i], 0, 1)
+        local i, t = of[j], now
+        local cost = costs[i]
+        if upstream then
+          t = fits_window(scope, i, now, now, cost, 0, 1)
+        elseif cost > 0 then
+          t = all[i].algorithm.fits_at(states[i], now, now, cost, 0, 1)
+        end
         if fits then fits[i] = t > now and t or 0 end
         if t > time then time = t end
       end
@@ -182,34 +227,20 @@ windows = {
 
   -- take takes the costs in all scopes, at `now`.
   take = function(call, list, costs, now, hold, id)
+    local all = call.windows
     for s = 1, #list do
       local scope = list[s]
-      local of, states = scope.of.windows, scope.states
       if now > scope.now then scopes.reload(scope, now) end
       scope.changed = true
+      local of, states = scope.of.windows, scope.states
       for j = 1, #of do
         local i = of[j]
-        if costs[i] > 0 then call.windows[i].algorithm.take(states[i], now, costs[i], hold, id) end
+        local cost = costs[i]
+        if cost > 0 then all[i].algorithm.take(states[i], now, cost, hold, id) end
       end
       if scope.upstream then upstream().take(scope, costs, now) end
     end
   end,
 
-  -- give_back gives back what was taken at `at`.
-  give_back = function(call, list, costs, now, at, id)
-    for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      scopes.touch(scope, now)
-      for j = 1, #of do
-        local i = of[j]
-        local algorithm = call.windows[i].algorithm
-        -- What was granted later than now, before a clock was set back, is in no state any more.
-        -- What a lease holds is not what was settled since.
-        if at <= now and (costs[i] > 0 or algorithm.release) then
-          algorithm.give_back(scope.states[i], now, at, costs[i], id)
-        end
-      end
-    end
-  end,
 }
 end

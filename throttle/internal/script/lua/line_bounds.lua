@@ -269,7 +269,7 @@ local function new_bounds(L, waiting_units)
         most_time = max(most_time, after)
       end
       most_time = open_from(list, at, by_window, most_time)
-      if exact then least_time = most_time end
+      if exact and not others then least_time = most_time end
     end
     if latest then most_time = max(least_time, latest) end
     local low = min(least_time, MOST)

@@ -2,12 +2,13 @@ package worker
 
 import (
 	"context"
+	"runtime"
 	"sync"
 )
 
 // A gatherer commits the tasks of many callers together (group commit). A task that comes while no
 // commit is under way is committed at once, alone. Tasks that come meanwhile are in the next
-// commit.
+// commit, and with them those of callers that come again at once.
 type gatherer struct {
 	commit func(ctx context.Context, tasks []*enqueuing)
 
@@ -60,6 +61,13 @@ func (g *gatherer) withdraw(own *gathered) bool {
 	return false
 }
 
+// waits returns how many tasks wait.
+func (g *gatherer) waits() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.waiting)
+}
+
 // next commits, in the background, the tasks that have come meanwhile.
 func (g *gatherer) next() {
 	g.mu.Lock()
@@ -81,6 +89,12 @@ func (g *gatherer) next() {
 		cancel()
 		for _, own := range now {
 			close(own.done)
+		}
+		// Some of these callers come again at once. Without them the next commit would have only those
+		// few that came last: large and small commits would alternate.
+		yields := 8
+		for all := n + g.waits(); g.waits() < all && yields > 0; yields-- {
+			runtime.Gosched()
 		}
 		g.next()
 	}()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // Tasks that come while a commit is under way go with the next one, together. A task whose caller
@@ -52,4 +53,27 @@ func TestTasksAreGathered(t *testing.T) {
 			t.Error("it is not at rest")
 		}
 	})
+}
+
+// Callers that come again and again stay together. Otherwise a commit of all but one would be
+// followed by one of that one.
+func TestCallersThatComeAgainAreGathered(t *testing.T) {
+	const callers, rounds = 16, 200
+	commits := 0
+	g := &gatherer{commit: func(context.Context, []*enqueuing) {
+		commits++
+		time.Sleep(100 * time.Microsecond)
+	}}
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for range rounds {
+				g.do(t.Context(), &enqueuing{})
+			}
+		})
+	}
+	all.Wait()
+	if commits > rounds*9/5 {
+		t.Errorf("%d commits for %d tasks each of %d callers", commits, rounds, callers)
+	}
 }

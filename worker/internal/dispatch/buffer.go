@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // aheadFrom is how many hand-outs within recently start a fetch ahead.
@@ -222,12 +223,23 @@ func (d *Dispatcher) empty(ctx context.Context) error {
 }
 
 // putBack returns tickets to their ranks, with their units, and asks their line after the given
-// time.
+// time. One that was taken without units has no rank in the line as it is now: forward has its task
+// join again, as soon as it comes.
 func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
 	}
 	d.later(func(ctx context.Context) error {
+		var without []asynqredis.Rescored
+		for _, t := range tickets {
+			if !t.Decision.Granted {
+				task := asynqredis.Waiting{ID: t.ID, JoinKey: t.Key}
+				without = append(without, asynqredis.Rescored{Waiting: task, At: time.Now()})
+			}
+		}
+		if len(without) > 0 {
+			_ = d.Asynq.Rescore(ctx, queue, without) // else forward finds it two minutes later
+		}
 		err := d.Limiter.Line(policy).PutBack(ctx, tickets)
 		if err == nil {
 			d.Expect(policy, queue, again)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
 // The reply to a pick is lost. Its tasks are active, and no server has them. The same pick is
@@ -97,6 +99,26 @@ func TestReadyTasksGoBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A ticket that joined before its policy had all its scopes is taken without units. If no slot
+// becomes free, its task is for the next forward, and not for one two minutes later.
+func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
+	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
+		b.wait("default", "a", "b", "c")
+		p := perHour(100)
+		region := p.Windows[0]
+		region.Name, region.Scope = "region", throttle.Per("region")
+		p.Windows = append(p.Windows, region)
+		b.ok(b.limiter.SetPolicies(of(p)))
+		b.want("next", b.next(), "a")
+		b.want("ready", b.state("default", "b")+" "+b.state("default", "c"), "active active")
+		time.Sleep(2 * time.Second)
+		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "scheduled scheduled")
+		b.want("forwarded", b.forward(false), 2)
+		b.want("at last", b.state("default", "b")+" "+b.state("default", "c"), "pending pending") // without a region
+		b.want("ran", b.run(2), "[b c]")
+	})
 }
 
 // What was pending goes back to the head of pending.

@@ -70,7 +70,7 @@ local function new_line(call)
   -- Most fields are named here, as a table that grows is copied. These are 32: one more makes the
   -- table twice as large.
   local L = {
-    call = call, hour = string.format('%d', now / 3600000000), ttl = DAY, turns = false,
+    call = call, hour = format('%d', now / 3600000000), ttl = DAY, turns = false,
     count = call.waiting, before = call.waiting, -- tickets now, and in Redis
     fields = fields, written = written,          -- of the hashes
     nodes = nodes, flows = flows, queues = false,
@@ -87,9 +87,9 @@ local function new_line(call)
   local ttl = DAY
   for i = 1, #call.windows do
     local longest = call.windows[i].algorithm.longest
-    if longest then ttl = math.max(ttl, longest(call.windows[i])) end
+    if longest then ttl = max(ttl, longest(call.windows[i])) end
   end
-  L.ttl = string.format('%d', ttl)
+  L.ttl = format('%d', ttl)
 
   function L.read(key, field)
     local value = fields[key][field]
@@ -114,7 +114,7 @@ local function new_line(call)
       return
     end
     for from = 1, n, 4000 do -- values in one call to Redis
-      local found = redis.call('HMGET', P .. key, unpack(unread, from, math.min(n, from + 3999)))
+      local found = redis.call('HMGET', P .. key, unpack(unread, from, min(n, from + 3999)))
       for i = 1, #found do known[unread[from + i - 1]] = found[i] end
     end
   end
@@ -126,7 +126,7 @@ local function new_line(call)
 
   -- new_queue returns the record of a queue.
   local function new_queue(name, asked, n, weights, first, last, with, since, taken)
-    local claims = string.byte(name) == 33
+    local claims = byte(name) == 33
     return {
       name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
       last = last, with = with == '-' and '=' .. name or with, changed = false, since = since, taken = taken,
@@ -138,7 +138,7 @@ local function new_line(call)
     if L.queues then return end
     L.queues = {}
     local text = L.read('u', 'line') or '0 0 0 -'
-    local rank, front, limits_at, hour = string.match(text, '^(%S+) (%S+) (%S+) (%S+)$')
+    local rank, front, limits_at, hour = match(text, '^(%S+) (%S+) (%S+) (%S+)$')
     L.own = {
       rank = rank + 0, front = front + 0, limits_at = limits_at + 0, hour = hour, changed = false,
       renew = false, dead_claims = false, flows = 0, -- that began in this call
@@ -147,7 +147,7 @@ local function new_line(call)
     local all = redis.call('HGETALL', P .. 'z')
     for i = 1, #all, 2 do
       local asked, n, weights, first, last, with, since, taken =
-        string.match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+        match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
       local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with,
         since + 0, taken + 0)
       L.queues[q.name] = q
@@ -170,17 +170,17 @@ local function new_line(call)
     local name = queue .. '|' .. suffix
     local node = nodes[name]
     if node then return node end
-    local attributes = string.match(suffix, '^w:([^:]*)')
+    local attributes = match(suffix, '^w:([^:]*)')
     node = {
       name = name, queue = queue, suffix = suffix, number = L.numbers[attributes],
       n = 0, same = false, units = false, -- line_units.lua
       v = 0, tags = nil, changed = false, list = nil, more = nil,
-      shared = attributes == '' or not string.find(',' .. attributes .. ',', ',tenant,', 1, true),
+      shared = attributes == '' or not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[name] = node
     local record = L.read('u', 'n ' .. name)
     if record then
-      local n, v, units = string.match(record, '^(%d+) (%d+) (%S+)$')
+      local n, v, units = match(record, '^(%d+) (%d+) (%S+)$')
       node.n, node.v = n + 0, v + 0
       line_units.parse(call, node, units)
     end
@@ -188,9 +188,9 @@ local function new_line(call)
   end
 
   function L.new_flow(id, weight, tenant, suffixes, own_text)
-    local queue = string.match(id, '^([^|]*)')
+    local queue = match(id, '^([^|]*)')
     return {
-      id = id, queue = queue, values = string.sub(id, #queue + 1), weight = weight, tag = 0, hour = nil,
+      id = id, queue = queue, values = sub(id, #queue + 1), weight = weight, tag = 0, hour = nil,
       n = 0, same = false, units = false, -- line_units.lua
       rest = nil,                         -- of its record, if that was not read to the end
       tenant = tenant, suffixes = suffixes, own_text = own_text,
@@ -210,10 +210,10 @@ local function new_line(call)
       flows[id] = false
       return false
     end
-    local n, units, hour, weight, tag, rest = string.match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (.*)$')
-    local queue = string.match(id, '^([^|]*)')
+    local n, units, hour, weight, tag, rest = match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (.*)$')
+    local queue = match(id, '^([^|]*)')
     flow = {
-      id = id, queue = queue, values = string.sub(id, #queue + 1), weight = weight + 0, tag = tag + 0,
+      id = id, queue = queue, values = sub(id, #queue + 1), weight = weight + 0, tag = tag + 0,
       hour = hour, n = n + 0, same = false, units = false, rest = rest, changed = false, popped = 0,
     }
     line_units.parse(call, flow, units)
@@ -224,9 +224,9 @@ local function new_line(call)
   function L.flow_of(id)
     local flow = L.brief_flow(id)
     if not flow or not flow.rest then return flow end
-    local suffix, rank, tenant, list, own = string.match(flow.rest, '^(%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+    local suffix, rank, tenant, list, own = match(flow.rest, '^(%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
     local suffixes, count = {}, 0
-    for s in string.gmatch(list, '[^+]+') do
+    for s in gmatch(list, '[^+]+') do
       count = count + 1
       suffixes[count] = s
     end
@@ -241,9 +241,9 @@ local function new_line(call)
   function L.ticket(id)
     local record = L.read('t', id)
     if not record then return nil end
-    local costs, values, key = string.match(record, '^(%S*) (%S*) (%S+)$', 15)
+    local costs, values, key = match(record, '^(%S*) (%S*) (%S+)$', 15)
     if costs == '' then costs = 'requests=1' end
-    return string.match(id, '^[^/]*') .. values, costs, key, string.format('%d', unpack7(record, 1))
+    return match(id, '^[^/]*') .. values, costs, key, format('%d', unpack7(record, 1))
   end
 
   add_writing(L)

@@ -28,9 +28,9 @@ local appointments = {
 function appointments.nudge(q, now, time)
   local since, spacing = now - appointments.FORGET, appointments.SPACING
   local kept = q.last >= since and not (q.first < since and q.asked < q.first)
-  if kept and q.first <= math.max(time, now) + spacing then return 0 end
+  if kept and q.first <= max(time, now) + spacing then return 0 end
   local at = now
-  if q.claims then at = math.min(math.max(time, now), appointments.latest(now)) end -- their process asks in time
+  if q.claims then at = min(max(time, now), appointments.latest(now)) end -- their process asks in time
   -- One server wakes: the next tickets need not wake others.
   q.first, q.last, q.changed = at, at, true
   return 1
@@ -43,12 +43,12 @@ function appointments.next(q, now, time, own)
     q.first, q.last = time, time
   else
     local last = q.last
-    q.last = math.max(time, last + spacing)
+    q.last = max(time, last + spacing)
     if q.last > last + spacing then q.first = q.last end
   end
   if q.last > appointments.latest(now) then
     q.last = appointments.latest(now)
-    q.first = math.min(q.first, q.last)
+    q.first = min(q.first, q.last)
   end
   q.changed = true
   return q.last
@@ -64,7 +64,7 @@ function appointments.took(q, now, n, full)
   else
     q.taken = q.taken + n
     if now - q.since > 60000000 then -- the older half counts no more
-      q.since, q.taken = now - 30000000, math.ceil(q.taken * 30000000 / (now - q.since))
+      q.since, q.taken = now - 30000000, ceil(q.taken * 30000000 / (now - q.since))
     end
   end
 end
@@ -72,6 +72,6 @@ end
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since
   if q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
-  local before = math.min(q.n, position * q.weights / flow.weight) -- with the shares of others
-  return now + math.floor(before * span / q.taken)
+  local before = min(q.n, position * q.weights / flow.weight) -- with the shares of others
+  return now + floor(before * span / q.taken)
 end

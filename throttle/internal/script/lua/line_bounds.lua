@@ -3,8 +3,6 @@
 -- new_bounds(L, waiting_units) -> function, the expected of line_eta.lua.
 
 local function new_bounds(L, waiting_units)
-  local max, min, floor, ceil, format = math.max, math.min, math.floor, math.ceil, string.format
-  local unpack7, MOST = unpack7, MOST
   local units_of = line_units.of_unit
 
   local ROUNDS = 100 -- windows that are almost never open together get a time to look again
@@ -102,7 +100,9 @@ local function new_bounds(L, waiting_units)
       local most_ahead = ahead
       if not scope.of.of_tenant and not all_first and sum > in_flow then
         local others, most_others = units_of_others(flow, scope, costs, cost, before)
-        ahead, most_ahead = min(ahead, before + others), min(ahead, before + most_others)
+        ahead = min(ahead, before + others)
+        -- Flows of one tenant have one tag: how these share is not known.
+        if call.only_tenants then most_ahead = min(most_ahead, before + most_others) end
       end
       if ahead ~= sum then low = windows.fits_window(scope, i, at, at, cost, ahead, each) end
       high = low
@@ -269,7 +269,7 @@ local function new_bounds(L, waiting_units)
         most_time = max(most_time, after)
       end
       most_time = open_from(list, at, by_window, most_time)
-      if exact then least_time = most_time end
+      if exact and not others then least_time = most_time end
     end
     if latest then most_time = max(least_time, latest) end
     local low = min(least_time, MOST)

@@ -27,7 +27,7 @@ local function new_eta(L)
         local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
         if of.n > 0 then
           local s, l, m = line_units.of_unit(of, unit)
-          sum, tickets, least, most = sum + s, tickets + of.n, math.min(least, l), math.max(most, m)
+          sum, tickets, least, most = sum + s, tickets + of.n, min(least, l), max(most, m)
         end
       end
     end
@@ -47,7 +47,7 @@ local function new_eta(L)
       return sum, least, most, of.n
     end
     local others = others_waiting(flow, scope, unit, own_only)
-    return sum + others[1], math.min(least, others[2]), math.max(most, others[3]), of.n + others[4]
+    return sum + others[1], min(least, others[2]), max(most, others[3]), of.n + others[4]
   end
 
   -- room_for tells whether all that waits at a scope fits now, so many tickets more, and the ticket.
@@ -57,8 +57,8 @@ local function new_eta(L)
       local i = of[j]
       local window = call.windows[i]
       local _, _, most, tickets = waiting_units(flow, scope, window.unit)
-      local each = math.max(most, costs.windows[i])
-      local ahead = math.min(MOST, (tickets + more) * each)
+      local each = max(most, costs.windows[i])
+      local ahead = min(MOST, (tickets + more) * each)
       if each > 0 and
         window.algorithm.fits_at(scope.states[i], at, at, each, ahead, each) > at then
         return false

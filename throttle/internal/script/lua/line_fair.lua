@@ -14,8 +14,6 @@
 --   score(node, flow) -> score      by which the flow stands at the node
 
 local function add_fairness(L)
-  local max, ceil = math.max, math.ceil
-
   local SHARE = 100000000 -- what a tag moves by for all that a window holds
 
   local call = L.call

@@ -52,17 +52,17 @@ local function new_join(L)
     local own, zero = L.own, 4503599627370496 -- ranks in front of all are below
     own.changed = true
     if front then
-      own.front = math.max(own.front + 1, now)
+      own.front = max(own.front + 1, now)
       return zero - own.front
     end
-    own.rank = math.max(own.rank + 1, now)
+    own.rank = max(own.rank + 1, now)
     return zero + own.rank
   end
 
   -- enter writes a ticket at its rank, and has its flow wait where it has to.
   local function enter(r, flow, costs, start)
     local id, queue, at_rank = r.ticket, r.queue, (r.rank or new_rank(r.front)) + 0
-    local rank, q, is_first = string.format('%d', at_rank), L.queue_of(queue), flow.n == 0
+    local rank, q, is_first = format('%d', at_rank), L.queue_of(queue), flow.n == 0
     if q.claims then q.asked = now end
     q.n, q.changed = q.n + 1, true
     L.count = L.count + 1
@@ -70,11 +70,11 @@ local function new_join(L)
     if is_first then
       L.flows[r.flow], L.own.flows = flow, L.own.flows + 1
       q.weights = q.weights + flow.weight
-      if call.only_tenants then flow.tag = math.max(L.tag_of(root, flow), 0) end
+      if call.only_tenants then flow.tag = max(L.tag_of(root, flow), 0) end
     end
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
-    L.write('t', id, pack7(at_rank) .. pack7(start) .. text .. ' ' .. flow.values .. ' ' .. r.key)
+    L.write('t', id, pack7(at_rank) .. pack_time(start) .. text .. ' ' .. flow.values .. ' ' .. r.key)
     local added = L.added[r.flow]
     if added then
       local n = #added

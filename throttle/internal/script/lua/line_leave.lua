@@ -6,7 +6,7 @@
 --   new_flow(r) -> flow              the flow of a request that has none in line
 
 local function add_leaving(L, J, E)
-  local format, gsub, sub, max = string.format, string.gsub, string.sub, math.max
+  local gsub = string.gsub
 
   local SWEPT = 64 -- claims that one call removes
 

@@ -19,8 +19,6 @@
 --   forget(flow, id, costs)               takes a ticket off everything that counts it
 
 local function add_places(L)
-  local match, byte, format, max, min = string.match, string.byte, string.format, math.max, math.min
-
   local SLOTS = 100000       -- us between looks for slots on behalf of claims
   local LOOK_AGAIN = 1000000 -- us until the next look at a flow that leaves room for others
   local HEADS = 16           -- how many tickets of a flow are read at once

@@ -14,12 +14,12 @@
 local line_units = {
   parse = function(call, of, text)
     if of.n == 0 then return end
-    if not string.find(text, '/', 1, true) then
+    if not find(text, '/', 1, true) then
       of.same = windows.costs_of(call, text)
       return
     end
     of.units = {}
-    for unit, sum, least, most in string.gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
+    for unit, sum, least, most in gmatch(text, '([^=,]+)=(%d+)/(%d+)/(%d+)') do
       of.units[unit] = {sum + 0, least + 0, most + 0}
     end
   end,
@@ -29,9 +29,9 @@ local line_units = {
     local parts, n = {}, 0
     for unit, u in pairs(of.units or {}) do
       n = n + 1
-      parts[n] = string.format('%s=%d/%d/%d', unit, u[1], u[2], u[3])
+      parts[n] = format('%s=%d/%d/%d', unit, u[1], u[2], u[3])
     end
-    return n > 0 and table.concat(parts, ',') or '-'
+    return n > 0 and concat(parts, ',') or '-'
   end,
 
   count = function(of, costs, sign)
@@ -56,9 +56,9 @@ local line_units = {
     for unit, cost in pairs(costs.units) do
       local u = of.units[unit]
       if not u then
-        of.units[unit] = {math.max(0, sign * cost), cost, cost}
+        of.units[unit] = {max(0, sign * cost), cost, cost}
       else
-        u[1] = math.max(0, math.min(u[1] + sign * cost, MOST))
+        u[1] = max(0, min(u[1] + sign * cost, MOST))
         if cost < u[2] then u[2] = cost end
         if cost > u[3] then u[3] = cost end
       end

@@ -10,7 +10,6 @@
 
 local DAY = 86400 -- seconds for which a line's keys are kept, at least
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
-
 local function add_writing(L)
   local PART = 4000 -- values in one call to Redis; even, as many are pairs
 
@@ -22,7 +21,7 @@ local function add_writing(L)
       redis.call(name, key, unpack(list))
       return
     end
-    for from = 1, n, PART do redis.call(name, key, unpack(list, from, math.min(n, from + PART - 1))) end
+    for from = 1, n, PART do redis.call(name, key, unpack(list, from, min(n, from + PART - 1))) end
   end
 
   -- list_in returns the list of that name, made empty if there is none.
@@ -56,7 +55,7 @@ local function add_writing(L)
           end
           if flow.suffix then
             local list = list_in(placed, flow.queue .. '|' .. flow.suffix)
-            list[#list + 1] = string.format('%d', flow.score)
+            list[#list + 1] = format('%d', flow.score)
             list[#list + 1] = flow.rank .. ' ' .. id
           end
           if moved then flow.changed = true end
@@ -80,7 +79,7 @@ local function add_writing(L)
     for id, flow in pairs(flows) do
       if flow then
         if flow.popped > 0 then
-          redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', string.format('%d', flow.popped - 1))
+          redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
           flow.popped, flow.heads, flow.read_to_end = 0, nil, nil
         end
         if flow.n == 0 then
@@ -91,9 +90,9 @@ local function add_writing(L)
             expire(P .. 'f:' .. id, L.ttl)
             flow.hour = hour
           end
-          local rest = flow.rest or string.format('%s %s %s %s;%s', flow.suffix or '-', flow.rank or '-',
-            flow.tenant, table.concat(flow.suffixes, '+'), flow.own_text)
-          L.write('f', id, string.format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
+          local rest = flow.rest or format('%s %s %s %s;%s', flow.suffix or '-', flow.rank or '-',
+            flow.tenant, concat(flow.suffixes, '+'), flow.own_text)
+          L.write('f', id, format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
             flow.tag) .. rest)
           flow.changed = false
         end
@@ -106,14 +105,14 @@ local function add_writing(L)
     local key, list, gone = P .. 'g:' .. node.name, {}, {}
     for tenant, tag in pairs(node.new_tags) do
       if tag > node.v then
-        list[#list + 1] = string.format('%d', tag)
+        list[#list + 1] = format('%d', tag)
         list[#list + 1] = tenant
       else
         gone[#gone + 1] = tenant -- a ticket was put back, and its charge undone
       end
     end
     call_in_parts('ZREM', key, gone)
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%d', node.v))
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', format('%d', node.v))
     if list[1] then
       call_in_parts('ZADD', key, list)
       expire(key, L.ttl)
@@ -133,7 +132,7 @@ local function add_writing(L)
             node.tags, node.new_tags = nil, nil
           end
         else
-          L.write('u', 'n ' .. name, string.format('%d %d %s', node.n, node.v, line_units.text(node)))
+          L.write('u', 'n ' .. name, format('%d %d %s', node.n, node.v, line_units.text(node)))
         end
       end
       if node.new_tags then write_tags(node) end
@@ -146,7 +145,7 @@ local function add_writing(L)
       for suffix in pairs(suffixes) do
         local time = L.dues[queue][suffix]
         if time then
-          list[#list + 1] = string.format('%d', time)
+          list[#list + 1] = format('%d', time)
           list[#list + 1] = suffix
         else
           gone[#gone + 1] = suffix
@@ -184,7 +183,7 @@ local function add_writing(L)
       for name in pairs(L.queues) do keys[#keys + 1] = P .. 'd:' .. name end
       redis.call('DEL', unpack(keys))
     elseif L.count ~= L.before then
-      redis.call('SET', P .. 'q', string.format('%d', L.count), 'EX', L.ttl)
+      redis.call('SET', P .. 'q', format('%d', L.count), 'EX', L.ttl)
     end
     L.before = L.count
   end
@@ -199,7 +198,7 @@ local function add_writing(L)
     local renew = L.count > 0 and own.hour ~= hour
     if own.changed or renew then
       own.hour, own.changed, own.renew = hour, false, renew or own.renew
-      L.write('u', 'line', string.format('%d %d %d %s', own.rank, own.front, own.limits_at, hour))
+      L.write('u', 'line', format('%d %d %d %s', own.rank, own.front, own.limits_at, hour))
     end
     for key, changed in pairs(L.written) do
       if next(changed) then flush_hash(key) end
@@ -224,7 +223,7 @@ local function add_writing(L)
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then
         list[#list + 1] = name
-        list[#list + 1] = string.format('%d %d %d %d %d %s %d %d', q.asked, q.n, q.weights, q.first,
+        list[#list + 1] = format('%d %d %d %d %d %s %d %d', q.asked, q.n, q.weights, q.first,
           q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken)
       end
     end

@@ -172,8 +172,8 @@ func (d *diary) enqueue(client *asynq.Client, task *asynq.Task, opts ...asynq.Op
 	return err
 }
 
-// await waits until a task has started, and returns how late it was. It is not ok if that is more
-// than most.
+// await waits until a task has started, and returns how late it was. It is not ok if that is most or
+// more.
 func (d *diary) await(payload string, most time.Duration) (late time.Duration, ok bool) {
 	for {
 		d.mu.Lock()
@@ -183,10 +183,10 @@ func (d *diary) await(payload string, most time.Duration) (late time.Duration, o
 		} else {
 			late = time.Since(e.most)
 		}
-		over := len(e.starts) > 0 || late > most
+		over := len(e.starts) > 0 || late >= most
 		d.mu.Unlock()
 		if over {
-			return late, late <= most
+			return late, late < most
 		}
 		select {
 		case <-e.started:

@@ -183,6 +183,29 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 	return p, nil
 }
 
+// Tickets calls do for pages of the tickets in line, some hundred each, until do returns an error.
+// Calls that wait in place are left out, and a ticket may come twice. Use it before Leave, to find
+// tickets whose work no longer exists. Errors are Take's and those of do.
+func (n *Line) Tickets(ctx context.Context, do func([]TicketID) error) error {
+	cp, err := n.limiter.find(n.policy, true)
+	if err != nil {
+		return err
+	}
+	var own error // of do
+	err = n.limiter.runner.Tickets(ctx, cp.Name, func(queues, ids []string) error {
+		tickets := make([]TicketID, len(ids))
+		for i := range ids {
+			tickets[i] = TicketID{Queue: queues[i], ID: ids[i]}
+		}
+		own = do(tickets)
+		return own
+	})
+	if err != nil && own == nil {
+		return classify(ctx, cp.Name, err)
+	}
+	return own
+}
+
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
 func (n *Line) Leave(ctx context.Context, tickets ...TicketID) error {
 	cp, err := n.limiter.find(n.policy, true)

@@ -74,6 +74,7 @@ type Adapter struct {
 	identify  identify
 	outages   *outages
 	silence   silence // of the limiter
+	sweeper   sweeper
 	unmatched *unmatched
 
 	asynq      atomic.Pointer[asynqredis.Client] // of the server's connection, once it is made
@@ -113,6 +114,7 @@ func NewAdapter(c Config) (*Adapter, error) {
 		identify:        identify{c.Attributes, c.Cost, c.Tenant},
 		outages:         newOutages(c.Logger),
 		shutdownTimeout: shutdownTimeout,
+		sweeper:         sweeper{limiter: c.Limiter},
 		unmatched:       &unmatched{logger: c.Logger, rejected: c.Unmatched == UnmatchedReject},
 	}
 	ad.attempts = newAttempts(func() { ad.dispatcher().Ended() })

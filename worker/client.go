@@ -44,7 +44,8 @@ type Client struct {
 	identify identify
 	limiter  *throttle.Limiter
 	silence  silence // of the limiter
-	shared   bool    // the connection is the caller's
+	sweeper  sweeper
+	shared   bool // the connection is the caller's
 	timeout  time.Duration
 }
 
@@ -90,6 +91,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 		client:   asynq.NewClient(connection{client}),
 		identify: identify{c.Attributes, c.Cost, c.Tenant},
 		limiter:  c.Limiter,
+		sweeper:  sweeper{limiter: c.Limiter},
 		timeout:  cmp.Or(c.LimiterTimeout, DefaultLimiterTimeout),
 	}
 	made.gather.commit = made.commit
@@ -112,6 +114,9 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 //   - that is expected to start only after its asynq.Deadline: a wrapped *throttle.TooLateError. So
 //     is one whose Deadline is before its ProcessAt,
 //   - that MaxWait or Backlog refuse: a wrapped *throttle.TooLateError or *throttle.BacklogError.
+//
+// Before a task is refused for those that wait, tasks that were deleted leave the line. A process
+// looks for them once a second at most.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {

@@ -193,7 +193,11 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 
 // join makes stored tasks join the line of a policy, and makes the calls that their places ask for.
 func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
+	begun := time.Now()
 	places, err := c.places(ctx, policy, es)
+	if err == nil {
+		c.reconsider(ctx, policy, es, places, begun)
+	}
 	known, _ := c.limiter.Lookup(policy)
 	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
 	now := time.Now()
@@ -231,6 +235,28 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	defer cancel()
 	for queue, after := range rests {
 		after.do(ctx, c.asynq, queue, policy)
+	}
+}
+
+// reconsider has tasks join again that were refused for those that wait, if some of these were
+// deleted.
+func (c *Client) reconsider(ctx context.Context, policy string, es []*enqueuing, places []throttle.Place, refusedAt time.Time) {
+	var refused []*enqueuing
+	var at []int
+	for i, place := range places {
+		if errors.As(place.Err, new(*throttle.TooLateError)) || errors.As(place.Err, new(*throttle.BacklogError)) {
+			refused, at = append(refused, es[i]), append(at, i)
+		}
+	}
+	if refused == nil || !c.sweeper.sweep(ctx, policy, c.asynq, refusedAt) {
+		return
+	}
+	again, err := c.places(ctx, policy, refused)
+	if err != nil {
+		return
+	}
+	for i, place := range again {
+		places[at[i]] = place
 	}
 }
 

@@ -84,6 +84,11 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	waits := ad.attempts.deny(a, newUnavailable(request, errOutOfTime), ad.markIfJoining(a, request))
 	used = true
 	d, err := ad.decide(ctx, grant, request, policy.Fail)
+	if err == nil && !d.Granted && tooLate(a.message, d, grant != nil) != nil &&
+		ad.sweeper.sweep(ctx, policy.Name, ad.asynq.Load(), time.Now()) {
+		ad.leave(ctx, request) // it joined behind tasks that were deleted
+		d, err = ad.decide(ctx, nil, request, policy.Fail)
+	}
 	if err != nil {
 		ad.giveBack(grant) // it may have been used or not
 	}

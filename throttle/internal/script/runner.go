@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -77,16 +78,35 @@ func (r *Runner) Waiting(ctx context.Context, policy string) (bool, error) {
 
 // Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
 func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []string) error) error {
+	return r.pages(ctx, Prefix(r.prefix, policy)+"f", 100, do)
+}
+
+// Tickets calls do for pages of the tickets in the policy's line, by their queues and IDs, without
+// claims. Some may come twice.
+func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids []string) error) error {
+	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names []string) error {
+		var queues, ids []string
+		for _, name := range names {
+			if queue, id, ok := parseTicket(name); ok && !strings.HasPrefix(queue, "!") {
+				queues, ids = append(queues, queue), append(ids, id)
+			}
+		}
+		return do(queues, ids)
+	})
+}
+
+// pages calls do for pages of about n fields of a hash.
+func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields []string) error) error {
 	for cursor := uint64(0); ; {
-		page, next, err := r.client.HScan(ctx, Prefix(r.prefix, policy)+"f", cursor, "", 100).Result()
+		page, next, err := r.client.HScan(ctx, key, cursor, "", n).Result()
 		if err != nil {
 			return err
 		}
-		flows := make([]string, 0, len(page)/2)
+		fields := make([]string, 0, len(page)/2)
 		for i := 0; i+1 < len(page); i += 2 {
-			flows = append(flows, page[i])
+			fields = append(fields, page[i])
 		}
-		if err := do(flows); err != nil {
+		if err := do(fields); err != nil {
 			return err
 		}
 		if cursor = next; cursor == 0 {

@@ -42,6 +42,7 @@ var (
 	rescoreScript  = script("lock", "rescore")
 	restoreScript  = script("lock", "restore")
 	storeScript    = script("store")
+	thereScript    = script("there")
 	unstoreScript  = script("unstore")
 )
 

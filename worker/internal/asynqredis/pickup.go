@@ -110,6 +110,26 @@ func (c *Client) Requeue(ctx context.Context, r Requeued) error {
 	return requeueScript.Run(ctx, c.redis, keys, r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
 }
 
+// There reports for each task of one queue whether it exists and may still run.
+func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool, error) {
+	there := make([]bool, 0, len(ids))
+	err := inBatches(ids, func(batch []string) error {
+		keys := make([]string, len(batch))
+		for i, id := range batch {
+			keys[i] = prefix(queue) + "t:" + id
+		}
+		reply, err := thereScript.Run(ctx, c.redis, keys).Int64Slice()
+		if err == nil && len(reply) != len(batch) {
+			err = fmt.Errorf("%w: there of %d tasks: %v", errReply, len(batch), reply)
+		}
+		for _, n := range reply {
+			there = append(there, n == 1)
+		}
+		return err
+	})
+	return there, err
+}
+
 // IsPaused reports whether a queue is paused.
 func (c *Client) IsPaused(ctx context.Context, queue string) (bool, error) {
 	n, err := c.redis.Exists(ctx, prefix(queue)+"paused").Result()

@@ -2,6 +2,7 @@ package asynqredis_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -327,6 +328,25 @@ func TestNudge(t *testing.T) {
 		}
 		if waited := time.Since(begun); waited < 50*time.Millisecond || waited > 900*time.Millisecond {
 			t.Errorf("waited for %v", waited)
+		}
+	})
+}
+
+func TestThere(t *testing.T) {
+	each(t, func(s *site) {
+		ids := []string{"none"}
+		want := []bool{false}
+		for _, state := range []string{"scheduled", "pending", "active", "retry", "archived", "completed"} {
+			s.redis.HSet(s.Context(), "asynq:{"+queue+"}:t:"+state, "state", state)
+			ids, want = append(ids, state), append(want, state != "archived" && state != "completed")
+		}
+		for range 300 { // more than one call
+			ids, want = append(ids, "pending"), append(want, true)
+		}
+		got, err := s.There(s.Context(), queue, ids)
+		s.ok(err)
+		if !slices.Equal(got, want) {
+			t.Errorf("%v of %q", got, ids)
 		}
 	})
 }

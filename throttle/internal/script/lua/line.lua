@@ -174,7 +174,7 @@ local function new_line(call)
     node = {
       name = name, queue = queue, suffix = suffix, number = L.numbers[attributes],
       n = 0, same = false, units = false, -- line_units.lua
-      v = 0, tags = nil, changed = false, list = nil, more = nil,
+      v = 0, tags = nil, changed = false, moved = false, list = nil, more = nil,
       shared = attributes == '' or not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[name] = node

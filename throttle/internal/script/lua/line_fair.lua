@@ -72,7 +72,7 @@ local function add_fairness(L)
           if tag < node.v then
             tag = node.v
           elseif tag > node.v then
-            node.v, node.changed = tag, true
+            node.v, node.changed, node.moved = tag, true, true
           end
         end
         local step = max(1, ceil(L.share(node, costs) * 1000 / flow.weight))

@@ -103,7 +103,7 @@ local function add_writing(L)
   -- write_tags writes the tenants' tags that are above V. The others are the same as V.
   local function write_tags(node)
     local key, list, gone = P .. 'g:' .. node.name, {}, {}
-    for tenant, tag in pairs(node.new_tags) do
+    for tenant, tag in pairs(node.new_tags or {}) do
       if tag > node.v then
         list[#list + 1] = format('%d', tag)
         list[#list + 1] = tenant
@@ -117,7 +117,7 @@ local function add_writing(L)
       call_in_parts('ZADD', key, list)
       expire(key, L.ttl)
     end
-    node.new_tags = nil
+    node.new_tags, node.moved = nil, false
   end
 
   local function flush_nodes()
@@ -129,13 +129,14 @@ local function add_writing(L)
           node.v = 0
           if node.shared then -- nobody is left to be fair to
             redis.call('DEL', P .. 'g:' .. name)
-            node.tags, node.new_tags = nil, nil
+            node.tags, node.new_tags, node.moved = nil, nil, false
           end
         else
           L.write('u', 'n ' .. name, format('%d %d %s', node.n, node.v, line_units.text(node)))
         end
       end
-      if node.new_tags then write_tags(node) end
+      -- When V moves it passes tags of tenants that may never come back.
+      if node.new_tags or node.moved then write_tags(node) end
     end
   end
 

@@ -1,0 +1,91 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+const (
+	// sweepEvery is how often a process sweeps the line of one policy, at most.
+	sweepEvery = time.Second
+
+	// sweepMost is how many tickets a sweep looks at. Servers drop the others when they take them.
+	sweepMost = 10_000
+
+	// sweepTimeout bounds one sweep.
+	sweepTimeout = 2 * time.Second
+)
+
+// A sweeper drops tickets whose tasks were deleted, before another task is refused because of them.
+type sweeper struct {
+	limiter *throttle.Limiter
+
+	mu    sync.Mutex
+	swept map[string]time.Time // by policy
+}
+
+var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
+
+// sweep reports whether the line of a policy may have become shorter since a task was refused.
+func (s *sweeper) sweep(ctx context.Context, policy string, asynq *asynqredis.Client, refusedAt time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := s.swept[policy]; last.After(refusedAt) {
+		return true
+	} else if time.Since(last) < sweepEvery {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	identity, err := asynq.Identity(ctx)
+	if err != nil {
+		return false
+	}
+	line, seen, dropped := s.limiter.Line(policy), 0, false
+	_ = line.Tickets(ctx, func(tickets []throttle.TicketID) error { // what it has dropped is enough
+		byQueue := map[string][]throttle.TicketID{}
+		for _, t := range tickets {
+			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
+				byQueue[queue] = append(byQueue[queue], t)
+			}
+		}
+		for queue, tickets := range byQueue {
+			ids := make([]string, len(tickets))
+			for i, t := range tickets {
+				ids[i] = t.ID
+			}
+			there, err := asynq.There(ctx, queue, ids)
+			if err != nil {
+				return err
+			}
+			var gone []throttle.TicketID
+			for i, is := range there {
+				if !is {
+					gone = append(gone, tickets[i])
+				}
+			}
+			for some := range slices.Chunk(gone, throttle.MaxTake) { // one call each
+				dropped = true
+				if err := line.Leave(ctx, some...); err != nil {
+					return err
+				}
+			}
+		}
+		if seen += len(tickets); seen >= sweepMost {
+			return errSweptEnough
+		}
+		return nil
+	})
+	if s.swept == nil {
+		s.swept = map[string]time.Time{}
+	}
+	s.swept[policy] = time.Now()
+	return dropped
+}

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -67,7 +66,7 @@ type Client struct {
 	process string // identifies this client's calls
 	calls   atomic.Uint64
 
-	mu       sync.Mutex
+	asking   chan struct{} // full while a call reads or asks for these; no mutex, as it calls Redis
 	identity string
 	asserted time.Time
 }
@@ -77,7 +76,7 @@ type Client struct {
 func New(client redis.UniversalClient) *Client {
 	var process [8]byte
 	rand.Read(process[:])
-	c := &Client{redis: client, process: hex.EncodeToString(process[:])}
+	c := &Client{asking: make(chan struct{}, 1), redis: client, process: hex.EncodeToString(process[:])}
 	if cluster, ok := client.(cluster); ok {
 		client.AddHook(reload{cluster})
 	}
@@ -100,8 +99,8 @@ const identityTTL = 3 * 366 * 24 * time.Hour
 
 // Identity returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Identity(ctx context.Context) (string, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.asking <- struct{}{}
+	defer func() { <-c.asking }()
 	if c.identity != "" && time.Since(c.asserted) < identityKept {
 		return c.identity, nil
 	}

@@ -87,9 +87,9 @@ func (d *Dispatcher) fetchAhead() {
 		return
 	}
 	d.inBackground(func() {
-		d.rounds.Lock()
+		d.rounds <- struct{}{}
 		err := d.round(d.ctx)
-		d.rounds.Unlock()
+		<-d.rounds
 		d.mu.Lock()
 		d.fetching, d.full = false, d.full && err == nil // Next meets the same trouble
 		d.mu.Unlock()
@@ -101,8 +101,8 @@ func (d *Dispatcher) fetchAhead() {
 
 // roundUnlessReady makes a round, unless the round that was under way has made tasks ready.
 func (d *Dispatcher) roundUnlessReady(ctx context.Context) error {
-	d.rounds.Lock()
-	defer d.rounds.Unlock()
+	d.rounds <- struct{}{}
+	defer func() { <-d.rounds }()
 	d.mu.Lock()
 	ready := len(d.buffer) > 0
 	d.mu.Unlock()

@@ -110,7 +110,7 @@ type Dispatcher struct {
 	stopped sync.Once
 	wake    chan struct{} // something has changed while Next waits
 	busy    sync.WaitGroup
-	rounds  sync.Mutex // held by a round
+	rounds  chan struct{} // full during a round; no mutex: fake time stands still while one is waited for
 
 	mu        sync.Mutex
 	acks      map[string]*time.Timer // by policy, of takes that are not acknowledged
@@ -149,6 +149,7 @@ func New(c Config) *Dispatcher {
 		groups:    groups(c.Queues, c.Strict),
 		listening: map[string]bool{},
 		paused:    map[string]time.Time{},
+		rounds:    make(chan struct{}, 1),
 		stop:      make(chan struct{}),
 		stuck:     map[asynqredis.Ref]stuck{},
 		wake:      make(chan struct{}, 1),

@@ -92,6 +92,8 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 				}
 				begun := time.Now()
 				time.Sleep(time.Minute)
+				d.mu.Lock()
+				defer d.mu.Unlock()
 				if e := d.of("soon"); len(e.starts) != 1 {
 					t.Fatalf("it started %d times: %+v", len(e.starts), s.task("soon"))
 				} else if after := e.starts[0].Sub(begun); after > 5*time.Second {

@@ -63,7 +63,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 						enqueue("beta", i, 1)
 					}
 					time.Sleep(1500 * time.Millisecond)
-					before := d.runs
+					before := d.ran()
 					begun := time.Now()
 					s.setPolicy(row.change, limiter)
 					time.Sleep(time.Duration(2*small)*time.Second/time.Duration(row.perSec) + 3*time.Second)

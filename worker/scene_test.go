@@ -143,6 +143,13 @@ func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
 	}
 }
 
+// ran returns how often tasks have started.
+func (d *diary) ran() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.runs
+}
+
 // plan enqueues a task by a client of ours. Its ID defaults to its payload.
 func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Option) error {
 	payload := string(task.Payload())

@@ -1,0 +1,11 @@
+package modeltest
+
+import (
+	"flag"
+
+	_ "pgregory.net/rapid" // it defines the flag
+)
+
+// Random histories are slow with the race detector. So a run has 30 of each, unless -rapid.checks
+// says otherwise.
+func init() { flag.Set("rapid.checks", "30") }

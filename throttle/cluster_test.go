@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -91,15 +92,16 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 	}
 }
 
-func keysOf(t *testing.T, client *redis.ClusterClient) (n int64) {
+func keysOf(t *testing.T, client *redis.ClusterClient) int64 {
 	t.Helper()
+	var n atomic.Int64
 	err := client.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		keys, err := node.DBSize(ctx).Result()
-		n += keys
+		n.Add(keys)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n
+	return n.Load()
 }

@@ -84,7 +84,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 	p := policy(5, 100*time.Millisecond)
 	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.Shared})
-	crossing(t, 400, append(idle(30), p), func(t *testing.T, s *site, n int, most time.Duration) {
+	crossing(t, 600, append(idle(30), p), func(t *testing.T, s *site, n int, most time.Duration) {
 		d := newDiary()
 		var clients []*worker.Client
 		for range 2 {

@@ -207,6 +207,8 @@ func TestWorkerIsKilled(t *testing.T) {
 						s.inspector.RunTask("default", id) // unless it has run already
 						s.waitGone(id)
 					}
+					// What was reserved for a task before its slot is given back in the background.
+					s.wait("units are given back", func() bool { return s.used() == filled+charged+int64(len(s.runs())) })
 					if n := int64(len(s.runs())); n != 3-archived || s.used() != filled+charged+n {
 						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.runs(), s.used(), filled, charged)
 					}

@@ -65,7 +65,7 @@ func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
 	slices.Sort(flowBy)
 	cp.flowBy = slices.Compact(flowBy)
 
-	sp := &script.Policy{Name: p.Name}
+	sp := &script.Policy{Name: p.Name, BatchShare: p.BatchShare}
 	if p.Failover == FailoverStrict {
 		sp.ClosedFor = p.countsFor().Microseconds()
 	}

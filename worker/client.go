@@ -98,8 +98,8 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 	return made
 }
 
-// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and
-// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
+// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog, Class
+// and ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
 // worker takes it when it fits, which may be at once.
 //
 // A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated
@@ -149,7 +149,7 @@ const maxBatch = 500
 
 // EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-// Of our options it knows MaxWait and Backlog.
+// Of our options it knows MaxWait, Backlog and Class.
 func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
 	for i := 0; i < len(tasks); i += maxBatch {
@@ -171,8 +171,9 @@ func (c *Client) Close() error {
 
 // A captured is what capture keeps of a call by which asynq's client enqueues a task.
 type captured struct {
-	join    bool // the task joins a line if it is to run now: its call is not sent
-	backlog bool // Backlog is given: the task must join now
+	join    bool           // the task joins a line if it is to run now: its call is not sent
+	backlog bool           // Backlog is given: the task must join now
+	class   throttle.Class // if it is given
 	maxWait time.Duration
 
 	call asynqredis.EnqueueCall
@@ -208,6 +209,9 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return next(ctx, cmd)
 		}
 		if call, now := asynqredis.EnqueueOf(script.Args()); now && c.join {
+			if c.class != "" {
+				call.Message = call.Message.WithHeader(classHeader, string(c.class))
+			}
 			c.call, c.ok = call, true
 			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
 			return nil
@@ -221,8 +225,12 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			c.err = errJoinsLater
 		case c.maxWait > 0 && !joins:
 			c.err = errJoinsNever
-		case c.maxWait > 0: // forward looks at it when the task joins
+		}
+		if scheduled && c.err == nil && c.maxWait > 0 { // forward looks at it when the task joins
 			schedule.SetHeader(maxWaitHeader, c.maxWait.String())
+		}
+		if scheduled && c.err == nil && c.class != "" {
+			schedule.SetHeader(classHeader, string(c.class))
 		}
 		if c.err != nil {
 			script.SetErr(c.err)

@@ -144,9 +144,6 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 	if err != nil {
 		return false, err
 	}
-	if err := c.limiter.Check(ctx, request); isInvalid(err) {
-		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
-	}
 	e.policy, e.ticket.Request = policy.Name, request
 	for _, o := range opts {
 		switch o := o.(type) {
@@ -154,8 +151,15 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 			e.ticket.Request.MaxWait = o.value.(time.Duration)
 		case backlog:
 			e.ticket.Backlog = o.value.(int)
+		case class:
+			caught.class = o.value.(throttle.Class)
+			request.Class = caught.class
 		}
 	}
+	if err := c.limiter.Check(ctx, request); isInvalid(err) {
+		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
+	}
+	e.ticket.Request.Class = request.Class
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
 	caught.backlog, caught.maxWait = e.ticket.Backlog > 0, max(0, e.ticket.Request.MaxWait)
 	return true, nil

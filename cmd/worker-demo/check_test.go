@@ -109,6 +109,9 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
 			"Adapt":    policy("adapt: spread"),
 			"Fail":     policy("fail: open"),
+
+			"BatchShare": policy("batch_share: 0.2"),
+
 			"Failover": policy("failover: strict"),
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},

@@ -145,7 +145,7 @@ type ScheduleCall struct {
 
 // SetHeader sets a header of the task.
 func (c ScheduleCall) SetHeader(name, value string) {
-	*c.argument = []byte(c.Message.withHeader(name, value))
+	*c.argument = []byte(Message((*c.argument).([]byte)).WithHeader(name, value))
 }
 
 // ScheduleOf recognises asynq's schedule and scheduleUnique. TestCallsOfAsynqsClient holds it to

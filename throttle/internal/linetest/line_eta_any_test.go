@@ -43,7 +43,7 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
-		for seed := uint64(80); seed < 120; seed++ {
+		for seed := uint64(80); seed < 100; seed++ {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}

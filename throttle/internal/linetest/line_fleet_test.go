@@ -139,7 +139,9 @@ func (f *fleet) grant(ticket throttle.TakenTicket) {
 }
 
 func (f *fleet) join(job string) {
-	places, err := f.sc.l.Line("p").Join(f.t.Context(), []throttle.Ticket{{TicketID: ticketID(job), Request: f.request(job)}})
+	r := f.request(job)
+	r.Ticket = ticketOf(job)
+	places, err := f.sc.l.Line("p").Join(f.t.Context(), []throttle.Request{r})
 	if err != nil || places[0].Err != nil {
 		f.t.Fatal(err, places)
 	}

@@ -53,7 +53,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				case "reserve":
 					r := sc.of(ticket)
 					if number%3 == 0 {
-						r.Ticket = throttle.TicketID{}
+						r.Ticket = throttle.Ticket{}
 					}
 					d := reserve(t, sc.l, r)
 					if ds[i] = fmt.Sprint(d.Granted, d.Queued); d.Granted {

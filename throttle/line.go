@@ -110,6 +110,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			return nil, err
 		}
 	}
+	n.limiter.joined(requests, cp.Name, places)
 	return places, nil
 }
 
@@ -187,6 +188,20 @@ func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
 		return classify(ctx, cp.Name, err)
 	}
 	return own
+}
+
+// Len returns how many tickets are in line, with those of calls that wait in place. It is one short
+// command to Redis. Errors are Take's.
+func (n *Line) Len(ctx context.Context) (int64, error) {
+	cp, err := n.limiter.find(n.policy, true)
+	if err != nil {
+		return 0, err
+	}
+	waiting, err := n.limiter.runner.CountTickets(ctx, cp.Name)
+	if err != nil {
+		return 0, classify(ctx, cp.Name, err)
+	}
+	return waiting, nil
 }
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.

@@ -35,7 +35,11 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		return d, err
 	}
 	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: cmp.Or(r.MaxWait, math.MaxInt64)}
-	return w.wait(ctx)
+	d, err := w.wait(ctx)
+	if err == nil && l.observer.Started != nil {
+		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(w.began)})
+	}
+	return d, err
 }
 
 // mayDeadlock reports whether the job holds slots of a policy that does not come before this one.
@@ -167,10 +171,12 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 	if w.claim.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
 	}
+	ticket := o.taken(*t)
+	w.limiter.taken(o.Name, []TakenTicket{ticket})
 	if w.request.IdempotencyKey != "" {
 		return w.byKey(ctx, o, t)
 	}
-	d := o.taken(*t).Decision
+	d := ticket.Decision
 	d.Reservation.Request, d.Reservation.limiter = w.request, w.limiter
 	if len(t.Windows) == len(o.windows) {
 		d.Windows = o.states(t.Windows, t.At, true)

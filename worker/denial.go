@@ -93,6 +93,7 @@ func (ad *Adapter) mark(a *attempt) string {
 // closed. The task may have joined the line all the same.
 func (ad *Adapter) unavailable(a *attempt, r throttle.Request, cause error) error {
 	ad.outages.failed(cause, "policy", r.Policy, "fails", "closed")
+	ad.undecided(r, cause)
 	return ad.attempts.deny(a, newUnavailable(r, cause), ad.markIfJoining(a, r))
 }
 

@@ -59,11 +59,12 @@ type site struct {
 
 func newSite(t testing.TB, client *redis.Client, policies ...throttle.Policy) *site {
 	t.Helper()
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	log := &journal{}
+	limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: policies})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{TB: t, asynq: dialed{like(client)}, limiter: limiter, log: &journal{}, redis: client}
+	s := &site{TB: t, asynq: dialed{like(client)}, limiter: limiter, log: log, redis: client}
 	s.inspector = asynq.NewInspector(s.asynq)
 	s.plain = asynq.NewClient(s.asynq)
 	t.Cleanup(func() { s.inspector.Close(); s.plain.Close() })

@@ -282,6 +282,9 @@ func workOfWorker(s *site) {
 	n := 6 + s.enqueueAll(s.client(s.limiter))
 	s.wait("all but the one without retries have run", func() bool { return done.done() >= n-1 })
 	s.wait("none is active", func() bool { c := s.counters(); return c.Active == 0 && c.Archived == 1 })
+	if n, err := s.limiter.Line("api").Len(s.Context()); err != nil || n != 0 { // for metrics
+		s.Errorf("%d wait, %v", n, err)
+	}
 }
 
 func asynqRetried(ctx context.Context) int {

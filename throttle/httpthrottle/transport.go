@@ -49,8 +49,8 @@ type TransportConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger logs when a refusal begins a pause, and when Redis cannot be told of a release, a
-	// cancellation or a refusal. The default is slog.Default().
+	// Logger logs when Redis cannot be told of a release, a cancellation or a refusal. The default is
+	// slog.Default().
 	Logger *slog.Logger
 
 	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The

@@ -46,6 +46,9 @@ func TestTicketsOfALine(t *testing.T) {
 		if len(listed) != len(waiting) {
 			t.Errorf("%d of %d are listed", len(listed), len(waiting))
 		}
+		if n, err := line.Len(t.Context()); err != nil || n != int64(len(waiting)) {
+			t.Errorf("%d are counted, %v, want %d", n, err, len(waiting))
+		}
 		enough := errors.New("enough")
 		if err := line.Tickets(t.Context(), func([]throttle.Ticket) error { return enough }); err != enough {
 			t.Errorf("error %v", err)

@@ -86,6 +86,7 @@ type Match struct {
 // of a dequeued task may be a denial: its ticket has joined the line.
 type Grant struct {
 	throttle.TakenTicket
+	Due    time.Time // when it fitted first, as far as this server knows; zero: it does not
 	Policy string
 	Sent   time.Time // when it was charged, as late as it may have been, by this machine's clock
 }

@@ -42,7 +42,7 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		}
 		for j, ticket := range tickets {
 			if ticket.ID != "" {
-				tasks[of[policy][j]].Grant = &Grant{ticket, policy, sent}
+				tasks[of[policy][j]].Grant = &Grant{TakenTicket: ticket, Policy: policy, Sent: sent}
 			}
 		}
 	}

@@ -35,7 +35,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle":              {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
 		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
-		"worker":                {"policyfile", "yaml"},
+		"throttle/promthrottle": {"asynq", "opentelemetry", "policyfile", "worker", "yaml"},
+		"worker":                {"opentelemetry", "policyfile", "prometheus", "yaml"},
 
 		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 	} {
@@ -58,20 +59,23 @@ func TestArrowsPointOneWay(t *testing.T) {
 	}
 }
 
-// YAML has one door.
-func TestOnlyPolicyfileImportsYAML(t *testing.T) {
+// YAML has one door, and so have metrics.
+func TestSomeModulesHaveOneDoor(t *testing.T) {
 	const list = `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}{{range .TestImports}}{{$.ImportPath}}={{.}} {{end}}{{range .XTestImports}}{{$.ImportPath}}={{.}} {{end}}`
-	seen := false
-	for _, arrow := range goList(t, "-f", list, module+"/...") {
-		from, to, _ := strings.Cut(arrow, "=")
-		if !names(to, "yaml") {
-			continue
+	arrows := goList(t, "-f", list, module+"/...")
+	for word, door := range map[string]string{"prometheus": "throttle/promthrottle", "yaml": "throttle/policyfile"} {
+		seen := false
+		for _, arrow := range arrows {
+			from, to, _ := strings.Cut(arrow, "=")
+			if from = strings.TrimSuffix(from, "_test"); !names(to, word) {
+				continue
+			}
+			if seen = true; from != module+"/"+door {
+				t.Errorf("%s imports %s", from, to)
+			}
 		}
-		if seen = true; from != module+"/throttle/policyfile" {
-			t.Errorf("%s imports %s", from, to)
+		if !seen {
+			t.Errorf("no package imports %s: is the test looking in the wrong place?", word)
 		}
-	}
-	if !seen {
-		t.Error("no package imports yaml: is the test looking in the wrong place?")
 	}
 }

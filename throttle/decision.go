@@ -104,6 +104,30 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
+// What DeniedBy returns if it is not a window.
+const (
+	ByPause = "(pause)" // a pause by the upstream
+	ByLine  = "(line)"  // tickets that wait before it, or the limiter itself
+)
+
+// DeniedBy returns the name of the window that denied for longest, ByPause or ByLine. It is empty if
+// granted.
+func (d Decision) DeniedBy() string {
+	if d.Granted {
+		return ""
+	}
+	by, longest := ByLine, time.Duration(-1)
+	for _, w := range d.Windows {
+		if w.Denied && w.RetryIn > longest {
+			by, longest = w.Name, w.RetryIn
+		}
+	}
+	if d.Pause != nil && !d.At.Add(longest).After(d.Pause.OpensAt) {
+		return ByPause
+	}
+	return by
+}
+
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:
 // github-api/burst, tenant acme, 1.8s". If a pause by the upstream lasts longer, it names the pause
 // and the refused tenant instead of a window. If only tickets in line are in the way, it says that
@@ -113,17 +137,13 @@ func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
 	}
-	window := ""
-	longest := time.Duration(-1)
-	for _, w := range d.Windows {
-		if w.Denied && w.RetryIn > longest {
-			window, longest = "/"+w.Name, w.RetryIn
-		}
-	}
-	pause := ""
-	if d.Pause != nil && !d.At.Add(longest).After(d.Pause.OpensAt) {
-		window, pause = "", ": "+d.Pause.describe(d.At)
-	} else if window == "" && d.Queued {
+	window, pause := "", ""
+	switch by := d.DeniedBy(); {
+	case by == ByPause:
+		pause = ": " + d.Pause.describe(d.At)
+	case by != ByLine:
+		window = "/" + by
+	case d.Queued:
 		pause = ": others wait before it"
 	}
 	if d.Adapted != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"regexp"
 	"sync"
@@ -24,12 +25,14 @@ import (
 // Calls of one policy share calls to Redis: those that are made during another one are sent
 // together after it. Each keeps its own context and its own error.
 type Limiter struct {
-	library   script.Library
-	onRefusal func(Refusal)
-	policies  atomic.Pointer[policySet]
-	runner    *script.Runner
-	setting   sync.Mutex // held by SetPolicies
-	tenants   TenantFunc
+	library  script.Library
+	logger   *slog.Logger
+	observer Observer
+	policies atomic.Pointer[policySet]
+	runner   *script.Runner
+	setting  sync.Mutex // held by SetPolicies
+	tenants  TenantFunc
+	watched  watched
 }
 
 // A TenantFunc looks up the settings of one tenant, for instance in a database of plans. If found
@@ -42,9 +45,12 @@ type Config struct {
 	// Client is the client of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
-	// OnRefusal is called after each refusal by an upstream that Reservation.Pause has reported: for
-	// counters, and for the rate in force. The caller of Pause waits for it. The default is nil.
-	OnRefusal func(Refusal)
+	// Logger gets pauses and changed rates by the refusals of upstreams, and what SetPolicies changes.
+	// The default is slog.Default().
+	Logger *slog.Logger
+
+	// Observer is told what the limiter does. The default tells nobody.
+	Observer Observer
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
@@ -70,7 +76,10 @@ func New(c Config) (*Limiter, error) {
 	if !prefixShape.MatchString(c.Prefix) {
 		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(c.Prefix))
 	}
-	l := &Limiter{onRefusal: c.OnRefusal, tenants: c.Tenants}
+	l := &Limiter{logger: c.Logger, observer: c.Observer, tenants: c.Tenants}
+	if l.logger == nil {
+		l.logger = slog.Default()
+	}
 	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
 	if hooks, ok := c.Client.(*testhook.Client); ok {
@@ -80,6 +89,9 @@ func New(c Config) (*Limiter, error) {
 		}
 	}
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
+	if c.Observer.Called != nil {
+		l.runner.Called = l.called
+	}
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
 	}
@@ -149,6 +161,9 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 	} else if !d.Queued && !late && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
+	if ask.At == 0 || !d.Granted { // else it replaces a grant
+		l.decided(d)
+	}
 	return d, nil
 }
 
@@ -160,6 +175,7 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	r := o.request
 	d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
 	d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
+	l.decided(d)
 	return d, nil
 }
 
@@ -214,11 +230,23 @@ func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 	if err != nil {
 		return nil, err
 	}
+	return l.checkedFor(ctx, cp, r)
+}
+
+// checkedFor prepares a request for capacity of a policy.
+func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
+	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
+		return nil, noTicket(cp)
+	}
 	o, err := l.operation(ctx, cp, r)
 	if err != nil {
 		return nil, err
 	}
 	return o, o.checkCosts()
+}
+
+func noTicket(cp *compiledPolicy) error {
+	return &RequestError{Policy: cp.Name, Field: "ticket", Value: "", Hint: "must have an ID"}
 }
 
 func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {

@@ -21,7 +21,7 @@ type Demand struct {
 	// be enqueued.
 	Joined int
 
-	// Queue is that of their tickets (TicketID.Queue). The default is a queue of its own.
+	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
 
 	// Request is one of them. Policy, Ticket, Key, IdempotencyKey and MaxWait are ignored.
@@ -106,7 +106,7 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 	for i, d := range demands {
 		r := d.Request
 		r.Policy, r.Key, r.IdempotencyKey = cp.Name, "", ""
-		r.Ticket = TicketID{Queue: d.Queue}
+		r.Ticket = Ticket{} // of any of them
 		if d.Count < 1 || d.Joined < 0 || d.Joined > d.Count {
 			return nil, &RequestError{Policy: cp.Name, Field: "count", Value: fmt.Sprintf("%d, %d joined", d.Count, d.Joined),
 				Hint: "must be at least 1, of which all may have joined"}

@@ -19,19 +19,19 @@ const (
 
 // A simulation is a line and its windows, from a moment on. Times are microseconds.
 type simulation struct {
-	policy           *compiledPolicy
-	now, from, by    int64 // of the snapshot; when demands begin; until when starts are counted
-	opens            int64 // the end of a pause
-	flows            map[string]*planFlow
-	windows          map[string]*planWindow // by scope and window
-	slots            map[string]*planWindow // by queue
-	works            []*work                // of the demands
-	unfinished       int
-	live, batch      readyFlows
-	waiting          waitingFlows
-	owed, share      float64 // what is owed to batches, in parts of a shared window; BatchShare
-	liveV, batchV    float64 // tags of the last starts
-	lump, end        int64   // tickets that go as one; MaxPlan from now
+	policy        *compiledPolicy
+	now, from, by int64 // of the snapshot; when demands begin; until when starts are counted
+	opens         int64 // the end of a pause
+	flows         map[string]*planFlow
+	windows       map[string]*planWindow // by scope and window
+	slots         map[string]*planWindow // by queue
+	works         []*work                // of the demands
+	unfinished    int
+	live, batch   readyFlows
+	waiting       waitingFlows
+	owed, share   float64 // what is owed to batches, in parts of a shared window; BatchShare
+	liveV, batchV float64 // tags of the last starts
+	lump, end     int64   // tickets that go as one; MaxPlan from now
 }
 
 // A planWindow is one window of one scope.

@@ -24,8 +24,12 @@ func (l *Limiter) SetPolicies(policies []Policy) error {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	set.inherit(l.policies.Load(), l.runner)
+	before := l.policies.Load()
+	set.inherit(before, l.runner)
 	l.policies.Store(set)
+	if before != nil {
+		l.logPolicies(before, set)
+	}
 	return nil
 }
 

@@ -3,7 +3,6 @@ package throttle
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -53,14 +52,15 @@ func (p *Pause) describe(at time.Time) string {
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.Adapt.
 type Adapted struct {
-	Changed   time.Time // when a refusal changed the rate last
-	Published float64   // what the window grants: units per second
-	Rate      float64   // what is granted now: units per second
-	Refusals  int64     // how often the upstream refused; calls of one moment count once
-	Since     time.Time // the first of them
-	Unit      string    // what the window counts
-	Until     time.Time // when the window grants as before, if no call is refused until then
-	Window    string    // the window by which grants are spread
+	Changed   time.Time  // when a refusal changed the rate last
+	Published float64    // what the window grants: units per second
+	Rate      float64    // what is granted now: units per second
+	Refusals  int64      // how often the upstream refused; calls of one moment count once
+	Scope     ScopeValue // which count of the window it is the rate of
+	Since     time.Time  // the first of them
+	Unit      string     // what the window counts
+	Until     time.Time  // when the window grants as before, if no call is refused until then
+	Window    string     // the window by which grants are spread
 }
 
 // String says how often the upstream refused, and what is granted now, such as "refused 3 times
@@ -89,6 +89,7 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 		Published: float64(w.Limit) / w.Period.Seconds(),
 		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
 		Refusals:  a.Refusals,
+		Scope:     o.scope(o.scopeOf[a.Window-1]),
 		Since:     time.UnixMicro(a.Since),
 		Unit:      w.Unit,
 		Until:     time.UnixMicro(a.Until),
@@ -108,19 +109,6 @@ type Refusal struct {
 
 	Policy string
 	Tenant string // whose call was refused; empty if it had no tenant
-}
-
-// Log logs the refusal if a pause begins by it. The message begins with the name of the package
-// that reported the refusal.
-func (r Refusal) Log(logger *slog.Logger, by string) {
-	if r.Pause <= 0 {
-		return
-	}
-	about := []any{"policy", r.Policy, "tenant", r.Tenant, "for", r.Pause}
-	if r.Adapted != nil {
-		about = append(about, "rate", r.Adapted.String())
-	}
-	logger.Warn(by+": the upstream refused a call: its policy pauses", about...)
 }
 
 // Pause stops grants from now on, in the counts that Policy.Upstream names. It is Reservation.Pause
@@ -164,10 +152,14 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration) (Refusal, e
 		return Refusal{}, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
 	}
 	refusal, err := r.limiter.pause(ctx, r, pause, "")
-	if err == nil && r.limiter.onRefusal != nil {
-		r.limiter.onRefusal(refusal)
+	if err != nil {
+		return refusal, err
 	}
-	return refusal, err
+	r.limiter.logRefusal(r.Request, refusal)
+	if r.limiter.observer.Refused != nil {
+		r.limiter.observer.Refused(refusal)
+	}
+	return refusal, nil
 }
 
 // pause passes a refusal on. Without adapt, the policy's holds.

@@ -18,7 +18,7 @@ import (
 // to Redis, the error wraps that of ctx and its cause. Other errors are Reserve's.
 //
 // Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
-// Key and Front are ignored. Claims and the tickets of jobs take turns as those of different queues
+// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those of different queues
 // do. In a job queue, let a denied job wait in line instead: a job that waits here keeps its worker
 // busy.
 //
@@ -26,7 +26,7 @@ import (
 // Concurrency windows waits for other slots only of policies that come later in name order. For
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
-	r.Ticket, r.Key, r.Front = TicketID{}, "", false
+	r.Ticket, r.Key, r.Front = Ticket{}, "", false
 	if r.MaxWait < 0 || l.mayDeadlock(ctx, r.Policy) {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
@@ -35,7 +35,11 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		return d, err
 	}
 	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: cmp.Or(r.MaxWait, math.MaxInt64)}
-	return w.wait(ctx)
+	d, err := w.wait(ctx)
+	if err == nil && l.observer.Started != nil {
+		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(w.began)})
+	}
+	return d, err
 }
 
 // mayDeadlock reports whether the job holds slots of a policy that does not come before this one.
@@ -167,10 +171,12 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 	if w.claim.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
 	}
+	ticket := o.taken(*t)
+	w.limiter.taken(o.Name, []TakenTicket{ticket})
 	if w.request.IdempotencyKey != "" {
 		return w.byKey(ctx, o, t)
 	}
-	d := o.taken(*t).Decision
+	d := ticket.Decision
 	d.Reservation.Request, d.Reservation.limiter = w.request, w.limiter
 	if len(t.Windows) == len(o.windows) {
 		d.Windows = o.states(t.Windows, t.At, true)

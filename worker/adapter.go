@@ -34,7 +34,8 @@ type Config struct {
 	// Limiter decides. Its policies name the task types that they match. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger gets outages of the limiter, and mistakes in the setup. The default is slog.Default().
+	// Logger gets outages of the limiter, task types that no policy matches, and mistakes in the setup.
+	// The default is slog.Default(). Pauses and changed rates are for throttle.Config.Logger.
 	Logger *slog.Logger
 
 	// OnDecision, if not nil, is called with every decision before it takes effect.
@@ -200,7 +201,7 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 	}
 	request.Front = m.Retried() > 0
 	request.MaxHold = m.TimeLimit(time.Now())
-	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Policy: policy.Name, Request: request}, true
+	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Request: request}, true
 }
 
 // Stop picks up no more tasks. Call it before the server's Shutdown.

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -20,7 +19,6 @@ type execution struct {
 	calls    *throttle.Job // for the handler's calls; without a policy if none matches
 	decision throttle.Decision
 	limiter  *throttle.Limiter
-	logger   *slog.Logger
 	task     *throttle.Hold // of what the task itself took
 	taskType string
 
@@ -35,8 +33,8 @@ type executionKey struct{}
 // by which the task fails, or a *throttle.DeniedError if it is to wait.
 func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
-	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
-	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: ad.config.Limiter, logger: ad.config.Logger, taskType: task.Type()}
+	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
+	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
 	e.calls.SetCounted(request.Policy != "")
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
 	ctx, e.task = d.Reservation.Hold(ctx)

@@ -76,7 +76,7 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 		if err != nil || d.Granted || d.RetryIn < 30*time.Second {
 			t.Errorf("granted %v, denied for %v, %v", d.Granted, d.RetryIn, err)
 		}
-		if s.log.count(`msg="worker: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
+		if s.log.count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
 			t.Errorf("want the pause logged once:\n%s", s.log)
 		}
 	})

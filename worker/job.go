@@ -90,7 +90,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 
 // Pause pauses the task's policy, as the upstream refuses calls for d, or for an unknown time if d
 // is 0. It does so for the task's tenant or for all (throttle.Reservation.Pause). The task itself
-// goes on. It is logged when a pause begins. The handler has dealt with the refusal then: an error
+// goes on. The limiter logs when a pause begins. The handler has dealt with the refusal then: an error
 // that it returns fails the task.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	e, err := j.matched()
@@ -99,8 +99,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	}
 	e.calls.Answered(time.Now())
 	r := e.task.Reservation()
-	refusal, err := r.Pause(ctx, d)
-	refusal.Log(e.logger, "worker")
+	_, err = r.Pause(ctx, d)
 	return err
 }
 

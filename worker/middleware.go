@@ -99,7 +99,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	case err != nil && ctx.Err() == nil:
 		return ad.unavailable(a, request, err)
 	case ctx.Err() != nil:
-		ad.outOfTime(ctx, d)
+		ad.outOfTime(ctx, request, d)
 		return waits
 	case d.FailedOpen != nil:
 		ad.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
@@ -115,6 +115,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		ad.config.OnDecision(ctx, task, d)
 	}
 	if d.Granted {
+		ad.started(d, grant)
 		return ad.run(ctx, a, task, next, request, d)
 	}
 	if late := tooLate(a.message, d, wasTaken(grant)); late != nil {
@@ -137,7 +138,7 @@ func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Reques
 	retried, _ := asynq.GetRetryCount(ctx)
 	r.Front = retried > 0 || wasTaken(grant) // it had its turn
 	r.Key = a.message.JoinKey()
-	r.Ticket = throttle.TicketID{Queue: identity + "/" + a.Queue, ID: a.ID}
+	r.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	return r, nil
 }
 
@@ -176,7 +177,11 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 	}
 	err = ad.silence.bound(ctx, decideTimeout, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
-		return throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}, nil
+		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
+		if tell := ad.config.Limiter.Observer().Decided; tell != nil {
+			tell(d)
+		}
+		return d, nil
 	}
 	return d, err
 }
@@ -215,9 +220,10 @@ func (ad *Adapter) hold(ctx context.Context, ref asynqredis.Ref, policy string) 
 }
 
 // outOfTime gives back what was granted to a task whose time ran out before it could start.
-func (ad *Adapter) outOfTime(ctx context.Context, d throttle.Decision) {
+func (ad *Adapter) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		ad.outages.failed(errOutOfTime, "fails", "closed")
+		ad.undecided(r, errOutOfTime)
 	}
 	if d.Granted {
 		// What cannot be given back counts until its windows have passed.

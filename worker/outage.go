@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// outages logs that the limiter is unavailable: for each class of error once when it begins and
-// once when it is over, rather than for every task. It also logs that the clock of Redis was set back,
+// outages logs that the limiter is unavailable: for each class of error when it begins, every minute
+// while it lasts, and when it is over, rather than for every task. It also logs that the clock of Redis was set back,
 // or went ahead.
 type outages struct {
 	logger *slog.Logger
@@ -34,9 +34,12 @@ type clock struct {
 }
 
 type outage struct {
-	since, last time.Time
-	tasks       int
+	since, last, logged time.Time
+	tasks               int
 }
+
+// stillEvery is how often it is logged that an outage lasts.
+const stillEvery = time.Minute
 
 // overAfter is how long no decision must have failed before an outage counts as over. Tasks that
 // failed have come back by then. Otherwise one tenant's failure beside another's success would be
@@ -70,12 +73,17 @@ func (o *outages) failed(err error, details ...any) {
 	now := time.Now()
 	out := o.byClass[class]
 	if out == nil {
-		out = &outage{since: now}
+		out = &outage{since: now, logged: now}
 		o.byClass[class] = out
 		o.logger.Error("worker: the limiter is unavailable", append([]any{"err", err}, details...)...)
 	}
 	out.last = now
 	out.tasks++
+	if now.Sub(out.logged) >= stillEvery {
+		out.logged = now
+		o.logger.Error("worker: the limiter is still unavailable",
+			append([]any{"for", now.Sub(out.since).Round(time.Second), "tasks", out.tasks, "err", err}, details...)...)
+	}
 }
 
 func (o *outages) decided() {

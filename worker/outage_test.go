@@ -67,8 +67,8 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 	})
 }
 
-// An outage is logged once when it begins and once when it is over, for any number of tasks, even
-// while others succeed.
+// An outage is logged once when it begins, every minute while it lasts, and once when it is over, for
+// any number of tasks, even while others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1000, time.Hour))
@@ -118,6 +118,18 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 			t.Errorf("%d runs, want 55", len(s.runs()))
 		}
 		logged(2, 2)
+		still := s.log.count("worker: the limiter is still unavailable")
+		c.cut()
+		enqueue(1, "acme")
+		time.Sleep(3*time.Minute + 30*time.Second)
+		if n := s.log.count("worker: the limiter is still unavailable") - still; n != 3 {
+			t.Errorf("in three and a half minutes it is said %d times that an outage lasts\n%s", n, s.log)
+		}
+		c.mend()
+		time.Sleep(time.Minute)
+		enqueue(1, "acme")
+		time.Sleep(time.Minute)
+		logged(3, 3)
 		server.Shutdown()
 
 		s.limiter = limiter
@@ -127,7 +139,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 			enqueue(1, "acme")
 			time.Sleep(time.Second)
 		}
-		logged(3, 2)
+		logged(4, 3)
 		if task := s.task("unlucky"); task.Retried != 0 || !strings.HasSuffix(task.LastErr, "the database of plans: \uFFFD") {
 			t.Errorf("want the unlucky task to wait: %v after %d retries, last error %q", task.State, task.Retried, task.LastErr)
 		}
@@ -135,8 +147,8 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		time.Sleep(time.Minute)
 		enqueue(1, "acme")
 		time.Sleep(time.Minute)
-		logged(3, 3)
-		s.wantCounters(counters{Processed: 117})
+		logged(4, 4)
+		s.wantCounters(counters{Processed: 119})
 		s.wantReported(nil, nil)
 	})
 }

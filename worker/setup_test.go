@@ -59,11 +59,12 @@ type site struct {
 
 func newSite(t testing.TB, client *redis.Client, policies ...throttle.Policy) *site {
 	t.Helper()
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	log := &journal{}
+	limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: policies})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{TB: t, asynq: dialed{like(client)}, limiter: limiter, log: &journal{}, redis: client}
+	s := &site{TB: t, asynq: dialed{like(client)}, limiter: limiter, log: log, redis: client}
 	s.inspector = asynq.NewInspector(s.asynq)
 	s.plain = asynq.NewClient(s.asynq)
 	t.Cleanup(func() { s.inspector.Close(); s.plain.Close() })
@@ -231,10 +232,12 @@ func (s *site) open(ids ...string) {
 // wait waits until the condition holds: long, as machines are slow.
 func (s *site) wait(what string, condition func() bool) {
 	s.Helper()
-	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(pause) {
 		if time.Now().After(end) {
 			s.Fatalf("waited in vain until %s\n%s", what, s.log)
 		}
+		pause = min(2*pause, 50*time.Millisecond) // each look costs as much as a task
 	}
 }
 

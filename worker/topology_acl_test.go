@@ -194,23 +194,25 @@ func workOfLimiter(s *site) {
 	must(err)
 	must(s.limiter.Resume(ctx, r))
 	line := s.limiter.Line("api")
-	var tickets []throttle.Ticket
+	var requests []throttle.Request
 	for i := range 8 {
-		tickets = append(tickets, throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: "q", ID: fmt.Sprint(i)}, Request: throttle.Request{Tenant: fmt.Sprint("tenant", i%2)},
-		})
+		requests = append(requests, throttle.Request{Tenant: fmt.Sprint("tenant", i%2), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 	}
-	_, err = line.Join(ctx, tickets)
+	_, err = line.Join(ctx, requests)
 	must(err)
 	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
 	must(err)
 	must(line.PutBack(ctx, taken.Tickets))
+	_, err = line.Len(ctx)
+	must(err)
+	_, err = line.Plan(ctx, []throttle.Demand{{Count: 2, Request: throttle.Request{Tenant: "acme"}}}, throttle.PlanOptions{})
+	must(err)
 	must(s.limiter.SetPolicies(s.limiter.Policies()))
 	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
 	must(err)
 	must(s.limiter.SetPolicies(nil)) // those that wait are looked for
-	for _, ticket := range tickets {
-		must(line.Leave(ctx, ticket.TicketID))
+	for _, r := range requests {
+		must(line.Leave(ctx, r.Ticket))
 	}
 	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
 	must(err)
@@ -284,6 +286,9 @@ func workOfWorker(s *site) {
 	n := 6 + s.enqueueAll(s.client(s.limiter))
 	s.wait("all but the one without retries have run", func() bool { return done.done() >= n-1 })
 	s.wait("none is active", func() bool { c := s.counters(); return c.Active == 0 && c.Archived == 1 })
+	if n, err := s.limiter.Line("api").Len(s.Context()); err != nil || n != 0 { // for metrics
+		s.Errorf("%d wait, %v", n, err)
+	}
 }
 
 func asynqRetried(ctx context.Context) int {

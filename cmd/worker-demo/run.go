@@ -53,7 +53,10 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	}
 	defer server.Close()
 	learnt := drain.NewLearnt(policies)
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, OnRefusal: learnt.Refused, Policies: policies, Prefix: c.prefix()})
+	limiter, err := throttle.New(throttle.Config{
+		Client: server.Client, Logger: progress.Logger(), Observer: throttle.Observer{Refused: learnt.Refused},
+		Policies: policies, Prefix: c.prefix(),
+	})
 	if err != nil {
 		return inputError{err}
 	}

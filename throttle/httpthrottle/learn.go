@@ -48,11 +48,9 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	case d.FailedOpen != nil: // Redis cannot be told, and there are no windows to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
-			refusal, err := d.Reservation.Pause(ctx, retryIn)
-			if err != nil {
+			if _, err := d.Reservation.Pause(ctx, retryIn); err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause", "policy", d.Policy, "error", err)
 			}
-			refusal.Log(t.c.Logger, "httpthrottle")
 		})
 	default:
 		t.learner.report(ctx, resp, d)

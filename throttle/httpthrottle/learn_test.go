@@ -109,17 +109,20 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 		})
 		for _, learnOnly := range []bool{false, true} {
 			name := fmt.Sprintf("api-%v", learnOnly)
-			limiter := limitertest.New(t, client, policy(name, perHour(1000)))
 			var log bytes.Buffer
-			one := newTransport(t, httpthrottle.TransportConfig{
-				Limiter: limiter, Policy: name, LearnOnly: learnOnly, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+			limiter, err := throttle.New(throttle.Config{
+				Client: client, Logger: slog.New(slog.NewTextHandler(&log, nil)), Policies: []throttle.Policy{policy(name, perHour(1000))},
 			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			one := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: name, LearnOnly: learnOnly})
 			other := newTransport(t, httpthrottle.TransportConfig{Limiter: limitertest.New(t, client, policy(name, perHour(1000))), Policy: name})
 			before := server.calls.Load()
 			if _, err := get(t.Context(), one, server.URL); err != nil {
 				t.Fatal(err)
 			}
-			_, err := get(t.Context(), other, server.URL)
+			_, err = get(t.Context(), other, server.URL)
 			var denied *throttle.DeniedError
 			if !errors.As(err, &denied) || denied.Decision.RetryIn < time.Minute {
 				t.Errorf("learn only %v: a call after a refusal: %v", learnOnly, err)
@@ -132,7 +135,7 @@ func TestAPauseHoldsForAllWhoShareThePolicy(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			want := `msg="httpthrottle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
+			want := `msg="throttle: the upstream refused a call: its policy pauses" policy=` + name + ` tenant="" for=10m0s`
 			rate := ` rate="refused once since `
 			if strings.Count(log.String(), "\n") != 1 || !strings.Contains(log.String(), want) || !strings.Contains(log.String(), rate) {
 				t.Errorf("logged:\n%swant once:\n%s and %s", &log, want, rate)

@@ -132,6 +132,7 @@ type guard struct {
 	MiddlewareConfig
 	unavailable     atomic.Bool // the limiter, at the last request
 	invalid, broken sparse      // requests that got 400, and 500
+	outage          sparse      // requests that came while it was unavailable
 }
 
 func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {

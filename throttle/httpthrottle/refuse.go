@@ -49,13 +49,19 @@ func ofClient(e *throttle.RequestError) bool {
 	return e.Field == throttle.TenantAttribute || strings.HasPrefix(e.Field, "attribute ")
 }
 
-// logOutage logs when an outage of the limiter begins, with its cause, and when it ends.
+// logOutage logs when an outage of the limiter begins, with its cause, every minute while it lasts,
+// and when it ends.
 func (g *guard) logOutage(cause error, fails string) {
 	switch {
 	case cause != nil:
 		if !g.unavailable.Swap(true) {
+			g.outage.begin()
 			g.Logger.Error("httpthrottle: the limiter is unavailable", "policy", g.Policy, "fails", fails, "error", cause)
+			return
 		}
+		g.outage.log(func(n int) {
+			g.Logger.Error("httpthrottle: the limiter is still unavailable", "policy", g.Policy, "fails", fails, "requests", n, "error", cause)
+		})
 	case g.unavailable.CompareAndSwap(true, false):
 		g.Logger.Info("httpthrottle: the limiter is available again", "policy", g.Policy)
 	}
@@ -66,6 +72,13 @@ type sparse struct {
 	mu     sync.Mutex
 	n      int // since the last line
 	logged time.Time
+}
+
+// begin has the first line come a minute later.
+func (s *sparse) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n, s.logged = 0, time.Now()
 }
 
 // log counts one more, and calls line with the number not logged yet, unless it did so lately.

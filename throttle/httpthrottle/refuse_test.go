@@ -1,12 +1,15 @@
 package httpthrottle_test
 
 import (
+	"context"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -42,6 +45,27 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
 		}
 	}
+}
+
+// An outage that lasts is logged once a minute.
+func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redis.NewClient(&redis.Options{
+			Addr: "127.0.0.1:6379", DialerRetries: 1, MaxRetries: -1,
+			Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
+		})
+		defer client.Close()
+		log := &journal{}
+		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, policy("site", perHour(1))), Policy: "site",
+			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
+		for range 13 { // two minutes
+			ask(h, "10.0.0.1", "")
+			time.Sleep(10 * time.Second)
+		}
+		if begun, still := log.count("limiter is unavailable"), log.count("limiter is still unavailable"); begun != 1 || still != 2 {
+			t.Errorf("logged %d and %d times, want 1 and 2", begun, still)
+		}
+	})
 }
 
 // A client can neither cause a server error by its attributes nor fill the log.

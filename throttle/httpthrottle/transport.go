@@ -49,8 +49,8 @@ type TransportConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger logs when a refusal begins a pause, and when Redis cannot be told of a release, a
-	// cancellation or a refusal. The default is slog.Default().
+	// Logger logs when Redis cannot be told of a release, a cancellation or a refusal. The default is
+	// slog.Default().
 	Logger *slog.Logger
 
 	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The
@@ -204,7 +204,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	case job != nil:
 		r = job.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
-		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.TicketID{}, "", false
+		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.Ticket{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
 				r.Cost = nil // in units of the job's policy

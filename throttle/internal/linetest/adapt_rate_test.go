@@ -208,14 +208,14 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 	})
 }
 
-// OnRefusal is told of each refusal, and of a changed rate once.
-func TestOnRefusal(t *testing.T) {
+// The observer is told of each refusal, and of a changed rate once.
+func TestRefusalsAreObserved(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var told []throttle.Refusal
 		l, err := throttle.New(throttle.Config{
 			Client: client, Policies: []throttle.Policy{policy(sharedWindow(10, s))},
-			OnRefusal: func(r throttle.Refusal) { told = append(told, r) },
+			Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
 		})
 		if err != nil {
 			t.Fatal(err)

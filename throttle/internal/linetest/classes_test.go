@@ -68,7 +68,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.batch().joins("b1", "b2")
 			r := sc.live().of("c1")
 			r.Ticket.Queue = "r"
-			if _, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r}}); err != nil {
+			if _, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r}); err != nil {
 				sc.t.Fatal(err)
 			}
 			sc.at(100 * s)
@@ -145,7 +145,7 @@ func TestShareOfABatch(t *testing.T) {
 			for i := range 100 {
 				r := sc.of("live")
 				r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
-				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r}}); err != nil {
+				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -57,13 +57,13 @@ func TestPlansComeTrue(t *testing.T) {
 					}
 					sc.class = class
 					for i, tenant := range tenants {
-						var tickets []throttle.Ticket
+						var requests []throttle.Request
 						for n := range demands[i].Count {
-							tickets = append(tickets, throttle.Ticket{
-								TicketID: throttle.TicketID{Queue: "q", ID: fmt.Sprint("d", tenant, n)}, Request: demands[i].Request,
-							})
+							r := demands[i].Request
+							r.Ticket = throttle.Ticket{Queue: "q", ID: fmt.Sprint("d", tenant, n)}
+							requests = append(requests, r)
 						}
-						if _, err := sc.l.Line("p").Join(t.Context(), tickets); err != nil {
+						if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -260,6 +260,17 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	return t, nil
 }
 
+// lineZero is the rank of time 0 at the end of the line: ranks in front of all are below it.
+const lineZero = 1 << 52
+
+// JoinedAt returns when a ticket joined that was not put back since (us), by its rank.
+func (t TakenTicket) JoinedAt() int64 {
+	if t.Rank < lineZero {
+		return lineZero - t.Rank
+	}
+	return t.Rank - lineZero
+}
+
 // readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -15,11 +16,23 @@ import (
 // A Runner sends calls. Scripts know it by its process ID, and a call by its sequence number, which
 // is the same when the call is repeated. It is safe for concurrent use.
 type Runner struct {
+	// Called, if not nil, is told of each call. It is set before the first one.
+	Called func(ctx context.Context, c Call)
+
 	client  redis.UniversalClient
 	cluster cluster // nil if the client is of no Cluster
 	now     func() int64
 	prefix  string
 	process string
+}
+
+// A Call is one call of a script.
+type Call struct {
+	Err    error // of go-redis, or a *ReplyError
+	N      int   // requests, or tickets taken
+	Policy string
+	Script string
+	Took   time.Duration
 }
 
 // NewRunner returns a runner. Prefix is that of the Library. Now returns the time for the scripts
@@ -45,11 +58,29 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	for i := range requests {
 		args = requests[i].append(args, p.leases)
 	}
+	begun := r.begin()
+	var answers []Answer
 	reply, err := r.run(ctx, p, p.scripts.decide, args)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		answers, err = p.readAnswers(reply, requests)
 	}
-	return p.readAnswers(reply, requests)
+	r.tell(ctx, begun, Call{Err: err, N: len(requests), Policy: p.Name, Script: "decide"})
+	return answers, err
+}
+
+// begin returns the time, if somebody asks how long a call takes.
+func (r *Runner) begin() (begun time.Time) {
+	if r.Called != nil {
+		begun = time.Now()
+	}
+	return begun
+}
+
+func (r *Runner) tell(ctx context.Context, begun time.Time, c Call) {
+	if r.Called != nil {
+		c.Took = time.Since(begun)
+		r.Called(ctx, c)
+	}
 }
 
 // take sends one take. Without queues it only acknowledges the take before.
@@ -64,11 +95,14 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	args := p.header(r.now(), r.process, seq, 3+len(queues))
 	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues))
 	args = append(args, queues...)
+	begun := r.begin()
+	var taken Taken
 	reply, err := r.run(ctx, p, p.scripts.take, args)
-	if err != nil {
-		return Taken{}, err
+	if err == nil {
+		taken, err = p.readTaken(reply)
 	}
-	return p.readTaken(reply)
+	r.tell(ctx, begun, Call{Err: err, N: len(taken.Tickets), Policy: p.Name, Script: "take"})
+	return taken, err
 }
 
 // Waiting reports whether anybody waits in the policy's line.
@@ -150,6 +184,11 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids
 		}
 		return do(queues, ids)
 	})
+}
+
+// CountTickets returns how many tickets are in the policy's line, with claims.
+func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error) {
+	return r.client.HLen(ctx, Prefix(r.prefix, policy)+"t").Result()
 }
 
 // pages calls do for pages of about n fields of a hash, and their values.

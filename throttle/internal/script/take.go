@@ -35,6 +35,7 @@ func (r *Runner) NewTaker() *Taker {
 // queue, which nobody else has: names that are data are escaped, and hold no "!".
 func (r *Runner) NewClaims() (taker *Taker, queue string) {
 	own := NewRunner(r.client, r.prefix, r.now) // with a record of takes of its own
+	own.Called = r.Called
 	return own.NewTaker(), "!" + own.process
 }
 

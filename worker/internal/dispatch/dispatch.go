@@ -48,7 +48,7 @@ type Limiter interface {
 // A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
 	Acknowledge(ctx context.Context) error
-	Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error)
+	Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error)
 	PutBack(ctx context.Context, tickets []throttle.TakenTicket) error
 	Refund(ctx context.Context, tickets []throttle.TakenTicket) error
 	Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error)
@@ -79,7 +79,6 @@ type Config struct {
 type Match struct {
 	FailOpen bool          // it runs if the limiter is not available
 	MaxWait  time.Duration // of a task that joins later than it was enqueued
-	Policy   string
 	Request  throttle.Request
 }
 
@@ -87,6 +86,7 @@ type Match struct {
 // of a dequeued task may be a denial: its ticket has joined the line.
 type Grant struct {
 	throttle.TakenTicket
+	Due    time.Time // when it fitted first, as far as this server knows; zero: it does not
 	Policy string
 	Sent   time.Time // when it was charged, as late as it may have been, by this machine's clock
 }

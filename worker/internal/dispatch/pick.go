@@ -23,6 +23,7 @@ type picking struct {
 	policy  string
 	queue   string
 	call    string
+	due     time.Time // of the first ticket; zero: unknown
 	sent    time.Time
 	taken   time.Time // by the clock of Redis
 	tickets []throttle.TakenTicket
@@ -73,7 +74,11 @@ func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 		case asynqredis.Picked:
 			// A take that was not answered at once hands out later what it had charged then.
 			charged := p.sent.Add(-max(0, p.taken.Sub(ticket.Decision.At)))
-			ready = append(ready, Task{ref, pick.Message, &Grant{ticket, p.policy, charged}})
+			grant := &Grant{TakenTicket: ticket, Policy: p.policy, Sent: charged}
+			if i == 0 {
+				grant.Due = p.due
+			}
+			ready = append(ready, Task{ref, pick.Message, grant})
 		case asynqredis.Active:
 			if pause, ok := d.stuckFor(ref, now); ok {
 				back, again = append(back, ticket), max(again, pause)

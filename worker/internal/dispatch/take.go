@@ -27,6 +27,7 @@ type line struct {
 	policy string
 	group  *group
 	backoff
+	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
 	empty  bool      // nobody waited when it was asked last
 	next   time.Time // when to ask it next; if it is not empty
 	nudged string    // the queue for which somebody asked to ask it
@@ -167,7 +168,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 	if timer := d.acks[l.policy]; timer != nil {
 		timer.Stop() // this take says it
 	}
-	nudged := l.nudged
+	nudged, due := l.nudged, l.due
 	l.news = time.Time{}
 	if l.nudged = ""; l.empty && nudged == "" {
 		d.emptyAt, d.emptyLast = time.Now().Add(emptyEvery), l
@@ -194,7 +195,12 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.policy) })
 	}
 	before := d.madeReady()
-	for _, p := range d.pickings(l, taken, sent) {
+	pickings := d.pickings(l, taken, sent)
+	pickings[0].due = due
+	if joined := sent.Add(-taken.Tickets[0].Waited); joined.After(due) {
+		pickings[0].due = joined
+	}
+	for _, p := range pickings {
 		if failed := d.pick(ctx, p); failed != nil {
 			err = failed // the other queues' tickets are picked all the same, or kept to be picked
 		}
@@ -236,7 +242,10 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
 	defer d.mu.Unlock()
 	l.backoff, d.silence = backoff{}, backoff{}
 	l.empty = taken.Next < 0
-	l.next = now.Add(max(0, taken.Next))
+	l.next, l.due = now.Add(max(0, taken.Next)), time.Time{}
+	if !l.empty {
+		l.due = l.next
+	}
 	if len(taken.Tickets) > 0 {
 		l.group.served = l.policy
 	} else if taken.Next == 0 {

@@ -43,7 +43,7 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	client := piped{m}.MakeRedisClient().(*redis.Client)
 	defer client.Close()
 	learnt := NewLearnt([]throttle.Policy{p})
-	limiter, err := throttle.New(throttle.Config{Client: client, OnRefusal: learnt.Refused, Policies: []throttle.Policy{p}})
+	limiter, err := throttle.New(throttle.Config{Client: client, Observer: throttle.Observer{Refused: learnt.Refused}, Policies: []throttle.Policy{p}})
 	if err != nil {
 		t.Fatal(err)
 	}

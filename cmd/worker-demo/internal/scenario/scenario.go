@@ -74,7 +74,8 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	if err != nil {
 		return Report{}, err
 	}
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})
+	progress := drain.NewProgress(stderr, 2*time.Second)
+	limiter, err := throttle.New(throttle.Config{Client: server.Client, Logger: progress.Logger(), Policies: policies})
 	if err != nil {
 		return Report{}, err
 	}
@@ -82,7 +83,6 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	results := jobs.NewLog(io.Discard)
 	denials := newDenialLog()
 	s.introduce(stderr, list)
-	progress := drain.NewProgress(stderr, 2*time.Second)
 	caller, err := call.New(call.Config{Concurrency: concurrency, Limiter: limiter, Logger: progress.Logger(), Timeout: 10 * time.Second})
 	if err != nil {
 		return Report{}, err

@@ -1,0 +1,173 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/testhook"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// An observer is told of each call and each decision, once.
+func TestWhatALimiterDoesIsObserved(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		var told []string
+		tell := func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }
+		clock := newMidnight()
+		hooks := &testhook.Client{UniversalClient: client, Now: clock.US.Load}
+		l, err := throttle.New(throttle.Config{
+			Client:   hooks,
+			Policies: []throttle.Policy{policy(sharedWindow(1, 10*s))},
+			Observer: throttle.Observer{
+				Called: func(c throttle.Call) {
+					if c.Took <= 0 || c.Err != nil {
+						t.Errorf("%+v", c)
+					}
+					tell("call %s %s %d", c.Policy, c.Script, c.N)
+				},
+				Decided: func(d throttle.Decision) {
+					tell("decided %s %s %v %v %v", d.Policy, d.Tenant, d.Granted, d.Queued, d.RetryIn)
+				},
+				Joined: func(j throttle.Join) {
+					tell("join %s %s %v %v", j.Policy, j.Tenant, j.Place.StartsIn, j.Place.Err != nil)
+				},
+				Taken: func(policy string, tickets []throttle.TakenTicket) {
+					for _, ticket := range tickets {
+						tell("taken %s %s %v", policy, ticket.ID, ticket.Waited)
+					}
+				},
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wants := func(what string, want ...string) {
+			t.Helper()
+			if !slices.Equal(told, want) {
+				t.Errorf("%s: told %q, want %q", what, told, want)
+			}
+			told = nil
+		}
+		if err := hooks.Refresh(t.Context(), "p"); err != nil { // else the first take does it in the background
+			t.Fatal(err)
+		}
+		told = nil
+		sc := &scene{t: t, client: client, l: l, c: clock, cost: 1, took: map[string]throttle.TakenTicket{}}
+		line := l.Line("p")
+
+		sc.granted("a1")
+		wants("a grant", "call p decide 1", "decided p a true false 0s")
+		sc.denied("b1", 10*s)
+		wants("a denial", "call p decide 1", "decided p b false true 10s")
+		full := sc.of("b2")
+		full.Backlog = 1
+		places, err := line.Join(t.Context(), []throttle.Request{sc.of("a2"), full})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].StartsIn), "join p b 30s true")
+		sc.takes()
+		wants("a take of nothing", "call p take 0")
+		sc.at(10 * s).takes("b1")
+		wants("a take", "call p take 1", "taken p b1 10s")
+		if err := line.PutBack(t.Context(), []throttle.TakenTicket{sc.took["b1"]}); err != nil {
+			t.Fatal(err)
+		}
+		wants("a ticket that is put back", "call p decide 1")
+		sc.at(12 * s).takes("b1")
+		wants("its second take", "call p take 1", "taken p b1 12s")
+		if _, err := l.Peek(t.Context(), sc.without("a")); err != nil {
+			t.Fatal(err)
+		}
+		wants("a peek", "call p decide 1")
+		if d, err := line.ReserveAgain(t.Context(), sc.took["b1"], sc.of("b1")); err != nil || !d.Granted {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		wants("a grant in place of another", "call p decide 1")
+		tickets, err := line.Reserve(t.Context(), []throttle.Request{sc.of("c1"), sc.of("c2")})
+		if err != nil || len(tickets) != 2 {
+			t.Fatal(tickets, err)
+		}
+		if n := len(told); n != 3 || told[0] != "call p decide 2" {
+			t.Errorf("two requests in one call: told %q", told)
+		}
+	})
+}
+
+// A call that waits in place is told as what it is: a denial, a ticket that was taken, and a start.
+func TestAWaitIsObserved(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		told := make(chan string, 10)
+		var waited time.Duration
+		l, err := throttle.New(throttle.Config{
+			Client: client, Policies: []throttle.Policy{policy(sharedWindow(1, 20*ms))},
+			Observer: throttle.Observer{
+				Decided: func(d throttle.Decision) { told <- fmt.Sprintf("decided %v", d.Granted) },
+				Started: func(s throttle.Start) {
+					waited = s.Waited
+					told <- fmt.Sprintf("started %s %s %v", s.Policy, s.Tenant, s.Late)
+				},
+				Taken: func(_ string, tickets []throttle.TakenTicket) { told <- fmt.Sprintf("taken %d", len(tickets)) },
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := time.Now()
+		for _, want := range [][]string{
+			{"decided true", "started p a -1ns"},
+			{"decided false", "taken 1", "started p a -1ns"},
+		} {
+			if _, err := l.Wait(t.Context(), throttle.Request{Policy: "p", Tenant: "a"}); err != nil {
+				t.Fatal(err)
+			}
+			if time.Since(begun) > 20*ms && len(want) == 3 && len(told) == 2 {
+				t.Skip("this machine was too slow for the second call to be denied")
+			}
+			for _, w := range want {
+				if got := <-told; got != w {
+					t.Errorf("told %q, want %q", got, w)
+				}
+			}
+		}
+		if waited <= 0 || waited > time.Since(begun) {
+			t.Errorf("it waited for %v", waited)
+		}
+	})
+}
+
+// Without Redis the calls fail, and what fails open is a decision all the same.
+func TestAnOutageIsObserved(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{
+		Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no route") }, DialerRetries: 1, MaxRetries: -1,
+	})
+	t.Cleanup(func() { client.Close() })
+	p := policy(sharedWindow(1, s))
+	p.Fail = throttle.FailOpen
+	var calls []throttle.Call
+	var decisions []throttle.Decision
+	l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Observer: throttle.Observer{
+		Called:  func(c throttle.Call) { calls = append(calls, c) },
+		Decided: func(d throttle.Decision) { decisions = append(decisions, d) },
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(calls) != 1 || !errors.Is(calls[0].Err, throttle.ErrUnavailable) || len(decisions) != 1 || decisions[0].FailedOpen == nil {
+		t.Errorf("calls %+v, decisions %+v", calls, decisions)
+	}
+}

@@ -1,0 +1,113 @@
+package throttle
+
+import (
+	"context"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// An Observer is told what a limiter does: for metrics and traces. Package promthrottle makes
+// Prometheus metrics of it. The functions that are nil cost nothing. None of them makes a limiter
+// call Redis.
+//
+// A function is called at once, in the goroutine that it is about, and by many at a time. It must be
+// quick, and must not call the limiter.
+type Observer struct {
+	// Called is told of each call of a script in Redis.
+	Called func(Call)
+
+	// Decided is told of each request that was granted or denied: by Limiter.Reserve, Limiter.Wait,
+	// Line.Reserve, and by package worker if a task runs uncounted. What a ticket in line gets is for
+	// Taken.
+	Decided func(Decision)
+
+	// Joined is told of each ticket that Line.Join has placed or refused.
+	Joined func(Join)
+
+	// Refused is told of each refusal by an upstream that Reservation.Pause has reported.
+	Refused func(Refusal)
+
+	// Started is told of each grant whose work begins: by Limiter.Wait, and by package worker when it
+	// calls a task's handler.
+	Started func(Start)
+
+	// Taken is told of the tickets that left the line of a policy with their capacity, if there are
+	// any. Some may be put back.
+	Taken func(policy string, tickets []TakenTicket)
+
+	// Undecided is told, by package worker, of each task that goes back to wait, as the limiter could
+	// not decide about it.
+	Undecided func(Undecided)
+}
+
+// A Call is one call of a script in Redis, which decides about a batch of requests, or takes tickets.
+type Call struct {
+	Err    error         // nil, or of the class ErrUnavailable, ErrState, ErrClock or ErrReply, or the context's error
+	N      int           // requests that it decided, or tickets that it took
+	Policy string        //
+	Script string        // "decide" or "take"
+	Took   time.Duration // until the reply had arrived
+}
+
+// A Join is what became of a ticket that was to join the line of a policy.
+type Join struct {
+	Place  Place
+	Policy string
+	Tenant string
+}
+
+// A Start is work that begins, as it was granted.
+type Start struct {
+	// Late is how long after the work fitted first it begins, as far as this process knows when that
+	// was. It contains the wait for a free slot. It is below 0 if unknown. Of the tickets of one take it
+	// is known for the first.
+	Late time.Duration
+
+	Policy string
+	Tenant string
+
+	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called. It
+	// is 0 if it was granted at once.
+	Waited time.Duration
+}
+
+// An Undecided is a task about which the limiter could not decide.
+type Undecided struct {
+	Err    error // why
+	Policy string
+	Tenant string
+}
+
+// Observer returns the observer of the limiter, for packages that have something to tell it.
+func (l *Limiter) Observer() Observer { return l.observer }
+
+// called passes on a call of a script.
+func (l *Limiter) called(ctx context.Context, c script.Call) {
+	call := Call{N: c.N, Policy: c.Policy, Script: c.Script, Took: c.Took}
+	if c.Err != nil {
+		call.Err = classify(ctx, c.Policy, c.Err)
+	}
+	l.observer.Called(call)
+}
+
+func (l *Limiter) decided(d Decision) {
+	if l.observer.Decided != nil {
+		l.observer.Decided(d)
+	}
+}
+
+func (l *Limiter) joined(requests []Request, policy string, places []Place) {
+	if l.observer.Joined == nil {
+		return
+	}
+	for i, place := range places {
+		l.observer.Joined(Join{Place: place, Policy: policy, Tenant: requests[i].Tenant})
+	}
+}
+
+func (l *Limiter) taken(policy string, tickets []TakenTicket) {
+	if l.observer.Taken != nil && len(tickets) > 0 {
+		l.observer.Taken(policy, tickets)
+	}
+}

@@ -1,0 +1,87 @@
+package promthrottle_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-go/sluice/throttle/promthrottle"
+)
+
+var described = regexp.MustCompile(`fqName: "([^"]+)", help: "[^"]+",.* constLabels: \{\}, variableLabels: \{([^}]*)\}`)
+
+// exported returns the metrics with their labels.
+func exported(m *promthrottle.Metrics) map[string][]string {
+	ch := make(chan *prometheus.Desc, 100)
+	m.Describe(ch)
+	close(ch)
+	found := map[string][]string{}
+	for desc := range ch {
+		if d := described.FindStringSubmatch(desc.String()); d != nil {
+			found[d[1]] = strings.Split(d[2], ",")
+		}
+	}
+	return found
+}
+
+var (
+	used     = regexp.MustCompile(`\b(sluice_[a-z_]+)(?:\{([^}]*)\})?`)
+	matcher  = regexp.MustCompile(`([a-z_]+) *(?:=~|!=|=|!~)`)
+	grouping = regexp.MustCompile(`\b(?:by|without) *\(([^)]*)\)`)
+	suffix   = regexp.MustCompile(`_(?:bucket|count|sum)$`)
+)
+
+// The page, the dashboard and the alert rules name only what is exported, and the page names all.
+func TestDocsNameWhatIsExported(t *testing.T) {
+	m, _ := metrics(t, 1)
+	all := exported(m)
+	if len(all) < 15 {
+		t.Fatalf("%d metrics: is the test looking in the wrong place?", len(all))
+	}
+	labels := []string{"le"}
+	for _, own := range all {
+		labels = append(labels, own...)
+	}
+	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 9, "metrics/dashboard.json": 9} {
+		text, err := os.ReadFile("../../docs/howto/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := map[string]bool{}
+		for _, use := range used.FindAllStringSubmatch(strings.ReplaceAll(string(text), `\"`, `"`), -1) {
+			metric := use[1]
+			if all[metric] == nil {
+				metric = suffix.ReplaceAllString(metric, "")
+			}
+			own, ok := all[metric]
+			if !ok {
+				t.Errorf("%s: there is no metric %s", name, use[1])
+			}
+			named[metric] = true
+			for _, label := range matcher.FindAllStringSubmatch(use[2], -1) {
+				if !slices.Contains(own, label[1]) && label[1] != "le" {
+					t.Errorf("%s: %s has no label %s", name, metric, label[1])
+				}
+			}
+		}
+		for _, group := range grouping.FindAllStringSubmatch(string(text), -1) {
+			for label := range strings.SplitSeq(group[1], ",") {
+				if label = strings.TrimSpace(label); label != "" && !slices.Contains(labels, label) {
+					t.Errorf("%s: no metric has a label %s", name, label)
+				}
+			}
+		}
+		for metric := range all {
+			if leaveOut == 0 && !named[metric] {
+				t.Errorf("%s does not name %s", name, metric)
+			}
+		}
+		if len(named)+leaveOut < len(all) {
+			t.Errorf("%s names %d of %d metrics", name, len(named), len(all))
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package promthrottle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// with returns labels, and that of the tenant if tenants are told apart. The tenants' lock is held.
+func (m *Metrics) with(tenant string, labels ...string) []string {
+	if m.tenants.most > 0 {
+		labels = append(labels, m.tenants.label(tenant, time.Now(), m.forget))
+	}
+	return labels
+}
+
+// forget deletes the series of a tenant that is one of the others from now on.
+func (m *Metrics) forget(label string) {
+	for _, v := range m.all {
+		v.DeletePartialMatch(prometheus.Labels{tenantLabel: label})
+	}
+}
+
+func (m *Metrics) called(c throttle.Call) {
+	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
+	if c.Err != nil {
+		m.errors.WithLabelValues(c.Policy, c.Script, classOf(c.Err)).Inc()
+		return
+	}
+	m.batch.WithLabelValues(c.Policy, c.Script).Observe(float64(c.N))
+}
+
+// classOf names the class of an error of a call.
+func classOf(err error) string {
+	for _, c := range []struct {
+		err  error
+		name string
+	}{
+		{throttle.ErrUnavailable, "unavailable"}, {throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
+		{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
+	} {
+		if errors.Is(err, c.err) {
+			return c.name
+		}
+	}
+	return "other"
+}
+
+func (m *Metrics) decided(d throttle.Decision) {
+	defer m.tenants.lock()()
+	switch {
+	case d.FailedOpen != nil:
+		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, "failed_open")...).Inc()
+		return
+	case d.Granted:
+		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, "reserve")...).Inc()
+		return
+	}
+	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, d.DeniedBy())...).Inc()
+	if d.Queued && !d.AlreadyQueued {
+		m.expected.WithLabelValues(d.Policy).Observe(d.RetryIn.Seconds())
+	}
+	if d.Adapted != nil {
+		m.rates.note(d.Policy, *d.Adapted, d.At)
+	}
+}
+
+func (m *Metrics) joined(j throttle.Join) {
+	m.joins.WithLabelValues(j.Policy, resultOf(j.Place)).Inc()
+	if j.Place.Err == nil && !j.Place.AlreadyQueued && !j.Place.Exempt {
+		m.expected.WithLabelValues(j.Policy).Observe(j.Place.StartsIn.Seconds())
+	}
+}
+
+// resultOf names what became of a ticket that was to join.
+func resultOf(p throttle.Place) string {
+	var backlog *throttle.BacklogError
+	var late *throttle.TooLateError
+	var never *throttle.NeverFitsError
+	switch {
+	case errors.As(p.Err, &backlog):
+		return "backlog"
+	case errors.As(p.Err, &late):
+		return "too_late"
+	case errors.As(p.Err, &never):
+		return "never_fits"
+	case p.Err != nil:
+		return "invalid"
+	case p.Exempt:
+		return "exempt"
+	case p.AlreadyQueued:
+		return "already_queued"
+	}
+	return "joined"
+}
+
+func (m *Metrics) refused(r throttle.Refusal) {
+	defer m.tenants.lock()()
+	m.refusals.WithLabelValues(m.with(r.Tenant, r.Policy)...).Inc()
+	m.paused.WithLabelValues(r.Policy).Add(r.Pause.Seconds())
+	if r.Adapted != nil {
+		m.rates.note(r.Policy, *r.Adapted, r.Adapted.Changed)
+	}
+}
+
+func (m *Metrics) started(s throttle.Start) {
+	defer m.tenants.lock()()
+	m.wait.WithLabelValues(m.with(s.Tenant, s.Policy)...).Observe(s.Waited.Seconds())
+	if s.Late >= 0 {
+		m.late.WithLabelValues(s.Policy).Observe(s.Late.Seconds())
+	}
+}
+
+func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
+	defer m.tenants.lock()()
+	for _, t := range tickets {
+		if t.Decision.Granted {
+			m.grants.WithLabelValues(m.with(t.Decision.Tenant, policy, "line")...).Inc()
+		}
+	}
+}
+
+func (m *Metrics) wasUndecided(u throttle.Undecided) { m.undecided.WithLabelValues(u.Policy).Inc() }

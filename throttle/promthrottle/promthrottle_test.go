@@ -1,0 +1,226 @@
+package promthrottle_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/promthrottle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// series returns all series as lines such as `sluice_waiting{policy="api"} 2`, of histograms their
+// counts.
+func series(t *testing.T, registry *prometheus.Registry) (lines []string) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, pair := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", pair.GetName(), pair.GetValue()))
+			}
+			value := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			lines = append(lines, fmt.Sprintf("%s{%s} %g", family.GetName(), strings.Join(labels, ","), value))
+		}
+	}
+	return lines
+}
+
+func wantSeries(t *testing.T, registry *prometheus.Registry, want ...string) {
+	t.Helper()
+	got := series(t, registry)
+	for _, w := range want {
+		if !slices.Contains(got, w) {
+			t.Errorf("there is no %s, but\n%s", w, strings.Join(got, "\n"))
+			return
+		}
+	}
+}
+
+func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.Metrics) *throttle.Limiter {
+	t.Helper()
+	l, err := throttle.New(throttle.Config{
+		Client: client, Observer: metrics.Observer(),
+		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func metrics(t *testing.T, tenants int) (*promthrottle.Metrics, *prometheus.Registry) {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	m, err := promthrottle.New(promthrottle.Config{Registerer: registry, Tenants: tenants})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, registry
+}
+
+// What a limiter does is counted, and the metrics are named as Prometheus has it.
+func TestMetricsOfALimiter(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		ctx := t.Context()
+		m, registry := metrics(t, 2)
+		l := limiter(t, client, m)
+		wantSeries(t, registry)
+		m.Watch(l)
+		wantSeries(t, registry, `sluice_waiting{policy="api"} 0`, `sluice_adapted_rate_ratio{policy="api"} 1`)
+
+		ticket := func(tenant, id string) throttle.Request {
+			return throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "q", ID: id}}
+		}
+		var granted throttle.Decision
+		for i := range 3 { // the third joins the line
+			d, err := l.Reserve(ctx, ticket("a", fmt.Sprint(i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Granted {
+				granted = d
+			}
+		}
+		join := throttle.Request{Tenant: "b", Ticket: throttle.Ticket{Queue: "q", ID: "4"}}
+		full := throttle.Request{Backlog: 1, Tenant: "a", Ticket: throttle.Ticket{Queue: "q", ID: "5"}}
+		if _, err := l.Line("api").Join(ctx, []throttle.Request{join, join, full}); err != nil {
+			t.Fatal(err)
+		}
+		wantSeries(t, registry,
+			`sluice_grants_total{policy="api",source="reserve",tenant="a"} 2`,
+			`sluice_denials_total{by="hour",policy="api",tenant="a"} 1`,
+			`sluice_joins_total{policy="api",result="joined"} 1`,
+			`sluice_joins_total{policy="api",result="already_queued"} 1`,
+			`sluice_joins_total{policy="api",result="backlog"} 1`,
+			`sluice_expected_wait_seconds{policy="api"} 2`,
+			`sluice_waiting{policy="api"} 2`,
+			`sluice_script_seconds{policy="api",script="decide"} 4`,
+			`sluice_script_batch_size{policy="api",script="decide"} 4`,
+		)
+		if taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 10}); err != nil || len(taken.Tickets) != 1 {
+			t.Fatal(taken, err)
+		}
+		if _, err := granted.Reservation.Pause(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+		tell := m.Observer()
+		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
+		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
+		tell.Undecided(throttle.Undecided{Err: throttle.ErrUnavailable, Policy: "api", Tenant: "b"})
+		tell.Decided(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
+		tell.Called(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
+		wantSeries(t, registry,
+			`sluice_grants_total{policy="api",source="line",tenant="b"} 1`,
+			`sluice_waiting{policy="api"} 1`,
+			`sluice_refusals_total{policy="api",tenant="a"} 1`,
+			`sluice_pauses_seconds_total{policy="api"} 1`,
+			`sluice_adapted_counts{policy="api"} 1`,
+			`sluice_wait_seconds{policy="api",tenant="b"} 2`,
+			`sluice_start_delay_seconds{policy="api"} 1`,
+			`sluice_undecided_total{policy="api"} 1`,
+			`sluice_grants_total{policy="api",source="failed_open",tenant="b"} 1`,
+			`sluice_script_errors_total{class="unavailable",policy="api",script="take"} 1`,
+		)
+
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		problems, err := promlint.NewWithMetricFamilies(families).Lint()
+		if err != nil || len(problems) > 0 {
+			t.Errorf("promlint: %v, %v", problems, err)
+		}
+		if len(families) != len(exported(m)) {
+			t.Errorf("%d of %d metrics were tested", len(families), len(exported(m)))
+		}
+	})
+}
+
+// A rate that was lowered is seen until it is over.
+func TestTheRateInForceIsAMetric(t *testing.T) {
+	t.Parallel()
+	m, registry := metrics(t, 0)
+	tell := m.Observer()
+	at := time.Now().Add(time.Hour) // the clock of Redis is another
+	adapted := func(tenant string, rate float64, until time.Duration) *throttle.Adapted {
+		return &throttle.Adapted{
+			Changed: at, Published: 10, Rate: rate, Until: at.Add(until), Window: "w",
+			Scope: throttle.ScopeValue{Attributes: []string{"tenant"}, Values: []string{tenant}},
+		}
+	}
+	tell.Refused(throttle.Refusal{Adapted: adapted("a", 8, time.Minute), Policy: "api", Tenant: "a"})
+	tell.Decided(throttle.Decision{At: at, Adapted: adapted("b", 5, time.Minute), Policy: "api", Tenant: "b"})
+	wantSeries(t, registry, `sluice_adapted_rate_ratio{policy="api"} 0.5`, `sluice_adapted_counts{policy="api"} 2`)
+	tell.Decided(throttle.Decision{At: at, Adapted: adapted("b", 6, 0), Policy: "api", Tenant: "b"})
+	wantSeries(t, registry, `sluice_adapted_rate_ratio{policy="api"} 0.8`, `sluice_adapted_counts{policy="api"} 1`)
+}
+
+// Without Redis a scrape has all other metrics.
+func TestAScrapeWithoutRedis(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
+	defer client.Close()
+	m, registry := metrics(t, 0)
+	l := limiter(t, client, m)
+	m.Watch(l)
+	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "a"}); !errors.Is(err, throttle.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="decide"} 1`)
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	for want, c := range map[string]promthrottle.Config{
+		"promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer": {},
+		"promthrottle: Config.Tenants -1: must be 0 to 200":                                    {Registerer: prometheus.NewRegistry(), Tenants: -1},
+	} {
+		if _, err := promthrottle.New(c); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	_, registry := metrics(t, 0)
+	if _, err := promthrottle.New(promthrottle.Config{Registerer: registry}); !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+// What the metrics cost for each task: a call that joined it, one that took it, and its start.
+func BenchmarkATask(b *testing.B) {
+	for _, tenants := range []int{0, 20} {
+		b.Run(fmt.Sprintf("tenants=%d", tenants), func(b *testing.B) {
+			m, err := promthrottle.New(promthrottle.Config{Registerer: prometheus.NewRegistry(), Tenants: tenants})
+			if err != nil {
+				b.Fatal(err)
+			}
+			tell := m.Observer()
+			taken := []throttle.TakenTicket{{Decision: throttle.Decision{Granted: true, Policy: "api"}}}
+			names := make([]string, 1000)
+			for i := range names {
+				names[i] = fmt.Sprintf("tenant-%d", i)
+			}
+			for i := 0; b.Loop(); i++ {
+				tenant := names[i%len(names)]
+				taken[0].Decision.Tenant = tenant
+				tell.Called(throttle.Call{N: 1, Policy: "api", Script: "decide", Took: time.Millisecond})
+				tell.Joined(throttle.Join{Policy: "api", Tenant: tenant})
+				tell.Called(throttle.Call{N: 1, Policy: "api", Script: "take", Took: time.Millisecond})
+				tell.Taken("api", taken)
+				tell.Started(throttle.Start{Policy: "api", Tenant: tenant})
+			}
+		})
+	}
+}

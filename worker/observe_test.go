@@ -1,0 +1,96 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// observe has the site's limiter use a client, and tell an observer.
+func (s *site) observe(client *redis.Client, o throttle.Observer) {
+	s.Helper()
+	limiter, err := throttle.New(throttle.Config{Client: client, Observer: o, Policies: s.limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.limiter = limiter
+}
+
+// An observer of the limiter is told how long each task waited, and how late it starts.
+func TestStartsAreObserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, policy(1, 10*time.Second))
+		starts := make(chan throttle.Start, 10)
+		s.observe(s.redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
+		client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		for range 3 {
+			if _, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(3 * time.Second) // nobody serves the first, which fits
+		s.serve(s.ok, calm)
+		for i, want := range []struct{ waited, late time.Duration }{
+			{3 * time.Second, 3 * time.Second}, {13 * time.Second, 0}, {23 * time.Second, 0},
+		} {
+			got := <-starts
+			const within = 100 * time.Millisecond
+			if got.Policy != "api" || got.Tenant != "acme" || (got.Waited-want.waited).Abs() > within ||
+				got.Late < 0 || (got.Late-want.late).Abs() > within {
+				t.Errorf("start %d: %+v, want %v", i+1, got, want)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+		if got := <-starts; got.Waited != 0 || got.Late >= 0 {
+			t.Errorf("a task that never was in line: %+v", got)
+		}
+	})
+}
+
+// It is told of tasks that are requeued, or run uncounted, as the limiter could not decide.
+func TestUndecidedTasksAreObserved(t *testing.T) {
+	for _, fail := range []throttle.FailMode{throttle.FailClosed, throttle.FailOpen} {
+		t.Run(string(fail), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := policy(1, time.Hour)
+				p.Fail = fail
+				s := synctestSite(t, p)
+				var c cable
+				through := redis.NewClient(c.options(like(s.redis)))
+				defer through.Close()
+				told := make(chan throttle.Undecided, 100)
+				s.observe(through, throttle.Observer{
+					Decided: func(d throttle.Decision) {
+						if fail == throttle.FailOpen {
+							told <- throttle.Undecided{Err: d.FailedOpen, Policy: d.Policy, Tenant: d.Tenant}
+						}
+					},
+					Undecided: func(u throttle.Undecided) {
+						if fail == throttle.FailClosed {
+							told <- u
+						}
+					},
+				})
+				s.serve(func(context.Context, *asynq.Task) error { return nil }, calm)
+				c.cut()
+				s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+				if got := <-told; got.Policy != "api" || got.Tenant != "acme" || !errors.Is(got.Err, throttle.ErrUnavailable) {
+					t.Errorf("%+v", got)
+				}
+			})
+		})
+	}
+}

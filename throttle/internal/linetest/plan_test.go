@@ -124,8 +124,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		if _, err := sc.l.Line("p").Plan(t.Context(), []throttle.Demand{d}, throttle.PlanOptions{}); err == nil {
 			t.Error("a demand of nothing is planned")
 		}
-		p := policy(sharedWindow(1_000_000, s))
-		setPolicy(t, p, sc.l)
+		setPolicy(t, sc.l, sharedWindow(1_000_000, s))
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
 			take(t, sc.at(10*s+now).l, 2, "q")
 		}

@@ -18,7 +18,7 @@ import (
 func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 	const tasks = 100
 	each(t, append(idle(10), shared(20, 500*time.Millisecond)), func(t *testing.T, s *site) {
-		client := redis.NewClient(like(s.redis))
+		client := connect(like(s.redis))
 		defer client.Close()
 		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)

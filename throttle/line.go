@@ -15,15 +15,16 @@ import (
 // Line is safe for concurrent use.
 type Line struct {
 	limiter *Limiter
-	policy  string
+	name    string
 }
 
-// Line returns the line of a policy. It does not check the name: methods of a line without a policy
-// return ErrUnknownPolicy.
-func (l *Limiter) Line(policy string) *Line { return &Line{l, policy} }
+// Line returns the line of a policy, or with Policy.Shards the line that LineOf or Lines names. It
+// does not check the name: methods of a line without a policy return ErrUnknownPolicy.
+func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
-// Lines returns the names of the policies that a server should take from: all, and those that
-// SetPolicies removed, until nobody waits in their lines.
+// Lines returns the names of the lines that a server should take from: all, and those that
+// SetPolicies removed, until nobody waits there. A line has the name of its policy, unless that has
+// shards.
 func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 
 // A Ticket asks for a place in a line.
@@ -89,7 +90,7 @@ type Place struct {
 // The error concerns the whole call, and some tickets may have joined: ErrUnknownPolicy,
 // ErrUnavailable, ErrState, ErrClock, ErrReply, the context's error or that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
-	cp, err := n.limiter.find(n.policy, false)
+	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -141,6 +142,9 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, t Ticket) (*oper
 	if t.ID == "" {
 		return nil, &RequestError{Policy: cp.Name, Field: "ticket", Value: t.ID, Hint: "must have an ID"}
 	}
+	if own := lineName(cp.Name, r.Tenant, cp.Shards); own != cp.line {
+		return nil, &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: r.Tenant, Hint: "must join its own line, " + own}
+	}
 	o, err := n.limiter.operation(ctx, cp, r)
 	if err != nil {
 		return nil, err
@@ -187,12 +191,12 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 // Calls that wait in place are left out, and a ticket may come twice. Use it before Leave, to find
 // tickets whose work no longer exists. Errors are Take's and those of do.
 func (n *Line) Tickets(ctx context.Context, do func([]TicketID) error) error {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}
 	var own error // of do
-	err = n.limiter.runner.Tickets(ctx, cp.Name, func(queues, ids []string) error {
+	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids []string) error {
 		tickets := make([]TicketID, len(ids))
 		for i := range ids {
 			tickets[i] = TicketID{Queue: queues[i], ID: ids[i]}
@@ -208,7 +212,7 @@ func (n *Line) Tickets(ctx context.Context, do func([]TicketID) error) error {
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
 func (n *Line) Leave(ctx context.Context, tickets ...TicketID) error {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}

@@ -166,14 +166,14 @@ func (ad *Adapter) UnmatchedCount() int64 { return ad.unmatched.count.Load() }
 func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 	ad.serve.Do(func() {
 		c := ad.serving
-		c.Answered = func(policy string, at time.Time) {
+		c.Answered = func(line string, at time.Time) {
 			ad.outages.decided()
-			ad.outages.clockAt(policy, at)
+			ad.outages.clockAt(line, at)
 		}
 		c.Asynq = ad.asynq.Load()
-		c.Failed = func(policy string, err error) {
-			info, _ := ad.config.Limiter.Lookup(policy)
-			ad.outages.failed(err, "policy", policy, "fails", string(info.Fail))
+		c.Failed = func(line string, err error) {
+			info, _ := ad.config.Limiter.Lookup(line)
+			ad.outages.failed(err, "policy", line, "fails", string(info.Fail))
 		}
 		c.Limiter = dispatch.Lines(ad.config.Limiter)
 		c.Match = ad.match
@@ -200,7 +200,10 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 	}
 	request.Front = m.Retried() > 0
 	request.MaxHold = m.TimeLimit(time.Now())
-	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Policy: policy.Name, Request: request}, true
+	return dispatch.Match{
+		FailOpen: policy.Fail == throttle.FailOpen, Line: ad.config.Limiter.LineOf(policy.Name, request.Tenant),
+		MaxWait: maxWaitOf(m), Request: request,
+	}, true
 }
 
 // Stop picks up no more tasks. Call it before the server's Shutdown.

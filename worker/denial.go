@@ -74,9 +74,14 @@ func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, oth
 
 // waitInLine returns the denial of a task whose ticket is in line.
 func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	ad.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
+	ad.dispatcher().Expect(ad.lineOf(r), a.Queue, d.RetryIn)
 	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, ad.failsOpen(d.Policy))))
 	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
+}
+
+// lineOf returns the name of the line in which a request waits.
+func (ad *Adapter) lineOf(r throttle.Request) string {
+	return ad.config.Limiter.LineOf(r.Policy, r.Tenant)
 }
 
 func (ad *Adapter) failsOpen(policy string) bool {
@@ -124,7 +129,7 @@ func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Requ
 	defer cancel()
 	r.Front = true
 	ticket := throttle.Ticket{TicketID: r.Ticket, Key: r.Key, Request: r}
-	places, err := ad.config.Limiter.Line(r.Policy).Join(ctx, []throttle.Ticket{ticket})
+	places, err := ad.config.Limiter.Line(ad.lineOf(r)).Join(ctx, []throttle.Ticket{ticket})
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return ad.requeueAt(a, r, d, cause)
 	}

@@ -63,7 +63,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if task.Mark == "" { // it joins for the first time
 			j.ticket.Request.MaxWait = match.MaxWait
 		}
-		joins[match.Policy] = append(joins[match.Policy], j)
+		joins[match.Line] = append(joins[match.Line], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped

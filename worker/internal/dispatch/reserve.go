@@ -25,8 +25,8 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		r := match.Request
 		r.Key = task.Message.JoinKey()
 		r.Ticket = throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID}
-		requests[match.Policy] = append(requests[match.Policy], r)
-		of[match.Policy] = append(of[match.Policy], i)
+		requests[match.Line] = append(requests[match.Line], r)
+		of[match.Line] = append(of[match.Line], i)
 	}
 	for policy, all := range requests {
 		l := d.answering(policy, queue, time.Now())

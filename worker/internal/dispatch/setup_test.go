@@ -148,7 +148,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Failed:      func(string, error) { b.failed.Add(1) },
 			Limiter:     watched{dispatch.Lines(limiter), b},
 			Match: func(m asynqredis.Message) (dispatch.Match, bool) {
-				match := dispatch.Match{Policy: "api", Request: throttle.Request{Tenant: string(m.Payload()), Front: m.Retried() > 0}}
+				match := dispatch.Match{Line: "api", Request: throttle.Request{Tenant: string(m.Payload()), Front: m.Retried() > 0}}
 				return match, m.Type() == "throttled"
 			},
 			Poll:   time.Second,

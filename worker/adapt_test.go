@@ -173,7 +173,7 @@ func TestJobsAdaptToAnotherWayToCount(t *testing.T) {
 	for _, row := range adaptingAPIs {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const jobs = 500
+				const jobs = 250
 				s, api := synctestSite(t, adaptingPolicy(throttle.AdaptFull)), &adaptingAPI{count: row.count}
 				s.works(api, jobs, func() {
 					for until := time.Now().Add(time.Minute); api.done() < jobs && time.Now().Before(until); {

@@ -185,30 +185,30 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := synctestSite(t, shared(1, 10*time.Minute))
+				s := synctestSite(t, shared(1, 2*time.Minute))
 				client := s.client(s.limiter)
 				later := func(id string, opts ...asynq.Option) {
 					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
-					if _, err := client.Enqueue(task, slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(30 * time.Minute)})...); err != nil {
+					if _, err := client.Enqueue(task, slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(6 * time.Minute)})...); err != nil {
 						t.Fatal(err)
 					}
 				}
-				later("late", worker.MaxWait(5*time.Minute), asynq.MaxRetry(5))
-				later("patient", worker.MaxWait(40*time.Minute))
+				later("late", worker.MaxWait(time.Minute), asynq.MaxRetry(5))
+				later("patient", worker.MaxWait(8*time.Minute))
 				later("any time")
 				s.serve(s.ok, calm)
-				time.Sleep(29 * time.Minute)
+				time.Sleep(5*time.Minute + 48*time.Second)
 				s.joinMany(client, "beta", 0, 1) // it takes the window
-				time.Sleep(2 * time.Minute)
+				time.Sleep(30 * time.Second)
 				task := s.task("late")
 				if task.State != asynq.TaskStateArchived || task.Retried != 0 || task.MaxRetry != 5 ||
-					!strings.Contains(task.LastErr, "longer than 5m0s") {
+					!strings.Contains(task.LastErr, "longer than 1m0s") {
 					t.Errorf("%v by %q after %d of %d retries", task.State, task.LastErr, task.Retried, task.MaxRetry)
 				}
 				if n := len(s.inLine()); n != 2 {
 					t.Errorf("%d wait, want 2", n)
 				}
-				time.Sleep(time.Hour)
+				time.Sleep(12 * time.Minute)
 				if got := slices.Sorted(slices.Values(s.runs())); !slices.Equal(got, []string{"any time", "beta-0000", "patient"}) {
 					t.Errorf("ran: %q", got)
 				}
@@ -217,7 +217,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				var late *throttle.TooLateError
-				if len(s.reported) != 1 || !errors.As(s.reported[0], &late) || late.MaxWait != 5*time.Minute {
+				if len(s.reported) != 1 || !errors.As(s.reported[0], &late) || late.MaxWait != time.Minute {
 					t.Errorf("the user's ErrorHandler was told %q", s.reported)
 				}
 			})

@@ -80,26 +80,27 @@ func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
 	})
 }
 
-// Ten minutes of work a task, and eight times as many tasks as slots: hours, by a made-up clock.
+// Minutes of work a task, longer than its lease, and four times as many tasks as slots, by a made-up
+// clock.
 func TestLongHandlersWakeTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const slots, tasks = 20, 80
 		p := atOnce(slots)
-		p.Windows[0].Lease = 5 * time.Minute
-		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: time.Minute})
+		p.Windows[0].Lease = 75 * time.Second
+		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: 15 * time.Second})
 		s := synctestSite(t, p)
 		g, l := &gauge{}, newLedger()
 		for i := range tasks {
 			s.enqueue(task("acme"), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
 		}
 		s.serve(g.handler(func(ctx context.Context, task *asynq.Task) error {
-			time.Sleep(10 * time.Minute)
+			time.Sleep(150 * time.Second)
 			return s.ok(ctx, task)
 		}), l.watch, func(c *asynq.Config, _ *worker.Config) {
 			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = slots+6, 5*time.Second, time.Second
 		})
-		time.Sleep(time.Hour)
+		time.Sleep(15 * time.Minute)
 		if got := len(s.runs()); got != tasks {
 			t.Errorf("%d of %d have run", got, tasks)
 		}

@@ -47,6 +47,9 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			counts{}, counts{"acme": 8, "beta": 2}},
 	} {
 		for _, restart := range []bool{false, true} {
+			if restart && row.name != "limit raised" && row.name != "weight" {
+				continue // what is read at a start is the same for all
+			}
 			t.Run(fmt.Sprintf("%s, restart %v", row.name, restart), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := synctestSite(t, row.policy)

@@ -28,11 +28,11 @@ func TestBacklogDrains(t *testing.T) {
 		utilization float64
 		pace        func(*asynq.Config, *worker.Config)
 	}{
-		{"20 per second", policy(20, time.Second), 20, time.Second, 200, 2.1, 0.95, quick},
+		{"20 per second", policy(20, time.Second), 20, time.Second, 100, 2.1, 0.95, quick},
 		{"200 per 10 seconds", policy(200, 10*time.Second), 200, 10 * time.Second, 400, 2.1, 0.95, quick},
 		{"20 per minute and 5 per 3 seconds", minuteAndBurst, 20, time.Minute, 60, 2.1, 0.9, calm},
 		{"5 per 100 ms", policy(5, 100*time.Millisecond), 5, 100 * time.Millisecond, 100, 2.2, 0.85, quick},
-		{"20 per second, shared", shared(20, time.Second), 20, time.Second, 200, 2.1, 0.95, quick},
+		{"20 per second, shared", shared(20, time.Second), 20, time.Second, 100, 2.1, 0.95, quick},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,7 +102,7 @@ func TestPlannedBacklogDrains(t *testing.T) {
 func TestWeightedTenantsShare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := shared(20, time.Minute)
+		p := shared(20, 10*time.Second)
 		p.Tenants = map[string]throttle.Tenant{"dune": {Weight: 2}}
 		s := synctestSite(t, p)
 		l := newLedger()
@@ -110,14 +110,14 @@ func TestWeightedTenantsShare(t *testing.T) {
 		s.serve(s.ok, l.watch, calm, s.apart)
 		s.enqueueMany("acme", 0, 130)
 		s.enqueueMany("beta", 0, 120)
-		time.Sleep(5 * time.Minute)
+		time.Sleep(50 * time.Second)
 		s.enqueueMany("chip", 0, 90)
 		s.enqueueMany("dune", 0, 140)
-		time.Sleep(2 * time.Minute)
+		time.Sleep(20 * time.Second)
 		from := time.Now()
-		time.Sleep(7 * time.Minute)
+		time.Sleep(70 * time.Second)
 		to := time.Now()
-		time.Sleep(12 * time.Minute)
+		time.Sleep(2 * time.Minute)
 
 		const tasks = 130 + 120 + 90 + 140
 		if n := l.count(); n != tasks {
@@ -143,11 +143,11 @@ func TestWeightedTenantsShare(t *testing.T) {
 		if mean > 2.6 {
 			t.Errorf("%.2f wakes a task", mean)
 		}
-		u := l.utilization(20, time.Minute)
+		u := l.utilization(20, 10*time.Second)
 		if u < 0.95 {
 			t.Errorf("utilization %.3f", u)
 		}
-		if n := l.excess(20, time.Minute); n != 0 {
+		if n := l.excess(20, 10*time.Second); n != 0 {
 			t.Errorf("%d more than the limit", n)
 		}
 		t.Logf("wakes %.2f, at most %d, utilization %.3f, shares %v of %v", mean, most, u, share, total)

@@ -40,8 +40,8 @@ func TestNginxNeverRefuses(t *testing.T) {
 		jitter time.Duration
 		zones  []throttletest.Zone
 	}{
-		{"two limits at once", 1000, 200 * time.Millisecond, []throttletest.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}}},
-		{"a burst", 1000, 300 * time.Millisecond, []throttletest.Zone{{Rate: 150, Burst: 60}}},
+		{"two limits at once", 600, 200 * time.Millisecond, []throttletest.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}}},
+		{"a burst", 600, 300 * time.Millisecond, []throttletest.Zone{{Rate: 150, Burst: 60}}},
 		{"no burst", 30, 10 * time.Millisecond, []throttletest.Zone{{Rate: 5}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {

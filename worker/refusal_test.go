@@ -198,7 +198,12 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 					return row.errs[min(runs, len(row.errs))-1]
 				}, calm)
 				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
-				time.Sleep(10 * time.Minute)
+				for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
+					if state := s.task("t").State; state == 0 || state == asynq.TaskStateArchived {
+						break
+					}
+				}
+				time.Sleep(time.Minute) // time for another run
 				info := s.task("t")
 				if gone := info.ID == ""; runs != row.runs || gone != (row.limit == "") {
 					t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)

@@ -258,10 +258,12 @@ func (s *site) open(ids ...string) {
 // wait waits until the condition holds: long, as machines are slow.
 func (s *site) wait(what string, condition func() bool) {
 	s.Helper()
-	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(pause) {
 		if time.Now().After(end) {
 			s.Fatalf("waited in vain until %s\n%s", what, s.log)
 		}
+		pause = min(2*pause, 50*time.Millisecond) // each look costs as much as a task
 	}
 }
 

@@ -21,6 +21,12 @@ func sharded(shards int) throttle.Policy {
 	}}
 }
 
+// shardIn returns what precedes the number of shards in the name of a tenant's line.
+func shardIn(l *throttle.Limiter, tenant string) string {
+	shard, _, _ := strings.Cut(l.LineOf("p", tenant), "of")
+	return shard
+}
+
 func setShards(t *testing.T, l *throttle.Limiter, shards int) {
 	t.Helper()
 	if err := l.SetPolicies([]throttle.Policy{sharded(shards)}); err != nil {
@@ -115,7 +121,11 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, c := range []struct{ from, to int }{{1, 4}, {4, 1}, {4, 3}} {
 			ctx, l := t.Context(), newLimiter(t, client, sharded(c.from))
+			then := newLimiter(t, client, sharded(c.to))
 			tenant := fmt.Sprintf("from %d to %d", c.from, c.to)
+			for c.from > 1 && c.to > 1 && shardIn(l, tenant) != shardIn(then, tenant) {
+				tenant += "." // one that is third before and after, say
+			}
 			r := throttle.Request{Policy: "p", Tenant: tenant}
 			before, line := []throttle.Decision{reserve(t, l, r), reserve(t, l, r)}, l.LineOf("p", tenant)
 			waits := r

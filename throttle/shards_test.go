@@ -63,20 +63,20 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 			}
 			r.IdempotencyKey = ""
 			d := reserve(t, l, r)
-			r.Ticket, r.Key = ticketID("denied"), "key"
+			r.Ticket, r.Key = ticketOf("denied"), "key"
 			if d := reserve(t, l, r); d.Granted || !d.Queued {
 				t.Errorf("%s: a third got a slot, or no place: %+v", line, d)
 			}
-			ticket := throttle.Ticket{TicketID: ticketID("joined"), Request: throttle.Request{Tenant: tenant}}
-			if places, err := l.Line(line).Join(ctx, []throttle.Ticket{ticket}); err != nil || places[0].Err != nil {
+			joins := []throttle.Request{{Tenant: tenant, Ticket: ticketOf("joined")}}
+			if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
 				t.Fatal(places, err)
 			}
 			other := l.Line(lines[(slices.Index(lines, line)+1)%4])
 			var wrong *throttle.RequestError
-			if places, err := other.Join(ctx, []throttle.Ticket{ticket}); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
+			if places, err := other.Join(ctx, joins); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
 				t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
 			}
-			if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: ticketID("astray")}}); err != nil || got[0].ID != "" {
+			if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: ticketOf("astray")}}); err != nil || got[0].Ticket != (throttle.Ticket{}) {
 				t.Errorf("%s: another line decided: %+v, %v", line, got, err)
 			}
 			release(t, d)
@@ -93,7 +93,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 				t.Error(err)
 			}
 			taken := takeFrom(t, l, line)
-			if len(taken) != 1 || taken[0].ID != "denied" || !l.Line(line).Matches(taken[0], r) {
+			if len(taken) != 1 || taken[0].Ticket != ticketOf("denied") || !l.Line(line).Matches(taken[0], r) {
 				t.Errorf("%s: took %v", line, taken)
 			}
 		}
@@ -129,7 +129,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 			r := throttle.Request{Policy: "p", Tenant: tenant}
 			before, line := []throttle.Decision{reserve(t, l, r), reserve(t, l, r)}, l.LineOf("p", tenant)
 			waits := r
-			waits.Ticket = ticketID(tenant)
+			waits.Ticket = ticketOf(tenant)
 			if d := reserve(t, l, waits); !d.Queued {
 				t.Fatalf("%s: %+v", tenant, d)
 			}
@@ -140,7 +140,9 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 			if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
 				t.Errorf("%s: lines %q, now in %q", tenant, l.Lines(), l.LineOf("p", tenant))
 			}
-			if _, err := l.Line(line).Join(ctx, []throttle.Ticket{{TicketID: ticketID("late"), Request: r}}); !errors.Is(err, throttle.ErrUnknownPolicy) {
+			late := r
+			late.Ticket = ticketOf("late")
+			if _, err := l.Line(line).Join(ctx, []throttle.Request{late}); !errors.Is(err, throttle.ErrUnknownPolicy) {
 				t.Errorf("%s: a former line was joined: %v", tenant, err)
 			}
 			if taken := takeFrom(t, l, line); len(taken) != 0 {

@@ -200,10 +200,7 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 	}
 	request.Front = m.Retried() > 0
 	request.MaxHold = m.TimeLimit(time.Now())
-	return dispatch.Match{
-		FailOpen: policy.Fail == throttle.FailOpen, Line: ad.config.Limiter.LineOf(policy.Name, request.Tenant),
-		MaxWait: maxWaitOf(m), Request: request,
-	}, true
+	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Request: request}, true
 }
 
 // Stop picks up no more tasks. Call it before the server's Shutdown.

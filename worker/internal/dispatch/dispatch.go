@@ -42,13 +42,14 @@ const (
 // A Limiter has lines: see Lines. A line has the name of its policy, unless that has shards.
 type Limiter interface {
 	Line(name string) Line
+	LineOf(policy, tenant string) string
 	Lines() []string
 }
 
 // A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
 	Acknowledge(ctx context.Context) error
-	Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error)
+	Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error)
 	PutBack(ctx context.Context, tickets []throttle.TakenTicket) error
 	Refund(ctx context.Context, tickets []throttle.TakenTicket) error
 	Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error)
@@ -77,8 +78,7 @@ type Config struct {
 
 // A Match says how a task joins a line.
 type Match struct {
-	FailOpen bool // it runs if the limiter is not available
-	Line     string
+	FailOpen bool          // it runs if the limiter is not available
 	MaxWait  time.Duration // of a task that joins later than it was enqueued
 	Request  throttle.Request
 }

@@ -24,9 +24,10 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		}
 		r := match.Request
 		r.Key = task.Message.JoinKey()
-		r.Ticket = throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID}
-		requests[match.Line] = append(requests[match.Line], r)
-		of[match.Line] = append(of[match.Line], i)
+		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
+		line := d.Limiter.LineOf(r.Policy, r.Tenant)
+		requests[line] = append(requests[line], r)
+		of[line] = append(of[line], i)
 	}
 	for policy, all := range requests {
 		l := d.answering(policy, queue, time.Now())

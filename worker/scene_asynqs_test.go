@@ -16,6 +16,9 @@ import (
 // take that is repeated for the other server moves no task to the wrong one. All tasks run once,
 // and keep to the limit that they share.
 func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
+	if onCluster() {
+		t.Skip("a Redis Cluster has one database")
+	}
 	const tasks = 100
 	each(t, append(idle(10), shared(20, 500*time.Millisecond)), func(t *testing.T, s *site) {
 		client := connect(like(s.redis))

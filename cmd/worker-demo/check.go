@@ -41,8 +41,8 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s%s\n",
-		p.Name, match, p.Fail, p.Failover, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s%s\n  upstream refusals pause %s, for %s at most; adapts: %s%s\n",
+		p.Name, match, p.Fail, p.Failover, p.Requeue, shardsText(p), refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -82,6 +82,13 @@ func givenUpText(p throttle.Policy) string {
 		text += fmt.Sprintf("; a task fails that is refused for longer than %s", show.Short(p.MaxRefusedWait))
 	}
 	return text
+}
+
+func shardsText(p throttle.Policy) string {
+	if p.Shards == 1 {
+		return ""
+	}
+	return fmt.Sprintf(", in %d shards", p.Shards)
 }
 
 func scopeText(s throttle.Scope) string {
@@ -139,6 +146,7 @@ type (
 		RefusedMS  float64                  `json:"max_refused_wait_ms,omitempty"`
 		Upstream   throttle.Upstream        `json:"upstream"`
 		Requeue    throttle.Requeue         `json:"requeue"`
+		Shards     int                      `json:"shards"`
 		Windows    []checkedWindow          `json:"windows"`
 		Tenants    map[string]checkedTenant `json:"tenants"`
 		Warnings   []string                 `json:"warnings"`
@@ -172,7 +180,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue, Shards: p.Shards,
 			Refusals: p.MaxRefusals, RefusedMS: show.Milliseconds(p.MaxRefusedWait),
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}

@@ -108,6 +108,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 	}{
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
 			"Adapt":    policy("adapt: spread"),
+			"Shards":   policy("shards: 4"),
 			"Fail":     policy("fail: open"),
 			"Failover": policy("failover: strict"),
 			"Match":    policy("match: [x]"),

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"maps"
-	"strings"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -36,6 +35,5 @@ func (s *share) had(tickets []throttle.TakenTicket) {
 
 // family is the policy of a line, which its other shards have too.
 func (l *line) family() string {
-	family, _, _ := strings.Cut(l.policy, "/")
-	return family
+	return throttle.PolicyOf(l.policy)
 }

@@ -29,8 +29,9 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			return throttle.Request{Policy: name, Tenant: tenant, Cost: map[string]int64{throttle.Requests: cost}}
 		}
 		join := func(id string) error {
-			tickets := []throttle.Ticket{{TicketID: throttle.TicketID{Queue: "q", ID: id}, Request: request("slow", 3)}}
-			places, err := l.Line(name).Join(ctx, tickets)
+			r := request("slow", 3)
+			r.Ticket = throttle.Ticket{Queue: "q", ID: id}
+			places, err := l.Line(name).Join(ctx, []throttle.Request{r})
 			if err == nil {
 				err = places[0].Err
 			}

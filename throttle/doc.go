@@ -13,9 +13,9 @@
 // API says of its own limits.
 //
 // Work that waits stands in the policy's [Line]: first come, first served for one tenant, fair
-// between tenants. [Line.Join] puts tickets in line and tells when they are expected to start.
-// [Line.Take] takes those that fit now, with their capacity. A denied Reserve whose request has a
-// ticket joins too.
+// between tenants. A [Ticket] says who waits. [Line.Join] puts requests in line by their tickets, and
+// tells when they are expected to start. [Line.Take] takes those that fit now, with their capacity. A
+// denied Reserve whose request has a ticket joins too.
 //
 // Times of decisions are by the clock of the Redis server, to the microsecond. The package knows
 // nothing of job queues: package worker puts it in front of asynq's handlers.

@@ -149,19 +149,19 @@ func ExampleLine() {
 	defer end()
 	ctx, line := context.Background(), limiter.Line("llm")
 
-	var tickets []throttle.Ticket
+	var requests []throttle.Request
 	for _, job := range []struct{ tenant, id string }{{"acme", "1"}, {"beta", "2"}, {"acme", "3"}} {
-		tickets = append(tickets, throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: "default", ID: job.id},
-			Request:  throttle.Request{Tenant: job.tenant},
+		requests = append(requests, throttle.Request{
+			Tenant: job.tenant,
+			Ticket: throttle.Ticket{Queue: "default", ID: job.id},
 		})
 	}
-	places, err := line.Join(ctx, tickets)
+	places, err := line.Join(ctx, requests)
 	if err != nil {
 		log.Fatal(err)
 	}
 	for i, place := range places {
-		fmt.Println("job", tickets[i].ID, "starts in", place.StartsIn.Round(time.Hour))
+		fmt.Println("job", requests[i].Ticket.ID, "starts in", place.StartsIn.Round(time.Hour))
 	}
 
 	// A server with two free slots.

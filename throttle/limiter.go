@@ -230,11 +230,23 @@ func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 	if err != nil {
 		return nil, err
 	}
+	return l.checkedFor(ctx, cp, r)
+}
+
+// checkedFor prepares a request for capacity of a policy.
+func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
+	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
+		return nil, noTicket(cp)
+	}
 	o, err := l.operation(ctx, cp, r)
 	if err != nil {
 		return nil, err
 	}
 	return o, o.checkCosts()
+}
+
+func noTicket(cp *compiledPolicy) error {
+	return &RequestError{Policy: cp.Name, Field: "ticket", Value: "", Hint: "must have an ID"}
 }
 
 func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {

@@ -26,27 +26,7 @@ func (l *Limiter) Line(policy string) *Line { return &Line{l, policy} }
 // SetPolicies removed, until nobody waits in their lines.
 func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 
-// A Ticket asks for a place in a line.
-type Ticket struct {
-	TicketID
-
-	// Backlog refuses the ticket, by a *BacklogError, if that many tickets of the same tenant,
-	// attributes and queue wait already. The default, 0, is no limit.
-	Backlog int
-
-	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if those
-	// of other tenants, attributes and queues leave. It is a time by this machine's clock. The default, zero, is no limit.
-	Deadline time.Time
-
-	// Key is data that Take returns with the ticket: at most MaxKeyBytes bytes of any kind.
-	Key string
-
-	// Request is what the ticket waits for. If it may have to wait for longer than Request.MaxWait,
-	// the ticket is refused, by a *TooLateError. Policy, Ticket, Key and IdempotencyKey are ignored.
-	Request Request
-}
-
-// A Place is the answer to one ticket of a Join.
+// A Place is the answer to one request of a Join.
 type Place struct {
 	// Err says why the ticket did not join: *RequestError, *NeverFitsError, *TooLateError or
 	// *BacklogError. It does not affect the other tickets.
@@ -83,26 +63,25 @@ type Place struct {
 	StartsInMost time.Duration
 }
 
-// Join puts tickets in line, whether or not they fit now, and returns a place for each, in order. A
-// ticket that is in line keeps its place. Use it for up to a few hundred tickets at once.
+// Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
+// each, in order. A ticket that is in line keeps its place. Nothing is granted, so an
+// IdempotencyKey is ignored. Use Join for up to a few hundred requests at once.
 //
 // The error concerns the whole call, and some tickets may have joined: ErrUnknownPolicy,
 // ErrUnavailable, ErrState, ErrClock, ErrReply, the context's error or that of the TenantFunc.
-func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
+func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	cp, err := n.limiter.find(n.policy, false)
 	if err != nil {
 		return nil, err
 	}
-	places := make([]Place, len(tickets))
-	operations := make([]*operation, 0, len(tickets))
-	asks := make([]script.Request, 0, len(tickets))
-	var of []int // by ask: its ticket
-	for i, t := range tickets {
-		o, err := n.checked(ctx, cp, t)
-		var request *RequestError
-		var never *NeverFitsError
+	places := make([]Place, len(requests))
+	operations := make([]*operation, 0, len(requests))
+	asks := make([]script.Request, 0, len(requests))
+	var of []int // by ask: its request
+	for i, r := range requests {
+		o, err := n.joining(ctx, cp, r)
 		switch {
-		case errors.As(err, &request) || errors.As(err, &never):
+		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
 			places[i].Err = err
 			continue
 		case err != nil:
@@ -112,11 +91,10 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 			continue
 		}
 		ask := o.lineRequest(script.Join, "")
-		ask.Once = ""
-		ask.Place.Backlog = int64(max(0, t.Backlog))
-		ask.Place.MaxWait = limitMicros(t.Request.MaxWait)
-		if !t.Deadline.IsZero() {
-			ask.Place.Deadline = max(1, limitMicros(time.Until(t.Deadline)))
+		ask.Place.Backlog = int64(max(0, r.Backlog))
+		ask.Place.MaxWait = limitMicros(r.MaxWait)
+		if !r.Deadline.IsZero() {
+			ask.Place.Deadline = max(1, limitMicros(time.Until(r.Deadline)))
 		}
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
@@ -128,25 +106,30 @@ func (n *Line) Join(ctx context.Context, tickets []Ticket) ([]Place, error) {
 		if a.Err != nil {
 			return nil, classify(ctx, cp.Name, a.Err)
 		}
-		if places[of[j]], err = operations[j].placed(a, tickets[of[j]]); err != nil {
+		if places[of[j]], err = operations[j].placed(a); err != nil {
 			return nil, err
 		}
 	}
-	n.limiter.joined(tickets, cp.Name, places)
+	n.limiter.joined(cp.Name, requests, places)
 	return places, nil
 }
 
-func (n *Line) checked(ctx context.Context, cp *compiledPolicy, t Ticket) (*operation, error) {
-	r := t.Request
-	r.Policy, r.Ticket, r.Key, r.IdempotencyKey = cp.Name, t.TicketID, t.Key, ""
-	if t.ID == "" {
-		return nil, &RequestError{Policy: cp.Name, Field: "ticket", Value: t.ID, Hint: "must have an ID"}
+// joining prepares a request that joins.
+func (n *Line) joining(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
+	if r.Ticket == (Ticket{}) {
+		return nil, noTicket(cp)
 	}
-	o, err := n.limiter.operation(ctx, cp, r)
-	if err != nil {
-		return nil, err
+	r.IdempotencyKey = ""
+	return n.checked(ctx, cp, r)
+}
+
+// checked prepares a request for capacity of the line's policy.
+func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
+	if r.Policy != "" && r.Policy != cp.Name {
+		return nil, &RequestError{Policy: cp.Name, Field: "policy", Value: r.Policy, Hint: "must be that of the line, or empty"}
 	}
-	return o, o.checkCosts()
+	r.Policy = cp.Name
+	return n.limiter.checkedFor(ctx, cp, r)
 }
 
 // limitMicros returns a limit in microseconds, at least 1: 0 is no limit.
@@ -157,8 +140,8 @@ func limitMicros(d time.Duration) int64 {
 	return max(1, d.Microseconds())
 }
 
-func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
-	p := Place{
+func (o *operation) placed(a script.Answer) (Place, error) {
+	r, p := o.request, Place{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		ClockBehind:   micros(a.Behind),
 		Nudge:         a.Nudge,
@@ -172,11 +155,11 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 	case script.Waits, script.WaitedBefore:
 		return p, nil
 	case script.TooLate:
-		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInMost), MaxWait: t.Request.MaxWait}
+		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInMost), MaxWait: r.MaxWait}
 	case script.BacklogFull:
-		p.Err = &BacklogError{Decision: d, Backlog: t.Backlog}
+		p.Err = &BacklogError{Decision: d, Backlog: r.Backlog}
 	case script.PastDeadline:
-		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInLeast), Deadline: t.Deadline}
+		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInLeast), Deadline: r.Deadline}
 	default:
 		return Place{}, fmt.Errorf("%w: policy %q: a ticket got the status %d", ErrReply, o.Name, a.Status)
 	}
@@ -187,16 +170,16 @@ func (o *operation) placed(a script.Answer, t Ticket) (Place, error) {
 // Tickets calls do for pages of the tickets in line, some hundred each, until do returns an error.
 // Calls that wait in place are left out, and a ticket may come twice. Use it before Leave, to find
 // tickets whose work no longer exists. Errors are Take's and those of do.
-func (n *Line) Tickets(ctx context.Context, do func([]TicketID) error) error {
+func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
 	cp, err := n.limiter.find(n.policy, true)
 	if err != nil {
 		return err
 	}
 	var own error // of do
 	err = n.limiter.runner.Tickets(ctx, cp.Name, func(queues, ids []string) error {
-		tickets := make([]TicketID, len(ids))
+		tickets := make([]Ticket, len(ids))
 		for i := range ids {
-			tickets[i] = TicketID{Queue: queues[i], ID: ids[i]}
+			tickets[i] = Ticket{Queue: queues[i], ID: ids[i]}
 		}
 		own = do(tickets)
 		return own
@@ -222,7 +205,7 @@ func (n *Line) Len(ctx context.Context) (int64, error) {
 }
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
-func (n *Line) Leave(ctx context.Context, tickets ...TicketID) error {
+func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
 	cp, err := n.limiter.find(n.policy, true)
 	if err != nil {
 		return err

@@ -23,9 +23,8 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 	asks := make([]script.Request, 0, len(requests))
 	var of []int // by ask: its request
 	for i, r := range requests {
-		r.Policy = cp.Name
-		o, err := n.limiter.checked(ctx, r)
-		if err != nil || o.compiledPolicy != cp {
+		o, err := n.checked(ctx, cp, r)
+		if err != nil {
 			continue
 		}
 		operations[i] = o
@@ -46,7 +45,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 		}
 		r := o.request
 		tickets[i] = TakenTicket{
-			TicketID: r.Ticket, Key: r.Key, Flow: cp.flow(r.Ticket.Queue, r), Cost: cp.costsText(r), Decision: d, policy: cp,
+			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(r.Ticket.Queue, r), Cost: cp.costsText(r), Decision: d, policy: cp,
 		}
 	}
 	return tickets, nil

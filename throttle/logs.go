@@ -54,7 +54,7 @@ func (l *Limiter) watch(r Request, a Adapted) {
 		l.watched.byKey = map[string]bool{}
 	}
 	l.watched.byKey[key] = true
-	r.Ticket = TicketID{}
+	r.Ticket = Ticket{}
 	l.lookLater(key, r, a, a.Until.Sub(a.Changed))
 }
 

@@ -119,7 +119,8 @@ func TestHeadersOfScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a", "org": "o", "plan": "p", "site": "s"}}
-	ticket := Ticket{TicketID: TicketID{Queue: "q", ID: "1"}, Request: r, Key: "key"}
+	joining := r
+	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
 	d, err := l.Reserve(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +128,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Line("p").Join(t.Context(), []Ticket{ticket}); err != nil {
+	if _, err := l.Line("p").Join(t.Context(), []Request{joining}); err != nil {
 		t.Fatal(err)
 	}
 	if taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: []string{"q", "r"}, Max: 3}); err != nil || len(taken.Tickets) != 1 {

@@ -97,12 +97,12 @@ func (l *Limiter) decided(d Decision) {
 	}
 }
 
-func (l *Limiter) joined(tickets []Ticket, policy string, places []Place) {
+func (l *Limiter) joined(policy string, requests []Request, places []Place) {
 	if l.observer.Joined == nil {
 		return
 	}
 	for i, place := range places {
-		l.observer.Joined(Join{Place: place, Policy: policy, Tenant: tickets[i].Request.Tenant})
+		l.observer.Joined(Join{Place: place, Policy: policy, Tenant: requests[i].Tenant})
 	}
 }
 

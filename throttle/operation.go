@@ -128,7 +128,7 @@ func (o *operation) place() *script.Place {
 		Flow: o.flow(o.request.Ticket.Queue, o.request), Tenant: o.request.Tenant, Weight: o.weight(),
 		Front: o.request.Front,
 	}
-	if o.request.Ticket != (TicketID{}) {
+	if o.request.Ticket != (Ticket{}) {
 		p.Key = o.request.Key
 	}
 	return p
@@ -216,7 +216,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	ask := o.scriptRequest(op, id)
 	ask.Hold = max(0, o.request.MaxHold.Microseconds())
 	ask.Place = o.place()
-	if o.request.Ticket != (TicketID{}) {
+	if o.request.Ticket != (Ticket{}) {
 		ask.Ticket = script.TicketName(o.request.Ticket.Queue, o.request.Ticket.ID)
 	}
 	return ask

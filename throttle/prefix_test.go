@@ -24,7 +24,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 			return l
 		}
 		waiting := acme(1)
-		waiting.Ticket = throttle.TicketID{Queue: "q", ID: "1"}
+		waiting.Ticket = throttle.Ticket{Queue: "q", ID: "1"}
 		prefixes := []string{"", "staging:", "staging:eu:"}
 		for _, prefix := range prefixes {
 			if d := reserve(t, limiter(prefix), acme(1)); !d.Granted {

@@ -124,7 +124,7 @@ func FuzzReply(f *testing.F) {
 		f.Fatal(err)
 	}
 	r := acme(1)
-	r.Ticket = ticketID("a")
+	r.Ticket = ticketOf("a")
 
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s.reply = readValues(b)
@@ -176,8 +176,8 @@ func FuzzReply(f *testing.F) {
 		known := func(err error) bool {
 			return err == nil || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) || errors.Is(err, throttle.ErrClock)
 		}
-		r.MaxWait = time.Hour
-		places, err := l.Line("p").Join(ctx, []throttle.Ticket{{TicketID: r.Ticket, Request: r, Backlog: 5}})
+		r.MaxWait, r.Backlog = time.Hour, 5
+		places, err := l.Line("p").Join(ctx, []throttle.Request{r})
 		if !known(err) || (err == nil) != (len(places) == 1) {
 			t.Errorf("Join of %v: %v, %v", s.reply, places, err)
 		}

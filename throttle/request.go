@@ -12,9 +12,18 @@ type Request struct {
 	// bytes of any kind. Others are ignored.
 	Attributes map[string]string
 
+	// Backlog refuses the ticket, by a *BacklogError, if that many tickets of the same tenant,
+	// attributes and queue wait already. The default, 0, is no limit. Only Line.Join uses it.
+	Backlog int
+
 	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests,
 	// and 0 of other units.
 	Cost map[string]int64
+
+	// Deadline refuses the ticket, by a *TooLateError, if it cannot start before then, even if those
+	// of other tenants, attributes and queues leave. It is a time by this machine's clock. The
+	// default, zero, is no limit. Only Line.Join uses it.
+	Deadline time.Time
 
 	// Exempt requests are counted, but never denied, as those of an exempt tenant. The default is
 	// false.
@@ -38,11 +47,11 @@ type Request struct {
 	MaxHold time.Duration
 
 	// MaxWait bounds the time in line. Limiter.Wait gives up after it, and Line.Join refuses a ticket
-	// that may have to wait longer. The default, 0, is no limit. Below 0, nothing waits. Reserve
-	// ignores it: a denied ticket joins.
+	// that may have to wait longer, by a *TooLateError. The default, 0, is no limit. Below 0, nothing
+	// waits. Reserve ignores it: a denied ticket joins.
 	MaxWait time.Duration
 
-	// Policy is the policy's name. It is required.
+	// Policy is the policy's name. It is required, except by methods of a Line.
 	Policy string
 
 	// Tenant is the value of TenantAttribute: 1 to MaxValueBytes bytes of any kind. It may be empty if
@@ -53,7 +62,7 @@ type Request struct {
 	// is denied, it joins the policy's line under its ticket. Its work starts only when a server takes
 	// it by Line.Take. A request without a ticket joins no line. It is granted only if it fits and
 	// delays no ticket in line. The default is none.
-	Ticket TicketID
+	Ticket Ticket
 }
 
 // CostOf returns what the request takes of a unit: Cost, or its default.
@@ -65,8 +74,8 @@ func (r Request) CostOf(unit string) int64 {
 	return cost
 }
 
-// A TicketID identifies a ticket in a line. Both fields may have any bytes.
-type TicketID struct {
+// A Ticket identifies who stands in a line. Both fields may have any bytes.
+type Ticket struct {
 	Queue string // of which servers take tickets: TakeOptions.Queues
 	ID    string // unique in the queue; required
 }

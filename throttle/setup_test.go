@@ -43,6 +43,6 @@ var (
 	setPolicy    = limitertest.SetPolicy
 	sharedWindow = limitertest.SharedWindow
 	slots        = limitertest.Slots
-	ticketID     = limitertest.TicketID
+	ticketOf     = limitertest.Ticket
 	used         = limitertest.Used
 )

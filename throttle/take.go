@@ -27,8 +27,8 @@ type Taken struct {
 
 // A TakenTicket is a ticket that left the line with its capacity.
 type TakenTicket struct {
-	TicketID
-	Key        string   // Ticket.Key
+	Ticket
+	Key        string   // Request.Key
 	Flow, Cost string   // as recorded at the join, for Line.Matches
 	Rank       int64    // its place, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
@@ -88,9 +88,9 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 
 func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	r, _ := cp.requestOf(t.Flow, t.Costs)
-	r.Tenant, r.Ticket, r.Key = t.Tenant, TicketID{Queue: t.Queue, ID: t.ID}, t.Key
+	r.Tenant, r.Ticket, r.Key = t.Tenant, Ticket{Queue: t.Queue, ID: t.ID}, t.Key
 	ticket := TakenTicket{
-		TicketID: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits, policy: cp,
+		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits, policy: cp,
 		Waited: micros(t.At - t.JoinedAt()),
 		Decision: Decision{
 			At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant,

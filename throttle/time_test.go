@@ -36,11 +36,13 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 			}
 		}
 		c.Set(40 * s)
-		places, err := l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID("a1"), Request: acme(1)}})
+		waiting := acme(1)
+		waiting.Ticket = ticketOf("a1")
+		places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
 		if err != nil || places[0].StartsIn != 70*s || places[0].ClockBehind != 60*s {
 			t.Errorf("join: %+v, %v", places, err)
 		}
-		if err := l.Line("p").Leave(t.Context(), ticketID("a1")); err != nil {
+		if err := l.Line("p").Leave(t.Context(), waiting.Ticket); err != nil {
 			t.Error(err)
 		}
 		c.Set(110 * s)

@@ -18,7 +18,7 @@ import (
 // to Redis, the error wraps that of ctx and its cause. Other errors are Reserve's.
 //
 // Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
-// Key and Front are ignored. Claims and the tickets of jobs take turns as those of different queues
+// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those of different queues
 // do. In a job queue, let a denied job wait in line instead: a job that waits here keeps its worker
 // busy.
 //
@@ -26,7 +26,7 @@ import (
 // Concurrency windows waits for other slots only of policies that come later in name order. For
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
-	r.Ticket, r.Key, r.Front = TicketID{}, "", false
+	r.Ticket, r.Key, r.Front = Ticket{}, "", false
 	if r.MaxWait < 0 || l.mayDeadlock(ctx, r.Policy) {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {

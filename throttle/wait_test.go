@@ -99,7 +99,7 @@ func TestWaitThatMustNotWait(t *testing.T) {
 	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		r := acme(1)
-		r.MaxWait, r.Ticket = -1, throttle.TicketID{Queue: "q", ID: "1"}
+		r.MaxWait, r.Ticket = -1, throttle.Ticket{Queue: "q", ID: "1"}
 		if d, err := l.Wait(t.Context(), r); err != nil || !d.Granted {
 			t.Fatalf("granted %v, %v", d.Granted, err)
 		}
@@ -107,8 +107,7 @@ func TestWaitThatMustNotWait(t *testing.T) {
 		if _, err := l.Wait(t.Context(), r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued || denied.Decision.RetryIn != m {
 			t.Errorf("denied: %v", err)
 		}
-		ticket := throttle.Ticket{TicketID: r.Ticket, Request: r}
-		if places, err := l.Line("p").Join(t.Context(), []throttle.Ticket{ticket}); err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
+		if places, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
 			t.Errorf("joined: %+v, %v", places, err)
 		}
 		if slept := time.Since(start); slept != 0 {

@@ -201,7 +201,7 @@ func (ad *Adapter) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 	}
 	request.Front = m.Retried() > 0
 	request.MaxHold = m.TimeLimit(time.Now())
-	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Policy: policy.Name, Request: request}, true
+	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Request: request}, true
 }
 
 // Stop picks up no more tasks. Call it before the server's Shutdown.

@@ -70,14 +70,14 @@ func (ad *Adapter) leaveLate(ctx context.Context, task *asynq.Task, late *thrott
 	late.Decision.Tenant = request.Tenant
 	ref := taskOf(ctx)
 	if identity, err := ad.asynq.Load().Identity(ctx); err == nil {
-		request.Ticket = throttle.TicketID{Queue: identity + "/" + ref.Queue, ID: ref.ID}
+		request.Ticket = throttle.Ticket{Queue: identity + "/" + ref.Queue, ID: ref.ID}
 		ad.leave(ctx, request)
 	}
 }
 
 // leave withdraws the request's ticket, if it has one.
 func (ad *Adapter) leave(ctx context.Context, r throttle.Request) {
-	if r.Ticket == (throttle.TicketID{}) {
+	if r.Ticket == (throttle.Ticket{}) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)

@@ -98,7 +98,7 @@ func (ad *Adapter) unavailable(a *attempt, r throttle.Request, cause error) erro
 }
 
 func (ad *Adapter) markIfJoining(a *attempt, r throttle.Request) string {
-	if a == nil || r.Ticket == (throttle.TicketID{}) {
+	if a == nil || r.Ticket == (throttle.Ticket{}) {
 		return ""
 	}
 	return ad.mark(a)
@@ -118,14 +118,13 @@ func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 // requeueFront returns the denial of a task whose handler ran while its own policy was paused: it
 // joins its line again, in front of its tenant's other tickets.
 func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	if r.Ticket == (throttle.TicketID{}) || a == nil {
+	if r.Ticket == (throttle.Ticket{}) || a == nil {
 		return ad.requeueAt(a, r, d, cause)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	r.Front = true
-	ticket := throttle.Ticket{TicketID: r.Ticket, Key: r.Key, Request: r}
-	places, err := ad.config.Limiter.Line(r.Policy).Join(ctx, []throttle.Ticket{ticket})
+	places, err := ad.config.Limiter.Line(r.Policy).Join(ctx, []throttle.Request{r})
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return ad.requeueAt(a, r, d, cause)
 	}

@@ -31,10 +31,9 @@ const (
 // An enqueuing is one task on its way into a line.
 type enqueuing struct {
 	Enqueued
-	task   *asynq.Task
-	call   asynqredis.EnqueueCall
-	policy string
-	ticket throttle.Ticket
+	task    *asynq.Task
+	call    asynqredis.EnqueueCall
+	request throttle.Request
 }
 
 func (e *enqueuing) refuse(err error) {
@@ -42,7 +41,7 @@ func (e *enqueuing) refuse(err error) {
 }
 
 func (e *enqueuing) waiting() asynqredis.Waiting {
-	return asynqredis.Waiting{ID: e.call.ID, JoinKey: e.ticket.Key}
+	return asynqredis.Waiting{ID: e.call.ID, JoinKey: e.request.Key}
 }
 
 // A task is enqueued in four steps. Asynq's client makes its message (message). The message is
@@ -78,7 +77,7 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 	byPolicy := map[string][]*enqueuing{}
 	for queue, es := range byQueue {
 		for _, e := range c.store(ctx, queue, es) {
-			byPolicy[e.policy] = append(byPolicy[e.policy], e)
+			byPolicy[e.request.Policy] = append(byPolicy[e.request.Policy], e)
 		}
 	}
 	for _, policy := range slices.Sorted(maps.Keys(byPolicy)) {
@@ -107,7 +106,7 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	var late *throttle.TooLateError
 	switch {
 	case errors.As(caught.err, &late):
-		late.Decision = throttle.Decision{At: time.Now(), Policy: e.policy, Tenant: e.ticket.Request.Tenant}
+		late.Decision = throttle.Decision{At: time.Now(), Policy: e.request.Policy, Tenant: e.request.Tenant}
 		fallthrough
 	case caught.err != nil:
 		e.refuse(caught.err)
@@ -126,11 +125,11 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 		return false
 	}
 	e.call = caught.call
-	e.ticket.Key = e.call.Message.JoinKey()
-	e.ticket.Request.MaxHold = e.call.Message.TimeLimit(now)
+	e.request.Key = e.call.Message.JoinKey()
+	e.request.MaxHold = e.call.Message.TimeLimit(now)
 	if deadline := e.call.Message.Deadline(); !deadline.IsZero() {
-		if e.ticket.Deadline = deadline; !deadline.After(now) {
-			e.refuse(missed(e.policy, e.ticket.Request.Tenant, deadline, now))
+		if e.request.Deadline = deadline; !deadline.After(now) {
+			e.refuse(missed(e.request.Policy, e.request.Tenant, deadline, now))
 			return false
 		}
 	}
@@ -150,17 +149,17 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 	if err := c.limiter.Check(ctx, request); isInvalid(err) {
 		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 	}
-	e.policy, e.ticket.Request = policy.Name, request
+	e.request = request
 	for _, o := range opts {
 		switch o := o.(type) {
 		case maxWait:
-			e.ticket.Request.MaxWait = o.value.(time.Duration)
+			e.request.MaxWait = o.value.(time.Duration)
 		case backlog:
-			e.ticket.Backlog = o.value.(int)
+			e.request.Backlog = o.value.(int)
 		}
 	}
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
-	caught.backlog, caught.maxWait = e.ticket.Backlog > 0, max(0, e.ticket.Request.MaxWait)
+	caught.backlog, caught.maxWait = e.request.Backlog > 0, max(0, e.request.MaxWait)
 	return true, nil
 }
 
@@ -187,7 +186,7 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 			e.Info, e.Err = nil, fmt.Errorf("%w", asynq.ErrDuplicateTask)
 		default:
 			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, at
-			e.ticket.TicketID = throttle.TicketID{Queue: identity + "/" + queue, ID: e.call.ID}
+			e.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: e.call.ID}
 			stored = append(stored, e)
 		}
 	}
@@ -267,13 +266,13 @@ func (c *Client) reconsider(ctx context.Context, policy string, es []*enqueuing,
 func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
 	places := make([]throttle.Place, 0, len(es))
 	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
-		tickets := make([]throttle.Ticket, len(batch))
+		requests := make([]throttle.Request, len(batch))
 		for i, e := range batch {
-			tickets[i] = e.ticket
+			requests[i] = e.request
 		}
 		var some []throttle.Place
 		err := c.silence.bound(ctx, c.timeout, func(ctx context.Context) (err error) {
-			some, err = c.placesInTime(ctx, policy, tickets)
+			some, err = c.placesInTime(ctx, policy, requests)
 			return err
 		})
 		if err != nil {
@@ -286,14 +285,14 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 
 // placesInTime waits for placesOf until the context ends. A call to a silent Redis takes longer. A
 // ticket that joins after that is dropped when it is taken, as its task is not scheduled then.
-func (c *Client) placesInTime(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
+func (c *Client) placesInTime(ctx context.Context, policy string, requests []throttle.Request) ([]throttle.Place, error) {
 	type result struct {
 		places []throttle.Place
 		err    error
 	}
 	done := make(chan result, 1)
 	go func() {
-		places, err := c.placesOf(ctx, policy, tickets)
+		places, err := c.placesOf(ctx, policy, requests)
 		done <- result{places, err}
 	}()
 	select {
@@ -311,17 +310,17 @@ func (c *Client) placesInTime(ctx context.Context, policy string, tickets []thro
 
 // placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it
 // leaves first.
-func (c *Client) placesOf(ctx context.Context, policy string, tickets []throttle.Ticket) ([]throttle.Place, error) {
-	places, err := c.limiter.Line(policy).Join(ctx, tickets)
+func (c *Client) placesOf(ctx context.Context, policy string, requests []throttle.Request) ([]throttle.Place, error) {
+	places, err := c.limiter.Line(policy).Join(ctx, requests)
 	if err != nil {
 		return nil, err
 	}
 	var before []int
-	var leaving []throttle.TicketID
-	var again []throttle.Ticket
+	var leaving []throttle.Ticket
+	var again []throttle.Request
 	for i, place := range places {
 		if place.AlreadyQueued {
-			before, leaving, again = append(before, i), append(leaving, tickets[i].TicketID), append(again, tickets[i])
+			before, leaving, again = append(before, i), append(leaving, requests[i].Ticket), append(again, requests[i])
 		}
 	}
 	if len(before) == 0 {

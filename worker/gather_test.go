@@ -19,7 +19,7 @@ func TestTasksAreGathered(t *testing.T) {
 			commits = append(commits, len(tasks))
 			<-open
 			for _, e := range tasks {
-				e.policy = "committed"
+				e.request.Policy = "committed"
 			}
 		}}
 		var callers sync.WaitGroup
@@ -45,8 +45,8 @@ func TestTasksAreGathered(t *testing.T) {
 			t.Errorf("commits of %v tasks, want 1 and then 4", commits)
 		}
 		for i := range 5 {
-			if all[i].policy != "committed" || all[i].Err != nil {
-				t.Errorf("task %d: %q, %v", i, all[i].policy, all[i].Err)
+			if all[i].request.Policy != "committed" || all[i].Err != nil {
+				t.Errorf("task %d: %q, %v", i, all[i].request.Policy, all[i].Err)
 			}
 		}
 		if g.busy || len(g.waiting) != 0 {

@@ -33,7 +33,7 @@ type executionKey struct{}
 // by which the task fails, or a *throttle.DeniedError if it is to wait.
 func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
-	calls.Front, calls.Key, calls.Ticket = false, "", throttle.TicketID{}
+	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
 	e.calls.SetCounted(request.Policy != "")
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)

@@ -286,10 +286,10 @@ func (s *site) join(tenant, id string, task *asynq.Task) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	places, err := s.limiter.Line("api").Join(context.Background(), []throttle.Ticket{{
-		TicketID: throttle.TicketID{Queue: identity + "/default", ID: id},
-		Key:      joinKey(task),
-		Request:  throttle.Request{Tenant: tenant},
+	places, err := s.limiter.Line("api").Join(context.Background(), []throttle.Request{{
+		Key:    joinKey(task),
+		Tenant: tenant,
+		Ticket: throttle.Ticket{Queue: identity + "/default", ID: id},
 	}})
 	if err != nil || places[0].Err != nil {
 		s.Fatal(err, places)

@@ -138,7 +138,7 @@ func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Reques
 	retried, _ := asynq.GetRetryCount(ctx)
 	r.Front = retried > 0 || wasTaken(grant) // it had its turn
 	r.Key = a.message.JoinKey()
-	r.Ticket = throttle.TicketID{Queue: identity + "/" + a.Queue, ID: a.ID}
+	r.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
 	return r, nil
 }
 

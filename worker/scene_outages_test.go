@@ -84,7 +84,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 		tasks int // the first 250 run before the pause
 		pause func(s *site, c *cable)
 	}{
-		{"paused", 1000 + 250, func(s *site, _ *cable) {
+		{"paused", 500 + 250, func(s *site, _ *cable) {
 			if err := s.inspector.PauseQueue("default"); err != nil {
 				s.Fatal(err)
 			}

@@ -49,8 +49,8 @@ func (s *sweeper) sweep(ctx context.Context, policy string, asynq *asynqredis.Cl
 		return false
 	}
 	line, seen, dropped := s.limiter.Line(policy), 0, false
-	_ = line.Tickets(ctx, func(tickets []throttle.TicketID) error { // what it has dropped is enough
-		byQueue := map[string][]throttle.TicketID{}
+	_ = line.Tickets(ctx, func(tickets []throttle.Ticket) error { // what it has dropped is enough
+		byQueue := map[string][]throttle.Ticket{}
 		for _, t := range tickets {
 			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {
 				byQueue[queue] = append(byQueue[queue], t)
@@ -65,7 +65,7 @@ func (s *sweeper) sweep(ctx context.Context, policy string, asynq *asynqredis.Cl
 			if err != nil {
 				return err
 			}
-			var gone []throttle.TicketID
+			var gone []throttle.Ticket
 			for i, is := range there {
 				if !is {
 					gone = append(gone, tickets[i])

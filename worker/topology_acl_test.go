@@ -194,13 +194,11 @@ func workOfLimiter(s *site) {
 	must(err)
 	must(s.limiter.Resume(ctx, r))
 	line := s.limiter.Line("api")
-	var tickets []throttle.Ticket
+	var requests []throttle.Request
 	for i := range 8 {
-		tickets = append(tickets, throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: "q", ID: fmt.Sprint(i)}, Request: throttle.Request{Tenant: fmt.Sprint("tenant", i%2)},
-		})
+		requests = append(requests, throttle.Request{Tenant: fmt.Sprint("tenant", i%2), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 	}
-	_, err = line.Join(ctx, tickets)
+	_, err = line.Join(ctx, requests)
 	must(err)
 	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
 	must(err)
@@ -209,8 +207,8 @@ func workOfLimiter(s *site) {
 	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
 	must(err)
 	must(s.limiter.SetPolicies(nil)) // those that wait are looked for
-	for _, ticket := range tickets {
-		must(line.Leave(ctx, ticket.TicketID))
+	for _, r := range requests {
+		must(line.Leave(ctx, r.Ticket))
 	}
 	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
 	must(err)

@@ -48,15 +48,15 @@ func (j *joins) one(ctx context.Context, policy string, n int) error {
 }
 
 func (j *joins) join(ctx context.Context, policy string, from, n int) error {
-	tickets := make([]throttle.Ticket, n)
-	for i := range tickets {
-		tickets[i] = throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: j.asynqID + "/default", ID: taskID()},
-			Key:      rand.Text()[:16],
-			Request:  throttle.Request{Tenant: "tenant-" + strconv.Itoa((from+i)%10)},
+	requests := make([]throttle.Request, n)
+	for i := range requests {
+		requests[i] = throttle.Request{
+			Key:    rand.Text()[:16],
+			Tenant: "tenant-" + strconv.Itoa((from+i)%10),
+			Ticket: throttle.Ticket{Queue: j.asynqID + "/default", ID: taskID()},
 		}
 	}
-	places, err := j.limiter.Line(policy).Join(ctx, tickets)
+	places, err := j.limiter.Line(policy).Join(ctx, requests)
 	for _, p := range places {
 		if err == nil {
 			err = p.Err

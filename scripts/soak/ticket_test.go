@@ -18,14 +18,11 @@ func TestWaitingTasks(t *testing.T) {
 			t.Fatal(err)
 		}
 		ids := []string{"!x", "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a", "a/b c%20", "task-00001"}
-		var tickets []throttle.Ticket
+		var requests []throttle.Request
 		for _, id := range ids {
-			tickets = append(tickets, throttle.Ticket{
-				TicketID: throttle.TicketID{Queue: "redis%2F" + queue, ID: id},
-				Request:  throttle.Request{Policy: policyName, Tenant: "acme"},
-			})
+			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "redis%2F" + queue, ID: id}})
 		}
-		places, err := limiter.Line(policyName).Join(t.Context(), tickets)
+		places, err := limiter.Line(policyName).Join(t.Context(), requests)
 		if err != nil {
 			t.Fatal(err)
 		}

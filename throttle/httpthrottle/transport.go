@@ -204,7 +204,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	case job != nil:
 		r = job.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
-		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.TicketID{}, "", false
+		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.Ticket{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {
 				r.Cost = nil // in units of the job's policy

@@ -114,7 +114,7 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		if _, err := get(t.Context(), rt, server.URL); err != nil {
 			t.Fatal(err)
 		}
-		job := &throttle.Job{Request: throttle.Request{Ticket: throttle.TicketID{Queue: "default", ID: "7"}, Key: "key", Front: true}}
+		job := &throttle.Job{Request: throttle.Request{Ticket: throttle.Ticket{Queue: "default", ID: "7"}, Key: "key", Front: true}}
 		var denied *throttle.DeniedError
 		if _, err := get(throttle.WithJob(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)

@@ -83,7 +83,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		wantSeries(t, registry, `sluice_waiting{policy="api"} 0`, `sluice_adapted_rate_ratio{policy="api"} 1`)
 
 		ticket := func(tenant, id string) throttle.Request {
-			return throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.TicketID{Queue: "q", ID: id}}
+			return throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "q", ID: id}}
 		}
 		var granted throttle.Decision
 		for i := range 3 { // the third joins the line
@@ -95,9 +95,9 @@ func TestMetricsOfALimiter(t *testing.T) {
 				granted = d
 			}
 		}
-		join := throttle.Ticket{TicketID: throttle.TicketID{Queue: "q", ID: "4"}, Request: throttle.Request{Tenant: "b"}}
-		full := throttle.Ticket{TicketID: throttle.TicketID{Queue: "q", ID: "5"}, Backlog: 1, Request: throttle.Request{Tenant: "a"}}
-		if _, err := l.Line("api").Join(ctx, []throttle.Ticket{join, join, full}); err != nil {
+		join, full := ticket("b", "4"), ticket("a", "5")
+		full.Backlog = 1
+		if _, err := l.Line("api").Join(ctx, []throttle.Request{join, join, full}); err != nil {
 			t.Fatal(err)
 		}
 		wantSeries(t, registry,

@@ -251,8 +251,8 @@ func Used(d throttle.Decision) []int64 {
 	return units
 }
 
-// TicketID is a ticket of queue "q".
-func TicketID(ticket string) throttle.TicketID { return throttle.TicketID{Queue: "q", ID: ticket} }
+// Ticket is a ticket of queue "q".
+func Ticket(ticket string) throttle.Ticket { return throttle.Ticket{Queue: "q", ID: ticket} }
 
 // Settle corrects the tokens of a reservation by a limiter.
 func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {

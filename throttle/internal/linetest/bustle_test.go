@@ -174,7 +174,7 @@ func (b *bustle) wait() {
 // job joins the line as a task does, or reserves at once.
 func (b *bustle) job(i int) {
 	r := b.request()
-	id := throttle.TicketID{Queue: "q", ID: fmt.Sprint("job", i)}
+	id := ticketOf(fmt.Sprint("job", i))
 	l := b.anyLimiter()
 	switch rand.N(4) {
 	case 0:
@@ -186,7 +186,8 @@ func (b *bustle) job(i int) {
 			b.use(d.Reservation)
 		}
 	default:
-		_, err := l.Line("p").Join(context.Background(), []throttle.Ticket{{TicketID: id, Request: r}})
+		r.Ticket = id
+		_, err := l.Line("p").Join(context.Background(), []throttle.Request{r})
 		b.failed(err)
 		if rand.N(10) == 0 {
 			time.Sleep(rand.N(20 * ms))

@@ -365,7 +365,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 				_, hold := held.Hold(ctx)
 				var denied *throttle.DeniedError
 				r := acme(1)
-				r.Ticket = throttle.TicketID{Queue: "q", ID: "t"}
+				r.Ticket = throttle.Ticket{Queue: "q", ID: "t"}
 				if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
 					t.Errorf("it holds a slot: %v", err)
 				}

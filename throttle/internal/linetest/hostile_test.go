@@ -44,7 +44,7 @@ func TestHostileNamesInALine(t *testing.T) {
 			}
 			request := func(n names) throttle.Request {
 				return throttle.Request{
-					Policy: "p", Tenant: n.tenant, Attributes: map[string]string{"user": n.user}, Ticket: throttle.TicketID{Queue: n.queue, ID: n.id}, Key: n.key,
+					Policy: "p", Tenant: n.tenant, Attributes: map[string]string{"user": n.user}, Ticket: throttle.Ticket{Queue: n.queue, ID: n.id}, Key: n.key,
 				}
 			}
 			for _, n := range all {
@@ -55,8 +55,9 @@ func TestHostileNamesInALine(t *testing.T) {
 				if d := reserve(t, sc.l, request(n)); d.Granted || d.RetryIn != 10*s {
 					t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
 				}
-				later := throttle.Ticket{TicketID: throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}, Request: request(n), Key: n.key}
-				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{later})
+				later := request(n)
+				later.Ticket.ID = "later/" + n.id
+				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{later})
 				if err != nil || places[0].Err != nil || places[0].StartsIn != 20*s || places[0].AlreadyQueued {
 					t.Fatalf("%q: %+v, %v", n, places, err)
 				}
@@ -72,7 +73,7 @@ func TestHostileNamesInALine(t *testing.T) {
 				t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
 			}
 			for _, n := range all {
-				i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.TicketID == request(n).Ticket })
+				i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Ticket == request(n).Ticket })
 				if i < 0 {
 					t.Errorf("%q was not taken", n)
 					continue
@@ -84,7 +85,7 @@ func TestHostileNamesInALine(t *testing.T) {
 				if w := got.Decision.Windows; len(w) != len(p.Windows) || w[0].Used != 1 || w[1].Used != 1 || !slices.Equal(w[0].Scope.Values, []string{n.tenant, n.user}) {
 					t.Errorf("%q: %+v", n, w)
 				}
-				if err := sc.l.Line("p").Leave(t.Context(), throttle.TicketID{Queue: n.queue, ID: "later/" + n.id}); err != nil {
+				if err := sc.l.Line("p").Leave(t.Context(), throttle.Ticket{Queue: n.queue, ID: "later/" + n.id}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -124,7 +125,7 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 	sc := newScene(t, client, p)
 	ticket := func(name string) throttle.Request {
 		r := r
-		r.Ticket = ticketID(name)
+		r.Ticket = ticketOf(name)
 		return r
 	}
 	if d := reserve(t, sc.l, ticket("a1")); !d.Granted {

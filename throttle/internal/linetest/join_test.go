@@ -21,36 +21,39 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, p)
 		sc.granted("a0", "a1")
-		ticket := func(id string, change func(*throttle.Ticket)) throttle.Ticket {
-			ticket := throttle.Ticket{TicketID: ticketID(id), Request: sc.of(id), Key: "key of " + id}
+		request := func(id string, change func(*throttle.Request)) throttle.Request {
+			r := sc.of(id)
+			r.Key = "key of " + id
 			if change != nil {
-				change(&ticket)
+				change(&r)
 			}
-			return ticket
+			return r
 		}
-		cost := func(n int64) func(*throttle.Ticket) {
-			return func(t *throttle.Ticket) { t.Request.Cost = map[string]int64{"requests": n} }
+		cost := func(n int64) func(*throttle.Request) {
+			return func(r *throttle.Request) { r.Cost = map[string]int64{"requests": n} }
 		}
 		now := time.Now()
 		soon := now.Add(20*s - us)
-		tickets := []throttle.Ticket{
-			ticket("a2", nil),
-			ticket("a9", func(t *throttle.Ticket) { t.TicketID.ID = "" }),
-			ticket("a3", cost(3)),
-			ticket("x1", nil),
-			ticket("b1", cost(2)),
-			ticket("a4", func(t *throttle.Ticket) { t.Request.MaxWait = 10*s - us }),
-			ticket("a4", func(t *throttle.Ticket) { t.Request.MaxWait = 10 * s }),
-			ticket("a5", func(t *throttle.Ticket) { t.Backlog = 2 }),
-			ticket("a5", func(t *throttle.Ticket) { t.Backlog = 3 }),
-			ticket("a6", func(t *throttle.Ticket) { t.Deadline = soon }),
-			ticket("a6", func(t *throttle.Ticket) { t.Deadline = now }),
-			ticket("a2", nil),
-			ticket("a7", func(t *throttle.Ticket) { t.Key = strings.Repeat("k", 65) }),
-			ticket("c1", func(t *throttle.Ticket) { t.Request.Attributes = map[string]string{"unused": "x"} }),
+		requests := []throttle.Request{
+			request("a2", nil),
+			request("a9", func(r *throttle.Request) { r.Ticket.ID = "" }),
+			request("a3", cost(3)),
+			request("x1", nil),
+			request("b1", cost(2)),
+			request("a4", func(r *throttle.Request) { r.MaxWait = 10*s - us }),
+			request("a4", func(r *throttle.Request) { r.MaxWait = 10 * s }),
+			request("a5", func(r *throttle.Request) { r.Backlog = 2 }),
+			request("a5", func(r *throttle.Request) { r.Backlog = 3 }),
+			request("a6", func(r *throttle.Request) { r.Deadline = soon }),
+			request("a6", func(r *throttle.Request) { r.Deadline = now }),
+			request("a2", nil),
+			request("a7", func(r *throttle.Request) { r.Key = strings.Repeat("k", 65) }),
+			request("c1", func(r *throttle.Request) { r.Attributes = map[string]string{"unused": "x"} }),
+			request("c2", func(r *throttle.Request) { r.Ticket = throttle.Ticket{} }),
+			request("c3", func(r *throttle.Request) { r.Policy = "other" }),
 		}
-		places, err := sc.l.Line("p").Join(t.Context(), tickets)
-		if err != nil || len(places) != len(tickets) {
+		places, err := sc.l.Line("p").Join(t.Context(), requests)
+		if err != nil || len(places) != len(requests) {
 			t.Fatalf("%d places, %v", len(places), err)
 		}
 		for i, want := range []string{
@@ -62,6 +65,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			`throttled: p, tenant a, 20s: too late for ` + soon.String(),
 			`throttled: p, tenant a, 20s: too late for ` + now.String(), "10s again",
 			`throttle: policy "p": key "` + strings.Repeat("k", 64) + `...": must be at most 64 bytes`, "0s",
+			`throttle: policy "p": ticket "": must have an ID`,
+			`throttle: policy "p": policy "other": must be that of the line, or empty`,
 		} {
 			got := places[i].StartsIn.String()
 			var late *throttle.TooLateError
@@ -97,7 +102,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		if key := sc.took["a5"].Key; key != "key of a5" {
 			t.Errorf("key %q", key)
 		}
-		if _, err := sc.l.Line("q").Join(t.Context(), tickets); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		if _, err := sc.l.Line("q").Join(t.Context(), requests); !errors.Is(err, throttle.ErrUnknownPolicy) {
 			t.Error(err)
 		}
 	})
@@ -106,12 +111,12 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 func TestJoinOfHundreds(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(50, 10*s)))
-		var tickets []throttle.Ticket
+		var requests []throttle.Request
 		for i := range 300 {
 			id := fmt.Sprint("a", i)
-			tickets = append(tickets, throttle.Ticket{TicketID: ticketID(id), Request: sc.of(id)})
+			requests = append(requests, sc.of(id))
 		}
-		places, err := sc.l.Line("p").Join(t.Context(), tickets)
+		places, err := sc.l.Line("p").Join(t.Context(), requests)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,7 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 			for _, w := range p.Windows {
 				tokens = tokens || w.Unit == "tokens"
 			}
-			anyTicket := func(i int) throttle.Ticket {
+			anyRequest := func(i int) throttle.Request {
 				if !equal || i <= 0 {
 					sc.cost, sc.tokens = 1+random.Int64N(3), 0
 					if tokens {
@@ -67,23 +67,22 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 					}
 				}
 				sc.with = map[string]string{"user": []string{"u", "v"}[random.IntN(2)], "region": []string{"n", "s"}[random.IntN(2)]}
-				r := sc.of(fmt.Sprintf("%c%03d", "aabc"[random.IntN(4)], i))
-				return throttle.Ticket{TicketID: r.Ticket, Request: r}
+				return sc.of(fmt.Sprintf("%c%03d", "aabc"[random.IntN(4)], i))
 			}
 			now := time.Duration(random.IntN(60_000)) * ms
 			for range random.IntN(6) {
 				sc.at(now)
-				r := anyTicket(-1).Request
-				r.Ticket = throttle.TicketID{}
+				r := anyRequest(-1)
+				r.Ticket = throttle.Ticket{}
 				reserve(t, sc.l, r)
 				now += time.Duration(random.IntN(3_000_000)) * us
 			}
-			starts, tickets := map[string]time.Duration{}, map[string]throttle.Ticket{}
+			starts, requests := map[string]time.Duration{}, map[string]throttle.Request{}
 			for i := range 30 {
 				sc.at(now)
-				ticket := anyTicket(i)
-				tickets[ticket.ID] = ticket
-				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket}); err != nil {
+				r := anyRequest(i)
+				requests[r.Ticket.ID] = r
+				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
 					t.Fatal(err)
 				}
 				if random.IntN(4) == 0 {
@@ -92,11 +91,11 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 			}
 			sc.at(now)
 			told := map[string]throttle.Place{}
-			for id, ticket := range tickets {
+			for id, r := range requests {
 				if _, gone := starts[id]; gone {
 					continue
 				}
-				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
+				places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
 				if err != nil || !places[0].AlreadyQueued {
 					t.Fatalf("%+v, %v", places, err)
 				}

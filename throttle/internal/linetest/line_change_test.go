@@ -284,7 +284,7 @@ func TestLineWithCallersThatRepeatThemselves(t *testing.T) {
 		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
 		other := sc.server()
 		for range 3 {
-			if _, err := other.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID("a1"), Request: sc.of("a1")}}); err != nil {
+			if _, err := other.Line("p").Join(t.Context(), []throttle.Request{sc.of("a1")}); err != nil {
 				t.Fatal(err)
 			}
 			sc.joins("a1", "a2", "a3")

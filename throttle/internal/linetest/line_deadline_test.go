@@ -18,11 +18,11 @@ func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 		l, c := newHanded(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, sharedWindow(10, s)))
 		join := func(tenant, id string, deadline time.Duration) throttle.Place {
 			t.Helper()
-			ticket := throttle.Ticket{TicketID: throttle.TicketID{Queue: "q", ID: id}, Request: throttle.Request{Tenant: tenant}}
+			r := throttle.Request{Tenant: tenant, Ticket: ticketOf(id)}
 			if deadline > 0 {
-				ticket.Deadline = time.Now().Add(deadline)
+				r.Deadline = time.Now().Add(deadline)
 			}
-			places, err := l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
+			places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -43,7 +43,7 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 	onRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
-		for seed := uint64(80); seed < 120; seed++ {
+		for seed := uint64(80); seed < 100; seed++ {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -65,7 +65,7 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 				draw()
 				sc.at(now)
 				r := sc.of("a")
-				r.Ticket = throttle.TicketID{}
+				r.Ticket = throttle.Ticket{}
 				reserve(t, sc.l, r)
 				now += time.Duration(random.IntN(3_000_000)) * us
 			}
@@ -138,7 +138,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 					id := fmt.Sprintf("a%02d", i)
 					r := sc.of(id)
 					r.MaxWait = 100 * s
-					places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: r}})
+					places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
 					if err != nil {
 						t.Fatal(err)
 					}

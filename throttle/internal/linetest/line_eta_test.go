@@ -238,7 +238,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			before := lineDump(t, client)
 			r := sc.of(id)
 			r.MaxWait = 4 * s
-			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: ticketID(id), Request: r}})
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -272,9 +272,9 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			t.Fatalf("told %v to %v", p.StartsIn, p.StartsInMost)
 		}
 		join := func(id string, maxWait time.Duration, deadline time.Time) error {
-			ticket := throttle.Ticket{TicketID: ticketID(id), Deadline: deadline, Request: sc.of(id)}
-			ticket.Request.MaxWait = maxWait
-			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Ticket{ticket})
+			r := sc.of(id)
+			r.Deadline, r.MaxWait = deadline, maxWait
+			places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,14 +16,14 @@ import (
 // joinMany puts n tickets of a tenant in the line of a queue: "TENANT0", "TENANT1", ...
 func (sc *scene) joinMany(queue, tenant string, n int) {
 	sc.t.Helper()
-	var tickets []throttle.Ticket
+	var requests []throttle.Request
 	for i := range n {
 		r := sc.of(tenant)
-		r.Tenant = tenant
+		r.Tenant, r.Ticket = tenant, throttle.Ticket{Queue: queue, ID: fmt.Sprint(tenant, i)}
 		r.Cost = map[string]int64{"requests": sc.cost}
-		tickets = append(tickets, throttle.Ticket{TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(tenant, i)}, Request: r})
+		requests = append(requests, r)
 	}
-	places, err := sc.l.Line("p").Join(sc.t.Context(), tickets)
+	places, err := sc.l.Line("p").Join(sc.t.Context(), requests)
 	if err != nil {
 		sc.t.Fatal(err)
 	}

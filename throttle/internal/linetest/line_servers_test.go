@@ -22,7 +22,9 @@ func (sc *scene) server() *throttle.Limiter {
 func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: throttle.TicketID{Queue: queue, ID: ticket}, Request: sc.of(ticket)}})
+		r := sc.of(ticket)
+		r.Ticket.Queue = queue
+		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r})
 		if err != nil || places[0].Err != nil {
 			sc.t.Fatal(err, places)
 		}
@@ -112,7 +114,8 @@ func TestQueues(t *testing.T) {
 			for i, name := range names {
 				for j := range 2 {
 					r := throttle.Request{Tenant: names[(i+1)%len(names)] + "x", Cost: map[string]int64{"requests": 1}}
-					places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: throttle.TicketID{Queue: name, ID: name + fmt.Sprint(j)}, Request: r, Key: name}})
+					r.Ticket, r.Key = throttle.Ticket{Queue: name, ID: name + fmt.Sprint(j)}, name
+					places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r})
 					if err != nil || places[0].Err != nil {
 						sc.t.Fatal(err, places)
 					}
@@ -267,8 +270,9 @@ func TestNudgesBesideAnotherQueue(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(10, 10*s)))
-		other := []throttle.Ticket{{TicketID: throttle.TicketID{Queue: "other", ID: "z1"}, Request: sc.of("z1")}}
-		if _, err := sc.l.Line("p").Join(t.Context(), other); err != nil {
+		other := sc.of("z1")
+		other.Ticket.Queue = "other"
+		if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{other}); err != nil {
 			t.Fatal(err)
 		}
 		for _, ticket := range []string{"a1", "a2", "a3"} {

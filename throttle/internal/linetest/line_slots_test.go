@@ -15,11 +15,11 @@ import (
 func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, policy(sharedWindow(1_000_000, s)))
-		tickets := make([]throttle.Ticket, 200)
-		for i := range tickets {
-			tickets[i] = throttle.Ticket{TicketID: ticketID(fmt.Sprint("a", i)), Request: throttle.Request{Tenant: "a"}}
+		requests := make([]throttle.Request, 200)
+		for i := range requests {
+			requests[i] = throttle.Request{Tenant: "a", Ticket: ticketOf(fmt.Sprint("a", i))}
 		}
-		if _, err := sc.l.Line("p").Join(t.Context(), tickets); err != nil {
+		if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
 			t.Fatal(err)
 		}
 		for now := time.Duration(0); now <= 2*s; now += 100 * ms {

@@ -191,9 +191,9 @@ func TestLineScenes(t *testing.T) {
 			sc.takes().at(10*s).takes("a1", "a4").asks(-1)
 		}},
 		"a tenant may be empty where nothing is counted by it": {policy(sharedWindow(1, s)), func(sc *scene) {
-			r := throttle.Request{Policy: "p", Ticket: ticketID("1")}
+			r := throttle.Request{Policy: "p", Ticket: ticketOf("1")}
 			reserve(sc.t, sc.l, r)
-			r.Ticket = ticketID("2")
+			r.Ticket = ticketOf("2")
 			reserve(sc.t, sc.l, r)
 			sc.at(s).takes("2").asks(-1)
 		}},

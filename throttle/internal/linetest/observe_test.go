@@ -69,8 +69,9 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a grant", "call p decide 1", "decided p a true false 0s")
 		sc.denied("b1", 10*s)
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
-		full := throttle.Ticket{TicketID: ticketID("b2"), Request: sc.of("b2"), Backlog: 1}
-		places, err := line.Join(t.Context(), []throttle.Ticket{{TicketID: ticketID("a2"), Request: sc.of("a2")}, full})
+		full := sc.of("b2")
+		full.Backlog = 1
+		places, err := line.Join(t.Context(), []throttle.Request{sc.of("a2"), full})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ func TestTicketsReserveTogether(t *testing.T) {
 		var requests []throttle.Request
 		for i, cost := range []int64{1, 2, 5, 1, 1} { // 5 never fits
 			r := acme(cost)
-			r.Ticket = throttle.TicketID{Queue: "q", ID: string(rune('a' + i))}
+			r.Ticket = throttle.Ticket{Queue: "q", ID: string(rune('a' + i))}
 			requests = append(requests, r)
 		}
 		tickets, err := l.Line("p").Reserve(t.Context(), requests)

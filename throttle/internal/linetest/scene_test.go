@@ -46,7 +46,7 @@ func (sc *scene) at(d time.Duration) *scene { sc.c.Set(d); return sc }
 // of is the request of a ticket, whose tenant is its first letter.
 func (sc *scene) of(ticket string) throttle.Request {
 	r := throttle.Request{
-		Policy: "p", Tenant: ticket[:1], Ticket: ticketID(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
+		Policy: "p", Tenant: ticket[:1], Ticket: ticketOf(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
 	}
 	if sc.tokens > 0 {
 		r.Cost["tokens"] = sc.tokens
@@ -87,7 +87,7 @@ func (sc *scene) waits(tickets ...string) {
 func (sc *scene) joins(tickets ...string) (last throttle.Place) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Ticket{{TicketID: ticketID(ticket), Request: sc.of(ticket)}})
+		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{sc.of(ticket)})
 		if err != nil || places[0].Err != nil {
 			sc.t.Fatalf("%s: %v, %+v", ticket, err, places)
 		}
@@ -133,7 +133,7 @@ func (sc *scene) asks(next time.Duration) {
 // without is the request of a tenant that does not wait.
 func (sc *scene) without(tenant string) throttle.Request {
 	r := sc.of(tenant)
-	r.Ticket = throttle.TicketID{}
+	r.Ticket = throttle.Ticket{}
 	return r
 }
 
@@ -155,7 +155,7 @@ func (sc *scene) putBack(tickets ...string) *scene {
 func (sc *scene) leave(tickets ...string) *scene {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		if err := sc.l.Line("p").Leave(sc.t.Context(), ticketID(ticket)); err != nil {
+		if err := sc.l.Line("p").Leave(sc.t.Context(), ticketOf(ticket)); err != nil {
 			sc.t.Fatal(err)
 		}
 	}

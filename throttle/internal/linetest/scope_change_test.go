@@ -31,18 +31,19 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 				full := r
 				full.Cost = map[string]int64{throttle.Requests: change.before[0].Limit}
 				taken := reserve(t, l, full).Reservation
-				var tickets []throttle.Ticket
+				var requests []throttle.Request
 				for i := range 4 {
-					tickets = append(tickets, throttle.Ticket{TicketID: ticketID(fmt.Sprint("t", i)), Request: r})
+					r.Ticket = ticketOf(fmt.Sprint("t", i))
+					requests = append(requests, r)
 				}
-				if _, err := l.Line("p").Join(t.Context(), tickets); err != nil {
+				if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
 					t.Fatal(err)
 				}
 				cancel(t, l, taken)
 				setPolicy(t, l, change.after...)
 				granted := 0
 				for _, ticket := range take(t, l, 64, "q").Tickets {
-					r.Ticket = ticket.TicketID
+					r.Ticket = ticket.Ticket
 					if l.Line("p").Matches(ticket, r) {
 						granted++
 						continue
@@ -58,7 +59,7 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 				if granted != 2 {
 					t.Errorf("%d are granted of 2", granted)
 				}
-				r.Ticket = throttle.TicketID{}
+				r.Ticket = throttle.Ticket{}
 				for _, w := range peek(t, l, r).Windows {
 					if w.Used != 2 {
 						t.Errorf("%s: %d are used of 2", w.Name, w.Used)

@@ -23,7 +23,7 @@ func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservati
 func (sc *scene) used(want int64) {
 	sc.t.Helper()
 	r := sc.of("peek")
-	r.Tenant, r.Ticket = "a", throttle.TicketID{}
+	r.Tenant, r.Ticket = "a", throttle.Ticket{}
 	if d := peek(sc.t, sc.l, r); d.Windows[len(d.Windows)-1].Used != want {
 		sc.t.Errorf("%d tokens are counted, want %d", d.Windows[len(d.Windows)-1].Used, want)
 	}

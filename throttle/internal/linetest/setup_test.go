@@ -53,6 +53,6 @@ var (
 	sharedWindow = limitertest.SharedWindow
 	slots        = limitertest.Slots
 	take         = limitertest.Take
-	ticketID     = limitertest.TicketID
+	ticketOf     = limitertest.Ticket
 	used         = limitertest.Used
 )

@@ -30,11 +30,13 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 		defer through.Close()
 		l := newLimiter(t, through, policy(sharedWindow(4, h)))
 		take(t, l, 0, "q") // loads the script
-		var tickets []throttle.Ticket
+		var requests []throttle.Request
 		for i, queue := range []string{"q", "q", "other", "q"} {
-			tickets = append(tickets, throttle.Ticket{TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(i)}, Request: acme(1)})
+			r := acme(1)
+			r.Ticket = throttle.Ticket{Queue: queue, ID: fmt.Sprint(i)}
+			requests = append(requests, r)
 		}
-		if _, err := l.Line("p").Join(t.Context(), tickets); err != nil {
+		if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {

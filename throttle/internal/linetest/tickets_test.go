@@ -15,25 +15,25 @@ import (
 func TestTicketsOfALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, policy(sharedWindow(1, h)))
-		line, waiting := l.Line("p"), map[throttle.TicketID]bool{}
-		var tickets []throttle.Ticket
+		line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
+		var requests []throttle.Request
 		for i := range 700 {
-			id := throttle.TicketID{Queue: "a/b c", ID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)}
+			id := throttle.Ticket{Queue: "a/b c", ID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)}
 			if i%2 == 0 {
-				id = throttle.TicketID{Queue: "q", ID: fmt.Sprint("!é/", i)}
+				id = throttle.Ticket{Queue: "q", ID: fmt.Sprint("!é/", i)}
 			}
-			tickets = append(tickets, throttle.Ticket{TicketID: id, Request: throttle.Request{Tenant: "acme"}})
+			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: id})
 			waiting[id] = true
 		}
-		if _, err := line.Join(t.Context(), tickets); err != nil {
+		if _, err := line.Join(t.Context(), requests); err != nil {
 			t.Fatal(err)
 		}
-		if err := line.Leave(t.Context(), tickets[0].TicketID); err != nil {
+		if err := line.Leave(t.Context(), requests[0].Ticket); err != nil {
 			t.Fatal(err)
 		}
-		delete(waiting, tickets[0].TicketID)
-		listed := map[throttle.TicketID]bool{}
-		if err := line.Tickets(t.Context(), func(page []throttle.TicketID) error {
+		delete(waiting, requests[0].Ticket)
+		listed := map[throttle.Ticket]bool{}
+		if err := line.Tickets(t.Context(), func(page []throttle.Ticket) error {
 			for _, id := range page {
 				if listed[id] = true; !waiting[id] {
 					t.Errorf("%v is listed", id)
@@ -50,7 +50,7 @@ func TestTicketsOfALine(t *testing.T) {
 			t.Errorf("%d are counted, %v, want %d", n, err, len(waiting))
 		}
 		enough := errors.New("enough")
-		if err := line.Tickets(t.Context(), func([]throttle.TicketID) error { return enough }); err != enough {
+		if err := line.Tickets(t.Context(), func([]throttle.Ticket) error { return enough }); err != enough {
 			t.Errorf("error %v", err)
 		}
 		if err := l.Line("other").Tickets(t.Context(), nil); !errors.Is(err, throttle.ErrUnknownPolicy) {

@@ -39,14 +39,15 @@ func newRota(sc *scene, queues ...[]string) *rota {
 // backlog has so many tickets of a tenant join.
 func (r *rota) backlog(queue, tenant string, n int) {
 	r.sc.t.Helper()
-	tickets := make([]throttle.Ticket, n)
-	for i := range tickets {
-		tickets[i] = throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: queue, ID: fmt.Sprint(tenant, i)},
-			Request:  throttle.Request{Tenant: tenant, Cost: map[string]int64{"requests": r.sc.cost}},
+	requests := make([]throttle.Request, n)
+	for i := range requests {
+		requests[i] = throttle.Request{
+			Cost:   map[string]int64{"requests": r.sc.cost},
+			Tenant: tenant,
+			Ticket: throttle.Ticket{Queue: queue, ID: fmt.Sprint(tenant, i)},
 		}
 	}
-	if _, err := r.sc.l.Line("p").Join(r.sc.t.Context(), tickets); err != nil {
+	if _, err := r.sc.l.Line("p").Join(r.sc.t.Context(), requests); err != nil {
 		r.sc.t.Fatal(err)
 	}
 }

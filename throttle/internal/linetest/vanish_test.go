@@ -25,7 +25,7 @@ func TestKeysOfALineVanish(t *testing.T) {
 			client.FlushDB(t.Context())
 			l, c := newHanded(t, client, p)
 			request := func(ticket string) throttle.Request {
-				return throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: ticketID(ticket)}
+				return throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: ticketOf(ticket)}
 			}
 			logs := map[string][]grant{}
 			note := func(d throttle.Decision) {
@@ -59,11 +59,11 @@ func TestKeysOfALineVanish(t *testing.T) {
 				}
 				c.Set(now)
 				if now%m == 0 { // forward
-					var tickets []throttle.Ticket
+					var requests []throttle.Request
 					for _, ticket := range waiting {
-						tickets = append(tickets, throttle.Ticket{TicketID: ticketID(ticket), Request: request(ticket)})
+						requests = append(requests, request(ticket))
 					}
-					if places, err := l.Line("p").Join(t.Context(), tickets); err != nil {
+					if places, err := l.Line("p").Join(t.Context(), requests); err != nil {
 						t.Fatalf("seed %d, without %s: %+v, %v", seed, lost, places, err)
 					}
 				}

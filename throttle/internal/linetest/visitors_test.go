@@ -25,13 +25,14 @@ func TestVisitorsLeaveNothing(t *testing.T) {
 			sc.with = map[string]string{"region": "north"}
 			sc.joinMany("q", "bulk", 600)
 			for batch := range 20 {
-				var tickets []throttle.Ticket
+				var requests []throttle.Request
 				for i := range 300 {
 					r := sc.of("v")
 					r.Tenant = fmt.Sprintf("visitor%d", 300*batch+i)
-					tickets = append(tickets, throttle.Ticket{TicketID: throttle.TicketID{Queue: "q", ID: r.Tenant}, Request: r})
+					r.Ticket = ticketOf(r.Tenant)
+					requests = append(requests, r)
 				}
-				if _, err := sc.l.Line("p").Join(t.Context(), tickets); err != nil {
+				if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
 					t.Fatal(err)
 				}
 				for visited := 0; visited < 300; {

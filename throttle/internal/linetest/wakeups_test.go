@@ -107,7 +107,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	anyRequest := func(t *rapid.T) throttle.Request {
 		seq++
 		r := throttle.Request{
-			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: ticketID(fmt.Sprint("t", seq)),
+			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: ticketOf(fmt.Sprint("t", seq)),
 			Attributes:     map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
 			Cost:           map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
 			IdempotencyKey: fmt.Sprint("n", seq),
@@ -147,7 +147,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			did = "leave"
 			if len(waits) > 0 {
 				ticket := slices.Min(slices.Collect(maps.Keys(waits)))
-				check(l.Line("p").Leave(ctx, ticketID(ticket)))
+				check(l.Line("p").Leave(ctx, ticketOf(ticket)))
 				delete(waits, ticket)
 			}
 		},

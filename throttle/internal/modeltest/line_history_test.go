@@ -69,7 +69,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			Cost:   map[string]int64{"requests": 1},
 			Policy: "p",
 			Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"),
-			Ticket: throttle.TicketID{Queue: rapid.SampledFrom([]string{"q1", "q1", "q2"}).Draw(t, "queue"), ID: fmt.Sprintf("t%03d", cr.seq)},
+			Ticket: throttle.Ticket{Queue: rapid.SampledFrom([]string{"q1", "q1", "q2"}).Draw(t, "queue"), ID: fmt.Sprintf("t%03d", cr.seq)},
 		}
 		if tokens {
 			r.Cost["tokens"] = 1
@@ -115,7 +115,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		"reserve": func(t *rapid.T) { cr.reserve(anyRequest(t)) },
 		"reserve without a ticket": func(t *rapid.T) {
 			r := anyRequest(t)
-			r.Ticket = throttle.TicketID{}
+			r.Ticket = throttle.Ticket{}
 			cr.reserve(r)
 		},
 		"come again": func(t *rapid.T) { cr.reserve(waiting(t).request) },
@@ -155,12 +155,12 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		"put back": func(t *rapid.T) {
 			i := takenTicket(t)
 			ticket := cr.taken[i]
-			if _, j := cr.find(ticket.TicketID); j >= 0 {
+			if _, j := cr.find(ticket.Ticket); j >= 0 {
 				t.Skip("it joined again")
 			}
 			check(cr.servers[0].Line("p").PutBack(t.Context(), []throttle.TakenTicket{ticket.TakenTicket}))
 			cr.m.cancel(known(ticket.Decision.Reservation), cr.now())
-			cr.insert(standing{ticket.TicketID, ticket.request, ticket.Rank - lineZero})
+			cr.insert(standing{ticket.Ticket, ticket.request, ticket.Rank - lineZero})
 			cr.taken = slices.Delete(cr.taken, i, i+1)
 		},
 		"give back": func(t *rapid.T) {
@@ -177,7 +177,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			server := cr.newServer()
 			cr.take(server, rapid.IntRange(1, 3).Draw(t, "most"), anyQueues(t)...)
 			for _, ticket := range cr.taken[n:] {
-				cr.lost[ticket.Queue+ticket.ID] = lostTake{cr.now(), standing{ticket.TicketID, ticket.request, ticket.Rank - lineZero}}
+				cr.lost[ticket.Queue+ticket.ID] = lostTake{cr.now(), standing{ticket.Ticket, ticket.request, ticket.Rank - lineZero}}
 			}
 			cr.taken = cr.taken[:n]
 		},

@@ -23,14 +23,14 @@ func TestNothingIdlesWhereScopesCross(t *testing.T) {
 		waiting := map[string][]throttle.Request{} // by flow
 		for i := range 520 {
 			flow := max(0, i-40) / 2
-			r := throttle.Request{Policy: "p", Tenant: fmt.Sprint("t", flow%8), Ticket: throttle.TicketID{Queue: "q", ID: fmt.Sprint(i)}, Attributes: map[string]string{
+			r := throttle.Request{Policy: "p", Tenant: fmt.Sprint("t", flow%8), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}, Attributes: map[string]string{
 				"user": fmt.Sprint("u", flow/8%10), "region": fmt.Sprint("r", flow/80),
 			}}
 			if i < 40 {
 				r.Attributes["user"] = "greedy"
 			}
 			c.US.Add(300)
-			if _, err := l.Line("p").Join(t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r}}); err != nil {
+			if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
 				t.Fatal(err)
 			}
 			waiting[r.Tenant+fmt.Sprint(r.Attributes)] = append(waiting[r.Tenant+fmt.Sprint(r.Attributes)], r)
@@ -40,7 +40,7 @@ func TestNothingIdlesWhereScopesCross(t *testing.T) {
 			for _, ticket := range taken.Tickets {
 				r := ticket.Decision.Reservation.Request
 				flow := r.Tenant + fmt.Sprint(r.Attributes)
-				if waiting[flow][0].Ticket != ticket.TicketID {
+				if waiting[flow][0].Ticket != ticket.Ticket {
 					t.Fatalf("%v is taken before %v", ticket.ID, waiting[flow][0].Ticket.ID)
 				}
 				if waiting[flow] = waiting[flow][1:]; len(waiting[flow]) == 0 {

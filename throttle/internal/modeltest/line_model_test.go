@@ -55,7 +55,7 @@ type crowd struct {
 }
 
 type standing struct {
-	id      throttle.TicketID
+	id      throttle.Ticket
 	request throttle.Request
 	rank    int64
 }
@@ -71,7 +71,7 @@ type lostTake struct {
 	standing
 }
 
-func (cr *crowd) flow(id throttle.TicketID, r throttle.Request) string {
+func (cr *crowd) flow(id throttle.Ticket, r throttle.Request) string {
 	values := []string{id.Queue, r.Tenant}
 	for _, w := range cr.p.Windows {
 		values = append(values, scopeOf(w, r).String())
@@ -79,7 +79,7 @@ func (cr *crowd) flow(id throttle.TicketID, r throttle.Request) string {
 	return strings.Join(values, "/")
 }
 
-func (cr *crowd) find(id throttle.TicketID) (flow string, i int) {
+func (cr *crowd) find(id throttle.Ticket) (flow string, i int) {
 	for flow, list := range cr.flows {
 		if i := slices.IndexFunc(list, func(w *standing) bool { return w.id == id }); i >= 0 {
 			return flow, i
@@ -88,7 +88,7 @@ func (cr *crowd) find(id throttle.TicketID) (flow string, i int) {
 	return "", -1
 }
 
-func (cr *crowd) remove(id throttle.TicketID) {
+func (cr *crowd) remove(id throttle.Ticket) {
 	if flow, i := cr.find(id); i >= 0 {
 		if cr.flows[flow] = slices.Delete(cr.flows[flow], i, i+1); len(cr.flows[flow]) == 0 {
 			delete(cr.flows, flow)
@@ -103,7 +103,7 @@ func (cr *crowd) insert(w standing) {
 }
 
 // append stands behind all, or in front of all: of ranks only the order matters.
-func (cr *crowd) append(id throttle.TicketID, r throttle.Request) {
+func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 	if flow, i := cr.find(id); i >= 0 {
 		if flow == cr.flow(id, r) {
 			return
@@ -195,7 +195,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 	if d.RetryIn < fits.RetryIn || d.RetryInMost < d.RetryIn {
 		cr.fatal("%v is denied for %v to %v, it fits in %v", r.Ticket, d.RetryIn, d.RetryInMost, fits.RetryIn)
 	}
-	if d.Queued != (r.Ticket != throttle.TicketID{}) {
+	if d.Queued != (r.Ticket != throttle.Ticket{}) {
 		cr.fatal("%v is queued: %v", r.Ticket, d.Queued)
 	} else if d.Queued {
 		cr.append(r.Ticket, r)
@@ -212,8 +212,8 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	if _, i := cr.find(r.Ticket); i >= 0 {
 		known = true
 	}
-	r.MaxWait = maxWait
-	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Ticket{{TicketID: r.Ticket, Request: r, Key: "key/" + r.Ticket.ID, Backlog: backlog}})
+	r.MaxWait, r.Backlog, r.Key = maxWait, backlog, "key/"+r.Ticket.ID
+	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Request{r})
 	if err != nil {
 		cr.t.Fatal(err)
 	}
@@ -276,17 +276,17 @@ func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) th
 	}
 	cr.lostAreBack()
 	for _, ticket := range taken.Tickets {
-		flow, i := cr.find(ticket.TicketID)
+		flow, i := cr.find(ticket.Ticket)
 		if i != 0 {
-			cr.fatal("%v is taken as number %d of its flow", ticket.TicketID, i+1)
+			cr.fatal("%v is taken as number %d of its flow", ticket.Ticket, i+1)
 		}
 		w := cr.flows[flow][0]
 		if w.rank != ticket.Rank-lineZero || ticket.NeverFits != cr.m.neverFits(w.request) || !slices.Contains(queues, ticket.Queue) {
 			cr.fatal("taken is %+v, the model has %+v", ticket, w)
 		}
-		cr.remove(ticket.TicketID)
+		cr.remove(ticket.Ticket)
 		if !ticket.NeverFits {
-			cr.grant(ticket.Decision.Reservation, ticket.TicketID)
+			cr.grant(ticket.Decision.Reservation, ticket.Ticket)
 			cr.taken = append(cr.taken, had{ticket, w.request})
 		}
 	}

@@ -48,7 +48,7 @@ type Limiter interface {
 // A Line has the methods of *throttle.Line that a dispatcher calls.
 type Line interface {
 	Acknowledge(ctx context.Context) error
-	Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error)
+	Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error)
 	PutBack(ctx context.Context, tickets []throttle.TakenTicket) error
 	Refund(ctx context.Context, tickets []throttle.TakenTicket) error
 	Reserve(ctx context.Context, requests []throttle.Request) ([]throttle.TakenTicket, error)
@@ -79,7 +79,6 @@ type Config struct {
 type Match struct {
 	FailOpen bool          // it runs if the limiter is not available
 	MaxWait  time.Duration // of a task that joins later than it was enqueued
-	Policy   string
 	Request  throttle.Request
 }
 

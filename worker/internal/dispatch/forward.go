@@ -54,16 +54,13 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			moves[i].Mark = asynqredis.Mark(key, now, call)
 		}
 		moves[i].At = now.Add(fallbackMin)
-		j := joining{index: i, match: match, key: key, waited: now.Sub(asynqredis.JoinedAt(moves[i].Mark))}
-		j.ticket = throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID},
-			Key:      key, Request: match.Request,
-		}
-		j.ticket.Deadline = task.Message.Deadline()
+		j := joining{index: i, match: match, request: match.Request, waited: now.Sub(asynqredis.JoinedAt(moves[i].Mark))}
+		j.request.Deadline, j.request.Key = task.Message.Deadline(), key
+		j.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		if task.Mark == "" { // it joins for the first time
-			j.ticket.Request.MaxWait = match.MaxWait
+			j.request.MaxWait = match.MaxWait
 		}
-		joins[match.Policy] = append(joins[match.Policy], j)
+		joins[match.Request.Policy] = append(joins[match.Request.Policy], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
@@ -89,15 +86,14 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 
 // A joining is a task that joins a line.
 type joining struct {
-	index  int
-	key    string
-	match  Match
-	ticket throttle.Ticket
-	waited time.Duration
+	index   int
+	match   Match
+	request throttle.Request
+	waited  time.Duration
 }
 
 func (j joining) waiting() asynqredis.Waiting {
-	return asynqredis.Waiting{ID: j.ticket.ID, JoinKey: j.key}
+	return asynqredis.Waiting{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
 }
 
 // join makes tasks join the line of a policy. They are scheduled with their join keys.
@@ -105,12 +101,12 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 	if len(all) == 0 {
 		return nil
 	}
-	tickets := make([]throttle.Ticket, len(all))
+	requests := make([]throttle.Request, len(all))
 	for i, j := range all {
-		tickets[i] = j.ticket
+		requests[i] = j.request
 	}
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
-	places, err := d.Limiter.Line(policy).Join(call, tickets)
+	places, err := d.Limiter.Line(policy).Join(call, requests)
 	cancel()
 	if len(all) > 1 && isOfOne(err) {
 		for i := range all {

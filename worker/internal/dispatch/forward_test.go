@@ -139,7 +139,7 @@ func (a away) Line(policy string) dispatch.Line { return awayLine{a.Limiter.Line
 
 type awayLine struct{ dispatch.Line }
 
-func (awayLine) Join(context.Context, []throttle.Ticket) ([]throttle.Place, error) {
+func (awayLine) Join(context.Context, []throttle.Request) ([]throttle.Place, error) {
 	return nil, throttle.ErrUnavailable
 }
 
@@ -168,13 +168,13 @@ func (p picky) Line(policy string) dispatch.Line { return pickyLine{p.Limiter.Li
 
 type pickyLine struct{ dispatch.Line }
 
-func (p pickyLine) Join(ctx context.Context, tickets []throttle.Ticket) ([]throttle.Place, error) {
-	for _, ticket := range tickets {
-		if ticket.ID == "unlucky" {
+func (p pickyLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
+	for _, r := range requests {
+		if r.Ticket.ID == "unlucky" {
 			return nil, errors.New("the database of plans is down")
 		}
 	}
-	return p.Line.Join(ctx, tickets)
+	return p.Line.Join(ctx, requests)
 }
 
 // A task that waits for a time and in no line runs in that second, with any interval of asynq.

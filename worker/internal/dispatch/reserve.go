@@ -24,9 +24,9 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		}
 		r := match.Request
 		r.Key = task.Message.JoinKey()
-		r.Ticket = throttle.TicketID{Queue: identity + "/" + queue, ID: task.ID}
-		requests[match.Policy] = append(requests[match.Policy], r)
-		of[match.Policy] = append(of[match.Policy], i)
+		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
+		requests[r.Policy] = append(requests[r.Policy], r)
+		of[r.Policy] = append(of[r.Policy], i)
 	}
 	for policy, all := range requests {
 		l := d.answering(policy, queue, time.Now())

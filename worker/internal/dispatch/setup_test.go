@@ -148,7 +148,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Failed:      func(string, error) { b.failed.Add(1) },
 			Limiter:     watched{dispatch.Lines(limiter), b},
 			Match: func(m asynqredis.Message) (dispatch.Match, bool) {
-				match := dispatch.Match{Policy: "api", Request: throttle.Request{Tenant: string(m.Payload()), Front: m.Retried() > 0}}
+				match := dispatch.Match{Request: throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0}}
 				return match, m.Type() == "throttled"
 			},
 			Poll:   time.Second,
@@ -228,7 +228,7 @@ func (b *bench) waitIn(policy, queue string, ids ...string) {
 	ctx := b.Context()
 	identity, err := b.asynq.Identity(ctx)
 	b.ok(err)
-	var tickets []throttle.Ticket
+	var requests []throttle.Request
 	for _, id := range ids {
 		call := b.message(queue, id)
 		results, err := b.asynq.Store(ctx, queue, []asynqredis.EnqueueCall{call}, time.Now().Add(2*time.Minute))
@@ -236,12 +236,11 @@ func (b *bench) waitIn(policy, queue string, ids ...string) {
 		if results[0] != asynqredis.Stored {
 			b.Fatal(results)
 		}
-		tickets = append(tickets, throttle.Ticket{
-			TicketID: throttle.TicketID{Queue: identity + "/" + queue, ID: id}, Key: call.Message.JoinKey(),
-			Request: throttle.Request{Tenant: "acme"},
+		requests = append(requests, throttle.Request{
+			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: identity + "/" + queue, ID: id},
 		})
 	}
-	places, err := b.limiter.Line(policy).Join(ctx, tickets)
+	places, err := b.limiter.Line(policy).Join(ctx, requests)
 	b.ok(err)
 	for _, place := range places {
 		b.ok(place.Err)

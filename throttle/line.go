@@ -111,7 +111,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			return nil, err
 		}
 	}
-	n.limiter.joined(requests, cp.Name, places)
+	n.limiter.joined(cp.Name, requests, places)
 	return places, nil
 }
 

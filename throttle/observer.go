@@ -97,7 +97,7 @@ func (l *Limiter) decided(d Decision) {
 	}
 }
 
-func (l *Limiter) joined(requests []Request, policy string, places []Place) {
+func (l *Limiter) joined(policy string, requests []Request, places []Place) {
 	if l.observer.Joined == nil {
 		return
 	}

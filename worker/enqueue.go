@@ -91,12 +91,15 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
 	var caught captured
 	if e.task != nil {
-		matched, err := c.request(ctx, e, opts, &caught)
-		if err != nil {
+		var err error
+		if caught.matched, err = c.request(ctx, e, opts, &caught); err != nil {
 			e.Err = err
 			return false
 		}
-		if matched {
+		if c.headers != nil {
+			caught.headers = c.headers(ctx, e.task)
+		}
+		if caught.matched || len(caught.headers) > 0 {
 			ctx = context.WithValue(ctx, capturedKey{}, &caught)
 		}
 	}

@@ -34,7 +34,7 @@ const (
 	claimsLostAfter = 1500 * time.Millisecond
 )
 
-// claims are the claims of this process on the policies of one name. While there are any, one
+// claims are the claims of this process on the policies of one line. While there are any, one
 // goroutine takes for all of them.
 type claims struct {
 	queue string
@@ -83,7 +83,7 @@ func (c *claims) joined(of *claim, l *Limiter, cp *compiledPolicy, d Decision) {
 	at := time.Now().Add(interval)
 	if !c.running {
 		c.running, c.next, c.answered = true, at, time.Now()
-		go c.run(l, cp.Name)
+		go c.run(l, cp.line)
 		return
 	}
 	if at.Before(c.next) {
@@ -110,7 +110,7 @@ func (c *claims) wake() {
 }
 
 // run takes for the claims until there are none.
-func (c *claims) run(l *Limiter, policy string) {
+func (c *claims) run(l *Limiter, line string) {
 	for {
 		c.mu.Lock()
 		n, pause := len(c.waiting), time.Until(c.next)
@@ -124,7 +124,7 @@ func (c *claims) run(l *Limiter, policy string) {
 		}
 		c.mu.Unlock()
 		if pause <= 0 {
-			c.take(l, policy, min(n, MaxTake))
+			c.take(l, line, min(n, MaxTake))
 			continue
 		}
 		timer := time.NewTimer(pause)
@@ -137,7 +137,7 @@ func (c *claims) run(l *Limiter, policy string) {
 }
 
 // take takes once, and hands the tickets, or the error, to the claims.
-func (c *claims) take(l *Limiter, policy string, maxTickets int) {
+func (c *claims) take(l *Limiter, line string, maxTickets int) {
 	c.mu.Lock()
 	lost := time.Since(c.answered) > claimsLostAfter
 	var inLine []*claim
@@ -147,12 +147,12 @@ func (c *claims) take(l *Limiter, policy string, maxTickets int) {
 		}
 	}
 	c.mu.Unlock()
-	cp, err := l.find(policy, true)
+	cp, err := l.findLine(line, true)
 	var reply script.Taken
 	if err == nil {
 		ctx := context.Background()
 		if reply, err = c.taker.Take(ctx, cp.script, script.TakeRequest{Claims: c.queue, Max: maxTickets}); err != nil {
-			err = classify(ctx, policy, err)
+			err = classify(ctx, cp.Name, err)
 		}
 	}
 	c.mu.Lock()
@@ -173,7 +173,7 @@ func (c *claims) take(l *Limiter, policy string, maxTickets int) {
 			abandoned = append(abandoned, t)
 		}
 	}
-	l.refundLater(policy, abandoned...)
+	l.refundLater(line, abandoned...)
 	if lost = lost || reply.Next == 0; lost {
 		for _, waiting := range inLine {
 			if c.waiting[waiting.id] == waiting {

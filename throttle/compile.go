@@ -9,9 +9,11 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A compiledPolicy is a policy with everything computed that does not depend on a request.
+// A compiledPolicy is a policy, or one shard of it, with everything computed that does not depend
+// on a request.
 type compiledPolicy struct {
 	Policy
+	line       string   // its name: see lineName
 	flowBy     []string // the attributes that flows differ in: those of all scopes, and the tenant
 	flowMark   string   // of the scopes
 	leases     bool     // of some window
@@ -29,7 +31,7 @@ type compiledPolicy struct {
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 once that is done
 }
 
-// A policyState is what the compiled policies of one name share, one after the other.
+// A policyState is what the compiled policies of one line share, one after the other.
 type policyState struct {
 	batcher    *script.Batcher
 	claims     *claims
@@ -37,13 +39,22 @@ type policyState struct {
 	refreshing sync.Mutex
 }
 
-// compilePolicy returns a *PolicyError if the policy is not valid.
-func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
+// compilePolicy returns one compiled policy for each shard, or a *PolicyError if the policy is not
+// valid.
+func compilePolicy(p Policy, library *script.Library) ([]*compiledPolicy, error) {
 	p = p.WithDefaults()
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	cp := &compiledPolicy{Policy: p}
+	shards := make([]*compiledPolicy, p.Shards)
+	for i := range shards {
+		shards[i] = compileShard(p, shardName(p.Name, i, p.Shards), library)
+	}
+	return shards, nil
+}
+
+func compileShard(p Policy, line string, library *script.Library) *compiledPolicy {
+	cp := &compiledPolicy{Policy: p, line: line}
 	flowBy := []string{TenantAttribute}
 	for _, w := range p.Windows {
 		attributes := w.Scope.Attributes()
@@ -65,7 +76,7 @@ func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
 	slices.Sort(flowBy)
 	cp.flowBy = slices.Compact(flowBy)
 
-	sp := &script.Policy{Name: p.Name, BatchShare: p.BatchShare}
+	sp := &script.Policy{BatchShare: p.BatchShare, Line: line}
 	if p.Failover == FailoverStrict {
 		sp.ClosedFor = p.countsFor().Microseconds()
 	}
@@ -99,5 +110,5 @@ func compilePolicy(p Policy, library *script.Library) (*compiledPolicy, error) {
 	slices.Sort(sp.Algorithms)
 	sp.Algorithms = slices.Compact(sp.Algorithms)
 	cp.script = library.Prepare(sp)
-	return cp, nil
+	return cp
 }

@@ -4,12 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -19,40 +22,120 @@ import (
 func TestWhatTwoPrimariesExceed(t *testing.T) {
 	t.Parallel()
 	const limit = 5
-	for _, row := range []struct {
-		args   []string
-		before int
-		want   int // granted in all
+	type row struct{ before, want int } // granted before, and in all
+	for _, c := range []struct {
+		args []string
+		rows []row
 	}{
-		{nil, 0, 2 * limit},
-		{nil, 3, 2*limit - 3},
-		{nil, limit, limit},
-		{[]string{"--min-replicas-to-write", "1"}, 3, limit},
+		{nil, []row{{0, 2 * limit}, {3, 2*limit - 3}, {limit, limit}}},
+		{[]string{"--min-replicas-to-write", "1"}, []row{{3, limit}}},
 	} {
-		t.Run(fmt.Sprint(row.before, " before ", row.args), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.args), func(t *testing.T) {
 			t.Parallel()
-			old, promoted := twoServers(t, row.args...)
-			p := throttle.Policy{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: limit, Period: h}}}
-			granted := 0
-			drain := func(client *redis.Client, most int) {
+			old, promoted := twoServers(t, c.args...)
+			granted := make([]int, len(c.rows))
+			drain := func(client *redis.Client, i, most int) {
 				t.Helper()
-				l := newLimiter(t, client, p)
+				name := fmt.Sprint("p", i)
+				l := newLimiter(t, client, throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: h}}})
 				for range most {
-					d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "acme"})
+					d, err := l.Reserve(t.Context(), throttle.Request{Policy: name, Tenant: "acme"})
 					if err != nil && !errors.Is(err, throttle.ErrUnavailable) {
 						t.Fatal(err)
 					}
 					if d.Granted {
-						granted++
+						granted[i]++
 					}
 				}
 			}
-			drain(old, row.before)
+			for i, r := range c.rows {
+				drain(old, i, r.before)
+			}
 			promote(t, old, promoted)
-			drain(old, 2*limit)
-			drain(promoted, 2*limit)
-			if granted != row.want {
-				t.Errorf("granted %d of %d, want %d", granted, limit, row.want)
+			for i, r := range c.rows {
+				drain(old, i, 2*limit)
+				drain(promoted, i, 2*limit)
+				if granted[i] != r.want {
+					t.Errorf("%d before: granted %d of %d, want %d", r.before, granted[i], limit, r.want)
+				}
+			}
+		})
+	}
+}
+
+// A network is cut in two, and no connection breaks: on one side are the old primary and a client
+// that still reaches it, on the other the replica and all others. The replica becomes a primary, and
+// for a while both grant. No period has more than one more limit. An old primary that writes only
+// with a replica stops when it has not heard of one for so long, and then the limit holds.
+func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
+	t.Parallel()
+	w := throttle.Window{Name: "w", Limit: 5, Period: 200 * ms, Scope: throttle.Shared}
+	p := throttle.Policy{Name: "p", Windows: []throttle.Window{w}}
+	for name, args := range map[string][]string{
+		"goes on": nil, "stops": {"--min-replicas-to-write", "1", "--min-replicas-max-lag", "2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			old := throttletest.Client(t, throttletest.Redis(t, append(args, "--repl-diskless-sync-delay", "0")...))
+			hole := newProxy(t, old.Options().Addr)
+			promoted := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(hole.Addr, ":", " ", 1)))
+			untilReplication(t, promoted, "master_link_status:up")
+			untilReplication(t, old, "state=online")
+			behind := redis.NewClient(&redis.Options{Addr: hole.Addr, ReadTimeout: 50 * ms, MaxRetries: -1})
+			defer behind.Close()
+
+			var mu sync.Mutex
+			var log []limitertest.Grant
+			drive := func(client *redis.Client, until func(err error) bool) {
+				l := newLimiter(t, client, p)
+				for end := time.Now().Add(m); ; time.Sleep(5 * ms) {
+					d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "acme"})
+					if d.Granted {
+						mu.Lock()
+						log = append(log, limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
+						mu.Unlock()
+					}
+					if until(err) {
+						return
+					}
+					if time.Now().After(end) {
+						t.Errorf("in vain, and the last error is %v", err)
+						return
+					}
+				}
+			}
+			granted := func(n int) func(error) bool {
+				return func(error) bool { mu.Lock(); defer mu.Unlock(); return len(log) >= n }
+			}
+			drive(behind, granted(12))
+			hole.Hole.Store(true)
+			drive(behind, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
+			if err := promoted.Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
+				t.Fatal(err)
+			}
+			var both sync.WaitGroup
+			over, stopped := time.Now().Add(s), atomic.Bool{}
+			both.Go(func() {
+				drive(old, func(err error) bool {
+					return time.Now().After(over) && (args == nil || errors.Is(err, throttle.ErrUnavailable))
+				})
+				stopped.Store(true)
+			})
+			both.Go(func() { drive(promoted, func(error) bool { return stopped.Load() }) })
+			both.Wait()
+			most := limitertest.MostOver(w, log)
+			t.Logf("%d granted, %d above the limit of %d", len(log), most, w.Limit)
+			if most > w.Limit || args == nil && most <= 0 {
+				t.Errorf("%d above the limit, want 1 to %d", most, w.Limit)
+			}
+			if args != nil {
+				time.Sleep(w.Period)
+				log = nil
+				drive(promoted, granted(12))
+				drive(old, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
+				if most := limitertest.MostOver(w, log); most > 0 {
+					t.Errorf("%d above the limit after the old primary has stopped", most)
+				}
 			}
 		})
 	}
@@ -142,24 +225,26 @@ func TestAStrictPolicyIsClosedAfterAFailover(t *testing.T) {
 
 // Policies that close are closed for as long as their slowest window counts.
 func TestHowLongAStrictPolicyIsClosed(t *testing.T) {
-	for want, windows := range map[string][]throttle.Window{
+	t.Parallel()
+	old, promoted := twoServers(t)
+	policies := map[string][]throttle.Window{
 		"60001": {{Name: "a", Limit: 1, Period: s}, {Name: "b", Limit: 1, Period: m, Margin: ms}},
 		"30000": {{Name: "a", Algorithm: throttle.Concurrency, Limit: 1}},
 		"5000":  {{Name: "a", Algorithm: throttle.GCRA, Limit: 2, Burst: 10, Period: s}},
 		"8000":  {{Name: "a", Algorithm: throttle.Fixed, Limit: 2, Period: 8 * s}},
-	} {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			old, promoted := twoServers(t)
-			p := throttle.Policy{Name: "p", Failover: throttle.FailoverStrict, Windows: windows}
-			request := throttle.Request{Policy: "p", Tenant: "acme"}
-			reserve(t, newLimiter(t, old, p), request)
-			promote(t, old, promoted)
-			_, err := newLimiter(t, promoted, p).Reserve(t.Context(), request)
-			if err == nil || !strings.Contains(err.Error(), "for another "+want+" ms") {
-				t.Errorf("want it closed for %s ms: %v", want, err)
-			}
-		})
+	}
+	strict := func(client *redis.Client, name string) *throttle.Limiter {
+		return newLimiter(t, client, throttle.Policy{Name: name, Failover: throttle.FailoverStrict, Windows: policies[name]})
+	}
+	for name := range policies {
+		reserve(t, strict(old, name), throttle.Request{Policy: name, Tenant: "acme"})
+	}
+	promote(t, old, promoted)
+	for name := range policies {
+		_, err := strict(promoted, name).Reserve(t.Context(), throttle.Request{Policy: name, Tenant: "acme"})
+		if err == nil || !strings.Contains(err.Error(), "for another "+name+" ms") {
+			t.Errorf("want it closed for %s ms: %v", name, err)
+		}
 	}
 }
 

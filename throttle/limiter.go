@@ -101,9 +101,9 @@ func New(c Config) (*Limiter, error) {
 // hook connects the limiter with a test.
 func (l *Limiter) hook(hooks *testhook.Client) {
 	l.library.Edit = hooks.Edit
-	hooks.Gathered = func(policy string) int { return l.policies.Load().byName[policy].batcher.Gathered() }
+	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].batcher.Gathered() }
 	hooks.Refresh = func(ctx context.Context, policy string) error {
-		cp, err := l.find(policy, false)
+		cp, err := l.findLine(policy, false)
 		if err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if d.Granted {
-		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, limiter: l}
+		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, limiter: l}
 	} else if !d.Queued && !late && (a.Status != script.Denied || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
@@ -226,7 +226,7 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 
 // checked prepares a request for capacity.
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
-	cp, err := l.find(r.Policy, false)
+	cp, err := l.find(r.Policy, r.Tenant)
 	if err != nil {
 		return nil, err
 	}

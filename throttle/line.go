@@ -15,15 +15,16 @@ import (
 // Line is safe for concurrent use.
 type Line struct {
 	limiter *Limiter
-	policy  string
+	name    string
 }
 
-// Line returns the line of a policy. It does not check the name: methods of a line without a policy
-// return ErrUnknownPolicy.
-func (l *Limiter) Line(policy string) *Line { return &Line{l, policy} }
+// Line returns the line of a policy, or with Policy.Shards the line that LineOf or Lines names. It
+// does not check the name: methods of a line without a policy return ErrUnknownPolicy.
+func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
-// Lines returns the names of the policies that a server should take from: all, and those that
-// SetPolicies removed, until nobody waits in their lines.
+// Lines returns the names of the lines that a server should take from: all, and those that
+// SetPolicies removed, until nobody waits there. A line has the name of its policy, unless that has
+// shards.
 func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 
 // A Place is the answer to one request of a Join.
@@ -70,7 +71,7 @@ type Place struct {
 // The error concerns the whole call, and some tickets may have joined: ErrUnknownPolicy,
 // ErrUnavailable, ErrState, ErrClock, ErrReply, the context's error or that of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
-	cp, err := n.limiter.find(n.policy, false)
+	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +111,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			return nil, err
 		}
 	}
-	n.limiter.joined(requests, cp.Name, places)
+	n.limiter.joined(cp.Name, requests, places)
 	return places, nil
 }
 
@@ -127,6 +128,9 @@ func (n *Line) joining(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Policy != "" && r.Policy != cp.Name {
 		return nil, &RequestError{Policy: cp.Name, Field: "policy", Value: r.Policy, Hint: "must be that of the line, or empty"}
+	}
+	if own := lineName(cp.Name, r.Tenant, cp.Shards); own != cp.line {
+		return nil, &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: r.Tenant, Hint: "must wait in its own line, " + own}
 	}
 	r.Policy = cp.Name
 	return n.limiter.checkedFor(ctx, cp, r)
@@ -171,12 +175,12 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 // Calls that wait in place are left out, and a ticket may come twice. Use it before Leave, to find
 // tickets whose work no longer exists. Errors are Take's and those of do.
 func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}
 	var own error // of do
-	err = n.limiter.runner.Tickets(ctx, cp.Name, func(queues, ids []string) error {
+	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids []string) error {
 		tickets := make([]Ticket, len(ids))
 		for i := range ids {
 			tickets[i] = Ticket{Queue: queues[i], ID: ids[i]}
@@ -193,11 +197,11 @@ func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
 // Len returns how many tickets are in line, with those of calls that wait in place. It is one short
 // command to Redis. Errors are Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return 0, err
 	}
-	waiting, err := n.limiter.runner.CountTickets(ctx, cp.Name)
+	waiting, err := n.limiter.runner.CountTickets(ctx, cp.line)
 	if err != nil {
 		return 0, classify(ctx, cp.Name, err)
 	}
@@ -206,7 +210,7 @@ func (n *Line) Len(ctx context.Context) (int64, error) {
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
 func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}

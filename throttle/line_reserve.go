@@ -14,7 +14,7 @@ import (
 // Reserve does not fail open. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the
 // context's error.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, error) {
-	cp, err := n.limiter.find(n.policy, false)
+	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {
 		return nil, err
 	}

@@ -81,17 +81,17 @@ func (l *Limiter) lookLater(key string, r Request, last Adapted, in time.Duratio
 // logPolicies logs which policies SetPolicies has changed.
 func (l *Limiter) logPolicies(before, now *policySet) {
 	var added, changed, removed []string
-	for _, cp := range now.list {
-		switch old := before.byName[cp.Name]; {
+	for _, name := range now.names {
+		switch old := before.byName[name]; {
 		case old == nil:
-			added = append(added, cp.Name)
-		case !reflect.DeepEqual(old.Policy, cp.Policy):
-			changed = append(changed, cp.Name)
+			added = append(added, name)
+		case !reflect.DeepEqual(old[0].Policy, now.byName[name][0].Policy):
+			changed = append(changed, name)
 		}
 	}
-	for _, cp := range before.list {
-		if now.byName[cp.Name] == nil {
-			removed = append(removed, cp.Name)
+	for _, name := range before.names {
+		if now.byName[name] == nil {
+			removed = append(removed, name)
 		}
 	}
 	if len(added)+len(changed)+len(removed) == 0 {

@@ -84,9 +84,9 @@ func (l *Limiter) Observer() Observer { return l.observer }
 
 // called passes on a call of a script.
 func (l *Limiter) called(ctx context.Context, c script.Call) {
-	call := Call{N: c.N, Policy: c.Policy, Script: c.Script, Took: c.Took}
+	call := Call{N: c.N, Policy: PolicyOf(c.Line), Script: c.Script, Took: c.Took}
 	if c.Err != nil {
-		call.Err = classify(ctx, c.Policy, c.Err)
+		call.Err = classify(ctx, call.Policy, c.Err)
 	}
 	l.observer.Called(call)
 }
@@ -97,7 +97,7 @@ func (l *Limiter) decided(d Decision) {
 	}
 }
 
-func (l *Limiter) joined(requests []Request, policy string, places []Place) {
+func (l *Limiter) joined(policy string, requests []Request, places []Place) {
 	if l.observer.Joined == nil {
 		return
 	}

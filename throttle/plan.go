@@ -24,7 +24,8 @@ type Demand struct {
 	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
 
-	// Request is one of them. Policy, Ticket, Key, IdempotencyKey and MaxWait are ignored.
+	// Request is one of them. Policy, Ticket, Key, IdempotencyKey, MaxWait, Backlog and Deadline are
+	// ignored.
 	Request Request
 }
 
@@ -64,7 +65,7 @@ type Finish struct {
 // It calls Redis for pages of the flows that wait, and once for each 64 demands. Errors are
 // Reserve's.
 func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan, error) {
-	cp, err := n.limiter.find(n.policy, false)
+	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -82,11 +83,17 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 		s.by = o.By.UnixMicro()
 	}
 	s.run()
-	plan := Plan{At: time.UnixMicro(s.now), Demands: make([]Finish, len(demands))}
-	plan.Known = true
+	finishes := make([]Finish, len(demands))
 	for i := range demands {
-		f := s.finish(i)
-		plan.Demands[i] = f
+		finishes[i] = s.finish(i)
+	}
+	return PlanOf(time.UnixMicro(s.now), finishes), nil
+}
+
+// PlanOf returns the plan of all demands whose finishes are known, such as those of several lines.
+func PlanOf(at time.Time, demands []Finish) Plan {
+	plan := Plan{At: at, Finish: Finish{Known: true}, Demands: demands}
+	for _, f := range demands {
 		plan.By += f.By
 		plan.Known = plan.Known && f.Known
 		if f.Last.After(plan.Last) {
@@ -94,9 +101,9 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 		}
 	}
 	if !plan.Known {
-		plan.Last = time.Time{}
+		plan.Last, plan.SlotsBind, plan.Window = time.Time{}, false, ""
 	}
-	return plan, nil
+	return plan
 }
 
 // snapshot reads what a simulation starts from.
@@ -111,7 +118,7 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 			return nil, &RequestError{Policy: cp.Name, Field: "count", Value: fmt.Sprintf("%d, %d joined", d.Count, d.Joined),
 				Hint: "must be at least 1, of which all may have joined"}
 		}
-		o, err := n.limiter.checked(ctx, r)
+		o, err := n.checked(ctx, cp, r)
 		if err != nil {
 			return nil, err
 		}
@@ -133,13 +140,13 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 		s.know(operations[i], a)
 	}
 	s.from = s.now
-	waiting, err := n.limiter.runner.Standing(ctx, cp.Name)
+	waiting, err := n.limiter.runner.Standing(ctx, cp.line)
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
 	for i, d := range demands {
 		if _, known := s.slots[d.Queue]; !known {
-			rate, err := n.limiter.runner.SlotRate(ctx, cp.Name, d.Queue, s.now)
+			rate, err := n.limiter.runner.SlotRate(ctx, cp.line, d.Queue, s.now)
 			if err != nil {
 				return nil, classify(ctx, cp.Name, err)
 			}

@@ -37,8 +37,9 @@ func (l *Limiter) SetPolicies(policies []Policy) error {
 // out.
 func (l *Limiter) Policies() []Policy {
 	var policies []Policy
-	for _, cp := range l.policies.Load().list {
-		policies = append(policies, cp.Policy.WithDefaults())
+	set := l.policies.Load()
+	for _, name := range set.names {
+		policies = append(policies, set.byName[name][0].Policy.WithDefaults())
 	}
 	return policies
 }
@@ -61,9 +62,14 @@ func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
 	return l.policies.Load().match(taskType).info()
 }
 
-// Lookup returns the policy of that name. It returns false if there is none.
+// Lookup returns the policy of that name, or the one that has a line of that name (see LineOf). It
+// returns false if there is none.
 func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
-	return l.policies.Load().byName[policy].info()
+	set := l.policies.Load()
+	if shards := set.byName[policy]; shards != nil {
+		return shards[0].info()
+	}
+	return set.byLine[policy].info()
 }
 
 func (cp *compiledPolicy) info() (PolicyInfo, bool) {
@@ -76,24 +82,37 @@ func (cp *compiledPolicy) info() (PolicyInfo, bool) {
 	}, true
 }
 
-// find returns the policy of that name, or with former one that was removed.
-func (l *Limiter) find(policy string, former bool) (*compiledPolicy, error) {
+// find returns the policy of that name, as it is for a tenant.
+func (l *Limiter) find(policy, tenant string) (*compiledPolicy, error) {
+	if shards := l.policies.Load().byName[policy]; shards != nil {
+		return shards[shardOf(tenant, len(shards))], nil
+	}
+	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(policy))
+}
+
+// findLine returns the policy that has the line of that name, or with former one that was removed.
+func (l *Limiter) findLine(line string, former bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
-	cp := set.byName[policy]
+	cp := set.byLine[line]
 	if cp == nil && former {
-		cp = set.former[policy]
+		cp = set.former[line]
+	}
+	if shards := set.byName[line]; cp == nil && len(shards) > 1 {
+		return nil, fmt.Errorf("%w: policy %q has %d shards, each with a line of its own: "+
+			"join the one that LineOf returns, and take from those of Lines", ErrUnknownPolicy, line, len(shards))
 	}
 	if cp == nil {
-		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(policy))
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(line))
 	}
 	return cp, nil
 }
 
 // A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
-	list    []*compiledPolicy
-	byName  map[string]*compiledPolicy
-	former  map[string]*compiledPolicy // those that SetPolicies removed
+	names   []string
+	byName  map[string][]*compiledPolicy // by shard
+	byLine  map[string]*compiledPolicy
+	former  map[string]*compiledPolicy // by line: those that SetPolicies removed
 	matched sync.Map                   // task type -> *compiledPolicy or nil, for the types seen so far
 	seen    atomic.Int64
 }
@@ -102,17 +121,20 @@ type policySet struct {
 const maxMatched = 10_000
 
 func compile(policies []Policy, library *script.Library) (*policySet, error) {
-	set := &policySet{byName: make(map[string]*compiledPolicy, len(policies))}
+	set := &policySet{byName: make(map[string][]*compiledPolicy, len(policies)), byLine: make(map[string]*compiledPolicy, len(policies))}
 	for _, p := range policies {
-		cp, err := compilePolicy(p, library)
+		shards, err := compilePolicy(p, library)
 		if err != nil {
 			return nil, err
 		}
 		if set.byName[p.Name] != nil {
 			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Hint: "is taken: policies have different names"}
 		}
-		set.byName[p.Name] = cp
-		set.list = append(set.list, cp)
+		set.byName[p.Name] = shards
+		set.names = append(set.names, p.Name)
+		for _, cp := range shards {
+			set.byLine[cp.line] = cp
+		}
 	}
 	overlaps, err := GlobOverlaps(policies)
 	if len(overlaps) > 0 {
@@ -123,21 +145,21 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 	return set, err
 }
 
-// inherit takes over the state that the policies of a name share, and makes it for new names.
+// inherit takes over the state that the policies of a line share, and makes it for new lines.
 func (set *policySet) inherit(before *policySet, r *script.Runner) {
 	set.former = map[string]*compiledPolicy{}
 	if before != nil {
-		for _, all := range []map[string]*compiledPolicy{before.former, before.byName} {
-			for name, cp := range all {
-				if now := set.byName[name]; now != nil {
+		for _, all := range []map[string]*compiledPolicy{before.former, before.byLine} {
+			for line, cp := range all {
+				if now := set.byLine[line]; now != nil {
 					now.policyState = cp.policyState
 				} else {
-					set.former[name] = cp
+					set.former[line] = cp
 				}
 			}
 		}
 	}
-	for _, cp := range set.list {
+	for _, cp := range set.byLine {
 		if cp.policyState == nil {
 			cp.policyState = &policyState{batcher: r.NewBatcher(), claims: newClaims(r), taker: r.NewTaker()}
 		}
@@ -150,7 +172,8 @@ func (set *policySet) match(taskType string) *compiledPolicy {
 		return cp.(*compiledPolicy)
 	}
 	var found *compiledPolicy
-	for _, cp := range set.list {
+	for _, name := range set.names {
+		cp := set.byName[name][0]
 		if slices.ContainsFunc(cp.Match, func(glob string) bool { return matchGlob(glob, taskType) }) {
 			found = cp
 			break
@@ -162,11 +185,13 @@ func (set *policySet) match(taskType string) *compiledPolicy {
 	return found
 }
 
-// lines returns the names of the policies in whose lines tickets may wait.
+// lines returns the names of the lines in which tickets may wait.
 func (set *policySet) lines() []string {
 	var names []string
-	for _, cp := range set.list {
-		names = append(names, cp.Name)
+	for _, name := range set.names {
+		for _, cp := range set.byName[name] {
+			names = append(names, cp.line)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(set.former)) {
 		if !set.former[name].drained.Load() {

@@ -75,6 +75,11 @@ type Policy struct {
 	// Requeue says for when a worker requeues a denied task. The default is RequeueWhenFits.
 	Requeue Requeue
 
+	// Shards spreads the tenants over as many hash tags, each with a line of its own, so that several
+	// primaries of a Redis Cluster share the work: 1 to MaxShards. It needs windows that all count by
+	// tenant. To change it is as to change Name: all tenants count from 0 again. The default is 1.
+	Shards int
+
 	// Tenants holds the settings of single tenants, by name: 1 to MaxValueBytes bytes. A tenant that
 	// Config.Tenants finds is not looked up here.
 	Tenants map[string]Tenant
@@ -268,6 +273,9 @@ func (p Policy) WithDefaults() Policy {
 	}
 	if p.Requeue == "" {
 		p.Requeue = RequeueWhenFits
+	}
+	if p.Shards == 0 {
+		p.Shards = 1
 	}
 	p.Match = slices.Clone(p.Match)
 	windows := make([]Window, len(p.Windows))

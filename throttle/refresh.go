@@ -16,9 +16,9 @@ const (
 // maintain does the upkeep of a line after a take: it notices that a removed policy's line is
 // empty, and starts a refresh after SetPolicies.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
-	if l.policies.Load().byName[cp.Name] != cp {
+	if l.policies.Load().byLine[cp.line] != cp {
 		if next < 0 {
-			if waiting, err := l.runner.Waiting(ctx, cp.Name); err == nil && !waiting {
+			if waiting, err := l.runner.Waiting(ctx, cp.line); err == nil && !waiting {
 				cp.drained.Store(true)
 			}
 		}
@@ -42,8 +42,8 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
 	known := map[string]Tenant{}
-	return l.runner.Flows(ctx, cp.Name, func(flows []string) error {
-		if l.policies.Load().byName[cp.Name] != cp {
+	return l.runner.Flows(ctx, cp.line, func(flows []string) error {
+		if l.policies.Load().byLine[cp.line] != cp {
 			return nil
 		}
 		var asks []script.Request

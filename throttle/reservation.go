@@ -25,6 +25,8 @@ type Reservation struct {
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond
 	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
 
+	Shards int // Policy.Shards when it was granted; 0 is 1
+
 	limiter *Limiter
 }
 
@@ -142,8 +144,11 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	case r.ID == "":
 		return nil, nil
 	}
-	return r.limiter.find(r.Policy, true)
+	return r.limiter.findLine(r.line(), true)
 }
+
+// line returns the name of the line whose windows count the reservation.
+func (r Reservation) line() string { return lineName(r.Policy, r.Tenant, r.Shards) }
 
 // operation prepares the reservation's request, or returns nil if there is nothing to do.
 func (r Reservation) operation(ctx context.Context) (*operation, error) {

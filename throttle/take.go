@@ -32,6 +32,7 @@ type TakenTicket struct {
 	Flow, Cost string   // as recorded at the join, for Line.Matches
 	Rank       int64    // its place, for Line.PutBack
 	NeverFits  bool     // its cost is above a limit by now: nothing was charged, and its work must fail
+	Weight     float64  // of its tenant, above 0, if the policy has shards: their lines should share slots by it
 	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
 
 	// Waited is how long it was in line, also if it was put back meanwhile.
@@ -51,7 +52,7 @@ type TakenTicket struct {
 // Take serves a policy that SetPolicies removed, too. Errors are ErrUnknownPolicy, ErrUnavailable,
 // ErrState, ErrClock, ErrReply and the context's error.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return Taken{}, err
 	}
@@ -70,6 +71,9 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	for _, t := range reply.Tickets {
 		ticket := cp.taken(t)
 		ticket.Decision.Reservation.limiter = n.limiter
+		if cp.Shards > 1 {
+			ticket.Weight = n.limiter.weight(ctx, cp, t.Tenant)
+		}
 		if slices.Contains(o.Queues, t.Queue) {
 			taken.Tickets = append(taken.Tickets, ticket)
 		} else {
@@ -86,6 +90,15 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
+// weight returns a tenant's weight, or 1 if it cannot be looked up.
+func (l *Limiter) weight(ctx context.Context, cp *compiledPolicy, tenant string) float64 {
+	t, err := l.tenant(ctx, cp, tenant)
+	if err != nil || t.Weight <= 0 {
+		return 1
+	}
+	return t.Weight
+}
+
 func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	r, _ := cp.requestOf(t.Flow, t.Costs)
 	r.Tenant, r.Ticket, r.Key = t.Tenant, Ticket{Queue: t.Queue, ID: t.ID}, t.Key
@@ -99,7 +112,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	if t.Granted == "" {
 		return ticket
 	}
-	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted}
+	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards}
 	o, err := cp.newOperation(r, cp.Tenants[t.Tenant])
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
@@ -115,7 +128,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 // Acknowledge if none follows within a second or so. Without such tickets it does nothing. Errors
 // are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
-	cp, err := n.limiter.find(n.policy, true)
+	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}
@@ -138,7 +151,7 @@ func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 }
 
 func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
-	now, err := n.limiter.find(n.policy, true)
+	now, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}
@@ -148,7 +161,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 			continue // it has no units, and no place to go back to
 		}
 		cp := t.policy
-		if cp == nil || cp.Name != n.policy {
+		if cp == nil || cp.line != n.name {
 			cp = now
 		}
 		r := t.Decision.Reservation.Request
@@ -176,7 +189,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 			err = errors.Join(err, a.Err)
 		}
 		if err != nil {
-			return classify(ctx, n.policy, err)
+			return classify(ctx, now.Name, err)
 		}
 		now.claims.released()
 	}
@@ -208,7 +221,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // Matches reports whether a request has the policy, attributes and cost by which the ticket was
 // taken. They differ if the policy or the job has changed since the join.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp := n.limiter.policies.Load().byName[r.Policy]
-	return cp != nil && t.Decision.Granted && r.Policy == t.Decision.Policy &&
+	cp, err := n.limiter.find(r.Policy, r.Tenant)
+	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
 		t.Flow == cp.flow(t.Queue, r) && t.Cost == cp.costsText(r)
 }

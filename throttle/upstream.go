@@ -242,9 +242,11 @@ func (l *Limiter) report(ctx context.Context, r Reservation, op string, word fun
 
 // upstreamOperation prepares the request of a reservation, even if its policy was removed.
 func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operation, error) {
-	cp, err := l.find(r.Policy, true)
-	if err != nil {
-		return nil, err
+	cp, err := l.find(r.Policy, r.Tenant)
+	if err != nil { // it was removed
+		if cp, err = l.findLine(r.line(), true); err != nil {
+			return nil, err
+		}
 	}
 	return l.operation(ctx, cp, r.Request)
 }

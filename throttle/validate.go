@@ -70,6 +70,9 @@ func (p Policy) Validate() error {
 	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
 		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
 	}
+	if p.Shards < 1 || p.Shards > MaxShards {
+		return bad("shards", p.Shards, fmt.Sprintf("must be 1 to %d", MaxShards))
+	}
 	if p.Upstream != UpstreamTenant && p.Upstream != UpstreamShared {
 		return bad("upstream", string(p.Upstream), `must be "tenant" or "shared"`)
 	}
@@ -103,6 +106,10 @@ func (p Policy) Validate() error {
 		}
 		if w.Algorithm == Calendar && p.Failover == FailoverStrict {
 			return bad("failover", string(p.Failover), `must be "fast" with a window of "algorithm: calendar", which may count for months`)
+		}
+		if p.Shards > 1 && !w.Scope.has(TenantAttribute) {
+			return bad("shards", p.Shards, fmt.Sprintf(
+				"must be left out: tenants share window %q, and so it counts in one place; count it per tenant, or split its limit between policies", w.Name))
 		}
 		names[w.Name] = true
 	}

@@ -44,7 +44,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 
 // mayDeadlock reports whether the job holds slots of a policy that does not come before this one.
 func (l *Limiter) mayDeadlock(ctx context.Context, policy string) bool {
-	cp, err := l.find(policy, false)
+	cp, err := l.find(policy, "")
 	return err == nil && cp.leases && JobFrom(ctx).holdsFrom(policy)
 }
 
@@ -55,9 +55,10 @@ type waiter struct {
 	began   time.Time
 	maxWait time.Duration // math.MaxInt64 is no limit
 
-	claims *claims
-	claim  *claim
-	last   Decision // the newest denial
+	claims    *claims
+	claim     *claim
+	operation *operation // by which the claim joined last
+	last      Decision   // the newest denial
 }
 
 // left returns how long the call may go on waiting.
@@ -79,9 +80,15 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		if err != nil {
 			return Decision{}, err
 		}
+		if w.claim != nil && w.claims != o.claims {
+			w.leaveLater(ctx, w.operation) // Policy.Shards has changed
+			w.end()
+			w.claim = nil
+		}
 		if w.claim == nil {
 			w.claims, w.claim = o.claims, o.claims.add()
 		}
+		w.operation = o
 		d, done, err := w.ask(ctx, o)
 		if done {
 			return d, err
@@ -96,7 +103,7 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 		case got.ticket == nil:
 			continue // it is not in line any more
 		case !w.matches(got.ticket):
-			w.limiter.refundLater(w.request.Policy, *got.ticket)
+			w.limiter.refundLater(w.operation.line, *got.ticket)
 			w.end()
 			w.claim = nil // its results are read no more
 			continue
@@ -190,7 +197,7 @@ func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket)
 	ask.At = t.At
 	a, err := o.do(ctx, ask)
 	if err != nil {
-		w.limiter.refundLater(w.request.Policy, *t)
+		w.limiter.refundLater(w.operation.line, *t)
 		return w.limiter.failOpen(ctx, o, err)
 	}
 	d := o.decision(a)
@@ -198,9 +205,9 @@ func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket)
 		return d, w.denial(d)
 	}
 	if a.Status == script.GrantedBefore { // to another call with the key
-		w.limiter.refundLater(w.request.Policy, *t)
+		w.limiter.refundLater(w.operation.line, *t)
 	}
-	d.Reservation = Reservation{Request: w.request, At: d.At, ID: ask.ID, limiter: w.limiter}
+	d.Reservation = Reservation{Request: w.request, At: d.At, ID: ask.ID, Shards: o.Shards, limiter: w.limiter}
 	return d, nil
 }
 
@@ -210,23 +217,30 @@ const leaveTimeout = time.Second
 // refunded.
 func (w *waiter) leave(ctx context.Context, o *operation) {
 	o.claims.drop(w.claim)
+	o.leave(ctx, w.claim)
+}
+
+func (o *operation) leave(ctx context.Context, c *claim) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	_, _ = o.do(ctx, script.Request{
-		Op: script.Leave, Ticket: script.ClaimTicket(o.claims.queue, w.claim.id), Keys: make([]string, len(o.scopes)),
+		Op: script.Leave, Ticket: script.ClaimTicket(o.claims.queue, c.id), Keys: make([]string, len(o.scopes)),
 	})
 }
 
 // leaveLater is leave in the background, as Redis may not answer.
 func (w *waiter) leaveLater(ctx context.Context, o *operation) {
 	o.claims.drop(w.claim)
-	go w.leave(ctx, o)
+	go o.leave(ctx, w.claim)
 }
 
 // matches reports whether the policy, as it is now, would have such a ticket wait for the request.
 func (w *waiter) matches(t *script.TakenTicket) bool {
-	cp, err := w.limiter.find(w.request.Policy, true)
-	return err == nil && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
+	cp, err := w.limiter.find(w.request.Policy, w.request.Tenant)
+	if err != nil { // it was removed
+		cp, err = w.limiter.findLine(w.operation.line, true)
+	}
+	return err == nil && cp.claims == w.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
 		t.Flow == script.ClaimFlow(w.claims.queue, w.request.Class == Batch, cp.flowMark, cp.flowValues(w.request))
 }
 
@@ -239,15 +253,15 @@ func (w *waiter) end() {
 	select {
 	case got := <-w.claim.result:
 		if got.ticket != nil {
-			w.limiter.refundLater(w.request.Policy, *got.ticket)
+			w.limiter.refundLater(w.operation.line, *got.ticket)
 		}
 	default:
 	}
 }
 
 // refundLater gives back the units of tickets in the background.
-func (l *Limiter) refundLater(policy string, tickets ...script.TakenTicket) {
-	cp, err := l.find(policy, true)
+func (l *Limiter) refundLater(line string, tickets ...script.TakenTicket) {
+	cp, err := l.findLine(line, true)
 	if err != nil || len(tickets) == 0 {
 		return
 	}
@@ -258,6 +272,6 @@ func (l *Limiter) refundLater(policy string, tickets ...script.TakenTicket) {
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 		defer cancel()
-		_ = l.Line(policy).Refund(ctx, taken) // or they run out
+		_ = l.Line(line).Refund(ctx, taken) // or they run out
 	}()
 }

@@ -167,14 +167,14 @@ func (ad *Adapter) UnmatchedCount() int64 { return ad.unmatched.count.Load() }
 func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 	ad.serve.Do(func() {
 		c := ad.serving
-		c.Answered = func(policy string, at time.Time) {
+		c.Answered = func(line string, at time.Time) {
 			ad.outages.decided()
-			ad.outages.clockAt(policy, at)
+			ad.outages.clockAt(line, at)
 		}
 		c.Asynq = ad.asynq.Load()
-		c.Failed = func(policy string, err error) {
-			info, _ := ad.config.Limiter.Lookup(policy)
-			ad.outages.failed(err, "policy", policy, "fails", string(info.Fail))
+		c.Failed = func(line string, err error) {
+			info, _ := ad.config.Limiter.Lookup(line)
+			ad.outages.failed(err, "policy", line, "fails", string(info.Fail))
 		}
 		c.Limiter = dispatch.Lines(ad.config.Limiter)
 		c.Match = ad.match

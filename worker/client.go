@@ -23,6 +23,10 @@ type ClientConfig struct {
 	Attributes func(*asynq.Task) map[string]string
 	Cost       func(*asynq.Task) map[string]int64
 
+	// Headers, if not nil, returns headers to add to a task that is enqueued by this context, such as
+	// those of a trace: see package tasktrace. Retries keep them. A task with a Group gets none.
+	Headers func(context.Context, *asynq.Task) map[string]string
+
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
@@ -41,6 +45,7 @@ type Client struct {
 	asynq    *asynqredis.Client
 	client   *asynq.Client
 	gather   gatherer // of single tasks
+	headers  func(context.Context, *asynq.Task) map[string]string
 	identify identify
 	limiter  *throttle.Limiter
 	silence  silence // of the limiter
@@ -89,6 +94,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 	made := &Client{
 		asynq:    asynqredis.New(client),
 		client:   asynq.NewClient(connection{client}),
+		headers:  c.Headers,
 		identify: identify{c.Attributes, c.Cost, c.Tenant},
 		limiter:  c.Limiter,
 		sweeper:  sweeper{limiter: c.Limiter},
@@ -171,9 +177,14 @@ func (c *Client) Close() error {
 
 // A captured is what capture keeps of a call by which asynq's client enqueues a task.
 type captured struct {
-	join    bool           // the task joins a line if it is to run now: its call is not sent
-	backlog bool           // Backlog is given: the task must join now
-	class   throttle.Class // if it is given
+	headers map[string]string // to add
+	matched bool              // by a policy
+	class   throttle.Class    // if that is given
+
+	// Of a task that a policy matches:
+
+	join    bool // the task joins a line if it is to run now: its call is not sent
+	backlog bool // Backlog is given: the task must join now
 	maxWait time.Duration
 
 	call asynqredis.EnqueueCall
@@ -191,8 +202,8 @@ var (
 		"one with Group joins as a part of another, one of a policy with requeue earliest-reset never")
 )
 
-// capture is the hook in a client's connection that keeps asynq's calls from being sent, if the
-// context says so: only asynq's client knows how a task becomes a message.
+// capture is the hook in a client's connection that keeps asynq's calls from being sent, and adds
+// headers to tasks, if the context says so: only asynq's client knows how a task becomes a message.
 type capture struct{}
 
 func (capture) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -208,15 +219,25 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if !ok || c == nil {
 			return next(ctx, cmd)
 		}
-		if call, now := asynqredis.EnqueueOf(script.Args()); now && c.join {
-			if c.class != "" {
-				call.Message = call.Message.WithHeader(classHeader, string(c.class))
+		if call, now := asynqredis.EnqueueOf(script.Args()); now {
+			for name, value := range c.headers {
+				call.SetHeader(name, value)
 			}
-			c.call, c.ok = call, true
-			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
-			return nil
+			if c.join {
+				c.call, c.ok = call, true
+				script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
+				return nil
+			}
 		}
 		schedule, scheduled := asynqredis.ScheduleOf(script.Args())
+		if scheduled {
+			for name, value := range c.headers {
+				schedule.SetHeader(name, value)
+			}
+		}
+		if !c.matched {
+			return next(ctx, cmd)
+		}
 		joins := scheduled && c.join && schedule.Message.GroupKey() == ""
 		switch deadline := schedule.Message.Deadline(); {
 		case !deadline.IsZero() && !schedule.At.Before(deadline):
@@ -225,12 +246,8 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			c.err = errJoinsLater
 		case c.maxWait > 0 && !joins:
 			c.err = errJoinsNever
-		}
-		if scheduled && c.err == nil && c.maxWait > 0 { // forward looks at it when the task joins
+		case c.maxWait > 0: // forward looks at it when the task joins
 			schedule.SetHeader(maxWaitHeader, c.maxWait.String())
-		}
-		if scheduled && c.err == nil && c.class != "" {
-			schedule.SetHeader(classHeader, string(c.class))
 		}
 		if c.err != nil {
 			script.SetErr(c.err)

@@ -82,7 +82,7 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		limited := redis.NewClient(like(s.redis))
+		limited := connect(like(s.redis))
 		defer limited.Close()
 		limited.AddHook(hooktest.Hook(func(of context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if ctx.Err() == nil && hooktest.IsScript(cmd) {

@@ -32,7 +32,7 @@ func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 // limitByClock gives the site a limiter whose Redis has another clock.
 func (s *site) limitByClock(by time.Duration) {
 	s.Helper()
-	client := redis.NewClient(like(s.redis))
+	client := connect(like(s.redis))
 	client.AddHook(hooktest.Hook(skewed{by}.see))
 	s.Cleanup(func() { client.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})

@@ -31,6 +31,7 @@ func cluster(t *testing.T) (addr string) {
 			t.Fatal(err)
 		}
 		if strings.Contains(info, "cluster_state:ok") {
+			clusters.Store(addr, true)
 			return addr
 		}
 		time.Sleep(5 * time.Millisecond)

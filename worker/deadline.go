@@ -82,5 +82,5 @@ func (ad *Adapter) leave(ctx context.Context, r throttle.Request) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_ = ad.config.Limiter.Line(r.Policy).Leave(ctx, r.Ticket) // else a take finds it gone
+	_ = ad.config.Limiter.Line(ad.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
 }

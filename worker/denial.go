@@ -74,9 +74,14 @@ func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, oth
 
 // waitInLine returns the denial of a task whose ticket is in line.
 func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	ad.dispatcher().Expect(d.Policy, a.Queue, d.RetryIn)
+	ad.dispatcher().Expect(ad.lineOf(r), a.Queue, d.RetryIn)
 	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, ad.failsOpen(d.Policy))))
 	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
+}
+
+// lineOf returns the name of the line in which a request waits.
+func (ad *Adapter) lineOf(r throttle.Request) string {
+	return ad.config.Limiter.LineOf(r.Policy, r.Tenant)
 }
 
 func (ad *Adapter) failsOpen(policy string) bool {
@@ -124,7 +129,7 @@ func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Requ
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	r.Front = true
-	places, err := ad.config.Limiter.Line(r.Policy).Join(ctx, []throttle.Request{r})
+	places, err := ad.config.Limiter.Line(ad.lineOf(r)).Join(ctx, []throttle.Request{r})
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return ad.requeueAt(a, r, d, cause)
 	}
@@ -193,7 +198,7 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 	now, a := ad.attempts.get(call.Ref)
 	if now.late != nil && call.Verb == asynqredis.Archive {
 		call.Args[1] = []byte(now.message.WithError(now.late.Error(), time.Now()))
-		err := next(ctx, cmd)
+		err := ad.conclude(ctx, next, cmd)
 		if err == nil { // else asynq calls again, as Redis does not know its script
 			ad.attempts.end(call.Ref, a)
 		}
@@ -204,7 +209,7 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 		if call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete {
 			ad.checkEntered(now)
 		}
-		return next(ctx, cmd)
+		return ad.conclude(ctx, next, cmd)
 	}
 	err := ad.requeue(ctx, now)
 	if err == nil || asynqredis.IsNotFound(err) {
@@ -218,10 +223,7 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 	return nil
 }
 
-// requeue puts a denied task back to wait. While asynq's Redis does not answer it is repeated until
-// the context ends, which asynq's does with the task's lease, or the server's shutdown waits no
-// longer. Asynq's own repetition of a failed call uses a context that has ended, and never
-// succeeds.
+// requeue puts a denied task back to wait. It is repeated as asynq's own calls are: see conclude.
 func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 	r := asynqredis.Requeued{
 		Ref: a.Ref, Message: a.message.WithDenial(a.denied.Error(), time.Now()),
@@ -240,14 +242,8 @@ func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 		if asynqredis.IsNotFound(err) {
 			return err
 		}
-		if _, ends := ctx.Deadline(); !ends { // asynq's recoverer, which comes again
-			return err
-		}
-		select {
-		case <-time.After(pause):
+		if ad.outlasts(ctx, pause) {
 			continue
-		case <-ctx.Done():
-		case <-ad.shutdownGrace.Done():
 		}
 		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", a.ID, err)
 	}

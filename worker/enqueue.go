@@ -74,14 +74,15 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 	for _, e := range tasks {
 		byQueue[e.call.Queue] = append(byQueue[e.call.Queue], e)
 	}
-	byPolicy := map[string][]*enqueuing{}
+	byLine := map[string][]*enqueuing{}
 	for queue, es := range byQueue {
 		for _, e := range c.store(ctx, queue, es) {
-			byPolicy[e.request.Policy] = append(byPolicy[e.request.Policy], e)
+			line := c.limiter.LineOf(e.request.Policy, e.request.Tenant)
+			byLine[line] = append(byLine[line], e)
 		}
 	}
-	for _, policy := range slices.Sorted(maps.Keys(byPolicy)) {
-		c.join(ctx, policy, byPolicy[policy])
+	for _, line := range slices.Sorted(maps.Keys(byLine)) {
+		c.join(ctx, line, byLine[line])
 	}
 }
 
@@ -90,12 +91,21 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
 	var caught captured
 	if e.task != nil {
-		matched, err := c.request(ctx, e, opts, &caught)
-		if err != nil {
+		var err error
+		if caught.matched, err = c.request(ctx, e, opts, &caught); err != nil {
 			e.Err = err
 			return false
 		}
-		if matched {
+		if c.headers != nil {
+			caught.headers = maps.Clone(c.headers(ctx, e.task))
+		}
+		if caught.class != "" {
+			if caught.headers == nil {
+				caught.headers = map[string]string{}
+			}
+			caught.headers[classHeader] = string(caught.class)
+		}
+		if caught.matched || len(caught.headers) > 0 {
 			ctx = context.WithValue(ctx, capturedKey{}, &caught)
 		}
 	}
@@ -193,14 +203,14 @@ func (c *Client) store(ctx context.Context, queue string, es []*enqueuing) []*en
 	return stored
 }
 
-// join makes stored tasks join the line of a policy, and makes the calls that their places ask for.
-func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
+// join makes stored tasks join a line, and makes the calls that their places ask for.
+func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 	begun := time.Now()
-	places, err := c.places(ctx, policy, es)
+	places, err := c.places(ctx, line, es)
 	if err == nil {
-		c.reconsider(ctx, policy, es, places, begun)
+		c.reconsider(ctx, line, es, places, begun)
 	}
-	known, _ := c.limiter.Lookup(policy)
+	known, _ := c.limiter.Lookup(line)
 	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
 	now := time.Now()
 	rests := map[string]*rest{}
@@ -236,13 +246,13 @@ func (c *Client) join(ctx context.Context, policy string, es []*enqueuing) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTimeout)
 	defer cancel()
 	for queue, after := range rests {
-		after.do(ctx, c.asynq, queue, policy)
+		after.do(ctx, c.asynq, queue, line)
 	}
 }
 
 // reconsider has tasks join again that were refused for those that wait, if some of these were
 // deleted.
-func (c *Client) reconsider(ctx context.Context, policy string, es []*enqueuing, places []throttle.Place, refusedAt time.Time) {
+func (c *Client) reconsider(ctx context.Context, line string, es []*enqueuing, places []throttle.Place, refusedAt time.Time) {
 	var refused []*enqueuing
 	var at []int
 	for i, place := range places {
@@ -250,10 +260,10 @@ func (c *Client) reconsider(ctx context.Context, policy string, es []*enqueuing,
 			refused, at = append(refused, es[i]), append(at, i)
 		}
 	}
-	if refused == nil || !c.sweeper.sweep(ctx, policy, c.asynq, refusedAt) {
+	if refused == nil || !c.sweeper.sweep(ctx, line, c.asynq, refusedAt) {
 		return
 	}
-	again, err := c.places(ctx, policy, refused)
+	again, err := c.places(ctx, line, refused)
 	if err != nil {
 		return
 	}
@@ -263,7 +273,7 @@ func (c *Client) reconsider(ctx context.Context, policy string, es []*enqueuing,
 }
 
 // places makes tasks join, unless the limiter did not answer a moment ago.
-func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]throttle.Place, error) {
+func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]throttle.Place, error) {
 	places := make([]throttle.Place, 0, len(es))
 	for batch := range slices.Chunk(es, throttle.MaxTake) { // one call each
 		requests := make([]throttle.Request, len(batch))
@@ -272,7 +282,7 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 		}
 		var some []throttle.Place
 		err := c.silence.bound(ctx, c.timeout, func(ctx context.Context) (err error) {
-			some, err = c.placesInTime(ctx, policy, requests)
+			some, err = c.placesInTime(ctx, line, requests)
 			return err
 		})
 		if err != nil {
@@ -285,14 +295,14 @@ func (c *Client) places(ctx context.Context, policy string, es []*enqueuing) ([]
 
 // placesInTime waits for placesOf until the context ends. A call to a silent Redis takes longer. A
 // ticket that joins after that is dropped when it is taken, as its task is not scheduled then.
-func (c *Client) placesInTime(ctx context.Context, policy string, requests []throttle.Request) ([]throttle.Place, error) {
+func (c *Client) placesInTime(ctx context.Context, line string, requests []throttle.Request) ([]throttle.Place, error) {
 	type result struct {
 		places []throttle.Place
 		err    error
 	}
 	done := make(chan result, 1)
 	go func() {
-		places, err := c.placesOf(ctx, policy, requests)
+		places, err := c.placesOf(ctx, line, requests)
 		done <- result{places, err}
 	}()
 	select {
@@ -310,8 +320,8 @@ func (c *Client) placesInTime(ctx context.Context, policy string, requests []thr
 
 // placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it
 // leaves first.
-func (c *Client) placesOf(ctx context.Context, policy string, requests []throttle.Request) ([]throttle.Place, error) {
-	places, err := c.limiter.Line(policy).Join(ctx, requests)
+func (c *Client) placesOf(ctx context.Context, line string, requests []throttle.Request) ([]throttle.Place, error) {
+	places, err := c.limiter.Line(line).Join(ctx, requests)
 	if err != nil {
 		return nil, err
 	}
@@ -326,10 +336,10 @@ func (c *Client) placesOf(ctx context.Context, policy string, requests []throttl
 	if len(before) == 0 {
 		return places, nil
 	}
-	if err := c.limiter.Line(policy).Leave(ctx, leaving...); err != nil {
+	if err := c.limiter.Line(line).Leave(ctx, leaving...); err != nil {
 		return places, nil // then they stand where the others stood
 	}
-	placed, err := c.limiter.Line(policy).Join(ctx, again)
+	placed, err := c.limiter.Line(line).Join(ctx, again)
 	if err != nil {
 		return nil, err
 	}
@@ -345,9 +355,9 @@ type rest struct {
 	nudge                      bool
 }
 
-func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, policy string) {
+func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, line string) {
 	if r.nudge {
-		_ = client.Nudge(ctx, queue, policy) // else a worker asks some seconds later
+		_ = client.Nudge(ctx, queue, line) // else a worker asks some seconds later
 	}
 	if len(r.unstore) > 0 {
 		if err := client.Unstore(ctx, queue, waitings(r.unstore)); err != nil {

@@ -62,7 +62,7 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 	each(t, []throttle.Policy{shared(1, time.Hour)}, func(t *testing.T, s *site) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		limited := redis.NewClient(like(s.redis))
+		limited := connect(like(s.redis))
 		defer limited.Close()
 		interrupts := interrupts{"sluice:{api}:q", false, cancel}
 		limited.AddHook(hooktest.Hook(interrupts.see))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
@@ -106,7 +107,7 @@ func TestFaultsCostNothing(t *testing.T) {
 					f := &fault{is: []func([]any) bool{isRequeue, isForward}[failures], lost: row.lost, err: row.err, hits: only(1)}
 					if row.limiter {
 						f.is = with([]string{"reserve", "join"}[failures])
-						client := redis.NewClient(like(s.redis))
+						client := connect(like(s.redis))
 						defer client.Close()
 						client.AddHook(hooktest.Hook(f.see))
 						s.limiter = s.limiterOn(client)
@@ -280,6 +281,89 @@ func TestCallsAreLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A task that has ended is put down as its handler left it, however long asynq's Redis is out then.
+// Plain asynq leaves it active, and recovers it minutes later: it runs again, or is archived.
+func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
+	refused := errors.New("READONLY You can't write against a read only replica.")
+	retention := asynq.Retention(time.Hour)
+	for _, row := range []struct {
+		verb  string
+		err   error // of the handler
+		plain bool
+		lost  bool
+		fault error
+		fails int
+		want  counters
+	}{
+		{asynqredis.Done, nil, false, false, io.ErrUnexpectedEOF, 4, counters{Processed: 1}},
+		{asynqredis.Done, nil, false, true, io.EOF, 1, counters{Processed: 1}}, // the next one finds the task gone
+		{asynqredis.Done, nil, true, false, io.ErrUnexpectedEOF, 4, counters{Active: 1, Leases: 1}},
+		{asynqredis.Complete, nil, false, false, refused, 4, counters{Processed: 1}},
+		{asynqredis.Retry, errors.New("no"), false, false, refused, 4, counters{Processed: 1, Failed: 1, Retry: 1}},
+		{asynqredis.Archive, asynq.SkipRetry, false, false, io.ErrUnexpectedEOF, 4, counters{Processed: 1, Failed: 1, Archived: 1}},
+	} {
+		t.Run(fmt.Sprintf("%s, plain %v, arrives %v", row.verb, row.plain, row.lost), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := synctestSite(t, policy(10, time.Hour))
+				f := &fault{
+					is:   func(args []any) bool { return asynqredis.CallOf(args).Verb == row.verb },
+					hits: func(n int) bool { return n <= 4 }, lost: row.lost, err: row.fault,
+				}
+				opts := []asynq.Option{asynq.TaskID("a"), asynq.MaxRetry(1)}
+				if row.verb == asynqredis.Complete {
+					opts = append(opts, retention)
+				}
+				s.enqueue(acmeTask(), opts...)
+				theirs, ours := s.configs()
+				calm(&theirs, &ours)
+				theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+				said := &journal{}
+				theirs.Logger, theirs.LogLevel = asynqLog{said}, asynq.WarnLevel
+				inside := &kept{RedisConnOpt: s.asynq}
+				var server interface {
+					Start(asynq.Handler) error
+					Shutdown()
+				}
+				if row.plain {
+					server = asynq.NewServer(inside, theirs)
+				} else {
+					var err error
+					if server, err = worker.NewServer(inside, theirs, ours); err != nil {
+						t.Fatal(err)
+					}
+				}
+				inside.made.AddHook(hooktest.Hook(f.see))
+				err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+					s.ok(ctx, task)
+					return row.err
+				}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(server.Shutdown)
+				time.Sleep(20 * time.Second)
+				s.wantCounters(row.want)
+				if !row.plain && f.count() != row.fails || f.count() == 0 || len(s.runs()) != 1 || said.count("retry syncing") > 0 != row.plain {
+					t.Errorf("%d calls have failed, want %d; ran %q; asynq says %q", f.count(), row.fails, s.runs(), said)
+				}
+			})
+		})
+	}
+}
+
+// kept keeps the client that it makes: hooks that are added later are nearer to Redis.
+type kept struct {
+	asynq.RedisConnOpt
+	made redis.UniversalClient
+}
+
+func (k *kept) MakeRedisClient() any {
+	made := k.RedisConnOpt.MakeRedisClient()
+	k.made = made.(redis.UniversalClient)
+	return made
 }
 
 // A queue is paused for so long that all its denied tasks reach their fallback. They wake at most

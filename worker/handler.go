@@ -97,7 +97,7 @@ func (ad *Adapter) end(e *execution) {
 		leases := reservation.Lease() > 0
 		_ = h.Release(context.Background()) // else it runs out
 		if leases {
-			ad.dispatcher().Freed(reservation.Policy)
+			ad.dispatcher().Freed(ad.lineOf(reservation.Request))
 		}
 	}
 }

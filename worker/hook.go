@@ -127,6 +127,6 @@ func (ad *Adapter) checkEntered(a attempt) {
 func (ad *Adapter) giveBack(g *dispatch.Grant) {
 	if g != nil {
 		_, queue, _ := strings.Cut(g.Queue, "/") // behind the identity of asynq's Redis
-		ad.dispatcher().GiveBack(g.Policy, queue, g.TakenTicket)
+		ad.dispatcher().GiveBack(g.Line, queue, g.TakenTicket)
 	}
 }

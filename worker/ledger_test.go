@@ -150,7 +150,7 @@ func (s *site) apart(_ *asynq.Config, c *worker.Config) { c.Limiter = s.anotherL
 
 func (s *site) anotherLimiter(client *redis.Client) *throttle.Limiter {
 	s.Helper()
-	own := redis.NewClient(like(client))
+	own := connect(like(client))
 	s.Cleanup(func() { own.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: own, Policies: s.limiter.Policies()})
 	if err != nil {

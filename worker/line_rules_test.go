@@ -212,7 +212,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 			calls++
 			return next(ctx, cmd)
 		})
-		limited := redis.NewClient(like(s.redis))
+		limited := connect(like(s.redis))
 		defer limited.Close()
 		limited.AddHook(count)
 		client, err := worker.NewClient(hooktest.With(s.asynq, count), worker.ClientConfig{Limiter: s.limiterOn(limited), LimiterTimeout: time.Minute})

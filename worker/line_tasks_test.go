@@ -266,7 +266,7 @@ func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, shared(1, 900*time.Millisecond))
 		s.fill("other")
-		client := redis.NewClient(like(s.redis))
+		client := connect(like(s.redis))
 		defer client.Close()
 		var loses atomic.Bool
 		loses.Store(true)

@@ -85,7 +85,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	used = true
 	d, err := ad.decide(ctx, grant, request, policy.Fail)
 	if err == nil && !d.Granted && tooLate(a.message, d, grant != nil) != nil &&
-		ad.sweeper.sweep(ctx, policy.Name, ad.asynq.Load(), time.Now()) {
+		ad.sweeper.sweep(ctx, ad.lineOf(request), ad.asynq.Load(), time.Now()) {
 		ad.leave(ctx, request) // it joined behind tasks that were deleted
 		d, err = ad.decide(ctx, nil, request, policy.Fail)
 	}
@@ -165,8 +165,8 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 		return err
 	}
 	if grant != nil && !grant.NeverFits {
-		line := ad.config.Limiter.Line(grant.Policy)
-		denied := grant.Decision.Queued && grant.Policy == request.Policy
+		line := ad.config.Limiter.Line(grant.Line)
+		denied := grant.Decision.Queued && grant.Decision.Policy == request.Policy
 		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, request)) {
 			return grant.Decision, nil
 		}

@@ -3,6 +3,8 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,35 +62,51 @@ func TestStartsAreObserved(t *testing.T) {
 	})
 }
 
-// It is told of tasks that are requeued, or run uncounted, as the limiter could not decide.
+// It is told of tasks that are requeued, or run uncounted, as the limiter could not decide: whether
+// Redis is away or silent.
 func TestUndecidedTasksAreObserved(t *testing.T) {
-	for _, fail := range []throttle.FailMode{throttle.FailClosed, throttle.FailOpen} {
-		t.Run(string(fail), func(t *testing.T) {
+	for _, row := range []struct {
+		fail   throttle.FailMode
+		silent bool
+	}{{throttle.FailClosed, false}, {throttle.FailOpen, false}, {throttle.FailClosed, true}, {throttle.FailOpen, true}} {
+		t.Run(fmt.Sprintf("fail %s, silent %v", row.fail, row.silent), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := policy(1, time.Hour)
-				p.Fail = fail
+				p.Fail = row.fail
 				s := synctestSite(t, p)
 				var c cable
-				through := redis.NewClient(c.options(like(s.redis)))
+				options := c.options(like(s.redis))
+				if dial := options.Dialer; row.silent {
+					options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						conn, err := dial(ctx, network, addr)
+						if err != nil {
+							<-ctx.Done()
+						}
+						return conn, err
+					}
+				}
+				through := redis.NewClient(options)
 				defer through.Close()
 				told := make(chan throttle.Undecided, 100)
 				s.observe(through, throttle.Observer{
 					Decided: func(d throttle.Decision) {
-						if fail == throttle.FailOpen {
-							told <- throttle.Undecided{Err: d.FailedOpen, Policy: d.Policy, Tenant: d.Tenant}
+						if d.FailedOpen != nil {
+							told <- throttle.Undecided{Err: d.FailedOpen, Policy: d.Policy, Tenant: "open " + d.Tenant}
 						}
 					},
-					Undecided: func(u throttle.Undecided) {
-						if fail == throttle.FailClosed {
-							told <- u
-						}
-					},
+					Undecided: func(u throttle.Undecided) { told <- u },
 				})
 				s.serve(func(context.Context, *asynq.Task) error { return nil }, calm)
 				c.cut()
 				s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
-				if got := <-told; got.Policy != "api" || got.Tenant != "acme" || !errors.Is(got.Err, throttle.ErrUnavailable) {
-					t.Errorf("%+v", got)
+				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
+				select {
+				case got := <-told:
+					if got.Policy != "api" || got.Tenant != want || !errors.Is(got.Err, throttle.ErrUnavailable) {
+						t.Errorf("%+v", got)
+					}
+				case <-time.After(time.Minute):
+					t.Error("told nothing")
 				}
 			})
 		})

@@ -21,7 +21,7 @@ import (
 // limitThrough lets the limiter reach its Redis, the same or another, through the cable.
 func (s *site) limitThrough(c *cable, client *redis.Client) {
 	s.Helper()
-	through := redis.NewClient(c.options(like(client)))
+	through := connect(c.options(like(client)))
 	s.Cleanup(func() { through.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: through, Policies: s.limiter.Policies()})
 	if err != nil {
@@ -176,7 +176,7 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, 10*time.Minute))
-		slow := redis.NewClient(like(s.redis))
+		slow := connect(like(s.redis))
 		defer slow.Close()
 		var late atomic.Bool
 		late.Store(true)

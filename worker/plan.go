@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -36,7 +37,8 @@ func (c *Client) Plan(ctx context.Context, planned []Planned, o throttle.PlanOpt
 		}
 	}
 	policy := ""
-	demands := make([]throttle.Demand, len(planned))
+	finishes, lines := make([]throttle.Finish, len(planned)), map[string][]throttle.Demand{}
+	of := map[string][]int{} // by line: the places in planned
 	for i, p := range planned {
 		if p.Task == nil {
 			return throttle.Plan{}, errors.New("worker: Planned.Task is nil: must be one of the tasks to plan")
@@ -53,7 +55,20 @@ func (c *Client) Plan(ctx context.Context, planned []Planned, o throttle.PlanOpt
 		if given != "" {
 			request.Class = given
 		}
-		demands[i] = throttle.Demand{Count: p.Count, Joined: p.Joined, Queue: identity + "/" + queue, Request: request}
+		line := c.limiter.LineOf(policy, request.Tenant)
+		lines[line] = append(lines[line], throttle.Demand{Count: p.Count, Joined: p.Joined, Queue: identity + "/" + queue, Request: request})
+		of[line] = append(of[line], i)
 	}
-	return c.limiter.Line(policy).Plan(ctx, demands, o)
+	at := time.Now()
+	for line, demands := range lines {
+		plan, err := c.limiter.Line(line).Plan(ctx, demands, o)
+		if err != nil {
+			return throttle.Plan{}, err
+		}
+		at = plan.At
+		for j, i := range of[line] {
+			finishes[i] = plan.Demands[j]
+		}
+	}
+	return throttle.PlanOf(at, finishes), nil
 }

@@ -16,9 +16,12 @@ import (
 // take that is repeated for the other server moves no task to the wrong one. All tasks run once,
 // and keep to the limit that they share.
 func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
+	if onCluster() {
+		t.Skip("a Redis Cluster has one database")
+	}
 	const tasks = 100
 	each(t, append(idle(10), shared(20, 500*time.Millisecond)), func(t *testing.T, s *site) {
-		client := redis.NewClient(like(s.redis))
+		client := connect(like(s.redis))
 		defer client.Close()
 		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)

@@ -26,7 +26,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 				p.Match, p.Fail = []string{"x"}, fail
 				s := synctestSite(t, append(idle(30), p)...)
 				var f freezer
-				client := redis.NewClient(f.options(like(s.redis)))
+				client := connect(f.options(like(s.redis)))
 				defer client.Close()
 				s.limiter = s.limiterOn(client)
 				d := newDiary()

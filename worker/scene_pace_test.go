@@ -27,7 +27,7 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 			}
 			return next(ctx, cmd)
 		})
-		limited := redis.NewClient(like(s.redis))
+		limited := connect(like(s.redis))
 		defer limited.Close()
 		limited.AddHook(count)
 		s.asynq = hooktest.With(s.asynq, count)

@@ -83,7 +83,7 @@ func (s *site) jittery() { s.asynq = hooktest.With(s.asynq, hooktest.Hook(jitter
 // jitteryLimiter returns another limiter, whose replies cross.
 func (s *site) jitteryLimiter() *throttle.Limiter {
 	s.Helper()
-	client := redis.NewClient(like(s.redis))
+	client := connect(like(s.redis))
 	s.Cleanup(func() { client.Close() })
 	client.AddHook(hooktest.Hook(jitter))
 	return s.limiterOn(client)

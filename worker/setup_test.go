@@ -59,8 +59,13 @@ type site struct {
 
 func newSite(t testing.TB, client *redis.Client, policies ...throttle.Policy) *site {
 	t.Helper()
+	limits := redis.UniversalClient(client)
+	if onCluster() {
+		limits = connect(like(client))
+		t.Cleanup(func() { limits.Close() })
+	}
 	log := &journal{}
-	limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: policies})
+	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: policies})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,9 +76,17 @@ func newSite(t testing.TB, client *redis.Client, policies ...throttle.Policy) *s
 	return s
 }
 
+// onCluster reports whether tests that run on real Redis run on a Redis Cluster instead. It is asked
+// for by the environment variable SLUICE_CLUSTER.
+func onCluster() bool { return os.Getenv("SLUICE_CLUSTER") != "" }
+
 // each runs the test on a site on real Redis and on one on miniredis.
 func each(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *site)) {
 	t.Parallel()
+	if onCluster() {
+		test(t, newSite(t, throttletest.Client(t, cluster(t)), policies...))
+		return
+	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		test(t, newSite(t, client, policies...))
 	})
@@ -82,9 +95,23 @@ func each(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *s
 // dialed makes clients with these options.
 type dialed struct{ *redis.Options }
 
-func (d dialed) MakeRedisClient() any {
-	o := *d.Options
-	return redis.NewClient(&o)
+func (d dialed) MakeRedisClient() any { return connect(d.Options) }
+
+// clusters holds the addresses of Redis Clusters of one node.
+var clusters sync.Map
+
+// connect returns a client with these options.
+func connect(o *redis.Options) redis.UniversalClient {
+	if _, ok := clusters.Load(o.Addr); !ok {
+		own := *o
+		return redis.NewClient(&own)
+	}
+	return redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{o.Addr}, Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig, ReadTimeout: o.ReadTimeout,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // the dialer goes by its own address
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
+		},
+	})
 }
 
 // pipe are the options of clients of a miniredis in memory, for testing/synctest: they look up
@@ -348,7 +375,7 @@ func (l asynqLog) Warn(args ...any)  { fmt.Fprintln(l, args...) }
 func (l asynqLog) Error(args ...any) { fmt.Fprintln(l, args...) }
 func (l asynqLog) Fatal(args ...any) { fmt.Fprintln(l, args...) }
 
-func (s *site) limiterOn(client *redis.Client) *throttle.Limiter {
+func (s *site) limiterOn(client redis.UniversalClient) *throttle.Limiter {
 	s.Helper()
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
 	if err != nil {

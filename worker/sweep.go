@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// sweepEvery is how often a process sweeps the line of one policy, at most.
+	// sweepEvery is how often a process sweeps one line, at most.
 	sweepEvery = time.Second
 
 	// sweepMost is how many tickets a sweep looks at. Servers drop the others when they take them.
@@ -28,16 +28,16 @@ type sweeper struct {
 	limiter *throttle.Limiter
 
 	mu    sync.Mutex
-	swept map[string]time.Time // by policy
+	swept map[string]time.Time // by line
 }
 
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
-// sweep reports whether the line of a policy may have become shorter since a task was refused.
-func (s *sweeper) sweep(ctx context.Context, policy string, asynq *asynqredis.Client, refusedAt time.Time) bool {
+// sweep reports whether a line may have become shorter since a task was refused.
+func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Client, refusedAt time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if last := s.swept[policy]; last.After(refusedAt) {
+	if last := s.swept[name]; last.After(refusedAt) {
 		return true
 	} else if time.Since(last) < sweepEvery {
 		return false
@@ -48,7 +48,7 @@ func (s *sweeper) sweep(ctx context.Context, policy string, asynq *asynqredis.Cl
 	if err != nil {
 		return false
 	}
-	line, seen, dropped := s.limiter.Line(policy), 0, false
+	line, seen, dropped := s.limiter.Line(name), 0, false
 	_ = line.Tickets(ctx, func(tickets []throttle.Ticket) error { // what it has dropped is enough
 		byQueue := map[string][]throttle.Ticket{}
 		for _, t := range tickets {
@@ -86,6 +86,6 @@ func (s *sweeper) sweep(ctx context.Context, policy string, asynq *asynqredis.Cl
 	if s.swept == nil {
 		s.swept = map[string]time.Time{}
 	}
-	s.swept[policy] = time.Now()
+	s.swept[name] = time.Now()
 	return dropped
 }

@@ -3,6 +3,7 @@ package worker_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
+// A policy with shards is drained by all primaries.
+//
 // A slot of a policy and one of a queue move to another node while tasks wait in line. Then a
 // primary is killed that has a policy and a queue, and its replica takes over.
 func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
@@ -41,11 +44,50 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 		}
 		return names
 	}
+	connect := func() redis.UniversalClient { return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()}) }
+	scripts := func(node int) float64 {
+		t.Helper()
+		stats, err := throttletest.Client(t, c.Nodes[node].Addr).Info(ctx, "commandstats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var calls float64
+		if _, after, ok := strings.Cut(stats, "cmdstat_evalsha:calls="); ok {
+			if _, err := fmt.Sscanf(after, "%g", &calls); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return calls
+	}
+
+	// The tasks are in another Redis: all scripts of the Cluster are the limiter's. The shards
+	// are on all three primaries.
+	spread := inShards(4, 4, 200*time.Millisecond)
+	for i := 0; ; i++ {
+		spread.Name = fmt.Sprint("spread", i)
+		on := map[int]bool{}
+		for shard := range spread.Shards {
+			_, node := at(fmt.Sprintf("sluice:{%s/%dof%d}:q", spread.Name, shard+1, spread.Shards))
+			on[node] = true
+		}
+		if len(on) == 3 {
+			break
+		}
+	}
+	drainShards(t, connect, spread, asynq.RedisClientOpt{Addr: throttletest.Redis(t)}, 24, 12)
+	for node := range 3 {
+		calls := scripts(node)
+		t.Logf("node %d: %v script calls of a policy with %d shards", node, calls, spread.Shards)
+		if calls < 5 {
+			t.Errorf("node %d has answered %v calls", node, calls)
+		}
+	}
+
 	d := &drain{
 		TB:     t,
 		asynq:  asynq.RedisClusterClientOpt{Addrs: c.Addrs()},
 		each:   100,
-		limits: func() redis.UniversalClient { return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()}) },
+		limits: connect,
 		names:  named("sluice:{%s}:q", "policy%d", 3),
 		queues: named("asynq:{%s}:pending", "queue%d", 2),
 	}

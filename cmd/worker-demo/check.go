@@ -41,8 +41,8 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s\n  upstream refusals pause %s, for %s at most; adapts: %s%s%s\n",
-		p.Name, match, p.Fail, p.Failover, p.Requeue, refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p), shareText(p))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s%s\n  upstream refusals pause %s, for %s at most; adapts: %s%s%s\n",
+		p.Name, match, p.Fail, p.Failover, p.Requeue, shardsText(p), refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p), shareText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -90,6 +90,13 @@ func shareText(p throttle.Policy) string {
 		return ""
 	}
 	return fmt.Sprintf("\n  beside live tasks batches get %v of what there is", p.BatchShare)
+}
+
+func shardsText(p throttle.Policy) string {
+	if p.Shards == 1 {
+		return ""
+	}
+	return fmt.Sprintf(", in %d shards", p.Shards)
 }
 
 func scopeText(s throttle.Scope) string {
@@ -148,6 +155,7 @@ type (
 		RefusedMS  float64                  `json:"max_refused_wait_ms,omitempty"`
 		Upstream   throttle.Upstream        `json:"upstream"`
 		Requeue    throttle.Requeue         `json:"requeue"`
+		Shards     int                      `json:"shards"`
 		Windows    []checkedWindow          `json:"windows"`
 		Tenants    map[string]checkedTenant `json:"tenants"`
 		Warnings   []string                 `json:"warnings"`
@@ -181,7 +189,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, BatchShare: p.BatchShare, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue,
+			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, BatchShare: p.BatchShare, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue, Shards: p.Shards,
 			Refusals: p.MaxRefusals, RefusedMS: show.Milliseconds(p.MaxRefusedWait),
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}

@@ -26,6 +26,7 @@ Each of the two has its own redis-server and three worker processes, all on loop
   scripts/soak/run                            # five minutes, and a few more until all tasks have ended
   scripts/soak/run -for 10s                   # a smoke test of half a minute; below a minute the soak
                                               # makes asynq's leases expire at once
+  scripts/soak/run -cluster -for 10s          # on a Redis Cluster
   scripts/soak/run -seed 7                    # the same tasks and faults again
   scripts/soak/run -fault-rate 0.05           # more faults on the wire
   scripts/soak/run -fault-rate 0 -disrupt-every 0   # none at all
@@ -70,6 +71,7 @@ Flags:
 
 type options struct {
 	asJSON  bool
+	cluster bool
 	every   time.Duration // between disruptions
 	drain   time.Duration
 	keep    bool
@@ -134,6 +136,7 @@ func parse(args []string, stdout, stderr io.Writer) (o options, err error) {
 		flags.PrintDefaults()
 	}
 	flags.BoolVar(&o.asJSON, "json", false, "print JSON instead of a table")
+	flags.BoolVar(&o.cluster, "cluster", false, "let each redis-server be a Redis Cluster of one node")
 	flags.BoolVar(&o.keep, "keep", false, "keep the logs of workers and Redis even if all bars hold")
 	flags.DurationVar(&o.every, "disrupt-every", 3*time.Second, "time between disruptions, on average; 0 for none")
 	flags.DurationVar(&o.drain, "drain", 6*time.Minute, "how long to wait at the end for all tasks to end")

@@ -48,7 +48,8 @@ func (s *stack) startWorker(p *process) error {
 	}
 	p.port, p.stdin = port, write
 	p.cmd = exec.Command(self, workerCommand, "-holder", p.holder(), "-journal", s.reports.Addr().String(),
-		"-redis", port.Addr().String(), "-throttled="+strconv.FormatBool(s.throttled))
+		"-redis", port.Addr().String(), "-throttled="+strconv.FormatBool(s.throttled),
+		"-cluster="+strconv.FormatBool(s.cluster))
 	p.cmd.Stdin, p.cmd.Stderr, p.cmd.SysProcAttr = read, s.workersLog, ownGroup()
 	err = p.cmd.Start()
 	read.Close()

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -26,11 +25,11 @@ func (s *stack) produce(ctx context.Context, begin time.Time) error {
 		return err
 	}
 	defer port.Close()
-	opt := asynq.RedisClientOpt{Addr: port.Addr().String()}
+	opt := server{port.Addr().String(), s.cluster}
 	p := &producer{plain: asynq.NewClient(opt), stack: s}
 	defer p.plain.Close()
 	if s.throttled {
-		limits := redis.NewClient(&redis.Options{Addr: opt.Addr})
+		limits := opt.client()
 		defer limits.Close()
 		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{soakPolicy()}})
 		if err != nil {

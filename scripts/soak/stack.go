@@ -17,6 +17,7 @@ import (
 
 // A stack is a redis-server with its proxy, journal, workers and producer.
 type stack struct {
+	cluster   bool // the redis-server is a Redis Cluster
 	dir       string
 	inspector *asynq.Inspector
 	jobs      []job
@@ -45,7 +46,7 @@ type stack struct {
 
 func newStack(ctx context.Context, name, dir string, throttled bool, o options, jobs []job) (*stack, error) {
 	s := &stack{
-		dir: filepath.Join(dir, name), jobs: jobs, journal: newJournal(jobs), name: name, throttled: throttled,
+		cluster: o.cluster, dir: filepath.Join(dir, name), jobs: jobs, journal: newJournal(jobs), name: name, throttled: throttled,
 		witness: newWitness(), enqueued: map[string]bool{}, counts: map[string]int{},
 	}
 	if err := s.open(ctx, o); err != nil {
@@ -74,6 +75,11 @@ func (s *stack) open(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("redis-server does not answer on %s: see %s", s.addr, s.dir)
 		}
 	}
+	if s.cluster {
+		if err := makeCluster(ctx, s.redis); err != nil {
+			return err
+		}
+	}
 	if s.reports, err = s.journal.serve(); err != nil {
 		return err
 	}
@@ -97,8 +103,9 @@ func (s *stack) startRedis() error {
 	s.addr = l.Addr().String()
 	l.Close()
 	_, port, _ := net.SplitHostPort(s.addr)
+	enabled := map[bool]string{false: "no", true: "yes"}[s.cluster]
 	s.server = exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-		"--dir", s.dir, "--logfile", filepath.Join(s.dir, "redis.log"))
+		"--cluster-enabled", enabled, "--dir", s.dir, "--logfile", filepath.Join(s.dir, "redis.log"))
 	s.server.SysProcAttr = ownGroup()
 	if err := s.server.Start(); err != nil {
 		return err

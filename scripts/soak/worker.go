@@ -40,6 +40,7 @@ func work(args []string) error {
 	holder := flags.String("holder", "", "name of this process")
 	journal := flags.String("journal", "", "address")
 	redisAddr := flags.String("redis", "", "address")
+	cluster := flags.Bool("cluster", false, "the address is that of a Redis Cluster")
 	throttled := flags.Bool("throttled", false, "with Sluice")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -56,7 +57,7 @@ func work(args []string) error {
 		return err
 	}
 	r := &reporter{*holder, client}
-	opt := asynq.RedisClientOpt{Addr: *redisAddr}
+	opt := server{*redisAddr, *cluster}
 	config := asynq.Config{
 		Concurrency:              slots,
 		DelayedTaskCheckInterval: time.Second,
@@ -73,7 +74,7 @@ func work(args []string) error {
 		server.Shutdown()
 		return nil
 	}
-	limits := redis.NewClient(&redis.Options{Addr: *redisAddr})
+	limits := opt.client()
 	defer limits.Close()
 	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{soakPolicy()}})
 	if err != nil {

@@ -168,7 +168,7 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "failover", "upstream", "adapt", "batch_share", "max_pause", "max_refusals", "max_refused_wait", "requeue", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "failover", "upstream", "adapt", "batch_share", "max_pause", "max_refusals", "max_refused_wait", "requeue", "shards", "windows", "tenants")
 	p := throttle.Policy{
 		Adapt:      throttle.Adapt(o.text("adapt")),
 		BatchShare: o.number("batch_share", fmt.Sprintf("must be a number in plain digits, %v to %v", throttle.MinBatchShare, throttle.MaxBatchShare)),
@@ -183,6 +183,7 @@ func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 		Name:     o.text("name"),
 		Upstream: throttle.Upstream(o.text("upstream")),
 		Requeue:  throttle.Requeue(o.text("requeue")),
+		Shards:   int(o.units("shards")),
 	}
 	// Validate reports only its first error. So the parts are validated one by one.
 	if len(d.errs) == before {

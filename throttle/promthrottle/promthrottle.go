@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -135,10 +136,15 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range m.all {
 		v.Collect(ch)
 	}
-	var policies []string
+	var lines, policies []string
 	limiter := m.limiter.Load()
 	if limiter != nil {
-		policies = limiter.Lines()
+		lines = limiter.Lines()
+	}
+	for _, line := range lines { // of a policy with shards there are several
+		if policy := throttle.PolicyOf(line); !slices.Contains(policies, policy) {
+			policies = append(policies, policy)
+		}
 	}
 	for policy, now := range m.rates.inForce(time.Now(), policies) {
 		gauge(m.adaptedRate, now.lowest, policy)
@@ -146,8 +152,15 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	for _, policy := range policies {
-		if n, err := limiter.Line(policy).Len(ctx); err == nil {
+	waiting, silent := map[string]int64{}, map[string]bool{}
+	for _, line := range lines {
+		policy := throttle.PolicyOf(line)
+		n, err := limiter.Line(line).Len(ctx)
+		waiting[policy] += n
+		silent[policy] = silent[policy] || err != nil
+	}
+	for policy, n := range waiting {
+		if !silent[policy] {
 			gauge(m.waitingTickets, float64(n), policy)
 		}
 	}

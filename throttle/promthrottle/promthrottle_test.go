@@ -95,8 +95,8 @@ func TestMetricsOfALimiter(t *testing.T) {
 				granted = d
 			}
 		}
-		join := throttle.Request{Tenant: "b", Ticket: throttle.Ticket{Queue: "q", ID: "4"}}
-		full := throttle.Request{Backlog: 1, Tenant: "a", Ticket: throttle.Ticket{Queue: "q", ID: "5"}}
+		join, full := ticket("b", "4"), ticket("a", "5")
+		full.Backlog = 1
 		if _, err := l.Line("api").Join(ctx, []throttle.Request{join, join, full}); err != nil {
 			t.Fatal(err)
 		}

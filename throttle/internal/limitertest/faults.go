@@ -37,11 +37,12 @@ func (tw *Twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-// A Proxy stands between client and Redis and loses replies.
+// A Proxy stands between client and Redis. It loses replies, or everything.
 type Proxy struct {
 	Addr string
 	Lose atomic.Int32 // replies to scripts yet to be lost
 	Lost atomic.Int32
+	Hole atomic.Bool // it swallows all that is sent either way, and connections stay
 }
 
 // NewProxy returns a proxy of the Redis at an address.
@@ -83,6 +84,9 @@ func (p *Proxy) serve(client net.Conn, addr string) {
 			if bytes.Contains(bytes.ToLower(request[:n]), []byte("evalsha")) && p.Lose.Add(-1) >= 0 {
 				doomed.Store(true)
 			}
+			if p.Hole.Load() {
+				continue
+			}
 			if _, err := server.Write(request[:n]); err != nil {
 				return
 			}
@@ -96,6 +100,9 @@ func (p *Proxy) serve(client net.Conn, addr string) {
 		if doomed.Load() {
 			p.Lost.Add(1)
 			return // the script has run, and nobody hears of it
+		}
+		if p.Hole.Load() {
+			continue
 		}
 		if _, err := client.Write(reply[:n]); err != nil {
 			return

@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"container/heap"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -230,6 +231,29 @@ func TestAdaptingToNothing(t *testing.T) {
 	without := simulate(1, throttletest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, false)
 	if with.model.on || !slices.Equal(with.accepted, without.accepted) {
 		t.Errorf("%d refusals, the end after %v, without adaptation after %v", len(with.refused), with.end(), without.end())
+	}
+}
+
+// A single refusal, such as of a call that came late by more than the margin, costs next to nothing.
+func TestAdaptingToALonelyRefusal(t *testing.T) {
+	const jobs, late = 500, 100
+	end := map[bool]float64{}
+	for _, adapt := range []bool{false, true} {
+		figures := mean(func(seed uint64) []float64 {
+			count, calls := throttletest.PublishedCount(apiLimit, apiPeriod), 0
+			s := simulate(seed, func(now time.Duration) bool {
+				calls++
+				return calls != late && count(now)
+			}, jobs, time.Hour, adapt)
+			return []float64{float64(len(s.refused)), s.end().Seconds()}
+		})
+		if end[adapt] = figures[1]; math.Round(1000*figures[0]) != 1000 {
+			t.Errorf("adaptation %v: %.2f refusals, want 1", adapt, figures[0])
+		}
+	}
+	t.Logf("the end after %.2f s, without adaptation after %.2f s", end[true], end[false])
+	if end[true] > 1.01*end[false] {
+		t.Error("want at most 1 % later")
 	}
 }
 

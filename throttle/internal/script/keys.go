@@ -14,9 +14,11 @@ import (
 // script call can reach all of them. PREFIX is the limiter's own (throttle.Config.Prefix), and
 // often empty:
 //
-//	PREFIXsluice:{POLICY}:w:ATTRIBUTES:VALUES   the windows of one scope
-//	PREFIXsluice:{POLICY}:q                     the line's count; the key that a call names
-//	PREFIXsluice:{POLICY}:none                  never exists; calls on a Cluster name it too
+//	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
+//	PREFIXsluice:{LINE}:q                     the line's count; the key that a call names
+//	PREFIXsluice:{LINE}:none                  never exists; calls on a Cluster name it too
+//
+// LINE is the policy's name, and behind it its shard if it has several: NAME/3of4.
 //
 // The scripts derive every other key from the prefix: see lua/strict.lua, lua/scope.lua, lua/decide.lua,
 // lua/reservation.lua and lua/line.lua.
@@ -25,9 +27,9 @@ import (
 // byte that is not a letter, a digit or one of _ . - ~ @ is written as %XX. So no name can collide
 // with another or reach beyond its own key.
 
-// Prefix returns what all keys of a policy begin with. No two pairs have the same: neither part
-// holds a brace.
-func Prefix(prefix, policy string) string { return prefix + "sluice:{" + policy + "}:" }
+// Prefix returns what all keys of a policy, or of one shard of it, begin with. No two pairs have the
+// same: neither part holds a brace.
+func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string {

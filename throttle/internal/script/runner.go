@@ -29,8 +29,8 @@ type Runner struct {
 // A Call is one call of a script.
 type Call struct {
 	Err    error // of go-redis, or a *ReplyError
-	N      int   // requests, or tickets taken
-	Policy string
+	Line   string
+	N      int // requests, or tickets taken
 	Script string
 	Took   time.Duration
 }
@@ -64,7 +64,7 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	if err == nil {
 		answers, err = p.readAnswers(reply, requests)
 	}
-	r.tell(ctx, begun, Call{Err: err, N: len(requests), Policy: p.Name, Script: "decide"})
+	r.tell(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
 	return answers, err
 }
 
@@ -101,7 +101,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	if err == nil {
 		taken, err = p.readTaken(reply)
 	}
-	r.tell(ctx, begun, Call{Err: err, N: len(taken.Tickets), Policy: p.Name, Script: "take"})
+	r.tell(ctx, begun, Call{Err: err, Line: p.Line, N: len(taken.Tickets), Script: "take"})
 	return taken, err
 }
 

@@ -107,6 +107,14 @@ type EnqueueCall struct {
 	Lock    string // of a unique task
 	LockFor int    // seconds
 	Message Message
+
+	argument *any // that is the message
+}
+
+// SetHeader sets a header of the task.
+func (c *EnqueueCall) SetHeader(name, value string) {
+	c.Message = c.Message.withHeader(name, value)
+	*c.argument = []byte(c.Message)
 }
 
 // EnqueueOf recognises asynq's enqueue and enqueueUnique. TestCallsOfAsynqsClient holds it to what
@@ -121,7 +129,7 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 		id := fmt.Sprint(rest[1])
 		if queue, ok := queueOf(keys, []string{"t:", "pending"}, id); ok {
 			message, ok := rest[0].([]byte)
-			return EnqueueCall{Ref: Ref{queue, id}, Message: message}, ok
+			return EnqueueCall{Ref: Ref{queue, id}, Message: message, argument: &rest[0]}, ok
 		}
 	case 3: // lock, task, pending; ID, seconds, message, now
 		id := fmt.Sprint(rest[0])
@@ -129,7 +137,7 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 		seconds, ok := rest[1].(int)
 		message, isMessage := rest[2].([]byte)
 		if queue, shaped := queueOf(keys[1:], []string{"t:", "pending"}, id); ok && isMessage && shaped && strings.Contains(lock, ":unique:") {
-			return EnqueueCall{Ref{queue, id}, lock, seconds, message}, true
+			return EnqueueCall{Ref{queue, id}, lock, seconds, message, &rest[2]}, true
 		}
 	}
 	return EnqueueCall{}, false
@@ -144,8 +152,9 @@ type ScheduleCall struct {
 }
 
 // SetHeader sets a header of the task.
-func (c ScheduleCall) SetHeader(name, value string) {
-	*c.argument = []byte(Message((*c.argument).([]byte)).WithHeader(name, value))
+func (c *ScheduleCall) SetHeader(name, value string) {
+	c.Message = c.Message.withHeader(name, value)
+	*c.argument = []byte(c.Message)
 }
 
 // ScheduleOf recognises asynq's schedule and scheduleUnique. TestCallsOfAsynqsClient holds it to

@@ -13,6 +13,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -134,9 +135,20 @@ func known(identity string, err error) error {
 // prefix returns the common prefix of a queue's keys.
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
 
-// IsNotFound reports whether the error of a requeue says that the task is not active.
+// IsNotFound reports whether the error of a call that ends an attempt says that the task is not active.
 func IsNotFound(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND")
+}
+
+// outage matches answers of a Redis that cannot serve at present. Before Redis 7.0 an error of the
+// script wraps them.
+var outage = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
+
+// IsOutage reports whether a call has failed that may succeed later: there was no answer, or one
+// that says so.
+func IsOutage(err error) bool {
+	var answer redis.Error
+	return err != nil && !errors.Is(err, redis.ErrClosed) && (!errors.As(err, &answer) || outage.MatchString(err.Error()))
 }
 
 // WholeSecond rounds up to a whole second. Asynq truncates times to seconds, and a task would come

@@ -159,9 +159,9 @@ func (m Message) withError(reason string, at time.Time) (Message, bool) {
 	return protowire.AppendVarint(out, uint64(at.Unix())), true
 }
 
-// WithHeader returns a copy of the message with one more header. Of two headers of one name the
+// withHeader returns a copy of the message with one more header. Of two headers of one name the
 // last counts.
-func (m Message) WithHeader(name, value string) Message {
+func (m Message) withHeader(name, value string) Message {
 	var entry []byte
 	entry = protowire.AppendString(protowire.AppendTag(entry, 1, protowire.BytesType), name)
 	entry = protowire.AppendString(protowire.AppendTag(entry, 2, protowire.BytesType), value)

@@ -175,7 +175,7 @@ func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buff
 	}
 	for _, b := range tasks {
 		if b.Grant != nil {
-			d.GiveBack(b.Grant.Policy, from.queue, b.Grant.TakenTicket)
+			d.GiveBack(b.Grant.Line, from.queue, b.Grant.TakenTicket)
 		}
 	}
 	return nil

@@ -39,9 +39,10 @@ const (
 	troubleTimeout = 5 * time.Second
 )
 
-// A Limiter has lines: see Lines.
+// A Limiter has lines: see Lines. A line has the name of its policy, unless that has shards.
 type Limiter interface {
-	Line(policy string) Line
+	Line(name string) Line
+	LineOf(policy, tenant string) string
 	Lines() []string
 }
 
@@ -60,14 +61,14 @@ func Lines(l *throttle.Limiter) Limiter { return limiter{l} }
 
 type limiter struct{ *throttle.Limiter }
 
-func (l limiter) Line(policy string) Line { return l.Limiter.Line(policy) }
+func (l limiter) Line(name string) Line { return l.Limiter.Line(name) }
 
 // Config configures New. All fields are required.
 type Config struct {
-	Answered    func(policy string, at time.Time)      // is called when a take is answered; at: Redis' clock
+	Answered    func(line string, at time.Time)        // is called when a take is answered; at: Redis' clock
 	Asynq       *asynqredis.Client                     // of the server's connection
 	Concurrency int                                    // of the server: its slots
-	Failed      func(policy string, err error)         // is called when a take or a join fails
+	Failed      func(line string, err error)           // is called when a take or a join fails
 	Limiter     Limiter                                //
 	Match       func(asynqredis.Message) (Match, bool) // how a task joins a line; false: none
 	Poll        time.Duration                          // how often to look for pending tasks
@@ -86,9 +87,9 @@ type Match struct {
 // of a dequeued task may be a denial: its ticket has joined the line.
 type Grant struct {
 	throttle.TakenTicket
-	Due    time.Time // when it fitted first, as far as this server knows; zero: it does not
-	Policy string
-	Sent   time.Time // when it was charged, as late as it may have been, by this machine's clock
+	Due  time.Time // when it fitted first, as far as this server knows; zero: it does not
+	Line string
+	Sent time.Time // when it was charged, as late as it may have been, by this machine's clock
 }
 
 // A Task is the task that asynq runs next.

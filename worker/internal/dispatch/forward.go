@@ -60,7 +60,8 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if task.Mark == "" { // it joins for the first time
 			j.request.MaxWait = match.MaxWait
 		}
-		joins[match.Request.Policy] = append(joins[match.Request.Policy], j)
+		line := d.Limiter.LineOf(match.Request.Policy, match.Request.Tenant)
+		joins[line] = append(joins[line], j)
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped

@@ -74,7 +74,7 @@ func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 		case asynqredis.Picked:
 			// A take that was not answered at once hands out later what it had charged then.
 			charged := p.sent.Add(-max(0, p.taken.Sub(ticket.Decision.At)))
-			grant := &Grant{TakenTicket: ticket, Policy: p.policy, Sent: charged}
+			grant := &Grant{TakenTicket: ticket, Line: p.policy, Sent: charged}
 			if i == 0 {
 				grant.Due = p.due
 			}

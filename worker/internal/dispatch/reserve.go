@@ -25,8 +25,9 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		r := match.Request
 		r.Key = task.Message.JoinKey()
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
-		requests[r.Policy] = append(requests[r.Policy], r)
-		of[r.Policy] = append(of[r.Policy], i)
+		line := d.Limiter.LineOf(r.Policy, r.Tenant)
+		requests[line] = append(requests[line], r)
+		of[line] = append(of[line], i)
 	}
 	for policy, all := range requests {
 		l := d.answering(policy, queue, time.Now())
@@ -42,7 +43,7 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		}
 		for j, ticket := range tickets {
 			if ticket.ID != "" {
-				tasks[of[policy][j]].Grant = &Grant{TakenTicket: ticket, Policy: policy, Sent: sent}
+				tasks[of[policy][j]].Grant = &Grant{TakenTicket: ticket, Line: policy, Sent: sent}
 			}
 		}
 	}

@@ -28,12 +28,14 @@ type group struct {
 	lines  map[string]*line // by policy
 	pollAt time.Time        // when pending tasks are looked for, after there were none
 	served string           // the policy of which something was taken last
+
+	reached map[string]float64 // by policy with shards: where the shard was whose turn it was last
 }
 
 func groups(queues map[string]int, strict bool) []*group {
 	names := slices.Sorted(maps.Keys(queues))
 	if !strict {
-		g := &group{ordered: names, lines: map[string]*line{}}
+		g := &group{ordered: names, lines: map[string]*line{}, reached: map[string]float64{}}
 		divisor := 0
 		for _, priority := range queues {
 			for divisor, priority = priority, divisor; priority > 0; {
@@ -51,7 +53,7 @@ func groups(queues map[string]int, strict bool) []*group {
 	var gs []*group
 	for i, name := range names {
 		one := []string{name}
-		gs = append(gs, &group{index: i, draws: one, ordered: one, strict: i+1 < len(names), lines: map[string]*line{}})
+		gs = append(gs, &group{index: i, draws: one, ordered: one, strict: i+1 < len(names), lines: map[string]*line{}, reached: map[string]float64{}})
 	}
 	return gs
 }

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ const (
 
 // A line is this server's view of a policy's line, for the queues of one group.
 type line struct {
-	policy string
+	policy string // its name: that of the policy, unless it has shards
 	group  *group
 	backoff
 	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
@@ -33,6 +34,7 @@ type line struct {
 	nudged string    // the queue for which somebody asked to ask it
 	news   time.Time // when to ask it for what came since the last take was sent; zero: nothing
 	passed time.Time // when another server was asked to ask it
+	share  share     // of the slots, among the lines of its policy's shards
 }
 
 // know adds the lines of all current policies.
@@ -56,7 +58,8 @@ func (d *Dispatcher) know(now time.Time) {
 	}
 }
 
-// due returns the lines of a group to ask now, in rotation, starting after the one served last.
+// due returns the lines of a group to ask now: policies in rotation, starting after the one served
+// last, and the shards of each by what their tenants have had.
 func (d *Dispatcher) due(g *group, now time.Time) []*line {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,13 +79,16 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 		due = append(due, l)
 	}
 	slices.SortFunc(due, func(a, b *line) int {
-		if first, second := a.policy > g.served, b.policy > g.served; first != second {
+		if first, second := a.family() > g.served, b.family() > g.served; first != second {
 			if first {
 				return -1
 			}
 			return 1
 		}
-		return strings.Compare(a.policy, b.policy)
+		if c := strings.Compare(a.family(), b.family()); c != 0 {
+			return c
+		}
+		return cmp.Or(cmp.Compare(max(a.share.at, g.reached[a.family()]), max(b.share.at, g.reached[b.family()])), strings.Compare(a.policy, b.policy))
 	})
 	return due
 }
@@ -247,7 +253,13 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
 		l.due = l.next
 	}
 	if len(taken.Tickets) > 0 {
-		l.group.served = l.policy
+		family := l.family()
+		l.group.served = family
+		if family != l.policy {
+			l.share.at = max(l.share.at, l.group.reached[family]) // nobody saves up turns
+			l.group.reached[family] = l.share.at
+			l.share.had(taken.Tickets)
+		}
 	} else if taken.Next == 0 {
 		l.next = now.Add(askAgain)
 	}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A server is what clients connect to: a Redis, or one node that is a whole Redis Cluster. It is an
+// asynq.RedisConnOpt.
+type server struct {
+	addr    string
+	cluster bool
+}
+
+func (s server) MakeRedisClient() any { return s.client() }
+
+func (s server) client() redis.UniversalClient {
+	if !s.cluster {
+		return redis.NewClient(&redis.Options{Addr: s.addr})
+	}
+	return redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{s.addr},
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // the node tells its own address, not the proxy's
+			return []redis.ClusterSlot{{Start: 0, End: lastSlot, Nodes: []redis.ClusterNode{{Addr: s.addr}}}}, nil
+		},
+	})
+}
+
+const lastSlot = 16383
+
+// makeCluster makes a node that was started with cluster-enabled a whole Cluster.
+func makeCluster(ctx context.Context, node *redis.Client) error {
+	if err := node.ClusterAddSlotsRange(ctx, 0, lastSlot).Err(); err != nil {
+		return err
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		info, err := node.ClusterInfo(ctx).Result()
+		if err == nil && strings.Contains(info, "cluster_state:ok") {
+			return nil
+		}
+		if time.Now().After(end) || ctx.Err() != nil {
+			return fmt.Errorf("the Redis Cluster does not come up: %v, %q", err, info)
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// inShards is a policy whose tenants are in that many shards.
+func inShards(shards, limit int, period time.Duration) throttle.Policy {
+	return throttle.Policy{Name: "api", Match: []string{"*"}, Shards: shards, Windows: []throttle.Window{
+		{Name: "each", Limit: int64(limit), Period: period},
+	}}
+}
+
+// Tasks of all shards, of our client and of plain ones, start in order and at once when they fit,
+// also those that wait while the number of shards changes.
+func TestTasksWaitInTheLinesOfShards(t *testing.T) {
+	const tenants, each, limit, period = 6, 8, 2, time.Minute
+	synctest.Test(t, func(t *testing.T) {
+		s := synctestSite(t, inShards(3, limit, period))
+		l := newLedger()
+		s.serve(s.ok, calm, l.watch)
+		client := s.client(s.limiter)
+		for i := range each {
+			for tenant := range tenants {
+				task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", tenant)}, "api:x", nil)
+				id := asynq.TaskID(fmt.Sprint(tenant, "-", i))
+				if i >= 6 {
+					s.enqueue(task, id)
+				} else if _, err := client.Enqueue(task, id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		lines := map[string]bool{}
+		for tenant := range tenants {
+			lines[s.limiter.LineOf("api", fmt.Sprint("tenant", tenant))] = true
+		}
+		if len(lines) != 3 {
+			t.Fatalf("all tenants are in %v", lines)
+		}
+		check := func(from time.Time, wants int) {
+			t.Helper()
+			byTenant := map[string][]granted{}
+			for _, g := range l.sorted() {
+				if !g.at.Before(from) {
+					byTenant[g.tenant] = append(byTenant[g.tenant], g)
+				}
+			}
+			for tenant, all := range byTenant {
+				for i := limit; i < len(all); i++ {
+					if apart := all[i].at.Sub(all[i-limit].at); apart < period || apart > period+time.Second {
+						t.Errorf("%s: task %s started %v after the one %d before it", tenant, all[i].id, apart, limit)
+					}
+				}
+				for i, g := range all {
+					if want := fmt.Sprint(tenant[len("tenant"):], "-", i+each-wants); g.id != want && i+each-wants < 6 {
+						t.Errorf("%s: task %s started before %s", tenant, g.id, want)
+					}
+				}
+			}
+			if len(byTenant) != tenants {
+				t.Errorf("tasks of %d tenants ran", len(byTenant))
+			}
+		}
+		time.Sleep(period)
+		check(time.Time{}, each)
+		if n := l.count(); n != tenants*2*limit {
+			t.Errorf("%d tasks ran within two periods", n)
+		}
+		changed := time.Now()
+		if err := s.limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}); err != nil {
+			t.Fatal(err)
+		}
+		s.sleepUntil(l, tenants*each, 5*time.Minute)
+		check(changed, each-2*limit)
+		s.waitGone()
+		if lines := s.limiter.Lines(); len(lines) != 2 {
+			time.Sleep(time.Minute)
+			if lines = s.limiter.Lines(); len(lines) != 2 {
+				t.Errorf("lines %q, and all tasks have run", lines)
+			}
+		}
+	})
+}
+
+// Tenants of one policy share the slots by weight, whatever shards they are in: here one is alone in
+// its shard.
+func TestShardsShareSlotsByWeight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inShards(3, 1000, time.Hour)
+		s := synctestSite(t, p)
+		weights := map[string]float64{}
+		for i, alone := 0, false; len(weights) < 5; i++ {
+			switch tenant := fmt.Sprint("tenant", i); s.limiter.LineOf("api", tenant) {
+			case "api/1of3":
+				if !alone {
+					weights[tenant], alone = 1, true
+				}
+			case "api/2of3":
+				if alone {
+					weights[tenant] = 1
+				}
+			}
+		}
+		p.Tenants = map[string]throttle.Tenant{}
+		for tenant := range weights {
+			if s.limiter.LineOf("api", tenant) == "api/2of3" {
+				weights[tenant] = 3
+				break
+			}
+		}
+		sum := 0.0
+		for tenant, weight := range weights {
+			p.Tenants[tenant], sum = throttle.Tenant{Weight: weight}, sum+weight
+		}
+		if err := s.limiter.SetPolicies([]throttle.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		client := s.client(s.limiter)
+		for tenant := range weights {
+			var tasks []*asynq.Task
+			for range 50 {
+				tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil))
+			}
+			for _, e := range client.EnqueueBatch(t.Context(), tasks) {
+				if e.Err != nil {
+					t.Fatal(e.Err)
+				}
+			}
+		}
+		l := newLedger()
+		s.serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, calm, l.watch, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 })
+		s.sleepUntil(l, 105, 2*time.Minute)
+		got := map[string]int{}
+		for _, g := range l.sorted()[:105] {
+			got[g.tenant]++
+		}
+		for tenant, weight := range weights {
+			if want := 105 * weight / sum; float64(got[tenant]) < want-3 || float64(got[tenant]) > want+3 {
+				t.Errorf("%s of weight %v, in %s, got %d of 105 slots, want %.0f", tenant, weight, s.limiter.LineOf("api", tenant), got[tenant], want)
+			}
+		}
+	})
+}
+
+// drainShards drains a policy with shards by two servers, whose tasks may be in another Redis.
+func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.Policy, tasks asynq.RedisConnOpt, tenants, each int) {
+	t.Helper()
+	const queue = "shards"
+	ran, l := &counted{}, newLedger()
+	var limiter *throttle.Limiter
+	for range 2 {
+		connection := connect()
+		t.Cleanup(func() { connection.Close() })
+		var err error
+		if limiter, err = throttle.New(throttle.Config{Client: connection, Policies: []throttle.Policy{p}}); err != nil {
+			t.Fatal(err)
+		}
+		c := worker.Config{Limiter: limiter}
+		l.watch(nil, &c)
+		server, err := worker.NewServer(tasks, asynq.Config{
+			Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: map[string]int{queue: 1}, ShutdownTimeout: time.Second,
+		}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(server.Shutdown)
+		if err := server.Start(asynq.HandlerFunc(ran.handle)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, err := worker.NewClient(tasks, worker.ClientConfig{Limiter: limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	batch := make([]*asynq.Task, 0, tenants*each)
+	for i := range tenants * each {
+		batch = append(batch, worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%tenants)}, "api:x", nil))
+	}
+	for _, e := range client.EnqueueBatch(t.Context(), batch, asynq.Queue(queue)) {
+		if e.Err != nil {
+			t.Fatal(e.Err)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ran.done() < len(batch); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d tasks have run", ran.done(), len(batch))
+		}
+	}
+	w := p.Windows[0]
+	for tenant := range tenants {
+		own := newLedger()
+		for _, g := range l.sorted() {
+			if g.tenant == fmt.Sprint("tenant", tenant) {
+				own.grants = append(own.grants, g)
+			}
+		}
+		if over := own.excess(int(w.Limit), w.Period); over > 0 || own.count() != each {
+			t.Errorf("tenant %d: %d grants of %d, %d above the limit", tenant, own.count(), each, over)
+		}
+	}
+}

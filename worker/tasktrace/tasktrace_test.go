@@ -1,0 +1,176 @@
+package tasktrace_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/tasktrace"
+)
+
+// A recorder is an SDK that keeps the spans that have ended.
+type recorder struct {
+	noop.TracerProvider
+	mu    sync.Mutex
+	spans []span
+}
+
+type span struct {
+	noop.Span
+	recorder   *recorder
+	name       string
+	begun, end time.Time
+	attributes map[string]string
+	parent     trace.SpanContext
+}
+
+type tracer struct {
+	noop.Tracer
+	recorder *recorder
+}
+
+func (r *recorder) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{recorder: r} }
+
+func (t tracer) Start(ctx context.Context, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	c := trace.NewSpanStartConfig(options...)
+	s := &span{recorder: t.recorder, name: name, begun: c.Timestamp(), attributes: map[string]string{}, parent: trace.SpanContextFromContext(ctx)}
+	for _, a := range c.Attributes() {
+		s.attributes[string(a.Key)] = a.Value.String()
+	}
+	return trace.ContextWithSpan(ctx, s), s
+}
+
+func (s *span) End(options ...trace.SpanEndOption) {
+	c := trace.NewSpanEndConfig(options...)
+	s.end = c.Timestamp()
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	s.recorder.spans = append(s.recorder.spans, *s)
+}
+
+func (s *span) SetAttributes(...attribute.KeyValue) {}
+
+var enqueuer = trace.NewSpanContext(trace.SpanContextConfig{
+	TraceID: trace.TraceID{1, 2, 3}, SpanID: trace.SpanID{4, 5, 6}, TraceFlags: trace.FlagsSampled,
+})
+
+type connection struct{ *redis.Options }
+
+func (c connection) MakeRedisClient() any {
+	o := *c.Options
+	return redis.NewClient(&o)
+}
+
+// A task's wait is a span of the trace in which it was enqueued, whichever way it came to the
+// worker, and its handler works in that trace.
+func TestWaitsAreSpans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		defer m.Close()
+		opt := connection{&redis.Options{
+			Addr: "127.0.0.1:6379", Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+		}}
+		limits := opt.MakeRedisClient().(*redis.Client)
+		defer limits.Close()
+		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
+			Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second}},
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var spans recorder
+		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		ctx := trace.ContextWithSpanContext(t.Context(), enqueuer)
+		begun := time.Now()
+		acme := worker.Identity{Tenant: "acme"}
+		for id, task := range map[string]*asynq.Task{
+			"a-now": worker.NewTask(acme, "api:x", nil), "b-then": worker.NewTask(acme, "api:x", nil, asynq.ProcessIn(15*time.Second)),
+			"c-unmatched": asynq.NewTask("other", nil), "d-unmatched-then": asynq.NewTask("other", nil, asynq.ProcessIn(30*time.Second)),
+			"e-unique": worker.NewTask(acme, "api:y", nil, asynq.Unique(time.Hour), asynq.ProcessIn(35*time.Second)),
+		} {
+			if _, err := client.EnqueueContext(ctx, task, asynq.TaskID(id), asynq.MaxRetry(1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(5 * time.Second)
+
+		server, err := worker.NewServer(opt, asynq.Config{
+			DelayedTaskCheckInterval: 100 * time.Millisecond, LogLevel: asynq.FatalLevel,
+			RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
+		}, worker.Config{Limiter: limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var runs sync.Map
+		if err := server.Start(tracing.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+			id, _ := asynq.GetTaskID(ctx)
+			runs.Store(id, trace.SpanContextFromContext(ctx).TraceID())
+			if retried, _ := asynq.GetRetryCount(ctx); id == "c-unmatched" && retried == 0 {
+				return errors.New("fails once")
+			}
+			return nil
+		}))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		server.Shutdown()
+
+		if len(spans.spans) != 5 {
+			t.Errorf("%d spans, want 5", len(spans.spans))
+		}
+		wants := map[string]time.Duration{"a-now": 5 * time.Second, "b-then": 15 * time.Second, "c-unmatched": 5 * time.Second, "d-unmatched-then": 30 * time.Second, "e-unique": 35 * time.Second}
+		for _, s := range spans.spans {
+			id := s.attributes["sluice.task_id"]
+			want := wants[id]
+			if s.name != "sluice.wait" || !s.begun.Equal(begun) || (s.end.Sub(begun)-want) < 0 || s.end.Sub(begun)-want > 2*time.Second || s.parent.SpanID() != enqueuer.SpanID() {
+				t.Errorf("%s: %s from %v to %v, parent %v, want %v", id, s.name, s.begun.Sub(begun), s.end.Sub(begun), s.parent.SpanID(), want)
+			}
+			if matched := id[2] != 'u' || id == "e-unique"; matched != (s.attributes["sluice.policy"] == "api") || matched != (s.attributes["sluice.tenant"] == "acme") {
+				t.Errorf("%s: attributes %v", id, s.attributes)
+			}
+		}
+		runs.Range(func(id, traceID any) bool {
+			if delete(wants, id.(string)); traceID != enqueuer.TraceID() {
+				t.Errorf("%v ran in the trace %v", id, traceID)
+			}
+			return true
+		})
+		if len(wants) > 0 {
+			t.Errorf("did not run: %v", wants)
+		}
+	})
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	for want, c := range map[string]tasktrace.Config{
+		"tasktrace: Config.Propagator is nil: must be such as propagation.TraceContext{}":   {},
+		"tasktrace: Config.TracerProvider is nil: must be such as otel.GetTracerProvider()": {Propagator: propagation.TraceContext{}},
+	} {
+		if _, err := tasktrace.New(c); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

@@ -50,8 +50,12 @@ func TestCheckRedis(t *testing.T) {
 		c := throttletest.Cluster(t, 2, 0)
 		client := c.Client(t)
 		found(t, client, "")
-		throttletest.Client(t, c.Nodes[1].Addr).ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl")
-		found(t, client, "redis "+c.Nodes[1].Addr+": maxmemory-policy is volatile-ttl")
+		for _, node := range c.Nodes {
+			admin := throttletest.Client(t, node.Addr)
+			admin.ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl")
+			found(t, client, "redis "+node.Addr+": maxmemory-policy is volatile-ttl")
+			admin.ConfigSet(t.Context(), "maxmemory-policy", "noeviction")
+		}
 		found(t, throttletest.Client(t, c.Nodes[0].Addr), "it is a node of a Cluster")
 	})
 	t.Run("miniredis", func(t *testing.T) {

@@ -224,3 +224,24 @@ func BenchmarkATask(b *testing.B) {
 		})
 	}
 }
+
+// The shards of a policy are one series.
+func TestMetricsOfAPolicyWithShards(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		m, registry := metrics(t, 2)
+		l := limiter(t, client, m)
+		m.Watch(l)
+		p := throttle.Policy{Name: "api", Shards: 4, Windows: []throttle.Window{{Name: "hour", Limit: 1, Period: time.Hour}}}
+		if err := l.SetPolicies([]throttle.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 8 {
+			r := throttle.Request{Tenant: fmt.Sprint("tenant", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
+			if _, err := l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_script_seconds{policy="api",script="decide"} 8`)
+	})
+}

@@ -150,6 +150,27 @@ func TestMetricsOfALimiter(t *testing.T) {
 	})
 }
 
+// Who waits in the lines of a policy's shards is one number.
+func TestWaitingInAllShards(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		m, registry := metrics(t, 0)
+		p := throttle.Policy{Name: "api", Shards: 4, Match: []string{"*"}, Windows: []throttle.Window{{Name: "hour", Limit: 2, Period: time.Hour}}}
+		l, err := throttle.New(throttle.Config{Client: client, Observer: m.Observer(), Policies: []throttle.Policy{p}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Watch(l)
+		for i := range 8 {
+			r := throttle.Request{Policy: "api", Tenant: fmt.Sprint("tenant-", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
+			if _, err := l.Line(l.LineOf("api", r.Tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantSeries(t, registry, `sluice_waiting{policy="api"} 8`, `sluice_joins_total{policy="api",result="joined"} 8`)
+	})
+}
+
 // A rate that was lowered is seen until it is over.
 func TestTheRateInForceIsAMetric(t *testing.T) {
 	t.Parallel()

@@ -80,8 +80,8 @@ type algorithm struct {
 	// length, or -1 if that is not known.
 	unitsIn func(w Window, span time.Duration) int64
 
-	// validate, if not nil, checks what the fields mean together; hint is empty if all is well.
-	validate func(Window) (field string, value any, hint string)
+	// rule, if not nil, is what the fields must be together: see windowRule.
+	rule windowRule
 }
 
 // An option is a field of a Window that only some algorithms have.

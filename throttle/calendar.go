@@ -47,7 +47,7 @@ var calendarCounter = algorithm{
 	},
 	ticks:   newCalendar,
 	unitsIn: func(Window, time.Duration) int64 { return -1 },
-	validate: func(w Window) (string, any, string) {
+	rule: func(w Window) (string, any, string) {
 		zone, err := time.LoadLocation(w.Timezone)
 		if err != nil || w.Timezone == "Local" {
 			return "timezone", w.Timezone, `must be a name of the IANA time zone database, such as "America/Los_Angeles"`

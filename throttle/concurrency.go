@@ -29,7 +29,7 @@ var concurrency = algorithm{
 		return [4]int64{w.Limit, w.Lease.Microseconds()}
 	},
 	unitsIn: func(Window, time.Duration) int64 { return -1 },
-	validate: func(w Window) (string, any, string) {
+	rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Limit > MaxConcurrency:
 			return "limit", w.Limit, fmt.Sprintf("must be 1 to %d with algorithm: concurrency", MaxConcurrency)

@@ -152,7 +152,7 @@ func (e *TooLateError) Is(target error) bool { return target == context.Deadline
 // changed.
 type BacklogError struct {
 	Decision Decision // the denial, as if the ticket had joined
-	Backlog  int      // the limit: Ticket.Backlog
+	Backlog  int      // the limit: Request.Backlog
 }
 
 func (e *BacklogError) Error() string {

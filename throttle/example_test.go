@@ -78,11 +78,11 @@ func ExampleReservation_Settle() {
 	}
 	fmt.Println("used:", d.Windows[0].Used)
 
-	d, err = d.Reservation.Cancel(ctx) // the second call was not made after all
+	refund, err := d.Reservation.Cancel(ctx) // the second call was not made after all
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("used:", d.Windows[0].Used)
+	fmt.Println("used:", refund.Windows[0].Used)
 	// Output:
 	// used: 2400
 	// used: 900

@@ -34,7 +34,7 @@ var fixed = algorithm{
 	unitsIn: func(w Window, span time.Duration) int64 {
 		return w.Limit * (ceilDiv(int64(span), int64(w.Period)) + 1)
 	},
-	validate: func(w Window) (string, any, string) {
+	rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Anchor != AnchorClock && w.Anchor != AnchorFirstUse:
 			return "anchor", string(w.Anchor), `must be "clock" or "first-use"`

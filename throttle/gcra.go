@@ -36,7 +36,7 @@ var gcra = algorithm{
 		}
 		return w.Burst + drained.Int64()
 	},
-	validate: func(w Window) (string, any, string) {
+	rule: func(w Window) (string, any, string) {
 		if w.Burst < 1 || w.Burst > MaxLimit {
 			return "burst", w.Burst, fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -136,9 +137,9 @@ func TestLostReplyIsChargedOnce(t *testing.T) {
 }
 
 // repeatAt sends every script call at each of the times: all replies but the last are lost.
-func repeatAt(times ...time.Duration) limitertest.Hook {
+func repeatAt(times ...time.Duration) hooktest.Hook {
 	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) (err error) {
-		if !isScript(cmd) {
+		if !hooktest.IsScript(cmd) {
 			return next(ctx, cmd)
 		}
 		for _, time := range times {

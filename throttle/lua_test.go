@@ -16,6 +16,7 @@ import (
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/parse"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -88,22 +89,14 @@ func testPolicy() Policy {
 // A spy notes what go-redis is asked to run, and what comes back.
 type spy struct{ calls, replies [][]any }
 
-func (s *spy) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *spy) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (s *spy) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if sent, ok := cmd.(*redis.Cmd); ok && err == nil {
-			s.calls = append(s.calls, sent.Args())
-			reply, _ := sent.Slice()
-			s.replies = append(s.replies, reply)
-		}
-		return err
+func (s *spy) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	if sent, ok := cmd.(*redis.Cmd); ok && err == nil {
+		s.calls = append(s.calls, sent.Args())
+		reply, _ := sent.Slice()
+		s.replies = append(s.replies, reply)
 	}
+	return err
 }
 
 // What the headers say of KEYS, ARGV and the reply is what Go sends and reads.
@@ -112,7 +105,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
 	spied := &spy{}
-	client.AddHook(spied)
+	client.AddHook(hooktest.Hook(spied.see))
 	p := testPolicy()
 	l, err := New(Config{Client: client, Policies: []Policy{p}})
 	if err != nil {

@@ -30,21 +30,29 @@ type Reservation struct {
 	limiter *Limiter
 }
 
+// A Refund is what Reservation.Cancel did. It is zero for a reservation that failed open.
+type Refund struct {
+	At          time.Time     // when, by the clock of Redis
+	ClockBehind time.Duration // as Decision.ClockBehind
+	Cancelled   bool          // by this call; false if it was cancelled before, or held nothing
+	Windows     []WindowState // after it, in the policy's order
+}
+
 // Cancel gives back the units of the reservation that still count. It does so once, however often
-// it is called. Decision.Granted says whether this call gave any back, and Decision.Windows has the
-// state of the windows after it. Errors are Limiter.Reserve's and ErrDetached.
-func (r Reservation) Cancel(ctx context.Context) (Decision, error) {
+// it is called. Errors are Limiter.Reserve's and ErrDetached.
+func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
-		return Decision{}, err
+		return Refund{}, err
 	}
 	a, err := o.settle(ctx, r, script.Cancel, "")
 	if err != nil {
-		return Decision{}, err
+		return Refund{}, err
 	}
 	JobFrom(ctx).drop(r)
 	o.claims.released()
-	return o.decision(a), nil
+	d := o.decision(a)
+	return Refund{At: d.At, ClockBehind: d.ClockBehind, Cancelled: a.Status == script.Granted, Windows: d.Windows}, nil
 }
 
 // Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency

@@ -27,7 +27,6 @@ var (
 	cancel       = limitertest.Cancel
 	day          = limitertest.Day
 	dump         = limitertest.Dump
-	isScript     = limitertest.IsScript
 	made         = limitertest.Made
 	newBy        = limitertest.NewBy
 	newEdited    = limitertest.NewEdited

@@ -123,8 +123,8 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 			ctx, l := t.Context(), newLimiter(t, client, sharded(c.from))
 			then := newLimiter(t, client, sharded(c.to))
 			tenant := fmt.Sprintf("from %d to %d", c.from, c.to)
-			for c.from > 1 && c.to > 1 && shardIn(l, tenant) != shardIn(then, tenant) {
-				tenant += "." // one that is third before and after, say
+			for i := 0; c.from > 1 && c.to > 1 && shardIn(l, tenant) != shardIn(then, tenant); i++ {
+				tenant = fmt.Sprintf("%d from %d to %d", i, c.from, c.to) // one that is third before and after, say
 			}
 			r := throttle.Request{Policy: "p", Tenant: tenant}
 			before, line := []throttle.Decision{reserve(t, l, r), reserve(t, l, r)}, l.LineOf("p", tenant)

@@ -121,58 +121,95 @@ func (p Policy) Validate() error {
 	return nil
 }
 
+// A windowRule returns a field that breaks it, its value, and what it must be; hint is empty if all
+// is well. It may rely on the rules before it.
+type windowRule func(Window) (field string, value any, hint string)
+
 func (w Window) validate(policy string) error {
-	bad := func(field string, value any, hint string) error {
-		return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
+	for _, rule := range []windowRule{nameRule, algorithmRule, limitRule, periodRule, marginRule, unitRule, scopeRule, optionsRule, ownRule} {
+		if field, value, hint := rule(w); hint != "" {
+			return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
+		}
 	}
+	return nil
+}
+
+func nameRule(w Window) (field string, value any, hint string) {
 	if !nameShape.MatchString(w.Name) {
-		return bad("name", w.Name, nameHint)
+		hint = nameHint
 	}
-	algorithm, ok := algorithms[w.Algorithm]
-	if !ok {
-		return bad("algorithm", string(w.Algorithm), "must be one of "+algorithmNames())
+	return "name", w.Name, hint
+}
+
+func algorithmRule(w Window) (field string, value any, hint string) {
+	if algorithms[w.Algorithm] == nil {
+		hint = "must be one of " + algorithmNames()
 	}
+	return "algorithm", string(w.Algorithm), hint
+}
+
+func limitRule(w Window) (field string, value any, hint string) {
 	if w.Limit < 1 || w.Limit > MaxLimit {
-		return bad("limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit)))
+		hint = fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
 	}
-	timeless := !algorithm.has(optionPeriod)
-	switch {
+	return "limit", w.Limit, hint
+}
+
+func periodRule(w Window) (field string, value any, hint string) {
+	switch timeless := !algorithms[w.Algorithm].has(optionPeriod); {
 	case timeless && w.Period != 0:
-		return bad("period", w.Period, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
+		hint = notFor(w.Algorithm)
 	case timeless:
 	case w.Period < MinPeriod:
-		return bad("period", w.Period, "must be at least 1ms")
+		hint = "must be at least 1ms"
 	case w.Period > MaxPeriod:
-		return bad("period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod))
+		hint = fmt.Sprintf("must be at most %v", MaxPeriod)
 	case w.Period%time.Microsecond != 0:
-		return bad("period", w.Period, "must be whole microseconds")
+		hint = "must be whole microseconds"
 	}
+	return "period", w.Period, hint
+}
+
+func marginRule(w Window) (field string, value any, hint string) {
 	switch {
-	case w.Margin != 0 && !algorithm.has(optionMargin):
-		return bad("margin", w.Margin, `is not for windows with "algorithm: `+string(w.Algorithm)+`"`)
-	case w.Margin < 0 || w.Margin > w.Period && !timeless:
-		return bad("margin", w.Margin, fmt.Sprintf("must be 0 to the period, %v", w.Period))
+	case w.Margin != 0 && !algorithms[w.Algorithm].has(optionMargin):
+		hint = notFor(w.Algorithm)
+	case w.Margin < 0 || w.Margin > w.Period && algorithms[w.Algorithm].has(optionPeriod):
+		hint = fmt.Sprintf("must be 0 to the period, %v", w.Period)
 	case w.Margin > MaxPeriod:
-		return bad("margin", w.Margin, fmt.Sprintf("must be at most %v", MaxPeriod))
+		hint = fmt.Sprintf("must be at most %v", MaxPeriod)
+	case w.Margin%time.Microsecond != 0:
+		hint = "must be whole microseconds"
 	}
-	if w.Margin%time.Microsecond != 0 {
-		return bad("margin", w.Margin, "must be whole microseconds")
-	}
+	return "margin", w.Margin, hint
+}
+
+func notFor(a Algorithm) string { return `is not for windows with "algorithm: ` + string(a) + `"` }
+
+func unitRule(w Window) (field string, value any, hint string) {
 	if !nameShape.MatchString(w.Unit) {
-		return bad("unit", w.Unit, nameHint)
+		hint = nameHint
 	}
+	return "unit", w.Unit, hint
+}
+
+func scopeRule(w Window) (field string, value any, hint string) {
 	per := w.Scope.Attributes()
 	if len(per) > MaxAttributes {
-		return bad("per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
+		return "per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes)
 	}
 	for i, attribute := range per {
 		if !nameShape.MatchString(attribute) {
-			return bad("per", attribute, nameHint)
+			return "per", attribute, nameHint
 		}
 		if i > 0 && attribute == per[i-1] {
-			return bad("per", per, "must name every attribute once")
+			return "per", per, "must name every attribute once"
 		}
 	}
+	return "", nil, ""
+}
+
+func optionsRule(w Window) (field string, value any, hint string) {
 	for _, f := range []struct {
 		option option
 		value  any
@@ -184,17 +221,19 @@ func (w Window) validate(policy string) error {
 		{optionTimezone, w.Timezone, w.Timezone != ""},
 		{optionAnchor, string(w.Anchor), w.Anchor != ""},
 	} {
-		if f.set && !algorithm.has(f.option) {
-			return bad(string(f.option), f.value, `is for windows with "algorithm: `+strings.ReplaceAll(algorithmNames(f.option), `"`, "")+`"`)
+		if f.set && !algorithms[w.Algorithm].has(f.option) {
+			return string(f.option), f.value, `is for windows with "algorithm: ` + strings.ReplaceAll(algorithmNames(f.option), `"`, "") + `"`
 		}
 	}
-	if algorithm.validate == nil {
-		return nil
+	return "", nil, ""
+}
+
+// ownRule is that of the window's algorithm.
+func ownRule(w Window) (field string, value any, hint string) {
+	if rule := algorithms[w.Algorithm].rule; rule != nil {
+		return rule(w)
 	}
-	if field, value, hint := algorithm.validate(w); hint != "" {
-		return bad(field, value, hint)
-	}
-	return nil
+	return "", nil, ""
 }
 
 func (p Policy) validateTenant(name string, t Tenant) error {

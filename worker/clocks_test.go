@@ -14,8 +14,8 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // skewed makes Redis run by another clock for the limiter's scripts, as time goes on.
@@ -40,6 +40,23 @@ func (s *site) limitByClock(by time.Duration) {
 		s.Fatal(err)
 	}
 	s.limiter = limiter
+}
+
+// setClock keeps the clock of a miniredis ahead of this machine's, until its result is called.
+func setClock(m *miniredis.Miniredis, ahead *atomic.Int64) (end func()) {
+	ended := make(chan struct{})
+	go func() {
+		for {
+			m.SetTime(time.Now().Add(time.Duration(ahead.Load())))
+			select {
+			case <-time.After(20 * time.Millisecond):
+			case <-ended:
+				return
+			}
+		}
+	}()
+	synctest.Wait()
+	return func() { close(ended) }
 }
 
 // The clocks of all workers are off from that of Redis: nobody notices.
@@ -159,19 +176,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 		s := newSite(t, client, p)
 		var ahead atomic.Int64
 		ahead.Store(int64(61 * time.Second))
-		ended := make(chan struct{})
-		defer close(ended)
-		go func() {
-			for {
-				m.SetTime(time.Now().Add(time.Duration(ahead.Load())))
-				select {
-				case <-time.After(20 * time.Millisecond):
-				case <-ended:
-					return
-				}
-			}
-		}()
-		synctest.Wait()
+		defer setClock(m, &ahead)()
 		var c counted
 		l := newLedger()
 		s.serve(c.handle, brisk, l.watch)

@@ -13,8 +13,8 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // callsOfAsynqsClient are the calls of asynq 0.26 that enqueue a task, and that of

@@ -14,8 +14,8 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // callsOfAsynq are the calls of asynq 0.26 that move a task: the SHA-1 of the script, its keys,

@@ -157,7 +157,7 @@ func (ad *Adapter) answer(c *asynq.Config) {
 			err = notAgain{a.late}
 		}
 		// A middleware that panics over a denial has a bug to report, though the task waits.
-		denied := a.denied != nil || ad.isDenial(err) || ad.isHeld(a, task, err)
+		denied := a.denied != nil || ad.isDenial(err) || ad.isParked(a, task, err)
 		if handler != nil && (!denied || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
@@ -187,8 +187,8 @@ func (ad *Adapter) isDenial(err error) bool {
 	return errors.As(err, &denied) || ad.attempts.deniedBy(err)
 }
 
-// isHeld reports whether the time limit of a task has ended while it was held (see hold).
-func (ad *Adapter) isHeld(a attempt, task *asynq.Task, err error) bool {
+// isParked reports whether the time limit of a task has ended while it was parked (see park).
+func (ad *Adapter) isParked(a attempt, task *asynq.Task, err error) bool {
 	_, matched := ad.config.Limiter.Match(task.Type())
 	return matched && a.message == nil && errors.Is(err, context.DeadlineExceeded)
 }

@@ -27,15 +27,7 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 			close(failing)
 			<-denied
 		})
-		ad, err := worker.NewAdapter(ours)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
-		middleware, err := ad.Middleware()
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, server, middleware := s.adapted(theirs, ours)
 		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
 		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			if err := handler.ProcessTask(ctx, task); err != nil {
@@ -97,15 +89,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 						promised[task.Type()] = time.Now().Add(d.RetryIn)
 					}
 				}
-				th, err := worker.NewAdapter(ours)
-				if err != nil {
-					t.Fatal(err)
-				}
-				server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-				middleware, err := th.Middleware()
-				if err != nil {
-					t.Fatal(err)
-				}
+				ad, server, middleware := s.adapted(theirs, ours)
 				mux := asynq.NewServeMux()
 				mux.Use(func(next asynq.Handler) asynq.Handler {
 					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -163,8 +147,8 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 				if _, err := s.plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
 					t.Errorf("the unique task has lost its lock: %v", err)
 				}
-				if th.Attempts() != 0 {
-					t.Errorf("%d attempts are remembered after their end", th.Attempts())
+				if ad.Attempts() != 0 {
+					t.Errorf("%d attempts are remembered after their end", ad.Attempts())
 				}
 
 				s.open(ids...)
@@ -190,15 +174,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
-		th, err := worker.NewAdapter(ours)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-		middleware, err := th.Middleware()
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, server, middleware := s.adapted(theirs, ours)
 		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
 		s.fill("acme")
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))

@@ -304,15 +304,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		// An asynq.Server whose Adapter is not closed.
 		theirs, ours := s.configs()
 		brisk(&theirs, &ours)
-		forgotten, err := worker.NewAdapter(ours)
-		if err != nil {
-			t.Fatal(err)
-		}
-		own := asynq.NewServer(forgotten.Redis(s.asynq), forgotten.Asynq(theirs))
-		middleware, err := forgotten.Middleware()
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, own, middleware := s.adapted(theirs, ours)
 		s.joinMany(s.client(s.limiter), "acme", 6, 3)
 		if err := own.Start(middleware(asynq.HandlerFunc(s.ok))); err != nil {
 			t.Fatal(err)

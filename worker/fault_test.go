@@ -16,10 +16,10 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // A fault makes some calls fail.
@@ -204,16 +204,16 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 func TestAttemptsAreKeptApart(t *testing.T) {
 	s := newSite(t, redis.NewClient(&redis.Options{}), policy(1, time.Hour))
 	_, ours := s.configs()
-	th, err := worker.NewAdapter(ours)
+	ad, err := worker.NewAdapter(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
-	denyOld := th.Enter("a")
-	denyNew := th.Enter("a")
-	if denyOld(); th.Denied("a") {
+	denyOld := ad.Enter("a")
+	denyNew := ad.Enter("a")
+	if denyOld(); ad.Denied("a") {
 		t.Error("the new attempt is denied by the old one")
 	}
-	if denyNew(); !th.Denied("a") {
+	if denyNew(); !ad.Denied("a") {
 		t.Error("the new attempt is not denied")
 	}
 }

@@ -72,7 +72,7 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 	}
 	switch {
 	case a == nil:
-		return ad.hold(ctx, ref, policy.Name)
+		return ad.park(ctx, ref, policy.Name)
 	case ctx.Value(serverKey{}) != ad:
 		return ad.unavailable(a, request, errOtherConfig)
 	}
@@ -191,21 +191,21 @@ var (
 	errOtherConnection = errors.New("worker: the asynq.Server was not made with the connection that Adapter.Redis returned")
 )
 
-// holdMargin is how long before its time limit a held task is put back.
-const holdMargin = time.Second
+// parkMargin is how long before its time limit a parked task is put back.
+const parkMargin = time.Second
 
-// hold keeps a task that a server without our connection has picked up. That server would archive
+// park keeps a task that a server without our connection has picked up. That server would archive
 // it if it were denied on its last attempt. So the task is not denied: it occupies its slot until
 // the server shuts down, which makes it pending again. A server all of whose slots are occupied
 // picks up no more tasks.
 //
 // Asynq would fail the task when its own time limit ends. Shortly before, it is put back by our
 // connection, so that asynq does not find it any more.
-func (ad *Adapter) hold(ctx context.Context, ref asynqredis.Ref, policy string) error {
+func (ad *Adapter) park(ctx context.Context, ref asynqredis.Ref, policy string) error {
 	ad.outages.failed(errOtherConnection, "policy", policy, "fails", "closed")
 	if limit, ok := ctx.Deadline(); ok {
 		select {
-		case <-time.After(time.Until(limit) - holdMargin):
+		case <-time.After(time.Until(limit) - parkMargin):
 			call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 			defer cancel()
 			at := limit.Add(asynqredis.LeaseFor) // asynq may repeat its call until then

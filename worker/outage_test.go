@@ -12,10 +12,10 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // limitThrough lets the limiter reach its Redis, the same or another, through the cable.
@@ -227,15 +227,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		theirs.ShutdownTimeout = time.Millisecond
-		th, err := worker.NewAdapter(ours)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-		middleware, err := th.Middleware()
-		if err != nil {
-			t.Fatal(err)
-		}
+		ad, server, middleware := s.adapted(theirs, ours)
 		s.fill("denied")
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("granted"), asynq.MaxRetry(0))
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
@@ -255,8 +247,8 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 		server.Shutdown()
 		s.waitState(asynq.TaskStatePending, "granted", "denied")
 		s.wantCounters(counters{})
-		if th.Attempts() != 0 {
-			t.Errorf("%d attempts are remembered after their end", th.Attempts())
+		if ad.Attempts() != 0 {
+			t.Errorf("%d attempts are remembered after their end", ad.Attempts())
 		}
 	})
 }
@@ -266,7 +258,7 @@ func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := synctestSite(t, policy(1, time.Hour))
 		_, ours := s.configs()
-		th, err := worker.NewAdapter(ours)
+		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,27 +266,27 @@ func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 		defer stop()
 		ended, end := context.WithCancel(running)
 		end()
-		th.Attempt("before the middleware", nil)
-		th.Attempt("running", running)
-		th.Attempt("ended", ended)
+		ad.Attempt("before the middleware", nil)
+		ad.Attempt("running", running)
+		ad.Attempt("ended", ended)
 		time.Sleep(worker.ForgetAfter - time.Minute)
-		th.Attempt("new", nil)
-		if th.Attempts() != 4 {
-			t.Errorf("%d attempts are remembered, want all 4", th.Attempts())
+		ad.Attempt("new", nil)
+		if ad.Attempts() != 4 {
+			t.Errorf("%d attempts are remembered, want all 4", ad.Attempts())
 		}
 		time.Sleep(2 * time.Minute)
-		endNew := th.EndOf("new")
-		th.Attempt("new", nil)
-		if th.Attempts() != 2 {
-			t.Errorf("%d attempts are remembered, want the running and the new one", th.Attempts())
+		endNew := ad.EndOf("new")
+		ad.Attempt("new", nil)
+		if ad.Attempts() != 2 {
+			t.Errorf("%d attempts are remembered, want the running and the new one", ad.Attempts())
 		}
 		endNew()
-		if th.Attempts() != 2 {
+		if ad.Attempts() != 2 {
 			t.Error("the end of an attempt was taken for that of the next one")
 		}
-		th.EndOf("new")()
-		if th.Attempts() != 1 {
-			t.Errorf("%d attempts are remembered, want the running one", th.Attempts())
+		ad.EndOf("new")()
+		if ad.Attempts() != 1 {
+			t.Errorf("%d attempts are remembered, want the running one", ad.Attempts())
 		}
 	})
 }

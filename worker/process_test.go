@@ -20,10 +20,11 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 // The test binary is a worker process too, if these say so.
@@ -35,7 +36,7 @@ const (
 
 func init() {
 	if addr := os.Getenv(workerEnv); addr != "" {
-		redis.SetLogger(quiet{})
+		logging.Disable()
 		work := work
 		if os.Getenv(callsEnv) != "" {
 			work = workAtOnce

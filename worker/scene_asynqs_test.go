@@ -9,7 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/hooktest"
 )
 
 // One process serves the asynqs of two databases by one limiter, and loses some of its replies. A

@@ -28,19 +28,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.Shared})
 		s := newSite(t, client, p)
 		var ahead atomic.Int64
-		ended := make(chan struct{})
-		defer close(ended)
-		go func() {
-			for {
-				m.SetTime(time.Now().Add(time.Duration(ahead.Load())))
-				select {
-				case <-time.After(20 * time.Millisecond):
-				case <-ended:
-					return
-				}
-			}
-		}()
-		synctest.Wait()
+		defer setClock(m, &ahead)()
 		d, l := newDiary(), newLedger()
 		s.serve(d.handle, l.watch, brisk)
 		s.joinMany(s.client(s.anotherLimiter(client)), "acme", 0, 100)

@@ -16,6 +16,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -24,13 +25,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{}) // connections break on purpose here
+	logging.Disable() // connections break on purpose here
 	os.Exit(m.Run())
 }
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // policy is a policy over every task type, with one window by tenant.
 func policy(limit int64, period time.Duration) throttle.Policy {

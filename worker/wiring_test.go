@@ -55,12 +55,12 @@ func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
 	each(t, nil, func(t *testing.T, s *site) {
 		theirs, ours := s.configs()
 		theirs.Logger, theirs.LogLevel = asynqLog{s.log}, asynq.ErrorLevel
-		th, err := worker.NewAdapter(ours)
+		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("a"))
-		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
+		server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
 		if err := server.Start(asynq.HandlerFunc(s.ok)); err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
 		if s.task("a").State != asynq.TaskStatePending {
 			t.Errorf("the task is %v, want pending", s.task("a").State)
 		}
-		if _, err := th.Middleware(); err != nil {
+		if _, err := ad.Middleware(); err != nil {
 			t.Fatal(err)
 		}
 		s.waitGone("a") // unmatched: it runs from now on
@@ -84,12 +84,12 @@ func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
 			t.Fatal(err)
 		}
 		theirs, ours := s.configs()
-		th, err := worker.NewAdapter(ours)
+		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-		if _, err := th.Middleware(); err != nil {
+		server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
+		if _, err := ad.Middleware(); err != nil {
 			t.Fatal(err)
 		}
 		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("a"))
@@ -213,12 +213,12 @@ func (s *site) startBy(ad *worker.Adapter, server *asynq.Server, attempts *atomi
 func TestAContextOfNoServerIsAnError(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
 	theirs, ours := s.configs()
-	th, err := worker.NewAdapter(ours)
+	ad, err := worker.NewAdapter(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
-	asynq.NewServer(th.Redis(s.asynq), th.Asynq(theirs))
-	middleware, err := th.Middleware()
+	asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
+	middleware, err := ad.Middleware()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,4 +332,19 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 		}
 	}
 	s.wait("no connection is left over", func() bool { return connections() <= before+3 })
+}
+
+// adapted returns a server as asynq makes it, by an adapter.
+func (s *site) adapted(theirs asynq.Config, ours worker.Config) (*worker.Adapter, *asynq.Server, asynq.MiddlewareFunc) {
+	s.Helper()
+	ad, err := worker.NewAdapter(ours)
+	if err != nil {
+		s.Fatal(err)
+	}
+	server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
+	middleware, err := ad.Middleware()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return ad, server, middleware
 }

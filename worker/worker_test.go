@@ -93,7 +93,7 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 	}
 	s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
-	th, err := worker.NewAdapter(worker.Config{Limiter: s.limiter})
+	ad, err := worker.NewAdapter(worker.Config{Limiter: s.limiter})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 		0:           {0, time.Millisecond},
 		time.Minute: {time.Minute, time.Millisecond}, // the waiting is ours
 	} {
-		c := th.Asynq(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
+		c := ad.Asynq(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
 		if got := [2]time.Duration{c.DelayedTaskCheckInterval, c.TaskCheckInterval}; got != want {
 			t.Errorf("check intervals of %v become %v, want %v", set, got, want)
 		}

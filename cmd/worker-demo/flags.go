@@ -61,7 +61,7 @@ func (c *RunCommand) flags() []cli.Flag {
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,63}$`)
 
-// validate checks what can be told from the flags alone.
+// validate checks what the flags alone can show.
 func (c *RunCommand) validate() error {
 	switch {
 	case c.Jobs == "":

@@ -23,7 +23,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	logging.Disable()            // go-redis's own: its errors come back and are told once
+	logging.Disable()            // go-redis's own: its errors come back and are reported once
 	os.Exit(NewMain().Run(ctx, os.Args[1:]))
 }
 
@@ -46,7 +46,7 @@ func (e inputError) Unwrap() error { return e.error }
 // badInput makes any error one that is the user's to correct.
 func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
 
-// errJobsFailed is told by the summary already.
+// errJobsFailed is in the summary already.
 var errJobsFailed = errors.New("some jobs failed")
 
 // Main is the program. Tests run it with streams of their own.

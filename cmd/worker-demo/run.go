@@ -70,7 +70,7 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
-	// Whoever worked on these jobs may have written to --out up to now.
+	// Another process may have worked on these jobs, and written to --out, up to now.
 	if err := waitAlone(ctx, server.Client, queue, progress); err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
 
 const help = `usage: scripts/soak/run [flags]
@@ -112,7 +112,7 @@ func soak(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "soak:", err)
 		return 1
 	}
-	redis.SetLogger(quiet{}) // connections break on purpose here
+	logging.Disable() // connections break on purpose here
 	clear, err := o.run(ctx, dir, stdout, stderr)
 	if err != nil {
 		fmt.Fprintln(stderr, "soak:", err)

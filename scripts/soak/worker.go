@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -45,7 +45,7 @@ func work(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	redis.SetLogger(quiet{})
+	logging.Disable()
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
 	go func() {
@@ -129,7 +129,3 @@ func (r *reporter) handle(ctx context.Context, task *asynq.Task) error {
 	}
 	return nil
 }
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}

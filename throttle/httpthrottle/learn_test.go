@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -155,8 +156,8 @@ func TestRemainingUnitsAreReportedOnce(t *testing.T) {
 			w.Header().Set("RateLimit-Policy", `"slots";q=5;qu="concurrent-requests"`)
 		})
 		var sent atomic.Int64
-		client.AddHook(limitertest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if limitertest.IsScript(cmd) {
+		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if hooktest.IsScript(cmd) {
 				sent.Add(1)
 			}
 			return next(ctx, cmd)

@@ -49,7 +49,7 @@ type TransportConfig struct {
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger logs when Redis cannot be told of a release, a cancellation or a refusal. The default is
+	// Logger logs when Redis does not take a release, a cancellation or a refusal. The default is
 	// slog.Default().
 	Logger *slog.Logger
 

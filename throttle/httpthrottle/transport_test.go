@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -170,9 +171,9 @@ func TestAContextThatEndsWithTheGrantCostsNothing(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		limiter := limitertest.New(t, client, policy("api", perHour(9), slots(9)))
-		client.AddHook(limitertest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			if err == nil && limitertest.IsScript(cmd) {
+			if err == nil && hooktest.IsScript(cmd) {
 				cancel()
 			}
 			return err

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -25,21 +23,14 @@ type RedisCluster struct {
 // Cluster starts a Redis Cluster with that many replicas of each primary. It ends with the test.
 func Cluster(t testing.TB, primaries, replicas int, args ...string) *RedisCluster {
 	t.Helper()
-	requireRedis(t)
-	c, err := StartCluster(t.TempDir(), primaries, replicas, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Stop)
-	return c
+	return started(t, func(dir string) (*RedisCluster, error) { return StartCluster(dir, primaries, replicas, args...) })
 }
 
 // StartCluster is Cluster for programs that are not tests: the servers work below the directory
 // given, and Stop ends them. It returns when every node knows all others, within a minute.
 func StartCluster(dir string, primaries, replicas int, args ...string) (*RedisCluster, error) {
 	c := &RedisCluster{}
-	err := c.start(dir, primaries, replicas, args)
-	if err != nil {
+	if err := c.start(dir, primaries, replicas, args); err != nil {
 		c.Stop()
 		return nil, err
 	}
@@ -51,11 +42,7 @@ func (c *RedisCluster) start(dir string, primaries, replicas int, args []string)
 	defer cancel()
 	n := primaries * (1 + replicas)
 	for i := range n {
-		own := filepath.Join(dir, fmt.Sprint("node", i))
-		if err := os.Mkdir(own, 0o700); err != nil {
-			return err
-		}
-		p, err := Start(own, append([]string{
+		p, err := startIn(dir, fmt.Sprint("node", i), append([]string{
 			"--cluster-enabled", "yes", "--cluster-node-timeout", fmt.Sprint(NodeTimeout.Milliseconds()),
 			"--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0", "--repl-diskless-load", "swapdb",
 		}, args...)...)
@@ -123,13 +110,7 @@ func (c *RedisCluster) Settled(ctx context.Context, replicas int) error {
 }
 
 // Addrs returns the addresses of all nodes.
-func (c *RedisCluster) Addrs() []string {
-	addrs := make([]string, len(c.Nodes))
-	for i, p := range c.Nodes {
-		addrs[i] = p.Addr
-	}
-	return addrs
-}
+func (c *RedisCluster) Addrs() []string { return addrsOf(c.Nodes) }
 
 // Client returns a client of the cluster that is closed when the test ends.
 func (c *RedisCluster) Client(t testing.TB) *redis.ClusterClient {

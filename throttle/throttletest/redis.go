@@ -60,13 +60,19 @@ func Redis(t testing.TB, args ...string) string {
 // RedisProcess is Redis for tests that stop, kill or restart the server.
 func RedisProcess(t testing.TB, args ...string) *Process {
 	t.Helper()
+	return started(t, func(dir string) (*Process, error) { return Start(dir, args...) })
+}
+
+// started starts servers that end with the test.
+func started[S interface{ Stop() }](t testing.TB, start func(dir string) (S, error)) S {
+	t.Helper()
 	requireRedis(t)
-	p, err := Start(t.TempDir(), args...)
+	servers, err := start(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.Stop)
-	return p
+	t.Cleanup(servers.Stop)
+	return servers
 }
 
 // requireRedis skips the test, or fails it, where there is no redis-server.
@@ -93,6 +99,23 @@ type Process struct {
 // given, and Stop ends it.
 func Start(dir string, args ...string) (*Process, error) {
 	return startServer(dir, append([]string{"--save", "", "--appendonly", "no"}, args...)...)
+}
+
+// startIn is Start in a new directory of that name.
+func startIn(dir, name string, args ...string) (*Process, error) {
+	own := filepath.Join(dir, name)
+	if err := os.Mkdir(own, 0o700); err != nil {
+		return nil, err
+	}
+	return Start(own, args...)
+}
+
+func addrsOf(processes []*Process) []string {
+	addrs := make([]string, len(processes))
+	for i, p := range processes {
+		addrs[i] = p.Addr
+	}
+	return addrs
 }
 
 // startServer starts a server with these arguments, the first of which may be a configuration file.

@@ -25,13 +25,7 @@ type Sentinels struct {
 // that does not answer for half a second is replaced.
 func Sentinel(t testing.TB, replicas int, args ...string) *Sentinels {
 	t.Helper()
-	requireRedis(t)
-	s, err := StartSentinels(t.TempDir(), replicas, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Stop)
-	return s
+	return started(t, func(dir string) (*Sentinels, error) { return StartSentinels(dir, replicas, args...) })
 }
 
 // StartSentinels is Sentinel for programs that are not tests: the servers work below the directory
@@ -50,15 +44,11 @@ func (s *Sentinels) start(dir string, replicas int, args []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i := range 1 + replicas {
-		own := filepath.Join(dir, fmt.Sprint("redis", i))
-		if err := os.Mkdir(own, 0o700); err != nil {
-			return err
-		}
 		more := []string{"--repl-diskless-sync-delay", "0"}
 		if i > 0 {
 			more = append(more, "--replicaof", strings.Replace(s.Redis[0].Addr, ":", " ", 1))
 		}
-		p, err := Start(own, append(more, args...)...)
+		p, err := startIn(dir, fmt.Sprint("redis", i), append(more, args...)...)
 		if err != nil {
 			return err
 		}
@@ -126,13 +116,7 @@ func (s *Sentinels) Settled(ctx context.Context) error {
 }
 
 // Addrs returns the addresses of the sentinels.
-func (s *Sentinels) Addrs() []string {
-	addrs := make([]string, len(s.Sentinels))
-	for i, p := range s.Sentinels {
-		addrs[i] = p.Addr
-	}
-	return addrs
-}
+func (s *Sentinels) Addrs() []string { return addrsOf(s.Sentinels) }
 
 // Client returns a client of the primary, whichever that is. It is closed when the test ends.
 func (s *Sentinels) Client(t testing.TB) *redis.Client {

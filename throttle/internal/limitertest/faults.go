@@ -2,40 +2,10 @@ package limitertest
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"sync/atomic"
 	"testing"
-
-	"github.com/redis/go-redis/v9"
 )
-
-// Twice runs every script twice and returns the second reply, as go-redis does when the first was
-// lost.
-type Twice struct{ Repeated atomic.Int64 }
-
-func (*Twice) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (tw *Twice) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if err == nil && IsScript(cmd) {
-			tw.Repeated.Add(1)
-			err = next(ctx, cmd)
-		}
-		return err
-	}
-}
-
-func (tw *Twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if err := next(ctx, cmds); err != nil || !IsScript(cmds[0]) {
-			return err
-		}
-		tw.Repeated.Add(int64(len(cmds)))
-		return next(ctx, cmds)
-	}
-}
 
 // A Proxy stands between client and Redis. It loses replies, or everything.
 type Proxy struct {

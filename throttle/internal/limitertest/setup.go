@@ -142,14 +142,23 @@ func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	return d
 }
 
-// Cancel cancels a reservation by a limiter.
+// Cancel cancels a reservation by a limiter: see TryCancel.
 func Cancel(t TB, l *throttle.Limiter, r throttle.Reservation) throttle.Decision {
 	t.Helper()
-	d, err := l.Attach(r).Cancel(t.Context())
+	d, err := TryCancel(t.Context(), l, r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return d
+}
+
+// TryCancel returns the refund in the form of a decision, so that tests compare all calls alike. It
+// is granted if this call cancelled the reservation.
+func TryCancel(ctx context.Context, l *throttle.Limiter, r throttle.Reservation) (throttle.Decision, error) {
+	refund, err := l.Attach(r).Cancel(ctx)
+	return throttle.Decision{
+		At: refund.At, ClockBehind: refund.ClockBehind, Granted: refund.Cancelled, Policy: r.Policy, Tenant: r.Tenant, Windows: refund.Windows,
+	}, err
 }
 
 // Dump returns what is under every key, whatever its type.

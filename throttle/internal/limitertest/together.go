@@ -53,7 +53,7 @@ type Call struct {
 func (h *Hooked) call(ctx context.Context, c Call) (throttle.Decision, error) {
 	switch {
 	case c.Cancel != nil:
-		return h.Attach(*c.Cancel).Cancel(ctx)
+		return TryCancel(ctx, h.Limiter, *c.Cancel)
 	case c.Peek:
 		return h.Limiter.Peek(ctx, c.Request)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -123,7 +124,7 @@ func newCaller(t *testing.T, client *redis.Client) (*redis.Client, *caller) {
 	own := redis.NewClient(&redis.Options{Addr: client.Options().Addr})
 	t.Cleanup(func() { own.Close() })
 	c := &caller{}
-	own.AddHook(limitertest.Hook(c.see))
+	own.AddHook(hooktest.Hook(c.see))
 	return own, c
 }
 

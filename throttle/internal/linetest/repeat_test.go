@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -12,9 +13,37 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
+
+// A twice is hooktest.Twice that repeats pipelines too, and counts.
+type twice struct {
+	hooktest.Hook
+	repeated atomic.Int64
+}
+
+func newTwice() *twice {
+	tw := &twice{}
+	tw.Hook = func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if hooktest.IsScript(cmd) {
+			tw.repeated.Add(1)
+		}
+		return hooktest.Twice(ctx, cmd, next)
+	}
+	return tw
+}
+
+func (tw *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := next(ctx, cmds); err != nil || !hooktest.IsScript(cmds[0]) {
+			return err
+		}
+		tw.repeated.Add(int64(len(cmds)))
+		return next(ctx, cmds)
+	}
+}
 
 // The keys of a line are the same after every step if each call is repeated. No ticket is there
 // twice, and no units are charged twice or lost.
@@ -25,7 +54,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 		defer repeating.Close()
 		other := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
 		defer other.Close()
-		tw := &twice{}
+		tw := newTwice()
 		repeating.AddHook(tw)
 		once, again := newScene(t, client, policy(windows...)), newScene(t, repeating, policy(windows...))
 
@@ -98,8 +127,8 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				t.Fatalf("step %d, %s %s: the line is\n%s\nand after repeated calls\n%s", step, what, ticket, a, b)
 			}
 		}
-		if len(steps) != 7 || len(reserved[0]) == 0 || tickets < 25 || tw.Repeated.Load() < 125 {
-			t.Errorf("steps %v, %d grants, %d tickets taken, %d calls repeated", steps, len(reserved[0]), tickets, tw.Repeated.Load())
+		if len(steps) != 7 || len(reserved[0]) == 0 || tickets < 25 || tw.repeated.Load() < 125 {
+			t.Errorf("steps %v, %d grants, %d tickets taken, %d calls repeated", steps, len(reserved[0]), tickets, tw.repeated.Load())
 		}
 	})
 }
@@ -124,7 +153,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := newProxy(t, client.Options().Addr)
 		through := throttletest.Client(t, p.Addr)
-		tw := &twice{}
+		tw := newTwice()
 		through.AddHook(tw)
 		batches, err := through.AutoPipeline()
 		if err != nil {
@@ -132,7 +161,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		}
 		l := newLimiter(t, batches, policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.Shared}))
 		peek(t, l, acme(1)) // loads the script
-		tw.Repeated.Store(0)
+		tw.repeated.Store(0)
 
 		p.Lose.Store(2)
 		var granted atomic.Int64
@@ -154,8 +183,8 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 			})
 		}
 		callers.Wait()
-		if p.Lost.Load() == 0 || tw.Repeated.Load() < 3 {
-			t.Fatalf("%d replies lost, %d calls repeated", p.Lost.Load(), tw.Repeated.Load())
+		if p.Lost.Load() == 0 || tw.repeated.Load() < 3 {
+			t.Fatalf("%d replies lost, %d calls repeated", p.Lost.Load(), tw.repeated.Load())
 		}
 		plain := newLimiter(t, client, l.Policies()...)
 		if d := peek(t, plain, acme(1)); granted.Load() != 60 || !slices.Equal(used(d), []int64{60, 60}) {

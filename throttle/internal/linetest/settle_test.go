@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -100,7 +101,7 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 			l, _ := newHanded(t, client, policy(w))
 			repeating := redis.NewClient(client.Options())
 			t.Cleanup(func() { repeating.Close() })
-			repeating.AddHook(&twice{})
+			repeating.AddHook(hooktest.Hook(hooktest.Twice))
 			l2 := newBy(t, repeating, newMidnight(), policy(w))
 			r := acme(0)
 			r.Cost = map[string]int64{"tokens": 1000}

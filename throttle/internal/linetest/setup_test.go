@@ -20,7 +20,6 @@ type (
 	clock = limitertest.Clock
 	grant = limitertest.Grant
 	tb    = limitertest.TB
-	twice = limitertest.Twice
 )
 
 var (
@@ -32,7 +31,6 @@ var (
 	day          = limitertest.Day
 	dump         = limitertest.Dump
 	isGone       = limitertest.IsGone
-	isScript     = limitertest.IsScript
 	made         = limitertest.Made
 	mostOver     = limitertest.MostOver
 	newBy        = limitertest.NewBy

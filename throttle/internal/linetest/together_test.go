@@ -10,8 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -19,8 +19,8 @@ import (
 func TestManyAskAtOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var calls atomic.Int64
-		client.AddHook(limitertest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if isScript(cmd) {
+		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if hooktest.IsScript(cmd) {
 				calls.Add(1)
 				time.Sleep(time.Millisecond) // others ask meanwhile
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -257,7 +258,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		repeating := redis.NewClient(client.Options())
 		t.Cleanup(func() { repeating.Close() })
-		repeating.AddHook(&twice{})
+		repeating.AddHook(hooktest.Hook(hooktest.Twice))
 		l := newLimiter(t, repeating, policy(sharedWindow(10, s)))
 		for i, want := range []time.Duration{m, 0} {
 			if begun, err := l.Pause(t.Context(), of("a"), m); err != nil || begun != want {

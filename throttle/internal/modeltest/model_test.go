@@ -201,11 +201,13 @@ func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
 	return v.decision(true, v.now, 0)
 }
 
-func (m *model) cancel(r throttle.Reservation, real int64) throttle.Decision {
+// cancel answers as limitertest.TryCancel does.
+func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision) {
+	defer func() { d.Exempt = false }() // a refund says nothing of that
 	v := m.look(r.Request, real)
 	at := r.At.UnixMicro()
 	if m.granted[r.IdempotencyKey] != at {
-		return v.decision(r.Tenant == m.exempt, v.now, v.now)
+		return v.decision(false, v.now, v.now)
 	}
 	var events []*event
 	for i, w := range m.windows {

@@ -18,22 +18,19 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
-	"github.com/sluice-go/sluice/worker/internal/hooktest"
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{}) // connections break on purpose here
+	logging.Disable() // connections break on purpose here
 	os.Exit(m.Run())
 }
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // A bench is a dispatcher in a bubble, without an asynq server: the test asks it for tasks.
 type bench struct {

@@ -37,7 +37,7 @@ func (d *Drain) enqueue(ctx context.Context, client *worker.Client, list []*jobs
 		}
 		for i, result := range client.EnqueueBatch(ctx, tasks) {
 			if ctx.Err() != nil {
-				return nil // whoever ended it knows
+				return nil // its caller ended it
 			}
 			if err := enqueued(batch[i], result.Err); err != nil {
 				return err

@@ -54,7 +54,7 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	if !open {
 		return nil // it has its line, and asynq did not come to know
 	}
-	// Kept before the call, so that whoever comes after a crash knows that it was begun.
+	// Written before the call: after a crash, the next process sees that it was begun.
 	if err := keep(t, record{Result: r}); err != nil {
 		return err
 	}

@@ -86,7 +86,7 @@ func (d *Drain) windowOrder() map[string]int {
 }
 
 func (s *Summary) setRedisCalls(calls int64) {
-	if s.done > 0 && calls >= 0 { // a server that was restarted counts anew
+	if s.done > 0 && calls >= 0 { // a restarted server counts from 0
 		perJob := show.Round(float64(calls) / float64(s.done))
 		s.RedisCallsPerJob = &perJob
 	}

@@ -49,12 +49,12 @@ func csvRecords(name string, r io.Reader, do func(number int, line []byte, err e
 		}
 		do(number, line, csvError(err))
 		if err != nil && !errors.Is(err, csv.ErrFieldCount) && !errors.Is(err, errNotText) {
-			return nil // what follows cannot be told apart
+			return nil // where the next record begins is not known
 		}
 	}
 }
 
-// csvError says what is wrong without the line, which is told already.
+// csvError says what is wrong without the line, which the caller names.
 func csvError(err error) error {
 	var wrong *csv.ParseError
 	if errors.As(err, &wrong) {

@@ -50,7 +50,7 @@ const (
 	defaultType     = "http:call"
 )
 
-// validate checks what can be told without the policies.
+// validate checks what needs no policies.
 func (j *Job) validate(hasID bool, env environ.Lookup) error {
 	if hasID && (strings.TrimSpace(j.ID) == "" || len(j.ID) > throttle.MaxValueBytes) {
 		return fmt.Errorf("id %q: must be 1 to %d bytes, not only blanks", Shorten(j.ID), throttle.MaxValueBytes)

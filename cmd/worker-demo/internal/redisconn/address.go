@@ -69,7 +69,7 @@ func split(text string) (before, hosts, after string, ok bool) {
 	return scheme + "://" + rest[:begin], rest[begin:end], rest[end:], true
 }
 
-// errShape is told in place of what net/url says, which holds the password.
+// errShape replaces the error of net/url, which contains the password.
 var errShape = errors.New("is not a URL: must be such as redis://localhost:6379/0, with %2F for / and the like in a password")
 
 // parse makes the options of the URL.

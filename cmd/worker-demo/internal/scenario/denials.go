@@ -16,7 +16,7 @@ type DenialReport struct {
 	Tenant     string `json:"tenant"`
 	Reason     string `json:"reason"` // which asynq's tools show while it waits
 	AtMS       int64  `json:"at_ms"`
-	ExpectedMS int64  `json:"expected_start_ms"` // as told by the denial
+	ExpectedMS int64  `json:"expected_start_ms"` // by the denial
 	TakenMS    int64  `json:"taken_ms"`          // 0 if it never was
 	Retried    int    `json:"retried"`           // of its retries: a denial uses none
 }

@@ -4,19 +4,22 @@ package hooktest
 import (
 	"context"
 
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 )
 
 // A Hook is a redis.Hook that sees every command, and decides whether it is sent by calling next.
+// It does not see pipelines.
 type Hook func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
 
+// DialHook changes nothing.
 func (Hook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
+// ProcessPipelineHook changes nothing.
 func (Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
+// ProcessHook calls the hook.
 func (h Hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error { return h(ctx, cmd, next) }
 }
@@ -36,16 +39,19 @@ func IsScript(cmd redis.Cmder) bool {
 	return name == "evalsha" || name == "eval"
 }
 
-// With returns opt with the hook in every client that it makes.
-func With(opt asynq.RedisConnOpt, hook redis.Hook) asynq.RedisConnOpt { return with{opt, hook} }
+// A Conn makes clients, as an asynq.RedisConnOpt does.
+type Conn interface{ MakeRedisClient() any }
+
+// With returns conn with the hook in every client that it makes.
+func With(conn Conn, hook redis.Hook) Conn { return with{conn, hook} }
 
 type with struct {
-	asynq.RedisConnOpt
+	Conn
 	hook redis.Hook
 }
 
 func (w with) MakeRedisClient() any {
-	made := w.RedisConnOpt.MakeRedisClient()
+	made := w.Conn.MakeRedisClient()
 	made.(redis.UniversalClient).AddHook(w.hook)
 	return made
 }

@@ -69,6 +69,10 @@ type algorithm struct {
 	// params turns a valid window into the numbers of the Lua side.
 	params func(Window) [4]int64
 
+	// simulate returns a window that has counted so many units at a time, and counts none of them any
+	// more at `resets`; times are microseconds. If it is nil, plans leave the window out.
+	simulate func(w Window, used, now, resets int64) simulated
+
 	// ticks, if not nil, makes the list that goes in place of the last parameter.
 	ticks func(Window) *calendar
 

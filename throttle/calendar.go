@@ -39,6 +39,12 @@ var calendarCounter = algorithm{
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
+	simulate: func(w Window, used, now, _ int64) simulated {
+		s := &simulatedCalendar{calendar: newCalendar(w), limit: w.Limit}
+		s.ends = s.next(now)
+		s.used = used
+		return s
+	},
 	ticks:   newCalendar,
 	unitsIn: func(Window, time.Duration) int64 { return -1 },
 	validate: func(w Window) (string, any, string) {

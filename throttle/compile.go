@@ -76,7 +76,7 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 	slices.Sort(flowBy)
 	cp.flowBy = slices.Compact(flowBy)
 
-	sp := &script.Policy{Line: line}
+	sp := &script.Policy{BatchShare: p.BatchShare, Line: line}
 	if p.Failover == FailoverStrict {
 		sp.ClosedFor = p.countsFor().Microseconds()
 	}

@@ -25,6 +25,12 @@ var fixed = algorithm{
 		}
 		return [4]int64{w.Limit, w.Period.Microseconds(), w.Margin.Microseconds(), firstUse}
 	},
+	simulate: func(w Window, used, now, resets int64) simulated {
+		return &simulatedFixed{
+			limit: w.Limit, period: w.Period.Microseconds(), margin: w.Margin.Microseconds(),
+			clock: w.Anchor == AnchorClock, used: used, ends: max(now, resets),
+		}
+	},
 	unitsIn: func(w Window, span time.Duration) int64 {
 		return w.Limit * (ceilDiv(int64(span), int64(w.Period)) + 1)
 	},

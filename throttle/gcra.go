@@ -21,6 +21,12 @@ var gcra = algorithm{
 		span, drained := gcraRate(w)
 		return [4]int64{w.Burst, span, drained}
 	},
+	simulate: func(w Window, used, now, _ int64) simulated {
+		return &simulatedGCRA{
+			burst: float64(w.Burst), rate: float64(w.Limit) / float64((w.Period + w.Margin).Microseconds()),
+			level: float64(used), at: now,
+		}
+	},
 	unitsIn: func(w Window, span time.Duration) int64 {
 		per, units := gcraRate(w)
 		drained := new(big.Int).Mul(big.NewInt(span.Microseconds()), big.NewInt(units))

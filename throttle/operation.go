@@ -49,6 +49,8 @@ func (cp *compiledPolicy) newOperation(r Request, t Tenant) (*operation, error) 
 		return nil, bad("idempotency key", r.IdempotencyKey, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case len(r.Tenant) > MaxValueBytes:
 		return nil, bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+	case r.Class != "" && r.Class != Live && r.Class != Batch:
+		return nil, bad("class", string(r.Class), `must be "live" or "batch"`)
 	case len(r.Key) > MaxKeyBytes:
 		return nil, bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
 	}
@@ -145,7 +147,7 @@ func (cp *compiledPolicy) flowValues(r Request) []string {
 }
 
 func (cp *compiledPolicy) flow(queue string, r Request) string {
-	return script.Flow(queue, cp.flowMark, cp.flowValues(r))
+	return script.Flow(queue, r.Class == Batch, cp.flowMark, cp.flowValues(r))
 }
 
 // costsText lists the cost of each unit, such as "requests=1,tokens=5".
@@ -168,8 +170,11 @@ func (cp *compiledPolicy) costsText(r Request) string {
 // requestOf returns the request of a ticket, as far as its flow and costs contain it.
 func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}}
-	queue, mark, values := script.ParseFlow(flow)
+	queue, batch, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
+	if batch {
+		r.Class = Batch
+	}
 	if len(values) != len(cp.flowBy) {
 		return r, false
 	}

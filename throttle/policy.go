@@ -16,6 +16,13 @@ const (
 	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
 )
 
+// Bounds and default of Policy.BatchShare.
+const (
+	MinBatchShare     = 0.001
+	MaxBatchShare     = 0.5
+	DefaultBatchShare = 0.05
+)
+
 // TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows count
 // by it unless Window.Scope says otherwise.
 const TenantAttribute = "tenant"
@@ -29,6 +36,11 @@ const Requests = "requests"
 type Policy struct {
 	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptFull.
 	Adapt Adapt
+
+	// BatchShare is the share of batches in what a window grants, and in handler slots, while live
+	// requests and a batch wait there: MinBatchShare to MaxBatchShare. So a batch cannot starve. The
+	// default is DefaultBatchShare.
+	BatchShare float64
 
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
@@ -249,6 +261,9 @@ func (w Window) WithDefaults() Window {
 func (p Policy) WithDefaults() Policy {
 	if p.Adapt == "" {
 		p.Adapt = AdaptFull
+	}
+	if p.BatchShare == 0 {
+		p.BatchShare = DefaultBatchShare
 	}
 	if p.Fail == "" {
 		p.Fail = FailClosed

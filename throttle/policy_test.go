@@ -170,7 +170,7 @@ func TestDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Adapt: throttle.AdaptFull, Fail: throttle.FailClosed, Failover: throttle.FailoverFast, MaxPause: h, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
+		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, Failover: throttle.FailoverFast, MaxPause: h, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},

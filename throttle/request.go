@@ -16,6 +16,9 @@ type Request struct {
 	// attributes and queue wait already. The default, 0, is no limit. Only Line.Join uses it.
 	Backlog int
 
+	// Class says who goes first in line. The default is Live.
+	Class Class
+
 	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests,
 	// and 0 of other units.
 	Cost map[string]int64
@@ -64,6 +67,19 @@ type Request struct {
 	// delays no ticket in line. The default is none.
 	Ticket Ticket
 }
+
+// A Class says which requests of a policy go first where they share a window or handler slots.
+type Class string
+
+const (
+	// Live requests go before those of batches. A live ticket counts no batch before it, except for
+	// Policy.BatchShare.
+	Live Class = "live"
+
+	// Batch requests go when no live one waits in their windows, or for a handler slot. What live
+	// ones leave is theirs, and at least Policy.BatchShare.
+	Batch Class = "batch"
+)
 
 // CostOf returns what the request takes of a unit: Cost, or its default.
 func (r Request) CostOf(unit string) int64 {

@@ -55,6 +55,9 @@ func (p Policy) Validate() error {
 	if !slices.Contains(adapts, p.Adapt) {
 		return bad("adapt", string(p.Adapt), `must be "off", "spread" or "full"`)
 	}
+	if !(p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare) { // NaN is not
+		return bad("batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare))
+	}
 	if p.Fail != FailClosed && p.Fail != FailOpen {
 		return bad("fail", string(p.Fail), `must be "closed" or "open"`)
 	}

@@ -116,7 +116,7 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	ask := o.reserveRequest(reservationID(w.request))
 	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
-	ask.Place.Flow = script.ClaimFlow(o.claims.queue, o.flowMark, o.flowValues(w.request))
+	ask.Place.Flow = script.ClaimFlow(o.claims.queue, w.request.Class == Batch, o.flowMark, o.flowValues(w.request))
 	if left := w.left(ctx); left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
@@ -241,7 +241,7 @@ func (w *waiter) matches(t *script.TakenTicket) bool {
 		cp, err = w.limiter.findLine(w.operation.line, true)
 	}
 	return err == nil && cp.claims == w.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
-		t.Flow == script.ClaimFlow(w.claims.queue, cp.flowMark, cp.flowValues(w.request))
+		t.Flow == script.ClaimFlow(w.claims.queue, w.request.Class == Batch, cp.flowMark, cp.flowValues(w.request))
 }
 
 // end ends the claim, and gives back what it got meanwhile.

@@ -104,8 +104,8 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 	return made
 }
 
-// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and
-// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
+// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog, Class
+// and ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
 // worker takes it when it fits, which may be at once.
 //
 // A task with a Group is enqueued as asynq does, and throttled by the type of what it is aggregated
@@ -155,7 +155,7 @@ const maxBatch = 500
 
 // EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-// Of our options it knows MaxWait and Backlog.
+// Of our options it knows MaxWait, Backlog and Class.
 func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
 	for i := 0; i < len(tasks); i += maxBatch {
@@ -179,6 +179,7 @@ func (c *Client) Close() error {
 type captured struct {
 	headers map[string]string // to add
 	matched bool              // by a policy
+	class   throttle.Class    // if that is given
 
 	// Of a task that a policy matches:
 

@@ -102,7 +102,13 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 			return false
 		}
 		if c.headers != nil {
-			caught.headers = c.headers(ctx, e.task)
+			caught.headers = maps.Clone(c.headers(ctx, e.task))
+		}
+		if caught.class != "" {
+			if caught.headers == nil {
+				caught.headers = map[string]string{}
+			}
+			caught.headers[classHeader] = string(caught.class)
 		}
 		if caught.matched || len(caught.headers) > 0 {
 			ctx = context.WithValue(ctx, capturedKey{}, &caught)
@@ -156,9 +162,6 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 	if err != nil {
 		return false, err
 	}
-	if err := c.limiter.Check(ctx, request); isInvalid(err) {
-		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
-	}
 	e.request = request
 	for _, o := range opts {
 		switch o := o.(type) {
@@ -166,7 +169,13 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 			e.request.MaxWait = o.value.(time.Duration)
 		case backlog:
 			e.request.Backlog = o.value.(int)
+		case class:
+			caught.class = o.value.(throttle.Class)
+			e.request.Class = caught.class
 		}
+	}
+	if err := c.limiter.Check(ctx, e.request); isInvalid(err) {
+		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 	}
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
 	_, caught.member = asynqredis.MembersOf(ctx)

@@ -14,6 +14,7 @@ import (
 // text, and a tenant's name may be any bytes.
 const (
 	attributesHeader = "sluice-attributes" // user=bob&ip=10.0.0.1
+	classHeader      = "sluice-class"      // batch
 	costHeader       = "sluice-cost"       // requests=1&tokens=1500
 	tenantHeader     = "sluice-tenant"     // acme
 )
@@ -21,9 +22,10 @@ const (
 // maxWaitHeader keeps the MaxWait of a task that joins later, such as "1m30s".
 const maxWaitHeader = "sluice-max-wait"
 
-// An Identity is a task's tenant, attributes and cost.
+// An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
 	Attributes map[string]string // by which other scopes than the tenant count it
+	Class      throttle.Class    // who goes first in line; the default is throttle.Live
 	Cost       map[string]int64  // per unit; the default is 1 throttle.Requests
 	Tenant     string            // any bytes
 }
@@ -34,6 +36,9 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 	headers := map[string]string{}
 	if id.Tenant != "" {
 		headers[tenantHeader] = url.PathEscape(id.Tenant)
+	}
+	if id.Class != "" {
+		headers[classHeader] = string(id.Class)
 	}
 	attributes, cost := url.Values{}, url.Values{}
 	for name, value := range id.Attributes {
@@ -62,7 +67,7 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	if err != nil {
 		return bad(tenantHeader, err)
 	}
-	id := Identity{Tenant: tenant}
+	id := Identity{Class: throttle.Class(headers[classHeader]), Tenant: tenant}
 	attributes, err := url.ParseQuery(headers[attributesHeader])
 	if err != nil {
 		return bad(attributesHeader, err)
@@ -90,7 +95,8 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	return id, nil
 }
 
-// identify finds a task's identity: by the user's functions, else by its headers.
+// identify finds a task's identity: by the user's functions, else by its headers. Its class is always
+// in a header.
 type identify struct {
 	attributes func(*asynq.Task) map[string]string
 	cost       func(*asynq.Task) map[string]int64
@@ -117,5 +123,6 @@ func (i identify) request(policy string, task *asynq.Task) (throttle.Request, er
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: no tenant, and policy %q matches it: "+
 			"make the task with worker.NewTask, or set Config.Tenant", task.Type(), policy)
 	}
-	return throttle.Request{Attributes: id.Attributes, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
+	id.Class = throttle.Class(task.Headers()[classHeader])
+	return throttle.Request{Attributes: id.Attributes, Class: id.Class, Cost: id.Cost, Policy: policy, Tenant: id.Tenant}, nil
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
 // An option is one of ours among asynq's, which ignores it.
@@ -19,6 +21,7 @@ func (o option) Value() any             { return o.value }
 
 type maxWait struct{ option }
 type backlog struct{ option }
+type class struct{ option }
 
 type reportStart struct {
 	option
@@ -43,6 +46,12 @@ func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}
 // asynq.Client's calls, in NewTask and in asynq.NewTask. With ProcessAt, ProcessIn or Group it is
 // an error.
 func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }
+
+// Class is an option of Client's calls: tasks of throttle.Batch let live ones go first in line. The
+// stored task keeps it in a header, also for retries. It replaces Identity.Class. It has no effect
+// in asynq.Client's calls, in NewTask and in asynq.NewTask, for a task with Group, and for one that
+// no policy matches.
+func Class(c throttle.Class) asynq.Option { return class{option{"Class", c}} }
 
 // ReportStart is an option of Client.EnqueueContext and Enqueue: it stores when the task is
 // expected to start. It has no effect elsewhere.

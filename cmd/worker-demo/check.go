@@ -41,8 +41,8 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s%s\n  upstream refusals pause %s, for %s at most; adapts: %s%s\n",
-		p.Name, match, p.Fail, p.Failover, p.Requeue, shardsText(p), refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p))
+	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s%s\n  upstream refusals pause %s, for %s at most; adapts: %s%s%s\n",
+		p.Name, match, p.Fail, p.Failover, p.Requeue, shardsText(p), refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p), shareText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -82,6 +82,14 @@ func givenUpText(p throttle.Policy) string {
 		text += fmt.Sprintf("; a task fails that is refused for longer than %s", show.Short(p.MaxRefusedWait))
 	}
 	return text
+}
+
+// shareText says what batches get, unless it is the default.
+func shareText(p throttle.Policy) string {
+	if p.BatchShare == throttle.DefaultBatchShare {
+		return ""
+	}
+	return fmt.Sprintf("\n  beside live tasks batches get %v of what there is", p.BatchShare)
 }
 
 func shardsText(p throttle.Policy) string {
@@ -139,6 +147,7 @@ type (
 		Name       string                   `json:"name"`
 		Match      []string                 `json:"match"`
 		Adapt      throttle.Adapt           `json:"adapt"`
+		BatchShare float64                  `json:"batch_share"`
 		Fail       throttle.FailMode        `json:"fail"`
 		Failover   throttle.FailoverMode    `json:"failover"`
 		MaxPauseMS float64                  `json:"max_pause_ms"`
@@ -180,7 +189,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue, Shards: p.Shards,
+			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, BatchShare: p.BatchShare, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue, Shards: p.Shards,
 			Refusals: p.MaxRefusals, RefusedMS: show.Milliseconds(p.MaxRefusedWait),
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}

@@ -107,9 +107,12 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		fields map[string][2]string
 	}{
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
-			"Adapt":    policy("adapt: spread"),
-			"Shards":   policy("shards: 4"),
-			"Fail":     policy("fail: open"),
+			"Adapt":  policy("adapt: spread"),
+			"Shards": policy("shards: 4"),
+			"Fail":   policy("fail: open"),
+
+			"BatchShare": policy("batch_share: 0.2"),
+
 			"Failover": policy("failover: strict"),
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},

@@ -188,17 +188,18 @@ func (o object) units(key string) int64 {
 	return units
 }
 
-func (o object) weight(key string) float64 {
+// number reads a number above 0.
+func (o object) number(key, hint string) float64 {
 	text, there, ok := o.scalar(key, "!!int", "!!float")
 	if !there {
 		return 0
 	}
-	weight, err := strconv.ParseFloat(text, 64)
-	if !ok || err != nil || weight == 0 || !digits.MatchString(text) {
-		o.bad(key, "must be a number in plain digits, above 0 and at most 1000000")
+	number, err := strconv.ParseFloat(text, 64)
+	if !ok || err != nil || number == 0 || !digits.MatchString(text) {
+		o.bad(key, hint)
 		return 0
 	}
-	return weight
+	return number
 }
 
 func (o object) flag(key string) bool {

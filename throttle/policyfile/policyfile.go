@@ -165,13 +165,14 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "failover", "upstream", "adapt", "max_pause", "max_refusals", "max_refused_wait", "requeue", "shards", "windows", "tenants")
+	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}", "name", "match", "fail", "failover", "upstream", "adapt", "batch_share", "max_pause", "max_refusals", "max_refused_wait", "requeue", "shards", "windows", "tenants")
 	p := throttle.Policy{
-		Adapt:    throttle.Adapt(o.text("adapt")),
-		Fail:     throttle.FailMode(o.text("fail")),
-		Failover: throttle.FailoverMode(o.text("failover")),
-		Match:    o.texts("match"),
-		MaxPause: o.duration("max_pause"),
+		Adapt:      throttle.Adapt(o.text("adapt")),
+		BatchShare: o.number("batch_share", fmt.Sprintf("must be a number in plain digits, %v to %v", throttle.MinBatchShare, throttle.MaxBatchShare)),
+		Fail:       throttle.FailMode(o.text("fail")),
+		Failover:   throttle.FailoverMode(o.text("failover")),
+		Match:      o.texts("match"),
+		MaxPause:   o.duration("max_pause"),
 
 		MaxRefusals:    o.units("max_refusals"),
 		MaxRefusedWait: o.duration("max_refused_wait"),
@@ -239,7 +240,7 @@ func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[stri
 	for _, name := range all.keys {
 		before := len(d.errs)
 		o := all.child(name, fmt.Sprintf("%s, tenant %q", policy.where, cut(name)), "", "{weight: 2}", "weight", "exempt", "windows")
-		t := throttle.Tenant{Exempt: o.flag("exempt"), Weight: o.weight("weight")}
+		t := throttle.Tenant{Exempt: o.flag("exempt"), Weight: o.number("weight", "must be a number in plain digits, above 0 and at most 1000000")}
 		overrides := o.child("windows", o.where, "windows", "{burst: {limit: 50}}")
 		windows := map[string]object{}
 		for _, window := range overrides.keys {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
@@ -114,6 +115,9 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			if task.Type() == "batch:ended" {
 				told = append(told, string(task.Payload()))
 				return errors.New("told, and fails: it is retried")
+			}
+			if id, err := worker.IdentityOf(task); err != nil || id.Class != throttle.Batch {
+				t.Errorf("a task of class %q, %v", id.Class, err)
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()

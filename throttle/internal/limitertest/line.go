@@ -173,7 +173,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 	}
 	for ticket, record := range tickets {
 		fields := strings.Split(record[min(14, len(record)):], " ")
-		if len(fields) != 3 || !strings.HasPrefix(fields[1], "|") {
+		if len(fields) != 3 || !strings.HasPrefix(strings.TrimPrefix(fields[1], "!"), "|") {
 			fault("ticket %q has the record %q", ticket, record)
 			continue
 		}
@@ -183,6 +183,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 		queue, _, _ := strings.Cut(ticket, "/")
 		flow := queue + fields[1]
+		queue, _, _ = strings.Cut(flow, "|") // its side of the class
 		count(flows, flow, costs)
 		count(of, queue, costs)
 		if ranks[flow] == nil {
@@ -207,7 +208,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		return faults
 	}
 
-	weights := map[string]int64{}
+	weights, many := map[string]int64{}, map[string]int{}
 	members := map[string]string{} // of nodes, by flow: "NODE MEMBER"
 	for name, set := range st.Sets {
 		node, ok := strings.CutPrefix(name, "n:")
@@ -238,6 +239,7 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		queue, _, _ := strings.Cut(flow, "|")
 		weight, _ := strconv.ParseInt(fields[3], 10, 64)
 		weights[queue] += weight
+		many[queue]++
 		if how := flows[flow].differs(fields[0], fields[1]); how != "" {
 			fault("flow %q %s", flow, how)
 		}
@@ -276,13 +278,13 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 	}
 	for queue, record := range queues {
-		fields := append(strings.Fields(record), "", "", "")
+		fields := append(strings.Fields(record), "", "", "", "", "", "", "", "", "")
 		n := 0
 		if of[queue] != nil {
 			n = of[queue].tickets
 		}
-		if fields[1] != strconv.Itoa(n) || fields[2] != strconv.FormatInt(weights[queue], 10) {
-			fault("queue %q is %q, it has %d tickets and %d", queue, record, n, weights[queue])
+		if fields[1] != strconv.Itoa(n) || fields[2] != strconv.FormatInt(weights[queue], 10) || fields[8] != strconv.Itoa(many[queue]) {
+			fault("queue %q is %q, it has %d tickets of %d flows and %d", queue, record, n, many[queue], weights[queue])
 		}
 	}
 	for queue := range of {

@@ -18,6 +18,7 @@ type scene struct {
 	l      *throttle.Limiter
 	hooked *limitertest.Hooked // the same limiter
 	c      *clock
+	class  throttle.Class
 	cost   int64
 	front  bool
 	next   time.Duration                   // of the last take
@@ -46,7 +47,7 @@ func (sc *scene) at(d time.Duration) *scene { sc.c.Set(d); return sc }
 // of is the request of a ticket, whose tenant is its first letter.
 func (sc *scene) of(ticket string) throttle.Request {
 	r := throttle.Request{
-		Policy: "p", Tenant: ticket[:1], Ticket: ticketOf(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
+		Class: sc.class, Policy: "p", Tenant: ticket[:1], Ticket: ticketOf(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
 	}
 	if sc.tokens > 0 {
 		r.Cost["tokens"] = sc.tokens

@@ -49,6 +49,8 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		algorithms = append(algorithms, throttle.GCRA)
 	}
 	cr.p = policy()
+	cr.p.BatchShare = throttle.MinBatchShare // less than one ticket in a history
+	batches := rapid.Bool().Draw(t, "batches")
 	for i := range rapid.IntRange(1, 4).Draw(t, "windows") {
 		cr.p.Windows = append(cr.p.Windows, anyLineWindow(t, i, per, algorithms))
 	}
@@ -73,6 +75,9 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		}
 		if tokens {
 			r.Cost["tokens"] = 1
+		}
+		if batches {
+			r.Class = rapid.SampledFrom([]throttle.Class{throttle.Live, throttle.Batch}).Draw(t, "class")
 		}
 		if !cr.same {
 			r.Cost["requests"] = rapid.SampledFrom([]int64{1, 1, 1, 2, 3, 0}).Draw(t, "cost")

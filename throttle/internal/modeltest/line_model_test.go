@@ -72,7 +72,7 @@ type lostTake struct {
 }
 
 func (cr *crowd) flow(id throttle.Ticket, r throttle.Request) string {
-	values := []string{id.Queue, r.Tenant}
+	values := []string{id.Queue, string(r.Class), r.Tenant}
 	for _, w := range cr.p.Windows {
 		values = append(values, scopeOf(w, r).String())
 	}
@@ -189,7 +189,9 @@ func (cr *crowd) reserve(r throttle.Request) {
 		cr.remove(r.Ticket)
 		return
 	}
-	if fits.Granted && !slices.ContainsFunc(cr.waiting(), func(w *standing) bool { return w.id != r.Ticket && cr.shares(w.request, r) }) {
+	if fits.Granted && !slices.ContainsFunc(cr.waiting(), func(w *standing) bool {
+		return w.id != r.Ticket && cr.shares(w.request, r) && (r.Class == throttle.Batch || w.request.Class != throttle.Batch)
+	}) {
 		cr.fatal("%v is denied for %v, fits, and nobody waits beside it", r.Ticket, d.RetryIn)
 	}
 	if d.RetryIn < fits.RetryIn || d.RetryInMost < d.RetryIn {
@@ -300,7 +302,22 @@ func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) th
 	if taken.Next != 0 {
 		cr.conserves(taken.Next, queues)
 	}
+	if i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Decision.Reservation.Class == throttle.Batch }); i >= 0 && cr.same {
+		for _, w := range cr.waiting() {
+			if flow, first := cr.find(w.id); first == 0 && w.request.Class != throttle.Batch && slices.Contains(queues, w.id.Queue) && cr.fits(w) && !cr.afterOthers(w, queues) {
+				cr.fatal("%v of a batch is taken, and %v fits, the first of %q", taken.Tickets[i].Ticket, w.id, flow)
+			}
+		}
+	}
 	return taken
+}
+
+// afterOthers reports whether it may be the turn of a queue of another server.
+func (cr *crowd) afterOthers(w *standing, queues []string) bool {
+	asks := cr.asks()
+	return slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
+		return !slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request) && asks[g.id.Queue]
+	})
 }
 
 // fits says of a ticket that never does that it does: it is handed out.
@@ -317,7 +334,8 @@ func (cr *crowd) asks() map[string]bool {
 		if err != nil {
 			cr.t.Fatal(err)
 		}
-		asks[queue] = last > cr.now()-(20*ms).Microseconds()
+		queue = strings.TrimSuffix(queue, "!") // of either class
+		asks[queue] = asks[queue] || last > cr.now()-(20*ms).Microseconds()
 	}
 	return asks
 }
@@ -327,13 +345,10 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 	if cr.now() < cr.changedAt+s.Microseconds() {
 		return // changes are looked at once a second
 	}
-	asks := cr.asks()
 	for _, list := range cr.flows {
 		w := list[0]
-		if !slices.Contains(queues, w.id.Queue) || slices.ContainsFunc(cr.waiting(), func(g *standing) bool {
-			return !slices.Contains(queues, g.id.Queue) && cr.shares(g.request, w.request) && asks[g.id.Queue]
-		}) {
-			continue // it may be the turn of a queue of another server
+		if !slices.Contains(queues, w.id.Queue) || w.request.Class == throttle.Batch || cr.afterOthers(w, queues) {
+			continue // a batch has its pace
 		}
 		if exact := cr.same; exact {
 			if cr.m.neverFits(w.request) {

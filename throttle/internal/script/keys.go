@@ -96,11 +96,18 @@ func FlowMark(scopes []string) string {
 	return "!" + base64.RawURLEncoding.EncodeToString(sum[:3])
 }
 
-// Flow returns the name of the flow in which tickets of a queue wait that have the same mark and
-// values.
-func Flow(queue, mark string, values []string) string {
+// Flow returns the name of the flow in which tickets of a queue wait that have the same class, mark
+// and values.
+func Flow(queue string, batch bool, mark string, values []string) string {
+	return flow(Escape(queue), batch, mark, values)
+}
+
+func flow(queue string, batch bool, mark string, values []string) string {
 	var b strings.Builder
-	b.WriteString(Escape(queue))
+	b.WriteString(queue)
+	if batch {
+		b.WriteByte('!')
+	}
 	b.WriteByte('|')
 	b.WriteString(mark)
 	for i, v := range values {
@@ -115,19 +122,22 @@ func Flow(queue, mark string, values []string) string {
 // ClaimTicket returns the name of a claim in its line. The queue is that of NewClaims.
 func ClaimTicket(queue, id string) string { return queue + "/" + Escape(id) }
 
-// ClaimFlow returns the name of the flow in which claims wait that have the same values.
-func ClaimFlow(queue, mark string, values []string) string { return queue + Flow("", mark, values) }
+// ClaimFlow returns the name of the flow in which claims wait that have the same class and values.
+func ClaimFlow(queue string, batch bool, mark string, values []string) string {
+	return flow(queue, batch, mark, values)
+}
 
 // ParseFlow undoes Flow.
-func ParseFlow(flow string) (queue, mark string, values []string) {
+func ParseFlow(flow string) (queue string, batch bool, mark string, values []string) {
 	queue, list, _ := strings.Cut(flow, "|")
+	queue, batch = strings.CutSuffix(queue, "!")
 	if strings.HasPrefix(list, "!") {
 		mark, list, _ = strings.Cut(list, ",")
 	}
 	for v := range strings.SplitSeq(list, ",") {
 		values = append(values, Unescape(v))
 	}
-	return Unescape(queue), mark, values
+	return Unescape(queue), batch, mark, values
 }
 
 func plain(c byte) bool {

@@ -34,9 +34,11 @@ func FuzzEscape(f *testing.F) {
 			t.Errorf("as a field %q is %q, which says %q", a, field(a), unfield(field(a)))
 		}
 		for _, mark := range []string{"", "!", "!abcd"} {
-			queue, marked, values := ParseFlow(Flow(a, mark, []string{b, a}))
-			if queue != a || marked != mark || !slices.Equal(values, []string{b, a}) {
-				t.Errorf("Flow(%q, %q, %q, %q) says %q and %q of %q", a, mark, b, a, marked, values, queue)
+			for _, batch := range []bool{false, true} {
+				queue, also, marked, values := ParseFlow(Flow(a, batch, mark, []string{b, a}))
+				if queue != a || also != batch || marked != mark || !slices.Equal(values, []string{b, a}) {
+					t.Errorf("Flow(%q, %v, %q, %q, %q) says %q and %q of %q, %v", a, batch, mark, b, a, marked, values, queue, also)
+				}
 			}
 		}
 		if queue, id, ok := parseTicket(TicketName(a, b)); !ok || queue != a || id != b {

@@ -16,15 +16,15 @@ var files embed.FS
 var (
 	shared = []string{"scope", "upstream", "windows"}
 	line   = []string{
-		"line_appointments", "line_units", "line_fair", "line_places", "line_write", "line", "line_bounds", "line_eta",
-		"line_leave", "line_join",
+		"line_appointments", "line_units", "line_fair", "line_classes", "line_places", "line_write", "line", "line_bounds",
+		"line_eta", "line_leave", "line_join",
 	}
 	deciding = []string{"request", "later_verbs", "reservation", "decide"}
 	taking   = []string{"line_turns", "line_take", "take"}
 )
 
-// scripts are shared by all policies that count by the same algorithms. A script holds no other
-// algorithms: each costs time at every call.
+// scripts are shared by all policies that count by the same algorithms and have the same constants.
+// A script holds no other algorithms: each costs time at every call.
 type scripts struct{ decide, take *redis.Script }
 
 // A Library makes every script once. Its zero value is ready. It is safe for concurrent use.
@@ -36,16 +36,16 @@ type Library struct {
 	Prefix string
 
 	mu   sync.Mutex
-	made map[string]*scripts // by the names of the algorithms, and for how long they close
+	made map[string]*scripts // by what of a policy is in their texts
 }
 
-func (l *Library) of(algorithms []string, closedFor int64) *scripts {
+func (l *Library) of(p *Policy) *scripts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := fmt.Sprint(strings.Join(algorithms, " "), " ", closedFor)
+	name := fmt.Sprint(strings.Join(p.Algorithms, " "), " ", p.ClosedFor, " ", p.BatchShare)
 	made := l.made[name]
 	if made == nil {
-		made = &scripts{decide: l.script(algorithms, "decide", closedFor), take: l.script(algorithms, "take", closedFor)}
+		made = &scripts{decide: l.script(p, "decide"), take: l.script(p, "take")}
 		if l.made == nil {
 			l.made = map[string]*scripts{}
 		}
@@ -54,10 +54,10 @@ func (l *Library) of(algorithms []string, closedFor int64) *scripts {
 	return made
 }
 
-func (l *Library) script(algorithms []string, body string, closedFor int64) *redis.Script {
-	text := Text(algorithms, body)
-	if closedFor > 0 {
-		text = strings.Replace(File("strict"), "= CLOSED_FOR", fmt.Sprint("= ", closedFor), 1) + text
+func (l *Library) script(p *Policy, body string) *redis.Script {
+	text := strings.Replace(Text(p.Algorithms, body), "SHARE = 0.05", fmt.Sprintf("SHARE = %.6f", p.BatchShare), 1)
+	if p.ClosedFor > 0 {
+		text = strings.Replace(File("strict"), "= CLOSED_FOR", fmt.Sprint("= ", p.ClosedFor), 1) + text
 	}
 	if l.Edit != nil {
 		text = l.Edit(text)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"time"
 
@@ -112,13 +113,69 @@ func (r *Runner) Waiting(ctx context.Context, policy string) (bool, error) {
 
 // Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
 func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []string) error) error {
-	return r.pages(ctx, Prefix(r.prefix, policy)+"f", 100, do)
+	return r.pages(ctx, Prefix(r.prefix, policy)+"f", 100, func(flows, _ []string) error { return do(flows) })
+}
+
+// A Standing is what waits in a flow.
+type Standing struct {
+	Tickets int64
+	Units   map[string]int64 // of all tickets together
+	Weight  int64            // in thousandths
+}
+
+// Standing returns the flows that wait in the policy's line, by name.
+func (r *Runner) Standing(ctx context.Context, policy string) (map[string]Standing, error) {
+	all := map[string]Standing{}
+	err := r.pages(ctx, Prefix(r.prefix, policy)+"f", 500, func(flows, records []string) error {
+		for i, record := range records {
+			s := Standing{Units: map[string]int64{}}
+			f := strings.SplitN(record, " ", 5) // see lua/line.lua
+			if len(f) < 5 {
+				return &ReplyError{fmt.Sprintf("flow %q", flows[i])}
+			}
+			s.Tickets, _ = strconv.ParseInt(f[0], 10, 64)
+			s.Weight, _ = strconv.ParseInt(f[3], 10, 64)
+			for part := range strings.SplitSeq(f[1], ",") {
+				unit, text, _ := strings.Cut(part, "=")
+				sum, _, summed := strings.Cut(text, "/")
+				n, _ := strconv.ParseInt(sum, 10, 64)
+				if !summed { // it is what each costs
+					n *= s.Tickets
+				}
+				s.Units[unit] = n
+			}
+			all[flows[i]] = s
+		}
+		return nil
+	})
+	return all, err
+}
+
+// SlotRate returns how many tickets of a queue servers took in a second, of both classes, since they
+// left some that fit; 0 while they leave none. Now is the time of Redis in microseconds.
+func (r *Runner) SlotRate(ctx context.Context, policy, queue string, now int64) (float64, error) {
+	name := Escape(queue)
+	records, err := r.client.HMGet(ctx, Prefix(r.prefix, policy)+"z", name, name+"!").Result()
+	rate := 0.0
+	for _, record := range records {
+		text, _ := record.(string)
+		f := strings.Fields(text) // see lua/line.lua
+		if len(f) < 9 {
+			continue
+		}
+		since, _ := strconv.ParseInt(f[6], 10, 64)
+		taken, _ := strconv.ParseInt(f[7], 10, 64)
+		if span := now - since; since > 0 && span >= 1_000_000 && taken >= 10 {
+			rate += float64(taken) / float64(span) * 1e6
+		}
+	}
+	return rate, err
 }
 
 // Tickets calls do for pages of the tickets in the policy's line, by their queues and IDs, without
 // claims. Some may come twice.
 func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids []string) error) error {
-	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names []string) error {
+	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, _ []string) error {
 		var queues, ids []string
 		for _, name := range names {
 			if queue, id, ok := parseTicket(name); ok && !strings.HasPrefix(queue, "!") {
@@ -134,18 +191,18 @@ func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error)
 	return r.client.HLen(ctx, Prefix(r.prefix, policy)+"t").Result()
 }
 
-// pages calls do for pages of about n fields of a hash.
-func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields []string) error) error {
+// pages calls do for pages of about n fields of a hash, and their values.
+func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields, values []string) error) error {
 	for cursor := uint64(0); ; {
 		page, next, err := r.client.HScan(ctx, key, cursor, "", n).Result()
 		if err != nil {
 			return err
 		}
-		fields := make([]string, 0, len(page)/2)
+		fields, values := make([]string, 0, len(page)/2), make([]string, 0, len(page)/2)
 		for i := 0; i+1 < len(page); i += 2 {
-			fields = append(fields, page[i])
+			fields, values = append(fields, page[i]), append(values, page[i+1])
 		}
-		if err := do(fields); err != nil {
+		if err := do(fields, values); err != nil {
 			return err
 		}
 		if cursor = next; cursor == 0 {

@@ -16,6 +16,7 @@ import (
 type Policy struct {
 	Line       string   // its hash tag: the policy's name, unless it has shards
 	Algorithms []string // Lua files of the algorithms in use, without ".lua", sorted
+	BatchShare float64  // of what a scope grants while live tickets and a batch wait there
 	ClosedFor  int64    // how long it refuses calls after a failover (us); 0: not at all
 	Scopes     []string // attributes of every scope, separated by commas, narrow to broad
 	Windows    []Window
@@ -43,7 +44,7 @@ type Window struct {
 
 // Prepare makes a policy ready for calls, and returns it.
 func (l *Library) Prepare(p *Policy) *Policy {
-	p.scripts = l.of(p.Algorithms, p.ClosedFor)
+	p.scripts = l.of(p)
 	prefix := Prefix(l.Prefix, p.Line)
 	p.keys = []string{prefix + "q", prefix + "none"}
 	var scopes, windows strings.Builder

@@ -131,6 +131,7 @@ local verbs = {
       (not line or r.at > 0 or not line.somebody_waits(r, waits and r.ticket)) then
       requests.take(call, r, list, now)
       if waits then line.remove(r.ticket) end
+      if call.batches and line then line.granted(r, list) end
       return 1, now
     end
     if r.ticket then
@@ -176,6 +177,7 @@ if call.waiting or argv[first] == 'join' then
       seen[flow] = true
       flows[#flows + 1] = flow
       local queue = match(flow, '^([^|]*)') .. '|'
+      if byte(queue, -2) == 33 then call.batches = true end
       for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
         if not seen[queue .. argv[s]] then
           seen[queue .. argv[s]] = true

@@ -9,6 +9,10 @@
 -- A queue whose name begins with "!" holds the claims of one process: tickets of calls that wait in
 -- place. Only this process takes them. Names of other queues are escaped and hold no "!".
 --
+-- A queue has two classes of tickets. What is said of a QUEUE here is kept for each: its live ones
+-- have the queue's name, those of batches have "!" behind it. A ticket is "QUEUE/ID" in both, and
+-- its VALUES begin with the "!". line_classes.lua says who goes first.
+--
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
 --   q          how many tickets are in the line; no key, no line
@@ -33,10 +37,11 @@
 --   u          hash: "n NODE" -> "tickets V units";
 --              "line" -> "rank front limits_at hour": the last ranks given at the end and in front,
 --              when nodes were looked at with the limits of "limits", when keys were renewed;
+--              "c SUFFIX" -> what concerns batches (line_classes.lua);
 --              "limits" -> the windows of the last take
---   z          hash: queue -> "asked tickets weights first last with since taken"
+--   z          hash: queue -> "asked tickets weights first last with since taken flows"
 --                asked      when a server asked for it last
---                weights    of its flows together
+--                weights    of its flows together; and how many flows
 --                first      the first appointment of servers that will ask, and the last one
 --                with       the least name of the queues that are asked for together; "-" if alone
 --                since      since when slots are what tickets wait for, 0 if they do not; and how many
@@ -61,6 +66,9 @@
 --   brief_flow(id) -> flow, or false   the flow with what most joins need of it: id, queue, values,
 --                                      n, same, units, hour, weight and tag
 --   ticket(id) -> flow's id, costs, key, rank; nil if it is not in line
+--
+-- Of the call, two fields are set where batches wait or join: batches, to true, and classes, the
+-- table of line_classes.lua in a take.
 -- What line_fair.lua and line_places.lua add is set up when it is first asked for: few joins need it.
 
 local function new_line(call)
@@ -125,12 +133,14 @@ local function new_line(call)
   end
 
   -- new_queue returns the record of a queue.
-  local function new_queue(name, asked, n, weights, first, last, with, since, taken)
-    local claims = byte(name) == 33
+  local function new_queue(name, asked, n, weights, first, last, with, since, taken, of)
+    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33
+    if batch then call.batches = true end
     return {
       name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
       last = last, with = with == '-' and '=' .. name or with, changed = false, since = since, taken = taken,
       lasts = claims and 2000000 or 60000000, -- us after which one that is not asked for is dead
+      batch = batch, flows = of,
     }
   end
 
@@ -141,15 +151,15 @@ local function new_line(call)
     local rank, front, limits_at, hour = match(text, '^(%S+) (%S+) (%S+) (%S+)$')
     L.own = {
       rank = rank + 0, front = front + 0, limits_at = limits_at + 0, hour = hour, changed = false,
-      renew = false, dead_claims = false, flows = 0, -- that began in this call
+      renew = false, dead_claims = false,
     }
     if L.before == 0 then return end
     local all = redis.call('HGETALL', P .. 'z')
     for i = 1, #all, 2 do
-      local asked, n, weights, first, last, with, since, taken =
-        match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+      local asked, n, weights, first, last, with, since, taken, of =
+        match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
       local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with,
-        since + 0, taken + 0)
+        since + 0, taken + 0, of + 0)
       L.queues[q.name] = q
       if q.claims and q.n > 0 and not L.alive(q) then L.own.dead_claims = true end
     end
@@ -158,7 +168,7 @@ local function new_line(call)
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0)
+      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0, 0)
       L.queues[name] = q
     end
     return q

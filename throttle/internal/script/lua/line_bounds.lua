@@ -9,24 +9,41 @@ local function new_bounds(L, waiting_units)
 
   local call = L.call
   local P = call.P
-  local flows = nil -- in line when the call began
+  local classes
   local largest, numbers, closed = {}, {}, {} -- by window: of a ticket, of tickets, and for how long
 
-  -- weights_of_others returns the weights of all others that wait, in that of the flow, and what the
-  -- flow has had before them of a shared node's windows, as a part of all that they hold.
+  -- shares_of_batches tells what batches take of a scope's unit, by their share, before a live ticket
+  -- that has so many units before it: the units at the most, of how many tickets, and the most that
+  -- one costs. It is 0 for a ticket of a batch.
+  local function shares_of_batches(flow, scope, unit, units)
+    if byte(flow.queue, -1) == 33 then return 0, 0, 0 end
+    local sum, least, most, tickets = waiting_units(flow, scope, unit, true)
+    if tickets == 0 then return 0, 0, 0 end
+    sum = min(sum, ceil(units * classes.ratio) + most)
+    return sum, min(tickets, ceil(sum / max(1, least))), most
+  end
+
+  -- weights_of_others returns the weights of all others of its class that wait, in that of the flow,
+  -- and what the flow has had before them of a shared node's windows, as a part of all that they hold.
   local function weights_of_others(flow, node)
-    local weights = flow.n == 0 and flow.weight or 0
+    local weights, batch = flow.n == 0 and flow.weight or 0, call.batches and byte(flow.queue, -1) == 33 or false
     for name, q in pairs(L.queues) do
-      if name == flow.queue or L.alive(q) then weights = weights + q.weights end
+      if q.batch == batch and (name == flow.queue or L.alive(q)) then weights = weights + q.weights end
     end
     local debt = max(0, L.tag_of(node, flow) - node.v) * flow.weight / 1000
     return max(0, weights / flow.weight - 1), debt
   end
 
-  -- flows_of_others returns how many others wait.
+  -- flows_of_others returns how many others of its class wait.
   local function flows_of_others(flow)
-    flows = flows or redis.call('HLEN', P .. 'f') - L.own.flows
-    return flows + L.own.flows - (flow.n > 0 and 1 or 0)
+    local flows, queues = flow.n > 0 and -1 or 0, L.queues
+    local batch = call.batches and byte(flow.queue, -1) == 33 or false
+    local first = next(queues)
+    if first == flow.queue and next(queues, first) == nil then return flows + queues[first].flows end
+    for name, q in pairs(queues) do
+      if q.batch == batch and (name == flow.queue or L.alive(q)) then flows = flows + q.flows end
+    end
+    return flows
   end
 
   -- units_of_others tells how many units others take at a shared node before a ticket that has
@@ -92,28 +109,43 @@ local function new_bounds(L, waiting_units)
     local each = same and cost or 1
     local low = window.algorithm.fits_at(st, at, at, cost, sum, each)
     if scope.upstream then low = upstream().fits_at(scope, window, st, at, low, cost, sum) end
-    local high = low
-    if low > at then
+    local high, batch = low, call.batches and byte(flow.queue, -1) == 33
+    if low > at or batch then
       local in_flow = units_of(flow, window.unit)
       local before = behind and ceil(in_flow * behind / max(1, flow.n)) or in_flow
       local ahead = sum - in_flow + before
       local most_ahead = ahead
       if not scope.of.of_tenant and not all_first and sum > in_flow then
         local others, most_others = units_of_others(flow, scope, costs, cost, before)
-        ahead = min(ahead, before + others)
+        local live = batch and waiting_units(flow, scope, window.unit, false) or 0 -- all goes first
+        ahead = min(ahead, before + others + live)
         -- Flows of one tenant have one tag: how these share is not known.
-        if call.only_tenants then most_ahead = min(most_ahead, before + most_others) end
+        if call.only_tenants then most_ahead = min(most_ahead, before + most_others + live) end
+      end
+      if call.batches then
+        local in_share = shares_of_batches(flow, scope, window.unit, ahead + cost)
+        ahead, most_ahead = ahead + in_share, most_ahead + in_share
       end
       if ahead ~= sum then low = windows.fits_window(scope, i, at, at, cost, ahead, each) end
       high = low
       if most_ahead > ahead then
         high = windows.fits_window(scope, i, at, at, cost, most_ahead, each)
       end
+      local live = batch and waiting_units(flow, scope, window.unit, false) or 0
+      if batch then
+        local from = windows.fits_window(scope, i, at, at, cost, live, 1)
+        local pace, period = classes.pace(scope, i, ahead - live, from)
+        if pace then
+          low = max(low, pace)
+          -- The pace and the window each cost a part of a period until they are in step.
+          high = max(high, low, classes.pace(scope, i, most_ahead - live, from) + 2 * period)
+        end
+      end
     end
     if same then return low, high end
     local largest = max(most, cost)
     local ahead = min(MOST, tickets * largest)
-    return low, max(low, windows.fits_window(scope, i, at, at, cost, ahead, largest))
+    return low, max(high, windows.fits_window(scope, i, at, at, cost, ahead, largest))
   end
 
   -- Others may be held up at a narrower node for long, or go by other weights. Only tickets of the
@@ -135,10 +167,10 @@ local function new_bounds(L, waiting_units)
     return min(least, low)
   end
 
-  -- alone tells whether all that waits is in this queue.
+  -- alone tells whether all live tickets that wait are in this queue.
   local function alone(queue)
     for name, q in pairs(L.queues) do
-      if name ~= queue and L.alive(q) then return false end
+      if name ~= queue and L.alive(q) and not q.batch then return false end
     end
     return true
   end
@@ -189,6 +221,7 @@ local function new_bounds(L, waiting_units)
     end
     local others, debt = weights_of_others(flow, L.node_of(flow.queue, windows.ROOT))
     local taken = (tickets * part + debt / 100000000) * others + cycles * flows_of_others(flow) * part
+    if call.batches then taken = taken + (taken + tickets * part) * classes.ratio + cycles * part end
     local time, shared = cycles * longest, list[#list]
     for j = 1, #shared.of.windows do
       local i = shared.of.windows[j]
@@ -222,15 +255,18 @@ local function new_bounds(L, waiting_units)
       end
     end
     if part >= 1 then return MOST end -- they may never be open together
-    if time > 2 * (low - at) and call.only_tenants and not paused and alone(flow.queue) then
+    local batch = byte(flow.queue, -1) == 33
+    if time > 2 * (low - at) and call.only_tenants and not paused and not batch and alone(flow.queue) then
       time = min(time, fair_share(flow, list, position))
     end
     return min(MOST, at + ceil((time + margins) / (1 - part)))
   end
 
   return function(flow, list, at, costs, behind, all_first, fits)
+    if call.batches then classes = classes or new_classes(L, {}) end
     if flow.rest and not call.only_tenants then L.flow_of(flow.id) end -- its tenant counts
     local least_time, most_time, by_window, times, others = at, at, costs.windows, 0, false
+    local batch = call.batches and byte(flow.queue, -1) == 33
     local alike, exact = true, true -- in each window all that wait cost the same; and all slide
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
@@ -239,9 +275,21 @@ local function new_bounds(L, waiting_units)
         local window, cost, low, high = call.windows[i], by_window[i], at, at
         local sum, least, most, tickets = waiting_units(flow, scope, window.unit)
         local same = sum == 0 or least == most and least == cost
+        local _, in_share, share_most = nil, 0, 0
+        if call.batches then _, in_share, share_most = shares_of_batches(flow, scope, window.unit, sum + cost) end
+        if in_share > 0 then
+          -- While the ticket waits at another scope, a batch may take all that a window holds here.
+          local all = list[2] and floor(window.algorithm.capacity(scope.states[i]) / max(1, share_most)) or 0
+          same, others, most, tickets = false, true, max(most, share_most), tickets + in_share + all
+        end
         largest[i], numbers[i], closed[i] = max(most, cost), tickets, 0
         if largest[i] > 0 then
           closed[i] = closed_for(scope, i, at, largest[i], tickets)
+          if batch then
+            same = false
+            local pace, period = classes.pace(scope, i, tickets * largest[i], at)
+            if pace then closed[i] = closed[i] + max(0, pace - at) + 2 * period end
+          end
           if closed[i] > 0 then times = times + (cost > 0 and 1 or 2) end
           others = others or tickets > flow.n
         end

@@ -14,16 +14,16 @@
 local function new_eta(L)
   local call, bounds, roomy = L.call, nil, {}
 
-  -- others_waiting tells how much waits at a scope in other queues that are alive. L.waiting keeps
-  -- it while tickets of one queue join.
-  local function others_waiting(flow, scope, unit, own_only)
+  -- others_waiting tells how much waits at a scope in other queues that are alive: of batches, or if
+  -- not `batch` of live tickets. L.waiting keeps it while tickets of one queue join.
+  local function others_waiting(flow, scope, unit, own_only, batch)
     if L.waiting.queue ~= flow.queue then L.waiting = {queue = flow.queue} end
-    local key = scope.suffix .. ' ' .. unit
+    local key = scope.suffix .. (batch and '! ' or ' ') .. unit
     local known = L.waiting[key]
     if known then return known end
     local sum, least, most, tickets = 0, MOST, 0, 0
     for name, q in pairs(L.queues) do
-      if name ~= flow.queue and L.alive(q) then
+      if q.batch == batch and name ~= flow.queue and L.alive(q) then
         local of = own_only and L.brief_flow(name .. flow.values) or L.node_of(name, scope.suffix)
         if of.n > 0 then
           local s, l, m = line_units.of_unit(of, unit)
@@ -37,17 +37,27 @@ local function new_eta(L)
   end
 
   -- waiting_units tells how much waits at a scope, in all queues that are alive: sum, least and most
-  -- of a ticket, and how many tickets.
-  local function waiting_units(flow, scope, unit)
+  -- of a ticket, and how many tickets. Batches do not count for live tickets. `only`, if given, names
+  -- the class of other queues that is asked for alone: true for batches.
+  local function waiting_units(flow, scope, unit, only)
     local own_only, queues = call.only_tenants and scope.of.of_tenant, L.queues
+    if only ~= nil then
+      local others = others_waiting(flow, scope, unit, own_only, only)
+      return others[1], others[2], others[3], others[4]
+    end
     local of = own_only and flow or L.node_of(flow.queue, scope.suffix)
     local sum, least, most = line_units.of_unit(of, unit)
     local first = next(queues)
     if first == nil or first == flow.queue and next(queues, first) == nil then
       return sum, least, most, of.n
     end
-    local others = others_waiting(flow, scope, unit, own_only)
-    return sum + others[1], min(least, others[2]), max(most, others[3]), of.n + others[4]
+    local batch, tickets = byte(flow.queue, -1) == 33, of.n
+    for class = 0, batch and 1 or 0 do
+      local others = others_waiting(flow, scope, unit, own_only, class == 1)
+      sum, tickets = sum + others[1], tickets + others[4]
+      least, most = min(least, others[2]), max(most, others[3])
+    end
+    return sum, least, most, tickets
   end
 
   -- room_for tells whether all that waits at a scope fits now, so many tickets more, and the ticket.
@@ -90,7 +100,8 @@ local function new_eta(L)
   end
 
   local function expected(flow, list, at, costs, behind, all_first, fits)
-    if room_for_all(flow, list, at, costs) then
+    local batch = call.batches and byte(flow.queue, -1) == 33 -- it may have to keep its pace
+    if not batch and room_for_all(flow, list, at, costs) then
       for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
       return at, at, at
     end

@@ -68,13 +68,14 @@ local function new_join(L)
     L.count = L.count + 1
     local root = L.node_of(queue, ROOT)
     if is_first then
-      L.flows[r.flow], L.own.flows = flow, L.own.flows + 1
-      q.weights = q.weights + flow.weight
+      L.flows[r.flow] = flow
+      q.weights, q.flows = q.weights + flow.weight, q.flows + 1
       if call.only_tenants then flow.tag = max(L.tag_of(root, flow), 0) end
     end
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
-    L.write('t', id, pack7(at_rank) .. pack_time(start) .. text .. ' ' .. flow.values .. ' ' .. r.key)
+    local values = q.batch and '!' .. flow.values or flow.values
+    L.write('t', id, pack7(at_rank) .. pack_time(start) .. text .. ' ' .. values .. ' ' .. r.key)
     local added = L.added[r.flow]
     if added then
       local n = #added

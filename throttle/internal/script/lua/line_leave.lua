@@ -4,6 +4,7 @@
 -- asked for. Besides those that it lists:
 --   place_first(flow, rank, costs)   has a flow wait where its new first ticket has to
 --   new_flow(r) -> flow              the flow of a request that has none in line
+--   granted(r, list)                 counts the grant of a request that did not wait, for batches
 
 local function add_leaving(L, J, E)
   local gsub = string.gsub
@@ -11,7 +12,7 @@ local function add_leaving(L, J, E)
   local SWEPT = 64 -- claims that one call removes
 
   local call = L.call
-  local P, now = call.P, call.now
+  local P, now, classes = call.P, call.now, nil
 
   -- A line keeps a tenant's own parameters by the names of windows. Their places may change.
   local function own_text(own)
@@ -48,11 +49,28 @@ local function add_leaving(L, J, E)
     return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
   end
 
+  -- owed_there tells whether a batch is to go first at one of the scopes.
+  local function owed_there(suffixes)
+    classes = classes or new_classes(L, {})
+    for i = 1, #suffixes do
+      if classes.kept(call.open[suffixes[i]]) then return true end
+    end
+    return false
+  end
+
+  function J.granted(r, list)
+    classes = classes or new_classes(L, {})
+    classes.charge(J.flow_for(r), list, windows.costs_of(call, r.costs_text))
+  end
+
   -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
-  -- slot. But the first of the request's own flow may cost more, and have no room any more.
+  -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
+  -- a batch hold up no live request, unless it owes them.
   function J.somebody_waits(r, id)
+    local batch = byte(r.queue, -1) == 33
+    if call.batches and not batch and owed_there(r.suffixes) then return true end
     for name, q in pairs(L.queues) do
-      if name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q) then
+      if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
           local flows = redis.call('ZCARD', P .. 'n:' .. name .. '|' .. r.suffixes[i])
           if flows > 0 and not (flows == 1 and id and is_only(id, name, r.suffixes[i])) then

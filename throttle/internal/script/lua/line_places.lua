@@ -89,20 +89,25 @@ local function add_places(L)
     return min(opens, max(alone, lapses), at + LOOK_AGAIN)
   end
 
-  -- If L.turns is set, room is left for queues whose turn it is (line_turns.lua).
+  -- If L.turns is set, room is left for queues whose turn it is (line_turns.lua). If call.classes is,
+  -- it is left for the other class (line_classes.lua).
   function L.blocker(flow, costs)
     local list, at = L.scopes_of(flow)
     local blocked, blocked_until, by_window, turns = nil, at, costs.windows, L.turns
+    local classes = call.classes
+    local batch = classes and byte(flow.queue, -1) == 33
     for s = 1, #list do
       local scope = list[s]
       if scope.failed then return scope, now + 1000000, false end
       local of, states, ahead = scope.of.windows, scope.states, scope.ahead
       local turn = turns and turns.at(flow, scope)
+      local kept = classes and not batch and classes.kept(scope)
       for j = 1, #of do
         local i = of[j]
         local window, st, cost, opens = call.windows[i], states[i], by_window[i], at
         local algorithm, before = window.algorithm, ahead and ahead[window.unit] or 0
         local reserved = turn and turn.reserved[window.unit] or 0
+        if kept then before = before + (kept[window.unit] or 0) end
         if cost > 0 then
           if cost > algorithm.capacity(st) then return nil, at, true end
           opens = algorithm.fits_at(st, at, at, cost, before + reserved, 1)
@@ -119,6 +124,12 @@ local function add_places(L)
           if opens > blocked_until then blocked_until = opens end
         end
       end
+      local held = batch and (not blocked or blocked == scope) and classes.held(scope, costs)
+      if held then blocked, blocked_until = scope, max(blocked_until, held) end
+    end
+    if batch and not blocked and not L.numbers[''] then
+      local held = classes.held(classes.root, costs)
+      if held then return classes.root, max(at, held), false end
     end
     return blocked, blocked_until, false
   end
@@ -213,10 +224,13 @@ local function add_places(L)
     local list = L.nodes_of(flow)
     for i = 1, #list do line_units.count(list[i], costs, -1) end
     if flow.n == 0 then
-      q.weights = max(0, q.weights - flow.weight)
+      q.weights, q.flows = max(0, q.weights - flow.weight), q.flows - 1
       flow.suffix, flow.gone = nil, true
       local root = list[#list]
       if call.only_tenants and flow.tag > root.v then L.set_tag(root, flow, flow.tag) end
+      for i = 1, q.batch and #flow.suffixes or 0 do -- nothing is owed to it any more
+        if flow.suffixes[i] ~= windows.ROOT then L.write('u', 'c ' .. flow.suffixes[i], false) end
+      end
     end
   end
 end

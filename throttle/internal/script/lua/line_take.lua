@@ -191,6 +191,7 @@ function new_take(L)
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       L.charge(flow, ticket.costs, 1)
       if turns then turns.charge(flow, ticket.costs) end
+      if call.classes then call.classes.charge(flow, list, ticket.costs) end
       hand_out(taken, flow, ticket, '1', at)
     end
     table.remove(root.list, 1)
@@ -322,38 +323,85 @@ function new_take(L)
     return first and appointments.next(first, now, time, own) or 0
   end
 
+  -- batches_of returns the queues' sides of batches, where anything waits, and all of both classes.
+  local function batches_of(names)
+    local sides, all = {}, {}
+    for i = 1, #names do
+      local q = L.queues[names[i] .. '!']
+      if q then sides[#sides + 1] = q.name end
+      all[i] = names[i]
+    end
+    for i = 1, #sides do all[#all + 1] = sides[i] end
+    return sides, all
+  end
+
+  -- serve_class serves queues of one class, in their order.
+  local function serve_class(names, want, taken)
+    for i = 1, #names do
+      local q = L.queues[names[i]]
+      if q and q.n > 0 then
+        local before = taken.n
+        serve(q, want, taken)
+        local due = q.n > 0 and L.due_at(q.name, ROOT)
+        appointments.took(q, now, taken.n - before, want > 0 and taken.n >= want and due and due <= now)
+      end
+    end
+  end
+
+  -- serve_classes serves live tickets before those of batches, except for what they owe these.
+  local function serve_classes(names, sides, want, taken, with)
+    local live, classes = turns, call.classes
+    local batch = new_turns(L, sides, with, true)
+    turns = batch
+    for i = 1, #sides do
+      if L.queues[sides[i]].n > 0 then serve(L.queues[sides[i]], want, taken) end
+    end
+    classes.reset()
+    turns = live
+    serve_class(names, want, taken)
+    classes.reset()
+    turns = batch
+    serve_class(sides, want, taken)
+    if batch then batch.write() end
+    turns = live
+  end
+
   function T.take(names, want, own, taken)
     local fields = {'line', 'limits'}
     for i = 1, #names do fields[2 + i] = 'n ' .. names[i] .. '|' .. ROOT end
     L.read_all('u', fields)
     L.read_line()
     look_at_changes()
+    local sides, all = nil, names
+    if call.batches then
+      sides, all = batches_of(names)
+      call.classes = new_classes(L, all)
+    end
     local with = nil -- the least name of all queues that were asked for together
     local joint = false -- some were not before: room that one left to another is looked at again
-    for i = 1, #names do
-      local q = L.queues[names[i]]
+    for i = 1, #all do
+      local q = L.queues[all[i]]
       if q then
         joint = joint or with and q.with ~= with
         if not with or q.with < with then with = q.with end
       end
     end
-    if with and next(L.queues, next(L.queues)) then turns = new_turns(L, names, with) end
-    for i = 1, #names do
-      local q = L.queues[names[i]]
+    if with and next(L.queues, next(L.queues)) then turns = new_turns(L, names, with, false) end
+    for i = 1, #all do
+      local q = L.queues[all[i]]
       if q then
         if joint then look_at_all(q) end
         q.asked, q.with, q.changed = now, with, true
-        if q.n > 0 then
-          local before = taken.n
-          serve(q, want, taken)
-          local due = q.n > 0 and L.due_at(q.name, ROOT)
-          appointments.took(q, now, taken.n - before, want > 0 and taken.n >= want and due and due <= now)
-        end
       end
+    end
+    if sides and sides[1] then
+      serve_classes(names, sides, want, taken, with)
+    else
+      serve_class(names, want, taken)
     end
     if turns then turns.write() end
     L.flush()
-    return next_time(names, own)
+    return next_time(all, own)
   end
 
   return T

@@ -11,10 +11,11 @@
 -- passed for LATE holds up nobody, and gets no credit.
 --
 -- Key, behind the prefix P of the policy:
---   s:SUFFIX   "V queue=tag queue=tag ...": the tags that are above V
+--   s:SUFFIX   "V queue=tag queue=tag ...": the tags that are above V; of batches, s:SUFFIX!
 --
--- new_turns(L, names, with) -> U, or nil if no queue of another server waits. names are the queues
--- of this take, with is what the servers of these queues are known by (z in line.lua).
+-- new_turns(L, names, with, batch) -> U, or nil if no queue of another server waits. names are the
+-- queues of this take, with is what their servers are known by (z in line.lua), and batch is whether
+-- they are the batches' side: each class has its own turns.
 --   at(flow, scope) -> {reserved, lapses}: units that are left to others, and until when; nil if
 --                         nobody else waits there
 --   charge(flow, costs)   counts what was taken
@@ -29,13 +30,13 @@ local LATE = 20000      -- us
 local FLOWS = 16        -- flows of a node that are weighed
 local KEPT = 60000      -- ms for which tags are kept, at least
 
-function new_turns(L, names, with)
+function new_turns(L, names, with, batch)
   local own, others = {}, nil
   for i = 1, #names do own[names[i]] = true end
   local call = L.call
   local P, now = call.P, call.now
   for name, q in pairs(L.queues) do
-    if not own[name] and q.with ~= with and L.alive(q) then
+    if q.batch == batch and not own[name] and q.with ~= with and L.alive(q) then
       local late = now - LATE
       local asks = q.first > late and q.first or q.last > late and q.last
       if asks then
@@ -47,6 +48,8 @@ function new_turns(L, names, with)
   if not others then return nil end
 
   local U, turns = {}, {}
+
+  local function key_of(suffix) return P .. 's:' .. suffix .. (batch and '!' or '') end
 
   -- dues_of tells when the first 128 nodes of a queue are due.
   local function dues_of(other)
@@ -118,7 +121,7 @@ function new_turns(L, names, with)
   -- read_tags returns V of a scope, and the tags of queues that are above it.
   local function read_tags(suffix)
     local v, tags = 0, {}
-    local text = redis.call('GET', P .. 's:' .. suffix)
+    local text = redis.call('GET', key_of(suffix))
     if text then
       v = match(text, '^%d+') + 0
       for name, tag in gmatch(text, '([^ =]*)=(%d+)') do tags[name] = tag + 0 end
@@ -211,7 +214,7 @@ function new_turns(L, names, with)
       lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
     end
     local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
-    redis.call('SET', P .. 's:' .. suffix, table.concat(words, ' '), 'PX', ms)
+    redis.call('SET', key_of(suffix), table.concat(words, ' '), 'PX', ms)
   end
 
   function U.write()

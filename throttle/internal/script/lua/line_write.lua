@@ -224,8 +224,8 @@ local function add_writing(L)
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then
         list[#list + 1] = name
-        list[#list + 1] = format('%d %d %d %d %d %s %d %d', q.asked, q.n, q.weights, q.first,
-          q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken)
+        list[#list + 1] = format('%d %d %d %d %d %s %d %d %d', q.asked, q.n, q.weights, q.first,
+          q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken, q.flows)
       end
     end
     call_in_parts('HSET', P .. 'z', list)

@@ -1,0 +1,247 @@
+package linetest
+
+import (
+	"cmp"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// batch has the tickets that follow be of a batch, and live of none.
+func (sc *scene) batch() *scene { sc.class = throttle.Batch; return sc }
+func (sc *scene) live() *scene  { sc.class = throttle.Live; return sc }
+
+func TestLiveTicketsGoBeforeBatches(t *testing.T) {
+	t.Parallel()
+	two := sharedWindow(2, 100*s) // too long a period for a pace
+	sharedWindow10 := policy(sharedWindow(10, 10*s))
+	own := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"of all tenants, whenever they come": {policy(two), func(sc *scene) {
+			sc.batch().joins("a1", "a2", "b1", "b2")
+			sc.takes("a1", "b1")
+			sc.at(50*s).live().joins("a5", "c5", "c6")
+			sc.at(100*s).takes("a5", "c5").asks(s)
+			sc.at(200*s).takes("c6", "a2").asks(s)
+			sc.at(300 * s).takes("b2").asks(-1)
+		}},
+		"a batch waits where a live ticket has no room": {policy(two), func(sc *scene) {
+			sc.granted("a0")
+			sc.cost = 2
+			sc.joins("a1")
+			sc.cost = 1
+			sc.batch().joins("b1")
+			sc.takes().asks(s)
+			sc.at(100 * s).takes("a1")
+			sc.at(200 * s).takes("b1").asks(-1)
+		}},
+		"of one tenant at its own window, and others are not held up": {policy(own, sharedWindow(5, s)), func(sc *scene) {
+			sc.granted("a0")
+			sc.batch().joins("a1", "b1")
+			sc.live().joins("a2")
+			sc.takes("b1")
+			sc.at(100 * s).takes("a2")
+			sc.at(200 * s).takes("a1").asks(-1)
+		}},
+		"a live newcomer passes a batch, one of a batch nobody": {policy(two), func(sc *scene) {
+			sc.granted("a1")
+			sc.cost = 2
+			sc.batch().joins("b1")
+			sc.cost = 1
+			sc.batch().waits("c1")
+			sc.live().granted("c2")
+			sc.leave("b1", "c1")
+			sc.at(100 * s).live().joins("d1")
+			sc.batch().waits("c3")
+			sc.at(100*s).takes("d1", "c3").asks(-1)
+		}},
+		"of claims and other queues too": {policy(two), func(sc *scene) {
+			sc.granted("a1", "a2")
+			sc.batch().joins("b1", "b2")
+			r := sc.live().of("c1")
+			r.Ticket.Queue = "r"
+			if _, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r}); err != nil {
+				sc.t.Fatal(err)
+			}
+			sc.at(100 * s)
+			taken := take(sc.t, sc.l, throttle.MaxTake, "q", "r")
+			if len(taken.Tickets) != 2 || taken.Tickets[0].ID != "c1" || taken.Tickets[1].ID != "b1" {
+				sc.t.Fatalf("took %+v", taken.Tickets)
+			}
+		}},
+		"a ticket is put back in its class": {policy(two), func(sc *scene) {
+			sc.batch().joins("a1", "a2")
+			sc.takes("a1", "a2")
+			if got := sc.took["a1"]; got.Decision.Reservation.Class != throttle.Batch || !sc.l.Line("p").Matches(got, sc.of("a1")) || sc.l.Line("p").Matches(got, sc.live().of("a1")) {
+				sc.t.Errorf("taken is %+v", got)
+			}
+			sc.putBack("a1", "a2")
+			sc.live().joins("b1")
+			sc.takes("b1", "a1").asks(s)
+		}},
+		"a ticket that joins in another class changes its flow": {policy(two), func(sc *scene) {
+			sc.granted("a0", "a9")
+			sc.batch().joins("a1", "a2")
+			sc.live().joins("b1", "a2")
+			sc.at(100*s).takes("b1", "a2").asks(s)
+			sc.at(200 * s).takes("a1").asks(-1)
+		}},
+		"a batch is spread over a short period, and live tickets are not": {sharedWindow10, func(sc *scene) {
+			sc.batch().joins("a1", "a2", "a3", "a4")
+			sc.takes("a1").asks(900 * ms)
+			sc.at(900 * ms).takes("a2").asks(s)
+			sc.at(1*s).live().joins("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8")
+			sc.takes("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8").asks(900 * ms)
+			sc.at(2000 * ms).takes()
+			sc.at(10 * s).takes("a3").asks(900 * ms)
+			sc.at(10900 * ms).takes("a4").asks(-1)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				scene.play(newScene(t, client, scene.p))
+				agrees(t, client)
+			})
+		})
+	}
+}
+
+// Where both wait, a batch gets its share: of a shared window, of a tenant's own and of slots,
+// whatever its tickets cost. Where no live ticket waits it gets all.
+func TestShareOfABatch(t *testing.T) {
+	onRedis(t, func(t *testing.T, client *redis.Client) {
+		for name, c := range map[string]struct {
+			windows []throttle.Window
+			cost    int64 // of a ticket of the batch
+			most    int   // that one take asks for
+		}{
+			"shared window":       {[]throttle.Window{sharedWindow(20, s)}, 1, 16},
+			"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.Shared}}, 1, 16},
+			"large tickets":       {[]throttle.Window{sharedWindow(10, s)}, 7, 16},
+			"a tenant's own":      {[]throttle.Window{{Name: "own", Limit: 10, Period: s}}, 1, 16},
+			"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, sharedWindow(1000, s)}, 1, 16},
+			"slots":               {[]throttle.Window{sharedWindow(1_000_000, s)}, 1, 8},
+			"slots, one by one":   {[]throttle.Window{{Name: "own", Limit: 1_000_000, Period: s}}, 1, 1},
+			"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 100, Period: s, Scope: throttle.Shared}}, 10, 64},
+			"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.Shared}}, 7, 16},
+		} {
+			if err := client.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			p := policy(c.windows...)
+			p.BatchShare = 0.1
+			sc := newScene(t, client, p)
+			sc.joinMany("q", "live", 450)
+			sc.cost = c.cost
+			sc.batch().joinMany("q", "live-batch", 1) // another tenant: where only tenants count it has room
+			for i := range 100 {
+				r := sc.of("live")
+				r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
+				if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			units := map[throttle.Class]int64{}
+			for units[throttle.Live]+units[throttle.Batch] < 400 {
+				taken := take(t, sc.l, c.most, "q")
+				for _, ticket := range taken.Tickets {
+					if r := ticket.Decision.Reservation; r.Tenant == "live" {
+						units[cmp.Or(r.Class, throttle.Live)] += r.Cost["requests"]
+					}
+				}
+				if taken.Next < 0 {
+					t.Fatalf("%s: all are taken", name)
+				}
+				sc.c.US.Add(taken.Next.Microseconds())
+			}
+			t.Logf("%s: %v", name, units)
+			if got := float64(units[throttle.Batch]) / float64(units[throttle.Live]+units[throttle.Batch]); got < 0.085-float64(c.cost)/200 || got > 0.115+float64(c.cost)/200 {
+				t.Errorf("%s: the batch got %.3f of %v, want 0.1", name, got, units)
+			}
+			agrees(t, client)
+		}
+	})
+}
+
+// Expected starts count the other class as it is served, and each ticket starts between its bounds.
+func TestExpectedStartsOfClasses(t *testing.T) {
+	t.Parallel()
+	for name, windows := range etaPolicies {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, policy(windows...))
+				sc.with = map[string]string{"user": "bob"}
+				alone := sc.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
+				var all []string
+				for ticket := range alone {
+					all = append(all, ticket)
+				}
+				sc.leave(all...)
+				isGone(t, client)
+				sc.batch().joins("a90", "a91", "a92", "a93", "b90", "b91", "c90")
+				told := sc.live().told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
+				for ticket, p := range sc.batch().told("a94", "c91", "d90") {
+					told[ticket] = p
+				}
+				for ticket, p := range told {
+					if before, live := alone[ticket]; live && p.StartsIn > before.StartsInMost+before.StartsIn/4+2*s {
+						t.Errorf("%s is told %v beside a batch, %v without", ticket, p.StartsIn, before.StartsIn)
+					}
+				}
+				starts := sc.starts()
+				for ticket, p := range told {
+					if at := starts[ticket]; at < p.StartsInLeast || at > p.StartsInMost {
+						t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.StartsInLeast, p.StartsInMost)
+					}
+				}
+				if last := starts["d90"]; told["d90"].StartsIn < last/3 || told["a94"].StartsIn < starts["a94"]/3 {
+					t.Errorf("a batch starts at %v and %v, and was told %v and %v", last, starts["a94"], told["d90"].StartsIn, told["a94"].StartsIn)
+				}
+			})
+		})
+	}
+}
+
+// A batch in a queue of another server waits for live tickets that are about to be taken, and gets
+// its share of what they take. Live tickets of a server that does not ask hold it up no more.
+func TestClassesOfSeveralServers(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(sharedWindow(10, s))
+		p.BatchShare = 0.1
+		sc := newScene(t, client, p)
+		sc.live().joinMany("live", "a", 300)
+		sc.batch().joinMany("night", "b", 100)
+		got := map[string]int{}
+		next := map[string]time.Duration{}
+		for now := time.Duration(0); now < 20*s; now += 5 * ms {
+			for _, queue := range []string{"night", "live"} {
+				if now >= next[queue] {
+					taken := take(t, sc.at(now).l, 8, queue)
+					got[queue] += len(taken.Tickets)
+					next[queue] = now + max(5*ms, taken.Next)
+				}
+			}
+		}
+		t.Log(got)
+		if sum := got["live"] + got["night"]; got["night"] < sum/14 || got["night"] > sum/7 || sum < 180 {
+			t.Errorf("the batch got %v, want a tenth of some 200", got)
+		}
+		// The other server is gone.
+		night := 0
+		for now := 21 * s; now < 100*s && night < 60; now += 100 * ms {
+			night += len(take(t, sc.at(now).l, 8, "night").Tickets)
+		}
+		if night < 60 {
+			t.Errorf("%d were taken beside a server that does not ask", night)
+		}
+		agrees(t, client)
+	})
+}

@@ -1,0 +1,153 @@
+package linetest
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func (sc *scene) plan(o throttle.PlanOptions, demands ...throttle.Demand) throttle.Plan {
+	sc.t.Helper()
+	plan, err := sc.l.Line("p").Plan(sc.t.Context(), demands, o)
+	if err != nil {
+		sc.t.Fatal(err)
+	}
+	return plan
+}
+
+func demand(tenant string, n int, class throttle.Class) throttle.Demand {
+	return throttle.Demand{Count: n, Queue: "q", Request: throttle.Request{Tenant: tenant, Class: class}}
+}
+
+// A plan is within five percent of what happens then, for each tenant and for all, beside others
+// that wait, with windows and weights of all kinds.
+func TestPlansComeTrue(t *testing.T) {
+	t.Parallel()
+	own := throttle.Window{Name: "own", Limit: 4, Period: s}
+	for name, p := range map[string]throttle.Policy{
+		"shared":   policy(sharedWindow(20, s)),
+		"own":      policy(own),
+		"both":     policy(own, sharedWindow(20, s)),
+		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, sharedWindow(20, s)),
+		"spaced":   policy(throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.Shared}),
+		"a minute": policy(throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: m, Scope: throttle.Shared}, own),
+		"a quota":  policy(sharedWindow(20, s), throttle.Window{Name: "daily", Algorithm: throttle.Calendar, Limit: 250, Resets: "@daily", Scope: throttle.Shared}),
+	} {
+		for _, class := range []throttle.Class{throttle.Live, throttle.Batch} {
+			t.Run(name+"/"+string(class), func(t *testing.T) {
+				onRedis(t, func(t *testing.T, client *redis.Client) {
+					sc := newScene(t, client, p)
+					sc.at(3*h).joinMany("q", "t3", 40)
+					sc.joinMany("q", "else", 60)
+					var demands []throttle.Demand
+					tenants := []string{"t0", "t1", "t2", "t3", "t4"}
+					for i, tenant := range tenants {
+						demands = append(demands, demand(tenant, 40+10*i, class))
+					}
+					before := lineDump(t, client)
+					plan := sc.plan(throttle.PlanOptions{By: at(3*h + 10*s)}, demands...)
+					if after := lineDump(t, client); after != before {
+						t.Errorf("the plan made\n%s\nof\n%s", after, before)
+					}
+					sc.class = class
+					for i, tenant := range tenants {
+						var requests []throttle.Request
+						for n := range demands[i].Count {
+							r := demands[i].Request
+							r.Ticket = throttle.Ticket{Queue: "q", ID: fmt.Sprint("d", tenant, n)}
+							requests = append(requests, r)
+						}
+						if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
+							t.Fatal(err)
+						}
+					}
+					last, by := map[string]time.Time{}, 0
+					for {
+						taken := take(t, sc.l, throttle.MaxTake, "q")
+						for _, ticket := range taken.Tickets {
+							if ticket.ID[0] == 'd' {
+								last[ticket.Decision.Tenant] = ticket.Decision.At
+								if !ticket.Decision.At.After(at(3*h + 10*s)) {
+									by++
+								}
+							}
+						}
+						if taken.Next < 0 {
+							break
+						}
+						sc.c.US.Add(taken.Next.Microseconds())
+					}
+					off := func(got, want time.Time) bool {
+						return math.Abs(got.Sub(want).Seconds()) > 0.05*want.Sub(at(3*h)).Seconds()+0.1
+					}
+					var whole time.Time
+					for i, tenant := range tenants {
+						if got := plan.Demands[i]; !got.Known || off(got.Last, last[tenant]) {
+							t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(at(3*h)))
+						}
+						if last[tenant].After(whole) {
+							whole = last[tenant]
+						}
+					}
+					if !plan.Known || off(plan.Last, whole) || plan.Window == "" || math.Abs(float64(plan.By-by)) > 0.1*float64(by)+5 {
+						t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(at(3*h)), by)
+					}
+				})
+			})
+		}
+	}
+}
+
+// What a plan starts from: a part has joined, demands come later, slots bind, a window never opens.
+func TestPlansStartFromTheLine(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc.joinMany("q", "a", 30)
+		d := demand("a", 50, throttle.Live)
+		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != at(7*s) {
+			t.Errorf("50 after 30: %+v", got)
+		}
+		d.Joined = 30
+		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != at(4*s) || got.Window != "shared" || got.SlotsBind {
+			t.Errorf("50, 30 of them in line: %+v", got)
+		}
+		if got := sc.plan(throttle.PlanOptions{From: at(h), By: at(h)}, demand("b", 50, "")); got.Last != at(h+4*s) || got.By != 10 {
+			t.Errorf("an hour later: %+v", got)
+		}
+		d.Count = 0
+		if _, err := sc.l.Line("p").Plan(t.Context(), []throttle.Demand{d}, throttle.PlanOptions{}); err == nil {
+			t.Error("a demand of nothing is planned")
+		}
+		setPolicy(t, sc.l, sharedWindow(1_000_000, s))
+		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
+			take(t, sc.at(10*s+now).l, 2, "q")
+		}
+		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); !got.SlotsBind || got.Last.Before(at(20*s)) || got.Last.After(at(26*s)) {
+			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
+		}
+	})
+}
+
+// A plan of 50,000 requests of 50 tenants.
+func BenchmarkPlan(b *testing.B) {
+	p := policy(throttle.Window{Name: "own", Limit: 30, Period: s}, sharedWindow(1000, s))
+	l, err := throttle.New(throttle.Config{Client: throttletest.Client(b, throttletest.Redis(b)), Policies: []throttle.Policy{p}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var demands []throttle.Demand
+	for i := range 50 {
+		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.Batch))
+	}
+	for b.Loop() {
+		if plan, err := l.Line("p").Plan(b.Context(), demands, throttle.PlanOptions{}); err != nil || !plan.Known {
+			b.Fatal(plan, err)
+		}
+	}
+}

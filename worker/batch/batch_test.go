@@ -278,3 +278,23 @@ func TestABatchKeepsItsHours(t *testing.T) {
 		}
 	})
 }
+
+// A scheduler that has seen another one work for a firing goes on when that one dies.
+func TestAnotherSchedulerGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "pace", Limit: 1, Period: time.Second})
+		b := batch.Batch{Name: "b", Tasks: calls(10), Tenants: batch.List("acme")}
+		first := s.scheduler(b)
+		f, err := first.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(2 * time.Second)
+		second := s.scheduler(b)
+		time.Sleep(3 * time.Second)
+		first.kill()
+		s.serve(succeed)
+		time.Sleep(time.Minute)
+		if status, err := second.Status(t.Context(), f); err != nil || status.State != batch.Done || status.Done != 10 {
+			t.Errorf("%+v, %v", status, err)
+		}
+	})
+}

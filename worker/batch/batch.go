@@ -10,6 +10,9 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/robfig/cron/v3"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
 )
 
 // A Batch says which tasks are enqueued, and when.
@@ -31,8 +34,8 @@ type Batch struct {
 	// of one queue must differ.
 	Name string
 
-	// Options are for every task. TaskID and Queue have no effect; ProcessAt, ProcessIn and Group
-	// have the tasks refused.
+	// Options are for every task, beside worker.Class(throttle.Batch), which they may change. TaskID and
+	// Queue have no effect; ProcessAt, ProcessIn and Group have the tasks refused.
 	Options []asynq.Option
 
 	// Queue is the tasks' queue. The default is "default".
@@ -168,4 +171,10 @@ func (b Batch) compile() (*compiled, error) {
 	}
 	c.hours = &[2]clock{*from, *to}
 	return c, nil
+}
+
+// options are those by which the tasks are enqueued: live tasks go first, unless the batch says
+// otherwise.
+func (b *compiled) options() []asynq.Option {
+	return append([]asynq.Option{worker.Class(throttle.Batch)}, b.Options...)
 }

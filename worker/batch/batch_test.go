@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
@@ -114,6 +115,9 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			if task.Type() == "batch:ended" {
 				told = append(told, string(task.Payload()))
 				return errors.New("told, and fails: it is retried")
+			}
+			if id, err := worker.IdentityOf(task); err != nil || id.Class != throttle.Batch {
+				t.Errorf("a task of class %q, %v", id.Class, err)
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -271,6 +275,26 @@ func TestABatchKeepsItsHours(t *testing.T) {
 		}
 		if st := at(24*60+12, "days"); st.State != batch.Done || st.Done != 30 {
 			t.Errorf("on the next day: %+v", st)
+		}
+	})
+}
+
+// A scheduler that has seen another one work for a firing goes on when that one dies.
+func TestAnotherSchedulerGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "pace", Limit: 1, Period: time.Second})
+		b := batch.Batch{Name: "b", Tasks: calls(10), Tenants: batch.List("acme")}
+		first := s.scheduler(b)
+		f, err := first.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(2 * time.Second)
+		second := s.scheduler(b)
+		time.Sleep(3 * time.Second)
+		first.kill()
+		s.serve(succeed)
+		time.Sleep(time.Minute)
+		if status, err := second.Status(t.Context(), f); err != nil || status.State != batch.Done || status.Done != 10 {
+			t.Errorf("%+v, %v", status, err)
 		}
 	})
 }

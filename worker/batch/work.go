@@ -218,7 +218,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, next cursor, at *
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 		defer cancel()
 		members := asynqredis.Members{Firing: w.f, From: at.position}
-		results := w.client.EnqueueBatch(asynqredis.WithMembers(call, members), chunk, w.b.Options...)
+		results := w.client.EnqueueBatch(asynqredis.WithMembers(call, members), chunk, w.b.options()...)
 		var refused []int
 		for i, result := range results {
 			switch {

@@ -159,7 +159,7 @@ const maxBatch = 500
 func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
 	for i := 0; i < len(tasks); i += maxBatch {
-		results = append(results, c.enqueue(ctx, tasks[i:min(i+maxBatch, len(tasks))], opts)...)
+		results = append(results, c.enqueue(ctx, tasks[i:min(i+maxBatch, len(tasks))], i, opts)...)
 	}
 	return results
 }
@@ -185,6 +185,7 @@ type captured struct {
 
 	join    bool // the task joins a line if it is to run now: its call is not sent
 	backlog bool // Backlog is given: the task must join now
+	member  bool // the task is one of a firing of a batch: it must join now
 	maxWait time.Duration
 
 	call asynqredis.EnqueueCall
@@ -198,6 +199,8 @@ type capturedKey struct{}
 var (
 	errJoinsLater = errors.New("Backlog needs a task that joins a line when it is enqueued: " +
 		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with requeue earliest-reset never")
+	errMember = errors.New("a task of a batch must join a line when it is enqueued: " +
+		"its type must match a policy, without requeue earliest-reset, and it must have no ProcessAt, ProcessIn or Group")
 	errJoinsNever = errors.New("MaxWait needs a task that joins a line: " +
 		"one with Group joins as a part of another, one of a policy with requeue earliest-reset never")
 )
@@ -242,6 +245,8 @@ func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		switch deadline := schedule.Message.Deadline(); {
 		case !deadline.IsZero() && !schedule.At.Before(deadline):
 			c.err = &throttle.TooLateError{Deadline: deadline, StartsAt: schedule.At}
+		case c.member:
+			c.err = errMember
 		case c.backlog:
 			c.err = errJoinsLater
 		case c.maxWait > 0 && !joins:

@@ -196,6 +196,13 @@ func (ad *Adapter) isHeld(a attempt, task *asynq.Task, err error) bool {
 // finish lets asynq's call end a task, unless the task was denied.
 func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
 	now, a := ad.attempts.get(call.Ref)
+	switch firing, position, member := asynqredis.FiringOf(call.Ref); {
+	case !member:
+	case call.Verb == asynqredis.Done, call.Verb == asynqredis.Complete, call.Verb == asynqredis.Archive:
+		next = func(ctx context.Context, cmd redis.Cmder) error {
+			return ad.asynq.Load().End(ctx, cmd, firing, position)
+		}
+	}
 	if now.late != nil && call.Verb == asynqredis.Archive {
 		call.Args[1] = []byte(now.message.WithError(now.late.Error(), time.Now()))
 		err := ad.conclude(ctx, next, cmd)

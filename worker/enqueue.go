@@ -49,14 +49,19 @@ func (e *enqueuing) waiting() asynqredis.Waiting {
 // asks for are made (rest). In this order no worker can take a task that is not there. Whatever is
 // lost between two steps is found by workers two minutes later.
 
-// enqueue enqueues tasks together.
-func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, opts []asynq.Option) []Enqueued {
+// enqueue enqueues tasks together, which are those of a batch from an index on.
+func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opts []asynq.Option) []Enqueued {
 	all := make([]enqueuing, len(tasks))
 	var joining []*enqueuing
+	members, firing := asynqredis.MembersOf(ctx)
 	for i, task := range tasks {
 		e := &all[i]
 		e.task = task
-		if c.message(ctx, e, opts) {
+		own := opts
+		if firing {
+			own = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(members.ID(members.From+from+i)))
+		}
+		if c.message(ctx, e, own) {
 			joining = append(joining, e)
 		}
 	}
@@ -107,6 +112,10 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 		}
 		if caught.matched || len(caught.headers) > 0 {
 			ctx = context.WithValue(ctx, capturedKey{}, &caught)
+		}
+		if _, member := asynqredis.MembersOf(ctx); member && !caught.join {
+			e.refuse(errMember)
+			return false
 		}
 	}
 	info, err := c.client.EnqueueContext(ctx, e.task, opts...)
@@ -169,6 +178,7 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 	}
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
+	_, caught.member = asynqredis.MembersOf(ctx)
 	caught.backlog, caught.maxWait = e.request.Backlog > 0, max(0, e.request.MaxWait)
 	return true, nil
 }

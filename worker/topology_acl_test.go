@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
 )
 
 // usersOfDocs returns the users that the docs create, by their names: the words of ACL SETUSER.
@@ -226,6 +228,7 @@ func workOfClient(s *site) {
 	if err := plain.Ping(); err != nil {
 		s.Error(err)
 	}
+	firesABatch(s)
 	scheduler := asynq.NewScheduler(s.asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
 	if _, err := scheduler.Register("@every 1h", acmeTask()); err != nil {
 		s.Fatal(err)
@@ -234,6 +237,45 @@ func workOfClient(s *site) {
 		s.Fatal(err)
 	}
 	scheduler.Shutdown()
+}
+
+// firesABatch has a scheduler of batches enqueue some tasks, pause and resume their
+// firing, and tell how far it is. It returns how many tasks there are.
+func firesABatch(s *site) (n int) {
+	s.Helper()
+	of, err := batch.Template{Type: "x", Count: 3}.Tasks()
+	if err != nil {
+		s.Fatal(err)
+	}
+	scheduler, err := batch.NewScheduler(s.asynq, batch.Config{
+		Batches: []batch.Batch{{Name: "b", Tasks: of, Tenants: batch.List("acme", "")}}, Client: worker.ClientConfig{Limiter: s.limiter},
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(s.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = scheduler.Run(ctx) })
+	defer func() { cancel(); running.Wait(); scheduler.Close() }()
+	f, err := scheduler.Fire(ctx, "b")
+	if err != nil {
+		s.Fatal(err)
+	}
+	is := func(state batch.State) func() bool {
+		return func() bool {
+			status, err := scheduler.Status(ctx, f)
+			return err != nil || status.State == state || status.HasEnded()
+		}
+	}
+	s.wait("all are enqueued", is(batch.Running))
+	_ = scheduler.Pause(ctx, f) // unless they have run
+	s.wait("it is paused", is(batch.Paused))
+	_ = scheduler.Resume(ctx, f)
+	s.wait("it goes on", is(batch.Running))
+	if firings, err := scheduler.Firings(ctx, "b", 1); err != nil || len(firings) != 1 {
+		s.Errorf("firings %v, %v", firings, err)
+	}
+	return 3
 }
 
 // enqueueAll enqueues tasks of every kind: some wait, and each of the others ends in its own way.
@@ -283,7 +325,7 @@ func workOfWorker(s *site) {
 	for i := range 6 {
 		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", fmt.Append(nil, "plain", i)))
 	}
-	n := 6 + s.enqueueAll(s.client(s.limiter))
+	n := 6 + s.enqueueAll(s.client(s.limiter)) + firesABatch(s)
 	s.wait("all but the one without retries have run", func() bool { return done.done() >= n-1 })
 	s.wait("none is active", func() bool { c := s.counters(); return c.Active == 0 && c.Archived == 1 })
 	if n, err := s.limiter.Line("api").Len(s.Context()); err != nil || n != 0 { // for metrics

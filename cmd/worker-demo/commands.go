@@ -29,6 +29,7 @@ func help(name string) string {
 // command is the whole command line.
 func (m *Main) command() *cli.Command {
 	scenario, run, check := &ScenarioCommand{Main: m}, &RunCommand{Main: m}, &CheckCommand{Main: m}
+	batch := &BatchCommand{Main: m}
 	root := &cli.Command{
 		Name:                          "worker-demo",
 		Usage:                         "run throttled jobs through asynq",
@@ -40,6 +41,16 @@ func (m *Main) command() *cli.Command {
 				Usage:  "make HTTP calls of your own, throttled and once each",
 				Flags:  run.flags(),
 				Action: noArguments(run.Run),
+			},
+			{
+				Name:      "batch",
+				Usage:     "fire a batch, and tell, pause, resume or cancel it",
+				ArgsUsage: "run|status|pause|resume|cancel",
+				Flags:     batch.flags(),
+				Commands:  batch.verbs(),
+				Action: func(ctx context.Context, cmd *cli.Command) error {
+					return batch.Run(ctx, cmd.Args().Slice())
+				},
 			},
 			{
 				Name:      "check",

@@ -25,7 +25,7 @@ type dryRunReport struct {
 
 // dryRun tells how long the jobs take at best that are not done by --out. It asks no Redis.
 func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []throttle.Policy) error {
-	if _, _, err := c.redisAddress(); err != nil {
+	if _, _, err := c.address(c.Env); err != nil {
 		return inputError{err}
 	}
 	nowhere := redis.NewClient(&redis.Options{}) // connects when it is asked

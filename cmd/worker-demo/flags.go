@@ -11,12 +11,12 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 )
 
 // RunCommand is a durable, throttled bulk HTTP caller.
 type RunCommand struct {
 	*Main
+	redisFlags
 
 	Concurrency int
 	DryRun      bool
@@ -29,9 +29,6 @@ type RunCommand struct {
 	Policies    string // file, or "-" for stdin
 	Prefix      string // of everything in Redis, or ""
 	Queue       string // "" for one named after the jobs file
-	Redis       string // URL, or "" for an embedded one
-	RedisFile   string // that holds the URL
-	RedisTLS    redisconn.TLS
 	Retry       string // codes, or "" for the default
 	RetryFailed bool
 	Success     string // codes, or "" for the default
@@ -41,7 +38,7 @@ type RunCommand struct {
 
 func (c *RunCommand) flags() []cli.Flag {
 	c.Timeout = 30 * time.Second
-	return []cli.Flag{
+	return append([]cli.Flag{
 		&cli.StringFlag{Name: "jobs", Usage: "the jobs, one a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
 		&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`; - reads stdin", Destination: &c.Policies, TakesFile: true},
 		&cli.StringFlag{Name: "format", Usage: "the jobs are `FORMAT`: jsonl, csv, or auto: csv if the file's name ends so", Value: formatAuto, Destination: &c.Format},
@@ -54,17 +51,12 @@ func (c *RunCommand) flags() []cli.Flag {
 		&cli.StringFlag{Name: "retry", Usage: "`CODES` that are tried again, such as 409,500-503", DefaultText: call.DefaultRetry, Destination: &c.Retry},
 		&cli.BoolFlag{Name: "retry-failed", Usage: "run jobs again that failed in an earlier run", Destination: &c.RetryFailed},
 		&cli.BoolFlag{Name: "dry-run", Usage: "check all input and tell how long it takes at best; nothing is called or written", Destination: &c.DryRun},
-		&cli.StringFlag{Name: "redis", Usage: "keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process", Destination: &c.Redis},
-		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
-		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
-		&cli.StringFlag{Name: "redis-cert", Usage: "show Redis the client certificate of `FILE`", Destination: &c.RedisTLS.Cert, TakesFile: true},
-		&cli.StringFlag{Name: "redis-key", Usage: "its key is in `FILE`", Destination: &c.RedisTLS.Key, TakesFile: true},
 		&cli.StringFlag{Name: "prefix", Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging", Destination: &c.Prefix},
 		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
 		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
 		&cli.GenericFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: durationValue{&c.Timeout}, DefaultText: "30s"},
 		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default one named after the absolute path of the jobs file", Destination: &c.Queue},
-	}
+	}, c.redisFlags.flags("keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process")...)
 }
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,63}$`)
@@ -88,12 +80,13 @@ func (c *RunCommand) validate() error {
 		return fmt.Errorf("--prefix %q: must be at most 63 of the characters A-Z a-z 0-9 _ . -", jobs.Shorten(c.Prefix))
 	case c.Jobs == "-" && c.Policies == "-":
 		return errors.New("--jobs and --policies: only one of them can be stdin")
-	case c.Redis != "" && c.RedisFile != "":
-		return errors.New("--redis and --redis-file: must not be given together")
 	case c.Concurrency < 1 || c.Concurrency > 10_000:
 		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
 		return fmt.Errorf("--timeout %v: must be 1ms to 1h", c.Timeout)
+	}
+	if err := c.redisFlags.validate(); err != nil {
+		return err
 	}
 	for name := range strings.SplitSeq(c.KeepHeaders, ",") {
 		if name = strings.TrimSpace(name); name != "" {

@@ -14,11 +14,18 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// loadPolicies reads a policy file, or stdin if its name is "-". ${NAME} in it stands for a variable of
-// the environment, but not on lines that are a comment.
+// loadPolicies reads the policies of a policy file.
 func (m *Main) loadPolicies(name string) ([]throttle.Policy, error) {
-	var data []byte
-	var err error
+	name, data, err := m.readPolicyFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return policyfile.Parse(name, data)
+}
+
+// readPolicyFile reads a policy file, or stdin if its name is "-". ${NAME} in it stands for a variable
+// of the environment, but not on lines that are a comment.
+func (m *Main) readPolicyFile(name string) (shown string, data []byte, err error) {
 	if name == "-" {
 		name = "stdin"
 		data, err = io.ReadAll(m.Stdin)
@@ -26,7 +33,7 @@ func (m *Main) loadPolicies(name string) ([]throttle.Policy, error) {
 		data, err = os.ReadFile(name)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("policies: %w", err)
+		return "", nil, fmt.Errorf("policies: %w", err)
 	}
 	lines := strings.Split(string(data), "\n")
 	for i, line := range lines {
@@ -34,10 +41,10 @@ func (m *Main) loadPolicies(name string) ([]throttle.Policy, error) {
 			continue
 		}
 		if lines[i], err = environ.ExpandWith(line, m.Env, oneLine); err != nil {
-			return nil, fmt.Errorf("policies: %s:%d: %w", name, i+1, err)
+			return "", nil, fmt.Errorf("policies: %s:%d: %w", name, i+1, err)
 		}
 	}
-	return policyfile.Parse(name, []byte(strings.Join(lines, "\n")))
+	return name, []byte(strings.Join(lines, "\n")), nil
 }
 
 // oneLine refuses a value that would add lines to a policy file.

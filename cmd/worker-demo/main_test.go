@@ -209,6 +209,7 @@ func TestHelp(t *testing.T) {
 	for page, same := range map[string][][]string{
 		"":        {{"help"}, {"-h"}, {"-help"}, {"--help"}},
 		"run":     {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
+		"batch":   {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
 		"check":   {{"help", "check"}, {"check", "-h"}},
 		"version": {{"version", "-h"}},
 	} {
@@ -242,7 +243,7 @@ func TestDocsKnowEveryFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	docs := string(text)
-	for _, f := range (&RunCommand{}).flags() {
+	for _, f := range append((&RunCommand{}).flags(), (&BatchCommand{}).flags()...) {
 		if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
 			t.Errorf("it does not tell of --%s", f.Names()[0])
 		}
@@ -294,7 +295,7 @@ func TestVersion(t *testing.T) {
 // The jobs and policies that the help shows must be good ones.
 func TestHelpShowsWhatWorks(t *testing.T) {
 	t.Parallel()
-	for _, page := range []string{"run", "check"} {
+	for _, page := range []string{"run", "batch", "check"} {
 		text, err := helpTexts.ReadFile("help/" + page + ".txt")
 		if err != nil {
 			t.Fatal(err)
@@ -334,12 +335,17 @@ func TestUnknownCommands(t *testing.T) {
 		want string
 	}{
 		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, check, version, completion, or none for the scenario: see "worker-demo -h"`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, version, completion, or none for the scenario: see "worker-demo -h"`},
 		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
 		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
 		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},
 		{[]string{"run", "--polices", "x"}, `worker-demo: unknown flag --polices: did you mean --policies?`},
 		{[]string{"run", "jobs.jsonl"}, `worker-demo: unexpected argument "jobs.jsonl": every input has a flag: see "worker-demo run -h"`},
+		{[]string{"batch"}, `worker-demo: batch needs one of run, status, pause, resume, cancel: see "worker-demo batch -h"`},
+		{[]string{"batch", "puase"}, `worker-demo: batch "puase": did you mean "pause"?`},
+		{[]string{"batch", "run"}, `worker-demo: --policies is missing: must be a policy file with batches: see "worker-demo batch -h"`},
+		{[]string{"batch", "run", "--policies", "p", "--tick", "today"}, `worker-demo: --tick "today": must be a time such as 2026-01-02T02:00:00Z: see "worker-demo batch -h"`},
+		{[]string{"batch", "run", "--policies", "p", "--tick", "2026-01-02T02:00:00Z"}, `worker-demo: --tick: run fires now: leave it out: see "worker-demo batch -h"`},
 		{[]string{"check"}, `worker-demo: check needs one policy file, or - for stdin: see "worker-demo check -h"`},
 		{[]string{"check", "a", "b"}, `worker-demo: check needs one policy file, or - for stdin: see "worker-demo check -h"`},
 		{[]string{"run"}, `worker-demo: --jobs is missing: must be a file of jobs, or - for stdin: see "worker-demo run -h"`},

@@ -47,7 +47,7 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	if c.DryRun {
 		return c.dryRun(ctx, list, policies)
 	}
-	server, err := c.openRedis(ctx)
+	server, err := c.open(ctx, c.Env)
 	if err != nil {
 		return inputError{err}
 	}
@@ -207,7 +207,7 @@ func (c *RunCommand) report(s drain.Summary) error {
 }
 
 func (c *RunCommand) howToGoOn(s drain.Summary) string {
-	_, kept, _ := c.redisAddress()
+	_, kept, _ := c.address(c.Env)
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
 	case !kept && c.Out == "":

@@ -10,14 +10,41 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 )
 
 // redisURLVariable holds the URL of Redis if no flag tells it.
 const redisURLVariable = "SLUICE_REDIS_URL"
 
-// redisAddress is where Redis is, and whether anything says so.
-func (c *RunCommand) redisAddress() (a redisconn.Address, found bool, err error) {
+// redisFlags say where Redis is.
+type redisFlags struct {
+	Redis     string // URL, or "" for an embedded one
+	RedisFile string // that holds the URL
+	RedisTLS  redisconn.TLS
+}
+
+func (c *redisFlags) flags(usage string) []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "redis", Usage: usage, Destination: &c.Redis},
+		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
+		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
+		&cli.StringFlag{Name: "redis-cert", Usage: "show Redis the client certificate of `FILE`", Destination: &c.RedisTLS.Cert, TakesFile: true},
+		&cli.StringFlag{Name: "redis-key", Usage: "its key is in `FILE`", Destination: &c.RedisTLS.Key, TakesFile: true},
+	}
+}
+
+func (c *redisFlags) validate() error {
+	if c.Redis != "" && c.RedisFile != "" {
+		return errors.New("--redis and --redis-file: must not be given together")
+	}
+	return nil
+}
+
+// address is where Redis is, and whether anything says so.
+func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found bool, err error) {
 	switch {
 	case c.Redis != "":
 		a = redisconn.Address{Source: "--redis", URL: c.Redis}
@@ -28,18 +55,19 @@ func (c *RunCommand) redisAddress() (a redisconn.Address, found bool, err error)
 		}
 		a = redisconn.Address{Source: "--redis-file " + c.RedisFile, URL: strings.TrimSpace(string(text))}
 	default:
-		url, set := c.Env(redisURLVariable)
+		url, set := env(redisURLVariable)
 		if !set || url == "" {
 			return a, false, nil
 		}
 		a = redisconn.Address{Source: "$" + redisURLVariable, URL: url}
 	}
-	a, err = a.Expand(c.Env)
+	a, err = a.Expand(env)
 	return a, true, err
 }
 
-func (c *RunCommand) openRedis(ctx context.Context) (*redisconn.Server, error) {
-	address, found, err := c.redisAddress()
+// open connects to that Redis, or starts one in this process if nothing says where one is.
+func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
+	address, found, err := c.address(env)
 	if err != nil {
 		return nil, err
 	}

@@ -59,15 +59,8 @@ func Load(path string) ([]throttle.Policy, error) {
 // file leaves out are zero. The error joins an *Error for each mistake, by line. After the first 20
 // it only counts them.
 func Parse(name string, data []byte) ([]throttle.Policy, error) {
-	d := &decoder{file: name}
-	var policies []throttle.Policy
-	if root := d.document(data); root != nil {
-		policies = d.policies(root)
-	}
-	if len(d.errs) > 0 {
-		return nil, d.join()
-	}
-	return policies, nil
+	f, err := ParseFile(name, data)
+	return f.Policies, err
 }
 
 // A decoder turns one file into policies and collects its mistakes.
@@ -127,8 +120,12 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	return root.Content[0]
 }
 
-func (d *decoder) policies(root *yaml.Node) []throttle.Policy {
-	file := d.object(root, root.Line, "", "document", "{policies: [...]}", "policies")
+func (d *decoder) everything(root *yaml.Node) File {
+	file := d.object(root, root.Line, "", "document", "{policies: [...]}", "policies", "batches")
+	return File{d.policies(file), d.batches(file)}
+}
+
+func (d *decoder) policies(file object) []throttle.Policy {
 	var policies []throttle.Policy
 	var objects []object
 	nodes := file.list("policies", "must be a list of policies")

@@ -33,6 +33,16 @@ var lua embed.FS
 
 var (
 	activateScript = script("activate")
+	batchCountText = text("batch_count")
+	batchCount     = redis.NewScript(batchCountText)
+	batchDue       = script("batch_due")
+	batchFire      = script("batch_fire")
+	batchLease     = script("batch_lease")
+	batchRefuse    = script("batch_refuse")
+	batchRelease   = script("batch_release")
+	batchUpdate    = script("batch_update")
+	batchWant      = script("batch_want")
+	batchWithdraw  = script("batch_withdraw")
 	dequeueScript  = script("dequeue")
 	dueScript      = script("due")
 	forwardScript  = script("lock", "forward")
@@ -46,7 +56,9 @@ var (
 	unstoreScript  = script("unstore")
 )
 
-func script(files ...string) *redis.Script {
+func script(files ...string) *redis.Script { return redis.NewScript(text(files...)) }
+
+func text(files ...string) string {
 	var text strings.Builder
 	for _, file := range files {
 		part, err := lua.ReadFile("lua/" + file + ".lua")
@@ -55,7 +67,7 @@ func script(files ...string) *redis.Script {
 		}
 		text.Write(part)
 	}
-	return redis.NewScript(text.String())
+	return text.String()
 }
 
 // A Ref names a task: IDs are unique per queue only.

@@ -3,6 +3,7 @@ package asynqredis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -48,23 +49,28 @@ func JoinedAt(mark string) time.Time {
 func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
 	now, call := time.Now(), c.Call()
+	keys := []string{prefix(queue) + "scheduled", prefix(queue) + "sluice:none", prefix(queue) + "sluice:none"}
+	batch := ""
+	if m, ok := ctx.Value(membersKey{}).(Members); ok {
+		keys[1], keys[2], batch = m.Firing.key(), m.Firing.key()+":stored", "batch"
+	}
 	for i := 0; i < len(tasks); i += maxBatch {
-		batch := tasks[i:min(i+maxBatch, len(tasks))]
-		args := make([]any, 0, 3+4*len(batch))
-		args = append(args, prefix(queue)+"t:", score(at), until(at))
-		for j, task := range batch {
+		some := tasks[i:min(i+maxBatch, len(tasks))]
+		args := make([]any, 0, 4+4*len(some))
+		args = append(args, prefix(queue)+"t:", score(at), until(at), batch)
+		for j, task := range some {
 			lock := ""
 			if task.Lock != "" {
 				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
 			}
 			args = append(args, task.ID, []byte(task.Message), Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(i+j)), lock)
 		}
-		reply, err := c.run(ctx, storeScript, queue, []string{prefix(queue) + "scheduled"}, args...).Int64Slice()
+		reply, err := c.run(ctx, storeScript, queue, slices.Clone(keys), args...).Int64Slice()
 		if err != nil {
 			return results, err
 		}
-		if len(reply) != len(batch) {
-			return results, fmt.Errorf("%w: store of %d tasks: %v", errReply, len(batch), reply)
+		if len(reply) != len(some) {
+			return results, fmt.Errorf("%w: store of %d tasks: %v", errReply, len(some), reply)
 		}
 		for _, n := range reply {
 			results = append(results, Result(n))

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+const nightly = `
+policies:
+  - name: api
+    match: [call]
+    windows:
+      - {name: pace, limit: 40, period: 1s, per: []}
+batches:
+  - name: small
+    tenants: [acme, zeta]
+    tasks: {type: call, count: 10, max_retry: 0}
+  - name: large
+    tenants: [acme]
+    tasks: {type: call, count: 400}
+`
+
+// A batchDesk is a desk with a Redis and a worker.
+type batchDesk struct {
+	desk
+	addr string
+}
+
+func newBatchDesk(t *testing.T, handler asynq.HandlerFunc) batchDesk {
+	d := batchDesk{newDesk(t, nightly, ""), throttletest.Redis(t)}
+	policies, err := policyfile.Load(d.path("policies.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(&redis.Options{Addr: d.addr})
+	t.Cleanup(func() { client.Close() })
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}, worker.Config{Limiter: limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(handler); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Shutdown)
+	return d
+}
+
+func (d batchDesk) batch(ctx context.Context, args ...string) ending {
+	return runMain(ctx, "", append([]string{"batch", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}, args...)...)
+}
+
+func TestBatch(t *testing.T) {
+	t.Parallel()
+	d := newBatchDesk(t, func(_ context.Context, task *asynq.Task) error {
+		if len(task.Payload()) == 0 {
+			return nil
+		}
+		return errors.New("fails")
+	})
+	e := d.batch(t.Context(), "run")
+	e.want(t, exitBadInput, `--batch "": must be one of small, large`)
+	d.batch(t.Context(), "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
+
+	e = d.batch(t.Context(), "run", "--batch", "small")
+	e.want(t, exitDone)
+	if !strings.Contains(e.stdout, "20 tasks: 20 done, 0 failed, 0 refused, 0 cancelled, 0 running, 0 waiting\n") {
+		t.Errorf("run says:\n%s", e.stdout)
+	}
+	var status batch.Status
+	e = d.batch(t.Context(), "status", "--batch", "small", "--json")
+	e.want(t, exitDone)
+	if err := json.Unmarshal([]byte(e.stdout), &status); err != nil || status.Done != 20 || status.State != batch.Done {
+		t.Errorf("status says %v:\n%s", err, e.stdout)
+	}
+	d.batch(t.Context(), "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")
+
+	// It takes 10 s by its pace.
+	ctx, interrupt := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer interrupt()
+	d.batch(ctx, "run", "--batch", "large").want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
+	e = d.batch(t.Context(), "pause", "--batch", "large")
+	e.want(t, exitDone)
+	if !strings.Contains(e.stdout, "paused") {
+		t.Errorf("pause says:\n%s", e.stdout)
+	}
+	e = d.batch(t.Context(), "cancel", "--batch", "large")
+	e.want(t, exitDone)
+	if !strings.Contains(e.stdout, "cancelled\n400 tasks: ") {
+		t.Errorf("cancel says:\n%s", e.stdout)
+	}
+}

@@ -1,0 +1,171 @@
+package batch
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+	_ "time/tzdata" // time zones, also where the machine has no list of them
+
+	"github.com/hibiken/asynq"
+	"github.com/robfig/cron/v3"
+)
+
+// A Batch says which tasks are enqueued, and when.
+type Batch struct {
+	// Ended is the type of a task that is enqueued when a firing has ended, once, into the batch's
+	// queue. Its payload is the Status as JSON, its tenant the batch's name. The default is none.
+	Ended string
+
+	// Hours confines the batch to hours of the day. The default is all.
+	Hours Hours
+
+	// Missed says what happens to ticks that came while no scheduler ran. The default is Skip.
+	Missed Missed
+
+	// MissedWithin is how old a missed tick may be that fires. The default is 24 hours.
+	MissedWithin time.Duration
+
+	// Name identifies the batch: at most 64 letters, digits, "_", "-" and ".". It is required. Names
+	// of one queue must differ.
+	Name string
+
+	// Options are for every task. TaskID and Queue have no effect; ProcessAt, ProcessIn and Group
+	// have the tasks refused.
+	Options []asynq.Option
+
+	// Queue is the tasks' queue. The default is "default".
+	Queue string
+
+	// Schedule is a cron expression of five fields or a descriptor such as "@daily" or "@every 1h", as
+	// robfig/cron/v3 has them. It may begin with "TZ=Europe/Berlin ". Without a schedule the batch
+	// fires by hand only.
+	Schedule string
+
+	// Tasks yields the tasks of one tenant. It is required.
+	Tasks Tasks
+
+	// Tenants yields the tenants. It is required.
+	Tenants Tenants
+
+	// Timezone is the IANA name of the zone of Schedule and Hours. The default is UTC, or
+	// that of a Schedule with TZ.
+	Timezone string
+}
+
+// Missed says what happens to ticks that came while no scheduler ran.
+type Missed string
+
+const (
+	Skip Missed = "skip" // they do not fire
+	Once Missed = "once" // the last of them fires
+	All  Missed = "all"  // each of them fires
+)
+
+// Hours are hours of the day, such as from "22:00" to "06:00". Outside of them no task of the batch
+// starts; those that run go on.
+type Hours struct {
+	From, To string // both empty for all hours
+
+	// Stop cancels what is unfinished when the hours end. Without it that goes on when they begin
+	// again.
+	Stop bool
+}
+
+// An Error says which field of a batch cannot be used.
+type Error struct {
+	Batch string
+	Field string // as in a file, such as "schedule"
+	Value any
+	Hint  string
+}
+
+func (e *Error) Error() string {
+	value := fmt.Sprint(e.Value)
+	if s, ok := e.Value.(string); ok {
+		value = fmt.Sprintf("%q", s)
+	}
+	return fmt.Sprintf("batch: batch %q: %s %s: %s", e.Batch, e.Field, value, e.Hint)
+}
+
+// Validate returns an *Error for the first field that cannot be used.
+func (b Batch) Validate() error {
+	_, err := b.compile()
+	return err
+}
+
+// A compiled batch is valid, and has its defaults.
+type compiled struct {
+	Batch
+	hours    *[2]clock
+	schedule cron.Schedule // nil to fire by hand only
+	zone     *time.Location
+}
+
+var nameShape = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+const defaultMissedWithin = 24 * time.Hour
+
+func (b Batch) compile() (*compiled, error) {
+	c := &compiled{Batch: b}
+	bad := func(field string, value any, hint string) (*compiled, error) {
+		return nil, &Error{b.Name, field, value, hint}
+	}
+	c.Missed, c.Queue = cmp.Or(b.Missed, Skip), cmp.Or(b.Queue, "default")
+	c.MissedWithin = cmp.Or(b.MissedWithin, defaultMissedWithin)
+	schedule, inSchedule := b.Schedule, ""
+	if rest, ok := strings.CutPrefix(schedule, "CRON_"); ok {
+		schedule = rest
+	}
+	if rest, ok := strings.CutPrefix(schedule, "TZ="); ok {
+		inSchedule, schedule, _ = strings.Cut(rest, " ")
+	}
+	zone, err := time.LoadLocation(cmp.Or(inSchedule, b.Timezone, "UTC"))
+	switch {
+	case !nameShape.MatchString(b.Name):
+		return bad("name", b.Name, `must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`)
+	case strings.TrimSpace(c.Queue) == "":
+		return bad("queue", b.Queue, "must not be blank")
+	case b.Timezone != "" && inSchedule != "":
+		return bad("timezone", b.Timezone, "must not be given beside a schedule with TZ=")
+	case (err != nil || zone == time.Local) && inSchedule != "":
+		return bad("schedule", b.Schedule, `must have a name of the IANA time zone database after TZ=, such as "Europe/Berlin"`)
+	case err != nil || zone == time.Local:
+		return bad("timezone", b.Timezone, `must be a name of the IANA time zone database, such as "Europe/Berlin"`)
+	case c.Missed != Skip && c.Missed != Once && c.Missed != All:
+		return bad("missed", string(b.Missed), `must be "skip", "once" or "all"`)
+	case c.MissedWithin < time.Second || c.MissedWithin > maxMissedWithin:
+		return bad("missed_within", b.MissedWithin, "must be 1s to 720h")
+	case b.Tasks == nil:
+		return bad("tasks", "", "must be given")
+	case b.Tenants == nil:
+		return bad("tenants", "", "must be given")
+	}
+	c.zone = zone
+	if b.Schedule != "" {
+		if c.schedule, err = cron.ParseStandard(schedule); err != nil {
+			return bad("schedule", b.Schedule, `must be a cron expression of five fields, such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`)
+		}
+		if c.schedule.Next(time.Now().In(zone)).IsZero() {
+			return bad("schedule", b.Schedule, "must come within the next five years")
+		}
+	}
+	const clockHint = `must be a time of day such as "06:00"`
+	if b.Hours == (Hours{}) {
+		return c, nil
+	}
+	from, err := parseClock(b.Hours.From)
+	if err != nil {
+		return bad("hours", b.Hours.From, clockHint)
+	}
+	to, err := parseClock(b.Hours.To)
+	if err != nil {
+		return bad("hours", b.Hours.To, clockHint)
+	}
+	if *from == *to {
+		return bad("hours", b.Hours.From, "must not end when they begin")
+	}
+	c.hours = &[2]clock{*from, *to}
+	return c, nil
+}

@@ -1,0 +1,276 @@
+package batch_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// Three schedulers run a batch that fires every minute. At random one is killed, twenty times, and
+// another one comes. No tick is left out, none fires twice, and every task runs once.
+func TestATickFiresOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		b := batch.Batch{Name: "minutely", Schedule: "* * * * *", Tasks: calls(4), Tenants: batch.List("acme", "zeta")}
+		s.serve(succeed)
+		random := rand.New(rand.NewPCG(1, 2))
+		schedulers := []*process{s.scheduler(b), s.scheduler(b), s.scheduler(b)}
+		time.Sleep(time.Second) // they know the batch
+		begun := time.Now()
+		for range 20 {
+			time.Sleep(time.Duration(random.Int64N(int64(40 * time.Second))))
+			if random.IntN(2) == 0 { // at a tick, while its tasks are enqueued
+				time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)) + time.Duration(random.IntN(3000))*time.Microsecond)
+			}
+			i := random.IntN(3)
+			schedulers[i].kill()
+			schedulers[i] = s.scheduler(b)
+		}
+		time.Sleep(2*time.Minute - time.Duration(time.Now().Second())*time.Second + 30*time.Second)
+		ticks := 0
+		for tick := begun.Truncate(time.Minute).Add(time.Minute); !tick.After(time.Now()); tick = tick.Add(time.Minute) {
+			ticks++
+		}
+		firings, err := schedulers[0].Firings(context.Background(), "minutely", 100)
+		if err != nil || len(firings) != ticks {
+			t.Errorf("%d firings of %d ticks: %v, %v", len(firings), ticks, firings, err)
+		}
+		s.wantOnce(8 * ticks)
+		for _, f := range firings {
+			status, err := schedulers[0].Status(context.Background(), f)
+			if err != nil || status.State != batch.Done || status.Done != 8 || status.Total != 8 {
+				t.Errorf("%+v, %v", status, err)
+			}
+		}
+	})
+}
+
+// A batch is killed five times while it is enqueued, and has every task once, also those that have
+// run by then.
+func TestABatchThatIsKilledWhileItIsEnqueued(t *testing.T) {
+	t.Parallel()
+	t.Run("redis", func(t *testing.T) { // a miniredis takes seconds for so many tasks
+		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, many())
+		b := batch.Batch{Name: "large", Tasks: calls(500), Tenants: batch.List("a", "b", "c", "d")}
+		s.serve(succeed)
+		watch := s.idle(b)
+		defer watch.Close()
+		f, err := watch.Fire(context.Background(), "large")
+		s.ok(err)
+		for range 5 {
+			p := s.mortal(300*time.Millisecond, b)
+			time.Sleep(350*time.Millisecond + rand.N(100*time.Millisecond))
+			p.kill()
+		}
+		s.scheduler(b)
+		status := s.wait(watch, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+		if status.Done != 2000 || status.Total != 2000 {
+			s.Errorf("%+v", status)
+		}
+		s.wantOnce(2000)
+	})
+}
+
+// A scheduler that was stopped for long, and goes on in the middle of a chunk whose tasks have run
+// by then, enqueues none of them again.
+func TestASchedulerThatGoesOnLate(t *testing.T) {
+	each(t, many(), func(s *site) {
+		b := batch.Batch{Name: "late", Tasks: calls(30), Tenants: batch.List("a")}
+		s.serve(succeed)
+		p := s.scheduler(b)
+		f, err := p.Fire(context.Background(), "late")
+		s.ok(err)
+		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+		for range 2 { // the firing as the late one knows it
+			s.redis.HSet(context.Background(), "asynq:{default}:sluice:batch:late:"+f.Tick.Format("20060102T150405Z"), "phase", "enqueue", "position", 0, "tenant", 0, "offset", 0)
+			s.redis.SAdd(context.Background(), "asynq:{default}:sluice:batch:late:open", f.Tick.Format("20060102T150405Z"))
+			s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+		}
+		s.wantOnce(30)
+	})
+}
+
+// Failed, retried, refused, deleted and repeated tasks are each counted once.
+func TestStatusCountsEachTaskOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		tasks := batch.Template{Type: "call", Count: 10, Payload: "{{.Number}}"}
+		of, err := tasks.Tasks()
+		s.ok(err)
+		b := batch.Batch{Name: "b", Ended: "batch:ended", Options: []asynq.Option{asynq.MaxRetry(1)}, Tasks: of, Tenants: batch.List("acme", "")}
+		failed := map[string]int{}
+		var told []string
+		s.serve(func(ctx context.Context, task *asynq.Task) error {
+			if task.Type() == "batch:ended" {
+				told = append(told, string(task.Payload()))
+				return errors.New("told, and fails: it is retried")
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			failed[string(task.Payload())]++
+			switch n := failed[string(task.Payload())]; string(task.Payload()) {
+			case "3": // fails once
+				if n == 1 {
+					return errors.New("once")
+				}
+			case "4": // fails for good
+				return errors.New("always")
+			case "5": // runs for long
+				s.mu.Unlock()
+				time.Sleep(time.Minute)
+				s.mu.Lock()
+			}
+			return nil
+		})
+		p := s.scheduler(b)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(30 * time.Second)
+		status, err := p.Status(t.Context(), f)
+		s.ok(err)
+		want := batch.Status{
+			Batch: "b", Queue: "default", State: batch.Running, Tick: f.Tick, Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10, Begun: status.Begun, Expected: status.Expected,
+			Error: `worker: task type "call": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`,
+		}
+		if status != want {
+			t.Errorf("got  %+v\nwant %+v", status, want)
+		}
+		time.Sleep(time.Minute)
+		status, err = p.Status(t.Context(), f)
+		if err != nil || status.State != batch.Done || status.Done != 9 || status.Ended.IsZero() {
+			t.Errorf("%+v, %v", status, err)
+		}
+		if len(told) < 1 || len(told) > 26 || told[0] == "" {
+			t.Errorf("told %v", told)
+		}
+		archived, err := s.seen.ListArchivedTasks("default")
+		s.ok(err)
+		for _, task := range archived {
+			s.ok(s.seen.RunTask("default", task.ID)) // it fails again, and is counted already
+		}
+		time.Sleep(10 * time.Second)
+		if status, err = p.Status(t.Context(), f); err != nil || status.Failed != 1 || status.Done != 9 {
+			t.Errorf("%+v, %v", status, err)
+		}
+	})
+}
+
+// What waits does not start while a firing is paused, also what comes back. Then it goes on.
+func TestPauseResumeCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.Shared})
+		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
+		s.serve(func(context.Context, *asynq.Task) error {
+			if rand.IntN(4) == 0 {
+				time.Sleep(3 * time.Second)
+				return errors.New("is retried, or archived")
+			}
+			return nil
+		})
+		p := s.scheduler(b)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		ran := func() int {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			n := 0
+			for _, times := range s.ran {
+				n += times
+			}
+			return n
+		}
+		status := func() batch.Status {
+			status, err := p.Status(t.Context(), f)
+			s.ok(err)
+			return status
+		}
+		time.Sleep(25 * time.Second)
+		s.ok(p.Pause(t.Context(), f))
+		time.Sleep(10 * time.Second)
+		before := ran()
+		time.Sleep(2 * time.Minute)
+		if st := status(); ran() != before || st.State != batch.Paused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 || before < 20 || before > 60 {
+			t.Errorf("paused: %d and %d ran, %+v", before, ran(), st)
+		}
+		if waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
+			t.Errorf("%d tasks are scheduled, %v", len(waiting), err)
+		}
+		s.ok(p.Resume(t.Context(), f))
+		time.Sleep(30 * time.Second)
+		if st := status(); ran() < before+15 || st.State != batch.Running {
+			t.Errorf("resumed: %d and %d ran, %+v", before, ran(), st)
+		}
+		s.ok(p.Cancel(t.Context(), f))
+		time.Sleep(20 * time.Second)
+		before = ran()
+		st := status()
+		if st.State != batch.Cancelled || st.Total != 100 || st.Cancelled == 0 || st.Done+st.Failed+st.Cancelled != 100 {
+			t.Errorf("cancelled: %+v", st)
+		}
+		time.Sleep(2 * time.Minute)
+		if ran() != before {
+			t.Errorf("%d tasks ran after the cancel", ran()-before)
+		}
+		if err := p.Resume(t.Context(), f); !errors.Is(err, batch.ErrNoFiring) {
+			t.Error(err)
+		}
+		waiting, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		if err != nil || waiting.RetryIn != 0 {
+			t.Errorf("after the cancel a newcomer waits: %v, %v", waiting, err)
+		}
+	})
+}
+
+// Outside of its hours no task of a batch starts. What is left goes on the next day, or is deleted.
+func TestABatchKeepsItsHours(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 6 * time.Minute})
+		hours := batch.Hours{From: "00:10", To: "00:20"}
+		days := batch.Batch{Name: "days", Schedule: "5 0 1 * *", Hours: hours, Tasks: calls(30), Tenants: batch.List("acme")}
+		hours.Stop = true
+		day := batch.Batch{Name: "day", Schedule: "5 0 1 * *", Hours: hours, Tasks: calls(30), Tenants: batch.List("zeta")}
+		p := s.scheduler(days, day)
+		at := func(minute time.Duration, name string) batch.Status {
+			time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(minute * time.Minute)))
+			f, err := p.Firings(t.Context(), name, 1)
+			s.ok(err)
+			status, err := p.Status(t.Context(), f[0])
+			s.ok(err)
+			return status
+		}
+		server := s.serve(succeed)
+		if st := at(9, "days"); st.State != batch.Waiting || st.Total != 0 {
+			t.Errorf("before its hours: %+v", st)
+		}
+		if st := at(19, "days"); st.State != batch.Running || st.Done != 20 {
+			t.Errorf("in its hours: %+v", st)
+		}
+		if st := at(25, "days"); st.State != batch.Paused || st.Done != 20 || st.Waiting != 10 {
+			t.Errorf("after them: %+v", st)
+		}
+		if st := at(25, "day"); st.State != batch.Cancelled || st.Done != 20 || st.Cancelled != 10 {
+			t.Errorf("after them, with stop: %+v", st)
+		}
+		p.kill() // a day of idling takes a test long
+		server.Shutdown()
+		time.Sleep(23*time.Hour + 40*time.Minute)
+		p = s.scheduler(days, day)
+		s.serve(succeed)
+		if st := at(24*60+9, "days"); st.State != batch.Paused || st.Done != 20 {
+			t.Errorf("on the next day, before its hours: %+v", st)
+		}
+		if st := at(24*60+12, "days"); st.State != batch.Done || st.Done != 30 {
+			t.Errorf("on the next day: %+v", st)
+		}
+	})
+}

@@ -1,0 +1,234 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+const (
+	// askEvery is how often a scheduler asks for ticks and for firings without a holder.
+	askEvery = time.Second
+
+	// leaseFor is how long a firing waits for another scheduler if the holder dies.
+	leaseFor = 15 * time.Second
+
+	// cleanUpTimeout bounds calls that are made although the context has ended.
+	cleanUpTimeout = 2 * time.Second
+)
+
+// Config configures a Scheduler.
+type Config struct {
+	// Batches are those that the scheduler fires. Their names must differ.
+	Batches []Batch
+
+	// ByHand leaves the schedules out: batches are fired by Fire only. It is for tools.
+	ByHand bool
+
+	// Client is the config of the client that enqueues the tasks. Its Limiter is required.
+	Client worker.ClientConfig
+
+	// Logger gets what goes wrong. The default is slog.Default().
+	Logger *slog.Logger
+}
+
+// A Scheduler fires batches, and follows their firings. Any number of processes may run one of the
+// same batches. It is safe for concurrent use.
+type Scheduler struct {
+	batches map[string]*compiled
+	client  *worker.Client
+	config  Config
+	lease   time.Duration
+	conn    redis.UniversalClient
+	redis   *asynqredis.Client
+}
+
+// NewScheduler returns a scheduler for the queues in opt's Redis. It does not talk to Redis. Errors
+// are an *Error for a batch that cannot be used, and those of worker.NewClient.
+func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
+	s := &Scheduler{batches: map[string]*compiled{}, config: c, lease: leaseFor}
+	if c.Logger == nil {
+		s.config.Logger = slog.Default()
+	}
+	for _, b := range c.Batches {
+		compiled, err := b.compile()
+		if err != nil {
+			return nil, err
+		}
+		if s.batches[b.Name] != nil {
+			return nil, &Error{b.Name, "name", b.Name, "must not be that of another batch"}
+		}
+		if c.ByHand {
+			compiled.schedule = nil
+		}
+		s.batches[b.Name] = compiled
+	}
+	if opt == nil {
+		return nil, errors.New("batch: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}")
+	}
+	conn, ok := opt.MakeRedisClient().(redis.UniversalClient)
+	if !ok {
+		return nil, fmt.Errorf("batch: %T makes no redis.UniversalClient: use one of asynq's own options", opt)
+	}
+	client, err := worker.NewClientFromRedisClient(conn, c.Client)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	s.client, s.conn, s.redis = client, conn, asynqredis.New(conn)
+	return s, nil
+}
+
+// Close closes the connection. Run must have returned.
+func (s *Scheduler) Close() error { return s.conn.Close() }
+
+// Run fires the batches on time and works for their firings, until the context ends. It returns nil.
+// While Redis does not answer it tries again.
+//
+// A batch's ticks begin when a scheduler that knows it runs first.
+func (s *Scheduler) Run(ctx context.Context) error {
+	var all sync.WaitGroup
+	for _, b := range s.batches {
+		all.Go(func() { s.serve(ctx, b) })
+	}
+	all.Wait()
+	return nil
+}
+
+// serve fires one batch on time, and works for those of its firings that nobody works for.
+func (s *Scheduler) serve(ctx context.Context, b *compiled) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	defer all.Wait()
+	busy := map[asynqredis.Firing]bool{}
+	for failed := false; ; {
+		open, pause, err := s.tick(ctx, b)
+		if err != nil && ctx.Err() == nil && !failed {
+			s.config.Logger.Error("batch: Redis does not answer", "batch", b.Name, "error", err)
+		}
+		failed = err != nil
+		for _, f := range open {
+			mu.Lock()
+			begin := !busy[f]
+			busy[f] = true
+			mu.Unlock()
+			if begin {
+				all.Go(func() {
+					s.work(ctx, b, f)
+					mu.Lock()
+					delete(busy, f)
+					mu.Unlock()
+				})
+			}
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// tick decides the ticks that are due. It returns the firings that have not ended, and when to ask
+// next.
+func (s *Scheduler) tick(ctx context.Context, b *compiled) (open []asynqredis.Firing, pause time.Duration, err error) {
+	known, err := s.redis.Schedule(ctx, b.Queue, b.Name)
+	if err != nil {
+		return nil, askEvery, err
+	}
+	pause = askEvery
+	if b.schedule != nil {
+		pause = max(time.Millisecond, min(pause, b.next(known.Now).Sub(known.Now)))
+	}
+	fire, upTo := b.due(known.Last, known.Now)
+	if upTo.IsZero() {
+		return known.Open, pause, nil
+	}
+	decided, err := s.redis.Fire(ctx, b.Queue, b.Name, known.Last, upTo, fire)
+	if err != nil {
+		return known.Open, pause, err
+	}
+	if decided {
+		for _, tick := range fire {
+			known.Open = append(known.Open, asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: tick.UTC()})
+		}
+	}
+	return known.Open, pause, nil
+}
+
+// Fire fires a batch now, by hand. A scheduler that runs does the firing's work. Two calls within
+// one second are one firing.
+func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
+	b, err := s.batch(batch)
+	if err != nil {
+		return Firing{}, err
+	}
+	known, err := s.redis.Schedule(ctx, b.Queue, b.Name)
+	if err == nil {
+		known.Now = known.Now.Truncate(time.Second)
+		_, err = s.redis.Fire(ctx, b.Queue, b.Name, time.Time{}, time.Time{}, []time.Time{known.Now})
+	}
+	if err != nil {
+		return Firing{}, fmt.Errorf("batch: %w", err)
+	}
+	return Firing{batch, known.Now.UTC()}, nil
+}
+
+// Pause has no more tasks of a firing start. Those that wait leave their lines within seconds, if a
+// scheduler runs: the state is Paused then. Those that run go on.
+func (s *Scheduler) Pause(ctx context.Context, f Firing) error { return s.want(ctx, f, wantPause) }
+
+// Resume has a firing go on that was paused. Its tasks join their lines again.
+func (s *Scheduler) Resume(ctx context.Context, f Firing) error { return s.want(ctx, f, wantRun) }
+
+// Cancel deletes the tasks of a firing that wait, and enqueues no more. Those that run go on, and
+// are deleted if they fail and would be retried.
+func (s *Scheduler) Cancel(ctx context.Context, f Firing) error { return s.want(ctx, f, wantCancel) }
+
+func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {
+	firing, err := s.firing(f)
+	if err != nil {
+		return err
+	}
+	wanted, err := s.redis.Want(ctx, firing, want)
+	if err != nil {
+		return fmt.Errorf("batch: %w", err)
+	}
+	if !wanted {
+		return fmt.Errorf("%w that can %s: batch %q, tick %s: it has ended or was cancelled", ErrNoFiring, verbs[want], f.Batch, f.Tick.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+var verbs = map[string]string{wantRun: "go on", wantPause: "pause", wantCancel: "be cancelled"}
+
+func (s *Scheduler) batch(name string) (*compiled, error) {
+	if b := s.batches[name]; b != nil {
+		return b, nil
+	}
+	return nil, fmt.Errorf("batch: the scheduler has no batch %q", name)
+}
+
+func (s *Scheduler) firing(f Firing) (asynqredis.Firing, error) {
+	b, err := s.batch(f.Batch)
+	if err != nil {
+		return asynqredis.Firing{}, err
+	}
+	return asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: f.Tick.UTC()}, nil
+}
+
+// sleep waits, and reports false if the context has ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,166 @@
+package batch
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"os"
+	"strings"
+	"text/template"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Tenants yields the tenants of a firing, each once. It is called once for each firing, and once for
+// each plan: the list is kept in Redis. An error has it called again some time later.
+type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
+
+// Tasks yields the tasks of one tenant of a firing. They are never all in memory. After a crash
+// another process calls it again, and leaves out as many tasks as were enqueued: it must yield the
+// same tasks in the same order.
+type Tasks func(ctx context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error]
+
+// List is Tenants for a list of names.
+func List(tenants ...string) Tenants {
+	return func(context.Context, Firing) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for _, tenant := range tenants {
+				if !yield(tenant, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// ListFile is Tenants for a file with one name a line. Empty lines, and those that begin with #, are
+// left out.
+func ListFile(path string) Tenants {
+	return func(context.Context, Firing) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for line, err := range lines(path) {
+				if line = bytes.TrimSpace(line); err == nil && (len(line) == 0 || line[0] == '#') {
+					continue
+				}
+				if !yield(string(line), err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// A Template makes the tasks of a tenant that are alike.
+type Template struct {
+	Cost    map[string]int64 // per unit; the default is 1 of throttle.Requests
+	Count   int              // for each tenant; the default is 1
+	Payload string           // a text/template of {{.Tenant}}, {{.Number}} from 1 on, {{.Tick}} and {{.Batch}}
+	Type    string
+}
+
+// Tasks returns the template's Tasks. It is an error if the payload is no text/template.
+func (t Template) Tasks() (Tasks, error) {
+	text, err := template.New("payload").Option("missingkey=error").Parse(t.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("batch: payload %q: %w", t.Payload, err)
+	}
+	type values struct {
+		Batch, Tenant, Tick string
+		Number              int
+	}
+	payload := func(v values) ([]byte, error) {
+		var out bytes.Buffer
+		err := text.Execute(&out, v)
+		return out.Bytes(), err
+	}
+	if _, err := payload(values{}); err != nil {
+		return nil, fmt.Errorf("batch: payload %q: %w", t.Payload, err)
+	}
+	return func(_ context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+		return func(yield func(*asynq.Task, error) bool) {
+			for n := range max(1, t.Count) {
+				text, err := payload(values{f.Batch, tenant, f.Tick.UTC().Format("2006-01-02T15:04:05Z"), n + 1})
+				if !yield(worker.NewTask(worker.Identity{Cost: t.Cost, Tenant: tenant}, t.Type, text), err) || err != nil {
+					return
+				}
+			}
+		}
+	}, nil
+}
+
+// JSONLines are tasks from a file with one JSON value a line. Each is the payload of one task, for
+// every tenant. A line that is an object with the field "tenant" is for that tenant only. The file
+// must not change while a firing is enqueued.
+type JSONLines struct {
+	Cost map[string]int64 // of each, per unit; the default is 1 of throttle.Requests
+	Path string
+	Type string
+}
+
+// Tasks returns the file's Tasks.
+func (l JSONLines) Tasks() Tasks {
+	return func(_ context.Context, _ Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+		return func(yield func(*asynq.Task, error) bool) {
+			n := 0
+			for line, err := range lines(l.Path) {
+				n++
+				if len(bytes.TrimSpace(line)) == 0 && err == nil {
+					continue
+				}
+				if err == nil && !json.Valid(line) {
+					err = fmt.Errorf("batch: %s:%d: must be one JSON value", l.Path, n)
+				}
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				var of struct{ Tenant *string }
+				if json.Unmarshal(line, &of) == nil && of.Tenant != nil && *of.Tenant != tenant {
+					continue
+				}
+				if !yield(worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line)), nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// maxLine is the longest line of a file.
+const maxLine = 1 << 20
+
+func lines(path string) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		file, err := os.Open(path)
+		if err != nil {
+			yield(nil, fmt.Errorf("batch: %w", err))
+			return
+		}
+		defer file.Close()
+		scanner := bufio.NewScanner(file)
+		scanner.Buffer(nil, maxLine)
+		for scanner.Scan() {
+			if !yield(scanner.Bytes(), nil) {
+				return
+			}
+		}
+		if err := scanner.Err(); err != nil {
+			yield(nil, fmt.Errorf("batch: %s: %w", path, err))
+		}
+	}
+}
+
+// policiesOf returns the names of a list, with one more.
+func policiesOf(list, name string) string {
+	for have := range strings.SplitSeq(list, ",") {
+		if have == name {
+			return list
+		}
+	}
+	return strings.TrimPrefix(list+","+name, ",")
+}

@@ -1,0 +1,110 @@
+// Package batchfile reads batches from the key "batches" of a policy file. It is as strict as
+// package policyfile, and its errors are those of that package. docs/reference/batches.md describes
+// the format.
+package batchfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// Load reads a policy file with batches. Errors are Parse's, and wrapped errors of reading the file.
+func Load(path string) ([]throttle.Policy, []batch.Batch, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("batchfile: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Parse parses the text of a policy file, which errors call by the name. Files that it names are
+// looked for in the folder of that name, and must exist. It returns policies and batches in the order
+// of the file. They are valid. The error joins a *policyfile.Error for each mistake.
+func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
+	f, err := policyfile.ParseFile(name, data)
+	if err != nil {
+		return nil, nil, err
+	}
+	var batches []batch.Batch
+	var errs []error
+	for _, from := range f.Batches {
+		b, err := read(filepath.Dir(name), from, f.Policies)
+		batches, errs = append(batches, b), append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, nil, err
+	}
+	return f.Policies, batches, nil
+}
+
+func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.Batch, error) {
+	b := batch.Batch{
+		Ended: from.Ended, Hours: batch.Hours(from.Hours), Missed: batch.Missed(from.Missed),
+		MissedWithin: from.MissedWithin, Name: from.Name, Queue: from.Queue, Schedule: from.Schedule, Tenants: batch.List(from.Tenants...), Timezone: from.Timezone,
+	}
+	if from.TenantsFile != "" {
+		path := in(dir, from.TenantsFile)
+		if err := there(path); err != nil {
+			return b, from.Bad("tenants_file", err.Error())
+		}
+		b.Tenants = batch.ListFile(path)
+	}
+	tasks := from.Tasks
+	if !matches(policies, tasks.Type) {
+		return b, from.Bad("tasks", fmt.Sprintf("type %q: must match a policy", tasks.Type))
+	}
+	var err error
+	if tasks.File != "" {
+		path := in(dir, tasks.File)
+		if err := there(path); err != nil {
+			return b, from.Bad("tasks", "file: "+err.Error())
+		}
+		b.Tasks = batch.JSONLines{Cost: tasks.Cost, Path: path, Type: tasks.Type}.Tasks()
+	} else if b.Tasks, err = (batch.Template{Cost: tasks.Cost, Count: int(tasks.Count), Payload: tasks.Payload, Type: tasks.Type}).Tasks(); err != nil {
+		return b, from.Bad("tasks", err.Error())
+	}
+	if tasks.MaxRetry != nil {
+		b.Options = append(b.Options, asynq.MaxRetry(*tasks.MaxRetry))
+	}
+	if tasks.Retention > 0 {
+		b.Options = append(b.Options, asynq.Retention(tasks.Retention))
+	}
+	if tasks.Timeout > 0 {
+		b.Options = append(b.Options, asynq.Timeout(tasks.Timeout))
+	}
+	if e, ok := errors.AsType[*batch.Error](b.Validate()); ok {
+		return b, from.Bad(e.Field, e.Hint)
+	}
+	return b, nil
+}
+
+// matches reports whether a policy matches a task type: whether it overlaps with one that matches
+// nothing else.
+func matches(policies []throttle.Policy, typename string) bool {
+	overlaps, err := throttle.GlobOverlaps(append(slices.Clip(policies), throttle.Policy{Name: "own", Match: []string{typename}}))
+	return err == nil && len(overlaps) > 0
+}
+
+func in(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}
+
+func there(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a folder: must be a file", path)
+	}
+	return err
+}

@@ -1,0 +1,84 @@
+package batchfile_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/batchfile"
+)
+
+// describe returns everything that a batch says, and its tasks.
+func describe(b batch.Batch) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s: schedule %q in %q, queue %q, missed %s within %v, hours %+v, ended %q, options %v\n",
+		b.Name, b.Schedule, b.Timezone, b.Queue, b.Missed, b.MissedWithin, b.Hours, b.Ended, b.Options)
+	f := batch.Firing{Batch: b.Name, Tick: time.Date(2026, 1, 2, 2, 0, 0, 0, time.UTC)}
+	for tenant, err := range b.Tenants(context.Background(), f) {
+		fmt.Fprintf(&text, "  %s %v\n", tenant, err)
+		for task, err := range b.Tasks(context.Background(), f, tenant) {
+			id, _ := worker.IdentityOf(task)
+			fmt.Fprintf(&text, "    %s %s %v %v\n", task.Type(), task.Payload(), id.Cost, err)
+		}
+	}
+	return text.String()
+}
+
+func TestGoodFiles(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.good.yml")
+	if len(files) == 0 {
+		t.Fatal("no good files")
+	}
+	for _, file := range files {
+		_, batches, err := batchfile.Load(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, b := range batches {
+			got += describe(b)
+		}
+		golden := strings.TrimSuffix(file, ".good.yml") + ".golden"
+		if want, _ := os.ReadFile(golden); got != string(want) {
+			t.Errorf("%s differs from what was read:\n%s", golden, got)
+		}
+	}
+}
+
+// A bad file begins with the messages that it must cause, one a line: "# want: ...".
+func TestBadFiles(t *testing.T) {
+	files, _ := filepath.Glob("testdata/*.bad.yml")
+	if len(files) == 0 {
+		t.Fatal("no bad files")
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for line := range strings.Lines(string(data)) {
+			if message, ok := strings.CutPrefix(strings.TrimSpace(line), "# want: "); ok {
+				want = append(want, message)
+			}
+		}
+		_, batches, err := batchfile.Load(file)
+		if err == nil || batches != nil {
+			t.Fatalf("%s was read", file)
+		}
+		if err.Error() != strings.Join(want, "\n") {
+			t.Errorf("got:\n%s\nwant:\n%s", err, strings.Join(want, "\n"))
+		}
+		if _, ok := errors.AsType[*policyfile.Error](err); !ok {
+			t.Errorf("%T is no *policyfile.Error", err)
+		}
+	}
+}

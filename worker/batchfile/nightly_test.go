@@ -1,0 +1,121 @@
+package batchfile_test
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/batchfile"
+)
+
+// The night of docs/howto/nightly-batches.md, from two to nine past, on fake time.
+func TestTheNightOfTheDocs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(2*time.Hour - time.Minute) // it is one minute to two
+		m := miniredis.NewMiniRedis()
+		m.ClockTTL(true)
+		defer m.Close()
+		redisOpt := inMemory{m}
+
+		policies, batches, err := batchfile.Load("testdata/nightly.yml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := redisOpt.MakeRedisClient().(redis.UniversalClient)
+		defer client.Close()
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		// In every worker:
+		ran := map[string]int{}
+		mux := asynq.NewServeMux()
+		mux.HandleFunc("geocode:address", func(_ context.Context, task *asynq.Task) error {
+			ran[string(task.Payload())]++
+			return nil
+		})
+		var told []batch.Status
+		mux.HandleFunc("report:night", func(_ context.Context, task *asynq.Task) error {
+			var status batch.Status
+			err := json.Unmarshal(task.Payload(), &status)
+			told = append(told, status)
+			return err
+		})
+		server, err := worker.NewServer(
+			redisOpt,
+			asynq.Config{Concurrency: 1, LogLevel: asynq.ErrorLevel, Queues: map[string]int{"default": 9, "night": 1}, TaskCheckInterval: time.Minute},
+			worker.Config{Limiter: limiter},
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Start(mux); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Shutdown()
+
+		// In one process or more:
+		scheduler, err := batch.NewScheduler(redisOpt, batch.Config{
+			Batches: batches,
+			Client:  worker.ClientConfig{Limiter: limiter},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer scheduler.Close()
+		ctx, stop := context.WithCancel(context.Background())
+		done := make(chan error)
+		go func() { done <- scheduler.Run(ctx) }()
+
+		time.Sleep(4 * time.Minute) // three past two
+		firings, err := scheduler.Firings(ctx, "nightly", 1)
+		if err != nil || len(firings) != 1 {
+			t.Fatal(firings, err)
+		}
+		status, err := scheduler.Status(ctx, firings[0])
+		if err != nil || status.State != batch.Running || status.Total != 120 || status.Done < 57 || status.Done > 63 {
+			t.Errorf("at three past two: %+v, %v", status, err)
+		}
+		if expected := status.Expected.UTC().Format(time.TimeOnly); expected < "02:05:50" || expected > "02:06:05" {
+			t.Errorf("at three past two it is expected to start its last task at %s", expected)
+		}
+		time.Sleep(6 * time.Minute)
+		if len(told) != 1 || told[0].State != batch.Done || told[0].Done != 120 || told[0].Ended.UTC().Format(time.TimeOnly) > "02:06:05" {
+			t.Errorf("at nine past two: %+v", told)
+		}
+		if len(ran) != 120 {
+			t.Errorf("%d calls were made", len(ran))
+		}
+		for payload, times := range ran {
+			if times != 1 {
+				t.Errorf("%s was called %d times", payload, times)
+			}
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// inMemory makes clients of a miniredis without a network, which fake time needs.
+type inMemory struct{ *miniredis.Miniredis }
+
+func (m inMemory) MakeRedisClient() any {
+	return redis.NewClient(&redis.Options{
+		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}

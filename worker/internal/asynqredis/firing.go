@@ -1,0 +1,286 @@
+package asynqredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Firing is one run of a batch: the tasks that one tick of its schedule has brought. All that is
+// kept of it has the slot of its queue, so that the scripts that end its tasks can count them.
+type Firing struct {
+	Queue string
+	Batch string // letters, digits and "._-"
+	Tick  time.Time
+}
+
+// FiringKept is how long what is kept of a firing outlives its last change.
+const FiringKept = 31 * 24 * time.Hour
+
+const (
+	firingPrefix = "sluice-batch:" // of the IDs of tasks
+	tickLayout   = "20060102T150405Z"
+)
+
+// Name returns the firing's name among those of its batch, such as 20260102T020000Z.
+func (f Firing) Name() string { return f.Tick.UTC().Format(tickLayout) }
+
+// FiringNamed is the opposite of Name.
+func FiringNamed(queue, batch, name string) (Firing, error) {
+	tick, err := time.Parse(tickLayout, name)
+	return Firing{queue, batch, tick}, err
+}
+
+// IDs returns what the IDs of the firing's tasks begin with. Their positions follow.
+func (f Firing) IDs() string { return firingPrefix + f.Batch + ":" + f.Name() + ":" }
+
+// ID returns the ID of the task at a position.
+func (f Firing) ID(position int) string { return f.IDs() + strconv.Itoa(position) }
+
+// FiringOf returns the firing and the position of a task, if it has the ID of one.
+func FiringOf(task Ref) (f Firing, position int, ok bool) {
+	rest, ok := strings.CutPrefix(task.ID, firingPrefix)
+	parts := strings.Split(rest, ":")
+	if !ok || len(parts) != 3 {
+		return Firing{}, 0, false
+	}
+	position, err := strconv.Atoi(parts[2])
+	if err != nil || position < 0 || strconv.Itoa(position) != parts[2] {
+		return Firing{}, 0, false
+	}
+	f, err = FiringNamed(task.Queue, parts[0], parts[1])
+	return f, position, err == nil && f.Batch != ""
+}
+
+func batchKey(queue, batch string) string { return prefix(queue) + "sluice:batch:" + batch }
+
+func (f Firing) key() string { return batchKey(f.Queue, f.Batch) + ":" + f.Name() }
+
+func (f Firing) open() string { return batchKey(f.Queue, f.Batch) + ":open" }
+
+// Members says that tasks that are enqueued are those of a firing, from a position on.
+type Members struct {
+	Firing
+	From int
+}
+
+type membersKey struct{}
+
+// WithMembers returns a context for the enqueuing of tasks of a firing.
+func WithMembers(ctx context.Context, m Members) context.Context {
+	return context.WithValue(ctx, membersKey{}, m)
+}
+
+// MembersOf returns what WithMembers was given.
+func MembersOf(ctx context.Context) (Members, bool) {
+	m, ok := ctx.Value(membersKey{}).(Members)
+	return m, ok
+}
+
+// A Schedule is what is known of a batch's ticks.
+type Schedule struct {
+	Now  time.Time // by the clock of Redis
+	Last time.Time // the last tick that was decided; zero for none
+	Open []Firing  // that have not ended
+}
+
+// Schedule returns what is known of a batch's ticks.
+func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule, err error) {
+	key := batchKey(queue, batch)
+	reply, err := c.run(ctx, batchDue, queue, []string{key, key + ":open"}).Slice()
+	if err != nil {
+		return s, err
+	}
+	if len(reply) < 2 {
+		return s, fmt.Errorf("%w: schedule of batch %q: %v", errReply, batch, reply)
+	}
+	now, _ := reply[0].(int64)
+	s.Now = time.UnixMicro(now)
+	if last, err := strconv.ParseInt(fmt.Sprint(reply[1]), 10, 64); err == nil {
+		s.Last = time.Unix(last, 0)
+	}
+	for _, name := range reply[2:] {
+		if f, err := FiringNamed(queue, batch, fmt.Sprint(name)); err == nil {
+			s.Open = append(s.Open, f)
+		}
+	}
+	return s, nil
+}
+
+// Fire decides all ticks of a batch after one and up to another, of which some fire. It reports
+// false if they were decided by another scheduler. With the zero time for both, the firings are
+// recorded in any case.
+func (c *Client) Fire(ctx context.Context, queue, batch string, after, upTo time.Time, ticks []time.Time) (bool, error) {
+	key := batchKey(queue, batch)
+	args := []any{second(after), second(upTo), int(FiringKept.Seconds())}
+	for _, tick := range ticks {
+		args = append(args, Firing{Tick: tick}.Name(), tick.Unix())
+	}
+	n, err := c.run(ctx, batchFire, queue, []string{key, key + ":open", key + ":firings"}, args...).Int()
+	return n == 1, err
+}
+
+func second(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return strconv.FormatInt(t.Unix(), 10)
+}
+
+// Firings returns the newest firings of a batch, at most n, the newest first.
+func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Firing, error) {
+	names, err := c.redis.ZRevRange(ctx, batchKey(queue, batch)+":firings", 0, int64(n)-1).Result()
+	var firings []Firing
+	for _, name := range names {
+		if f, err := FiringNamed(queue, batch, name); err == nil {
+			firings = append(firings, f)
+		}
+	}
+	return firings, err
+}
+
+// Lease takes or renews the lease of a firing, and returns its fields: nil if another holds it, or
+// it has ended or is gone. A lease for 0 is given back.
+func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.Duration) (map[string]string, error) {
+	k := f.key()
+	keys := []string{k, k + ":stored", k + ":done", k + ":ended", k + ":tenants"}
+	reply, err := c.run(ctx, batchLease, f.Queue, keys, holder, lease.Milliseconds(), int(FiringKept.Seconds())).StringSlice()
+	if err != nil || len(reply) == 0 {
+		return nil, err
+	}
+	fields := map[string]string{}
+	for i := 0; i+1 < len(reply); i += 2 {
+		fields[reply[i]] = reply[i+1]
+	}
+	return fields, nil
+}
+
+// Fields returns the fields of a firing, nil if it is gone.
+func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error) {
+	return c.Lease(ctx, f, "", 0)
+}
+
+// ErrLeaseLost says that another scheduler works for a firing, or that it has ended.
+var ErrLeaseLost = errors.New("worker: the lease of the batch's firing was lost")
+
+// Update writes fields of a firing: names and values in turn. It returns what is wanted of it.
+func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
+	want, err = c.run(ctx, batchUpdate, f.Queue, []string{f.key(), f.open()}, append([]any{holder, f.Name()}, fields...)...).Text()
+	if err != nil && strings.HasPrefix(err.Error(), "LOST") {
+		err = ErrLeaseLost
+	}
+	return want, err
+}
+
+// Want says what is wanted of a firing: run, pause or cancel. It reports false if that has no
+// effect any more.
+func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
+	n, err := c.run(ctx, batchWant, f.Queue, []string{f.key()}, want).Int()
+	return n == 1, err
+}
+
+// SetTenants keeps the tenants of a firing, in order.
+func (c *Client) SetTenants(ctx context.Context, f Firing, tenants []string) error {
+	key := f.key() + ":tenants"
+	if err := c.redis.Del(ctx, key).Err(); err != nil {
+		return err
+	}
+	return inBatches(tenants, func(some []string) error {
+		values := make([]any, len(some))
+		for i, tenant := range some {
+			values[i] = tenant
+		}
+		return c.redis.RPush(ctx, key, values...).Err()
+	})
+}
+
+// Tenants returns the tenants of a firing from an index on.
+func (c *Client) Tenants(ctx context.Context, f Firing, from int) ([]string, error) {
+	return c.redis.LRange(ctx, f.key()+":tenants", int64(from), -1).Result()
+}
+
+// Running returns how many tasks of a firing are active, by their leases.
+func (c *Client) Running(ctx context.Context, f Firing) (int, error) {
+	ids, err := c.redis.ZRange(ctx, prefix(f.Queue)+"lease", 0, -1).Result()
+	n := 0
+	for _, id := range ids {
+		if strings.HasPrefix(id, f.IDs()) {
+			n++
+		}
+	}
+	return n, err
+}
+
+// Refuse counts tasks of a firing that were not enqueued.
+func (c *Client) Refuse(ctx context.Context, f Firing, positions []int) error {
+	return c.positions(ctx, f, positions, batchRefuse, []string{f.key(), f.key() + ":ended"})
+}
+
+// Account counts tasks of a firing that have ended and were not counted: those that were deleted
+// or archived by others.
+func (c *Client) Account(ctx context.Context, f Firing, positions []int) error {
+	return c.positions(ctx, f, positions, batchCount, f.counts(), f.tasks(), "failed", int(FiringKept.Seconds()))
+}
+
+// Hold takes tasks of a firing from where they wait, so that none of them starts.
+func (c *Client) Hold(ctx context.Context, f Firing, positions []int, until time.Time) error {
+	return c.positions(ctx, f, positions, batchWithdraw, f.waits(), f.tasks(), f.IDs(), score(until))
+}
+
+// Release has tasks that were held join their lines again, soon.
+func (c *Client) Release(ctx context.Context, f Firing, positions []int) error {
+	return c.positions(ctx, f, positions, batchRelease, f.waits()[:1], f.tasks(), f.IDs(), time.Now().Unix())
+}
+
+// Delete deletes tasks of a firing that wait, and counts them as cancelled.
+func (c *Client) Delete(ctx context.Context, f Firing, positions []int) error {
+	return c.positions(ctx, f, positions, batchWithdraw, f.waits(), f.tasks(), f.IDs(), "")
+}
+
+func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
+
+func (f Firing) counts() []string {
+	return []string{f.key(), f.key() + ":stored", f.key() + ":done", f.key() + ":ended"}
+}
+
+func (f Firing) waits() []string {
+	return []string{prefix(f.Queue) + "scheduled", prefix(f.Queue) + "retry", prefix(f.Queue) + "pending", f.key(), f.key() + ":ended"}
+}
+
+// positions calls a script for tasks of a firing.
+func (c *Client) positions(ctx context.Context, f Firing, positions []int, script *redis.Script, keys []string, args ...any) error {
+	return inBatches(positions, func(some []int) error {
+		all := append([]any{}, args...)
+		for _, position := range some {
+			all = append(all, position)
+		}
+		return c.run(ctx, script, f.Queue, append([]string{}, keys...), all...).Err()
+	})
+}
+
+// End sends asynq's own call by which a task of a firing ends, and counts the task in the same
+// transaction. It is counted by what is there after the call: not if the call had no effect.
+func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, position int) error {
+	keys := f.counts()
+	if !c.OneSlot() {
+		keys = append(keys, prefix(f.Queue)+"sluice:none") // see run
+	}
+	args := []any{"eval", batchCountText, len(keys)}
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	args = append(args, f.tasks(), "done", int(FiringKept.Seconds()), position)
+	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		_ = p.Process(ctx, call)
+		return p.Process(ctx, redis.NewCmd(ctx, args...))
+	})
+	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
+		return err
+	}
+	return call.Err()
+}

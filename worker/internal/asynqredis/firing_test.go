@@ -1,0 +1,240 @@
+package asynqredis_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+var nightly = asynqredis.Firing{Queue: queue, Batch: "night.ly-1", Tick: time.Date(2026, 1, 2, 2, 0, 0, 0, time.UTC)}
+
+func TestFiringOf(t *testing.T) {
+	id := nightly.ID(17)
+	if id != "sluice-batch:night.ly-1:20260102T020000Z:17" {
+		t.Error(id)
+	}
+	if f, position, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); f != nightly || position != 17 || !ok {
+		t.Error(f, position, ok)
+	}
+	for _, id := range []string{
+		"", "17", "sluice-batch:", "sluice-batch:b:20260102T020000Z:", "sluice-batch:b:20260102T020000Z:ended", "sluice-batch:b:20260102T020000Z:-1",
+		"sluice-batch:b:20260102T020000Z:017", "sluice-batch::20260102T020000Z:1", "sluice-batch:b:2026:1", "sluice-batch:b:c:20260102T020000Z:1",
+	} {
+		if f, position, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); ok {
+			t.Error(id, f, position)
+		}
+	}
+}
+
+// storeOf stores tasks of the firing at the positions from..to-1, and returns which were.
+func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
+	s.Helper()
+	var calls []asynqredis.EnqueueCall
+	for i := from; i < to; i++ {
+		calls = append(calls, s.captured(f.ID(i)))
+	}
+	ctx := asynqredis.WithMembers(s.Context(), asynqredis.Members{Firing: f, From: from})
+	results, err := s.Store(ctx, queue, calls, time.Now().Add(2*time.Minute))
+	s.ok(err)
+	for i, result := range results {
+		if result == asynqredis.Stored {
+			stored = append(stored, from+i)
+		}
+	}
+	return stored
+}
+
+// begun fires the batch, and returns who holds the firing.
+func (s *site) begun() (holder string) {
+	s.Helper()
+	_, err := s.Fire(s.Context(), queue, nightly.Batch, time.Time{}, time.Time{}, []time.Time{nightly.Tick})
+	s.ok(err)
+	fields, err := s.Lease(s.Context(), nightly, "holder", time.Minute)
+	s.ok(err)
+	if fields["phase"] != "new" {
+		s.Fatal(fields)
+	}
+	_, err = s.Update(s.Context(), nightly, "holder", "phase", "enqueue")
+	s.ok(err)
+	return "holder"
+}
+
+func (s *site) fields(names ...string) (values []string) {
+	s.Helper()
+	fields, err := s.Fields(s.Context(), nightly)
+	s.ok(err)
+	for _, name := range names {
+		values = append(values, fields[name])
+	}
+	return values
+}
+
+func (s *site) wantFields(values []string, names ...string) {
+	s.Helper()
+	if got := s.fields(names...); !slices.Equal(got, values) {
+		s.Errorf("%v: %v, want %v", names, got, values)
+	}
+}
+
+func TestATickIsDecidedOnce(t *testing.T) {
+	each(t, func(s *site) {
+		decide := func(after, upTo time.Time, ticks ...time.Time) {
+			_, err := s.Fire(s.Context(), queue, "b", after, upTo, ticks)
+			s.ok(err)
+		}
+		first, second := nightly.Tick, nightly.Tick.Add(time.Hour)
+		decide(time.Time{}, first)
+		decide(first, second, second)
+		decide(first, second, second.Add(time.Minute)) // too late
+		schedule, err := s.Schedule(s.Context(), queue, "b")
+		s.ok(err)
+		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) || !schedule.Last.Equal(second) || time.Since(schedule.Now).Abs() > time.Minute {
+			s.Errorf("%+v", schedule)
+		}
+	})
+}
+
+func TestALeaseHasOneHolder(t *testing.T) {
+	each(t, func(s *site) {
+		s.begun()
+		lease := func(holder string, d time.Duration, want bool) {
+			s.Helper()
+			fields, err := s.Lease(s.Context(), nightly, holder, d)
+			s.ok(err)
+			if (fields != nil) != want {
+				s.Errorf("%s has the lease: %v", holder, fields != nil)
+			}
+		}
+		lease("other", time.Minute, false)
+		lease("holder", time.Minute, true)
+		if _, err := s.Update(s.Context(), nightly, "other", "position", 1); !errors.Is(err, asynqredis.ErrLeaseLost) {
+			s.Error(err)
+		}
+		lease("holder", 0, true)
+		lease("other", time.Minute, true)
+		lease("holder", time.Minute, false)
+		if wanted, err := s.Want(s.Context(), nightly, "pause"); err != nil || !wanted {
+			s.Error(wanted, err)
+		}
+		if want, err := s.Update(s.Context(), nightly, "other", "position", 1); err != nil || want != "pause" {
+			s.Error(want, err)
+		}
+		if ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z").Val(); ttl < 30*24*time.Hour {
+			s.Errorf("it is kept for %v", ttl)
+		}
+	})
+}
+
+// The ID of a task is taken when it has been stored once, though the task is gone.
+func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
+	each(t, func(s *site) {
+		if stored := s.storeOf(nightly, 0, 3); stored != nil {
+			s.Errorf("stored %v without a firing", stored)
+		}
+		s.begun()
+		if stored := s.storeOf(nightly, 0, 3); !slices.Equal(stored, []int{0, 1, 2}) {
+			s.Errorf("stored %v", stored)
+		}
+		s.ok(s.inspector.DeleteTask(queue, nightly.ID(1)))
+		if stored := s.storeOf(nightly, 0, 5); !slices.Equal(stored, []int{3, 4}) {
+			s.Errorf("stored %v", stored)
+		}
+		_, err := s.Want(s.Context(), nightly, "cancel")
+		s.ok(err)
+		if stored := s.storeOf(nightly, 5, 7); stored != nil {
+			s.Errorf("stored %v of a cancelled firing", stored)
+		}
+	})
+}
+
+// A task is counted once, by what became of it.
+func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
+	each(t, func(s *site) {
+		s.begun()
+		s.storeOf(nightly, 0, 7)
+		set := func(position int, state string) {
+			s.redis.HSet(s.Context(), "asynq:{default}:t:"+nightly.ID(position), "state", state)
+		}
+		end := func(position int, state string) {
+			s.Helper()
+			call := redis.NewIntCmd(s.Context(), "hset", "asynq:{default}:t:"+nightly.ID(position), "state", state)
+			if state == "" {
+				call = redis.NewIntCmd(s.Context(), "del", "asynq:{default}:t:"+nightly.ID(position))
+			}
+			for range 2 {
+				s.ok(s.End(s.Context(), call, nightly, position))
+			}
+		}
+		end(0, "")
+		end(1, "completed")
+		end(2, "archived")
+		end(3, "retry")
+		end(40, "") // none of the firing
+		s.wantFields([]string{"2", "1"}, "done", "failed")
+		end(2, "") // it was run again
+		s.wantFields([]string{"3", "0"}, "done", "failed")
+		refused := redis.NewIntCmd(s.Context(), "zadd", "asynq:{default}:t:"+nightly.ID(4), 1, "x")
+		if err := s.End(s.Context(), refused, nightly, 4); err == nil {
+			s.Error("asynq's call failed, and no error is told")
+		}
+		s.wantFields([]string{"3", "0"}, "done", "failed")
+
+		set(5, "archived")
+		s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(6))
+		s.ok(s.Account(s.Context(), nightly, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
+		s.wantFields([]string{"3", "2"}, "done", "failed")
+		s.ok(s.Refuse(s.Context(), nightly, []int{7, 8}))
+		s.ok(s.Refuse(s.Context(), nightly, []int{8}))
+		s.wantFields([]string{"3", "2", "2"}, "done", "failed", "refused")
+	})
+}
+
+// Tasks that wait anywhere are held, released or deleted. Those that run are left alone.
+func TestTasksOfAFiringThatWait(t *testing.T) {
+	each(t, func(s *site) {
+		s.begun()
+		s.storeOf(nightly, 0, 5)
+		all := []int{0, 1, 2, 3, 4, 5}
+		id := func(i int) string { return nightly.ID(i) }
+		s.ok(s.inspector.RunTask(queue, id(1))) // pending
+		s.redis.ZRem(s.Context(), "asynq:{default}:scheduled", id(2), id(3))
+		s.redis.ZAdd(s.Context(), "asynq:{default}:retry", redis.Z{Score: 1, Member: id(2)})
+		s.redis.HSet(s.Context(), "asynq:{default}:t:"+id(2), "state", "retry")
+		s.redis.LPush(s.Context(), "asynq:{default}:active", id(3))
+		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", redis.Z{Score: 1, Member: id(3)}, redis.Z{Score: 1, Member: "other"})
+		s.redis.HSet(s.Context(), "asynq:{default}:t:"+id(3), "state", "active")
+		if n, err := s.Running(s.Context(), nightly); err != nil || n != 1 {
+			s.Errorf("%d run, %v", n, err)
+		}
+		s.ok(s.Hold(s.Context(), nightly, all, time.Now().Add(time.Hour)))
+		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting(id(0), id(1), id(2), id(4)))
+		s.ok(err)
+		for i, pick := range picks {
+			if pick.Found == asynqredis.Picked {
+				s.Errorf("task %d is held, and was picked", i)
+			}
+		}
+		if tasks, err := s.inspector.ListScheduledTasks(queue); err != nil || len(tasks) != 4 || tasks[0].NextProcessAt.Before(time.Now().Add(time.Minute)) {
+			s.Errorf("%d are scheduled, %v", len(tasks), err)
+		}
+		s.ok(s.Release(s.Context(), nightly, all))
+		if due, err := s.Due(s.Context(), queue, false, 10); err != nil || len(due) != 4 || due[0].Mark != "" {
+			s.Errorf("%d are due, %v", len(due), err)
+		}
+		s.ok(s.Delete(s.Context(), nightly, all))
+		s.ok(s.Delete(s.Context(), nightly, all))
+		s.wantFields([]string{"4"}, "cancelled")
+		if info, err := s.inspector.GetQueueInfo(queue); err != nil || info.Size != 1 || info.Active != 1 {
+			s.Errorf("%+v, %v", info, err)
+		}
+		if _, err := s.inspector.GetTaskInfo(queue, id(0)); !errors.Is(err, asynq.ErrTaskNotFound) {
+			s.Error(err)
+		}
+	})
+}

@@ -1,0 +1,35 @@
+-- batch_count.lua: counts tasks of a firing that have ended, each once, by what is there now.
+--
+-- KEYS  1 the firing (hash)  2 stored (bitmap)  3 done (bitmap)  4 ended (bitmap)
+-- ARGV  1 prefix of the task keys  2 what a task counts as that is gone: done or failed
+--       3 how long the firing is kept (s), then the positions
+-- reply how many were counted
+
+local function add(field, n)
+  if redis.call('HINCRBY', KEYS[1], field, n) == 1 then
+    redis.call('EXPIRE', KEYS[3], ARGV[3])
+    redis.call('EXPIRE', KEYS[4], ARGV[3])
+  end
+end
+
+local counted = 0
+for i = 4, #ARGV do
+  local position = ARGV[i]
+  if redis.call('GETBIT', KEYS[2], position) == 1 and redis.call('GETBIT', KEYS[3], position) == 0 then
+    local state = redis.call('HGET', ARGV[1] .. position, 'state')
+    local outcome = not state and ARGV[2] or state == 'completed' and 'done' or state == 'archived' and 'failed'
+    if outcome then
+      local ended = redis.call('SETBIT', KEYS[4], position, 1) == 1
+      if outcome == 'done' then
+        redis.call('SETBIT', KEYS[3], position, 1)
+        add('done', 1)
+        if ended then add('failed', -1) end -- an operator had it run again
+        counted = counted + 1
+      elseif not ended then
+        add('failed', 1)
+        counted = counted + 1
+      end
+    end
+  end
+end
+return counted

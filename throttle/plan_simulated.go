@@ -32,22 +32,23 @@ func (s *simulatedSliding) before(used, now, resets int64) {
 }
 
 func (s *simulatedSliding) fits(t, cost int64) int64 {
-	for s.first < len(s.log) && s.log[s.first].leaves <= t {
-		s.used -= s.log[s.first].units
-		s.first++
-	}
 	over := s.used + cost - s.limit
 	for i := s.first; over > 0; i++ {
 		if i == len(s.log) {
 			return never
 		}
 		over -= s.log[i].units
-		t = s.log[i].leaves
+		t = max(t, s.log[i].leaves)
 	}
 	return t
 }
 
+// What has left is dropped here: time goes on by takes, and fits also looks at later times.
 func (s *simulatedSliding) take(t, cost int64) {
+	for s.first < len(s.log) && s.log[s.first].leaves <= t {
+		s.used -= s.log[s.first].units
+		s.first++
+	}
 	s.used += cost
 	if n := len(s.log); n > s.first && s.log[n-1].leaves == t+s.period {
 		s.log[n-1].units += cost

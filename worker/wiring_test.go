@@ -175,7 +175,7 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 		if attempts.Load() < int64(n) || len(s.runs()) != 0 {
 			t.Errorf("%d attempts, ran %q", attempts.Load(), s.runs())
 		}
-		if s.log.count("worker: the asynq.Server was not made with the connection that Adapter.Redis returned") != 1 {
+		if s.log.count(`unavailable" err="worker: the asynq.Server was not made with the connection that Adapter.Redis returned`) != 1 {
 			t.Errorf("want it logged once:\n%s", s.log)
 		}
 		server.Shutdown()

@@ -49,15 +49,14 @@ func JoinedAt(mark string) time.Time {
 func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
 	now, call := time.Now(), c.Call()
-	keys := []string{prefix(queue) + "scheduled", prefix(queue) + "sluice:none", prefix(queue) + "sluice:none"}
-	batch := ""
+	keys := []string{prefix(queue) + "scheduled"}
 	if m, ok := ctx.Value(membersKey{}).(Members); ok {
-		keys[1], keys[2], batch = m.Firing.key(), m.Firing.key()+":stored", "batch"
+		keys = append(keys, m.Firing.key(), m.Firing.key()+":stored")
 	}
 	for i := 0; i < len(tasks); i += maxBatch {
 		some := tasks[i:min(i+maxBatch, len(tasks))]
-		args := make([]any, 0, 4+4*len(some))
-		args = append(args, prefix(queue)+"t:", score(at), until(at), batch)
+		args := make([]any, 0, 3+4*len(some))
+		args = append(args, prefix(queue)+"t:", score(at), until(at))
 		for j, task := range some {
 			lock := ""
 			if task.Lock != "" {

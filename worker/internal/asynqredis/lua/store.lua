@@ -1,8 +1,8 @@
 -- store.lua: stores tasks of one queue as asynq's client schedules them, and marks them as ones that join a line.
 --
--- KEYS  1 scheduled (sorted set)  2 the firing of a batch (hash)  3 which of its tasks were stored (bitmap)
+-- KEYS  1 scheduled (sorted set)
+--       2 the firing of a batch (hash)  3 which of its tasks were stored (bitmap): without 3 there is no firing
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there  3 seconds until then
---       4 "batch" for tasks of a firing, or "": then there is no firing
 --       then four per task:
 --       ID, message, mark (join key, "." and when and by which call it was stored), lock: "" or "SECONDS:KEY" of a unique task
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
@@ -10,20 +10,18 @@
 -- The ID of a task of a firing ends in its position. It is taken for ever: a scheduler that was held
 -- up may come after the task has run and gone, or after the firing was cancelled.
 
-local prefix, score, batch = ARGV[1], ARGV[2], ARGV[4] ~= ''
-local enqueues = batch and redis.call('HGET', KEYS[2], 'phase') == 'enqueue' and redis.call('HGET', KEYS[2], 'want') ~= 'cancel'
-local function taken_in_batch(id)
-  return not enqueues or redis.call('GETBIT', KEYS[3], string.match(id, '%d+$')) == 1
-end
+local prefix, score, stored = ARGV[1], ARGV[2], KEYS[3]
+local firing = stored and KEYS[2]
+local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or redis.call('HGET', firing, 'want') == 'cancel')
 local reply, scheduled = {}, {}
-for i = 5, #ARGV, 4 do
+for i = 4, #ARGV, 4 do
   local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_join')
   local n = 1
   if found[1] and found[2] == mark then
     -- The call is repeated after its reply was lost.
-  elseif batch and taken_in_batch(id) then
+  elseif closed or firing and redis.call('GETBIT', stored, string.match(id, '%d+$')) == 1 then
     n = 0
   elseif lock ~= '' then
     local colon = string.find(lock, ':', 1, true)
@@ -47,7 +45,7 @@ for i = 5, #ARGV, 4 do
     scheduled[#scheduled + 1] = score
     scheduled[#scheduled + 1] = id
   end
-  if batch and n == 1 then redis.call('SETBIT', KEYS[3], string.match(id, '%d+$'), 1) end
+  if firing and n == 1 then redis.call('SETBIT', stored, string.match(id, '%d+$'), 1) end
   reply[#reply + 1] = n
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end

@@ -82,8 +82,12 @@ func TestScenarioFindsRefusals(t *testing.T) {
 	if code := m.Run(t.Context(), nil); code != exitFailed {
 		t.Errorf("exit code %d, stderr:\n%s", code, stderr.String())
 	}
-	if s.API.Refused("large") == 0 || !strings.Contains(stdout.String(), "Not as it should be") {
-		t.Errorf("%d refused, stdout:\n%s", s.API.Refused("large"), stdout.String())
+	refused := 0
+	for _, tenant := range []string{"large", "medium", "plain"} { // whose call comes fourth depends on the machine
+		refused += s.API.Refused(tenant)
+	}
+	if refused == 0 || !strings.Contains(stdout.String(), "Not as it should be") {
+		t.Errorf("%d refused, stdout:\n%s", refused, stdout.String())
 	}
 }
 

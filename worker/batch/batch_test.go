@@ -143,7 +143,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		status, err := p.Status(t.Context(), f)
 		s.ok(err)
 		want := batch.Status{
-			Batch: "b", Queue: "default", State: batch.Running, Tick: f.Tick, Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10, Begun: status.Begun, Expected: status.Expected,
+			Batch: "b", Queue: "default", State: batch.Running, Tick: f.Tick, Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10, Begun: status.Begun, Planned: status.Planned, Expected: status.Expected,
 			Error: `worker: task type "call": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`,
 		}
 		if status != want {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -73,8 +74,11 @@ func newSite(t testing.TB, options *redis.Options, windows []throttle.Window) *s
 	return s
 }
 
-func (s *site) connect() *redis.Client {
+func (s *site) connect(change ...func(*redis.Options)) *redis.Client {
 	o := *s.options
+	for _, c := range change {
+		c(&o)
+	}
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(&o)
 }
@@ -111,27 +115,24 @@ func calls(n int) batch.Tasks {
 type process struct {
 	*batch.Scheduler
 	dead    atomic.Bool
+	limiter *throttle.Limiter
+	log     journal
 	stop    context.CancelFunc
 	stopped chan struct{}
 }
 
 var errDead = errors.New("the process is dead")
 
-func (p *process) DialHook(next redis.DialHook) redis.DialHook { return next }
+// A process is a redis.Limiter of its clients, which copies of them keep.
 
-func (p *process) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if p.dead.Load() {
-			cmd.SetErr(errDead)
-			return errDead
-		}
-		return next(ctx, cmd)
+func (p *process) Allow() error {
+	if p.dead.Load() {
+		return errDead
 	}
+	return nil
 }
 
-func (p *process) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
+func (p *process) ReportResult(error) {}
 
 // A mine makes the clients of a process: they fail when it is dead.
 type mine struct {
@@ -140,9 +141,7 @@ type mine struct {
 }
 
 func (m mine) MakeRedisClient() any {
-	client := m.connect()
-	client.AddHook(m.process)
-	return client
+	return m.connect(func(o *redis.Options) { o.Limiter = m.process })
 }
 
 // scheduler returns one that runs until the test ends, or it is killed.
@@ -173,13 +172,32 @@ func (s *site) mortal(lease time.Duration, batches ...batch.Batch) *process {
 func (s *site) idle(batches ...batch.Batch) *process {
 	s.Helper()
 	p := &process{stopped: make(chan struct{})}
-	limiter, err := throttle.New(throttle.Config{Client: mine{s, p}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
+	var err error
+	p.limiter, err = throttle.New(throttle.Config{Client: mine{s, p}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
 	s.ok(err)
 	p.Scheduler, err = batch.NewScheduler(mine{s, p}, batch.Config{
-		Batches: batches, Client: worker.ClientConfig{Limiter: limiter, LimiterTimeout: 20 * time.Second}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Batches: batches, Client: worker.ClientConfig{Limiter: p.limiter, LimiterTimeout: 20 * time.Second}, Logger: slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
 	s.ok(err)
 	return p
+}
+
+// A journal is what a process logs.
+type journal struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (j *journal) Write(line []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(line)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
 }
 
 // kill ends the process without any more calls.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -111,13 +110,9 @@ func connect(o *redis.Options) redis.UniversalClient {
 	})
 }
 
-// pipe are the options of clients of a miniredis in memory, for testing/synctest: they look up
-// no names of hosts, which a bubble does not allow.
+// pipe are the options of clients of a miniredis in memory, for testing/synctest.
 func pipe(m *miniredis.Miniredis) *redis.Options {
-	return &redis.Options{
-		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-		MaintNotificationsConfig: unnotified(),
-	}
+	return throttletest.Memory{Miniredis: m}.Options()
 }
 
 // unnotified keeps a client from asking Redis for notices of its maintenance. Each client needs a
@@ -134,12 +129,7 @@ func like(client *redis.Client) *redis.Options {
 
 // synctestSite is a site in a bubble, on a miniredis.
 func synctestSite(t *testing.T, policies ...throttle.Policy) *site {
-	m := miniredis.NewMiniRedis()
-	m.ClockTTL(true)
-	t.Cleanup(m.Close)
-	client := redis.NewClient(pipe(m))
-	t.Cleanup(func() { client.Close() })
-	return newSite(t, client, policies...)
+	return newSite(t, throttletest.InMemory(t).Client(t), policies...)
 }
 
 // configs are those of a server that records the calls of the user's functions.

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Waiting costs nothing on a first attempt without retries, and before the last attempt of a task
@@ -40,11 +40,11 @@ func TestFaultsCostNothing(t *testing.T) {
 		// and joins.
 		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
-				workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
-					f := &workertest.Fault{Is: []func([]any) bool{workertest.IsRequeue, workertest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: workertest.Only(1)}
+				sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+					f := &sitetest.Fault{Is: []func([]any) bool{sitetest.IsRequeue, sitetest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: sitetest.Only(1)}
 					if row.limiter {
-						f.Is = workertest.WithArg([]string{"reserve", "join"}[failures])
-						client := workertest.Connect(workertest.SameRedis(s.Redis))
+						f.Is = sitetest.WithArg([]string{"reserve", "join"}[failures])
+						client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 						defer client.Close()
 						client.AddHook(hooktest.Hook(f.See))
 						s.Limiter = s.LimiterOn(client)
@@ -56,7 +56,7 @@ func TestFaultsCostNothing(t *testing.T) {
 							t.Fatal(d, err)
 						}
 					}
-					s.Enqueue(workertest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
+					s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
 					server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
 						s.Ok(ctx, task)
 						if failures > 0 {
@@ -71,15 +71,15 @@ func TestFaultsCostNothing(t *testing.T) {
 					if task := s.Task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, last) || len(s.Runs()) != failures {
 						t.Errorf("%d retries, last error %q, ran %d times", task.Retried, task.LastErr, len(s.Runs()))
 					}
-					s.WantCounters(workertest.Counters{Processed: int64(failures), Failed: int64(failures), Scheduled: 1})
+					s.WantCounters(sitetest.Counters{Processed: int64(failures), Failed: int64(failures), Scheduled: 1})
 					s.Open("a")
 					if failures == 0 {
 						s.WaitGone("a")
-						s.WantCounters(workertest.Counters{Processed: 1})
+						s.WantCounters(sitetest.Counters{Processed: 1})
 						s.WantReported(nil, nil)
 					} else {
 						s.WaitState(asynq.TaskStateArchived, "a")
-						s.WantCounters(workertest.Counters{Processed: 2, Failed: 2, Archived: 1})
+						s.WantCounters(sitetest.Counters{Processed: 2, Failed: 2, Archived: 1})
 						s.WantReported([]string{"boom", "boom"}, []string{"boom"})
 						if task := s.Task("a"); task.Retried != 1 || task.LastErr != "boom" {
 							t.Errorf("archived after %d retries by %q", task.Retried, task.LastErr)
@@ -99,7 +99,7 @@ func TestFaultsCostNothing(t *testing.T) {
 // However an attempt ends that was granted, what it was granted stays granted, once, the task fails
 // as it does without throttling, and nothing is remembered of it.
 func TestAttemptsThatEndBadly(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(100, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		end := make(chan struct{})
 		t.Cleanup(func() { close(end) })
 		server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -120,7 +120,7 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 			if id == "outlives" {
 				opts = append(opts, asynq.Timeout(time.Second))
 			}
-			s.Enqueue(workertest.AcmeTask(), opts...)
+			s.Enqueue(sitetest.AcmeTask(), opts...)
 		}
 		s.Wait("all run", func() bool { return len(s.Runs()) == 4 })
 		s.Wait("they are cancelled", func() bool { // asynq may not listen yet
@@ -129,7 +129,7 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 			return s.Task("cancelled").State == asynq.TaskStateArchived && s.Task("ignores").State == asynq.TaskStateArchived
 		})
 		s.WaitState(asynq.TaskStateArchived, ids...)
-		s.WantCounters(workertest.Counters{Processed: 4, Failed: 4, Archived: 4})
+		s.WantCounters(sitetest.Counters{Processed: 4, Failed: 4, Archived: 4})
 		if n := len(s.Runs()); n != 4 || s.Used() != 4 || server.Adapter().Attempts() != 0 {
 			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.Used(), server.Adapter().Attempts())
 		}
@@ -139,7 +139,7 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 // What the middleware says of an attempt whose lease was lost says nothing of the one in which the
 // task runs now.
 func TestAttemptsAreKeptApart(t *testing.T) {
-	s := workertest.New(t, redis.NewClient(&redis.Options{}), workertest.Policy(1, time.Hour))
+	s := sitetest.New(t, redis.NewClient(&redis.Options{}), sitetest.Policy(1, time.Hour))
 	_, ours := s.Configs()
 	ad, err := worker.NewAdapter(ours)
 	if err != nil {
@@ -157,7 +157,7 @@ func TestAttemptsAreKeptApart(t *testing.T) {
 
 // A task that goes back at shutdown is not a denied one any more.
 func TestShutdownGivesTasksBack(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		theirs, ours := s.Configs()
 		theirs.ShutdownTimeout = time.Millisecond
 		ad, server, middleware := s.Adapted(theirs, ours)
@@ -179,7 +179,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 		s.WaitState(asynq.TaskStateActive, "granted", "denied")
 		server.Shutdown()
 		s.WaitState(asynq.TaskStatePending, "granted", "denied")
-		s.WantCounters(workertest.Counters{})
+		s.WantCounters(sitetest.Counters{})
 		if ad.Attempts() != 0 {
 			t.Errorf("%d attempts are remembered after their end", ad.Attempts())
 		}
@@ -189,7 +189,7 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 // Attempts whose end is never seen are forgotten, and others never.
 func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1, time.Hour))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
 		_, ours := s.Configs()
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {

@@ -12,14 +12,14 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
-	p := workertest.Policy(5, time.Hour)
+	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x"}
 	p.Windows[0].Scope = throttle.Per("tenant", "user")
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p},
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
 				if tenant == "unknown" {
@@ -87,12 +87,12 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 // What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too
 // late already. Backlog would have no effect, nor MaxWait if the task never joins a line.
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
-	reset := workertest.Policy(5, time.Hour)
+	reset := sitetest.Policy(5, time.Hour)
 	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
-	line := workertest.Policy(5, time.Hour)
+	line := sitetest.Policy(5, time.Hour)
 	line.Match = []string{"x"}
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
-	workertest.Each(t, []throttle.Policy{line, reset}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{line, reset}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		for _, typename := range []string{"x", "reset", "unmatched"} {
 			for name, row := range map[string]struct {
@@ -142,8 +142,8 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 // A connection that the caller made is used by a client and by several servers, and stays the
 // caller's.
 func TestAClientAndServersShareAConnection(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(2, time.Hour)}, func(t *testing.T, s *workertest.Site) {
-		shared := redis.NewClient(workertest.SameRedis(s.Redis))
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		shared := redis.NewClient(sitetest.SameRedis(s.Redis))
 		defer shared.Close()
 		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
@@ -168,7 +168,7 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 			servers = append(servers, server)
 		}
 		for _, queue := range []string{"one", "two"} {
-			if _, err := client.Enqueue(workertest.AcmeTask(), asynq.Queue(queue), asynq.TaskID("of "+queue), asynq.MaxRetry(0)); err != nil {
+			if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.Queue(queue), asynq.TaskID("of "+queue), asynq.MaxRetry(0)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -178,7 +178,7 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 			}
 		}
 		plain := asynq.NewClientFromRedisClient(shared) // it is denied, and asynq would archive it
-		if _, err := plain.Enqueue(workertest.AcmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {
+		if _, err := plain.Enqueue(sitetest.AcmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {
 			t.Fatal(err)
 		}
 		s.Wait("it waits", func() bool {

@@ -12,13 +12,13 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Middlewares may make the same text of a denial and of a failure. IsFailure is called for the
 // failure and not for the denial, though asynq does not tell it which task it is about.
 func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		theirs, ours := s.Configs()
 		failing, denied := make(chan struct{}), make(chan struct{})
 		record := theirs.ErrorHandler
@@ -39,9 +39,9 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID("fails"), asynq.MaxRetry(1))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("fails"), asynq.MaxRetry(1))
 		<-failing
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID("waits"), asynq.MaxRetry(1))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("waits"), asynq.MaxRetry(1))
 		s.WaitState(asynq.TaskStateScheduled, "waits")
 		s.Mu.Lock()
 		asked := len(s.Asked)
@@ -52,7 +52,7 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 		}
 		s.WaitState(asynq.TaskStateRetry, "fails")
 		s.WantReported([]string{"try later"}, []string{"try later"})
-		s.WantCounters(workertest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 	})
 }
 
@@ -78,7 +78,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 	}
 	for _, retries := range []int{0, 3} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 				theirs, ours := s.Configs()
 				promised := map[string]time.Time{}
 				onDecision := ours.OnDecision
@@ -144,7 +144,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
 					}
 				}
-				s.WantCounters(workertest.Counters{Scheduled: int64(len(ids))})
+				s.WantCounters(sitetest.Counters{Scheduled: int64(len(ids))})
 				if _, err := s.Plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
 					t.Errorf("the unique task has lost its lock: %v", err)
 				}
@@ -157,7 +157,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 				if got := s.Runs(); len(got) != len(ids) {
 					t.Errorf("ran %q, want each once", got)
 				}
-				s.WantCounters(workertest.Counters{Processed: int64(len(ids))})
+				s.WantCounters(sitetest.Counters{Processed: int64(len(ids))})
 				s.Mu.Lock()
 				defer s.Mu.Unlock()
 				if len(s.Reported) != 1 || !asynq.IsPanicError(s.Reported[0]) {
@@ -173,7 +173,7 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 
 // A middleware may call ours again within one attempt: its last answer counts.
 func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		theirs, ours := s.Configs()
 		_, server, middleware := s.Adapted(theirs, ours)
 		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
@@ -190,7 +190,7 @@ func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
 		}
 		defer server.Shutdown()
 		s.WaitState(asynq.TaskStateArchived, "a")
-		s.WantCounters(workertest.Counters{Processed: 1, Failed: 1, Archived: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 		s.WantReported([]string{"boom"}, nil)
 	})
 }

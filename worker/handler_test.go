@@ -18,12 +18,12 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A refusal by the upstream pauses the policy everywhere, costs no retry, and nobody's place.
 func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var refuse atomic.Bool
 		refuse.Store(true)
 		handler := func(ctx context.Context, task *asynq.Task) error {
@@ -34,13 +34,13 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 		}
 		one := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 1 }
 		s.Serve(handler, one)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateScheduled, "first")
 		if text := s.Task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
 			t.Errorf("the task's last error is %q", text)
 		}
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
-		s.Enqueue(workertest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
 		s.WaitGone("third", "first", "second")
 		s.Mu.Lock()
 		ran := slices.Clone(s.Ran)
@@ -48,14 +48,14 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 		if !slices.Equal(ran, []string{"third", "first", "second"}) {
 			t.Errorf("ran in the order %q", ran)
 		}
-		s.WantCounters(workertest.Counters{Processed: 3})
+		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
 	})
 }
 
 // A handler can have a refusal burn a retry.
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			job := worker.FromContext(ctx)
 			if err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)); err != nil {
@@ -63,7 +63,7 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 			}
 			return errors.New("429")
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted || d.RetryIn < 30*time.Second {
@@ -76,9 +76,9 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 }
 
 func TestAJobSettlesAndCancels(t *testing.T) {
-	p := workertest.Policy(1500, time.Hour)
+	p := sitetest.Policy(1500, time.Hour)
 	p.Windows[0].Unit = "tokens"
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		tokens := map[string]int64{"tokens": 1500}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
@@ -95,7 +95,7 @@ func TestAJobSettlesAndCancels(t *testing.T) {
 		})
 		ids := []string{"settle1", "cancel1", "settle2", "cancel2"} // one at a time in an hour's window
 		for _, id := range ids {
-			s.Enqueue(workertest.Task("acme", tokens), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task("acme", tokens), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
 		s.WaitGone(ids...)
 	})
@@ -103,9 +103,9 @@ func TestAJobSettlesAndCancels(t *testing.T) {
 
 // Two policies in one task: the second is waited for in the handler, or in line.
 func TestAJobReservesByASecondPolicy(t *testing.T) {
-	github, slack := workertest.Policy(1000, time.Minute), workertest.Policy(1, 2*time.Second)
+	github, slack := sitetest.Policy(1000, time.Minute), sitetest.Policy(1, 2*time.Second)
 	slack.Name, slack.Match = "slack", nil
-	workertest.Each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *sitetest.Site) {
 		var inLine atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
@@ -126,7 +126,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 		})
 		ids := []string{"wait1", "wait2", "line1", "line2"}
 		for _, id := range ids {
-			s.Enqueue(workertest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
 		s.WaitGone(ids...)
 		if got := s.Runs(); !slices.Equal(got, slices.Sorted(slices.Values(ids))) {
@@ -135,7 +135,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 		if inLine.Load() == 0 {
 			t.Error("nobody was requeued")
 		}
-		s.WantCounters(workertest.Counters{Processed: 4})
+		s.WantCounters(sitetest.Counters{Processed: 4})
 		s.WantReported(nil, nil)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Windows[0].Used != 4 {
@@ -146,7 +146,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 
 // A refusal that the handler did not deal with requeues the task.
 func TestARefusedCallRequeuesTheTask(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			job := throttle.JobFrom(ctx)
@@ -158,9 +158,9 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 			job.Answered(time.Now()) // and tried again, with success
 			return s.Ok(ctx, task)
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
 	})
 }
@@ -168,7 +168,7 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 // A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
 // decide.
 func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if calls.Add(1) == 1 {
@@ -176,20 +176,20 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 			}
 			return s.Ok(ctx, task)
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
 	})
 }
 
 // SkipRetry beside another error holds.
 func TestSkipRetryIsTheLastWord(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			return errors.Join(worker.RetryAfter(time.Minute), asynq.SkipRetry)
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(5))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(5))
 		s.WaitState(asynq.TaskStateArchived, "t")
 	})
 }
@@ -212,18 +212,18 @@ func (la *lateAnswer) see(ctx context.Context, cmd redis.Cmder, next redis.Proce
 func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t)
+		s := sitetest.NewInBubble(t)
 		limits := miniredis.NewMiniRedis()
 		limits.ClockTTL(true)
 		t.Cleanup(limits.Close)
-		client := redis.NewClient(workertest.Pipe(limits))
+		client := redis.NewClient(sitetest.Pipe(limits))
 		t.Cleanup(func() { client.Close() })
 		la := &lateAnswer{till: make(chan struct{})}
 		client.AddHook(hooktest.Hook(la.see))
-		second := workertest.AtOnce(1)
+		second := sitetest.AtOnce(1)
 		second.Name, second.Match = "second", nil
 		var err error
-		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{workertest.Policy(100, time.Minute), second}}); err != nil {
+		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100, time.Minute), second}}); err != nil {
 			t.Fatal(err)
 		}
 		warm, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
@@ -242,8 +242,8 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 			}()
 			time.Sleep(time.Second)
 			return s.Ok(ctx, task)
-		}, workertest.Calm)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"))
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		la.on.Store(false)
 		close(la.till)
@@ -262,12 +262,12 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1000, time.Minute))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Minute))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			<-ctx.Done()
 			return worker.RetryAfter(time.Hour)
-		}, workertest.Calm)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted {
@@ -280,9 +280,9 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		slack := workertest.Policy(1, time.Minute)
+		slack := sitetest.Policy(1, time.Minute)
 		slack.Name, slack.Match = "slack", nil
-		s := workertest.NewInBubble(t, workertest.Policy(1000, time.Minute), slack)
+		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Minute), slack)
 		var waited time.Duration
 		taken, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"})
 		if err != nil {
@@ -295,8 +295,8 @@ func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 			}
 			waited = time.Since(begun)
 			return s.Ok(ctx, task)
-		}, workertest.Calm)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"))
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
@@ -318,11 +318,11 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				own := workertest.Policy(1, 6*time.Minute)
+				own := sitetest.Policy(1, 6*time.Minute)
 				change(&own)
-				slack := workertest.Policy(4, 4*time.Minute)
+				slack := sitetest.Policy(4, 4*time.Minute)
 				slack.Name, slack.Match = "slack", nil
-				s := workertest.NewInBubble(t, own, slack)
+				s := sitetest.NewInBubble(t, own, slack)
 				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
 				if _, err := s.Limiter.Reserve(t.Context(), bot); err != nil {
 					t.Fatal(err)
@@ -334,14 +334,14 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 						}
 					}
 					return s.Ok(ctx, task)
-				}, workertest.Calm)
-				s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				}, sitetest.Calm)
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
 				s.WantNobodyInLine()
 				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
-				s.Enqueue(workertest.Task("acme"), asynq.TaskID("later"))
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("later"))
 				time.Sleep(4 * time.Minute)
 				if got := s.InLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
 					t.Errorf("in line: %q", got)
@@ -354,7 +354,7 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				if got := s.Runs(); !slices.Equal(got, []string{"later", "t"}) {
 					t.Errorf("ran: %q", got)
 				}
-				s.WantCounters(workertest.Counters{Processed: 2})
+				s.WantCounters(sitetest.Counters{Processed: 2})
 			})
 		})
 	}

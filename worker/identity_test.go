@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func FuzzIdentityComesBack(f *testing.F) {
@@ -50,7 +50,7 @@ func TestATaskWithoutAnIdentityHasNoHeaders(t *testing.T) {
 
 // The handler sees the decision, and a name of any bytes arrives as it was given.
 func TestIdentityReachesTheHandler(t *testing.T) {
-	p := workertest.Policy(100, time.Hour)
+	p := sitetest.Policy(100, time.Hour)
 	p.Match = []string{"x"}
 	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Scope: throttle.Per("user")})
 	id := worker.Identity{
@@ -58,7 +58,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		Cost:       map[string]int64{"tokens": 300},
 		Tenant:     "a}{:\n%2F \xfe\xffc",
 	}
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		got := make(chan throttle.Decision, 2)
 		s.Enqueue(worker.NewTask(id, "x", nil))
 		s.Enqueue(asynq.NewTask("unmatched", nil))
@@ -87,9 +87,9 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 }
 
 func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
-	p := workertest.Policy(10, time.Hour)
+	p := sitetest.Policy(10, time.Hour)
 	p.Windows[0].Scope = throttle.Per("region")
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(asynq.NewTask("x", []byte("eu")))
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Attributes = func(task *asynq.Task) map[string]string { return map[string]string{"region": string(task.Payload())} }

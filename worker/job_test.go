@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // methods calls all methods of a job that need a policy, and returns their errors.
@@ -59,7 +59,7 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 // The methods of a job whose type may be misspelt say so. By a policy that it names its handler may
 // reserve.
 func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			job := worker.FromContext(ctx)
 			if _, ok := job.Decision(); ok {
@@ -89,7 +89,7 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 // call twice, and requeue the task for ever. It says so at the first call. After Cancel it may
 // reserve.
 func TestATransportDoesNotCountAJobTwice(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
 		defer upstream.Close()
@@ -113,7 +113,7 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 			}
 			return errors.Join(response.Body.Close(), s.Ok(ctx, task))
 		})
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID("counted"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("counted"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "counted")
 		s.Mu.Lock()
 		var counted *httpthrottle.CountedError
@@ -121,7 +121,7 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 			t.Errorf("it failed by %v", s.Reported)
 		}
 		s.Mu.Unlock()
-		s.Enqueue(workertest.Task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
 		s.WaitGone("cancels")
 		if n := calls.Load(); n != 1 {
 			t.Errorf("%d calls were made, want the cancelled job's", n)
@@ -131,9 +131,9 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 
 // The last error of a task that waits for a handler's denied reservation names the reason once.
 func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
-	slack := workertest.Policy(1, time.Hour)
+	slack := sitetest.Policy(1, time.Hour)
 	slack.Name, slack.Match = "slack", nil
-	workertest.Each(t, []throttle.Policy{workertest.Policy(100, time.Hour), slack}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour), slack}, func(t *testing.T, s *sitetest.Site) {
 		if _, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
 			_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slack"})
 			return fmt.Errorf("posting: %w", err)
 		})
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateScheduled, "a")
 		text := s.Task("a").LastErr
 		if strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant acme, ") {

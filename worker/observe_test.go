@@ -14,11 +14,11 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // observe has the site's limiter use a client, and tell an observer.
-func observe(s *workertest.Site, client *redis.Client, o throttle.Observer) {
+func observe(s *sitetest.Site, client *redis.Client, o throttle.Observer) {
 	s.Helper()
 	limiter, err := throttle.New(throttle.Config{Client: client, Observer: o, Policies: s.Limiter.Policies()})
 	if err != nil {
@@ -30,7 +30,7 @@ func observe(s *workertest.Site, client *redis.Client, o throttle.Observer) {
 // An observer of the limiter is told how long each task waited, and how late it starts.
 func TestStartsAreObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1, 10*time.Second))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
 		starts := make(chan throttle.Start, 10)
 		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
 		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
@@ -44,7 +44,7 @@ func TestStartsAreObserved(t *testing.T) {
 			}
 		}
 		time.Sleep(3 * time.Second) // nobody serves the first, which fits
-		s.Serve(s.Ok, workertest.Calm)
+		s.Serve(s.Ok, sitetest.Calm)
 		for i, want := range []struct{ waited, late time.Duration }{
 			{3 * time.Second, 3 * time.Second}, {13 * time.Second, 0}, {23 * time.Second, 0},
 		} {
@@ -72,11 +72,11 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 	}{{throttle.FailClosed, false}, {throttle.FailOpen, false}, {throttle.FailClosed, true}, {throttle.FailOpen, true}} {
 		t.Run(fmt.Sprintf("fail %s, silent %v", row.fail, row.silent), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := workertest.Policy(1, time.Hour)
+				p := sitetest.Policy(1, time.Hour)
 				p.Fail = row.fail
-				s := workertest.NewInBubble(t, p)
-				var c workertest.Cable
-				options := c.Options(workertest.SameRedis(s.Redis))
+				s := sitetest.NewInBubble(t, p)
+				var c sitetest.Cable
+				options := c.Options(sitetest.SameRedis(s.Redis))
 				ended := make(chan struct{})
 				defer close(ended)
 				if dial := options.Dialer; row.silent {
@@ -99,7 +99,7 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 					},
 					Undecided: func(u throttle.Undecided) { told <- u },
 				})
-				s.Serve(func(context.Context, *asynq.Task) error { return nil }, workertest.Calm)
+				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
 				c.Cut()
 				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // fetch makes a call and fails on any status but 200.
@@ -40,7 +40,7 @@ func fetch(ctx context.Context, client *http.Client, url string) error {
 
 // The handler knows nothing of refusals: it fails by the status. The task has no retry to lose.
 func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
-	own, calls := workertest.Policy(1000, time.Minute), workertest.Policy(1000, time.Minute)
+	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match = "calls", nil
 	reserved := httpthrottle.TransportConfig{LearnOnly: true} // by the task
 	reserves := httpthrottle.TransportConfig{Policy: "calls"}
@@ -62,7 +62,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			own := own
 			own.Match = row.match
-			workertest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 				var asked atomic.Int64
 				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					if asked.Add(1) == 1 {
@@ -86,7 +86,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 					}
 					return s.Ok(ctx, task)
 				})
-				s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				if row.fails {
 					s.WaitState(asynq.TaskStateArchived, "t")
 					return
@@ -94,7 +94,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 				s.Wait("the task has ended", func() bool {
 					return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
 				})
-				s.WantCounters(workertest.Counters{Processed: 1})
+				s.WantCounters(sitetest.Counters{Processed: 1})
 				s.WantReported(nil, nil)
 				if n := asked.Load(); n != 2 {
 					t.Errorf("the upstream saw %d calls, want 2", n)
@@ -106,7 +106,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 
 // Of calls under way together, one that is answered says nothing about one that is refused.
 func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var runs atomic.Int64
 		slow, refused := make(chan struct{}), make(chan struct{})
 		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -141,11 +141,11 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 			}
 			return err
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.Wait("the task has ended", func() bool {
 			return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
 		})
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }
 
@@ -158,12 +158,12 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 		"by asynq.SkipRetry": func(context.Context) error { return asynq.SkipRetry },
 	} {
 		t.Run(name, func(t *testing.T) {
-			workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute)}, func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 					throttle.JobFrom(ctx).Refused("api", 100*time.Millisecond)
 					return fail(ctx)
 				})
-				s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				s.WaitState(asynq.TaskStateArchived, "t")
 			})
 		})
@@ -190,15 +190,15 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := workertest.Policy(1000, time.Minute)
+				p := sitetest.Policy(1000, time.Minute)
 				p.MaxRefusals, p.MaxRefusedWait = row.refusals, row.wait
-				s := workertest.NewInBubble(t, p)
+				s := sitetest.NewInBubble(t, p)
 				runs := 0
 				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					runs++
 					return row.errs[min(runs, len(row.errs))-1]
-				}, workertest.Calm)
-				s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
+				}, sitetest.Calm)
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
 				for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
 					if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {
 						break
@@ -226,14 +226,14 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 
 // The policy that refuses a call says how often it may, also if the task has another.
 func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
-	own, calls := workertest.Policy(1000, time.Minute), workertest.Policy(1000, time.Minute)
+	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
-	workertest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			throttle.JobFrom(ctx).Refused("calls", time.Millisecond)
 			return errors.New("429")
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		want := `worker: policy "calls", tenant "acme": given up by max_refusals 2: refused 2 times since 20`
 		if got := s.Task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {

@@ -12,12 +12,12 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // github is a policy that matches some task types only.
 func github() throttle.Policy {
-	p := workertest.Policy(100, time.Hour)
+	p := sitetest.Policy(100, time.Hour)
 	p.Match = []string{"github:*"}
 	return p
 }
@@ -30,7 +30,7 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 		worker.UnmatchedReject: "its tasks fail\" type=",
 	} {
 		t.Run(string(unmatched), func(t *testing.T) {
-			workertest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 				server := s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = unmatched })
 				for i := range 6 {
 					s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"githib:star", "gitbuh:star", "github:star"}[i%3], nil),
@@ -63,7 +63,7 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 // Task types may be made up for each task: those that are logged, and remembered for it, are
 // bounded.
 func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		server := s.Serve(s.Ok)
 		for i := range 250 {
 			s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
@@ -81,11 +81,11 @@ func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 // In a task that no policy matches, RetryAfter is an error like any other: there is nothing to
 // pause, and nothing bounds how often the task would come back.
 func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })
 		s.Enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "a")
-		s.WantCounters(workertest.Counters{Processed: 1, Failed: 1, Archived: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 		s.WantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
 		if s.Journal.Count("worker: RetryAfter in a task that no policy matches") != 1 {
 			t.Errorf("want it logged:\n%s", s.Journal)

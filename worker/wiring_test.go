@@ -17,11 +17,11 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), workertest.Policy(1, time.Hour))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	theirs, ours := s.Configs()
 	noConnection := "worker: no asynq.Server has the connection that Adapter.Redis returns: " +
 		"make the server with it first, or asynq archives tasks that are denied on their last attempt"
@@ -53,9 +53,9 @@ func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
 }
 
 func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
-	workertest.Each(t, nil, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, nil, func(t *testing.T, s *sitetest.Site) {
 		theirs, ours := s.Configs()
-		theirs.Logger, theirs.LogLevel = workertest.AsynqLog{Journal: s.Journal}, asynq.ErrorLevel
+		theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: s.Journal}, asynq.ErrorLevel
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
@@ -80,8 +80,8 @@ func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
 }
 
 func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
-	workertest.Each(t, nil, func(t *testing.T, s *workertest.Site) {
-		if err := s.Limiter.SetPolicies(append(s.Limiter.Policies(), workertest.Policy(1, time.Hour))); err != nil {
+	sitetest.Each(t, nil, func(t *testing.T, s *sitetest.Site) {
+		if err := s.Limiter.SetPolicies(append(s.Limiter.Policies(), sitetest.Policy(1, time.Hour))); err != nil {
 			t.Fatal(err)
 		}
 		theirs, ours := s.Configs()
@@ -110,9 +110,9 @@ func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
 // nothing.
 func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(100, time.Hour))
+		s := sitetest.NewInBubble(t, sitetest.Policy(100, time.Hour))
 		theirs, ours := s.Configs()
-		workertest.Calm(&theirs, &ours)
+		sitetest.Calm(&theirs, &ours)
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
@@ -121,7 +121,7 @@ func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 		server := asynq.NewServer(ad.Redis(s.Asynq), theirs)
 		var attempts atomic.Int64
 		startBy(s, ad, server, &attempts)
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		const want = "worker: the asynq.Server was not made with the config that Adapter.Asynq returned"
 		task := s.Task("a")
@@ -142,9 +142,9 @@ func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 // are full. It gives them back when their time ends, or its own.
 func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(100, time.Hour))
+		s := sitetest.NewInBubble(t, sitetest.Policy(100, time.Hour))
 		theirs, ours := s.Configs()
-		workertest.Calm(&theirs, &ours)
+		sitetest.Calm(&theirs, &ours)
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
@@ -164,15 +164,15 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 			if i >= theirs.Concurrency {
 				opts = append(opts, asynq.Timeout(time.Duration(i)*time.Second))
 			}
-			s.Enqueue(workertest.AcmeTask(), opts...)
+			s.Enqueue(sitetest.AcmeTask(), opts...)
 		}
 		time.Sleep(3 * time.Minute)
-		s.WantCounters(workertest.Counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
+		s.WantCounters(sitetest.Counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
 		if n := attempts.Load(); n != int64(theirs.Concurrency) {
 			t.Errorf("%d attempts", n)
 		}
 		time.Sleep(30 * time.Minute)
-		s.WantCounters(workertest.Counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
+		s.WantCounters(sitetest.Counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
 		if attempts.Load() < int64(n) || len(s.Runs()) != 0 {
 			t.Errorf("%d attempts, ran %q", attempts.Load(), s.Runs())
 		}
@@ -190,12 +190,12 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		s.WantCounters(workertest.Counters{Processed: int64(n)})
+		s.WantCounters(sitetest.Counters{Processed: int64(n)})
 	})
 }
 
 // startBy starts a server of asynq's by the adapter's middleware, and counts the attempts.
-func startBy(s *workertest.Site, ad *worker.Adapter, server *asynq.Server, attempts *atomic.Int64) {
+func startBy(s *sitetest.Site, ad *worker.Adapter, server *asynq.Server, attempts *atomic.Int64) {
 	s.Helper()
 	middleware, err := ad.Middleware()
 	if err != nil {
@@ -212,7 +212,7 @@ func startBy(s *workertest.Site, ad *worker.Adapter, server *asynq.Server, attem
 }
 
 func TestAContextOfNoServerIsAnError(t *testing.T) {
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), workertest.Policy(1, time.Hour))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	theirs, ours := s.Configs()
 	ad, err := worker.NewAdapter(ours)
 	if err != nil {
@@ -233,7 +233,7 @@ func TestAContextOfNoServerIsAnError(t *testing.T) {
 func TestShutdownClosesTheConnection(t *testing.T) {
 	m := throttletest.Miniredis(t)
 	client := redis.NewClient(&redis.Options{Addr: m.Addr()})
-	s := workertest.New(t, client, workertest.Policy(1, time.Hour))
+	s := sitetest.New(t, client, sitetest.Policy(1, time.Hour))
 	s.Fill("acme")
 	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
 	server := s.Serve(s.Ok)
@@ -279,7 +279,7 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
-	s := workertest.New(t, client, workertest.Policy(2, time.Second), workertest.AtOnceOf("slots", 1))
+	s := sitetest.New(t, client, sitetest.Policy(2, time.Second), sitetest.AtOnceOf("slots", 1))
 	connections := func() int {
 		list, err := client.ClientList(t.Context()).Result()
 		if err != nil {
@@ -316,7 +316,7 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range []string{"a", "p", "r", "b"} {
-			if _, err := planner.EnqueueContext(t.Context(), workertest.Task("acme"), asynq.TaskID(fmt.Sprint(id, round)), asynq.MaxRetry(0)); err != nil {
+			if _, err := planner.EnqueueContext(t.Context(), sitetest.Task("acme"), asynq.TaskID(fmt.Sprint(id, round)), asynq.MaxRetry(0)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -339,9 +339,9 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 func TestAServerChecksItsRedis(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t, "--maxmemory-policy", "allkeys-lru"))
-	s := workertest.New(t, client, workertest.Policy(100, time.Hour))
+	s := sitetest.New(t, client, sitetest.Policy(100, time.Hour))
 	s.Serve(s.Ok)
-	s.Enqueue(workertest.AcmeTask(), asynq.TaskID("a"))
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.WaitGone("a")
 	s.Wait("it is logged", func() bool { return s.Journal.Count("maxmemory-policy is allkeys-lru") > 0 })
 	if s.Journal.Count("worker: Redis is not set up for throttling") != 1 {

@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Read this test first. Three tasks come together, and one fits a window: the others wait and run
 // in turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
 		ours, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
@@ -53,14 +53,14 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 		if len(s.Denials()) == 0 {
 			t.Error("no denial: three tasks that come together do not fit a window of one")
 		}
-		s.WantCounters(workertest.Counters{Processed: 3})
+		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
 	})
 }
 
 // Real failures use up the retries, and nothing else does.
 func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			s.Ok(ctx, task)
@@ -73,14 +73,14 @@ func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
 		if len(s.Runs()) != 3 || len(s.Denials()) != 0 {
 			t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.Runs()), len(s.Denials()))
 		}
-		s.WantCounters(workertest.Counters{Processed: 3, Failed: 3, Archived: 1})
+		s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
 		s.WantReported([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
 	})
 }
 
 // Without functions of the user's own, asynq's defaults hold for real failures.
 func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), workertest.Policy(1, time.Hour))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	s.Fill("denied")
 	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
 	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
@@ -92,7 +92,7 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 	if task := s.Task("a"); task.Retried != 1 || task.LastErr != "boom" || time.Until(task.NextProcessAt) < 10*time.Second {
 		t.Errorf("retried %d, last error %q, next in %v; want asynq's 1, boom and 15 s or more", task.Retried, task.LastErr, time.Until(task.NextProcessAt))
 	}
-	s.WantCounters(workertest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
+	s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
 	ad, err := worker.NewAdapter(worker.Config{Limiter: s.Limiter})
 	if err != nil {
@@ -112,9 +112,9 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 
 // What can never be granted is a failure like any other: waiting would not help.
 func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
-	p := workertest.Policy(5, time.Hour)
+	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x", "by-user"}
-	byUser := workertest.Policy(5, time.Hour)
+	byUser := sitetest.Policy(5, time.Hour)
 	byUser.Name, byUser.Match, byUser.Windows[0].Scope = "by-user", []string{"by-user"}, throttle.Per("user")
 	p.Match = []string{"x"}
 	header := func(name, value string) *asynq.Task {
@@ -132,7 +132,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
 		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
 	}
-	workertest.Each(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *sitetest.Site) {
 		for id, c := range tasks {
 			s.Enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
 		}
@@ -155,10 +155,10 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 }
 
 func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
-	p := workertest.Policy(1, 2*time.Hour)
+	p := sitetest.Policy(1, 2*time.Hour)
 	p.Requeue = throttle.RequeueEarliestReset
 	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
 		s.Serve(s.Ok)

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // usersOfDocs returns the users that the docs create, by their names: the words of ACL SETUSER.
@@ -69,7 +69,7 @@ func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
 		user    string
 		scripts map[string]bool
 		without string // a command to forbid beyond the docs
-		work    func(s *workertest.Site)
+		work    func(s *sitetest.Site)
 	}{
 		{"sluice-limiter", limiter, "", workOfLimiter},
 		{"sluice-client", both, "", workOfClient},
@@ -95,12 +95,12 @@ func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
 			if err := admin.ConfigResetStat(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			as := workertest.SameRedis(admin)
+			as := sitetest.SameRedis(admin)
 			as.Username, as.Password = role.user, "SECRET"
 			client := redis.NewClient(as)
 			defer client.Close()
-			s := workertest.New(t, client, everyAlgorithm())
-			s.Asynq, s.Redis = workertest.Dialed{Options: as}, admin
+			s := sitetest.New(t, client, everyAlgorithm())
+			s.Asynq, s.Redis = sitetest.Dialed{Options: as}, admin
 			role.work(s)
 			wantRefused(t, admin, role.without)
 			called := commandsCalled(t, admin)
@@ -174,7 +174,7 @@ func everyAlgorithm() throttle.Policy {
 	}
 }
 
-func workOfLimiter(s *workertest.Site) {
+func workOfLimiter(s *sitetest.Site) {
 	s.Helper()
 	ctx := s.Context()
 	must := func(err error) {
@@ -221,7 +221,7 @@ func workOfLimiter(s *workertest.Site) {
 	must(err)
 }
 
-func workOfClient(s *workertest.Site) {
+func workOfClient(s *sitetest.Site) {
 	s.Helper()
 	enqueueAll(s, s.Client(s.Limiter))
 	plain := asynq.NewClient(s.Asynq)
@@ -231,7 +231,7 @@ func workOfClient(s *workertest.Site) {
 	}
 	firesABatch(s)
 	scheduler := asynq.NewScheduler(s.Asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
-	if _, err := scheduler.Register("@every 1h", workertest.AcmeTask()); err != nil {
+	if _, err := scheduler.Register("@every 1h", sitetest.AcmeTask()); err != nil {
 		s.Fatal(err)
 	}
 	if err := scheduler.Start(); err != nil {
@@ -242,7 +242,7 @@ func workOfClient(s *workertest.Site) {
 
 // firesABatch has a scheduler of batches enqueue some tasks, pause and resume their
 // firing, and tell how far it is. It returns how many tasks there are.
-func firesABatch(s *workertest.Site) (n int) {
+func firesABatch(s *sitetest.Site) (n int) {
 	s.Helper()
 	of, err := batch.Template{Type: "x", Count: 3}.Tasks()
 	if err != nil {
@@ -280,7 +280,7 @@ func firesABatch(s *workertest.Site) (n int) {
 }
 
 // enqueueAll enqueues tasks of every kind: some wait, and each of the others ends in its own way.
-func enqueueAll(s *workertest.Site, client *worker.Client) (n int) {
+func enqueueAll(s *sitetest.Site, client *worker.Client) (n int) {
 	s.Helper()
 	for i, options := range [][]asynq.Option{
 		{}, {}, {}, {}, {}, {},
@@ -302,9 +302,9 @@ func enqueueAll(s *workertest.Site, client *worker.Client) (n int) {
 	return n
 }
 
-func workOfWorker(s *workertest.Site) {
+func workOfWorker(s *sitetest.Site) {
 	s.Helper()
-	var done workertest.Counted
+	var done sitetest.Counted
 	failed := errors.New("fails")
 	server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
 		if _, err := task.ResultWriter().Write([]byte("result")); err != nil && task.Type() != "group" {
@@ -339,7 +339,7 @@ func asynqRetried(ctx context.Context) int {
 	return n
 }
 
-func workOfOperator(s *workertest.Site) {
+func workOfOperator(s *sitetest.Site) {
 	s.Helper()
 	must := func(err error) {
 		s.Helper()
@@ -349,12 +349,12 @@ func workOfOperator(s *workertest.Site) {
 	}
 	for _, state := range []string{"archived", "scheduled", "retry"} {
 		if state == "scheduled" {
-			s.Enqueue(workertest.AcmeTask(), asynq.TaskID(state), asynq.ProcessIn(time.Hour))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(state), asynq.ProcessIn(time.Hour))
 			continue
 		}
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID(state))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(state))
 	}
-	other := asynq.NewServer(workertest.Dialed{Options: workertest.SameRedis(s.Redis)}, asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel})
+	other := asynq.NewServer(sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}, asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel})
 	must(other.Start(asynq.HandlerFunc(s.Ok)))
 	defer other.Shutdown()
 	i := inspectorAs(s)
@@ -397,7 +397,7 @@ func workOfOperator(s *workertest.Site) {
 }
 
 // inspectorAs is an inspector by the site's user.
-func inspectorAs(s *workertest.Site) *asynq.Inspector {
+func inspectorAs(s *sitetest.Site) *asynq.Inspector {
 	i := asynq.NewInspector(s.Asynq)
 	s.Cleanup(func() { i.Close() })
 	return i

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // An enqueue waits for a limiter that does not answer as long as LimiterTimeout and no longer,
@@ -30,20 +30,20 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					}
 				}
 			}()
-			return workertest.Plug{Conn: ours}, nil
+			return sitetest.Plug{Conn: ours}, nil
 		},
 		"refusing": func() (net.Conn, error) { return nil, &net.OpError{Op: "dial", Err: net.ErrClosed} },
 	} {
 		for timeout, most := range map[time.Duration]time.Duration{0: worker.DefaultLimiterTimeout, 20 * time.Millisecond: 20 * time.Millisecond} {
 			t.Run(name+" "+timeout.String(), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := workertest.NewInBubble(t)
+					s := sitetest.NewInBubble(t)
 					down := redis.NewClient(&redis.Options{
 						Dialer:                   func(context.Context, string, string) (net.Conn, error) { return dial() },
 						MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 					})
 					defer down.Close()
-					limiter, err := throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{workertest.Policy(1, time.Hour)}})
+					limiter, err := throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{sitetest.Policy(1, time.Hour)}})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -55,7 +55,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					begun := time.Now()
 					for range 100 {
 						start := worker.ExpectedStart{Known: true}
-						info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), worker.ReportStart(&start))
+						info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start))
 						if err != nil || info.State != asynq.TaskStatePending || start != (worker.ExpectedStart{}) {
 							t.Fatalf("%+v, %+v, %v", info, start, err)
 						}
@@ -63,7 +63,7 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 					if took := time.Since(begun); took > most {
 						t.Errorf("took %v, want at most %v", took, most)
 					}
-					results := client.EnqueueBatch(t.Context(), []*asynq.Task{workertest.AcmeTask(), workertest.AcmeTask()})
+					results := client.EnqueueBatch(t.Context(), []*asynq.Task{sitetest.AcmeTask(), sitetest.AcmeTask()})
 					for _, r := range results {
 						if r.Err != nil || r.Start.Known {
 							t.Errorf("in a batch: %+v", r)
@@ -80,10 +80,10 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 // A call whose own time runs out says nothing of the limiter: the next one asks it.
 func TestACallersTimeIsNoOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1, time.Hour))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		limited := workertest.Connect(workertest.SameRedis(s.Redis))
+		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer limited.Close()
 		limited.AddHook(hooktest.Hook(func(of context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if ctx.Err() == nil && hooktest.IsScript(cmd) {
@@ -94,11 +94,11 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 			return next(of, cmd)
 		}))
 		client := s.Client(s.LimiterOn(limited))
-		if _, err := client.EnqueueContext(ctx, workertest.AcmeTask()); err != nil {
+		if _, err := client.EnqueueContext(ctx, sitetest.AcmeTask()); err != nil {
 			t.Fatal(err)
 		}
 		var start worker.ExpectedStart
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), worker.ReportStart(&start)); err != nil || !start.Joined {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start)); err != nil || !start.Joined {
 			t.Errorf("%+v, %v", start, err)
 		}
 	})

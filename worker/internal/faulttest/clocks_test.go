@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // skewed makes Redis run by another clock for the limiter's scripts, as time goes on.
@@ -31,9 +31,9 @@ func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 }
 
 // limitByClock gives the site a limiter whose Redis has another clock.
-func limitByClock(s *workertest.Site, by time.Duration) {
+func limitByClock(s *sitetest.Site, by time.Duration) {
 	s.Helper()
-	client := workertest.Connect(workertest.SameRedis(s.Redis))
+	client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 	client.AddHook(hooktest.Hook(skewed{by}.see))
 	s.Cleanup(func() { client.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
@@ -49,17 +49,17 @@ func TestWorkersClocksAreOff(t *testing.T) {
 		for _, requeue := range []throttle.Requeue{throttle.RequeueWhenFits, throttle.RequeueEarliestReset} {
 			t.Run(fmt.Sprint(by, " ", requeue), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					p := workertest.Policy(4, 10*time.Second)
+					p := sitetest.Policy(4, 10*time.Second)
 					p.Requeue = requeue
-					s := workertest.NewInBubble(t, p)
+					s := sitetest.NewInBubble(t, p)
 					limitByClock(s, by)
-					var c workertest.Counted
-					l := workertest.NewLedger()
-					s.Serve(c.Handle, workertest.Brisk, l.Watch)
+					var c sitetest.Counted
+					l := sitetest.NewLedger()
+					s.Serve(c.Handle, sitetest.Brisk, l.Watch)
 					s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 					s.SleepUntil(l, 16, 2*time.Minute)
 					c.OnceEach(t, 16)
-					s.WantCounters(workertest.Counters{Processed: 16})
+					s.WantCounters(sitetest.Counters{Processed: 16})
 					if over := l.Excess(4, 10*time.Second); over > 0 {
 						t.Errorf("%d were granted above the limit", over)
 					}
@@ -98,7 +98,7 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	from := fmt.Sprint(args[3])
 	_, number := args[min(5, len(args)-1)].(int64)
 	switch {
-	case workertest.IsRequeue(args):
+	case sitetest.IsRequeue(args):
 		shift(9)
 	case keys == 1 && number && len(args) == 7: // due
 		shift(5)
@@ -121,18 +121,18 @@ func TestWorkersClocksDiffer(t *testing.T) {
 	for _, by := range []time.Duration{-5 * time.Minute, 90 * time.Second, 5 * time.Minute} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Policy(4, 10*time.Second))
-				var c workertest.Counted
-				l := workertest.NewLedger()
-				s.Serve(c.Handle, workertest.Brisk, l.Watch)
+				s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+				var c sitetest.Counted
+				l := sitetest.NewLedger()
+				s.Serve(c.Handle, sitetest.Brisk, l.Watch)
 				right := s.Asynq
 				s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
-				s.Serve(c.Handle, workertest.Brisk, l.Watch, s.Apart)
+				s.Serve(c.Handle, sitetest.Brisk, l.Watch, s.Apart)
 				s.Asynq = right
 				s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 				s.SleepUntil(l, 16, 2*time.Minute)
 				c.OnceEach(t, 16)
-				s.WantCounters(workertest.Counters{Processed: 16})
+				s.WantCounters(sitetest.Counters{Processed: 16})
 				if over := l.Excess(4, 10*time.Second); over > 0 {
 					t.Errorf("%d were granted above the limit", over)
 				}
@@ -152,18 +152,18 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 		m := miniredis.NewMiniRedis()
 		m.ClockTTL(true)
 		t.Cleanup(m.Close)
-		client := redis.NewClient(workertest.Pipe(m))
+		client := redis.NewClient(sitetest.Pipe(m))
 		t.Cleanup(func() { client.Close() })
-		p := workertest.Policy(4, 10*time.Second)
+		p := sitetest.Policy(4, 10*time.Second)
 		// Miniredis counts how long keys live down, and does not see that its clock was set back.
 		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour})
-		s := workertest.New(t, client, p)
+		s := sitetest.New(t, client, p)
 		var ahead atomic.Int64
 		ahead.Store(int64(61 * time.Second))
-		defer workertest.SetClock(m, &ahead)()
-		var c workertest.Counted
-		l := workertest.NewLedger()
-		s.Serve(c.Handle, workertest.Brisk, l.Watch)
+		defer sitetest.SetClock(m, &ahead)()
+		var c sitetest.Counted
+		l := sitetest.NewLedger()
+		s.Serve(c.Handle, sitetest.Brisk, l.Watch)
 		s.EnqueueMany("acme", 0, 20, asynq.MaxRetry(0))
 		s.EnqueueMany("initech", 0, 1)
 		time.Sleep(25 * time.Second)
@@ -173,7 +173,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 			t.Errorf("%d ran before the clock was set back, want 12", n)
 		}
 		for i := range 30 { // the others do not stand still, and do not say that it is over
-			s.Enqueue(workertest.AcmeTask(asynq.TaskID(fmt.Sprint("ask", i))))
+			s.Enqueue(sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("ask", i))))
 			time.Sleep(time.Second)
 		}
 		if n := of(l, "acme").Count(); n != 12 {
@@ -181,7 +181,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 		}
 		s.SleepUntil(l, 51, 10*time.Minute)
 		c.OnceEach(t, 51)
-		s.WantCounters(workertest.Counters{Processed: 51})
+		s.WantCounters(sitetest.Counters{Processed: 51})
 		if over := of(l, "acme").Excess(4, 10*time.Second); over > 0 {
 			t.Errorf("%d were granted above the limit", over)
 		}

@@ -13,14 +13,14 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Policies and queues are in slots of their own, and no call reaches across: tasks of two queues
 // and two policies, of our client and a plain one, wait in line and run.
 func TestThrottledTasksRunOnARedisCluster(t *testing.T) {
 	t.Parallel()
-	opt := asynq.RedisClusterClientOpt{Addrs: []string{workertest.Cluster(t)}}
+	opt := asynq.RedisClusterClientOpt{Addrs: []string{sitetest.Cluster(t)}}
 	limits := redis.NewClusterClient(&redis.ClusterOptions{Addrs: opt.Addrs})
 	defer limits.Close()
 	var policies []throttle.Policy

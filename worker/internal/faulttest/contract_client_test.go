@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // callsOfAsynqsClient are the calls of asynq 0.26 that enqueue a task, and that of
@@ -32,7 +32,7 @@ var callsOfAsynqsClient = map[string]string{
 // task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynqsClient(t *testing.T) {
 	t.Parallel()
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	calls := &clientCalls{of: map[string]string{}}
 	client := asynq.NewClient(hooktest.With(s.Asynq, hooktest.Hook(calls.see)))
 	defer client.Close()
@@ -71,7 +71,7 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 // above, the enqueues are ours, and a schedule stays asynq's.
 func TestClientRecognisesAsynqsCalls(t *testing.T) {
 	t.Parallel()
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), workertest.Shared(1, time.Hour))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Shared(1, time.Hour))
 	client := s.Client(s.Limiter)
 	s.JoinMany(client, "acme", 0, 1)
 	for i, row := range []struct {
@@ -85,7 +85,7 @@ func TestClientRecognisesAsynqsCalls(t *testing.T) {
 		{[]asynq.Option{asynq.Group("some")}, false},
 	} {
 		id := fmt.Sprint("t", i)
-		task := workertest.AcmeTask()
+		task := sitetest.AcmeTask()
 		if i == 3 {
 			task = asynq.NewTaskWithHeaders("y", nil, task.Headers())
 		}

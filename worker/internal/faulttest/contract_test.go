@@ -16,7 +16,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // callsOfAsynq are the calls of asynq 0.26 that move a task: the SHA-1 of the script, its keys,
@@ -37,7 +37,7 @@ var callsOfAsynq = map[string]string{
 // The hook knows asynq's calls by their shape, and our scripts do in place of them what they do to
 // the task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynq(t *testing.T) {
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	recorder := &recorder{calls: map[string]string{}}
 	server := asynq.NewServer(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)), asynq.Config{
 		Concurrency: 1, DelayedTaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: time.Millisecond,

@@ -15,7 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A drain is two servers that work through the lines of several policies, while a primary of their
@@ -30,8 +30,8 @@ type drain struct {
 	control bool   // tasks of plain asynq run beside ours
 	strict  string // the policy that exceeds nothing, as it closes after a failover
 
-	ours, theirs workertest.Counted
-	ledgers      map[string]*workertest.Ledger
+	ours, theirs sitetest.Counted
+	ledgers      map[string]*sitetest.Ledger
 	inspector    *asynq.Inspector
 }
 
@@ -56,7 +56,7 @@ func (d *drain) start() {
 		d.startControl()
 	}
 	var policies []throttle.Policy
-	d.ledgers = map[string]*workertest.Ledger{}
+	d.ledgers = map[string]*sitetest.Ledger{}
 	for _, name := range d.names {
 		failover := throttle.FailoverFast
 		if name == d.strict {
@@ -69,7 +69,7 @@ func (d *drain) start() {
 				{Name: "all", Limit: drainLimit, Period: drainPeriod, Scope: throttle.Shared},
 			},
 		})
-		d.ledgers[name] = workertest.NewLedger()
+		d.ledgers[name] = sitetest.NewLedger()
 	}
 	d.inspector = asynq.NewInspector(d.asynq)
 	d.Cleanup(func() { d.inspector.Close() })

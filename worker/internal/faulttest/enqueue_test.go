@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A client whose call ends while it stores the task leaves no place for a task that is not there;
@@ -32,7 +32,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(1, time.Second))
+				s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Second))
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
@@ -41,14 +41,14 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer client.Close()
-				if info, err := client.EnqueueContext(ctx, workertest.AcmeTask(asynq.TaskID("cut"))); err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
+				if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
 					t.Fatalf("%v, %v", info, err)
 				}
 				s.WantNobodyInLine()
 				if there := s.Task("cut").ID != ""; there != row.sent {
 					t.Errorf("the task is there: %v", there)
 				}
-				s.Serve(s.Ok, workertest.Brisk)
+				s.Serve(s.Ok, sitetest.Brisk)
 				time.Sleep(3 * time.Minute)
 				if ran := len(s.Runs()); (ran == 1) != row.sent {
 					t.Errorf("%d tasks ran", ran)
@@ -60,15 +60,15 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 
 // A client whose call ends after the task was stored has enqueued it.
 func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		limited := workertest.Connect(workertest.SameRedis(s.Redis))
+		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer limited.Close()
 		interrupts := interrupts{"sluice:{api}:q", false, cancel}
 		limited.AddHook(hooktest.Hook(interrupts.see))
 		client := s.Client(s.LimiterOn(limited))
-		info, err := client.EnqueueContext(ctx, workertest.AcmeTask(asynq.TaskID("cut")))
+		info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
 		if err != nil || info.State != asynq.TaskStatePending || s.Task("cut").State != asynq.TaskStatePending {
 			t.Errorf("%v, %v; it is %v", info, err, s.Task("cut").State)
 		}
@@ -78,16 +78,16 @@ func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
 // The task was stored, but the reply was lost, and go-redis repeats the call: the task is not taken
 // for another with its ID.
 func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
 			lost := &lossyLine{key: "asynq:{default}:scheduled"}
-			client, err := worker.NewClient(workertest.Dialed{Options: lost.options(workertest.SameRedis(s.Redis))}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
+			client, err := worker.NewClient(sitetest.Dialed{Options: lost.options(sitetest.SameRedis(s.Redis))}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.TaskID(name)), opts...)
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID(name)), opts...)
 			if err != nil || info.State != asynq.TaskStateScheduled {
 				t.Errorf("%s: %v, %v", name, info, err)
 			}

@@ -20,19 +20,19 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
 func TestShutdownWithoutRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1, time.Hour))
-		var c workertest.Cable
-		s.Asynq = workertest.Dialed{Options: c.Options(workertest.SameRedis(s.Redis))}
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+		var c sitetest.Cable
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
-		s.Enqueue(workertest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
-		server := s.Serve(s.Ok, workertest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
+		server := s.Serve(s.Ok, sitetest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
 			theirs.ShutdownTimeout = 3 * time.Second
 			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { c.Cut() }
 		})
@@ -43,8 +43,8 @@ func TestShutdownWithoutRedis(t *testing.T) {
 			t.Errorf("shut down in %v, want 3 s and a bit", took)
 		}
 		c.Mend()
-		s.WantCounters(workertest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
-		time.Sleep(2 * time.Second)                               // go-redis tries to connect in the background
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
+		time.Sleep(2 * time.Second)                             // go-redis tries to connect in the background
 	})
 }
 
@@ -55,16 +55,16 @@ func TestCallsAreLost(t *testing.T) {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(4, 5*time.Second))
-				l := workertest.NewLedger()
+				s := sitetest.NewInBubble(t, sitetest.Shared(4, 5*time.Second))
+				l := sitetest.NewLedger()
 				random := rand.New(rand.NewPCG(3, 4))
-				f := &workertest.Fault{Is: workertest.IsPickCall, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
+				f := &sitetest.Fault{Is: sitetest.IsPickCall, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
 				whole := s.Asynq
 				s.Asynq = hooktest.With(whole, hooktest.Hook(f.See))
 				s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 				for range 2 {
-					s.Serve(s.Ok, l.Watch, workertest.Calm, s.Apart)
+					s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
 				}
 				s.SleepUntil(l, 30, 8*time.Minute)
 				time.Sleep(3 * time.Minute) // for what may come after
@@ -74,7 +74,7 @@ func TestCallsAreLost(t *testing.T) {
 				if f.Count() == 0 || l.Excess(4, 5*time.Second) != 0 {
 					t.Errorf("%d calls were lost; %d more than the limit", f.Count(), l.Excess(4, 5*time.Second))
 				}
-				s.WantCounters(workertest.Counters{Processed: 30})
+				s.WantCounters(sitetest.Counters{Processed: 30})
 				if n := s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(); n != 30 {
 					t.Errorf("%d tasks are completed", n)
 				}
@@ -100,20 +100,20 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 		lost  bool
 		fault error
 		fails int
-		want  workertest.Counters
+		want  sitetest.Counters
 	}{
-		{asynqredis.Done, nil, false, false, io.ErrUnexpectedEOF, 4, workertest.Counters{Processed: 1}},
-		{asynqredis.Done, nil, false, true, io.EOF, 1, workertest.Counters{Processed: 1}}, // the next one finds the task gone
-		{asynqredis.Done, nil, true, false, io.ErrUnexpectedEOF, 4, workertest.Counters{Active: 1, Leases: 1}},
-		{asynqredis.Complete, nil, false, false, refused, 4, workertest.Counters{Processed: 1}},
-		{asynqredis.Retry, errors.New("no"), false, false, refused, 4, workertest.Counters{Processed: 1, Failed: 1, Retry: 1}},
-		{asynqredis.Archive, asynq.SkipRetry, false, false, io.ErrUnexpectedEOF, 4, workertest.Counters{Processed: 1, Failed: 1, Archived: 1}},
+		{asynqredis.Done, nil, false, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Processed: 1}},
+		{asynqredis.Done, nil, false, true, io.EOF, 1, sitetest.Counters{Processed: 1}}, // the next one finds the task gone
+		{asynqredis.Done, nil, true, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Active: 1, Leases: 1}},
+		{asynqredis.Complete, nil, false, false, refused, 4, sitetest.Counters{Processed: 1}},
+		{asynqredis.Retry, errors.New("no"), false, false, refused, 4, sitetest.Counters{Processed: 1, Failed: 1, Retry: 1}},
+		{asynqredis.Archive, asynq.SkipRetry, false, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Processed: 1, Failed: 1, Archived: 1}},
 	} {
 		t.Run(fmt.Sprintf("%s, plain %v, arrives %v", row.verb, row.plain, row.lost), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Policy(10, time.Hour))
-				f := &workertest.Fault{
+				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+				f := &sitetest.Fault{
 					Is:   func(args []any) bool { return asynqredis.CallOf(args).Verb == row.verb },
 					Hits: func(n int) bool { return n <= 4 }, Lost: row.lost, Err: row.fault,
 				}
@@ -121,12 +121,12 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 				if row.verb == asynqredis.Complete {
 					opts = append(opts, retention)
 				}
-				s.Enqueue(workertest.AcmeTask(), opts...)
+				s.Enqueue(sitetest.AcmeTask(), opts...)
 				theirs, ours := s.Configs()
-				workertest.Calm(&theirs, &ours)
+				sitetest.Calm(&theirs, &ours)
 				theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-				said := &workertest.Journal{}
-				theirs.Logger, theirs.LogLevel = workertest.AsynqLog{Journal: said}, asynq.WarnLevel
+				said := &sitetest.Journal{}
+				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: said}, asynq.WarnLevel
 				inside := &kept{RedisConnOpt: s.Asynq}
 				var server interface {
 					Start(asynq.Handler) error
@@ -176,9 +176,9 @@ func (k *kept) MakeRedisClient() any {
 func TestPausedForLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(8, 30*time.Second))
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Calm)
+		s := sitetest.NewInBubble(t, sitetest.Shared(8, 30*time.Second))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))
 		time.Sleep(10 * time.Second)
 		if err := s.Inspector.PauseQueue("default"); err != nil {
@@ -194,7 +194,7 @@ func TestPausedForLong(t *testing.T) {
 		if _, most := l.WakesPerTask(); most > 3 || l.Excess(8, 30*time.Second) != 0 {
 			t.Errorf("a task woke %d times; %d more than the limit", most, l.Excess(8, 30*time.Second))
 		}
-		s.WantCounters(workertest.Counters{Processed: 40})
+		s.WantCounters(sitetest.Counters{Processed: 40})
 		s.WantNobodyInLine()
 	})
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // fleetEnv names the environment variable with the number of servers of TestAFleetSharesOneLine.
@@ -32,7 +32,7 @@ func TestAFleetSharesOneLine(t *testing.T) {
 		servers, seconds = n, 10
 	}
 	const limit, period, rate = 50, 100 * time.Millisecond, 500
-	s := workertest.New(t, throttletest.Client(t, throttletest.Redis(t)), workertest.Shared(limit, period))
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Shared(limit, period))
 	n := rate * seconds
 	var tasks []*asynq.Task
 	for i := range n {
@@ -43,7 +43,7 @@ func TestAFleetSharesOneLine(t *testing.T) {
 			t.Fatal(enqueued.Err)
 		}
 	}
-	l, c := workertest.NewLedger(), workertest.Counted{}
+	l, c := sitetest.NewLedger(), sitetest.Counted{}
 	small := func(c *asynq.Config, _ *worker.Config) {
 		c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 2, 0, 0
 	}
@@ -79,7 +79,7 @@ type load struct {
 	cpu      float64 // seconds
 }
 
-func loadOf(s *workertest.Site) load {
+func loadOf(s *sitetest.Site) load {
 	s.Helper()
 	text, err := s.Redis.Info(context.Background(), "stats", "cpu").Result()
 	if err != nil {

@@ -16,13 +16,13 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // limitThrough lets the limiter reach its Redis, the same or another, through the cable.
-func limitThrough(s *workertest.Site, c *workertest.Cable, client *redis.Client) {
+func limitThrough(s *sitetest.Site, c *sitetest.Cable, client *redis.Client) {
 	s.Helper()
-	through := workertest.Connect(c.Options(workertest.SameRedis(client)))
+	through := sitetest.Connect(c.Options(sitetest.SameRedis(client)))
 	s.Cleanup(func() { through.Close() })
 	limiter, err := throttle.New(throttle.Config{Client: through, Policies: s.Limiter.Policies()})
 	if err != nil {
@@ -33,8 +33,8 @@ func limitThrough(s *workertest.Site, c *workertest.Cable, client *redis.Client)
 
 // The limiter has a Redis of its own here, which goes away: nothing runs, nothing is lost.
 func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(100, time.Hour)}, func(t *testing.T, s *workertest.Site) {
-		var c workertest.Cable
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		var c sitetest.Cable
 		limitThrough(s, &c, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 		c.Cut()
 		ids := []string{"a", "b", "c"}
@@ -60,7 +60,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		if len(s.Runs()) != 3 {
 			t.Errorf("ran %q, want each once", s.Runs())
 		}
-		s.WantCounters(workertest.Counters{Processed: 3})
+		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
 		if s.Journal.Count("worker: the limiter is unavailable") != 1 {
 			t.Errorf("want the outage logged once:\n%s", s.Journal)
@@ -72,8 +72,8 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 // any number of tasks, even while others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1000, time.Hour))
-		var c workertest.Cable
+		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour))
+		var c sitetest.Cable
 		limitThrough(s, &c, s.Redis)
 		lookup := errors.New("the database of plans: \xff")
 		var failing atomic.Bool
@@ -102,7 +102,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 			}
 		}
 
-		server := s.Serve(s.Ok, workertest.Calm)
+		server := s.Serve(s.Ok, sitetest.Calm)
 		enqueue(5, "acme")
 		time.Sleep(10 * time.Second)
 		logged(0, 0)
@@ -134,7 +134,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		server.Shutdown()
 
 		s.Limiter = limiter
-		s.Serve(s.Ok, workertest.Calm)
+		s.Serve(s.Ok, sitetest.Calm)
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "unlucky"}, "x", nil), asynq.TaskID("unlucky"), asynq.MaxRetry(0))
 		for range 60 {
 			enqueue(1, "acme")
@@ -149,16 +149,16 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		enqueue(1, "acme")
 		time.Sleep(time.Minute)
 		logged(4, 4)
-		s.WantCounters(workertest.Counters{Processed: 119})
+		s.WantCounters(sitetest.Counters{Processed: 119})
 		s.WantReported(nil, nil)
 	})
 }
 
 func TestFailOpenRunsAndIsLogged(t *testing.T) {
-	p := workertest.Policy(1, time.Hour)
+	p := sitetest.Policy(1, time.Hour)
 	p.Fail = throttle.FailOpen
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
-		var c workertest.Cable
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+		var c sitetest.Cable
 		limitThrough(s, &c, s.Redis)
 		c.Cut()
 		for _, id := range []string{"a", "b"} {
@@ -176,8 +176,8 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 // run. What it was granted too late it gives back.
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1, 10*time.Minute))
-		slow := workertest.Connect(workertest.SameRedis(s.Redis))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+		slow := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer slow.Close()
 		var late atomic.Bool
 		late.Store(true)
@@ -188,7 +188,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		}
 		s.Limiter = limiter
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
-		s.Serve(s.Ok, workertest.Calm)
+		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(time.Minute)
 		if task := s.Task("a"); task.State == asynq.TaskStateArchived || !strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
 			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
@@ -203,7 +203,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 			t.Errorf("%d units are used by %d runs, %v", d.Windows[0].Used, len(s.Runs()), err)
 		}
 		time.Sleep(10 * time.Minute)
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.Mu.Lock()
 		defer s.Mu.Unlock()
 		if len(s.Reported) != 0 {

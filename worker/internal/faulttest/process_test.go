@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The test binary is a worker process too, if these say so.
@@ -56,11 +56,11 @@ func work(addr, dies string) error {
 	before := runtime.NumGoroutine()
 	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
 	limiterClient.AddHook(hooktest.Hook(killer{dies, "reserve", func(args []any) bool { return slices.Contains(args, any("reserve")) }}.see))
-	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{workertest.Policy(2, time.Hour)}})
+	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{sitetest.Policy(2, time.Hour)}})
 	if err != nil {
 		return err
 	}
-	opt := hooktest.With(asynq.RedisClientOpt{Addr: addr}, hooktest.Hook(killer{dies, "requeue", workertest.IsRequeue}.see))
+	opt := hooktest.With(asynq.RedisClientOpt{Addr: addr}, hooktest.Hook(killer{dies, "requeue", sitetest.IsRequeue}.see))
 	server, err := worker.NewServer(opt, asynq.Config{
 		Concurrency: 2, LogLevel: asynq.FatalLevel, ShutdownTimeout: time.Second, TaskCheckInterval: 10 * time.Millisecond,
 	}, worker.Config{Limiter: limiter})
@@ -114,9 +114,9 @@ func (k killer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 }
 
 // process starts a worker process on the site's Redis, and tells when it has ended.
-func process(s *workertest.Site, dies string, env ...string) (*exec.Cmd, <-chan error, *workertest.Journal) {
+func process(s *sitetest.Site, dies string, env ...string) (*exec.Cmd, <-chan error, *sitetest.Journal) {
 	s.Helper()
-	cmd, log := exec.Command(os.Args[0]), &workertest.Journal{}
+	cmd, log := exec.Command(os.Args[0]), &sitetest.Journal{}
 	cmd.Env = append(append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies), env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
@@ -128,7 +128,7 @@ func process(s *workertest.Site, dies string, env ...string) (*exec.Cmd, <-chan 
 	return cmd, ended, log
 }
 
-func waitEnd(s *workertest.Site, ended <-chan error) (err error) {
+func waitEnd(s *sitetest.Site, ended <-chan error) (err error) {
 	s.Helper()
 	select {
 	case err = <-ended:
@@ -139,7 +139,7 @@ func waitEnd(s *workertest.Site, ended <-chan error) (err error) {
 }
 
 // lapse lets the leases of all active tasks run out long ago.
-func lapse(s *workertest.Site) {
+func lapse(s *sitetest.Site) {
 	ctx := context.Background()
 	for _, id := range s.Redis.ZRange(ctx, "asynq:{default}:lease", 0, -1).Val() {
 		s.Redis.ZAdd(ctx, "asynq:{default}:lease", redis.Z{Score: float64(time.Now().Add(-time.Hour).Unix()), Member: id})
@@ -165,13 +165,13 @@ func TestWorkerIsKilled(t *testing.T) {
 	} {
 		for _, retries := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s, MaxRetry %d", row.at, retries), func(t *testing.T) {
-				workertest.Each(t, []throttle.Policy{workertest.Policy(2, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+				sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 					if row.denied {
 						s.Fill("acme", "acme")
 					}
 					ids := []string{"a", "b", "c"}
 					for _, id := range ids {
-						s.Enqueue(workertest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
+						s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
 					}
 					filled := s.Used()
 					_, ended, log := process(s, row.at)
@@ -215,7 +215,7 @@ func TestWorkerIsKilled(t *testing.T) {
 						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.Runs(), s.Used(), filled, charged)
 					}
 					failed := int64(len(active))
-					s.WantCounters(workertest.Counters{Processed: failed + 3 - archived, Failed: failed, Archived: archived})
+					s.WantCounters(sitetest.Counters{Processed: failed + 3 - archived, Failed: failed, Archived: archived})
 				})
 			})
 		}
@@ -225,7 +225,7 @@ func TestWorkerIsKilled(t *testing.T) {
 // A worker ends by a signal, and leaves no goroutine behind. Tasks in its handlers go
 // back, those that were denied wait, and none loses a retry.
 func TestWorkerIsTerminated(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Policy(2, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ids := []string{"a", "b", "c", "d", "e", "f"}
 		for i, id := range ids {
 			tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
@@ -240,7 +240,7 @@ func TestWorkerIsTerminated(t *testing.T) {
 			t.Fatalf("the worker process: %v\n%s", err, log)
 		}
 		s.WaitState(asynq.TaskStatePending, "f")
-		s.WantCounters(workertest.Counters{Scheduled: 5})
+		s.WantCounters(sitetest.Counters{Scheduled: 5})
 		for _, id := range ids {
 			if task := s.Task(id); task.Retried != 0 || task.MaxRetry != 0 {
 				t.Errorf("%s has lost a retry: %+v", id, task)
@@ -255,13 +255,13 @@ func TestWorkerIsTerminated(t *testing.T) {
 		if got := s.Runs(); !slices.Equal(got, ids) {
 			t.Errorf("ran %q", got)
 		}
-		s.WantCounters(workertest.Counters{Processed: 6})
+		s.WantCounters(sitetest.Counters{Processed: 6})
 	})
 }
 
 // fewAtOnce is a policy whose leases run out soon.
 func fewAtOnce() throttle.Policy {
-	p := workertest.AtOnce(3)
+	p := sitetest.AtOnce(3)
 	p.Windows[0].Lease = 5 * time.Second // no shorter, as a machine under load stands still at times
 	return p
 }
@@ -305,13 +305,13 @@ func workAtOnce(addr, _ string) error {
 // Workers are killed, and others come. By the log of the service that they call, never more than
 // the limit run at once. The slots of the killed ones are used again.
 func TestConcurrencyOfKilledWorkers(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *sitetest.Site) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer listener.Close()
-		g := &workertest.Gauge{}
+		g := &sitetest.Gauge{}
 		var calls atomic.Int64
 		go func() {
 			for {
@@ -336,7 +336,7 @@ func TestConcurrencyOfKilledWorkers(t *testing.T) {
 		var ids []string
 		for i := range 30 {
 			ids = append(ids, fmt.Sprint("t", i))
-			s.Enqueue(workertest.AcmeTask(), asynq.TaskID(ids[i]), asynq.MaxRetry(10))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(ids[i]), asynq.MaxRetry(10))
 		}
 		first, firstEnded := start()
 		_, _ = start()

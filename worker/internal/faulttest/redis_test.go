@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Redis stops answering, the limiter's own or that of all: nothing runs twice or is lost, no retry
@@ -28,11 +28,11 @@ func TestRedisStopsAnswering(t *testing.T) {
 		for _, who := range []string{"the limiter's", "all"} {
 			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := workertest.NewInBubble(t, workertest.Policy(4, 10*time.Second))
-					var f workertest.Freezer
-					limits := f.Options(workertest.SameRedis(s.Redis))
+					s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+					var f sitetest.Freezer
+					limits := f.Options(sitetest.SameRedis(s.Redis))
 					if who == "all" {
-						s.Asynq = workertest.Dialed{Options: limits}
+						s.Asynq = sitetest.Dialed{Options: limits}
 					}
 					client := redis.NewClient(limits)
 					defer client.Close()
@@ -49,9 +49,9 @@ func TestRedisStopsAnswering(t *testing.T) {
 						retries = asynq.MaxRetry(3)
 					}
 					const n, late = 20, 6
-					var c workertest.Counted
-					l := workertest.NewLedger()
-					s.Serve(c.Handle, workertest.Brisk, l.Watch)
+					var c sitetest.Counted
+					l := sitetest.NewLedger()
+					s.Serve(c.Handle, sitetest.Brisk, l.Watch)
 					s.EnqueueMany("acme", 0, n, retries)
 					time.Sleep(15 * time.Second)
 					frozen := make(chan struct{})
@@ -84,7 +84,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						}
 						return
 					}
-					s.WantCounters(workertest.Counters{Processed: n + late})
+					s.WantCounters(sitetest.Counters{Processed: n + late})
 					s.WantReported(nil, nil)
 				})
 			})
@@ -93,8 +93,8 @@ func TestRedisStopsAnswering(t *testing.T) {
 }
 
 // of is the ledger of one tenant alone.
-func of(l *workertest.Ledger, tenant string) *workertest.Ledger {
-	return &workertest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g workertest.Granted) bool { return g.Tenant != tenant })}
+func of(l *sitetest.Ledger, tenant string) *sitetest.Ledger {
+	return &sitetest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g sitetest.Granted) bool { return g.Tenant != tenant })}
 }
 
 // A place is where a Redis is found, which may change: as when it is restarted.
@@ -131,16 +131,16 @@ func newPlace(t *testing.T, args ...string) (p *place, process *throttletest.Pro
 }
 
 // faultSite is a site of which the limiter's Redis is at the place, and all of it if same is set.
-func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *workertest.Site {
+func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *sitetest.Site {
 	t.Helper()
 	client := redis.NewClient(p.options())
 	t.Cleanup(func() { client.Close() })
 	if same {
-		s := workertest.New(t, client, policies...)
-		s.Asynq = workertest.Dialed{Options: p.options()}
+		s := sitetest.New(t, client, policies...)
+		s.Asynq = sitetest.Dialed{Options: p.options()}
 		return s
 	}
-	s := workertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policies...)
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policies...)
 	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
 	if err != nil {
 		t.Fatal(err)
@@ -162,10 +162,10 @@ func faulty(t *testing.T, test func(t *testing.T, same bool)) {
 
 // throughFault lets 3 of 9 tasks run, has the fault happen while the others wait, and waits for
 // all. The fault may call late, which enqueues 3 more that ask while it lasts.
-func throughFault(s *workertest.Site, fault func(late func())) *workertest.Ledger {
+func throughFault(s *sitetest.Site, fault func(late func())) *sitetest.Ledger {
 	s.Helper()
-	var c workertest.Counted
-	l, n := workertest.NewLedger(), 9
+	var c sitetest.Counted
+	l, n := sitetest.NewLedger(), 9
 	s.Serve(c.Handle, l.Watch)
 	s.EnqueueMany("acme", 0, n, asynq.MaxRetry(0))
 	s.Wait("the first have run and the others wait", func() bool { return c.Done() >= 3 && decided(l) == n })
@@ -178,7 +178,7 @@ func throughFault(s *workertest.Site, fault func(late func())) *workertest.Ledge
 	s.Wait("all have run", func() bool { return c.Done() == n })
 	s.Wait("all are put down", func() bool { return s.Counters().Active == 0 })
 	c.OnceEach(s, n)
-	if got, want := s.Counters(), (workertest.Counters{Processed: int64(n)}); got != want {
+	if got, want := s.Counters(), (sitetest.Counters{Processed: int64(n)}); got != want {
 		s.Errorf("counters %+v, want %+v", got, want)
 	}
 	s.WantReported(nil, nil)
@@ -189,7 +189,7 @@ func throughFault(s *workertest.Site, fault func(late func())) *workertest.Ledge
 }
 
 // decided counts the tasks about which anything was decided.
-func decided(l *workertest.Ledger) int {
+func decided(l *sitetest.Ledger) int {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	return len(l.Wakes)
@@ -200,7 +200,7 @@ const faultPeriod = 1500 * time.Millisecond
 func TestRedisIsStoppedBySignal(t *testing.T) {
 	faulty(t, func(t *testing.T, same bool) {
 		p, process, _ := newPlace(t)
-		s := faultSite(t, p, same, workertest.Policy(3, faultPeriod))
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
 		l := throughFault(s, func(late func()) {
 			process.Cmd.Process.Signal(syscall.SIGSTOP)
 			if !same {
@@ -220,7 +220,7 @@ func TestRedisRestartsWithItsData(t *testing.T) {
 	faulty(t, func(t *testing.T, same bool) {
 		persist := []string{"--appendonly", "yes", "--appendfsync", "always"}
 		p, process, dir := newPlace(t, persist...)
-		s := faultSite(t, p, same, workertest.Policy(3, faultPeriod))
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
 		l := throughFault(s, func(late func()) {
 			process.Stop()
 			if !same {
@@ -239,7 +239,7 @@ func TestRedisRestartsWithItsData(t *testing.T) {
 func TestRedisRefusesWrites(t *testing.T) {
 	faulty(t, func(t *testing.T, same bool) {
 		p, _, _ := newPlace(t)
-		s := faultSite(t, p, same, workertest.Policy(3, faultPeriod))
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
 		admin := redis.NewClient(p.options())
 		defer admin.Close()
 		l := throughFault(s, func(late func()) {
@@ -260,7 +260,7 @@ func TestRedisRefusesWrites(t *testing.T) {
 func TestRedisLosesItsScripts(t *testing.T) {
 	faulty(t, func(t *testing.T, same bool) {
 		p, _, _ := newPlace(t)
-		s := faultSite(t, p, same, workertest.Policy(3, faultPeriod/5))
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod/5))
 		admin := redis.NewClient(p.options())
 		defer admin.Close()
 		flushing, flushes := make(chan struct{}), sync.WaitGroup{}
@@ -290,13 +290,13 @@ func TestRedisLosesItsScripts(t *testing.T) {
 // their fallback at the latest, and those that come after them do not wait for them.
 func TestLimitersRedisRestartsEmpty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(4, 10*time.Second))
-		own := workertest.NewInBubble(t, workertest.Policy(4, 10*time.Second))
+		s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+		own := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
 		s.Limiter = own.Limiter
 		const n = 24
-		var c workertest.Counted
-		l := workertest.NewLedger()
-		s.Serve(c.Handle, workertest.Brisk, l.Watch)
+		var c sitetest.Counted
+		l := sitetest.NewLedger()
+		s.Serve(c.Handle, sitetest.Brisk, l.Watch)
 		s.EnqueueMany("acme", 0, n, asynq.MaxRetry(0))
 		time.Sleep(25 * time.Second)
 		own.Redis.FlushAll(t.Context())
@@ -311,9 +311,9 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 		c.OnceEach(t, n+4)
-		s.WantCounters(workertest.Counters{Processed: n + 4})
+		s.WantCounters(sitetest.Counters{Processed: n + 4})
 		s.WantReported(nil, nil)
-		after := &workertest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g workertest.Granted) bool { return g.At.Before(flushed) })}
+		after := &sitetest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g sitetest.Granted) bool { return g.At.Before(flushed) })}
 		if over := after.Excess(4, 10*time.Second); over > 0 {
 			t.Errorf("%d were granted above the limit since", over)
 		}

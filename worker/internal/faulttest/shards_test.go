@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // inShards is a policy whose tenants are in that many shards.
@@ -27,9 +27,9 @@ func inShards(shards, limit int, period time.Duration) throttle.Policy {
 func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 	const tenants, each, limit, period = 6, 8, 2, time.Minute
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, inShards(3, limit, period))
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, workertest.Calm, l.Watch)
+		s := sitetest.NewInBubble(t, inShards(3, limit, period))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, sitetest.Calm, l.Watch)
 		client := s.Client(s.Limiter)
 		for i := range each {
 			for tenant := range tenants {
@@ -52,7 +52,7 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		}
 		check := func(from time.Time, wants int) {
 			t.Helper()
-			byTenant := map[string][]workertest.Granted{}
+			byTenant := map[string][]sitetest.Granted{}
 			for _, g := range l.Sorted() {
 				if !g.At.Before(from) {
 					byTenant[g.Tenant] = append(byTenant[g.Tenant], g)
@@ -100,7 +100,7 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 func TestShardsShareSlotsByWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inShards(3, 1000, time.Hour)
-		s := workertest.NewInBubble(t, p)
+		s := sitetest.NewInBubble(t, p)
 		weights := map[string]float64{}
 		for i, alone := 0, false; len(weights) < 5; i++ {
 			switch tenant := fmt.Sprint("tenant", i); s.Limiter.LineOf("api", tenant) {
@@ -140,8 +140,8 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 				}
 			}
 		}
-		l := workertest.NewLedger()
-		s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, workertest.Calm, l.Watch, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 })
+		l := sitetest.NewLedger()
+		s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, sitetest.Calm, l.Watch, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 })
 		s.SleepUntil(l, 105, 2*time.Minute)
 		got := map[string]int{}
 		for _, g := range l.Sorted()[:105] {
@@ -159,7 +159,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.Policy, tasks asynq.RedisConnOpt, tenants, each int) {
 	t.Helper()
 	const queue = "shards"
-	ran, l := &workertest.Counted{}, workertest.NewLedger()
+	ran, l := &sitetest.Counted{}, sitetest.NewLedger()
 	var limiter *throttle.Limiter
 	for range 2 {
 		connection := connect()
@@ -202,7 +202,7 @@ func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.
 	}
 	w := p.Windows[0]
 	for tenant := range tenants {
-		own := workertest.NewLedger()
+		own := sitetest.NewLedger()
 		for _, g := range l.Sorted() {
 			if g.Tenant == fmt.Sprint("tenant", tenant) {
 				own.Grants = append(own.Grants, g)

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 const (
@@ -101,7 +101,7 @@ func adaptingPolicy(adapt throttle.Adapt) throttle.Policy {
 
 // works starts a server whose jobs call the API through a transport, and enqueues jobs of two
 // tenants.
-func works(s *workertest.Site, api *adaptingAPI, jobs int, wait func()) {
+func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
 	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Base: api, Limiter: s.Limiter, LearnOnly: true})
 	if err != nil {
 		s.Fatal(err)
@@ -150,7 +150,7 @@ var adaptingAPIs = []struct {
 	{"as published", func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) }, false},
 }
 
-func meets(s *workertest.Site, api *adaptingAPI, jobs int, starts bool, least float64) {
+func meets(s *sitetest.Site, api *adaptingAPI, jobs int, starts bool, least float64) {
 	s.Helper()
 	c := s.Counters()
 	end := slices.Max(api.accepted)
@@ -175,7 +175,7 @@ func TestJobsAdaptToAnotherWayToCount(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const jobs = 250
-				s, api := workertest.NewInBubble(t, adaptingPolicy(throttle.AdaptFull)), &adaptingAPI{count: row.count}
+				s, api := sitetest.NewInBubble(t, adaptingPolicy(throttle.AdaptFull)), &adaptingAPI{count: row.count}
 				works(s, api, jobs, func() {
 					for until := time.Now().Add(time.Minute); api.done() < jobs && time.Now().Before(until); {
 						time.Sleep(100 * time.Millisecond)
@@ -202,9 +202,9 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const jobs = 80
-				p := workertest.Policy(8, time.Second)
+				p := sitetest.Policy(8, time.Second)
 				p.Windows[0].Scope = throttle.Shared
-				s := workertest.NewInBubble(t, p)
+				s := sitetest.NewInBubble(t, p)
 				waits := map[string]bool{}
 				for i := range jobs {
 					if id := fmt.Sprintf("%02d", i); row.refused(i) {
@@ -222,7 +222,7 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 				}
 				defer client.Close()
 				for i := range jobs {
-					if _, err := client.EnqueueContext(t.Context(), workertest.Task("acme"), asynq.TaskID(fmt.Sprintf("%02d", i)), asynq.MaxRetry(0)); err != nil {
+					if _, err := client.EnqueueContext(t.Context(), sitetest.Task("acme"), asynq.TaskID(fmt.Sprintf("%02d", i)), asynq.MaxRetry(0)); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -239,7 +239,7 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 					done++
 					took = time.Since(begun)
 					return nil
-				}, workertest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 8 })
+				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 8 })
 				time.Sleep(3 * time.Minute)
 				t.Logf("%d jobs, %d of them refused for 1 s: %v", jobs, refused, took)
 				if done != jobs || runs != jobs+refused || took > row.most {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Limits and weights that are changed hold at once for those that wait, and also if it is a new
@@ -30,21 +30,21 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 		change       func(*throttle.Policy)
 		soon, minute counts // granted in the 10 s and in the minute after
 	}{
-		{"limit raised", workertest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
+		{"limit raised", sitetest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
 			counts{"acme": 30, "beta": 30}, counts{"acme": 30 + 10, "beta": 30 + 10}},
-		{"limit cut", workertest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 3 },
+		{"limit cut", sitetest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 3 },
 			counts{}, counts{"acme": 3, "beta": 3}},
-		{"limit raised, shared", workertest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
+		{"limit raised, shared", sitetest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
 			counts{"acme": 15, "beta": 15}, counts{"acme": 20, "beta": 20}},
-		{"tenant's own limit", workertest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
+		{"tenant's own limit", sitetest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
 			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
 		{"tenant's own limit, beside a shared window", func() throttle.Policy {
-			p := workertest.Policy(10, time.Minute)
+			p := sitetest.Policy(10, time.Minute)
 			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
 			return p
 		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
 			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
-		{"weight", workertest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
+		{"weight", sitetest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
 			counts{}, counts{"acme": 8, "beta": 2}},
 	} {
 		for _, restart := range []bool{false, true} {
@@ -53,14 +53,14 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, restart %v", row.name, restart), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := workertest.NewInBubble(t, row.policy)
-					l := workertest.NewLedger()
+					s := sitetest.NewInBubble(t, row.policy)
+					l := sitetest.NewLedger()
 					var limiters []*throttle.Limiter
 					var servers []*worker.Server
 					serve := func() {
 						limiter := s.AnotherLimiter(s.Redis)
 						limiters = append(limiters, limiter)
-						servers = append(servers, s.Serve(s.Ok, l.Watch, workertest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
+						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
 					}
 					serve()
 					serve()
@@ -100,8 +100,8 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 func TestPolicyRemovedWhileTasksWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 5*time.Minute))
-		s.Serve(s.Ok, workertest.Calm)
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 5*time.Minute))
+		s.Serve(s.Ok, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 3)
 		time.Sleep(5 * time.Second)
 		if err := s.Limiter.SetPolicies(nil); err != nil {
@@ -111,7 +111,7 @@ func TestPolicyRemovedWhileTasksWait(t *testing.T) {
 		if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
 			t.Errorf("ran: %q", got)
 		}
-		s.WantCounters(workertest.Counters{Processed: 3})
+		s.WantCounters(sitetest.Counters{Processed: 3})
 	})
 }
 
@@ -119,9 +119,9 @@ func TestPolicyRemovedWhileTasksWait(t *testing.T) {
 func TestExemptWhileTasksWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, time.Minute))
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Calm)
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		s.EnqueueMany("acme", 0, 5)
 		time.Sleep(5 * time.Second)
 		s.SetPolicy(func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} }, s.Limiter)
@@ -135,15 +135,15 @@ func TestExemptWhileTasksWait(t *testing.T) {
 func TestFailOpenWhileTasksWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := workertest.Shared(1, 2*time.Minute)
+		p := sitetest.Shared(1, 2*time.Minute)
 		p.Fail = throttle.FailOpen
-		s := workertest.NewInBubble(t, p)
-		l := workertest.NewLedger()
-		var c workertest.Cable
-		through := redis.NewClient(c.Options(workertest.SameRedis(s.Redis)))
+		s := sitetest.NewInBubble(t, p)
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
 		defer through.Close()
 		limiter := s.AnotherLimiter(through)
-		s.Serve(s.Ok, l.Watch, workertest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+		s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
 		s.EnqueueMany("acme", 0, 3)
 		time.Sleep(5 * time.Second)
 		c.Cut()
@@ -157,6 +157,6 @@ func TestFailOpenWhileTasksWait(t *testing.T) {
 		c.Mend()
 		time.Sleep(3 * time.Minute)
 		s.WantNobodyInLine()
-		s.WantCounters(workertest.Counters{Processed: 3})
+		s.WantCounters(sitetest.Counters{Processed: 3})
 	})
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Live tasks start within a second although a batch waits that would take all of the limit and of
@@ -22,9 +22,9 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		own := throttle.Window{Name: "own", Limit: 600, Period: time.Minute}
-		p := workertest.Shared(20, time.Second)
+		p := sitetest.Shared(20, time.Second)
 		p.Windows = append(p.Windows, own)
-		s := workertest.NewInBubble(t, p)
+		s := sitetest.NewInBubble(t, p)
 		var mu sync.Mutex
 		begun, started := map[string]time.Time{}, map[string]time.Duration{}
 		batch := 0
@@ -39,7 +39,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 			mu.Unlock()
 			time.Sleep(200 * time.Millisecond)
 			return nil
-		}, workertest.Brisk)
+		}, sitetest.Brisk)
 		client := s.Client(s.Limiter)
 		for _, tenant := range []string{"acme", "beta"} {
 			tasks := make([]*asynq.Task, 600)
@@ -87,7 +87,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 
 // A task keeps its class: when it is denied, when it failed, and when it joins later.
 func TestATaskKeepsItsClass(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(2, 100*time.Millisecond)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, 100*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
 		var mu sync.Mutex
 		classes := map[string][]throttle.Class{}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -123,7 +123,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 				t.Errorf("%s ran as %q", id, got)
 			}
 		}
-		if _, err := client.Enqueue(workertest.AcmeTask(), worker.Class("night")); !errors.As(err, new(*throttle.RequestError)) {
+		if _, err := client.Enqueue(sitetest.AcmeTask(), worker.Class("night")); !errors.As(err, new(*throttle.RequestError)) {
 			t.Errorf("a class that there is not: %v", err)
 		}
 	})
@@ -131,10 +131,10 @@ func TestATaskKeepsItsClass(t *testing.T) {
 
 // A plan of tasks is that of their tickets: by policy, queue and class.
 func TestPlansOfTasks(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(2, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 4)
-		planned := []worker.Planned{{Count: 4, Task: workertest.AcmeTask()}}
+		planned := []worker.Planned{{Count: 4, Task: sitetest.AcmeTask()}}
 		plan, err := client.Plan(context.Background(), planned, throttle.PlanOptions{}, worker.Class(throttle.Batch))
 		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
 			t.Errorf("four behind four: %+v in %v, %v", plan, wait, err)

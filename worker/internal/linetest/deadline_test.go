@@ -14,12 +14,12 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // wantLate fails unless the task was archived by a TooLateError, for which the user's ErrorHandler
 // was called once and the user's IsFailure was not.
-func wantLate(s *workertest.Site, id string, retries int, reason string) {
+func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	s.Helper()
 	s.WaitState(asynq.TaskStateArchived, id)
 	task := s.Task(id)
@@ -45,17 +45,17 @@ func wantLate(s *workertest.Site, id string, retries int, reason string) {
 func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 	for _, retries := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			workertest.Each(t, []throttle.Policy{workertest.Policy(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 				s.Fill("acme")
 				keys := s.Redis.Keys(t.Context(), "sluice:*").Val()
 				deadline := time.Now().Add(30 * time.Minute).Truncate(time.Second)
-				s.Enqueue(workertest.AcmeTask(), asynq.TaskID("late"), asynq.MaxRetry(retries), asynq.Deadline(deadline))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.MaxRetry(retries), asynq.Deadline(deadline))
 				s.Serve(s.Ok)
 				wantLate(s, "late", retries, "throttled: api/window, tenant acme, ")
-				s.WantCounters(workertest.Counters{Processed: 1, Failed: 1, Archived: 1})
+				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 				s.WantNobodyInLine()
-				s.Enqueue(workertest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
-				s.Enqueue(workertest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
 				s.WaitState(asynq.TaskStateScheduled, "hasty", "in time")
 				if len(s.Runs()) != 0 || s.Used() != 1 || len(s.Denials()) != 3 {
 					t.Errorf("ran %q, %d used, %d denials", s.Runs(), s.Used(), len(s.Denials()))
@@ -67,7 +67,7 @@ func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 				}
 				s.Open("hasty", "in time")
 				s.WaitGone("hasty", "in time")
-				s.WantCounters(workertest.Counters{Processed: 3, Failed: 1, Archived: 1})
+				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 1, Archived: 1})
 			})
 		})
 	}
@@ -80,16 +80,16 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Policy(1, 10*time.Minute))
+				s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
 				s.Fill("acme")
 				opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
 				if planned {
-					if _, err := s.Client(s.Limiter).EnqueueContext(t.Context(), workertest.AcmeTask(), opts...); err != nil {
+					if _, err := s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...); err != nil {
 						t.Fatal(err)
 					}
 				} else {
-					s.Enqueue(workertest.AcmeTask(), opts...)
-					server := s.Serve(s.Ok, workertest.Calm)
+					s.Enqueue(sitetest.AcmeTask(), opts...)
+					server := s.Serve(s.Ok, sitetest.Calm)
 					time.Sleep(10 * time.Second)
 					server.Shutdown()
 				}
@@ -97,12 +97,12 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 					t.Fatalf("in line: %q", got)
 				}
 				time.Sleep(20 * time.Minute) // all workers are away
-				s.Serve(s.Ok, workertest.Calm)
+				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(10 * time.Second)
 				wantLate(s, "late", 5, "throttled: api, tenant acme: would start ")
 				time.Sleep(5 * time.Minute)
 				s.WantNobodyInLine()
-				s.WantCounters(workertest.Counters{Processed: 1, Failed: 1, Archived: 1})
+				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 				if len(s.Runs()) != 0 || s.Used() != 0 {
 					t.Errorf("ran %q, %d used", s.Runs(), s.Used())
 				}
@@ -118,15 +118,15 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 		t.Run(failure, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Policy(1, 5*time.Second))
+				s := sitetest.NewInBubble(t, sitetest.Policy(1, 5*time.Second))
 				s.Fill("acme") // it is denied before it runs and fails
-				s.Enqueue(workertest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
-				s.Serve(func(context.Context, *asynq.Task) error { return errors.New(failure) }, workertest.Calm, func(c *asynq.Config, _ *worker.Config) {
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
+				s.Serve(func(context.Context, *asynq.Task) error { return errors.New(failure) }, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
 					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
 				})
 				time.Sleep(2 * time.Minute)
 				s.WantReported([]string{failure, "context deadline exceeded", "context deadline exceeded"}, []string{failure, "context deadline exceeded"})
-				s.WantCounters(workertest.Counters{Processed: 3, Failed: 3, Archived: 1})
+				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
 				if len(s.Denials()) == 0 {
 					t.Error("it was not denied first")
 				}
@@ -137,7 +137,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 
 // Our client does not enqueue what would start after its deadline, and no place is taken for it.
 func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
 		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
@@ -151,18 +151,18 @@ func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
 			"would wait":      {in: time.Minute, opts: []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(100)}},
 		} {
 			deadline := time.Now().Add(row.in).Truncate(time.Second)
-			info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), append(row.opts, asynq.Deadline(deadline))...)
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), append(row.opts, asynq.Deadline(deadline))...)
 			var late *throttle.TooLateError
 			if info != nil || !errors.As(err, &late) || !late.Deadline.Equal(deadline) || errors.Is(err, asynq.SkipRetry) ||
 				!strings.HasPrefix(err.Error(), `worker: task type "x": throttled: api`) {
 				t.Errorf("%s: %v, %v", name, info, err)
-			} else if row.in > 0 && workertest.Off(late.StartsAt, time.Now().Add(3*time.Hour)) {
+			} else if row.in > 0 && sitetest.Off(late.StartsAt, time.Now().Add(3*time.Hour)) {
 				t.Errorf("%s: would have started at %v", name, late.StartsAt)
 			}
 		}
 		// A shorter MaxWait is what refuses.
 		var refused *throttle.TooLateError
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute)); !errors.As(err, &refused) || refused.MaxWait != time.Minute {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute)); !errors.As(err, &refused) || refused.MaxWait != time.Minute {
 			t.Error(err)
 		}
 		if after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val())); !slices.Equal(before, after) {
@@ -172,7 +172,7 @@ func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
 		if n := len(s.InLine()); n != 3 {
 			t.Errorf("%d stand in line, want 3", n)
 		}
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), asynq.Deadline(time.Now().Add(4*time.Hour))); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.Deadline(time.Now().Add(4*time.Hour))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -186,7 +186,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(1, 2*time.Minute))
+				s := sitetest.NewInBubble(t, sitetest.Shared(1, 2*time.Minute))
 				client := s.Client(s.Limiter)
 				later := func(id string, opts ...asynq.Option) {
 					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
@@ -197,7 +197,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 				later("late", worker.MaxWait(time.Minute), asynq.MaxRetry(5))
 				later("patient", worker.MaxWait(8*time.Minute))
 				later("any time")
-				s.Serve(s.Ok, workertest.Calm)
+				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(5*time.Minute + 48*time.Second)
 				s.JoinMany(client, "beta", 0, 1) // it takes the window
 				time.Sleep(30 * time.Second)
@@ -214,7 +214,7 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 					t.Errorf("ran: %q", got)
 				}
 				s.WantNobodyInLine()
-				s.WantCounters(workertest.Counters{Processed: 4, Failed: 1, Archived: 1})
+				s.WantCounters(sitetest.Counters{Processed: 4, Failed: 1, Archived: 1})
 				s.Mu.Lock()
 				defer s.Mu.Unlock()
 				var late *throttle.TooLateError
@@ -231,20 +231,20 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, time.Minute))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		l := sitetest.NewLedger()
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 2)
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(10*time.Second))); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(10*time.Second))); err != nil {
 			t.Fatal(err)
 		}
 		lock := s.Stored("unique")["unique_key"]
-		s.Serve(s.Ok, l.Watch, workertest.Calm)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		time.Sleep(time.Second)
 		// What was expected does not hold: workers look after the task, and it waits on.
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Period = 10 * time.Minute }, s.Limiter)
 		for range 36 {
-			if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+			if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
 				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
 			}
 			time.Sleep(20 * time.Second)

@@ -14,23 +14,23 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A task in line learns when it is expected to start, and asynq's tools show when workers look at
 // it.
 func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(2, 2*time.Minute)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, 2*time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		begun := time.Now()
 		for i, e := range s.JoinMany(client, "acme", 0, 7) {
 			info, start := e.Info, e.Start
 			wait, state := time.Duration(i/2)*2*time.Minute, asynq.TaskStateScheduled
 			at := begun.Add(wait)
-			if info.State != state || workertest.Off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) {
+			if info.State != state || sitetest.Off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) {
 				t.Errorf("task %d is %v, next at %v: want %v", i, info.State, info.NextProcessAt, state)
 			}
-			if !start.Known || !start.Joined || workertest.Off(start.At, at) || !start.Least.Equal(start.At) || !start.Most.Equal(start.At) {
+			if !start.Known || !start.Joined || sitetest.Off(start.At, at) || !start.Least.Equal(start.At) || !start.Most.Equal(start.At) {
 				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
 			}
 			stored := s.Task(info.ID)
@@ -47,7 +47,7 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 
 // What MaxWait and Backlog refuse leaves nothing behind.
 func TestARefusedTaskLeavesNothing(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
 		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
@@ -64,7 +64,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, "has 2 waiting already"},
 			{"unique", []asynq.Option{worker.Backlog(3), asynq.Unique(time.Hour)}, 3, 0, "has 3 waiting already"},
 		} {
-			info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), row.opts...)
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
 			var d throttle.Decision
 			late, full := &throttle.TooLateError{}, &throttle.BacklogError{}
 			switch {
@@ -88,7 +88,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 			t.Errorf("%d stand in line, want 3", n)
 		}
 		// What fits under both is planned; another tenant has a backlog of its own.
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
 			t.Error(err)
 		}
 		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "beta"}, "x", nil), worker.Backlog(1)); err != nil {
@@ -99,10 +99,10 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 
 // A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
 func TestAConflictKeepsThePlaceInLine(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 2)
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
 			t.Fatal(err)
 		}
 		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("plain"))
@@ -122,7 +122,7 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 			{"unique, with the ID", []asynq.Option{asynq.Unique(time.Minute), asynq.TaskID("unique")}, asynq.ErrDuplicateTask},
 		} {
 			for range 2 {
-				if info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(), row.opts...); !errors.Is(err, row.err) {
+				if info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...); !errors.Is(err, row.err) {
 					t.Errorf("%s: %v, %v", row.name, info, err)
 				}
 			}
@@ -137,16 +137,16 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, time.Minute))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		l := sitetest.NewLedger()
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 5)
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
 			t.Fatal(err)
 		}
-		s.Serve(s.Ok, l.Watch, workertest.Calm)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		for l.Count() < 6 {
-			if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+			if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
 				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
 			}
 			time.Sleep(10 * time.Second)
@@ -154,7 +154,7 @@ func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
 		if took := time.Since(l.Begun); took < 5*time.Minute {
 			t.Errorf("it waited for %v", took)
 		}
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.Unique(10*time.Second))); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); err != nil {
 			t.Errorf("after the task ran: %v", err)
 		}
 	})
@@ -164,11 +164,11 @@ func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
 // at once and for those that wait.
 func TestATaskInLineKeepsItsOptions(t *testing.T) {
 	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		for i, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateScheduled} {
 			id := fmt.Sprint("mine/", i)
-			info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
 				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
 			if err != nil {
 				t.Fatal(err)
@@ -199,7 +199,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 				want = asynq.TaskStateAggregating
 			}
 			var start worker.ExpectedStart
-			info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(append(opts, asynq.TaskID(name))...), worker.ReportStart(&start))
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(append(opts, asynq.TaskID(name))...), worker.ReportStart(&start))
 			if err != nil || info.State != want || s.Task(name).State != want {
 				t.Errorf("%s: %+v, %v", name, info, err)
 			}
@@ -207,7 +207,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			if name != "group" {
 				least = least.Add(time.Hour)
 			}
-			if !start.Known || start.Joined || workertest.Off(start.Least, least) || !start.At.IsZero() || !start.Most.IsZero() {
+			if !start.Known || start.Joined || sitetest.Off(start.Least, least) || !start.At.IsZero() || !start.Most.IsZero() {
 				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
 			}
 		}
@@ -216,8 +216,8 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 		}
 		// One whose time has come already is like any other.
 		var start worker.ExpectedStart
-		info, err := client.EnqueueContext(t.Context(), workertest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))), worker.ReportStart(&start))
-		if err != nil || info.State != asynq.TaskStateScheduled || workertest.Off(start.At, time.Now().Add(2*time.Hour)) {
+		info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))), worker.ReportStart(&start))
+		if err != nil || info.State != asynq.TaskStateScheduled || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
 			t.Errorf("in the past: %+v, %v", info, err)
 		}
 	})
@@ -227,10 +227,10 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 10*time.Second))
-		l := workertest.NewLedger()
-		var c workertest.Cable
-		through := redis.NewClient(c.Options(workertest.SameRedis(s.Redis)))
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
 		defer through.Close()
 		client := s.Client(s.AnotherLimiter(through))
 		s.JoinMany(client, "acme", 0, 2)
@@ -242,7 +242,7 @@ func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 		}
 		s.WantStates("default", 2, 2)
 		c.Mend()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 4, 40*time.Second)
 		s.WantNobodyInLine()
 		client.Close()
@@ -254,7 +254,7 @@ func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
 func TestClosingLeavesNothingRunning(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 10*time.Second))
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
 		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
@@ -264,13 +264,13 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		}
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
-		server := s.Serve(s.Ok, workertest.Brisk)
+		server := s.Serve(s.Ok, sitetest.Brisk)
 		s.JoinMany(client, "acme", 3, 3)
 		time.Sleep(time.Second)
 		client.Close()
 		client.Close()
 		server.Shutdown()
-		if _, err := client.EnqueueContext(t.Context(), workertest.AcmeTask()); err == nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask()); err == nil {
 			t.Error("a closed client enqueues")
 		}
 
@@ -283,7 +283,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 
 		// An asynq.Server whose Adapter is not closed.
 		theirs, ours := s.Configs()
-		workertest.Brisk(&theirs, &ours)
+		sitetest.Brisk(&theirs, &ours)
 		_, own, middleware := s.Adapted(theirs, ours)
 		s.JoinMany(s.Client(s.Limiter), "acme", 6, 3)
 		if err := own.Start(middleware(asynq.HandlerFunc(s.Ok))); err != nil {
@@ -291,8 +291,8 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		}
 		time.Sleep(3 * time.Second)
 		own.Shutdown()
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 7, 90*time.Second)
 	})
 }

@@ -14,15 +14,15 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Two handlers each hold a slot and want the other's. Only the one whose policy comes first by name
 // waits.
 func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
-	alpha, beta := workertest.AtOnceOf("alpha", 1), workertest.AtOnceOf("beta", 1)
+	alpha, beta := sitetest.AtOnceOf("alpha", 1), sitetest.AtOnceOf("beta", 1)
 	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}
-	workertest.Each(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *sitetest.Site) {
 		var mu sync.Mutex
 		began, denied := map[string]chan struct{}{"alpha": make(chan struct{}), "beta": make(chan struct{})}, map[string]int{}
 		begin := func(name string) {
@@ -65,7 +65,7 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 		if denied["alpha"] > 0 || denied["beta"] == 0 {
 			t.Errorf("denied: %v", denied)
 		}
-		s.WantCounters(workertest.Counters{Processed: 6})
+		s.WantCounters(sitetest.Counters{Processed: 6})
 	})
 }
 
@@ -73,7 +73,7 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 // or to be requeued would go on for ever. A slot that others hold is another matter, as is one of
 // another scope, or after the task's own was given back.
 func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
-	own := workertest.AtOnceOf("api", 2)
+	own := sitetest.AtOnceOf("api", 2)
 	own.Match = []string{"*"}
 	for _, row := range []struct {
 		name, tenant   string
@@ -87,7 +87,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			workertest.Each(t, []throttle.Policy{own}, func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, []throttle.Policy{own}, func(t *testing.T, s *sitetest.Site) {
 				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
 				hold := func(tenant string, n int64) {
 					d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n)})
@@ -120,7 +120,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 					}
 					return err
 				})
-				s.Enqueue(workertest.Task("acme", slots(row.cost)), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.Task("acme", slots(row.cost)), asynq.TaskID("t"), asynq.MaxRetry(0))
 				if err := <-reserved; row.never {
 					var never *throttle.NeverFitsError
 					want := throttle.NeverFitsError{
@@ -143,9 +143,9 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 
 // A handler that holds a slot waits for windows that only time refills.
 func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
-	slots, rate := workertest.AtOnceOf("slots", 1), workertest.Policy(1, 300*time.Millisecond)
+	slots, rate := sitetest.AtOnceOf("slots", 1), sitetest.Policy(1, 300*time.Millisecond)
 	slots.Match, rate.Name, rate.Match = []string{"*"}, "a-rate", nil
-	workertest.Each(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			for range 3 {
 				if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute}); err != nil {
@@ -154,9 +154,9 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 			}
 			return s.Ok(ctx, task)
 		})
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }
 
@@ -165,10 +165,10 @@ func TestWaitersBesideTasks(t *testing.T) {
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 		{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: time.Second, Scope: throttle.Shared},
 	}}
-	workertest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		for range 300 {
-			if _, err := client.EnqueueContext(t.Context(), workertest.Task("batch")); err != nil {
+			if _, err := client.EnqueueContext(t.Context(), sitetest.Task("batch")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -198,9 +198,9 @@ func TestWaitersBesideTasks(t *testing.T) {
 
 // A handler that returns that it could not wait for a call costs no retry.
 func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
-	slack := workertest.Policy(1, time.Hour)
+	slack := sitetest.Policy(1, time.Hour)
 	slack.Name, slack.Match = "slack", nil
-	workertest.Each(t, []throttle.Policy{workertest.Policy(1000, time.Minute), slack}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute), slack}, func(t *testing.T, s *sitetest.Site) {
 		var late atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			short, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -217,14 +217,14 @@ func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
 		if d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil || !d.Granted {
 			t.Fatalf("granted %v, %v", d.Granted, err)
 		}
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateScheduled, "t")
 		s.Open("t")
 		s.WaitGone("t")
 		if late.Load() != 1 {
 			t.Errorf("too late %d times", late.Load())
 		}
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
 	})
 }

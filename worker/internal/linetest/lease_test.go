@@ -18,17 +18,17 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.AtOnce(3)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.AtOnce(3)}, func(t *testing.T, s *sitetest.Site) {
 		var ids []string
 		for i := range 40 {
 			ids = append(ids, fmt.Sprint("t", i))
-			s.Enqueue(workertest.Task("acme"), asynq.TaskID(ids[i]), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(ids[i]), asynq.MaxRetry(0))
 		}
-		g, l := &workertest.Gauge{}, workertest.NewLedger()
+		g, l := &sitetest.Gauge{}, sitetest.NewLedger()
 		work := g.Handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(20 * time.Millisecond)
 			return s.Ok(ctx, task)
@@ -42,7 +42,7 @@ func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
 		if mean, most := l.WakesPerTask(); mean > 2.2 || most > 4 {
 			t.Errorf("%.2f wakes a task, at most %d", mean, most)
 		}
-		s.WantCounters(workertest.Counters{Processed: 40})
+		s.WantCounters(sitetest.Counters{Processed: 40})
 		s.Wait("nothing is held", func() bool {
 			d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 			return err == nil && d.Windows[0].Used == 0
@@ -56,13 +56,13 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const slots, tasks = 20, 80
-		p := workertest.AtOnce(slots)
+		p := sitetest.AtOnce(slots)
 		p.Windows[0].Lease = 75 * time.Second
 		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: 15 * time.Second})
-		s := workertest.NewInBubble(t, p)
-		g, l := &workertest.Gauge{}, workertest.NewLedger()
+		s := sitetest.NewInBubble(t, p)
+		g, l := &sitetest.Gauge{}, sitetest.NewLedger()
 		for i := range tasks {
-			s.Enqueue(workertest.Task("acme"), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
 		}
 		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(150 * time.Second)
@@ -85,7 +85,7 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 
 // However an attempt ends, what it held is given back, once.
 func TestLeasesEndWithTheAttempt(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.AtOnce(1)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.AtOnce(1)}, func(t *testing.T, s *sitetest.Site) {
 		var slow sync.WaitGroup
 		handlers := map[string]asynq.HandlerFunc{
 			"panics": func(context.Context, *asynq.Task) error { panic("on purpose") },
@@ -106,9 +106,9 @@ func TestLeasesEndWithTheAttempt(t *testing.T) {
 			return s.Ok(ctx, task)
 		})
 		for id := range handlers {
-			s.Enqueue(workertest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0), asynq.Timeout(time.Second))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0), asynq.Timeout(time.Second))
 			s.WaitState(asynq.TaskStateArchived, id)
-			s.Enqueue(workertest.Task("acme"), asynq.TaskID("after "+id))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID("after "+id))
 			s.WaitGone("after " + id)
 		}
 		slow.Wait()
@@ -119,15 +119,15 @@ func TestLeasesEndWithTheAttempt(t *testing.T) {
 func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t)
-		var line workertest.Cable
+		s := sitetest.NewInBubble(t)
+		var line sitetest.Cable
 		limits := miniredis.NewMiniRedis()
 		limits.ClockTTL(true)
 		t.Cleanup(limits.Close)
-		client := redis.NewClient(line.Options(workertest.Pipe(limits)))
+		client := redis.NewClient(line.Options(sitetest.Pipe(limits)))
 		t.Cleanup(func() { client.Close() })
 		var err error
-		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{workertest.AtOnce(1)}}); err != nil {
+		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.AtOnce(1)}}); err != nil {
 			t.Fatal(err)
 		}
 		var told atomic.Int64
@@ -147,13 +147,13 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 			told.Add(1)
 			line.Mend()
 			return ctx.Err()
-		}, workertest.Calm)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
 		time.Sleep(3 * time.Minute)
 		if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
 			t.Errorf("ran: %q", got)
 		}
-		s.WantCounters(workertest.Counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }
 
@@ -161,7 +161,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 func TestCancelEndsTheLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.AtOnce(1))
+		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
 				t.Error(err)
@@ -171,8 +171,8 @@ func TestCancelEndsTheLease(t *testing.T) {
 				t.Errorf("the handler's context ended by %v", context.Cause(ctx))
 			}
 			return s.Ok(ctx, task)
-		}, workertest.Calm)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(time.Hour))
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(time.Hour))
 		time.Sleep(3 * time.Minute)
 		if got := s.Runs(); len(got) != 1 {
 			t.Errorf("ran: %q", got)
@@ -184,16 +184,16 @@ func TestCancelEndsTheLease(t *testing.T) {
 func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.AtOnce(1))
-		var g workertest.Gauge
+		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
+		var g sitetest.Gauge
 		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(2 * time.Minute)
 			return s.Ok(ctx, task)
-		}), workertest.Calm)
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("a"), asynq.Timeout(time.Hour))
-		s.Enqueue(workertest.Task("acme"), asynq.TaskID("b"), asynq.Timeout(time.Hour))
+		}), sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("a"), asynq.Timeout(time.Hour))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("b"), asynq.Timeout(time.Hour))
 		time.Sleep(5 * time.Second)
-		p := workertest.AtOnce(1)
+		p := sitetest.AtOnce(1)
 		p.Windows[0].Lease = 2 * time.Second
 		if err := s.Limiter.SetPolicies([]throttle.Policy{p}); err != nil {
 			t.Fatal(err)
@@ -224,15 +224,15 @@ func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
 	t.Parallel()
 	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			s := workertest.NewInBubble(t)
+			s := sitetest.NewInBubble(t)
 			limits := miniredis.NewMiniRedis()
 			limits.ClockTTL(true)
 			t.Cleanup(limits.Close)
-			client := redis.NewClient(workertest.Pipe(limits))
+			client := redis.NewClient(sitetest.Pipe(limits))
 			t.Cleanup(func() { client.Close() })
 			st := &stall{}
 			client.AddHook(hooktest.Hook(st.see))
-			p := workertest.AtOnce(1)
+			p := sitetest.AtOnce(1)
 			p.Windows[0].Lease = lease
 			var err error
 			if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}}); err != nil {
@@ -255,8 +255,8 @@ func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
 				told.Store(true)
 				st.stalled.Store(false)
 				return ctx.Err()
-			}, workertest.Calm)
-			s.Enqueue(workertest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
+			}, sitetest.Calm)
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
 			time.Sleep(5 * time.Minute)
 			if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
 				t.Errorf("ran: %q", got)

@@ -12,14 +12,14 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A backlog of a plain client drains at the rate of the tightest window, in order, and every task
 // wakes twice: to be denied, and to run.
 func TestBacklogDrains(t *testing.T) {
 	t.Parallel()
-	minuteAndBurst := workertest.Policy(20, time.Minute)
+	minuteAndBurst := sitetest.Policy(20, time.Minute)
 	minuteAndBurst.Windows = append(minuteAndBurst.Windows, throttle.Window{Name: "burst", Limit: 5, Period: 3 * time.Second})
 	for _, row := range []struct {
 		name        string
@@ -31,16 +31,16 @@ func TestBacklogDrains(t *testing.T) {
 		utilization float64
 		pace        func(*asynq.Config, *worker.Config)
 	}{
-		{"20 per second", workertest.Policy(20, time.Second), 20, time.Second, 100, 2.1, 0.95, workertest.Quick},
-		{"200 per 10 seconds", workertest.Policy(200, 10*time.Second), 200, 10 * time.Second, 400, 2.1, 0.95, workertest.Quick},
-		{"20 per minute and 5 per 3 seconds", minuteAndBurst, 20, time.Minute, 60, 2.1, 0.9, workertest.Calm},
-		{"5 per 100 ms", workertest.Policy(5, 100*time.Millisecond), 5, 100 * time.Millisecond, 100, 2.2, 0.85, workertest.Quick},
-		{"20 per second, shared", workertest.Shared(20, time.Second), 20, time.Second, 100, 2.1, 0.95, workertest.Quick},
+		{"20 per second", sitetest.Policy(20, time.Second), 20, time.Second, 100, 2.1, 0.95, sitetest.Quick},
+		{"200 per 10 seconds", sitetest.Policy(200, 10*time.Second), 200, 10 * time.Second, 400, 2.1, 0.95, sitetest.Quick},
+		{"20 per minute and 5 per 3 seconds", minuteAndBurst, 20, time.Minute, 60, 2.1, 0.9, sitetest.Calm},
+		{"5 per 100 ms", sitetest.Policy(5, 100*time.Millisecond), 5, 100 * time.Millisecond, 100, 2.2, 0.85, sitetest.Quick},
+		{"20 per second, shared", sitetest.Shared(20, time.Second), 20, time.Second, 100, 2.1, 0.95, sitetest.Quick},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, row.policy)
-				l := workertest.NewLedger()
+				s := sitetest.NewInBubble(t, row.policy)
+				l := sitetest.NewLedger()
 				s.EnqueueMany("acme", 0, row.tasks)
 				s.Serve(s.Ok, l.Watch, row.pace, s.Apart)
 				s.Serve(s.Ok, l.Watch, row.pace, s.Apart)
@@ -62,7 +62,7 @@ func TestBacklogDrains(t *testing.T) {
 				t.Logf("wakes %.3f, at most %d; utilization %.3f; late %v, %v", mean, most, u, half, late)
 				s.WantInOrder(l)
 				s.WantNobodyInLine()
-				s.WantCounters(workertest.Counters{Processed: int64(row.tasks)})
+				s.WantCounters(sitetest.Counters{Processed: int64(row.tasks)})
 			})
 		})
 	}
@@ -72,11 +72,11 @@ func TestBacklogDrains(t *testing.T) {
 func TestPlannedBacklogDrains(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(20, time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(20, time.Second))
+		l := sitetest.NewLedger()
 		client := s.Client(s.AnotherLimiter(s.Redis))
-		s.Serve(s.Ok, l.Watch, workertest.Quick, s.Apart)
-		s.Serve(s.Ok, l.Watch, workertest.Quick, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
 		infos := s.JoinMany(client, "acme", 0, 200)
 		s.SleepUntil(l, 200, 20*time.Second)
 		if mean, most := l.WakesPerTask(); mean > 1.1 || most > 2 {
@@ -97,7 +97,7 @@ func TestPlannedBacklogDrains(t *testing.T) {
 			}
 		}
 		s.WantNobodyInLine()
-		s.WantCounters(workertest.Counters{Processed: 200})
+		s.WantCounters(sitetest.Counters{Processed: 200})
 	})
 }
 
@@ -105,12 +105,12 @@ func TestPlannedBacklogDrains(t *testing.T) {
 func TestWeightedTenantsShare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := workertest.Shared(20, 10*time.Second)
+		p := sitetest.Shared(20, 10*time.Second)
 		p.Tenants = map[string]throttle.Tenant{"dune": {Weight: 2}}
-		s := workertest.NewInBubble(t, p)
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Calm, s.Apart)
-		s.Serve(s.Ok, l.Watch, workertest.Calm, s.Apart)
+		s := sitetest.NewInBubble(t, p)
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
 		s.EnqueueMany("acme", 0, 130)
 		s.EnqueueMany("beta", 0, 120)
 		time.Sleep(50 * time.Second)
@@ -155,7 +155,7 @@ func TestWeightedTenantsShare(t *testing.T) {
 		}
 		t.Logf("wakes %.2f, at most %d, utilization %.3f, shares %v of %v", mean, most, u, share, total)
 		s.WantNobodyInLine()
-		s.WantCounters(workertest.Counters{Processed: tasks})
+		s.WantCounters(sitetest.Counters{Processed: tasks})
 	})
 }
 
@@ -163,12 +163,12 @@ func TestWeightedTenantsShare(t *testing.T) {
 func TestWeightedTenantsCome(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := workertest.Shared(50, time.Second)
+		p := sitetest.Shared(50, time.Second)
 		p.Tenants = map[string]throttle.Tenant{"dune": {Weight: 2}}
-		s := workertest.NewInBubble(t, p)
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		s := sitetest.NewInBubble(t, p)
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.EnqueueMany("acme", 0, 600)
 		time.Sleep(4 * time.Second)
 		s.EnqueueMany("beta", 0, 200)
@@ -195,13 +195,13 @@ func TestWeightedTenantsCome(t *testing.T) {
 func TestLineOfAClientAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(1, 10*time.Second))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
 		s.Fill("acme") // so that none is pending, and only the line tells of them
 		client := s.Client(s.AnotherLimiter(s.Redis))
 		infos := s.JoinMany(client, "acme", 0, 3)
 		client.Close()
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 3, 35*time.Second)
 		for i, g := range l.Sorted() {
 			if off := g.At.Sub(infos[i].Start.At); off < -time.Millisecond || off > 2*time.Second {
@@ -219,16 +219,16 @@ func TestLineOfAClientAlone(t *testing.T) {
 func TestWorkersStopped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(20, time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(20, time.Second))
+		l := sitetest.NewLedger()
 		s.EnqueueMany("acme", 0, 300)
-		server := s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		time.Sleep(5 * time.Second)
 		server.Shutdown()
 		done := l.Count()
 		time.Sleep(time.Minute)
 		begun := time.Now()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 300, time.Minute)
 		ideal := time.Duration(300-done) * time.Second / 20
 		if took := l.Sorted()[299].At.Sub(begun); took > ideal*11/10 {
@@ -250,8 +250,8 @@ func TestWorkersStopped(t *testing.T) {
 func TestDeletedTasksLeave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(20, time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(20, time.Second))
+		l := sitetest.NewLedger()
 		s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 400)
 		for i := range 400 {
 			if i >= 20 && i%2 == 0 {
@@ -260,7 +260,7 @@ func TestDeletedTasksLeave(t *testing.T) {
 				}
 			}
 		}
-		s.Serve(s.Ok, l.Watch, workertest.Quick, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
 		s.SleepUntil(l, 210, 20*time.Second)
 		if u := l.Utilization(20, time.Second); u < 0.93 { // 0.95 is all that 210 tasks in twenties can have
 			t.Errorf("utilization %.3f", u)
@@ -271,6 +271,6 @@ func TestDeletedTasksLeave(t *testing.T) {
 			t.Errorf("%.2f wakes a task, at most %d", mean, most)
 		}
 		s.WantNobodyInLine()
-		s.WantCounters(workertest.Counters{Processed: 210})
+		s.WantCounters(sitetest.Counters{Processed: 210})
 	})
 }

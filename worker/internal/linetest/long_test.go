@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Half an hour of throttled work: three tenants of different size on the windows of the problem that
@@ -23,7 +23,7 @@ func TestHalfAnHourOfWork(t *testing.T) {
 			{Name: "per-minute", Limit: 20, Period: time.Minute},
 			{Name: "burst", Limit: 5, Period: 3 * time.Second},
 		}
-		s := workertest.NewInBubble(t, throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
+		s := sitetest.NewInBubble(t, throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
 		want := map[string]int{}
 		random := rand.New(rand.NewPCG(1, 2))
 		begin := time.Now()
@@ -57,7 +57,7 @@ func TestHalfAnHourOfWork(t *testing.T) {
 				t.Errorf("task %s ran %d times", id, ran[id])
 			}
 		}
-		s.WantCounters(workertest.Counters{Processed: int64(len(want))})
+		s.WantCounters(sitetest.Counters{Processed: int64(len(want))})
 		s.WantReported(nil, nil)
 
 		s.Mu.Lock()

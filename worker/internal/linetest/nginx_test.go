@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // zoneWindow is the gcra window that keeps to a zone. One call may be on its way for up to `jitter`
@@ -79,7 +79,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 	for i, z := range zones {
 		windows = append(windows, zoneWindow(z, fmt.Sprintf("zone%d", i), jitter))
 	}
-	s := workertest.New(t, throttletest.Client(t, throttletest.Redis(t)), throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
 	var served atomic.Int64
 	far := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
 	defer far.Close()

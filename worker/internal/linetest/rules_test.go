@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A grant that has waited counts from when it was taken: it is given back, and the task is granted
@@ -30,16 +30,16 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Policy(10, time.Hour))
+				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
 				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					err := next(ctx, cmd)
-					if workertest.IsPick(cmd) {
+					if sitetest.IsPick(cmd) {
 						time.Sleep(row.delay)
 					}
 					return err
 				}))
-				l := workertest.NewLedger()
-				s.Serve(s.Ok, l.Watch, workertest.Calm)
+				l := sitetest.NewLedger()
+				s.Serve(s.Ok, l.Watch, sitetest.Calm)
 				time.Sleep(time.Second)
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 				enqueued := time.Now()
@@ -67,8 +67,8 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Policy(10, time.Hour))
-				s.Serve(s.Ok, workertest.Calm, func(_ *asynq.Config, c *worker.Config) { change(c) })
+				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { change(c) })
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 				time.Sleep(5 * time.Second)
 				s.WaitGone("acme-0000")
@@ -91,8 +91,8 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Policy(10, 10*time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Policy(10, 10*time.Second))
+		l := sitetest.NewLedger()
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 10)
 		large := worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 8}}, "x", nil)
@@ -100,7 +100,7 @@ func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.JoinMany(client, "acme", 10, 4)
-		s.Serve(s.Ok, l.Watch, workertest.Calm)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		time.Sleep(2 * time.Second)
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 5 }, s.Limiter)
 		s.SleepUntil(l, 14, time.Minute)
@@ -108,17 +108,17 @@ func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
 			t.Errorf("it is %v: %s", task.State, task.LastErr)
 		}
 		s.WantNobodyInLine()
-		s.WantCounters(workertest.Counters{Processed: 15, Failed: 1, Archived: 1})
+		s.WantCounters(sitetest.Counters{Processed: 15, Failed: 1, Archived: 1})
 	})
 }
 
 // Every task of a batch has its own result, and the rest is as if it was enqueued alone.
 func TestABatchHasAResultForEachTask(t *testing.T) {
-	other := workertest.Policy(5, time.Hour)
+	other := sitetest.Policy(5, time.Hour)
 	other.Name, other.Match = "other", []string{"other"}
-	api := workertest.Shared(1, time.Hour)
+	api := sitetest.Shared(1, time.Hour)
 	api.Match = []string{"x"}
-	workertest.Each(t, []throttle.Policy{api, other}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{api, other}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		task := func(typename string, cost int64, opts ...asynq.Option) *asynq.Task {
 			return worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": cost}}, typename, []byte(fmt.Sprint(opts)), opts...)
@@ -165,7 +165,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 				}
 				continue
 			}
-			if got.Err != nil || got.Info.State != want.state || workertest.Off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
+			if got.Err != nil || got.Info.State != want.state || sitetest.Off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
 				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
 			}
 		}
@@ -184,13 +184,13 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 
 // A batch of any size takes few calls.
 func TestABatchTakesFewCalls(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(10, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(10, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		calls := 0
 		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			calls++
 			return next(ctx, cmd)
 		})
-		limited := workertest.Connect(workertest.SameRedis(s.Redis))
+		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer limited.Close()
 		limited.AddHook(count)
 		client, err := worker.NewClient(hooktest.With(s.Asynq, count), worker.ClientConfig{Limiter: s.LimiterOn(limited), LimiterTimeout: time.Minute})
@@ -200,7 +200,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 		defer client.Close()
 		tasks := make([]*asynq.Task, 1200)
 		for i := range tasks {
-			tasks[i] = workertest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
+			tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
 		}
 		last := time.Time{}
 		for i, result := range client.EnqueueBatch(t.Context(), tasks) {
@@ -222,7 +222,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 // A task that is enqueued with the ID of one that was deleted stands behind those that waited
 // before.
 func TestATaskIDMayBeUsedAgain(t *testing.T) {
-	workertest.Each(t, []throttle.Policy{workertest.Shared(1, time.Hour)}, func(t *testing.T, s *workertest.Site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
 		if err := s.Inspector.DeleteTask("default", "acme-0001"); err != nil {
@@ -231,7 +231,7 @@ func TestATaskIDMayBeUsedAgain(t *testing.T) {
 		var start worker.ExpectedStart
 		another := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another"))
 		info, err := client.EnqueueContext(t.Context(), another, asynq.TaskID("acme-0001"), worker.ReportStart(&start))
-		if err != nil || workertest.Off(start.At, time.Now().Add(2*time.Hour)) {
+		if err != nil || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
 			t.Errorf("%+v, %v", info, err)
 		}
 		if got := s.InLine(); len(got) != 3 {

@@ -13,19 +13,19 @@ import (
 	"testing/synctest"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // One process serves the asynqs of two databases by one limiter, and loses some of its replies. A
 // take that is repeated for the other server moves no task to the wrong one. All tasks run once,
 // and keep to the limit that they share.
 func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
-	if workertest.OnCluster() {
+	if sitetest.OnCluster() {
 		t.Skip("a Redis Cluster has one database")
 	}
 	const tasks = 100
-	workertest.Each(t, append(idle(10), workertest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *workertest.Site) {
-		client := workertest.Connect(workertest.SameRedis(s.Redis))
+	sitetest.Each(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
+		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer client.Close()
 		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
@@ -36,13 +36,13 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			return err
 		}))
 		s.Limiter = s.LimiterOn(client)
-		l := workertest.NewLedger()
+		l := sitetest.NewLedger()
 		diaries := []*diary{newDiary(), newDiary()}
 		begun := time.Now()
 		for i, d := range diaries {
-			o := workertest.SameRedis(s.Redis)
+			o := sitetest.SameRedis(s.Redis)
 			o.DB = i
-			s.Asynq = workertest.Dialed{Options: o}
+			s.Asynq = sitetest.Dialed{Options: o}
 			s.Serve(d.handle, l.Watch)
 			ours := s.Client(s.AnotherLimiter(s.Redis))
 			plain := asynq.NewClient(s.Asynq)
@@ -77,15 +77,15 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 func TestTwoAsynqsShareALimiter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		one, two := workertest.NewInBubble(t, workertest.Shared(1, 10*time.Second)), workertest.NewInBubble(t)
+		one, two := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second)), sitetest.NewInBubble(t)
 		two.Limiter = one.AnotherLimiter(one.Redis)
-		l := workertest.NewLedger()
-		for _, s := range []*workertest.Site{one, two} {
-			s.Serve(s.Ok, l.Watch, workertest.Calm)
+		l := sitetest.NewLedger()
+		for _, s := range []*sitetest.Site{one, two} {
+			s.Serve(s.Ok, l.Watch, sitetest.Calm)
 			s.JoinMany(s.Client(s.Limiter), "acme", 0, 3)
 		}
 		one.SleepUntil(l, 6, time.Minute)
-		for _, s := range []*workertest.Site{one, two} {
+		for _, s := range []*sitetest.Site{one, two} {
 			if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
 				t.Errorf("ran: %q", got)
 			}

@@ -10,12 +10,12 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // wantEveryKeyToExpire checks until stop, or the end of the test, that all keys of ours have a TTL,
 // in the limiter's Redis and in asynq's.
-func wantEveryKeyToExpire(s *workertest.Site) (stop func()) {
+func wantEveryKeyToExpire(s *sitetest.Site) (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	ctx := context.Background()
 	go func() {
@@ -59,7 +59,7 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 			throttle.Window{Name: "whole", Limit: 20, Period: time.Second, Scope: throttle.Shared})}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			workertest.Each(t, append(idle(20), row.before), func(t *testing.T, s *workertest.Site) {
+			sitetest.Each(t, append(idle(20), row.before), func(t *testing.T, s *sitetest.Site) {
 				stop := wantEveryKeyToExpire(s)
 				defer stop()
 				d := newDiary()

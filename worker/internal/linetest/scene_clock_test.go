@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The clock of Redis goes 61 s ahead, and later 100 s back, while tasks wait in line. No limit is
@@ -22,16 +22,16 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		m := miniredis.NewMiniRedis()
 		m.ClockTTL(true)
 		t.Cleanup(m.Close)
-		client := redis.NewClient(workertest.Pipe(m))
+		client := redis.NewClient(sitetest.Pipe(m))
 		t.Cleanup(func() { client.Close() })
-		p := workertest.Shared(5, 5*time.Second)
+		p := sitetest.Shared(5, 5*time.Second)
 		// Miniredis counts TTLs down, and does not see that its clock was set back.
 		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.Shared})
-		s := workertest.New(t, client, p)
+		s := sitetest.New(t, client, p)
 		var ahead atomic.Int64
-		defer workertest.SetClock(m, &ahead)()
-		d, l := newDiary(), workertest.NewLedger()
-		s.Serve(d.handle, l.Watch, workertest.Brisk)
+		defer sitetest.SetClock(m, &ahead)()
+		d, l := newDiary(), sitetest.NewLedger()
+		s.Serve(d.handle, l.Watch, sitetest.Brisk)
 		s.JoinMany(s.Client(s.AnotherLimiter(client)), "acme", 0, 100)
 		time.Sleep(7500 * time.Millisecond) // 10 have run
 		ran := func(want int, when string) {

@@ -10,7 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The expected start of a task holds where costs do not fill a window, or differ. It is exact, or
@@ -27,10 +27,10 @@ func TestSceneStartsOfCostsAreTold(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(12, 10*time.Second))
+				s := sitetest.NewInBubble(t, sitetest.Shared(12, 10*time.Second))
 				d := newDiary()
 				client := s.Client(s.AnotherLimiter(s.Redis))
-				s.Serve(d.handle, d.watch, s.Apart, workertest.Calm)
+				s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm)
 				for i := range 40 {
 					cost := worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": row.cost()}}
 					if err := d.plan(client, worker.NewTask(cost, "x", fmt.Append(nil, "t", i))); err != nil {
@@ -63,7 +63,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		t.Run(fmt.Sprint("plain client ", plain), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(10, time.Second))
+				s := sitetest.NewInBubble(t, sitetest.Shared(10, time.Second))
 				d := newDiary()
 				client := s.Client(s.AnotherLimiter(s.Redis))
 				tasks := make([]*asynq.Task, 1000)
@@ -75,7 +75,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 						t.Fatal(result.Err)
 					}
 				}
-				s.Serve(d.handle, d.watch, s.Apart, workertest.Calm)
+				s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm)
 				time.Sleep(500 * time.Millisecond)
 				for i := range 980 {
 					_ = s.Inspector.DeleteTask("default", fmt.Sprintf("acme-%04d", i)) // the first have run

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A limit is cut below the cost of tasks that wait, or their tenant's weight to almost nothing. The
@@ -41,10 +41,10 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, plain client %v", row.name, plain), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := workertest.NewInBubble(t, p)
+					s := sitetest.NewInBubble(t, p)
 					d := newDiary()
 					limiter := s.AnotherLimiter(s.Redis)
-					s.Serve(d.handle, d.watch, s.Apart, workertest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+					s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
 					client := s.Client(s.AnotherLimiter(s.Redis))
 					enqueue := func(tenant string, i int, cost int64) {
 						who := worker.Identity{Tenant: tenant, Cost: map[string]int64{"requests": cost}}
@@ -84,7 +84,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 					t.Logf("%d had run before, %d of %d costly ones %v after", before, bigStarts, costly, time.Since(begun))
 					time.Sleep(3 * time.Minute)
 					if row.fail {
-						s.WantCounters(workertest.Counters{Processed: costly + 2*small, Failed: int64(costly - bigStarts), Archived: int64(costly - bigStarts)})
+						s.WantCounters(sitetest.Counters{Processed: costly + 2*small, Failed: int64(costly - bigStarts), Archived: int64(costly - bigStarts)})
 						archived, err := s.Inspector.ListArchivedTasks("default")
 						if err != nil {
 							t.Fatal(err)
@@ -95,7 +95,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 							}
 						}
 					} else {
-						s.WantCounters(workertest.Counters{Processed: costly + 2*small})
+						s.WantCounters(sitetest.Counters{Processed: costly + 2*small})
 					}
 					s.WantNobodyInLine()
 				})

@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The limiter's Redis takes commands for 30 s and answers none. Tasks that no policy guards run as
@@ -23,11 +23,11 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 		t.Run(fmt.Sprintf("fail: %s", fail), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const guarded = 200
-				p := workertest.Shared(10, time.Second)
+				p := sitetest.Shared(10, time.Second)
 				p.Match, p.Fail = []string{"x"}, fail
-				s := workertest.NewInBubble(t, append(idle(30), p)...)
-				var f workertest.Freezer
-				client := workertest.Connect(f.Options(workertest.SameRedis(s.Redis)))
+				s := sitetest.NewInBubble(t, append(idle(30), p)...)
+				var f sitetest.Freezer
+				client := sitetest.Connect(f.Options(sitetest.SameRedis(s.Redis)))
 				defer client.Close()
 				s.Limiter = s.LimiterOn(client)
 				d := newDiary()
@@ -70,7 +70,7 @@ func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
 						break
 					}
 				}
-				s.WantCounters(workertest.Counters{Processed: int64(100 + 200 + guarded)})
+				s.WantCounters(sitetest.Counters{Processed: int64(100 + 200 + guarded)})
 			})
 		})
 	}
@@ -83,9 +83,9 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		tasks int // the first 250 run before the pause
-		pause func(s *workertest.Site, c *workertest.Cable)
+		pause func(s *sitetest.Site, c *sitetest.Cable)
 	}{
-		{"paused", 500 + 250, func(s *workertest.Site, _ *workertest.Cable) {
+		{"paused", 500 + 250, func(s *sitetest.Site, _ *sitetest.Cable) {
 			if err := s.Inspector.PauseQueue("default"); err != nil {
 				s.Fatal(err)
 			}
@@ -94,7 +94,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				s.Fatal(err)
 			}
 		}},
-		{"asynq's Redis away", 200 + 250, func(_ *workertest.Site, c *workertest.Cable) {
+		{"asynq's Redis away", 200 + 250, func(_ *sitetest.Site, c *sitetest.Cable) {
 			c.Cut()
 			time.Sleep(20 * time.Second)
 			c.Mend()
@@ -102,14 +102,14 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(50, time.Second))
-				l, tasks := workertest.NewLedger(), row.tasks
-				var c workertest.Cable
+				s := sitetest.NewInBubble(t, sitetest.Shared(50, time.Second))
+				l, tasks := sitetest.NewLedger(), row.tasks
+				var c sitetest.Cable
 				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, tasks)
 				whole := s.Asynq
-				s.Asynq = workertest.Dialed{Options: c.Options(workertest.SameRedis(s.Redis))}
-				s.Serve(s.Ok, l.Watch, workertest.Quick, s.Apart)
-				s.Serve(s.Ok, l.Watch, workertest.Quick, s.Apart)
+				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+				s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
+				s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
 				s.Asynq = whole
 				time.Sleep(5 * time.Second)
 				row.pause(s, &c)
@@ -130,7 +130,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 				}
 				wantNoStrays(s, l.Got(), throttle.MaxTake)
 				s.WantNobodyInLine()
-				s.WantCounters(workertest.Counters{Processed: int64(tasks)})
+				s.WantCounters(sitetest.Counters{Processed: int64(tasks)})
 			})
 		})
 	}
@@ -138,7 +138,7 @@ func TestSceneBacklogOutlastsAPause(t *testing.T) {
 
 // wantNoStrays fails if a task ran more than that many places from where it belongs. The order of
 // the names is the right one.
-func wantNoStrays(s *workertest.Site, got []string, most int) {
+func wantNoStrays(s *sitetest.Site, got []string, most int) {
 	s.Helper()
 	want := slices.Sorted(slices.Values(got))
 	worst := 0
@@ -158,12 +158,12 @@ func wantNoStrays(s *workertest.Site, got []string, most int) {
 func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := workertest.Shared(10, time.Minute)
+		p := sitetest.Shared(10, time.Minute)
 		p.Fail = throttle.FailOpen
-		s := workertest.NewInBubble(t, p)
+		s := sitetest.NewInBubble(t, p)
 		d := newDiary()
-		var c workertest.Cable
-		through := redis.NewClient(c.Options(workertest.SameRedis(s.Redis)))
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
 		defer through.Close()
 		own := s.AnotherLimiter(through)
 		s.Serve(d.handle, d.watch, func(_ *asynq.Config, w *worker.Config) { w.Limiter = own }, func(c *asynq.Config, _ *worker.Config) {
@@ -193,6 +193,6 @@ func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
 		wantNoStrays(s, order, throttle.MaxTake)
 		time.Sleep(5 * time.Minute) // their tickets are taken, and dropped
 		s.WantNobodyInLine()
-		s.WantCounters(workertest.Counters{Processed: 110})
+		s.WantCounters(sitetest.Counters{Processed: 110})
 	})
 }

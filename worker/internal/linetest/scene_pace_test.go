@@ -12,7 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // 500 policies with empty lines cost a worker at most five scripts a second, with asynq's own
@@ -20,7 +20,7 @@ import (
 func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, idle(500)...)
+		s := sitetest.NewInBubble(t, idle(500)...)
 		var scripts atomic.Int64
 		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if hooktest.IsScript(cmd) {
@@ -28,7 +28,7 @@ func TestSceneIdlePoliciesCostLittle(t *testing.T) {
 			}
 			return next(ctx, cmd)
 		})
-		limited := workertest.Connect(workertest.SameRedis(s.Redis))
+		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer limited.Close()
 		limited.AddHook(count)
 		s.Asynq = hooktest.With(s.Asynq, count)
@@ -57,7 +57,7 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 	for _, interval := range []time.Duration{4 * time.Second, 0} {
 		t.Run(interval.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, append(idle(30), workertest.Shared(2, 3*time.Second))...)
+				s := sitetest.NewInBubble(t, append(idle(30), sitetest.Shared(2, 3*time.Second))...)
 				d := newDiary()
 				for range 2 {
 					s.Serve(d.handle, d.watch, s.Apart, func(c *asynq.Config, _ *worker.Config) {

@@ -10,7 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Two queues share a window of ten a second. Tasks that wait in one without a server, or with too
@@ -27,18 +27,18 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 		name string
 		// silent has tasks wait in the other queue, by a client of ours or a plain one, and returns
 		// how many of them may be served per second.
-		silent func(s *workertest.Site, d *diary, wait func()) int
+		silent func(s *sitetest.Site, d *diary, wait func()) int
 	}{
-		{"never served", func(_ *workertest.Site, _ *diary, wait func()) int { wait(); return 0 }},
-		{"redeployed", func(s *workertest.Site, d *diary, wait func()) int {
-			server := s.Serve(s.Ok, s.Apart, workertest.Brisk, serving(slow, 4))
+		{"never served", func(_ *sitetest.Site, _ *diary, wait func()) int { wait(); return 0 }},
+		{"redeployed", func(s *sitetest.Site, d *diary, wait func()) int {
+			server := s.Serve(s.Ok, s.Apart, sitetest.Brisk, serving(slow, 4))
 			wait()
 			time.Sleep(5 * time.Second)
 			server.Shutdown()
 			return 0
 		}},
-		{"short of slots", func(s *workertest.Site, d *diary, wait func()) int {
-			s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, s.Apart, workertest.Brisk, serving(slow, 1))
+		{"short of slots", func(s *sitetest.Site, d *diary, wait func()) int {
+			s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, s.Apart, sitetest.Brisk, serving(slow, 1))
 			wait()
 			time.Sleep(5 * time.Second)
 			return 1
@@ -50,13 +50,13 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, plain client %v", row.name, plain), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := workertest.NewInBubble(t, append(idle(30), workertest.Shared(10, time.Second))...)
+					s := sitetest.NewInBubble(t, append(idle(30), sitetest.Shared(10, time.Second))...)
 					d := newDiary()
 					client := s.Client(s.AnotherLimiter(s.Redis))
 					others := row.silent(s, d, func() { s.JoinMany(client, "other", 0, tasks, asynq.Queue(slow)) })
-					l := workertest.NewLedger()
+					l := sitetest.NewLedger()
 					begun := time.Now()
-					s.Serve(s.Ok, l.Watch, s.Apart, workertest.Brisk, serving("default", 4))
+					s.Serve(s.Ok, l.Watch, s.Apart, sitetest.Brisk, serving("default", 4))
 					if plain {
 						s.EnqueueMany("acme", 0, tasks)
 					} else {
@@ -86,7 +86,7 @@ func TestSceneQueuesBesideASilentOne(t *testing.T) {
 					}
 					if row.name == "redeployed" { // its server comes back after 30 s
 						time.Sleep(time.Until(begun.Add(30 * time.Second)))
-						s.Serve(s.Ok, l.Watch, s.Apart, workertest.Brisk, serving(slow, 4))
+						s.Serve(s.Ok, l.Watch, s.Apart, sitetest.Brisk, serving(slow, 4))
 						s.SleepUntil(l, 2*tasks-60, 2*time.Minute)
 					}
 				})

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Replies cross, so that the newest reply does not tell the newest state. No task is forgotten for
@@ -26,7 +26,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		policies[i].Match = []string{fmt.Sprint("x", i)}
 		policies[i].Windows[0].Period = 20 * time.Millisecond
 	}
-	crossing(t, 20, policies, func(t *testing.T, s *workertest.Site, n int, most time.Duration) {
+	crossing(t, 20, policies, func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
 		d := newDiary()
 		var clients []*worker.Client
 		for range 2 {
@@ -83,9 +83,9 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 
 // A task whose ID conflicts with another's neither loses that task's place nor takes it.
 func TestSceneConflictingIDsStrandNobody(t *testing.T) {
-	p := workertest.Policy(5, 100*time.Millisecond)
+	p := sitetest.Policy(5, 100*time.Millisecond)
 	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.Shared})
-	crossing(t, 600, append(idle(30), p), func(t *testing.T, s *workertest.Site, n int, most time.Duration) {
+	crossing(t, 600, append(idle(30), p), func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
 		d := newDiary()
 		var clients []*worker.Client
 		for range 2 {

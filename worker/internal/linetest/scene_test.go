@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // roundsEnv multiplies the rounds of the scenes with random order.
@@ -41,18 +41,18 @@ const notStranded = time.Minute
 
 // crossing runs a scene in which replies cross, for a number of rounds: in a bubble, where no slow
 // machine delays a task, and a few rounds on a real Redis.
-func crossing(t *testing.T, n int, policies []throttle.Policy, scene func(t *testing.T, s *workertest.Site, n int, most time.Duration)) {
+func crossing(t *testing.T, n int, policies []throttle.Policy, scene func(t *testing.T, s *sitetest.Site, n int, most time.Duration)) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		s := workertest.New(t, throttletest.Client(t, throttletest.Redis(t)), policies...)
+		s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), policies...)
 		jittery(s)
 		scene(t, s, rounds(n)/4, notStranded)
 	})
 	t.Run("bubble", func(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
-			s := workertest.NewInBubble(t, policies...)
+			s := sitetest.NewInBubble(t, policies...)
 			jittery(s)
 			scene(t, s, rounds(n), inTime)
 		})
@@ -79,12 +79,12 @@ func jitter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error 
 }
 
 // jittery makes replies of asynq's Redis cross, for servers and clients that are made after it.
-func jittery(s *workertest.Site) { s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(jitter)) }
+func jittery(s *sitetest.Site) { s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(jitter)) }
 
 // jitteryLimiter returns another limiter, whose replies cross.
-func jitteryLimiter(s *workertest.Site) *throttle.Limiter {
+func jitteryLimiter(s *sitetest.Site) *throttle.Limiter {
 	s.Helper()
-	client := workertest.Connect(workertest.SameRedis(s.Redis))
+	client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 	s.Cleanup(func() { client.Close() })
 	client.AddHook(hooktest.Hook(jitter))
 	return s.LimiterOn(client)
@@ -232,6 +232,6 @@ func (d *diary) awaitAll(t testing.TB, most time.Duration) {
 }
 
 // taskOf returns a task of a tenant with the payload TENANT-0000 for 0.
-func taskOf(s *workertest.Site, tenant string, i int, opts ...asynq.Option) *asynq.Task {
+func taskOf(s *sitetest.Site, tenant string, i int, opts ...asynq.Option) *asynq.Task {
 	return worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Appendf(nil, "%s-%04d", tenant, i), opts...)
 }

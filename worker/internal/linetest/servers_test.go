@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A server that found a line empty hears of it in time when somebody joins: by a nudge if that was
@@ -34,14 +34,14 @@ func TestServersHearOfNews(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := workertest.Policy(1, row.period)
+				p := sitetest.Policy(1, row.period)
 				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
 				others := make([]throttle.Policy, 20) // with empty lines, which are asked in rotation
 				for i := range others {
 					others[i] = throttle.Policy{Name: fmt.Sprint("other-", i), Windows: p.Windows}
 				}
-				s := workertest.NewInBubble(t, append(others, p)...)
-				l := workertest.NewLedger()
+				s := sitetest.NewInBubble(t, append(others, p)...)
+				l := sitetest.NewLedger()
 				s.Serve(s.Ok, l.Watch, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
 				s.Serve(s.Ok, l.Watch, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
 				time.Sleep(10 * time.Second)
@@ -67,12 +67,12 @@ func TestServersHearOfNews(t *testing.T) {
 func TestOneLimiterForAll(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(2, 2*time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(2, 2*time.Second))
+		l := sitetest.NewLedger()
 		first := s.Client(s.Limiter)
 		s.JoinMany(first, "acme", 0, 4)
-		one := s.Serve(s.Ok, l.Watch, workertest.Brisk)
-		two := s.Serve(s.Ok, l.Watch, workertest.Brisk)
+		one := s.Serve(s.Ok, l.Watch, sitetest.Brisk)
+		two := s.Serve(s.Ok, l.Watch, sitetest.Brisk)
 		s.JoinMany(first, "acme", 4, 4)
 		s.SleepUntil(l, 8, 10*time.Second)
 		first.Close()
@@ -87,7 +87,7 @@ func TestOneLimiterForAll(t *testing.T) {
 		s.WantNobodyInLine()
 		one.Shutdown()
 		s.JoinMany(s.Client(s.Limiter), "acme", 20, 4) // there is no server
-		s.Serve(s.Ok, l.Watch, workertest.Brisk)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
 		s.SleepUntil(l, 24, 10*time.Second)
 		if mean, most := l.WakesPerTask(); most > 2 {
 			t.Errorf("%.2f wakes a task, at most %d", mean, most)
@@ -104,19 +104,19 @@ func TestServersComeAndGo(t *testing.T) {
 	}{{"stopped", false}, {"died", true}} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := workertest.NewInBubble(t, workertest.Shared(20, 2*time.Second))
-				l := workertest.NewLedger()
-				var c workertest.Cable
-				through := redis.NewClient(c.Options(workertest.SameRedis(s.Redis)))
+				s := sitetest.NewInBubble(t, sitetest.Shared(20, 2*time.Second))
+				l := sitetest.NewLedger()
+				var c sitetest.Cable
+				through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
 				defer through.Close()
 				own := s.AnotherLimiter(through)
 				s.EnqueueMany("acme", 0, 300)
 				leading := s.Asynq
-				s.Asynq = workertest.Dialed{Options: c.Options(workertest.SameRedis(s.Redis))}
-				server := s.Serve(s.Ok, l.Watch, workertest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+				server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
 				s.Asynq = leading
 				time.Sleep(5 * time.Second)
-				s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+				s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 				time.Sleep(5 * time.Second)
 				if row.dies {
 					c.Cut()
@@ -152,28 +152,28 @@ func TestServersComeAndGo(t *testing.T) {
 func TestServerDiesBeforeItPicks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(10, 2*time.Second))
-		l := workertest.NewLedger()
-		var c workertest.Cable
-		through := redis.NewClient(c.Options(workertest.SameRedis(s.Redis)))
+		s := sitetest.NewInBubble(t, sitetest.Shared(10, 2*time.Second))
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
 		defer through.Close()
 		own := s.AnotherLimiter(through)
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 60)
 		whole := s.Asynq
-		s.Asynq = hooktest.With(workertest.Dialed{Options: c.Options(workertest.SameRedis(s.Redis))}, hooktest.Hook(
+		s.Asynq = hooktest.With(sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}, hooktest.Hook(
 			func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-				if workertest.IsPick(cmd) {
+				if sitetest.IsPick(cmd) {
 					c.Cut()
 				}
 				return next(ctx, cmd)
 			}))
-		dead := s.Serve(s.Ok, l.Watch, workertest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+		dead := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
 		time.Sleep(time.Second)
 		if n := l.Count(); n > 0 {
 			t.Fatalf("%d tasks were picked", n)
 		}
 		s.Asynq = whole
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.SleepUntil(l, 60, 25*time.Second) // instead of 12 s
 		if _, most := l.WakesPerTask(); most > 1 {
 			t.Errorf("a task woke %d times", most)
@@ -186,7 +186,7 @@ func TestServerDiesBeforeItPicks(t *testing.T) {
 		c.Mend()
 		dead.Shutdown()
 		time.Sleep(2 * time.Second)
-		s.WantCounters(workertest.Counters{Processed: 60})
+		s.WantCounters(sitetest.Counters{Processed: 60})
 	})
 }
 
@@ -194,16 +194,16 @@ func TestServerDiesBeforeItPicks(t *testing.T) {
 func TestServerWithoutAsynqsRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(10, 2*time.Second))
-		l := workertest.NewLedger()
-		var c workertest.Cable
+		s := sitetest.NewInBubble(t, sitetest.Shared(10, 2*time.Second))
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
 		whole := s.Asynq
-		s.Asynq = workertest.Dialed{Options: c.Options(workertest.SameRedis(s.Redis))}
-		server := s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		s.Asynq = whole
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 60)
 		time.Sleep(1500 * time.Millisecond)
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, s.Apart)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
 		c.Cut()
 		s.SleepUntil(l, 60, 30*time.Second)
 		s.WantNobodyInLine()

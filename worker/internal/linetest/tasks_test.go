@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/workertest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // A ticket never runs a task again that has run: neither one that is retained nor one in the
@@ -23,14 +23,14 @@ import (
 func TestATicketRunsNoTaskAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(2, time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(2, time.Second))
+		l := sitetest.NewLedger()
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if task.Type() == "bad" {
 				return errors.New("boom")
 			}
 			return s.Ok(ctx, task)
-		}, l.Watch, workertest.Brisk)
+		}, l.Watch, sitetest.Brisk)
 		acme := worker.Identity{Tenant: "acme"}
 		s.Enqueue(worker.NewTask(acme, "x", nil), asynq.TaskID("retained"), asynq.Retention(time.Hour))
 		s.Enqueue(worker.NewTask(acme, "bad", nil), asynq.TaskID("archived"), asynq.MaxRetry(0))
@@ -69,9 +69,9 @@ func TestATicketRunsNoTaskAgain(t *testing.T) {
 func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 200*time.Millisecond))
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, func(_ *asynq.Config, c *worker.Config) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 200*time.Millisecond))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) {
 			watched := c.OnDecision
 			c.OnDecision = func(ctx context.Context, task *asynq.Task, d throttle.Decision) {
 				watched(ctx, task, d)
@@ -94,9 +94,9 @@ func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
 func TestPausedQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(10, time.Second))
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, func(c *asynq.Config, _ *worker.Config) { c.Queues = map[string]int{"default": 1, "other": 1} })
+		s := sitetest.NewInBubble(t, sitetest.Shared(10, time.Second))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(c *asynq.Config, _ *worker.Config) { c.Queues = map[string]int{"default": 1, "other": 1} })
 		s.EnqueueMany("acme", 0, 100)
 		time.Sleep(1500 * time.Millisecond)
 		if err := s.Inspector.PauseQueue("default"); err != nil {
@@ -129,8 +129,8 @@ func TestPausedQueue(t *testing.T) {
 func TestTasksOfAsynqsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(10, 20*time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(10, 20*time.Second))
+		l := sitetest.NewLedger()
 		scheduler := asynq.NewScheduler(s.Asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
 		acme := worker.Identity{Tenant: "acme"}
 		if _, err := scheduler.Register("@every 1s", worker.NewTask(acme, "scheduled", nil)); err != nil {
@@ -149,7 +149,7 @@ func TestTasksOfAsynqsOwn(t *testing.T) {
 		if err := periodic.Start(); err != nil {
 			t.Fatal(err)
 		}
-		s.Serve(s.Ok, l.Watch, workertest.Brisk)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
 		s.EnqueueMany("acme", 0, 5, asynq.ProcessIn(5*time.Second))
 		s.EnqueueMany("acme", 5, 5, asynq.ProcessAt(time.Now().Add(10*time.Second)))
 		time.Sleep(20500 * time.Millisecond)
@@ -175,9 +175,9 @@ func (p provider) GetConfigs() ([]*asynq.PeriodicTaskConfig, error) { return p, 
 func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 5*time.Second))
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk, func(c *asynq.Config, _ *worker.Config) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 5*time.Second))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(c *asynq.Config, _ *worker.Config) {
 			c.GroupAggregator = asynq.GroupAggregatorFunc(func(group string, tasks []*asynq.Task) *asynq.Task {
 				return worker.NewTask(worker.Identity{Tenant: group}, "group", nil)
 			})
@@ -208,11 +208,11 @@ func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 func TestEarliestResetKnowsNoLine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := workertest.Shared(5, 2*time.Second)
+		p := sitetest.Shared(5, 2*time.Second)
 		p.Requeue = throttle.RequeueEarliestReset
-		s := workertest.NewInBubble(t, p)
-		l := workertest.NewLedger()
-		s.Serve(s.Ok, l.Watch, workertest.Brisk)
+		s := sitetest.NewInBubble(t, p)
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
 		s.EnqueueMany("acme", 0, 15)
 		e := s.JoinMany(s.Client(s.Limiter), "acme", 15, 1)[0]
 		if e.Info.State != asynq.TaskStatePending || e.Start.Joined {
@@ -229,14 +229,14 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 func TestFailedTaskComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 10*time.Second))
-		l := workertest.NewLedger()
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+		l := sitetest.NewLedger()
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if task.Type() == "bad" {
 				return errors.New("boom")
 			}
 			return s.Ok(ctx, task)
-		}, l.Watch, workertest.Brisk, func(c *asynq.Config, _ *worker.Config) {
+		}, l.Watch, sitetest.Brisk, func(c *asynq.Config, _ *worker.Config) {
 			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
 		})
 		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "bad", nil), asynq.TaskID("bad"), asynq.MaxRetry(2))
@@ -255,7 +255,7 @@ func TestFailedTaskComesBack(t *testing.T) {
 		if task := s.Task("bad"); task.State != asynq.TaskStateArchived || task.Retried != 2 || task.LastErr != "boom" {
 			t.Errorf("bad is %v, retried %d: %s", task.State, task.Retried, task.LastErr)
 		}
-		s.WantCounters(workertest.Counters{Processed: 9, Failed: 3, Archived: 1})
+		s.WantCounters(sitetest.Counters{Processed: 9, Failed: 3, Archived: 1})
 		s.WantNobodyInLine()
 	})
 }
@@ -265,9 +265,9 @@ func TestFailedTaskComesBack(t *testing.T) {
 func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := workertest.NewInBubble(t, workertest.Shared(1, 900*time.Millisecond))
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 900*time.Millisecond))
 		s.Fill("other")
-		client := workertest.Connect(workertest.SameRedis(s.Redis))
+		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer client.Close()
 		var loses atomic.Bool
 		loses.Store(true)
@@ -280,7 +280,7 @@ func TestTaskThatJoinedUnknownKeepsItsPlace(t *testing.T) {
 			return err
 		}))
 		s.Limiter = s.LimiterOn(client)
-		l := workertest.NewLedger()
+		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch)
 		s.EnqueueMany("acme", 0, 1)
 		time.Sleep(200 * time.Millisecond)

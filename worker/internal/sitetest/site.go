@@ -1,6 +1,6 @@
-// Package workertest has what tests of a worker share: servers, clients and a journal on a Redis, what
+// Package sitetest has what tests of a worker share: servers, clients and a journal on a Redis, what
 // they granted and ran, and faults between them.
-package workertest
+package sitetest
 
 import (
 	"context"

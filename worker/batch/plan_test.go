@@ -45,22 +45,28 @@ func within(from, a, b time.Time) bool {
 	return math.Abs(a.Sub(b).Seconds()) <= 0.05*b.Sub(from).Seconds()+1
 }
 
-// What a batch is expected to take before it begins is what it takes, for each tenant and the whole:
-// beside live tasks, and over the resets of a quota. The plan enqueues nothing.
+// What a batch is expected to take before it begins is what it takes, for each tenant and the whole,
+// over the resets of a quota. The plan enqueues nothing.
 func TestAPlanComesTrue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second},
-			throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: 100, Resets: "*/5 * * * *", Scope: throttle.Shared})
-		sizes := map[string]int{"a": 20, "b": 60, "c": 90}
+		s := fake(t, throttle.Window{Name: "own", Limit: 2, Period: 10 * time.Second},
+			throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: 40, Resets: "*/5 * * * *", Scope: throttle.Shared})
+		sizes := map[string]int{"a": 8, "b": 24, "c": 36}
 		b := batch.Batch{Name: "b", Schedule: "1 * * * *", Tenants: batch.List("a", "b", "c"), Tasks: func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 			return calls(sizes[tenant])(ctx, f, tenant)
 		}}
-		s.serve(succeed)
+		ended := map[string]time.Time{}
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			ended[string(task.Payload()[:1])] = time.Now()
+			return nil
+		})
 		p := s.scheduler(b)
 		plan, err := p.Plan(t.Context(), "b", time.Time{})
 		s.ok(err)
 		tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-		if plan.Tick != tick || plan.Total != 170 || len(plan.Tenants) != 3 || plan.Window == "" || plan.Late != 0 {
+		if plan.Tick != tick || plan.Total != 68 || len(plan.Tenants) != 3 || plan.Window == "" || plan.Late != 0 {
 			t.Errorf("%+v", plan)
 		}
 		if n, err := s.seen.GetQueueInfo("default"); err == nil && n.Size != 0 {
@@ -69,26 +75,23 @@ func TestAPlanComesTrue(t *testing.T) {
 		time.Sleep(time.Until(tick.Add(3 * time.Second)))
 		f := batch.Firing{Batch: "b", Tick: tick}
 		status, err := p.Status(t.Context(), f)
-		if err != nil || !within(tick, status.Planned, plan.Expected) || !within(tick, status.Expected, plan.Expected) || status.Behind().Abs() > time.Second {
+		if err != nil || !within(tick, status.Planned, plan.Expected) || status.Behind().Abs() > time.Second {
 			t.Errorf("%+v, %v; planned for %v", status, err, plan.Expected)
 		}
-		ended := map[string]time.Time{}
 		for status.State != batch.Done {
-			time.Sleep(time.Second)
+			time.Sleep(10 * time.Second)
 			status, err = p.Status(t.Context(), f)
 			s.ok(err)
+			if status.Waiting > 0 && status.Behind().Abs() > 5*time.Second {
+				t.Fatalf("after %v: %+v", time.Since(tick), status)
+			}
 			tenants, err := p.Tenants(t.Context(), f)
 			s.ok(err)
 			for _, tenant := range tenants {
-				if tenant.Ended == sizes[tenant.Tenant] && ended[tenant.Tenant].IsZero() {
-					ended[tenant.Tenant] = time.Now()
-				}
-				if tenant.Total != tenant.Ended+tenant.Waiting+tenant.Running || tenant.Waiting > 0 && !within(tick, tenant.Expected, tenant.Planned) {
+				if tenant.Total != sizes[tenant.Tenant] || tenant.Total != tenant.Ended+tenant.Waiting+tenant.Running ||
+					tenant.Waiting > 0 && !within(tick, tenant.Expected, tenant.Planned) {
 					t.Fatalf("after %v: %+v", time.Since(tick), tenant)
 				}
-			}
-			if status.Waiting > 0 && status.Behind().Abs() > 5*time.Second {
-				t.Fatalf("after %v: %+v", time.Since(tick), status)
 			}
 		}
 		for i, name := range []string{"a", "b", "c"} {
@@ -107,12 +110,12 @@ func TestLate(t *testing.T) {
 	for _, late := range []batch.Late{batch.Warn, batch.Refuse, batch.Trim} {
 		t.Run(string(late), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: time.Second})
-				b := batch.Batch{Name: "b", FinishBy: "00:01", Late: late, Tasks: calls(90), Tenants: batch.List("acme", "zeta")}
+				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
+				b := batch.Batch{Name: "b", FinishBy: "00:01", Late: late, Tasks: calls(22), Tenants: batch.List("acme", "zeta")}
 				p := s.scheduler(b)
 				plan, err := p.Plan(t.Context(), "b", time.Now())
 				s.ok(err)
-				if plan.FinishBy != time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC) || plan.Late < 56 || plan.Late > 60 || plan.Refused != (late == batch.Refuse) ||
+				if plan.FinishBy != time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC) || plan.Late < 12 || plan.Late > 14 || plan.Refused != (late == batch.Refuse) ||
 					(plan.Trimmed == plan.Late) != (late == batch.Trim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
 					t.Errorf("%+v", plan)
 				}
@@ -125,12 +128,12 @@ func TestLate(t *testing.T) {
 				switch {
 				case status.FinishBy != plan.FinishBy:
 					t.Errorf("%+v", status)
-				case late == batch.Warn && (status.State != batch.Running || status.Total != 180 || status.Late < 56 || status.Late > 64 || !strings.Contains(p.log.String(), "too late")):
+				case late == batch.Warn && (status.State != batch.Running || status.Total != 44 || status.Late < 12 || status.Late > 16 || !strings.Contains(p.log.String(), "too late")):
 					t.Errorf("%+v\n%s", status, p.log.String())
-				case late == batch.Refuse && (status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || status.Late < 56 ||
+				case late == batch.Refuse && (status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || status.Late < 12 ||
 					!strings.Contains(status.Error, "nothing is enqueued")):
 					t.Errorf("%+v", status)
-				case late == batch.Trim && (status.State != batch.Running || status.Total+status.Trimmed != 180 || status.Trimmed < 56 || status.Trimmed > 64 || status.Late > 4 ||
+				case late == batch.Trim && (status.State != batch.Running || status.Total+status.Trimmed != 44 || status.Trimmed < 12 || status.Trimmed > 16 || status.Late > 2 ||
 					status.Expected.After(plan.FinishBy.Add(2*time.Second))):
 					t.Errorf("%+v", status)
 				}
@@ -146,32 +149,55 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// The schedulers of a firing that is trimmed are killed: the same tasks are left out by each.
+// A scheduler is killed while it enqueues a firing that is trimmed. The next one leaves out the same
+// tasks, although it would plan otherwise by the line as it is now.
 func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "all", Limit: 100, Period: time.Second, Scope: throttle.Shared})
-		b := batch.Batch{Name: "b", FinishBy: "15s", Late: batch.Trim, Tasks: calls(1000), Tenants: batch.List("acme", "zeta")}
+		s := fake(t, throttle.Window{Name: "own", Limit: 20, Period: time.Second})
+		slow := func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+			return func(yield func(*asynq.Task, error) bool) {
+				for task, err := range calls(400)(ctx, f, tenant) {
+					if time.Sleep(time.Millisecond); !yield(task, err) {
+						return
+					}
+				}
+			}
+		}
+		b := batch.Batch{Name: "b", FinishBy: "16s", Late: batch.Trim, Tasks: slow, Tenants: batch.List("acme", "zeta")}
 		watch := s.idle(b)
 		defer watch.Close()
 		f, err := watch.Fire(t.Context(), "b")
 		s.ok(err)
 		first := s.scheduler(b)
-		time.Sleep(1200 * time.Millisecond)
+		time.Sleep(1400 * time.Millisecond) // it has planned for 800 ms, and enqueued 500
 		first.kill()
-		s.serve(succeed) // what is expected differs by now
+		if status, err := watch.Status(t.Context(), f); err != nil || status.State != batch.Enqueuing || status.Total != 500 {
+			t.Errorf("killed: %+v, %v", status, err)
+		}
 		s.scheduler(b)
-		time.Sleep(time.Minute)
+		time.Sleep(30 * time.Second)
 		status, err := watch.Status(t.Context(), f)
-		if err != nil || status.State != batch.Done || status.Trimmed < 450 || status.Trimmed > 650 || status.Done+status.Trimmed != 2000 {
+		if err != nil || status.State != batch.Running || status.Trimmed < 150 || status.Trimmed > 250 || status.Total+status.Trimmed != 800 {
 			t.Errorf("%+v, %v", status, err)
 		}
-		s.wantOnce(status.Done)
+		waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000))
+		s.ok(err)
+		found := map[string]bool{}
+		for _, task := range waiting {
+			found[string(task.Payload)] = true
+		}
 		tenants, err := watch.Tenants(t.Context(), f)
 		s.ok(err)
-		for i := range 2 {
-			if tenant := of(t, tenants, i); tenant.Ended != tenant.Total || tenant.Total-status.Done/2 > 1 {
-				t.Errorf("%+v of %d", tenant, status.Done)
+		for i, name := range []string{"acme", "zeta"} {
+			tenant := of(t, tenants, i)
+			for n := range tenant.Total {
+				if !found[fmt.Sprintf("%s %d", name, n)] {
+					t.Fatalf("%s has no task %d of %d", name, n, tenant.Total)
+				}
 			}
+		}
+		if len(waiting) != status.Total || len(found) != status.Total {
+			t.Errorf("%d tasks wait, %d different ones, of %d", len(waiting), len(found), status.Total)
 		}
 	})
 }
@@ -180,9 +206,9 @@ func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 // goes by the rate of the last minute where handler slots bind.
 func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pace := throttle.Window{Name: "pace", Limit: 4, Period: time.Second}
+		pace := throttle.Window{Name: "pace", Limit: 2, Period: time.Second}
 		s := fake(t, pace)
-		b := batch.Batch{Name: "b", Tasks: calls(400), Tenants: batch.List("acme")}
+		b := batch.Batch{Name: "b", Tasks: calls(200), Tenants: batch.List("acme")}
 		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
 		p := s.scheduler(b)
 		f, err := p.Fire(t.Context(), "b")
@@ -203,11 +229,11 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 			}
 		}
 		if st := status(10 * time.Second); !within(begun, st.Expected, begun.Add(100*time.Second)) || st.Window != "pace" || st.SlotsBind {
-			t.Errorf("at four a second: %+v", st)
-		}
-		limit(2)
-		if st := status(12 * time.Second); !within(begun, st.Expected, begun.Add(190*time.Second)) || st.Behind() < 80*time.Second {
 			t.Errorf("at two a second: %+v", st)
+		}
+		limit(1)
+		if st := status(12 * time.Second); !within(begun, st.Expected, begun.Add(190*time.Second)) || st.Behind() < 80*time.Second {
+			t.Errorf("at one a second: %+v", st)
 		}
 		s.ok(p.Pause(t.Context(), f))
 		if st := status(15 * time.Second); !st.Expected.IsZero() || st.Planned.IsZero() {
@@ -215,14 +241,14 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
-		if st := status(30 * time.Second); !st.SlotsBind || !within(begun, st.Expected, begun.Add(62*time.Second)) {
+		if st := status(27 * time.Second); !st.SlotsBind || !within(begun, st.Expected, begun.Add(39*time.Second)) {
 			t.Errorf("eight slots: %+v", st)
 		}
-		last := status(65 * time.Second)
+		last := status(43 * time.Second)
 		if last.State != batch.Done || last.Behind() > -30*time.Second {
 			t.Errorf("%+v", last)
 		}
-		s.wantOnce(400)
+		s.wantOnce(200)
 	})
 }
 

@@ -92,7 +92,7 @@ func TestBatch(t *testing.T) {
 	var plan batch.Plan
 	e = d.batch(t.Context(), "plan", "--batch", "late", "--tick", time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339), "--json")
 	e.want(t, exitFailed)
-	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Late != 320 || !plan.Refused || plan.FinishBy.Sub(plan.Tick) != 2*time.Second || len(plan.Tenants) != 1 {
+	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Late < 300 || plan.Late > 320 || !plan.Refused || plan.FinishBy.Sub(plan.Tick) != 2*time.Second || len(plan.Tenants) != 1 {
 		t.Errorf("plan says %v:\n%s", err, e.stdout)
 	}
 	d.batch(t.Context(), "plan", "--batch", "late").want(t, exitFailed)

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ type site struct {
 	testing.TB
 	limiter *throttle.Limiter
 	options *redis.Options
-	redis   *redis.Client
+	redis   redis.UniversalClient
 	seen    *asynq.Inspector
 
 	mu  sync.Mutex
@@ -48,6 +49,10 @@ type site struct {
 // each runs the test on real Redis and on miniredis.
 func each(t *testing.T, windows []throttle.Window, test func(s *site)) {
 	t.Parallel()
+	if sitetest.OnCluster() {
+		test(newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, windows))
+		return
+	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		test(newSite(t, &redis.Options{Addr: client.Options().Addr}, windows))
 	})
@@ -69,13 +74,13 @@ func newSite(t testing.TB, options *redis.Options, windows []throttle.Window) *s
 	return s
 }
 
-func (s *site) connect(change ...func(*redis.Options)) *redis.Client {
+func (s *site) connect(change ...func(*redis.Options)) redis.UniversalClient {
 	o := *s.options
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	for _, c := range change {
 		c(&o)
 	}
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return redis.NewClient(&o)
+	return sitetest.Connect(&o)
 }
 
 // MakeRedisClient makes the site an asynq.RedisConnOpt.
@@ -110,6 +115,7 @@ func calls(n int) batch.Tasks {
 type process struct {
 	*batch.Scheduler
 	dead    atomic.Bool
+	deaf    atomic.Bool // to the limiter's Redis
 	limiter *throttle.Limiter
 	log     journal
 	stop    context.CancelFunc
@@ -118,25 +124,29 @@ type process struct {
 
 var errDead = errors.New("the process is dead")
 
-// A process is a redis.Limiter of its clients, which copies of them keep.
+// A line is a redis.Limiter of a process's clients, which copies of them keep.
+type line struct {
+	*process
+	limiter bool // the client is its limiter's
+}
 
-func (p *process) Allow() error {
-	if p.dead.Load() {
+func (l line) Allow() error {
+	if l.dead.Load() || l.limiter && l.deaf.Load() {
 		return errDead
 	}
 	return nil
 }
 
-func (p *process) ReportResult(error) {}
+func (l line) ReportResult(error) {}
 
 // A mine makes the clients of a process: they fail when it is dead.
 type mine struct {
 	*site
-	*process
+	line
 }
 
 func (m mine) MakeRedisClient() any {
-	return m.connect(func(o *redis.Options) { o.Limiter = m.process })
+	return m.connect(func(o *redis.Options) { o.Limiter = m.line })
 }
 
 // scheduler returns one that runs until the test ends, or it is killed.
@@ -168,9 +178,9 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	s.Helper()
 	p := &process{stopped: make(chan struct{})}
 	var err error
-	p.limiter, err = throttle.New(throttle.Config{Client: mine{s, p}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
+	p.limiter, err = throttle.New(throttle.Config{Client: mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
 	s.ok(err)
-	p.Scheduler, err = batch.NewScheduler(mine{s, p}, batch.Config{
+	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
 		Batches: batches, Client: worker.ClientConfig{Limiter: p.limiter, LimiterTimeout: 20 * time.Second}, Logger: slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
 	s.ok(err)

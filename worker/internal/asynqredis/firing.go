@@ -190,11 +190,7 @@ func (f Firing) kept(name string) string { return f.key() + ":" + name }
 
 // Kept reads what Update has kept beside a firing: nil if there is none.
 func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error) {
-	return c.bytes(ctx, f.kept(name))
-}
-
-func (c *Client) bytes(ctx context.Context, key string) ([]byte, error) {
-	data, err := c.redis.Get(ctx, key).Bytes()
+	data, err := c.redis.Get(ctx, f.kept(name)).Bytes()
 	if errors.Is(err, redis.Nil) {
 		return nil, nil
 	}
@@ -203,20 +199,7 @@ func (c *Client) bytes(ctx context.Context, key string) ([]byte, error) {
 
 // Ended returns which tasks of a firing have ended in any way: a bit for each position, the highest
 // of a byte first.
-func (c *Client) Ended(ctx context.Context, f Firing) ([]byte, error) {
-	done, err := c.bytes(ctx, f.key()+":done")
-	if err != nil {
-		return nil, err
-	}
-	ended, err := c.bytes(ctx, f.key()+":ended")
-	if len(ended) < len(done) {
-		done, ended = ended, done
-	}
-	for i := range done {
-		ended[i] |= done[i]
-	}
-	return ended, err
-}
+func (c *Client) Ended(ctx context.Context, f Firing) ([]byte, error) { return c.Kept(ctx, f, "ended") }
 
 // Running returns the positions of a firing's tasks that are active, by their leases.
 func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err error) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -19,6 +20,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/worker/batch"
 )
 
 //go:embed scenario.yml
@@ -28,6 +30,7 @@ var policyText []byte
 // publishes its limits.
 type Scenario struct {
 	API     *API
+	Nightly Nightly
 	Tenants []Tenant
 }
 
@@ -55,6 +58,7 @@ func Default() Scenario {
 			},
 			Trouble: Trouble{After: 2 * time.Second, For: 5 * time.Second, Limit: "everybody"},
 		},
+		Nightly: Nightly{Each: 6, Tenants: []string{"medium", "small"}},
 		Tenants: []Tenant{{Jobs: 40, Name: "large"}, {Jobs: 24, Name: "medium"}, {Jobs: 8, Name: "small"}, {Jobs: 6, Name: "plain", Plain: true}},
 	}
 }
@@ -79,7 +83,8 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	if err != nil {
 		return Report{}, err
 	}
-	list := s.jobs("http://" + listener.Addr().String())
+	base := "http://" + listener.Addr().String()
+	list := s.jobs(base)
 	results := jobs.NewLog(io.Discard)
 	denials := newDenialLog()
 	s.introduce(stderr, list)
@@ -99,11 +104,24 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 		Redis:       server.Opt,
 		Results:     results,
 	}
+	followed := make(chan batch.Status, 1)
+	counts := &counted{}
+	if s.Nightly.Each > 0 {
+		night, err := s.Nightly.begin(ctx, server, limiter, caller, base, progress)
+		if err != nil {
+			return Report{}, err
+		}
+		defer night.end()
+		counts = &night.counted
+		go func() { followed <- night.follow(ctx) }()
+	} else {
+		followed <- batch.Status{}
+	}
 	summary, err := d.Run(ctx)
 	if err != nil && ctx.Err() == nil {
 		return Report{}, err
 	}
-	report := s.report(list, results, summary)
+	report := s.report(list, results, summary, <-followed, counts)
 	report.Denials = denials.reports(asynq.NewInspectorFromRedisClient(server.Client))
 	return report, nil
 }
@@ -119,6 +137,9 @@ func (s Scenario) introduce(w io.Writer, list []jobs.Job) {
 		if t.Plain {
 			fmt.Fprintf(w, "Those of %q come from a plain asynq client: they join the line only when a worker has denied them.\n", t.Name)
 		}
+	}
+	if n := s.Nightly; n.Each > 0 {
+		fmt.Fprintf(w, "Beside them a nightly batch has %d tasks for each of %s: it yields to the jobs.\n", n.Each, strings.Join(n.Tenants, " and "))
 	}
 	if t := s.API.Trouble; t.For > 0 {
 		fmt.Fprintf(w, "After %s the API grants half of %q, for %s, and tells nobody before.\n", show.Short(t.After), t.Limit, show.Short(t.For))

@@ -114,7 +114,7 @@ type Dispatcher struct {
 	rounds  chan struct{} // full during a round; no mutex: fake time stands still while one is waited for
 
 	mu        sync.Mutex
-	acks      map[string]*time.Timer // by policy, of takes that are not acknowledged
+	acks      map[string]*time.Timer // by line, of takes that are not acknowledged
 	buffer    []buffered             // tasks to hand out, the next first
 	closed    bool
 	emptyAt   time.Time            // when the next of the empty lines is asked

@@ -25,7 +25,7 @@ type group struct {
 	strict  bool     // less important groups follow, and must not go before its pending tasks
 
 	earned int              // hand-outs from the line that earned pending ones no turn yet
-	lines  map[string]*line // by policy
+	lines  map[string]*line // by name
 	pollAt time.Time        // when pending tasks are looked for, after there were none
 	served string           // the policy of which something was taken last
 

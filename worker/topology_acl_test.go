@@ -192,7 +192,7 @@ func workOfLimiter(s *site) {
 	must(err)
 	_, err = d.Reservation.Cancel(ctx)
 	must(err)
-	_, err = s.limiter.Pause(ctx, r, time.Millisecond)
+	_, err = s.limiter.Pause(ctx, r, time.Millisecond, "")
 	must(err)
 	must(s.limiter.Resume(ctx, r))
 	line := s.limiter.Line("api")
@@ -389,9 +389,13 @@ func workOfOperator(s *site) {
 	_, err = i.ListSchedulerEnqueueEvents("none")
 	must(err)
 	must(i.CancelProcessing("nobody"))
-	_, err = s.limiter.Pause(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}, time.Minute)
+	_, err = s.limiter.Pause(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}, time.Minute, "")
 	must(err)
 	must(s.limiter.Resume(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))
+	_, err = s.limiter.State(s.Context(), throttle.StateRequest{Policy: "api"})
+	must(err)
+	_, err = s.limiter.Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})
+	must(err)
 	must(i.DeleteQueue("default", true))
 }
 

@@ -16,7 +16,7 @@ import (
 
 func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 	sc.t.Helper()
-	if _, err := r.Pause(sc.t.Context(), d); err != nil {
+	if _, err := r.Pause(sc.t.Context(), d, ""); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -24,7 +24,7 @@ func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 
 func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
 	sc.t.Helper()
-	if _, err := sc.l.Pause(sc.t.Context(), r, d); err != nil {
+	if _, err := sc.l.Pause(sc.t.Context(), r, d, ""); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -159,7 +159,7 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Second)))
 		d := limitertest.Reserve(t, l, of("a"))
-		if _, err := l.Pause(t.Context(), of("a"), 50*ms); err != nil {
+		if _, err := l.Pause(t.Context(), of("a"), 50*ms, ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}); err != nil {
@@ -182,7 +182,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	r := l.Attach(limitertest.Made(of("a"), "0123456789abcdef"))
 	paused := func(r throttle.Request, d time.Duration) error {
-		_, err := l.Pause(t.Context(), r, d)
+		_, err := l.Pause(t.Context(), r, d, "")
 		return err
 	}
 	for _, tc := range []struct {
@@ -204,7 +204,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	}
 }
 
-// A request that a pause denies learns of it: until when, and which tenant was refused.
+// A request that a pause denies learns of it: until when, and why.
 func TestAPauseIsTheReason(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -214,7 +214,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 		pause := func(tenant string, d, want time.Duration) {
 			t.Helper()
 			r := of(tenant)
-			if begun, err := sc.l.Pause(t.Context(), r, d); err != nil || begun != want {
+			if begun, err := sc.l.Pause(t.Context(), r, d, tenant+" moves"); err != nil || begun != want {
 				t.Errorf("%v, %v, want %v", begun, err, want)
 			}
 		}
@@ -227,21 +227,27 @@ func TestAPauseIsTheReason(t *testing.T) {
 			return d
 		}
 		pause("ac me", h, 10*m) // the policy's longest
-		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
-		if want := (throttle.Pause{OpensAt: limitertest.At(11 * m), Tenant: "ac me", Until: limitertest.At(10 * m)}); d.Pause == nil || *d.Pause != want {
+		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by hand: ac me moves`)
+		want := throttle.Pause{
+			At: limitertest.At(0), ByHand: true, Cause: "ac me moves", OpensAt: limitertest.At(11 * m), Tenant: "ac me", Until: limitertest.At(10 * m),
+		}
+		if d.Pause == nil || d.Pause.By == "" {
+			t.Fatalf("%+v", d.Pause)
+		}
+		if want.By = d.Pause.By; *d.Pause != want {
 			t.Errorf("%+v, want %+v", d.Pause, want)
 		}
 		sc.at(m)
 		pause("c", s, 0) // shorter: the first one's goes on
-		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
+		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by hand: ac me moves`)
 		pause("c", 10*m, 0)
-		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's refusal to c`)
+		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by hand: c moves`)
 		sc.at(11 * m)
 		sc.cost = 3
 		if d := limitertest.Reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
 			t.Errorf("%+v", d)
 		}
-		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by the upstream's refusal to c`)
+		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by hand: c moves`)
 		sc.cost = 1
 		sc.at(20 * m)
 		sc.cost = 10
@@ -262,7 +268,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 		repeating.AddHook(hooktest.Hook(hooktest.Twice))
 		l := limitertest.New(t, repeating, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		for i, want := range []time.Duration{m, 0} {
-			if begun, err := l.Pause(t.Context(), of("a"), m); err != nil || begun != want {
+			if begun, err := l.Pause(t.Context(), of("a"), m, ""); err != nil || begun != want {
 				t.Errorf("pause %d began for %v, %v", i, begun, err)
 			}
 		}

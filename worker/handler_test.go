@@ -11,12 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -213,11 +213,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t)
-		limits := miniredis.NewMiniRedis()
-		limits.ClockTTL(true)
-		t.Cleanup(limits.Close)
-		client := redis.NewClient(sitetest.Pipe(limits))
-		t.Cleanup(func() { client.Close() })
+		client := throttletest.InMemory(t).Client(t)
 		la := &lateAnswer{till: make(chan struct{})}
 		client.AddHook(hooktest.Hook(la.see))
 		second := sitetest.AtOnce(1)

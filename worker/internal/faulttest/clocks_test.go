@@ -10,12 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -149,18 +149,15 @@ func TestWorkersClocksDiffer(t *testing.T) {
 // it has caught up, which is logged once, and all tasks run then.
 func TestClockOfRedisIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		t.Cleanup(m.Close)
-		client := redis.NewClient(sitetest.Pipe(m))
-		t.Cleanup(func() { client.Close() })
+		m := throttletest.InMemory(t)
+		client := m.Client(t)
 		p := sitetest.Policy(4, 10*time.Second)
 		// Miniredis counts how long keys live down, and does not see that its clock was set back.
 		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour})
 		s := sitetest.New(t, client, p)
 		var ahead atomic.Int64
 		ahead.Store(int64(61 * time.Second))
-		defer sitetest.SetClock(m, &ahead)()
+		defer sitetest.SetClock(m.Miniredis, &ahead)()
 		var c sitetest.Counted
 		l := sitetest.NewLedger()
 		s.Serve(c.Handle, sitetest.Brisk, l.Watch)

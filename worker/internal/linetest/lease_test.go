@@ -11,12 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -121,10 +121,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t)
 		var line sitetest.Cable
-		limits := miniredis.NewMiniRedis()
-		limits.ClockTTL(true)
-		t.Cleanup(limits.Close)
-		client := redis.NewClient(line.Options(sitetest.Pipe(limits)))
+		client := redis.NewClient(line.Options(throttletest.InMemory(t).Options()))
 		t.Cleanup(func() { client.Close() })
 		var err error
 		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.AtOnce(1)}}); err != nil {
@@ -225,11 +222,7 @@ func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
 	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			s := sitetest.NewInBubble(t)
-			limits := miniredis.NewMiniRedis()
-			limits.ClockTTL(true)
-			t.Cleanup(limits.Close)
-			client := redis.NewClient(sitetest.Pipe(limits))
-			t.Cleanup(func() { client.Close() })
+			client := throttletest.InMemory(t).Client(t)
 			st := &stall{}
 			client.AddHook(hooktest.Hook(st.see))
 			p := sitetest.AtOnce(1)

@@ -6,10 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -19,17 +17,14 @@ import (
 func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		t.Cleanup(m.Close)
-		client := redis.NewClient(sitetest.Pipe(m))
-		t.Cleanup(func() { client.Close() })
+		m := throttletest.InMemory(t)
+		client := m.Client(t)
 		p := sitetest.Shared(5, 5*time.Second)
 		// Miniredis counts TTLs down, and does not see that its clock was set back.
 		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour, Scope: throttle.Shared})
 		s := sitetest.New(t, client, p)
 		var ahead atomic.Int64
-		defer sitetest.SetClock(m, &ahead)()
+		defer sitetest.SetClock(m.Miniredis, &ahead)()
 		d, l := newDiary(), sitetest.NewLedger()
 		s.Serve(d.handle, l.Watch, sitetest.Brisk)
 		s.JoinMany(s.Client(s.AnotherLimiter(client)), "acme", 0, 100)

@@ -2,14 +2,12 @@ package sitetest
 
 import (
 	"context"
-	"net"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
@@ -62,15 +60,6 @@ func Connect(o *redis.Options) redis.UniversalClient {
 			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
 		},
 	})
-}
-
-// Pipe are the options of clients of a miniredis in memory, for testing/synctest: they look up
-// no names of hosts, which a bubble does not allow.
-func Pipe(m *miniredis.Miniredis) *redis.Options {
-	return &redis.Options{
-		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-		MaintNotificationsConfig: unnotified(),
-	}
 }
 
 // unnotified keeps a client from asking Redis for notices of its maintenance. Each client needs a

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -81,12 +80,7 @@ func Each(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *S
 
 // NewInBubble is a site in a bubble, on a miniredis.
 func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
-	m := miniredis.NewMiniRedis()
-	m.ClockTTL(true)
-	t.Cleanup(m.Close)
-	client := redis.NewClient(Pipe(m))
-	t.Cleanup(func() { client.Close() })
-	return New(t, client, policies...)
+	return New(t, throttletest.InMemory(t).Client(t), policies...)
 }
 
 // Configs are those of a server that records the calls of the user's functions.

@@ -100,8 +100,8 @@ func TestExpectedAgainstReality(t *testing.T) {
 
 // Live tasks of four tenants, 40 in a second, in a system that is empty and beside a batch that
 // would fill the window: when they start, and how many. It takes half a minute:
-// SLUICE_LONG=1 go test -run TestLiveTasksBesideABatch -v ./worker/batch
-func TestLiveTasksBesideABatch(t *testing.T) {
+// SLUICE_LONG=1 go test -run TestLiveTasksBesideALargeBatch -v ./worker/batch
+func TestLiveTasksBesideALargeBatch(t *testing.T) {
 	long(t)
 	const live, every = 600, 25 * time.Millisecond
 	for _, beside := range []bool{false, true} {

@@ -245,7 +245,7 @@ func (f Firing) counts() []string {
 }
 
 func (f Firing) waits() []string {
-	return []string{prefix(f.Queue) + "scheduled", prefix(f.Queue) + "retry", prefix(f.Queue) + "pending", f.key(), f.key() + ":ended"}
+	return []string{prefix(f.Queue) + "scheduled", prefix(f.Queue) + "retry", prefix(f.Queue) + "pending", f.key(), f.key() + ":ended", f.key() + ":stored"}
 }
 
 // positions calls a script for tasks of a firing.

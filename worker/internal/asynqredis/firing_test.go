@@ -150,6 +150,12 @@ func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 		if stored := s.storeOf(nightly, 5, 7); stored != nil {
 			s.Errorf("stored %v of a cancelled firing", stored)
 		}
+		_, err = s.Update(s.Context(), nightly, "holder", "position", 7)
+		s.ok(err)
+		for range 2 {
+			s.ok(s.Delete(s.Context(), nightly, []int{0, 1, 2, 3, 4, 5, 6, 7, 8}))
+		}
+		s.wantFields([]string{"6"}, "cancelled") // without 1, which others have deleted
 	})
 }
 

@@ -34,6 +34,7 @@ type Drain struct {
 	Learnt      *Learnt // may be nil
 	Limiter     *throttle.Limiter
 	OnDecision  func(job string, d throttle.Decision) // may be nil
+	OnEnqueued  func()                                // when all jobs are enqueued; may be nil
 	Progress    *Progress
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
@@ -187,6 +188,8 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 	enqueued.Go(func() {
 		if err := d.enqueue(enqueueing, client, missing); err != nil {
 			d.breakOff(err)
+		} else if d.OnEnqueued != nil {
+			d.OnEnqueued()
 		}
 	})
 

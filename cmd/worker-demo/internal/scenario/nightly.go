@@ -30,90 +30,103 @@ type Nightly struct {
 
 // A night is the batch of a scenario at work: a scheduler, and a server of its own.
 type night struct {
-	counted   counted
-	firing    batch.Firing
-	progress  *drain.Progress
-	scheduler *batch.Scheduler
-	server    *worker.Server
-	stop      context.CancelFunc
-	stopped   chan struct{}
-}
+	caller   *call.Caller
+	limiter  *throttle.Limiter
+	nightly  Nightly
+	progress *drain.Progress
+	server   *redisconn.Server
 
-// counted is the most that windows counted, by window and scope.
-type counted struct {
 	mu   sync.Mutex
-	most map[[2]string]int64
-}
-
-func (c *counted) decided(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.most == nil {
-		c.most = map[[2]string]int64{}
-	}
-	for _, w := range d.Windows {
-		key := [2]string{w.Name, strings.TrimPrefix(w.Scope.String(), "tenant=")}
-		c.most[key] = max(c.most[key], w.Used)
-	}
+	most map[[2]string]int64 // that windows counted, by window and scope
 }
 
 const nightlyQueue = queue + ":nightly"
 
-// begin plans the batch, and fires it.
-func (n Nightly) begin(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, caller *call.Caller, base string, progress *drain.Progress) (*night, error) {
-	tasks, err := batch.Template{Count: n.Each, Payload: base + "/{{.Tenant}}/nightly-{{.Number}}", Type: "demo:nightly"}.Tasks()
+// run fires the batch, and returns when it has ended or the context ends.
+func (n *night) run(ctx context.Context, base string) batch.Status {
+	if n.nightly.Each == 0 {
+		return batch.Status{}
+	}
+	status, err := n.work(ctx, base)
+	if err != nil && ctx.Err() == nil {
+		n.progress.Say("nightly batch: %v", err)
+	}
+	return status
+}
+
+func (n *night) work(ctx context.Context, base string) (batch.Status, error) {
+	tasks, err := batch.Template{Count: n.nightly.Each, Payload: base + "/{{.Tenant}}/nightly-{{.Number}}", Type: "demo:nightly"}.Tasks()
 	if err != nil {
-		return nil, err
+		return batch.Status{}, err
 	}
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	w := &night{progress: progress, stopped: make(chan struct{})}
-	w.scheduler, err = batch.NewScheduler(server.Opt, batch.Config{
+	scheduler, err := batch.NewScheduler(n.server.Opt, batch.Config{
 		Batches: []batch.Batch{{
-			FinishBy: "1m", Name: "nightly", Options: []asynq.Option{asynq.MaxRetry(jobs.DefaultMaxRetry)}, Queue: nightlyQueue, Tasks: tasks, Tenants: batch.List(n.Tenants...),
+			FinishBy: "1m", Name: "nightly", Options: []asynq.Option{asynq.MaxRetry(jobs.DefaultMaxRetry)}, Queue: nightlyQueue, Tasks: tasks, Tenants: batch.List(n.nightly.Tenants...),
 		}},
-		Client: worker.ClientConfig{Limiter: limiter}, Logger: quiet,
+		Client: worker.ClientConfig{Limiter: n.limiter}, Logger: quiet,
 	})
 	if err != nil {
-		return nil, err
+		return batch.Status{}, err
 	}
-	w.server, err = worker.NewServer(server.Opt, asynq.Config{
+	defer scheduler.Close()
+	workers, err := worker.NewServer(n.server.Opt, asynq.Config{
 		Concurrency: concurrency, LogLevel: asynq.FatalLevel, Queues: map[string]int{nightlyQueue: 1}, RetryDelayFunc: call.RetryDelay,
-	}, worker.Config{Limiter: limiter, Logger: quiet, OnDecision: w.counted.decided})
-	if err == nil {
-		err = w.server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			_, _, err := caller.Call(ctx, jobs.Job{Method: http.MethodGet, URL: string(task.Payload())})
-			return err
-		}))
-	}
-	if err == nil {
-		w.firing, err = w.scheduler.Fire(ctx, "nightly")
-	}
+	}, worker.Config{Limiter: n.limiter, Logger: quiet, OnDecision: n.decided})
 	if err != nil {
-		return nil, err
+		return batch.Status{}, err
 	}
+	err = workers.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		_, _, err := n.caller.Call(ctx, jobs.Job{Method: http.MethodGet, URL: string(task.Payload())})
+		return err
+	}))
+	if err != nil {
+		return batch.Status{}, err
+	}
+	defer workers.Shutdown()
 	running, stop := context.WithCancel(ctx)
-	w.stop = stop
-	go func() {
-		defer close(w.stopped)
-		_ = w.scheduler.Run(running)
-	}()
-	return w, nil
+	var all sync.WaitGroup
+	all.Go(func() { _ = scheduler.Run(running) })
+	defer func() { stop(); all.Wait() }()
+	firing, err := scheduler.Fire(ctx, "nightly")
+	if err != nil {
+		return batch.Status{}, err
+	}
+	return n.follow(ctx, scheduler, firing), nil
+}
+
+func (n *night) decided(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.most == nil {
+		n.most = map[[2]string]int64{}
+	}
+	for _, w := range d.Windows {
+		key := [2]string{w.Name, strings.TrimPrefix(w.Scope.String(), "tenant=")}
+		n.most[key] = max(n.most[key], w.Used)
+	}
+}
+
+func (n *night) mostCounted(window, scope string) int64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.most[[2]string{window, scope}]
 }
 
 // follow tells how the batch goes on, until it has ended or the context ends.
-func (w *night) follow(ctx context.Context) batch.Status {
+func (n *night) follow(ctx context.Context, scheduler *batch.Scheduler, firing batch.Firing) batch.Status {
 	var told batch.Status
 	for {
-		status, err := w.scheduler.Status(ctx, w.firing)
+		status, err := scheduler.Status(ctx, firing)
 		moved := status.Expected.Sub(told.Expected).Abs() > time.Second
 		switch {
 		case err != nil:
 		case status.HasEnded():
-			w.progress.Say("nightly batch: %d of %d tasks done, %s", status.Done, status.Total, against(status))
+			n.progress.Say("nightly batch: %d of %d tasks done, %s", status.Done, status.Total, against(status))
 			return status
 		case !status.Expected.IsZero() && moved && time.Until(status.Expected) > time.Second:
 			told = status
-			w.progress.Say("nightly batch: %d of %d tasks done, the last expected to start in %s, %s", status.Done, status.Total,
+			n.progress.Say("nightly batch: %d of %d tasks done, the last expected to start in %s, %s", status.Done, status.Total,
 				show.Short(time.Until(status.Expected).Round(time.Second)), against(status))
 		}
 		select {
@@ -133,11 +146,4 @@ func against(s batch.Status) string {
 		return fmt.Sprintf("%s ahead of its plan", show.Short(-by))
 	}
 	return "as planned"
-}
-
-func (w *night) end() {
-	w.stop()
-	<-w.stopped
-	w.server.Shutdown()
-	w.scheduler.Close()
 }

@@ -47,7 +47,7 @@ type LimitReport struct {
 	spanText string
 }
 
-func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summary, nightly batch.Status, counts *counted) Report {
+func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summary, nightly batch.Status, night *night) Report {
 	r := Report{RefusedMost: s.refusedMost(), Summary: summary}
 	for _, t := range s.Tenants {
 		row := TenantReport{Tenant: t.Name, Jobs: t.Jobs, Refused: s.API.Refused(t.Name)}
@@ -74,7 +74,7 @@ func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summa
 		r.OK = r.OK && nightly.State == batch.Done && nightly.Done == s.Nightly.Each*len(s.Nightly.Tenants)
 	}
 	for _, l := range s.API.Limits {
-		r.Limits = append(r.Limits, s.limitReports(l, summary, counts)...)
+		r.Limits = append(r.Limits, s.limitReports(l, summary, night)...)
 	}
 	return r
 }
@@ -91,7 +91,7 @@ func (s Scenario) refusedMost() int {
 	return most
 }
 
-func (s Scenario) limitReports(l APILimit, summary drain.Summary, counts *counted) []LimitReport {
+func (s Scenario) limitReports(l APILimit, summary drain.Summary, night *night) []LimitReport {
 	whose := []string{""}
 	if l.PerTenant {
 		whose = nil
@@ -110,7 +110,7 @@ func (s Scenario) limitReports(l APILimit, summary drain.Summary, counts *counte
 				row.Counted = w.MaxUsed
 			}
 		}
-		row.Counted = max(row.Counted, counts.most[[2]string{l.Name, cmp.Or(tenant, "shared")}])
+		row.Counted = max(row.Counted, night.mostCounted(l.Name, cmp.Or(tenant, "shared")))
 		rows = append(rows, row)
 	}
 	return rows

@@ -104,24 +104,19 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 		Redis:       server.Opt,
 		Results:     results,
 	}
-	followed := make(chan batch.Status, 1)
-	counts := &counted{}
-	if s.Nightly.Each > 0 {
-		night, err := s.Nightly.begin(ctx, server, limiter, caller, base, progress)
-		if err != nil {
-			return Report{}, err
-		}
-		defer night.end()
-		counts = &night.counted
-		go func() { followed <- night.follow(ctx) }()
-	} else {
-		followed <- batch.Status{}
-	}
+	night := &night{caller: caller, limiter: limiter, nightly: s.Nightly, progress: progress, server: server}
+	ended := make(chan batch.Status, 1)
+	d.OnEnqueued = func() { go func() { ended <- night.run(ctx, base) }() }
 	summary, err := d.Run(ctx)
 	if err != nil && ctx.Err() == nil {
 		return Report{}, err
 	}
-	report := s.report(list, results, summary, <-followed, counts)
+	var nightly batch.Status
+	select {
+	case nightly = <-ended:
+	case <-ctx.Done():
+	}
+	report := s.report(list, results, summary, nightly, night)
 	report.Denials = denials.reports(asynq.NewInspectorFromRedisClient(server.Client))
 	return report, nil
 }

@@ -1,0 +1,40 @@
+// Package glob matches names by globs, and finds globs that match the same name. In a glob * stands
+// for any number of bytes, ? for one, and everything else for itself.
+package glob
+
+// Match reports whether the glob matches the whole name.
+func Match(glob, name string) bool {
+	return meet(glob, name, false)
+}
+
+// Overlap reports whether both globs match some name.
+func Overlap(a, b string) bool {
+	return meet(a, b, true)
+}
+
+// meet walks both strings together. reach[j] says whether a[:i] and b[:j] have a name in
+// common. Unless both is set, b is a name: its wildcards stand for themselves.
+func meet(a, b string, both bool) bool {
+	star := func(s string, i int, glob bool) bool { return glob && s[i] == '*' }
+	reach := make([]bool, len(b)+1)
+	reach[0] = true
+	for j := range b {
+		reach[j+1] = reach[j] && star(b, j, both)
+	}
+	for i := range len(a) {
+		next := make([]bool, len(b)+1)
+		next[0] = reach[0] && star(a, i, true)
+		for j := range len(b) {
+			switch {
+			case star(a, i, true):
+				next[j+1] = reach[j+1] || next[j]
+			case star(b, j, both):
+				next[j+1] = reach[j+1] || next[j]
+			default:
+				next[j+1] = reach[j] && (a[i] == b[j] || a[i] == '?' || both && b[j] == '?')
+			}
+		}
+		reach = next
+	}
+	return reach[len(b)]
+}

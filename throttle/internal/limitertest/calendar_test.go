@@ -1,0 +1,179 @@
+package limitertest
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/robfig/cron/v3"
+	"pgregory.net/rapid"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// The days on which a time zone's clocks change have 23 and 25 hours, and quotas by the day reset
+// at midnight there.
+func TestCalendarFollowsItsTimeZone(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ zone, resets, now, reset string }{
+		{"", "0 0 * * *", "2027-03-14T12:00:00Z", "2027-03-15T00:00:00Z"},
+		{"America/Los_Angeles", "0 0 * * *", "2027-03-13T12:00:00-08:00", "2027-03-14T00:00:00-08:00"},
+		{"America/Los_Angeles", "0 0 * * *", "2027-03-14T00:00:00-08:00", "2027-03-15T00:00:00-07:00"}, // 23 hours
+		{"America/Los_Angeles", "0 0 * * *", "2027-11-07T00:00:00-07:00", "2027-11-08T00:00:00-08:00"}, // 25 hours
+		{"America/Los_Angeles", "0 0 1 * *", "2027-02-28T23:59:59-08:00", "2027-03-01T00:00:00-08:00"},
+		{"Asia/Kolkata", "@monthly", "2028-02-10T00:00:00+05:30", "2028-03-01T00:00:00+05:30"},
+		{"Europe/Berlin", "0 9 * * 1", "2027-03-27T00:00:00+01:00", "2027-03-29T09:00:00+02:00"},
+	} {
+		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+			l, c := NewHanded(t, client, Policy(Quota(2, tc.resets, tc.zone)))
+			now, reset := Day(t, tc.now), Day(t, tc.reset)
+			c.Set(now)
+			Reserve(t, l, Acme(1))
+			Reserve(t, l, Acme(1))
+			d := Reserve(t, l, Acme(1))
+			if d.Granted || d.RetryIn != reset-now || !d.Windows[0].ResetsAt.Equal(At(reset)) {
+				t.Errorf("%+v: granted %v, denied for %v until %v, want %v", tc, d.Granted, d.RetryIn, d.Windows[0].ResetsAt, reset-now)
+			}
+			c.Set(reset - us)
+			if Reserve(t, l, Acme(1)).Granted {
+				t.Errorf("%+v: granted before the reset", tc)
+			}
+			c.Set(reset)
+			if d := Reserve(t, l, Acme(2)); !d.Granted {
+				t.Errorf("%+v: denied after the reset", tc)
+			}
+		})
+	}
+}
+
+// A call whose ticks are not around Redis's time is refused before anything is written.
+func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := Policy(Quota(5, "* * * * *", ""))
+		l := New(t, client, p)
+		if !Reserve(t, l, Acme(1)).Granted {
+			t.Fatal("denied")
+		}
+		before := Dump(t, client)
+		for _, off := range []time.Duration{time.Hour, -time.Hour} {
+			if off < 0 { // or time stands still
+				client.FlushAll(t.Context())
+				before = Dump(t, client)
+			}
+			l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
+			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrClock) {
+				t.Errorf("Redis's clock is off by %v: %v", off, err)
+			}
+			if after := Dump(t, client); !maps.Equal(after, before) {
+				t.Errorf("Redis was changed:\n%q\n%q", before, after)
+			}
+		}
+		for _, off := range []time.Duration{-5 * m, 5 * m} {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
+			if d, err := l.Reserve(t.Context(), Acme(1)); err != nil || !d.Granted {
+				t.Errorf("Redis's clock is off by %v: granted %v, %v", off, d.Granted, err)
+			}
+		}
+	})
+}
+
+// Random grants and cancels. At every step a log of them is counted again, by cron alone.
+func TestCalendarIsNeverExceeded(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		rapid.Check(t, func(t *rapid.T) {
+			if err := client.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			w := Quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
+				rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone"))
+			w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "margin")) * m
+			schedule, err := cron.ParseStandard(w.Resets)
+			if err != nil {
+				t.Fatal(err)
+			}
+			zone, err := time.LoadLocation(w.Timezone)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, c := NewHanded(t, client, Policy(w))
+			type grant struct {
+				throttle.Decision
+				cost int64
+			}
+			var log []grant
+			now := time.Duration(rapid.Int64Range(0, int64(400*24*h)).Draw(t, "begin")).Truncate(us)
+			c.Set(now)
+			ticks := []time.Time{schedule.Next(At(now - 32*24*h).In(zone))}
+			spanOf := func(at time.Time) int {
+				for !ticks[len(ticks)-1].After(at) {
+					ticks = append(ticks, schedule.Next(ticks[len(ticks)-1]))
+				}
+				i, _ := slices.BinarySearchFunc(ticks, at, func(tick, at time.Time) int { return cmp.Or(tick.Compare(at), -1) })
+				return i
+			}
+			// most is the most units that an upstream can have counted in one span, if its clock is off by
+			// the margin at most.
+			most := func() int64 {
+				var most int64
+				for _, off := range []time.Duration{-w.Margin, 0, w.Margin} {
+					units := map[int]int64{}
+					for _, g := range log {
+						span := spanOf(g.At.Add(off))
+						units[span] += g.cost
+						most = max(most, units[span])
+					}
+				}
+				return most
+			}
+			t.Repeat(map[string]func(*rapid.T){
+				"": func(t *rapid.T) {
+					if units := most(); units > w.Limit {
+						t.Fatalf("%d units in one span of %s, limit %d: %v", units, w.Resets, w.Limit, log)
+					}
+				},
+				"pass": func(t *rapid.T) {
+					now += time.Duration(rapid.SampledFrom([]int64{int64(s), int64(10 * m), int64(h), int64(20 * h)}).Draw(t, "by"))
+					c.Set(now)
+				},
+				"reserve": func(t *rapid.T) {
+					cost := rapid.Int64Range(1, w.Limit).Draw(t, "cost")
+					d := Reserve(t, l, Acme(cost))
+					if d.Granted {
+						log = append(log, grant{d, cost})
+						return
+					}
+					// The truth: a microsecond before, it would be denied.
+					c.Set(now + d.RetryIn - us)
+					if Peek(t, l, Acme(cost)).Granted {
+						t.Fatalf("granted before %v have passed", d.RetryIn)
+					}
+					now += d.RetryIn
+					c.Set(now)
+					if d := Reserve(t, l, Acme(cost)); !d.Granted {
+						t.Fatalf("denied at its own RetryIn, for %v more", d.RetryIn)
+					} else {
+						log = append(log, grant{d, cost})
+					}
+				},
+				"cancel": func(t *rapid.T) {
+					if len(log) == 0 {
+						t.Skip("nothing")
+					}
+					i := rapid.IntRange(max(0, len(log)-4), len(log)-1).Draw(t, "which")
+					Cancel(t, l, log[i].Reservation)
+					log = append(log[:i:i], log[i+1:]...)
+				},
+			})
+		})
+	})
+}

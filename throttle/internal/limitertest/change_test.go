@@ -1,0 +1,171 @@
+package limitertest
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Every algorithm, with one window of limit 100, 20 or 10 a minute.
+func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64))) {
+	for name, w := range map[string]throttle.Window{
+		"sliding":   {Algorithm: throttle.Sliding},
+		"fixed":     {Algorithm: throttle.Fixed},
+		"first use": {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
+		"gcra":      {Algorithm: throttle.GCRA},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				w := w
+				w.Name, w.Period, w.Limit = "w", m, 1
+				l, c := NewHanded(t, client, Policy(w))
+				test(t, l, c, func(limit int64) { w.Limit = limit; SetPolicy(t, l, w) })
+			})
+		})
+	}
+}
+
+func TestRaiseTakesEffectAtOnce(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64)) {
+		limit(10)
+		Reserve(t, l, Acme(10))
+		c.Set(1 * s)
+		if d := Reserve(t, l, Acme(1)); d.Granted {
+			t.Error("granted above the limit")
+		}
+		limit(20)
+		if d := Reserve(t, l, Acme(10)); !d.Granted || d.Windows[0].Used < 19 {
+			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+		}
+		if d := Reserve(t, l, Acme(2)); d.Granted {
+			t.Error("granted above the new limit")
+		}
+	})
+}
+
+func TestCutNeverGrantsAboveTheNewLimit(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64)) {
+		limit(20)
+		d := Reserve(t, l, Acme(15))
+		limit(10)
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.Windows[0].Used != 15 || d.Windows[0].Remaining != 0 {
+			t.Errorf("granted %v, used %d, remaining %d", d.Granted, d.Windows[0].Used, d.Windows[0].Remaining)
+		}
+		// What was taken is given back, though it would not fit any more.
+		if d := Cancel(t, l, d.Reservation); d.Windows[0].Used != 0 || d.Windows[0].Remaining != 10 {
+			t.Errorf("after Cancel: used %d, remaining %d", d.Windows[0].Used, d.Windows[0].Remaining)
+		}
+	})
+}
+
+func TestCutAndRaisedAgainForgetsNothing(t *testing.T) {
+	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64)) {
+		limit(100)
+		Reserve(t, l, Acme(90))
+		limit(5)
+		c.Set(100 * ms)
+		for range 3 {
+			if d := Reserve(t, l, Acme(1)); d.Granted {
+				t.Error("granted while the limit is cut")
+			}
+		}
+		limit(100)
+		c.Set(200 * ms)
+		if d := Reserve(t, l, Acme(11)); d.Granted || d.Windows[0].Used != 90 {
+			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+		}
+		if d := Reserve(t, l, Acme(10)); !d.Granted || d.Windows[0].Remaining != 0 {
+			t.Errorf("granted %v, remaining %d", d.Granted, d.Windows[0].Remaining)
+		}
+	})
+}
+
+// The rate of a window changes too: what is counted keeps its worth in units.
+func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		w := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Burst: 10, Period: 13 * s}
+		l, _ := NewHanded(t, client, Policy(w))
+		Reserve(t, l, Acme(9))
+		for _, limit := range []int64{1, 13, 999, 3, 7} {
+			w.Limit = limit
+			SetPolicy(t, l, w)
+			if d := Peek(t, l, Acme(2)); d.Granted || d.Windows[0].Used != 9 || d.RetryIn != time.Duration((13_000_000+limit-1)/limit)*us {
+				t.Errorf("limit %d: granted %v, used %d, retry in %v", limit, d.Granted, d.Windows[0].Used, d.RetryIn)
+			}
+			Reserve(t, l, Acme(0)) // writes the state in the new scale
+		}
+	})
+}
+
+func TestWindowsComeAndGo(t *testing.T) {
+	a := throttle.Window{Name: "a", Limit: 10, Period: m}
+	b := throttle.Window{Name: "b", Algorithm: throttle.Fixed, Limit: 10, Period: m}
+	g := throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 10, Period: m}
+	renamed := a
+	renamed.Name = "z"
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, Policy(a, b))
+		for i, step := range []struct {
+			at        time.Duration
+			windows   []throttle.Window
+			remaining []int64
+		}{
+			{0, []throttle.Window{a, b}, []int64{9, 9}},
+			{0, []throttle.Window{a, b, g}, []int64{8, 8, 9}}, // added
+			{0, []throttle.Window{g, a, b}, []int64{8, 7, 7}}, // moved
+			{0, []throttle.Window{a}, []int64{6}},             // removed
+			{0, []throttle.Window{renamed}, []int64{9}},       // renamed: another window
+			{0, []throttle.Window{a, renamed}, []int64{5, 8}}, // known again
+			{0, []throttle.Window{b}, []int64{6}},             // kept all the while
+			{6 * s, []throttle.Window{g}, []int64{8}},         // and drained meanwhile
+			{m, []throttle.Window{a, b}, []int64{9, 9}},       // but not for ever
+		} {
+			c.Set(step.at)
+			SetPolicy(t, l, step.windows...)
+			if d := Reserve(t, l, Acme(1)); !slices.Equal(remaining(d), step.remaining) {
+				t.Errorf("step %d: remaining %v, want %v", i, remaining(d), step.remaining)
+			}
+		}
+	})
+}
+
+// A worker of an older release does not know the window that the newer one has added.
+func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
+	known := throttle.Window{Name: "known", Limit: 10, Period: m}
+	added := throttle.Window{Name: "added", Limit: 10, Period: h}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		older, c := NewHanded(t, client, Policy(known))
+		newer := NewBy(t, client, c, Policy(known, added))
+		Reserve(t, newer, Acme(3))
+		r := Reserve(t, older, Acme(1)).Reservation
+		Cancel(t, older, r)
+		c.Set(2 * m) // what the older one knows has ended
+		Reserve(t, older, Acme(1))
+		if d := Peek(t, newer, Acme(1)); d.Windows[0].Used != 1 || d.Windows[1].Used != 3 {
+			t.Errorf("used %d and %d, want 1 and 3", d.Windows[0].Used, d.Windows[1].Used)
+		}
+	})
+}
+
+// A state that another algorithm left cannot be read.
+func TestChangedAlgorithmStartsEmpty(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		w := throttle.Window{Name: "w", Limit: 10, Period: m}
+		l, _ := NewHanded(t, client, Policy(w))
+		for _, algorithm := range []throttle.Algorithm{throttle.GCRA, throttle.Sliding, throttle.Fixed, throttle.GCRA, throttle.Fixed, throttle.Sliding} {
+			w.Algorithm = algorithm
+			SetPolicy(t, l, w)
+			if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 4 {
+				t.Errorf("%s: used %d", algorithm, d.Windows[0].Used)
+			}
+			if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 8 {
+				t.Errorf("%s: used %d", algorithm, d.Windows[0].Used)
+			}
+		}
+	})
+}

@@ -1,0 +1,105 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// found fails unless the check finds just this, or nothing if it is empty.
+func found(t *testing.T, client redis.UniversalClient, want string) {
+	t.Helper()
+	findings, err := New(t, client, three()).CheckRedis(t.Context())
+	switch {
+	case err != nil:
+		t.Error(err)
+	case want == "" && len(findings) > 0, want != "" && (len(findings) != 1 || !strings.Contains(findings[0], want)):
+		t.Errorf("found %q, want %q", findings, want)
+	}
+}
+
+func TestCheckRedis(t *testing.T) {
+	t.Parallel()
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		ctx, primary := t.Context(), throttletest.Redis(t)
+		client := throttletest.Client(t, primary)
+		found(t, client, "")
+		client.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru")
+		found(t, client, "redis "+primary+": maxmemory-policy is allkeys-lru: must be noeviction")
+		client.ConfigSet(ctx, "maxmemory-policy", "noeviction")
+		if err := client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "+@all", "-info", "-time").Err(); err != nil {
+			t.Fatal(err)
+		}
+		meek := redis.NewClient(&redis.Options{Addr: primary, Username: "meek", Password: "any"})
+		defer meek.Close()
+		found(t, meek, "")
+		replica := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(primary, ":", " ", 1)))
+		found(t, replica, "it is a replica")
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		c := throttletest.Cluster(t, 2, 0)
+		client := c.Client(t)
+		found(t, client, "")
+		for _, node := range c.Nodes {
+			admin := throttletest.Client(t, node.Addr)
+			admin.ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl")
+			found(t, client, "redis "+node.Addr+": maxmemory-policy is volatile-ttl")
+			admin.ConfigSet(t.Context(), "maxmemory-policy", "noeviction")
+		}
+		found(t, throttletest.Client(t, c.Nodes[0].Addr), "it is a node of a Cluster")
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		m := throttletest.Miniredis(t)
+		client := throttletest.Client(t, m.Addr())
+		found(t, client, "")
+		m.SetTime(time.Now().Add(-time.Minute))
+		found(t, client, "behind this machine's")
+		m.SetTime(time.Now().Add(time.Minute))
+		found(t, client, "ahead of this machine's")
+		m.SetTime(time.Time{})
+		odd := throttletest.Miniredis(t)
+		odd.Server().SetPreHook(func(c *server.Peer, command string, args ...string) bool {
+			if command != "CLUSTER" || len(args) != 2 {
+				return false
+			}
+			c.WriteInt(len(args[1]) + int(args[1][len(args[1])-1])) // of the whole key
+			return true
+		})
+		cluster := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: odd.Addr()}}}}, nil
+		}})
+		defer cluster.Close()
+		found(t, cluster, "the Cluster ignores hash tags")
+		for version, old := range map[string]bool{"5.0.14": true, "6.0.20": true, "6.2.0": false, "7.4.1": false, "10.0.0": false, "": false} {
+			other := throttletest.Miniredis(t)
+			other.Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
+				if command != "INFO" {
+					return false
+				}
+				c.WriteBulk("# Server\r\nredis_version:" + version + "\r\n")
+				return true
+			})
+			want := ""
+			if old {
+				want = "it is Redis " + version + ": must be 6.2 or newer"
+			}
+			found(t, throttletest.Client(t, other.Addr()), want)
+		}
+		gone := impatient(t, m.Addr())
+		m.Close()
+		if _, err := throttle.CheckRedis(t.Context(), gone); !errors.Is(err, throttle.ErrUnavailable) {
+			t.Errorf("a Redis that is gone: %v", err)
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// While a slot is migrated the old node has a part of a policy's keys and the new one has the
+// others. Every call is refused as a whole at any stage. Then the counts and the line go on.
+func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
+	t.Parallel()
+	ctx, nodes := t.Context(), throttletest.Cluster(t, 2, 0)
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: nodes.Addrs(), MaxRedirects: 1})
+	defer client.Close()
+	for name, waiting := range map[string]bool{"nobody": false, "one": true} {
+		p := throttle.Policy{Name: name, Windows: []throttle.Window{
+			{Name: "each", Limit: 3, Period: h},
+			{Name: "all", Limit: 4, Period: h, Scope: throttle.Shared},
+		}}
+		l := New(t, client, p)
+		request := func(tenant string, cost int64) throttle.Request {
+			return throttle.Request{Policy: name, Tenant: tenant, Cost: map[string]int64{throttle.Requests: cost}}
+		}
+		join := func(id string) error {
+			r := request("slow", 3)
+			r.Ticket = throttle.Ticket{Queue: "q", ID: id}
+			places, err := l.Line(name).Join(ctx, []throttle.Request{r})
+			if err == nil {
+				err = places[0].Err
+			}
+			return err
+		}
+		Reserve(t, l, request("acme", 2))
+		if waiting {
+			if err := join("0"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		slot, err := nodes.Slot(ctx, "sluice:{"+name+"}:q")
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := nodes.Nodes[0]
+		if from, err := nodes.Primary(ctx, slot); err != nil {
+			t.Fatal(err)
+		} else if from == to {
+			to = nodes.Nodes[1]
+		}
+		before := keysOf(t, client)
+		m, err := nodes.Migrate(ctx, slot, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused := func(stage string) {
+			t.Helper()
+			for _, tenant := range []string{"acme", "new"} {
+				if d, err := l.Reserve(ctx, request(tenant, 1)); !errors.Is(err, throttle.ErrUnavailable) {
+					t.Errorf("%s waits, %s: %s: granted %v, %v", name, stage, tenant, d.Granted, err)
+				}
+			}
+			if err := join("1"); !errors.Is(err, throttle.ErrUnavailable) {
+				t.Errorf("%s waits, %s: Join: %v", name, stage, err)
+			}
+			if taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
+				t.Errorf("%s waits, %s: took %v, %v", name, stage, taken.Tickets, err)
+			}
+			if now := keysOf(t, client); now != before {
+				t.Errorf("%s waits, %s: there are %d keys, %d before", name, stage, now, before)
+			}
+		}
+		refused("no key has moved")
+		if n, err := m.Move(ctx, 1); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		refused("one key has moved")
+		if _, err := m.Move(ctx, 100); err != nil {
+			t.Fatal(err)
+		}
+		refused("all keys have moved")
+		if err := m.Finish(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if d := Peek(t, l, request("acme", 1)); d.Windows[0].Used != 2 || d.Windows[1].Used != 2 || d.Granted == waiting {
+			t.Errorf("%s waits, after the migration: granted %v, %+v", name, d.Granted, d.Windows)
+		}
+	}
+}
+
+func keysOf(t *testing.T, client *redis.ClusterClient) int64 {
+	t.Helper()
+	var n atomic.Int64
+	err := client.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		keys, err := node.DBSize(ctx).Result()
+		n.Add(keys)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n.Load()
+}

@@ -1,0 +1,157 @@
+package limitertest
+
+import (
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// remaining is by window.
+func remaining(d throttle.Decision) []int64 {
+	var units []int64
+	for _, w := range d.Windows {
+		units = append(units, w.Remaining)
+	}
+	return units
+}
+
+func TestCostsPerUnit(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, Policy(
+			throttle.Window{Name: "calls", Limit: 3, Period: m},
+			throttle.Window{Name: "spend", Limit: 1000, Period: m, Unit: "tokens"},
+			throttle.Window{Name: "rate", Algorithm: throttle.GCRA, Limit: 600, Burst: 700, Period: m, Unit: "tokens"},
+			throttle.Window{Name: "files", Algorithm: throttle.Fixed, Limit: 2, Period: m, Unit: "files"},
+		))
+		for i, step := range []struct {
+			cost      map[string]int64
+			remaining []int64
+			retryIn   time.Duration
+		}{
+			{nil, []int64{2, 1000, 700, 2}, 0},
+			{map[string]int64{"tokens": 400}, []int64{1, 600, 300, 2}, 0},
+			{map[string]int64{"tokens": 310, "files": 1}, []int64{1, 600, 300, 2}, 1 * s},
+			{map[string]int64{"tokens": 601, "files": 1}, []int64{1, 600, 300, 2}, m},
+			{map[string]int64{"tokens": 300, "files": 1, "requests": 0}, []int64{1, 300, 0, 1}, 0},
+			{map[string]int64{"requests": 0}, []int64{1, 300, 0, 1}, 0}, // what costs nothing is granted
+			{map[string]int64{"requests": 1}, []int64{0, 300, 0, 1}, 0},
+			{map[string]int64{"requests": 1}, []int64{0, 300, 0, 1}, m},
+			{map[string]int64{"requests": 0, "files": 1}, []int64{0, 300, 0, 0}, 0},
+		} {
+			c.Set(0)
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: step.cost})
+			if got := remaining(d); !slices.Equal(got, step.remaining) || d.RetryIn != step.retryIn || d.Granted != (step.retryIn == 0) {
+				t.Errorf("step %d: granted %v, remaining %v, retry in %v; want %v, %v", i, d.Granted, got, d.RetryIn, step.remaining, step.retryIn)
+			}
+		}
+	})
+}
+
+func TestRequestsThatCanNeverBeGranted(t *testing.T) {
+	windows := []throttle.Window{
+		{Name: "calls", Limit: 5, Period: m},
+		{Name: "spend", Algorithm: throttle.GCRA, Limit: 1000, Burst: 10, Period: m, Unit: "tokens", Scope: throttle.Per("tenant", "user")},
+	}
+	p := Policy(windows...)
+	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, p)
+		good := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob"}}
+		Reserve(t, l, good)
+		before := Dump(t, client)
+		for name, tc := range map[string]struct {
+			change func(*throttle.Request)
+			want   string
+		}{
+			"cost above the limit": {func(r *throttle.Request) { r.Cost = map[string]int64{"requests": 6} },
+				`throttle: policy "p", window "calls": cost of 6 requests never fits: the window holds 5 at most`},
+			"cost above the tenant's limit": {func(r *throttle.Request) { r.Tenant, r.Cost = "small", map[string]int64{"requests": 3} },
+				`throttle: policy "p", window "calls": cost of 3 requests never fits: the window holds 2 at most`},
+			"cost above the burst": {func(r *throttle.Request) { r.Cost = map[string]int64{"tokens": 11} },
+				`throttle: policy "p", window "spend": cost of 11 tokens never fits: the window holds 10 at most`},
+			"unknown unit": {func(r *throttle.Request) { r.Cost = map[string]int64{"bytes": 1} },
+				`throttle: policy "p": cost bytes 1: no window counts this unit, but requests, tokens`},
+			"unit that breaks lines": {func(r *throttle.Request) { r.Cost = map[string]int64{"a\nb": 1} },
+				`throttle: policy "p": cost "a\nb" 1: no window counts this unit, but requests, tokens`},
+			"negative": {func(r *throttle.Request) { r.Cost = map[string]int64{"tokens": -1} },
+				`throttle: policy "p": cost tokens -1: must be 0 to 1000000000000`},
+			"huge": {func(r *throttle.Request) { r.Cost = map[string]int64{"tokens": math.MaxInt64} },
+				`throttle: policy "p": cost tokens 9223372036854775807: must be 0 to 1000000000000`},
+			"no tenant": {func(r *throttle.Request) { r.Tenant = "" },
+				`throttle: policy "p": tenant "": must be 1 to 512 bytes: a window is counted by it`},
+			"long tenant": {func(r *throttle.Request) { r.Tenant = strings.Repeat("x", 513) },
+				`throttle: policy "p": tenant "` + strings.Repeat("x", 64) + `...": must be 1 to 512 bytes: a window is counted by it`},
+			"no user": {func(r *throttle.Request) { r.Attributes = nil },
+				`throttle: policy "p": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
+			"long key": {func(r *throttle.Request) { r.IdempotencyKey = strings.Repeat("n", 513) },
+				`throttle: policy "p": idempotency key "` + strings.Repeat("n", 64) + `...": must be at most 512 bytes`},
+			"ticket without an ID": {func(r *throttle.Request) { r.Ticket.Queue = "q" },
+				`throttle: policy "p": ticket "": must have an ID`},
+			"unknown policy": {func(r *throttle.Request) { r.Policy = "q" },
+				`throttle: unknown policy "q"`},
+		} {
+			r := good
+			tc.change(&r)
+			_, err := l.Reserve(t.Context(), r)
+			_, peeked := l.Peek(t.Context(), r)
+			if err == nil || err.Error() != tc.want || peeked == nil || peeked.Error() != tc.want {
+				t.Errorf("%s: got  %v\nand %v\nwant %s", name, err, peeked, tc.want)
+			}
+			var never *throttle.NeverFitsError
+			var request *throttle.RequestError
+			if !errors.As(err, &never) && !errors.As(err, &request) && !errors.Is(err, throttle.ErrUnknownPolicy) {
+				t.Errorf("%s: %T is of no class", name, err)
+			}
+		}
+		if after := Dump(t, client); !maps.Equal(before, after) {
+			t.Errorf("Redis was changed:\n%q\n%q", before, after)
+		}
+	})
+}
+
+func TestNeverFitsCarriesItsData(t *testing.T) {
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(throttle.Window{Name: "w", Limit: 5, Period: m}))
+	_, err := l.Reserve(t.Context(), Acme(6))
+	var never *throttle.NeverFitsError
+	if want := (throttle.NeverFitsError{Policy: "p", Window: "w", Unit: "requests", Cost: 6, Capacity: 5}); !errors.As(err, &never) || *never != want {
+		t.Errorf("got %#v, want %#v", err, want)
+	}
+}
+
+// Exempt tenants alone can count so far.
+func TestCountsBeyondAnyLimit(t *testing.T) {
+	p := Policy(
+		throttle.Window{Name: "s", Limit: 1, Period: h},
+		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 1, Period: h},
+		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 1, Period: h},
+	)
+	p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, p)
+		for i := range 20 {
+			c.Set(time.Duration(i/10) * us) // ten at a time are merged into one entry
+			d := Reserve(t, l, Acme(throttle.MaxLimit))
+			if !d.Granted || !d.Exempt || d.RetryIn != 0 {
+				t.Fatalf("call %d: %+v", i, d)
+			}
+			for _, w := range d.Windows {
+				if w.Used < 2_000_000 || w.Remaining != 0 || w.Denied || w.ResetsAt.Before(d.At) {
+					t.Fatalf("call %d: %+v", i, w)
+				}
+			}
+		}
+		l.SetPolicies([]throttle.Policy{Policy(p.Windows...)}) // exempt no more
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn < h-us {
+			t.Errorf("granted %v, retry in %v", d.Granted, d.RetryIn)
+		}
+	})
+}

@@ -1,0 +1,47 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A denial says each thing once, with any cause.
+func TestADenialSaysWhyOnce(t *testing.T) {
+	d := throttle.Decision{
+		Policy: "api", Tenant: "acme", RetryIn: 1800 * ms,
+		Windows: []throttle.WindowState{{Name: "minute"}, {Name: "burst", Denied: true, RetryIn: 1800 * ms}},
+	}
+	plain := &throttle.DeniedError{Decision: d}
+	task := throttle.Decision{Policy: "api", Tenant: "acme", RetryIn: 2 * s}
+	at := time.Date(2026, 1, 2, 14, 0, 0, 0, time.UTC)
+	late := &throttle.TooLateError{Decision: d, StartsAt: at.Add(2 * time.Minute), Deadline: at}
+	const reason, later = "throttled: api/burst, tenant acme, 1.8s", "throttled: api, tenant acme, 2s"
+	for _, row := range []struct {
+		err  error
+		want string
+	}{
+		{plain, reason},
+		{&throttle.DeniedError{Decision: task, Cause: io.EOF}, later + ": EOF"},
+		{&throttle.DeniedError{Decision: task, Cause: plain}, reason},
+		{&throttle.DeniedError{Decision: task, Cause: fmt.Errorf("Get %q: %w", "http://x", plain)}, reason},
+		{late, reason + ": would start 2026-01-02T14:02:00Z, deadline 2026-01-02T14:00:00Z"},
+		{&throttle.TooLateError{Decision: task, MaxWait: s}, later + ": may wait for 0s, longer than 1s"},
+		{&throttle.DeniedError{Decision: d, Cause: context.DeadlineExceeded}, reason + ": context deadline exceeded"},
+		{&throttle.DeniedError{Decision: task, Cause: errors.New("\xff")}, later + ": \uFFFD"},
+	} {
+		if got := row.err.Error(); got != row.want || !utf8.ValidString(got) {
+			t.Errorf("got  %s\nwant %s", got, row.want)
+		}
+	}
+	wrapped := fmt.Errorf("worker: %w", &throttle.DeniedError{Decision: task, Cause: io.EOF})
+	if !errors.Is(wrapped, io.EOF) || errors.Is(wrapped, context.DeadlineExceeded) || !errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded) {
+		t.Error("an error's class is lost")
+	}
+}

@@ -1,0 +1,320 @@
+package limitertest
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// impatient is a client that gives up at once.
+func impatient(t *testing.T, addr string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{
+		Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 1, PoolTimeout: 10 * ms, ReadTimeout: 200 * ms,
+	})
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func TestFlushedScriptsAreInvisible(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, three())
+		var d throttle.Decision
+		for i := range int64(3) {
+			for _, verb := range []func(){
+				func() { Peek(t, l, Acme(1)) },
+				func() { d = Reserve(t, l, Acme(1)) },
+				func() { Cancel(t, l, Reserve(t, l, Acme(1)).Reservation) },
+			} {
+				if err := client.ScriptFlush(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				verb()
+			}
+			if d.Windows[0].Used != i+1 {
+				t.Errorf("used %d, want %d", d.Windows[0].Used, i+1)
+			}
+		}
+	})
+}
+
+// unavailable is what both modes make of a Redis that cannot serve.
+func unavailable(t *testing.T, client redis.UniversalClient, what string) {
+	t.Helper()
+	closed := three()
+	open := three()
+	open.Name, open.Fail = "open", throttle.FailOpen
+	l := New(t, client, closed, open)
+	if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+		t.Errorf("%s: Reserve: granted %v, %v", what, d.Granted, err)
+	}
+	r := Acme(1)
+	r.Policy = "open"
+	d, err := l.Reserve(t.Context(), r)
+	if err != nil || !d.Granted || !errors.Is(d.FailedOpen, throttle.ErrUnavailable) || d.Windows != nil || d.At.IsZero() {
+		t.Errorf("%s: fail open: %+v, %v", what, d, err)
+	}
+	if _, err := d.Reservation.Cancel(t.Context()); err != nil {
+		t.Errorf("%s: Cancel of what failed open: %v", what, err)
+	}
+	if _, err := l.Peek(t.Context(), r); !errors.Is(err, throttle.ErrUnavailable) {
+		t.Errorf("%s: Peek: %v", what, err)
+	}
+	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
+		t.Errorf("%s: Wait: %+v, %v", what, d, err)
+	}
+	if _, err := l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
+		t.Errorf("%s: Cancel: %v", what, err)
+	}
+}
+
+func TestRedisThatIsGone(t *testing.T) {
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		p := throttletest.RedisProcess(t)
+		client := impatient(t, p.Addr)
+		Reserve(t, New(t, client, three()), Acme(1))
+		p.Stop()
+		unavailable(t, client, "killed")
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		server := throttletest.Miniredis(t)
+		client := impatient(t, server.Addr())
+		Reserve(t, New(t, client, three()), Acme(1))
+		server.Close()
+		unavailable(t, client, "closed")
+	})
+	t.Run("client", func(t *testing.T) {
+		t.Parallel()
+		client := impatient(t, throttletest.Miniredis(t).Addr())
+		client.Close()
+		unavailable(t, client, "client closed")
+	})
+	t.Run("pool", func(t *testing.T) {
+		t.Parallel()
+		client := impatient(t, throttletest.Miniredis(t).Addr())
+		conn := client.Conn()
+		defer conn.Close()
+		if err := conn.Ping(t.Context()).Err(); err != nil { // takes the only connection
+			t.Fatal(err)
+		}
+		unavailable(t, client, "pool exhausted")
+	})
+	for name, err := range map[string]error{
+		"pipe closed": io.ErrClosedPipe,
+		"TLS refused": tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"},
+		"certificate": x509.UnknownAuthorityError{},
+		"dialer":      errors.New("no such unit"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := redis.NewClient(&redis.Options{
+				Dialer:     func(context.Context, string, string) (net.Conn, error) { return nil, err },
+				MaxRetries: -1, DialerRetries: 1,
+			})
+			defer client.Close()
+			unavailable(t, client, name)
+		})
+	}
+	t.Run("hangs", func(t *testing.T) {
+		t.Parallel()
+		unavailable(t, impatient(t, answering(t, "")), "no answer")
+	})
+	t.Run("hangs up", func(t *testing.T) {
+		t.Parallel()
+		unavailable(t, impatient(t, answering(t, "close")), "connection closed")
+	})
+}
+
+// What Redis says while it cannot serve, if it says anything.
+func TestRedisThatCannotServe(t *testing.T) {
+	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
+		client := impatient(t, throttletest.Redis(t))
+		do := func(args ...any) {
+			t.Helper()
+			if err := client.Do(t.Context(), args...).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := New(t, client, three())
+		Reserve(t, l, Acme(1))
+		for _, state := range []struct {
+			name     string
+			on, off  []any
+			readable bool // Peek serves: then only the writing verbs fail
+		}{
+			{"OOM", []any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}, true},
+			{"NOREPLICAS", []any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"}, true},
+			{"READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}, true},
+		} {
+			before := Dump(t, client)
+			do(state.on...)
+			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
+				t.Errorf("%s: %v", state.name, err)
+			}
+			if _, err := l.Peek(t.Context(), Acme(1)); err != nil {
+				t.Errorf("%s: Peek: %v", state.name, err)
+			}
+			do(state.off...)
+			if after := Dump(t, client); !maps.Equal(before, after) {
+				t.Errorf("%s: Redis was changed:\n%q\n%q", state.name, before, after)
+			}
+		}
+		do("CONFIG", "SET", "maxmemory", "0")
+		Reserve(t, l, Acme(1))
+	})
+	t.Run("miniredis", func(t *testing.T) {
+		t.Parallel()
+		server := throttletest.Miniredis(t)
+		client := impatient(t, server.Addr())
+		for _, reply := range []string{
+			"LOADING Redis is loading the dataset in memory",
+			"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+			"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+			"CLUSTERDOWN The cluster is down",
+			"ERR max number of clients reached",
+			"NOAUTH Authentication required.",
+		} {
+			server.SetError(reply)
+			unavailable(t, client, reply)
+		}
+	})
+}
+
+// A script that breaks is our fault, not Redis's: nothing fails open on it.
+func TestUnexpectedReplies(t *testing.T) {
+	p := three()
+	p.Fail = throttle.FailOpen
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		breaks := func(text string) string {
+			return strings.Replace(text, "local verbs = {", "nothing.at = all\nlocal verbs = {", 1)
+		}
+		l := NewEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
+		refused(t, l, client, "script that breaks", throttle.ErrReply)
+	})
+	for name, reply := range map[string]string{
+		"status":       "+OK\r\n",
+		"nil":          "$-1\r\n",
+		"empty":        "*0\r\n",
+		"too short":    "*3\r\n:1\r\n:2\r\n:3\r\n",
+		"strings":      "*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+		"not protocol": "!?\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := New(t, impatient(t, answering(t, reply)), p)
+			if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrReply) || d.Granted {
+				t.Errorf("granted %v, %v", d.Granted, err)
+			}
+		})
+	}
+}
+
+// answering returns the address of a server that says one thing only, says nothing (""), or
+// closes every connection ("close").
+func answering(t *testing.T, reply string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	serve := func(conn net.Conn) {
+		defer conn.Close()
+		requests := bufio.NewReader(conn)
+		for {
+			line, err := requests.ReadString('\n')
+			if err != nil || reply == "close" {
+				return
+			}
+			switch {
+			case strings.HasPrefix(line, "*"): // a request begins
+				if reply == "" {
+					continue
+				}
+				// The greetings of a new connection are refused, which go-redis takes.
+				requests.ReadString('\n')
+				if command, _ := requests.ReadString('\n'); !strings.EqualFold(strings.TrimSpace(command), "evalsha") {
+					io.WriteString(conn, "-ERR unknown command\r\n")
+				} else {
+					io.WriteString(conn, reply)
+				}
+			}
+		}
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go serve(conn)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// A context that ends is not a Redis that is down: nothing fails open.
+func TestContextThatEnds(t *testing.T) {
+	p := three()
+	p.Fail = throttle.FailOpen
+	t.Run("cancelled before", func(t *testing.T) {
+		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+			l := New(t, client, p)
+			ctx, end := context.WithCancelCause(t.Context())
+			cause := errors.New("shutting down")
+			end(cause)
+			for name, ask := range map[string]func(context.Context, throttle.Request) (throttle.Decision, error){
+				"Reserve": l.Reserve, "Peek": l.Peek, "Wait": l.Wait,
+			} {
+				d, err := ask(ctx, Acme(1))
+				if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+					t.Errorf("%s: granted %v, %v", name, d.Granted, err)
+				}
+			}
+			if keys := Dump(t, client); len(keys) != 0 {
+				t.Errorf("keys %q", keys)
+			}
+		})
+	})
+	t.Run("deadline while Redis hangs", func(t *testing.T) {
+		t.Parallel()
+		l := New(t, impatient(t, answering(t, "")), p)
+		ctx, end := context.WithTimeout(t.Context(), 20*ms)
+		defer end()
+		d, err := l.Reserve(ctx, Acme(1))
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+			t.Errorf("granted %v, %v", d.Granted, err)
+		}
+	})
+	t.Run("cancelled while Redis is down", func(t *testing.T) {
+		t.Parallel()
+		server, err := miniredis.Run()
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := server.Addr()
+		server.Close()
+		ctx, end := context.WithCancelCause(t.Context())
+		end(errors.New("shutting down"))
+		d, err := New(t, impatient(t, addr), p).Reserve(ctx, Acme(1))
+		if !errors.Is(err, context.Canceled) || d.Granted {
+			t.Errorf("granted %v, %v", d.Granted, err)
+		}
+	})
+}

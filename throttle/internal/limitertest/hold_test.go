@@ -1,0 +1,122 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// usedNow is how much of the first window acme uses.
+func usedNow(t TB, l *throttle.Limiter) int64 {
+	t.Helper()
+	return Peek(t, l, Acme(0)).Windows[0].Used
+}
+
+func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
+	Bubble(t, Policy(Slots(2)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		caller, stop := context.WithCancel(t.Context())
+		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(caller)
+		time.Sleep(5 * m) // ten leases
+		if n := usedNow(t, l); n != 1 || work.Err() != nil {
+			t.Errorf("%d used, %v", n, work.Err())
+		}
+		stop() // the work may go on for a while: so does the hold
+		time.Sleep(5 * m)
+		if n := usedNow(t, l); n != 1 || context.Cause(work) != context.Canceled {
+			t.Errorf("%d used, %v", n, context.Cause(work))
+		}
+		if err := hold.Release(caller); err != nil || usedNow(t, l) != 0 {
+			t.Errorf("%d used after the release, %v", usedNow(t, l), err)
+		}
+		again := Reserve(t, l, Acme(1))
+		if err := hold.Release(t.Context()); err != nil || usedNow(t, l) != 1 {
+			t.Errorf("%d used after a second release, %v", usedNow(t, l), err)
+		}
+		Release(t, again)
+	})
+}
+
+func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
+		if err := hold.Release(t.Context()); err != nil || context.Cause(work) != context.Canceled {
+			t.Error(err, context.Cause(work))
+		}
+	})
+}
+
+func TestALostLeaseEndsTheWork(t *testing.T) {
+	for name, lose := range map[string]func(t TB, l *throttle.Limiter, d throttle.Decision){
+		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision) {
+			Release(t, d)
+			Reserve(t, l, Acme(1))
+		},
+		"the policy is gone": func(t TB, l *throttle.Limiter, d throttle.Decision) {
+			if err := l.SetPolicies([]throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Per("user")})}); err != nil {
+				t.Fatal(err) // by which the reservation's request is not valid: it cannot be renewed
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+				d := Reserve(t, l, Acme(1))
+				work, hold := d.Reservation.Hold(t.Context())
+				lose(t, l, d)
+				time.Sleep(30 * s)
+				synctest.Wait()
+				if cause := context.Cause(work); !errors.Is(cause, throttle.ErrLeaseLost) {
+					t.Errorf("the work's context ended with %v", cause)
+				}
+				_ = hold.Release(t.Context())
+			})
+		})
+	}
+}
+
+// What is cancelled was not lost: the work goes on.
+func TestACancelledHoldIsNotLost(t *testing.T) {
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
+		if err := hold.Cancel(t.Context()); err != nil || usedNow(t, l) != 0 {
+			t.Fatalf("%d used, %v", usedNow(t, l), err)
+		}
+		other := Reserve(t, l, Acme(1))
+		time.Sleep(m)
+		if work.Err() != nil {
+			t.Errorf("the work's context ended with %v", context.Cause(work))
+		}
+		Release(t, other)
+		if err := hold.Release(t.Context()); err != nil || work.Err() == nil {
+			t.Errorf("after the release: %v, %v", err, work.Err())
+		}
+	})
+}
+
+func TestAHoldGoesOnFromWhatWasSettled(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
+		ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
+		if ctx != t.Context() {
+			t.Error("it holds nothing by a lease, and its context is another")
+		}
+		for _, actual := range []int64{5, 3} {
+			if err := hold.Settle(t.Context(), map[string]int64{throttle.Requests: actual}); err != nil || usedNow(t, l) != actual {
+				t.Errorf("settled to %d: %d used, %v", actual, usedNow(t, l), err)
+			}
+		}
+		if got := hold.Reservation().Cost[throttle.Requests]; got != 3 {
+			t.Errorf("costs %d", got)
+		}
+		if err := hold.Cancel(t.Context()); err != nil || usedNow(t, l) != 0 {
+			t.Errorf("cancelled: %d used, %v", usedNow(t, l), err)
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package limitertest
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestSameKeyIsChargedOnce(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, three())
+		r := Acme(5)
+		r.IdempotencyKey = "n"
+		first := Reserve(t, l, r)
+		before := Dump(t, client)
+		c.Set(3 * s)
+		again := Reserve(t, l, r)
+		if !again.Granted || !again.At.Equal(first.At) || !again.Reservation.At.Equal(first.At) || again.RetryIn != 0 {
+			t.Errorf("granted %v at %v, want the time of the first, %v", again.Granted, again.At, first.At)
+		}
+		if !slices.Equal(Used(again), []int64{5, 5, 2}) {
+			t.Errorf("used %v", Used(again))
+		}
+		for i, want := range []time.Duration{10 * s, 10 * s, 5 * s} {
+			if got := again.Windows[i]; !got.ResetsAt.Equal(At(want)) || got.Denied {
+				t.Errorf("window %s resets at %v, denied %v", got.Name, got.ResetsAt, got.Denied)
+			}
+		}
+		if after := Dump(t, client); !maps.Equal(before, after) {
+			t.Errorf("Redis was changed:\n%q\n%q", before, after)
+		}
+		r.IdempotencyKey = "another"
+		if d := Reserve(t, l, r); !slices.Equal(Used(d), []int64{10, 10, 7}) {
+			t.Errorf("another key: used %v", Used(d))
+		}
+		// Also when nothing would fit any more.
+		r.IdempotencyKey = "n"
+		if d := Reserve(t, l, r); !d.Granted || !d.At.Equal(first.At) {
+			t.Errorf("granted %v at %v", d.Granted, d.At)
+		}
+	})
+}
+
+// A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
+func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, Policy(SharedWindow(10, 10*s)))
+		of := func(tenant, key string) throttle.Reservation {
+			t.Helper()
+			r := Acme(1)
+			r.Tenant, r.IdempotencyKey = tenant, key
+			d := Reserve(t, l, r)
+			if !d.Granted {
+				t.Fatalf("%q, %q: denied", tenant, key)
+			}
+			return d.Reservation
+		}
+		ids := map[string]bool{}
+		var all []throttle.Reservation
+		for _, pair := range [][2]string{{"acme", "n"}, {"beta", "n"}, {"acme:n", "n"}, {"acme", "n:n"}, {"", "acme:n"}} {
+			r := of(pair[0], pair[1])
+			ids[r.ID], all = true, append(all, r)
+		}
+		wantUsed := func(want int64) {
+			t.Helper()
+			if used := Peek(t, l, Acme(1)).Windows[0].Used; used != want {
+				t.Errorf("%d are counted, want %d", used, want)
+			}
+		}
+		wantUsed(5)
+		if len(ids) != 5 {
+			t.Errorf("the reservations are %v", ids)
+		}
+		Cancel(t, l, all[1])
+		wantUsed(4)
+		if again := of("acme", "n"); again.ID != all[0].ID {
+			t.Errorf("repeated: %s, want %s", again.ID, all[0].ID)
+		}
+		wantUsed(4)
+	})
+}
+
+func TestDeniedKeyMayBeReservedLater(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, three())
+		Reserve(t, l, Acme(10))
+		r := Acme(1)
+		r.IdempotencyKey = "n"
+		if d := Reserve(t, l, r); d.Granted {
+			t.Fatal("granted")
+		}
+		c.Set(10 * s)
+		if d := Reserve(t, l, r); !d.Granted || !slices.Equal(Used(d), []int64{1, 1, 1}) {
+			t.Errorf("granted %v, used %v", d.Granted, Used(d))
+		}
+	})
+}
+
+// go-redis repeats a call whose connection broke.
+func TestLostReplyIsChargedOnce(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := NewProxy(t, client.Options().Addr)
+		l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
+		Peek(t, l, Acme(1)) // loads the script
+
+		p.Lose.Store(2)
+		d := Reserve(t, l, Acme(3))
+		if p.Lost.Load() != 2 {
+			t.Fatalf("%d replies lost, want 2", p.Lost.Load())
+		}
+		if !d.Granted || d.Windows[0].Used != 3 {
+			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
+		}
+		other := Reserve(t, l, Acme(2))
+		again := other.Reservation
+		if other.Windows[0].Used != 5 {
+			t.Errorf("used %d, want 5", other.Windows[0].Used)
+		}
+
+		p.Lose.Store(2)
+		if d := Cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
+			t.Errorf("%d replies lost, used %d", p.Lost.Load(), d.Windows[0].Used)
+		}
+		if d := Cancel(t, l, d.Reservation); d.Windows[0].Used != 0 {
+			t.Errorf("used %d", d.Windows[0].Used)
+		}
+	})
+}
+
+// repeatAt sends every script call at each of the times: all replies but the last are lost.
+func repeatAt(times ...time.Duration) hooktest.Hook {
+	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) (err error) {
+		if !hooktest.IsScript(cmd) {
+			return next(ctx, cmd)
+		}
+		for _, time := range times {
+			cmd.Args()[4] = Midnight + time.Microseconds()
+			if err = next(ctx, cmd); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// A batch whose reply was lost may be decided differently when it is repeated: a denied request may
+// fit by then. Repeated once more, it is not charged again.
+func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
+	p := Policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, p)
+		Reserve(t, l, Acme(1))
+		repeating := redis.NewClient(client.Options())
+		defer repeating.Close()
+		repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
+		other := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
+		decisions := other.Together(t, Call{Request: Acme(1)}, Call{Request: Acme(1)})
+		if !decisions[0].Granted || !decisions[0].At.Equal(At(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(At(10*s+500*ms)) {
+			t.Fatalf("%+v", decisions)
+		}
+		c.Set(10*s + 700*ms)
+		if d := Peek(t, l, Acme(1)); d.Windows[0].Used != 2 {
+			t.Errorf("%d are counted, want 2", d.Windows[0].Used)
+		}
+		Cancel(t, l, decisions[1].Reservation)
+		if d := Peek(t, l, Acme(1)); d.Windows[0].Used != 1 {
+			t.Errorf("%d are counted, want 1", d.Windows[0].Used)
+		}
+	})
+}

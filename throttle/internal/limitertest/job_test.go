@@ -1,0 +1,77 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestAJobRecordsRefusals(t *testing.T) {
+	none := throttle.JobFrom(t.Context())
+	if none != nil {
+		t.Error("a context without a job has one")
+	}
+	none.SetCounted(true)
+	none.Refused("api", time.Minute)
+	none.Answered(time.Now())
+	if _, _, refused := none.Refusal(); refused || none.Counted("") {
+		t.Error("no job was refused, or is counted")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		job := &throttle.Job{}
+		inner, cancel := context.WithCancel(throttle.WithJob(t.Context(), job))
+		defer cancel()
+		if throttle.JobFrom(inner) != job {
+			t.Error("the job is gone")
+		}
+		want := func(what string, retryIn time.Duration, policy string, ok bool) {
+			t.Helper()
+			if r, p, o := job.Refusal(); r != retryIn || p != policy || o != ok {
+				t.Errorf("%s: %v, %q, %v; want %v, %q, %v", what, r, p, o, retryIn, policy, ok)
+			}
+		}
+		want("nothing happened", 0, "", false)
+		job.Refused("api", time.Minute)
+		want("refused", time.Minute, "api", true)
+		time.Sleep(20 * time.Second)
+		want("20 s later", 40*time.Second, "api", true)
+		job.Refused("other", 10*time.Second)
+		want("refused for less", 40*time.Second, "api", true)
+		job.Refused("other", time.Hour)
+		want("refused for longer", time.Hour, "other", true)
+		time.Sleep(2 * time.Hour)
+		want("when it has passed", 0, "other", true)
+		job.Answered(time.Now().Add(-3 * time.Hour))
+		want("a call before the refusals is answered", 0, "other", true)
+		job.Answered(time.Now())
+		want("answered", 0, "", false)
+	})
+}
+
+func TestExemptRequestsAreCountedAndNeverDenied(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 2, Period: h}))
+		exempt := Acme(3)
+		exempt.Exempt = true
+		var never *throttle.NeverFitsError
+		if _, err := l.Reserve(t.Context(), Acme(3)); !errors.As(err, &never) {
+			t.Errorf("3 of 2: %v", err)
+		}
+		for range 2 {
+			if d := Reserve(t, l, exempt); !d.Granted || !d.Exempt {
+				t.Errorf("granted %v, exempt %v", d.Granted, d.Exempt)
+			}
+		}
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.Exempt || d.Windows[0].Used != 6 {
+			t.Errorf("the next of the same tenant: granted %v, exempt %v, %d used", d.Granted, d.Exempt, d.Windows[0].Used)
+		}
+	})
+}

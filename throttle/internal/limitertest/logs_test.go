@@ -1,0 +1,119 @@
+package limitertest
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A journal keeps what is logged.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+// lines returns what was logged since the last call, without levels.
+func (j *journal) lines() (lines []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for line := range strings.Lines(j.text.String()) {
+		_, message, _ := strings.Cut(strings.TrimSpace(line), "msg=")
+		lines = append(lines, message)
+	}
+	j.text.Reset()
+	return lines
+}
+
+// A rate is logged when it is lowered, and when it is the published one again: not before, however
+// often it was refused meanwhile.
+func TestRatesAreLogged(t *testing.T) {
+	p := Policy(throttle.Window{Name: "w", Limit: 10, Period: time.Second})
+	Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
+		client := throttletest.Memory{Miniredis: server}.Client(t)
+		log := &journal{}
+		l, err := throttle.New(throttle.Config{
+			Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{p},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wants := func(want ...string) {
+			t.Helper()
+			synctest.Wait()
+			got := log.lines()
+			for i := 0; i < max(len(got), len(want)); i++ {
+				if i >= len(got) || i >= len(want) || !strings.HasPrefix(got[i], want[i]) {
+					t.Errorf("logged %q, want %q", got, want)
+					return
+				}
+			}
+		}
+		refused := func() {
+			t.Helper()
+			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})
+			if err != nil || !d.Granted {
+				t.Fatal(d, err)
+			}
+			if _, err := d.Reservation.Pause(t.Context(), 0, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		refused()
+		pauses := `"throttle: the upstream refused a call: its policy pauses" policy=p tenant=a for=125ms rate="refused `
+		wants(pauses + "once since")
+		time.Sleep(30 * time.Second)
+		refused()
+		wants(pauses + "2 times since")
+		time.Sleep(59 * time.Second) // a minute after the first refusal, nothing is over
+		wants()
+		time.Sleep(2 * time.Second)
+		wants(`"throttle: no call was refused for a while: the rate is the published one again" policy=p tenant=a was="refused 2 times since`)
+		time.Sleep(time.Hour)
+		wants()
+	})
+}
+
+// SetPolicies logs what it changes, and nothing if that is nothing.
+func TestReplacedPoliciesAreLogged(t *testing.T) {
+	log := &journal{}
+	named := func(name string, limit int64) throttle.Policy {
+		return throttle.Policy{Name: name, Match: []string{name}, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: time.Second}}}
+	}
+	client := redis.NewClient(&redis.Options{})
+	defer client.Close()
+	l, err := throttle.New(throttle.Config{
+		Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{named("a", 1), named("b", 1), named("c", 1)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		policies []throttle.Policy
+		want     string
+	}{
+		{[]throttle.Policy{named("a", 1), named("b", 1), named("c", 1)}, ""},
+		{[]throttle.Policy{named("d", 1), named("b", 2), named("c", 1)}, `"throttle: the policies were replaced" added=[d] changed=[b] removed=[a]`},
+		{[]throttle.Policy{named("bad name", 1)}, ""},
+	} {
+		_ = l.SetPolicies(row.policies)
+		if got := strings.Join(log.lines(), "\n"); got != row.want {
+			t.Errorf("logged %q, want %q", got, row.want)
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package limitertest
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+func TestPolicyForATaskType(t *testing.T) {
+	window := []throttle.Window{{Name: "w", Limit: 1, Period: m}}
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	l := New(t, client,
+		throttle.Policy{Name: "http", Match: []string{"http:*", "rpc:?"}, Windows: window},
+		throttle.Policy{Name: "mail", Match: []string{"mail:send"}, Windows: window},
+		throttle.Policy{Name: "by-name-only", Windows: window},
+	)
+	for range 2 { // the second time remembered
+		for taskType, want := range map[string]string{"http:call": "http", "rpc:x": "http", "rpc:xy": "", "mail:send": "mail", "mail:sent": "", "": "", "by-name-only": ""} {
+			if p, ok := l.Match(taskType); p.Name != want || ok != (want != "") {
+				t.Errorf("%q: policy %q, %v, want %q", taskType, p.Name, ok, want)
+			}
+		}
+	}
+	for i := range 20_000 { // more types than are remembered
+		if p, _ := l.Match(fmt.Sprint("http:", i)); p.Name != "http" {
+			t.Fatalf("type %d: policy %q", i, p.Name)
+		}
+	}
+	if err := l.SetPolicies([]throttle.Policy{{Name: "all", Match: []string{"*"}, Windows: window}}); err != nil {
+		t.Fatal(err)
+	}
+	if p, _ := l.Match("mail:sent"); p.Name != "all" {
+		t.Errorf("after SetPolicies: policy %q", p.Name)
+	}
+	if _, ok := l.Lookup("http"); ok || len(l.Policies()) != 1 {
+		t.Error("a policy that was replaced is still there")
+	}
+
+	var bad *throttle.PolicyError
+	err := l.SetPolicies([]throttle.Policy{{Name: "a", Match: []string{"x", "http:*"}, Windows: window}, {Name: "b", Match: []string{"*:call"}, Windows: window}})
+	want := `throttle: policy "b": match "*:call": must not match a task type that policy "a" matches too, by "http:*"`
+	if !errors.As(err, &bad) || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if p, _ := l.Match("mail:sent"); p.Name != "all" {
+		t.Error("policies that were refused hold")
+	}
+}

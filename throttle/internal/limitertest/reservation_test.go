@@ -1,0 +1,100 @@
+package limitertest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// methods calls every method of a reservation that may fail, and returns the errors by name.
+func methods(ctx context.Context, r throttle.Reservation) map[string]error {
+	_, cancelled := r.Cancel(ctx)
+	_, settled := r.Settle(ctx, map[string]int64{throttle.Requests: 2})
+	_, renewed := r.Renew(ctx)
+	_, paused := r.Pause(ctx, time.Second, "")
+	return map[string]error{
+		"Cancel": cancelled, "Settle": settled, "Renew": renewed, "Release": r.Release(ctx), "Pause": paused,
+		"ReportRemaining": r.ReportRemaining(ctx, throttle.Remaining{Units: 1, Reset: time.Second}),
+	}
+}
+
+func TestADetachedReservationSaysSo(t *testing.T) {
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
+	text, err := json.Marshal(l.Attach(Made(Acme(1), "0123456789abcdef")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var decoded throttle.Reservation
+	if err := json.Unmarshal(text, &decoded); err != nil || decoded.ID != "0123456789abcdef" || decoded.Tenant != "acme" {
+		t.Fatalf("%+v, %v", decoded, err)
+	}
+	for name, r := range map[string]throttle.Reservation{"zero": {}, "decoded": decoded} {
+		for method, err := range methods(t.Context(), r) {
+			if !errors.Is(err, throttle.ErrDetached) {
+				t.Errorf("%s of a %s reservation: %v", method, name, err)
+			}
+		}
+		if r.Lease() != 0 {
+			t.Errorf("a %s reservation has a lease", name)
+		}
+		ctx, hold := r.Hold(t.Context())
+		if err := hold.Release(t.Context()); err != nil || ctx != t.Context() {
+			t.Errorf("a %s reservation is held: %v", name, err)
+		}
+	}
+	if l.Attach(decoded).Lease() != 30*time.Second {
+		t.Error("attached, it has no lease")
+	}
+}
+
+func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := New(t, client, Policy(Slots(1)))
+		r := Made(Acme(1), "0123456789abcdef")
+		r.Policy = "never"
+		for method, err := range methods(t.Context(), l.Attach(r)) {
+			if !errors.Is(err, throttle.ErrUnknownPolicy) {
+				t.Errorf("%s: %v", method, err)
+			}
+		}
+		// One that was removed is still known.
+		held := Reserve(t, l, Acme(1)).Reservation
+		if err := l.SetPolicies(nil); err != nil {
+			t.Fatal(err)
+		}
+		for method, err := range methods(t.Context(), held) {
+			if err != nil {
+				t.Errorf("%s by a policy that was removed: %v", method, err)
+			}
+		}
+		if held, err := held.Renew(t.Context()); held || err != nil {
+			t.Errorf("released, and held %v, %v", held, err)
+		}
+	})
+}
+
+func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
+	p := Policy(Slots(1))
+	p.Fail = throttle.FailOpen
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
+	d := Reserve(t, l, Acme(1))
+	if d.FailedOpen == nil || d.Reservation.Tenant != "acme" || d.Reservation.ID != "" {
+		t.Fatalf("%+v", d)
+	}
+	for method, err := range methods(t.Context(), d.Reservation) {
+		if want := method == "Pause"; errors.Is(err, throttle.ErrUnavailable) != want || (err != nil) != want {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+	ctx, hold := d.Reservation.Hold(t.Context())
+	if err := hold.Release(t.Context()); err != nil || ctx.Err() != nil {
+		t.Error(err, ctx.Err())
+	}
+}

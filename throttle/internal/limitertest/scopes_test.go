@@ -1,0 +1,236 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestScopesMixInOnePolicy(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, Policy(
+			throttle.Window{Name: "all", Limit: 6, Period: m, Scope: throttle.Shared},
+			throttle.Window{Name: "tenant", Limit: 4, Period: m},
+			throttle.Window{Name: "user", Limit: 2, Period: m, Scope: throttle.Per("user", "tenant")},
+			throttle.Window{Name: "ip", Limit: 3, Period: m, Scope: throttle.Per("ip")},
+		))
+		for i, step := range []struct {
+			tenant, user, ip string
+			deniedBy         string
+			remaining        []int64 // all, tenant, user, ip
+		}{
+			{"acme", "bob", "1", "", []int64{5, 3, 1, 2}},
+			{"acme", "bob", "1", "", []int64{4, 2, 0, 1}},
+			{"acme", "bob", "2", "user", []int64{4, 2, 0, 3}},
+			{"acme", "eve", "1", "", []int64{3, 1, 1, 0}},
+			{"acme", "eve", "1", "ip", []int64{3, 1, 1, 0}},
+			{"initech", "bob", "1", "ip", []int64{3, 4, 2, 0}}, // another tenant's bob, the same ip
+			{"initech", "bob", "2", "", []int64{2, 3, 1, 2}},
+			{"acme", "eve", "2", "", []int64{1, 0, 0, 1}},
+			{"acme", "joe", "3", "tenant", []int64{1, 0, 2, 3}},
+			{"initech", "bob", "3", "", []int64{0, 2, 0, 2}},
+			{"umbrella", "zoe", "9", "all", []int64{0, 4, 2, 3}},
+			{"acme", "bob", "1", "all tenant user ip", []int64{0, 0, 0, 0}},
+		} {
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: step.tenant, Attributes: map[string]string{"user": step.user, "ip": step.ip}})
+			var denied []string
+			for _, w := range d.Windows {
+				if w.Denied {
+					denied = append(denied, w.Name)
+				}
+			}
+			if got := strings.Join(denied, " "); got != step.deniedBy || !slices.Equal(remaining(d), step.remaining) {
+				t.Errorf("step %d: denied by %q, remaining %v; want %q, %v", i, got, remaining(d), step.deniedBy, step.remaining)
+			}
+			if got, want := d.Windows[2].Scope.String(), "tenant="+step.tenant+",user="+step.user; got != want {
+				t.Errorf("scope %s, want %s", got, want)
+			}
+			if got := d.Windows[0].Scope.String(); got != "shared" {
+				t.Errorf("scope %s, want shared", got)
+			}
+		}
+	})
+}
+
+func TestTenantIsOptionalWhereNoWindowCountsByIt(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared}))
+		if d := Reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {
+			t.Error("denied")
+		}
+		if d := Reserve(t, l, Acme(1)); d.Granted {
+			t.Error("granted")
+		}
+	})
+}
+
+func TestExemptTenantsAreCountedNeverDenied(t *testing.T) {
+	p := Policy(
+		throttle.Window{Name: "own", Limit: 2, Period: m},
+		throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 3, Period: m, Scope: throttle.Shared},
+	)
+	p.Tenants = map[string]throttle.Tenant{"internal": {Exempt: true}}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, p)
+		r := throttle.Request{Policy: "p", Tenant: "internal"}
+		var last throttle.Decision
+		for i := range 5 {
+			if d := Peek(t, l, r); !d.Granted || !d.Exempt || d.RetryIn != 0 || d.Windows[0].Used != int64(i) {
+				t.Errorf("Peek: %+v", d)
+			}
+			last = Reserve(t, l, r)
+			w := last.Windows[0]
+			if !last.Granted || !last.Exempt || w.Denied || w.Used != int64(i+1) || w.Remaining != max(0, int64(1-i)) {
+				t.Errorf("Reserve: %+v", last)
+			}
+		}
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.Exempt || d.Windows[1].Used != 5 || d.RetryIn != m {
+			t.Errorf("what exempt tenants use is not counted: %+v", d)
+		}
+		Cancel(t, l, last.Reservation)
+		if d := Peek(t, l, Acme(1)); d.Windows[1].Used != 4 || d.RetryIn != 40*s {
+			t.Errorf("an exempt tenant's units are not given back: %+v", d)
+		}
+	})
+}
+
+func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
+	p := Policy(
+		throttle.Window{Name: "w", Limit: 2, Period: m},
+		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 2, Period: m},
+		throttle.Window{Name: "b", Algorithm: throttle.GCRA, Limit: 60, Burst: 30, Period: m},
+	)
+	p.Tenants = map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"w": {Limit: 5}, "g": {Limit: 4}, "b": {Burst: 7}}}}
+	plans := map[string]throttle.Tenant{
+		"startup": {Windows: map[string]throttle.Override{"w": {Limit: 1}}},
+		"acme":    {Windows: map[string]throttle.Override{"w": {Limit: 9}}},
+		"ours":    {Exempt: true},
+		"broken":  {Windows: map[string]throttle.Override{"w": {Limit: -1}}},
+	}
+	offline := errors.New("no database")
+	find := func(_ context.Context, policy, tenant string) (throttle.Tenant, bool, error) {
+		if policy != "p" {
+			t.Errorf("asked for policy %q", policy)
+		}
+		if tenant == "offline" {
+			return throttle.Tenant{}, false, offline
+		}
+		plan, found := plans[tenant]
+		return plan, found, nil
+	}
+	type limits struct{ w, g, burst, b int64 }
+	for name, tc := range map[string]struct {
+		tenants throttle.TenantFunc
+		want    map[string]limits
+	}{
+		"policy":   {nil, map[string]limits{"acme": {5, 4, 4, 7}, "startup": {2, 2, 2, 30}}},
+		"function": {find, map[string]limits{"acme": {9, 2, 2, 30}, "startup": {1, 2, 2, 30}, "other": {2, 2, 2, 30}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := map[string]limits{}
+				for tenant := range tc.want {
+					d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
+					got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
+					if d.Windows[0].Remaining != d.Windows[0].Limit-1 {
+						t.Errorf("%s: %+v", tenant, d.Windows[0])
+					}
+				}
+				if !maps.Equal(got, tc.want) {
+					t.Errorf("limits %v, want %v", got, tc.want)
+				}
+				if tc.tenants == nil {
+					return
+				}
+				if d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
+					t.Error("not exempt")
+				}
+				if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"}); !errors.Is(err, offline) {
+					t.Errorf("got %v", err)
+				}
+				var bad *throttle.PolicyError
+				want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
+				if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Tenants are data: no name reaches what is another's.
+func TestHostileTenantNames(t *testing.T) {
+	names := []string{
+		"acme", "ACME", "{acme}", "acme}:w:tenant:initech", "initech", "a:b", "a,b", "a", "b", "%61", "%2561", "a\x00b", "a\nb",
+		"\xff\xfe", "é", " ", "*", strings.Repeat("x", throttle.MaxValueBytes), strings.Repeat("\xff", throttle.MaxValueBytes),
+	}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client,
+			Policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
+			throttle.Policy{Name: "q", Windows: []throttle.Window{
+				{Name: "w", Limit: 2, Period: m, Scope: throttle.Per("tenant", "user")},
+				{Name: "all", Limit: 1e6, Period: m, Scope: throttle.Shared},
+			}},
+		)
+		for round := range int64(2) {
+			for _, name := range names {
+				before := Dump(t, client)
+				r := throttle.Request{Policy: "p", Tenant: name, IdempotencyKey: name + fmt.Sprint(round)}
+				r.IdempotencyKey = r.IdempotencyKey[max(0, len(r.IdempotencyKey)-throttle.MaxValueBytes):]
+				if d := Reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 || d.Windows[0].Scope.Values[0] != name {
+					t.Errorf("%q: %+v", name, d)
+				}
+				after := Dump(t, client)
+				changed := 0
+				for key, value := range after {
+					if before[key] != value {
+						changed++
+					}
+				}
+				if changed != 3 { // its windows, its idempotency key and what the process did last
+					t.Errorf("%q changed %d keys", name, changed)
+				}
+				for _, user := range []string{"bob", name, "x," + name} {
+					if len(user) > throttle.MaxValueBytes {
+						continue
+					}
+					r := throttle.Request{Policy: "q", Tenant: name, Attributes: map[string]string{"user": user}}
+					if d := Reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 {
+						t.Errorf("%q, user %q: %+v", name, user, d)
+					}
+				}
+			}
+		}
+		for _, name := range names {
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: name})
+			if d.Granted {
+				t.Errorf("%q: granted three times", name)
+			}
+			if reason := d.Reason(); breaksLine(reason) {
+				t.Errorf("the reason breaks its line: %q", reason)
+			}
+			if scope := d.Windows[0].Scope.String(); breaksLine(scope) {
+				t.Errorf("the scope breaks its line: %q", scope)
+			}
+		}
+	})
+}
+
+func breaksLine(s string) bool {
+	return !utf8.ValidString(s) || strings.ContainsAny(s, "\n\x00")
+}

@@ -1,0 +1,140 @@
+package limitertest
+
+import (
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// The key of acme's windows in policy p.
+const acmeKey = "sluice:{p}:w:tenant:acme"
+
+// refused calls all verbs, which must fail with the class and leave Redis as it is.
+func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what string, class error) {
+	t.Helper()
+	before := Dump(t, client)
+	_, reserved := l.Reserve(t.Context(), Acme(1))
+	_, peeked := l.Peek(t.Context(), Acme(1))
+	_, cancelled := l.Attach(throttle.Reservation{Request: Acme(1), At: At(0), ID: "0123456789abcdef"}).Cancel(t.Context())
+	for _, err := range []error{reserved, peeked, cancelled} {
+		if !errors.Is(err, class) {
+			t.Errorf("%s: got %v, want %v", what, err, class)
+		}
+	}
+	if after := Dump(t, client); !maps.Equal(before, after) {
+		t.Errorf("%s: Redis was changed:\n%q\n%q", what, before, after)
+	}
+}
+
+func TestStateThatCannotBeRead(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := Policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Scope: throttle.Shared})...)
+		p.Fail = throttle.FailOpen // which this is no case of
+		l, _ := NewHanded(t, client, p)
+		Reserve(t, l, Acme(1))
+		key := acmeKey
+		good, err := client.Get(t.Context(), key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		put := func(value string) {
+			t.Helper()
+			if err := client.Set(t.Context(), key, value, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for what, value := range map[string]string{
+			"empty":            "",
+			"foreign":          "hello, world",
+			"a number":         "42",
+			"newer format":     "\x02" + good[1:],
+			"one byte too few": good[:len(good)-1],
+			"garbage behind":   good + "x",
+		} {
+			put(value)
+			refused(t, l, client, what, throttle.ErrState)
+		}
+		// Cut between two sections it is a state like any other.
+		readable := 0
+		for n := range good {
+			put(good[:n])
+			if _, err := l.Peek(t.Context(), Acme(1)); err == nil {
+				readable++
+			} else if !errors.Is(err, throttle.ErrState) {
+				t.Errorf("first %d bytes: %v", n, err)
+			}
+		}
+		if readable != 3 {
+			t.Errorf("%d beginnings of a state of 3 windows can be read, want 3", readable)
+		}
+
+		for what, make := range map[string]func(){
+			"list": func() { client.RPush(t.Context(), key, "a") },
+			"hash": func() { client.HSet(t.Context(), key, "a", "b") },
+			"set":  func() { client.SAdd(t.Context(), key, "a") },
+		} {
+			client.Del(t.Context(), key)
+			make()
+			before := client.Type(t.Context(), key).Val()
+			_, reserved := l.Reserve(t.Context(), Acme(1))
+			_, peeked := l.Peek(t.Context(), Acme(1))
+			if !errors.Is(reserved, throttle.ErrState) || !errors.Is(peeked, throttle.ErrState) {
+				t.Errorf("%s: got %v and %v, want ErrState", what, reserved, peeked)
+			}
+			if after := client.Type(t.Context(), key).Val(); before != what || after != what {
+				t.Errorf("the %s became a %s", what, after)
+			}
+		}
+
+		put(good)
+		if d := Reserve(t, l, Acme(1)); d.Windows[0].Used != 2 {
+			t.Errorf("used %d", d.Windows[0].Used)
+		}
+	})
+}
+
+// With any bytes damaged, an answer comes, and an error changes nothing.
+func TestDamagedState(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, three())
+		for i := range 3 {
+			c.Set(time.Duration(i) * s)
+			Reserve(t, l, Acme(2))
+		}
+		good := client.Get(t.Context(), acmeKey).Val()
+		random := rand.New(rand.NewPCG(1, 2))
+		classes := map[string]int{}
+		for i := range 4 * len(good) {
+			damaged := []byte(good)
+			damaged[i%len(good)] = []byte{0, 255, byte(random.Uint32()), good[i%len(good)] ^ 1<<random.IntN(8)}[i/len(good)]
+			client.FlushDB(t.Context())
+			client.Set(t.Context(), acmeKey, damaged, 0)
+			before := Dump(t, client)
+			_, err := l.Reserve(t.Context(), Acme(3))
+			switch {
+			case err == nil:
+				classes["none"]++
+				continue
+			case errors.Is(err, throttle.ErrState):
+				classes["state"]++
+			case errors.Is(err, throttle.ErrReply): // counts that do not add up
+				classes["reply"]++
+			default:
+				t.Errorf("byte %d: %v", i%len(good), err)
+			}
+			if after := Dump(t, client); !maps.Equal(before, after) {
+				t.Errorf("byte %d: %v, and Redis was changed:\n%q\n%q", i%len(good), err, before, after)
+			}
+		}
+		if classes["none"] == 0 || classes["state"] == 0 {
+			t.Errorf("no damage of some class: %v", classes)
+		}
+	})
+}

@@ -1,0 +1,228 @@
+package limitertest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestClockThatStepsBackReopensNothing(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, three())
+		c.Set(100 * s)
+		Reserve(t, l, Acme(7))
+
+		c.Set(0)
+		d := Reserve(t, l, Acme(3))
+		if !d.Granted || !d.At.Equal(At(100*s)) || d.ClockBehind != 100*s || !slices.Equal(Used(d), []int64{10, 10, 10}) {
+			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, Used(d))
+		}
+		// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
+		d = Reserve(t, l, Acme(1))
+		if d.Granted || !d.At.Equal(At(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
+			t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
+		}
+		for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
+			c.Set(back)
+			if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
+				t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
+			}
+		}
+		c.Set(40 * s)
+		waiting := Acme(1)
+		waiting.Ticket = Ticket("a1")
+		places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
+		if err != nil || places[0].StartsIn != 70*s || places[0].ClockBehind != 60*s {
+			t.Errorf("join: %+v, %v", places, err)
+		}
+		if err := l.Line("p").Leave(t.Context(), waiting.Ticket); err != nil {
+			t.Error(err)
+		}
+		c.Set(110 * s)
+		if d = Reserve(t, l, Acme(10)); !d.Granted {
+			t.Fatal("denied")
+		}
+		c.Set(50 * s)
+		if d := Cancel(t, l, d.Reservation); !d.At.Equal(At(110*s)) || d.ClockBehind != 60*s || !slices.Equal(Used(d), []int64{0, 0, 0}) {
+			t.Errorf("cancelled at %v, used %v", d.At, Used(d))
+		}
+	})
+}
+
+// Time stands still for the keys of a call together, and goes on for all others.
+func TestClockThatStepsBackInOneScope(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, Policy(
+			throttle.Window{Name: "w", Limit: 10, Period: 10 * s},
+			throttle.Window{Name: "ip", Limit: 10, Period: 10 * s, Scope: throttle.Per("ip")},
+		))
+		from := func(tenant, ip string) throttle.Request {
+			return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"ip": ip}}
+		}
+		c.Set(100 * s)
+		Reserve(t, l, from("acme", "1"))
+		c.Set(0)
+		for _, step := range []struct {
+			tenant, ip string
+			at         time.Duration
+		}{{"initech", "2", 0}, {"initech", "1", 100 * s}, {"umbrella", "3", 0}, {"initech", "3", 100 * s}} {
+			if d := Reserve(t, l, from(step.tenant, step.ip)); !d.At.Equal(At(step.at)) {
+				t.Errorf("%s from %s: at %v, want %v", step.tenant, step.ip, d.At, At(step.at))
+			}
+		}
+	})
+}
+
+// Redis forgets a key in the first millisecond after the one that EXPIRETIME names.
+func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
+	for _, period := range []time.Duration{5 * ms, 100 * ms, 900 * ms, 1900 * ms, 24 * h} {
+		for name, w := range map[string]throttle.Window{
+			"sliding":   {Algorithm: throttle.Sliding, Margin: period / 5},
+			"fixed":     {Algorithm: throttle.Fixed},
+			"first use": {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
+			"gcra":      {Algorithm: throttle.GCRA},
+		} {
+			w.Name, w.Limit, w.Period = "w", 3, period
+			t.Run(fmt.Sprint(period, " ", name), func(t *testing.T) {
+				throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+					l := New(t, client, Policy(w))
+					Reserve(t, l, Acme(1)) // loads the script
+					for range 1000 {       // the shortest may have gone before we look
+						before := client.Time(t.Context()).Val()
+						d := Reserve(t, l, Acme(2))
+						after := client.Time(t.Context()).Val()
+						expires, err := client.PExpireTime(t.Context(), "sluice:{p}:w:tenant:acme").Result()
+						if err != nil {
+							t.Fatal(err)
+						}
+						if !d.Granted || expires < 0 {
+							time.Sleep(time.Millisecond)
+							continue
+						}
+						needed := d.Windows[0].ResetsAt
+						gone := time.UnixMilli(0).Add(expires + ms)
+						if gone.Before(needed) {
+							t.Errorf("is forgotten at %v, needed until %v", gone, needed)
+						}
+						if slack := after.Sub(before) + 4*ms; gone.After(needed.Add(slack)) {
+							t.Errorf("is forgotten at %v, needed only until %v", gone, needed)
+						}
+						return
+					}
+					if period >= time.Second {
+						t.Error("the key had always gone")
+					}
+				})
+			})
+		}
+	}
+}
+
+// The longest-lived window of a scope decides when its key expires, even if the last writer does
+// not know that window, and while the clock is behind the windows.
+func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
+	short := throttle.Window{Name: "short", Limit: 10, Period: m}
+	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		c := NewClock()
+		l := NewEdited(t, client, c, nil, Policy(short, long)).Limiter
+		c.Set(5 * h)
+		Reserve(t, l, Acme(1))
+		SetPolicy(t, l, short)
+		c.Set(0)
+		Reserve(t, l, Acme(1))
+		ttl := client.PTTL(t.Context(), "sluice:{p}:w:tenant:acme").Val()
+		if ttl > 15*h+s || ttl < 15*h-30*m {
+			t.Errorf("the key lives for %v, want 15h", ttl)
+		}
+	})
+}
+
+func TestIdleTenantsLeaveNothing(t *testing.T) {
+	p := Policy(
+		throttle.Window{Name: "s", Limit: 9, Period: 100 * ms},
+		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 9, Period: 300 * ms, Scope: throttle.Shared},
+		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 9, Period: 500 * ms, Scope: throttle.Per("user")},
+	)
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := New(t, client, p)
+		for i := range 20 {
+			r := Acme(1)
+			r.Tenant = fmt.Sprint("tenant", i)
+			r.Attributes = map[string]string{"user": fmt.Sprint(i % 7)}
+			if _, err := l.Wait(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var left []string
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * ms) {
+			keys, err := client.Keys(t.Context(), "*").Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What a repeated call is recognised by is kept for a minute, by its own expiry.
+			left = slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "sluice:{p}:w:") })
+			if len(left) == 0 {
+				break
+			}
+		}
+		if len(left) > 0 {
+			t.Errorf("still there: %q", left)
+		}
+		for _, key := range client.Keys(t.Context(), "*").Val() {
+			if ttl := client.PTTL(t.Context(), key).Val(); ttl > m || ttl == -1 {
+				t.Errorf("%s lives for %v", key, ttl)
+			}
+		}
+	})
+}
+
+// A cancelled reservation that was the last thing counted takes its key away.
+func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, _ := NewHanded(t, client, three())
+		d := Reserve(t, l, Acme(1))
+		Cancel(t, l, d.Reservation)
+		if keys := client.Keys(t.Context(), "*:w:*").Val(); len(keys) != 0 {
+			t.Errorf("still there: %q", keys)
+		}
+	})
+}
+
+// Redis is 61 s ahead for a while, and then corrected: the windows that were counted meanwhile
+// stand still for as long, which the decisions say. Others go on.
+func TestClockThatWasAhead(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 3, Period: 1 * s}))
+		initech := Acme(1)
+		initech.Tenant = "initech"
+		Reserve(t, l, initech)
+		c.Set(61 * s)
+		Reserve(t, l, Acme(2))
+		for _, step := range []struct {
+			at, behind, retryIn time.Duration
+			granted             bool
+		}{
+			{0, 61 * s, 0, true},
+			{0, 61 * s, 62 * s, false},
+			{30 * s, 31 * s, 32 * s, false},
+			{61 * s, 0, 1 * s, false},
+			{62 * s, 0, 0, true},
+		} {
+			c.Set(step.at)
+			if d := Reserve(t, l, Acme(1)); d.Granted != step.granted || d.ClockBehind != step.behind || d.RetryIn != step.retryIn {
+				t.Errorf("at %v: granted %v, retry in %v, clock behind %v; want %+v", step.at, d.Granted, d.RetryIn, d.ClockBehind, step)
+			}
+			if d := Reserve(t, l, initech); d.ClockBehind != 0 {
+				t.Errorf("another tenant's windows at %v: clock behind %v", step.at, d.ClockBehind)
+			}
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package limitertest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+func TestWaitSleepsUntilItFits(t *testing.T) {
+	Bubble(t, Policy(
+		throttle.Window{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * m},
+		throttle.Window{Name: "w", Limit: 2, Period: 10 * m},
+	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		start := time.Now()
+		var waited []time.Duration
+		for range 4 {
+			d, err := l.Wait(t.Context(), Acme(1))
+			if err != nil || !d.Granted || d.Reservation.ID == "" {
+				t.Fatalf("granted %v, %v", d.Granted, err)
+			}
+			waited = append(waited, time.Since(start))
+		}
+		const each = 205714286 * us // a seventh of 24 minutes, never rounded down
+		if want := []time.Duration{0, each, 10 * m, 10*m + each}; !slices.Equal(waited, want) {
+			t.Errorf("granted after %v, want %v", waited, want)
+		}
+	})
+}
+
+func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		start := time.Now()
+		var group sync.WaitGroup
+		for range 30 {
+			group.Go(func() {
+				if _, err := l.Wait(t.Context(), Acme(1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		if took := time.Since(start); took != 9*m {
+			t.Errorf("30 at 3 a minute took %v, want 9m", took)
+		}
+	})
+}
+
+func TestWaitGivesUpAtOnce(t *testing.T) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		start := time.Now()
+		Reserve(t, l, Acme(1))
+		ctx, end := context.WithTimeout(t.Context(), m-us)
+		defer end()
+		d, err := l.Wait(ctx, Acme(1))
+		wantNotInTime(t, d, err)
+		brief := Acme(1)
+		brief.MaxWait = m - us
+		d, err = l.Wait(t.Context(), brief)
+		wantNotInTime(t, d, err)
+		if slept := time.Since(start); slept != 0 {
+			t.Errorf("slept for %v", slept)
+		}
+		if _, err := l.Wait(ctx, Acme(2)); !errors.As(err, new(*throttle.NeverFitsError)) {
+			t.Errorf("what never fits: %v", err)
+		}
+
+		later, end := context.WithTimeout(t.Context(), m+us)
+		defer end()
+		if d, err := l.Wait(later, Acme(1)); err != nil || !d.Granted || time.Since(start) != m {
+			t.Errorf("with time enough: granted %v after %v, %v", d.Granted, time.Since(start), err)
+		}
+	})
+}
+
+// wantNotInTime fails unless a Wait was denied for a minute, as it would have ended too late.
+func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
+	t.Helper()
+	var denied *throttle.DeniedError
+	if !errors.As(err, &denied) || d.Granted || denied.Decision.RetryIn != m || !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("granted %v, %v", d.Granted, err)
+	}
+	if want := "throttled: p/w, tenant acme, 1m0s: context deadline exceeded"; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+}
+
+// With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
+// wait.
+func TestWaitThatMustNotWait(t *testing.T) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		start := time.Now()
+		r := Acme(1)
+		r.MaxWait, r.Ticket = -1, throttle.Ticket{Queue: "q", ID: "1"}
+		if d, err := l.Wait(t.Context(), r); err != nil || !d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		var denied *throttle.DeniedError
+		if _, err := l.Wait(t.Context(), r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued || denied.Decision.RetryIn != m {
+			t.Errorf("denied: %v", err)
+		}
+		if places, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
+			t.Errorf("joined: %+v, %v", places, err)
+		}
+		if slept := time.Since(start); slept != 0 {
+			t.Errorf("slept for %v", slept)
+		}
+	})
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: h}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		start := time.Now()
+		Reserve(t, l, Acme(1))
+		ctx, end := context.WithCancel(t.Context())
+		time.AfterFunc(10*m, end)
+		d, err := l.Wait(ctx, Acme(1))
+		if !errors.Is(err, context.Canceled) || d.Granted || time.Since(start) != 10*m {
+			t.Errorf("granted %v after %v, %v", d.Granted, time.Since(start), err)
+		}
+		if d := Peek(t, l, Acme(0)); d.Windows[0].Used != 1 {
+			t.Errorf("used %d", d.Windows[0].Used)
+		}
+		stopping := errors.New("stopping")
+		caused, stop := context.WithCancelCause(t.Context())
+		time.AfterFunc(10*m, func() { stop(stopping) })
+		if _, err := l.Wait(caused, Acme(1)); !errors.Is(err, stopping) || !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// What a process gives back is for its own waiting calls at once, in whatever way it does so.
+func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
+	for name, giveBack := range map[string]func(context.Context, *throttle.Limiter, throttle.Decision) error{
+		"cancel": func(ctx context.Context, _ *throttle.Limiter, d throttle.Decision) error {
+			_, err := d.Reservation.Cancel(ctx)
+			return err
+		},
+		"settle": func(ctx context.Context, _ *throttle.Limiter, d throttle.Decision) error {
+			_, err := d.Reservation.Settle(ctx, map[string]int64{"requests": 1})
+			return err
+		},
+		"refund": func(ctx context.Context, l *throttle.Limiter, d throttle.Decision) error {
+			r := d.Reservation
+			return l.Line("p").Refund(ctx, []throttle.TakenTicket{{Flow: "q|acme", Cost: "requests=3", Decision: throttle.Decision{Reservation: r}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: 10 * m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+				d := Reserve(t, l, Acme(3))
+				var waited atomic.Bool
+				go func() {
+					if _, err := l.Wait(t.Context(), Acme(1)); err != nil {
+						t.Error(err)
+					}
+					waited.Store(true)
+				}()
+				time.Sleep(m + 500*ms) // between two takes of the claims, which come each second
+				if err := giveBack(t.Context(), l, d); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(ms)
+				if !waited.Load() {
+					t.Error("it goes on waiting")
+				}
+				time.Sleep(s)
+			})
+		})
+	}
+}

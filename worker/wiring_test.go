@@ -348,3 +348,22 @@ func (s *site) adapted(theirs asynq.Config, ours worker.Config) (*worker.Adapter
 	}
 	return ad, server, middleware
 }
+
+// Asynq says of a task without retries that these are used up, before anybody can tell it that the
+// task was denied. Its log does not.
+func TestAsynqsLogKnowsNoDenials(t *testing.T) {
+	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+		s.fill("acme")
+		s.enqueue(acmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
+		s.enqueue(worker.NewTask(worker.Identity{Tenant: "zeta"}, "x", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
+		log := &journal{}
+		s.serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
+			theirs.Logger, theirs.LogLevel = asynqLog{log}, asynq.WarnLevel
+		})
+		s.waitState(asynq.TaskStateScheduled, "denied")
+		s.waitState(asynq.TaskStateArchived, "fails")
+		if log.count("Retry exhausted for task id=denied") > 0 || log.count("Retry exhausted for task id=fails") != 1 {
+			t.Errorf("it says:\n%s", log)
+		}
+	})
+}

@@ -2,9 +2,7 @@ package throttle_test
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A journal keeps what is logged.
@@ -47,10 +46,7 @@ func (j *journal) lines() (lines []string) {
 func TestRatesAreLogged(t *testing.T) {
 	p := policy(throttle.Window{Name: "w", Limit: 10, Period: time.Second})
 	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
-		client := redis.NewClient(&redis.Options{
-			Addr: "127.0.0.1:6379", Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-		})
-		defer client.Close()
+		client := throttletest.Memory{Miniredis: server}.Client(t)
 		log := &journal{}
 		l, err := throttle.New(throttle.Config{
 			Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{p},

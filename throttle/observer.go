@@ -17,6 +17,9 @@ type Observer struct {
 	// Called is told of each call of a script in Redis.
 	Called func(Call)
 
+	// Corrected is told of each reservation whose cost was settled to another, or that was cancelled.
+	Corrected func(Correction)
+
 	// Decided is told of each request that was granted or denied: by Limiter.Reserve, Limiter.Wait,
 	// Line.Reserve, and by package worker if a task runs uncounted. What a ticket in line gets is for
 	// Taken.
@@ -48,6 +51,13 @@ type Call struct {
 	Policy string        //
 	Script string        // "decide" or "take"
 	Took   time.Duration // until the reply had arrived
+}
+
+// A Correction is a reservation that was settled or cancelled.
+type Correction struct {
+	Cancelled   bool             // by this call; Cost is empty then
+	Cost        map[string]int64 // what it costs now, of the units that were corrected
+	Reservation Reservation      // as it was before
 }
 
 // A Join is what became of a ticket that was to join the line of a policy.
@@ -89,6 +99,12 @@ func (l *Limiter) called(ctx context.Context, c script.Call) {
 		call.Err = classify(ctx, call.Policy, c.Err)
 	}
 	l.observer.Called(call)
+}
+
+func (l *Limiter) corrected(c Correction) {
+	if l.observer.Corrected != nil {
+		l.observer.Corrected(c)
+	}
 }
 
 func (l *Limiter) decided(d Decision) {

@@ -52,6 +52,9 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	JobFrom(ctx).drop(r)
 	o.claims.released()
 	d := o.decision(a)
+	if a.Status == script.Granted {
+		r.limiter.corrected(Correction{Cancelled: true, Reservation: r})
+	}
 	return Refund{At: d.At, ClockBehind: d.ClockBehind, Cancelled: a.Status == script.Granted, Windows: d.Windows}, nil
 }
 
@@ -89,6 +92,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if slices.Min(o.costs) < 0 {
 		o.claims.released()
 	}
+	r.limiter.corrected(Correction{Cost: maps.Clone(actual), Reservation: r})
 	settled := maps.Clone(r.Cost)
 	if settled == nil {
 		settled = map[string]int64{}

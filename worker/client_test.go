@@ -12,14 +12,15 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
-	p := policy(5, time.Hour)
+	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x"}
 	p.Windows[0].Scope = throttle.Per("tenant", "user")
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
-		limiter, err := throttle.New(throttle.Config{Client: s.redis, Policies: []throttle.Policy{p},
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+		limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p},
 			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
 				if tenant == "unknown" {
 					return throttle.Tenant{}, false, errors.New("the database of plans is down")
@@ -30,7 +31,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
+		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +54,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), nil); err == nil {
 			t.Error("nil was enqueued")
 		}
-		if n := s.redis.DBSize(t.Context()).Val(); n != 0 {
+		if n := s.Redis.DBSize(t.Context()).Val(); n != 0 {
 			t.Errorf("%d keys were written", n)
 		}
 
@@ -62,12 +63,12 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := s.task(info.ID); got.MaxRetry != 7 || ok.Type() == "unmatched" && got.State != asynq.TaskStatePending {
+			if got := s.Task(info.ID); got.MaxRetry != 7 || ok.Type() == "unmatched" && got.State != asynq.TaskStatePending {
 				t.Errorf("enqueued %+v", got)
 			}
 		}
 
-		byPayload, err := worker.NewClient(s.asynq, worker.ClientConfig{
+		byPayload, err := worker.NewClient(s.Asynq, worker.ClientConfig{
 			Attributes: func(*asynq.Task) map[string]string { return map[string]string{"user": "bob"} },
 			Cost:       func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 5} },
 			Limiter:    limiter,
@@ -86,13 +87,13 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 // What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too
 // late already. Backlog would have no effect, nor MaxWait if the task never joins a line.
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
-	reset := policy(5, time.Hour)
+	reset := sitetest.Policy(5, time.Hour)
 	reset.Name, reset.Match, reset.Requeue = "reset", []string{"reset"}, throttle.RequeueEarliestReset
-	line := policy(5, time.Hour)
+	line := sitetest.Policy(5, time.Hour)
 	line.Match = []string{"x"}
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
-	each(t, []throttle.Policy{line, reset}, func(t *testing.T, s *site) {
-		client := s.client(s.limiter)
+	sitetest.Each(t, []throttle.Policy{line, reset}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
 		for _, typename := range []string{"x", "reset", "unmatched"} {
 			for name, row := range map[string]struct {
 				opts      []asynq.Option
@@ -132,7 +133,7 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "reset", nil), worker.MaxWait(time.Minute)); err == nil {
 			t.Error("MaxWait of a policy without a line is ignored")
 		}
-		if n := s.redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 3+2+8 {
+		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 3+2+8 {
 			t.Errorf("%d tasks are scheduled", n)
 		}
 	})
@@ -141,17 +142,17 @@ func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 // A connection that the caller made is used by a client and by several servers, and stays the
 // caller's.
 func TestAClientAndServersShareAConnection(t *testing.T) {
-	each(t, []throttle.Policy{policy(2, time.Hour)}, func(t *testing.T, s *site) {
-		shared := redis.NewClient(like(s.redis))
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		shared := redis.NewClient(sitetest.SameRedis(s.Redis))
 		defer shared.Close()
-		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
+		client, err := worker.NewClientFromRedisClient(shared, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ran := map[string]chan string{"one": make(chan string, 4), "two": make(chan string, 4)}
 		var servers []*worker.Server
 		for queue, ran := range ran {
-			theirs, ours := s.configs()
+			theirs, ours := s.Configs()
 			theirs.Queues = map[string]int{queue: 1}
 			server, err := worker.NewServerFromRedisClient(shared, theirs, ours)
 			if err != nil {
@@ -167,7 +168,7 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 			servers = append(servers, server)
 		}
 		for _, queue := range []string{"one", "two"} {
-			if _, err := client.Enqueue(acmeTask(), asynq.Queue(queue), asynq.TaskID("of "+queue), asynq.MaxRetry(0)); err != nil {
+			if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.Queue(queue), asynq.TaskID("of "+queue), asynq.MaxRetry(0)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -177,11 +178,11 @@ func TestAClientAndServersShareAConnection(t *testing.T) {
 			}
 		}
 		plain := asynq.NewClientFromRedisClient(shared) // it is denied, and asynq would archive it
-		if _, err := plain.Enqueue(acmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {
+		if _, err := plain.Enqueue(sitetest.AcmeTask(), asynq.Queue("one"), asynq.TaskID("denied"), asynq.MaxRetry(0)); err != nil {
 			t.Fatal(err)
 		}
-		s.wait("it waits", func() bool {
-			info, err := s.inspector.GetTaskInfo("one", "denied")
+		s.Wait("it waits", func() bool {
+			info, err := s.Inspector.GetTaskInfo("one", "denied")
 			return err == nil && info.State == asynq.TaskStateScheduled
 		})
 		for _, server := range servers {

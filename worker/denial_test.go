@@ -12,13 +12,14 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Middlewares may make the same text of a denial and of a failure. IsFailure is called for the
 // failure and not for the denial, though asynq does not tell it which task it is about.
 func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-		theirs, ours := s.configs()
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		theirs, ours := s.Configs()
 		failing, denied := make(chan struct{}), make(chan struct{})
 		record := theirs.ErrorHandler
 		theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
@@ -27,7 +28,7 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 			close(failing)
 			<-denied
 		})
-		_, server, middleware := s.adapted(theirs, ours)
+		_, server, middleware := s.Adapted(theirs, ours)
 		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
 		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			if err := handler.ProcessTask(ctx, task); err != nil {
@@ -38,20 +39,20 @@ func TestADenialIsNotTakenForAFailureOfTheSameText(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		s.enqueue(acmeTask(), asynq.TaskID("fails"), asynq.MaxRetry(1))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("fails"), asynq.MaxRetry(1))
 		<-failing
-		s.enqueue(acmeTask(), asynq.TaskID("waits"), asynq.MaxRetry(1))
-		s.waitState(asynq.TaskStateScheduled, "waits")
-		s.mu.Lock()
-		asked := len(s.asked)
-		s.mu.Unlock()
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("waits"), asynq.MaxRetry(1))
+		s.WaitState(asynq.TaskStateScheduled, "waits")
+		s.Mu.Lock()
+		asked := len(s.Asked)
+		s.Mu.Unlock()
 		close(denied)
 		if asked != 0 {
 			t.Errorf("IsFailure was called %d times for the denial", asked)
 		}
-		s.waitState(asynq.TaskStateRetry, "fails")
-		s.wantReported([]string{"try later"}, []string{"try later"})
-		s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
+		s.WaitState(asynq.TaskStateRetry, "fails")
+		s.WantReported([]string{"try later"}, []string{"try later"})
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 	})
 }
 
@@ -77,19 +78,19 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 	}
 	for _, retries := range []int{0, 3} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-				theirs, ours := s.configs()
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+				theirs, ours := s.Configs()
 				promised := map[string]time.Time{}
 				onDecision := ours.OnDecision
 				ours.OnDecision = func(ctx context.Context, task *asynq.Task, d throttle.Decision) {
 					onDecision(ctx, task, d)
-					s.mu.Lock()
-					defer s.mu.Unlock()
+					s.Mu.Lock()
+					defer s.Mu.Unlock()
 					if !d.Granted {
 						promised[task.Type()] = time.Now().Add(d.RetryIn)
 					}
 				}
-				ad, server, middleware := s.adapted(theirs, ours)
+				ad, server, middleware := s.Adapted(theirs, ours)
 				mux := asynq.NewServeMux()
 				mux.Use(func(next asynq.Handler) asynq.Handler {
 					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -101,40 +102,40 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 					})
 				}, middleware)
 				for name := range around {
-					mux.HandleFunc(name, s.ok)
+					mux.HandleFunc(name, s.Ok)
 				}
 
 				var ids []string
 				before := map[string]asynq.TaskInfo{}
 				for name, c := range around {
-					s.fill(name)
+					s.Fill(name)
 					opts := append([]asynq.Option{asynq.TaskID(name), asynq.MaxRetry(retries)}, c.opts...)
-					s.enqueue(worker.NewTask(worker.Identity{Tenant: name}, name, []byte("payload of "+name)), opts...)
+					s.Enqueue(worker.NewTask(worker.Identity{Tenant: name}, name, []byte("payload of "+name)), opts...)
 					ids = append(ids, name)
-					before[name] = s.task(name)
+					before[name] = s.Task(name)
 				}
 				if err := server.Start(mux); err != nil {
 					t.Fatal(err)
 				}
 				defer server.Shutdown()
 
-				s.waitState(asynq.TaskStateScheduled, ids...)
+				s.WaitState(asynq.TaskStateScheduled, ids...)
 				reason := map[string]string{}
-				for _, d := range s.denials() {
+				for _, d := range s.Denials() {
 					reason[d.Tenant] = d.Reason()
 				}
 				for _, id := range ids {
-					task := s.task(id)
+					task := s.Task(id)
 					text, start, _ := strings.Cut(task.LastErr, ": expected to start at ")
 					if text != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
 						t.Errorf("%s: last error %q, want %q", id, task.LastErr, reason[id])
 					}
-					if at, err := time.Parse(time.RFC3339, start); err != nil || off(at, time.Now().Add(time.Hour)) {
+					if at, err := time.Parse(time.RFC3339, start); err != nil || sitetest.Off(at, time.Now().Add(time.Hour)) {
 						t.Errorf("%s: last error %q, want the time of the start, in an hour", id, task.LastErr)
 					}
-					s.mu.Lock()
+					s.Mu.Lock()
 					promise := promised[id]
-					s.mu.Unlock()
+					s.Mu.Unlock()
 					// RetryIn is from just before; the task is seen just after.
 					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
 						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
@@ -147,27 +148,27 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 						t.Errorf("the task has changed:\n%v\nwas\n%v", got, want)
 					}
 				}
-				s.wantCounters(counters{Scheduled: int64(len(ids))})
-				if _, err := s.plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
+				s.WantCounters(sitetest.Counters{Scheduled: int64(len(ids))})
+				if _, err := s.Plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour)); !errors.Is(err, asynq.ErrDuplicateTask) {
 					t.Errorf("the unique task has lost its lock: %v", err)
 				}
 				if ad.Attempts() != 0 {
 					t.Errorf("%d attempts are remembered after their end", ad.Attempts())
 				}
 
-				s.open(ids...)
-				s.wait("all have run", func() bool { return s.counters().Processed == int64(len(ids)) })
-				if got := s.runs(); len(got) != len(ids) {
+				s.Open(ids...)
+				s.Wait("all have run", func() bool { return s.Counters().Processed == int64(len(ids)) })
+				if got := s.Runs(); len(got) != len(ids) {
 					t.Errorf("ran %q, want each once", got)
 				}
-				s.wantCounters(counters{Processed: int64(len(ids))})
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				if len(s.reported) != 1 || !asynq.IsPanicError(s.reported[0]) {
-					t.Errorf("the user's ErrorHandler was told %q, want the panic", s.reported)
+				s.WantCounters(sitetest.Counters{Processed: int64(len(ids))})
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
+				if len(s.Reported) != 1 || !asynq.IsPanicError(s.Reported[0]) {
+					t.Errorf("the user's ErrorHandler was told %q, want the panic", s.Reported)
 				}
-				if len(s.asked) != 0 {
-					t.Errorf("the user's IsFailure was asked about %q", s.asked)
+				if len(s.Asked) != 0 {
+					t.Errorf("the user's IsFailure was asked about %q", s.Asked)
 				}
 			})
 		})
@@ -176,24 +177,24 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 
 // A middleware may call ours again within one attempt: its last answer counts.
 func TestTheMiddlewaresLastAnswerCounts(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-		theirs, ours := s.configs()
-		_, server, middleware := s.adapted(theirs, ours)
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		theirs, ours := s.Configs()
+		_, server, middleware := s.Adapted(theirs, ours)
 		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.New("boom") }))
-		s.fill("acme")
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Fill("acme")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
 		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			if err := handler.ProcessTask(ctx, task); err == nil {
 				t.Error("not denied")
 			}
-			s.open()
+			s.Open()
 			return handler.ProcessTask(ctx, task)
 		})); err != nil {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		s.waitState(asynq.TaskStateArchived, "a")
-		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
-		s.wantReported([]string{"boom"}, nil)
+		s.WaitState(asynq.TaskStateArchived, "a")
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+		s.WantReported([]string{"boom"}, nil)
 	})
 }

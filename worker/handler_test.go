@@ -11,83 +11,76 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
-
-func task(tenant string, cost ...map[string]int64) *asynq.Task {
-	id := worker.Identity{Tenant: tenant}
-	if len(cost) > 0 {
-		id.Cost = cost[0]
-	}
-	return worker.NewTask(id, "x", nil)
-}
 
 // A refusal by the upstream pauses the policy everywhere, costs no retry, and nobody's place.
 func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
-	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var refuse atomic.Bool
 		refuse.Store(true)
 		handler := func(ctx context.Context, task *asynq.Task) error {
 			if refuse.CompareAndSwap(true, false) {
 				return fmt.Errorf("calling: %w", worker.RetryAfter(1500*time.Millisecond))
 			}
-			return s.ok(ctx, task)
+			return s.Ok(ctx, task)
 		}
 		one := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 1 }
-		s.serve(handler, one)
-		s.enqueue(task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
-		s.waitState(asynq.TaskStateScheduled, "first")
-		if text := s.task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
+		s.Serve(handler, one)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateScheduled, "first")
+		if text := s.Task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
 			t.Errorf("the task's last error is %q", text)
 		}
-		s.enqueue(task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
-		s.enqueue(task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
-		s.waitGone("third", "first", "second")
-		s.mu.Lock()
-		ran := slices.Clone(s.ran)
-		s.mu.Unlock()
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
+		s.WaitGone("third", "first", "second")
+		s.Mu.Lock()
+		ran := slices.Clone(s.Ran)
+		s.Mu.Unlock()
 		if !slices.Equal(ran, []string{"third", "first", "second"}) {
 			t.Errorf("ran in the order %q", ran)
 		}
-		s.wantCounters(counters{Processed: 3})
-		s.wantReported(nil, nil)
+		s.WantCounters(sitetest.Counters{Processed: 3})
+		s.WantReported(nil, nil)
 	})
 }
 
 // A handler can have a refusal burn a retry.
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
-	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
-		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			job := worker.FromContext(ctx)
 			if err := errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)); err != nil {
 				t.Error(err)
 			}
 			return errors.New("429")
 		})
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.waitState(asynq.TaskStateArchived, "t")
-		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateArchived, "t")
+		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted || d.RetryIn < 30*time.Second {
 			t.Errorf("granted %v, denied for %v, %v", d.Granted, d.RetryIn, err)
 		}
-		if s.log.count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
-			t.Errorf("want the pause logged once:\n%s", s.log)
+		if s.Journal.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
+			t.Errorf("want the pause logged once:\n%s", s.Journal)
 		}
 	})
 }
 
 func TestAJobSettlesAndCancels(t *testing.T) {
-	p := policy(1500, time.Hour)
+	p := sitetest.Policy(1500, time.Hour)
 	p.Windows[0].Unit = "tokens"
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		tokens := map[string]int64{"tokens": 1500}
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
 			var err error
 			if strings.HasPrefix(id, "settle") {
@@ -98,23 +91,23 @@ func TestAJobSettlesAndCancels(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			return s.ok(ctx, task)
+			return s.Ok(ctx, task)
 		})
 		ids := []string{"settle1", "cancel1", "settle2", "cancel2"} // one at a time in an hour's window
 		for _, id := range ids {
-			s.enqueue(task("acme", tokens), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task("acme", tokens), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
-		s.waitGone(ids...)
+		s.WaitGone(ids...)
 	})
 }
 
 // Two policies in one task: the second is waited for in the handler, or in line.
 func TestAJobReservesByASecondPolicy(t *testing.T) {
-	github, slack := policy(1000, time.Minute), policy(1, 2*time.Second)
+	github, slack := sitetest.Policy(1000, time.Minute), sitetest.Policy(1, 2*time.Second)
 	slack.Name, slack.Match = "slack", nil
-	each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{github, slack}, func(t *testing.T, s *sitetest.Site) {
 		var inLine atomic.Int64
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
 			wait := 10 * time.Second
 			if strings.HasPrefix(id, "line") {
@@ -129,22 +122,22 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 			if err != nil || r.Tenant != "acme" {
 				t.Errorf("tenant %q, %v", r.Tenant, err)
 			}
-			return s.ok(ctx, task)
+			return s.Ok(ctx, task)
 		})
 		ids := []string{"wait1", "wait2", "line1", "line2"}
 		for _, id := range ids {
-			s.enqueue(task("acme"), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
-		s.waitGone(ids...)
-		if got := s.runs(); !slices.Equal(got, slices.Sorted(slices.Values(ids))) {
+		s.WaitGone(ids...)
+		if got := s.Runs(); !slices.Equal(got, slices.Sorted(slices.Values(ids))) {
 			t.Errorf("ran: %q", got)
 		}
 		if inLine.Load() == 0 {
 			t.Error("nobody was requeued")
 		}
-		s.wantCounters(counters{Processed: 4})
-		s.wantReported(nil, nil)
-		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		s.WantCounters(sitetest.Counters{Processed: 4})
+		s.WantReported(nil, nil)
+		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Windows[0].Used != 4 {
 			t.Errorf("%d of the task's own policy are counted, %v", d.Windows[0].Used, err)
 		}
@@ -153,9 +146,9 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 
 // A refusal that the handler did not deal with requeues the task.
 func TestARefusedCallRequeuesTheTask(t *testing.T) {
-	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			job := throttle.JobFrom(ctx)
 			if calls.Add(1) == 1 {
 				job.Refused("api", time.Second)
@@ -163,41 +156,41 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 			}
 			job.Refused("api", time.Hour)
 			job.Answered(time.Now()) // and tried again, with success
-			return s.ok(ctx, task)
+			return s.Ok(ctx, task)
 		})
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.waitGone("t")
-		s.wantCounters(counters{Processed: 1})
-		s.wantReported(nil, nil)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitGone("t")
+		s.WantCounters(sitetest.Counters{Processed: 1})
+		s.WantReported(nil, nil)
 	})
 }
 
 // A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
 // decide.
 func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
-	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if calls.Add(1) == 1 {
 				return fmt.Errorf("calling: %w", throttle.ErrUnavailable)
 			}
-			return s.ok(ctx, task)
+			return s.Ok(ctx, task)
 		})
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.waitGone("t")
-		s.wantCounters(counters{Processed: 1})
-		s.wantReported(nil, nil)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.WaitGone("t")
+		s.WantCounters(sitetest.Counters{Processed: 1})
+		s.WantReported(nil, nil)
 	})
 }
 
 // SkipRetry beside another error holds.
 func TestSkipRetryIsTheLastWord(t *testing.T) {
-	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			return errors.Join(worker.RetryAfter(time.Minute), asynq.SkipRetry)
 		})
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(5))
-		s.waitState(asynq.TaskStateArchived, "t")
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(5))
+		s.WaitState(asynq.TaskStateArchived, "t")
 	})
 }
 
@@ -219,21 +212,17 @@ func (la *lateAnswer) see(ctx context.Context, cmd redis.Cmder, next redis.Proce
 func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t)
-		limits := miniredis.NewMiniRedis()
-		limits.ClockTTL(true)
-		t.Cleanup(limits.Close)
-		client := redis.NewClient(pipe(limits))
-		t.Cleanup(func() { client.Close() })
+		s := sitetest.NewInBubble(t)
+		client := throttletest.InMemory(t).Client(t)
 		la := &lateAnswer{till: make(chan struct{})}
 		client.AddHook(hooktest.Hook(la.see))
-		second := atOnce(1)
+		second := sitetest.AtOnce(1)
 		second.Name, second.Match = "second", nil
 		var err error
-		if s.limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy(100, time.Minute), second}}); err != nil {
+		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100, time.Minute), second}}); err != nil {
 			t.Fatal(err)
 		}
-		warm, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
+		warm, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,16 +230,16 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 		left := make(chan error, 1)
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			la.on.Store(true)
 			go func() {
 				_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "second"})
 				left <- err
 			}()
 			time.Sleep(time.Second)
-			return s.ok(ctx, task)
-		}, calm)
-		s.enqueue(task("acme"), asynq.TaskID("t"))
+			return s.Ok(ctx, task)
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		la.on.Store(false)
 		close(la.till)
@@ -258,7 +247,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 			t.Error("reserved after the handler had returned")
 		}
 		time.Sleep(5 * time.Minute)
-		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
+		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
 		if err != nil || d.Windows[0].Used != 0 {
 			t.Errorf("%d are held, %v", d.Windows[0].Used, err)
 		}
@@ -269,14 +258,14 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t, policy(1000, time.Minute))
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Minute))
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			<-ctx.Done()
 			return worker.RetryAfter(time.Hour)
-		}, calm)
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
-		d, err := s.limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted {
 			t.Errorf("granted %v, %v", d.Granted, err)
 		}
@@ -287,23 +276,23 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		slack := policy(1, time.Minute)
+		slack := sitetest.Policy(1, time.Minute)
 		slack.Name, slack.Match = "slack", nil
-		s := synctestSite(t, policy(1000, time.Minute), slack)
+		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Minute), slack)
 		var waited time.Duration
-		taken, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"})
+		taken, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			begun := time.Now()
 			if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: 5 * time.Minute}); err != nil {
 				t.Error(err)
 			}
 			waited = time.Since(begun)
-			return s.ok(ctx, task)
-		}, calm)
-		s.enqueue(task("acme"), asynq.TaskID("t"))
+			return s.Ok(ctx, task)
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
@@ -325,43 +314,43 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				own := policy(1, 6*time.Minute)
+				own := sitetest.Policy(1, 6*time.Minute)
 				change(&own)
-				slack := policy(4, 4*time.Minute)
+				slack := sitetest.Policy(4, 4*time.Minute)
 				slack.Name, slack.Match = "slack", nil
-				s := synctestSite(t, own, slack)
+				s := sitetest.NewInBubble(t, own, slack)
 				bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
-				if _, err := s.limiter.Reserve(t.Context(), bot); err != nil {
+				if _, err := s.Limiter.Reserve(t.Context(), bot); err != nil {
 					t.Fatal(err)
 				}
-				s.serve(func(ctx context.Context, task *asynq.Task) error {
+				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if id, _ := asynq.GetTaskID(ctx); id == "t" {
 						if _, err := worker.FromContext(ctx).Reserve(ctx, bot); err != nil {
 							return err
 						}
 					}
-					return s.ok(ctx, task)
-				}, calm)
-				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+					return s.Ok(ctx, task)
+				}, sitetest.Calm)
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
-				s.wantNobodyInLine()
-				if info := s.task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
+				s.WantNobodyInLine()
+				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
-				s.enqueue(task("acme"), asynq.TaskID("later"))
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("later"))
 				time.Sleep(4 * time.Minute)
-				if got := s.inLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
+				if got := s.InLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
 					t.Errorf("in line: %q", got)
 				}
 				time.Sleep(2 * time.Minute)
-				if got := s.runs(); name == "when it fits" && !slices.Equal(got, []string{"t"}) {
+				if got := s.Runs(); name == "when it fits" && !slices.Equal(got, []string{"t"}) {
 					t.Errorf("ran: %q", got)
 				}
 				time.Sleep(7 * time.Minute)
-				if got := s.runs(); !slices.Equal(got, []string{"later", "t"}) {
+				if got := s.Runs(); !slices.Equal(got, []string{"later", "t"}) {
 					t.Errorf("ran: %q", got)
 				}
-				s.wantCounters(counters{Processed: 2})
+				s.WantCounters(sitetest.Counters{Processed: 2})
 			})
 		})
 	}

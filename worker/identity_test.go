@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func FuzzIdentityComesBack(f *testing.F) {
@@ -49,7 +50,7 @@ func TestATaskWithoutAnIdentityHasNoHeaders(t *testing.T) {
 
 // The handler sees the decision, and a name of any bytes arrives as it was given.
 func TestIdentityReachesTheHandler(t *testing.T) {
-	p := policy(100, time.Hour)
+	p := sitetest.Policy(100, time.Hour)
 	p.Match = []string{"x"}
 	p.Windows = append(p.Windows, throttle.Window{Name: "tokens", Limit: 1000, Period: time.Hour, Unit: "tokens", Scope: throttle.Per("user")})
 	id := worker.Identity{
@@ -57,12 +58,12 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		Cost:       map[string]int64{"tokens": 300},
 		Tenant:     "a}{:\n%2F \xfe\xffc",
 	}
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		got := make(chan throttle.Decision, 2)
-		s.enqueue(worker.NewTask(id, "x", nil))
-		s.enqueue(asynq.NewTask("unmatched", nil))
+		s.Enqueue(worker.NewTask(id, "x", nil))
+		s.Enqueue(asynq.NewTask("unmatched", nil))
 		unmatched := make(chan bool, 1)
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			d, ok := worker.FromContext(ctx).Decision()
 			if task.Type() == "unmatched" {
 				unmatched <- ok
@@ -86,20 +87,70 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 }
 
 func TestTheUsersFunctionsIdentifyATask(t *testing.T) {
-	p := policy(10, time.Hour)
+	p := sitetest.Policy(10, time.Hour)
 	p.Windows[0].Scope = throttle.Per("region")
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
-		s.enqueue(asynq.NewTask("x", []byte("eu")))
-		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+		s.Enqueue(asynq.NewTask("x", []byte("eu")))
+		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Attributes = func(task *asynq.Task) map[string]string { return map[string]string{"region": string(task.Payload())} }
 			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
 			c.Tenant = func(*asynq.Task) string { return "acme" }
 		})
-		s.wait("it ran", func() bool { return len(s.runs()) == 1 })
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if d := s.decisions[0]; d.Windows[0].Used != 7 || d.Windows[0].Scope.String() != "region=eu" {
+		s.Wait("it ran", func() bool { return len(s.Runs()) == 1 })
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		if d := s.Decisions[0]; d.Windows[0].Used != 7 || d.Windows[0].Scope.String() != "region=eu" {
 			t.Errorf("decision %+v", d)
 		}
 	})
+}
+
+// Any headers of a task give an identity that comes back as it is, or an error that asynq can
+// store.
+func FuzzHeaders(f *testing.F) {
+	for _, seed := range [][3]string{
+		{"acme", "user=bob&ip=10.0.0.1", "requests=1&tokens=1500"},
+		{"", "", ""},
+		{"%zz", "%zz=1", "requests=%zz"},
+		{"%2541", "a=%2541", "%2541=1"},
+		{"%FF%00", "a=%FF&a=2&=&;", "requests=1;tokens=2"},
+		{"\xff", "\xff=\xfe", "\xff=1"},
+		{"acme", "user", "requests"},
+		{"acme", "", "requests=1.5"}, {"acme", "", "requests=NaN"}, {"acme", "", "requests=-1"}, {"acme", "", "requests=+1"},
+		{"acme", "", "requests=9223372036854775808"}, {"acme", "", "requests=1e9"}, {"acme", "", "tokens=1&tokens=2"},
+		{strings.Repeat("x", 2000), strings.Repeat("a=b&", 2000), strings.Repeat("&", 2000)},
+	} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	f.Fuzz(func(t *testing.T, tenant, attributes, cost string) {
+		headers := map[string]string{"sluice-tenant": tenant, "sluice-attributes": attributes, "sluice-cost": cost}
+		id, err := worker.IdentityOf(asynq.NewTaskWithHeaders("x", nil, headers))
+		if err != nil {
+			if !utf8.ValidString(err.Error()) || strings.ContainsAny(err.Error(), "\n\x00") || id.Tenant != "" {
+				t.Errorf("%q: %+v, %q", headers, id, err)
+			}
+			return
+		}
+		again, err := worker.IdentityOf(worker.NewTask(id, "x", nil))
+		if err != nil || !sameIdentity(id, again) {
+			t.Errorf("%q: %#v comes back as %#v, %v", headers, id, again, err)
+		}
+	})
+}
+
+func sameIdentity(a, b worker.Identity) bool {
+	if a.Tenant != b.Tenant || len(a.Attributes) != len(b.Attributes) || len(a.Cost) != len(b.Cost) {
+		return false
+	}
+	for name, value := range a.Attributes {
+		if other, ok := b.Attributes[name]; !ok || other != value {
+			return false
+		}
+	}
+	for unit, n := range a.Cost {
+		if other, ok := b.Cost[unit]; !ok || other != n {
+			return false
+		}
+	}
+	return true
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // methods calls all methods of a job that need a policy, and returns their errors.
@@ -58,8 +59,8 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 // The methods of a job whose type may be misspelt say so. By a policy that it names its handler may
 // reserve.
 func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
-	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			job := worker.FromContext(ctx)
 			if _, ok := job.Decision(); ok {
 				t.Error("it has a decision")
@@ -74,11 +75,11 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 			if err != nil || r.Tenant != "acme" {
 				t.Errorf("reserved for %q, %v", r.Tenant, err)
 			}
-			return s.ok(ctx, task)
+			return s.Ok(ctx, task)
 		})
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "githib:star", nil), asynq.TaskID("a"))
-		s.waitGone("a")
-		if used := s.used(); used != 1 {
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "githib:star", nil), asynq.TaskID("a"))
+		s.WaitGone("a")
+		if used := s.Used(); used != 1 {
 			t.Errorf("%d units are used, want the handler's 1", used)
 		}
 	})
@@ -88,15 +89,15 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 // call twice, and requeue the task for ever. It says so at the first call. After Cancel it may
 // reserve.
 func TestATransportDoesNotCountAJobTwice(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
 		defer upstream.Close()
-		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: s.limiter, Policy: "api"})
+		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: s.Limiter, Policy: "api"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if id, _ := asynq.GetTaskID(ctx); id == "cancels" {
 				if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
 					t.Error(err)
@@ -110,18 +111,18 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(response.Body.Close(), s.ok(ctx, task))
+			return errors.Join(response.Body.Close(), s.Ok(ctx, task))
 		})
-		s.enqueue(acmeTask(), asynq.TaskID("counted"), asynq.MaxRetry(0))
-		s.waitState(asynq.TaskStateArchived, "counted")
-		s.mu.Lock()
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("counted"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateArchived, "counted")
+		s.Mu.Lock()
 		var counted *httpthrottle.CountedError
-		if len(s.reported) != 1 || !errors.As(s.reported[0], &counted) || counted.Policy != "api" {
-			t.Errorf("it failed by %v", s.reported)
+		if len(s.Reported) != 1 || !errors.As(s.Reported[0], &counted) || counted.Policy != "api" {
+			t.Errorf("it failed by %v", s.Reported)
 		}
-		s.mu.Unlock()
-		s.enqueue(task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
-		s.waitGone("cancels")
+		s.Mu.Unlock()
+		s.Enqueue(sitetest.Task("other"), asynq.TaskID("cancels"), asynq.MaxRetry(0))
+		s.WaitGone("cancels")
 		if n := calls.Load(); n != 1 {
 			t.Errorf("%d calls were made, want the cancelled job's", n)
 		}
@@ -130,19 +131,19 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 
 // The last error of a task that waits for a handler's denied reservation names the reason once.
 func TestTheReasonOfARequeuedTaskIsNotDoubled(t *testing.T) {
-	slack := policy(1, time.Hour)
+	slack := sitetest.Policy(1, time.Hour)
 	slack.Name, slack.Match = "slack", nil
-	each(t, []throttle.Policy{policy(100, time.Hour), slack}, func(t *testing.T, s *site) {
-		if _, err := s.limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour), slack}, func(t *testing.T, s *sitetest.Site) {
+		if _, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil {
 			t.Fatal(err)
 		}
-		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			_, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slack"})
 			return fmt.Errorf("posting: %w", err)
 		})
-		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.waitState(asynq.TaskStateScheduled, "a")
-		text := s.task("a").LastErr
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateScheduled, "a")
+		text := s.Task("a").LastErr
 		if strings.Count(text, "throttled") != 1 || !strings.HasPrefix(text, "throttled: slack/window, tenant acme, ") {
 			t.Errorf("last error %q", text)
 		}

@@ -14,25 +14,26 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // observe has the site's limiter use a client, and tell an observer.
-func (s *site) observe(client *redis.Client, o throttle.Observer) {
+func observe(s *sitetest.Site, client *redis.Client, o throttle.Observer) {
 	s.Helper()
-	limiter, err := throttle.New(throttle.Config{Client: client, Observer: o, Policies: s.limiter.Policies()})
+	limiter, err := throttle.New(throttle.Config{Client: client, Observer: o, Policies: s.Limiter.Policies()})
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.limiter = limiter
+	s.Limiter = limiter
 }
 
 // An observer of the limiter is told how long each task waited, and how late it starts.
 func TestStartsAreObserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t, policy(1, 10*time.Second))
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
 		starts := make(chan throttle.Start, 10)
-		s.observe(s.redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
-		client, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter})
+		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
+		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,7 +44,7 @@ func TestStartsAreObserved(t *testing.T) {
 			}
 		}
 		time.Sleep(3 * time.Second) // nobody serves the first, which fits
-		s.serve(s.ok, calm)
+		s.Serve(s.Ok, sitetest.Calm)
 		for i, want := range []struct{ waited, late time.Duration }{
 			{3 * time.Second, 3 * time.Second}, {13 * time.Second, 0}, {23 * time.Second, 0},
 		} {
@@ -55,7 +56,7 @@ func TestStartsAreObserved(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
 		if got := <-starts; got.Waited != 0 || got.Late >= 0 {
 			t.Errorf("a task that never was in line: %+v", got)
 		}
@@ -71,11 +72,11 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 	}{{throttle.FailClosed, false}, {throttle.FailOpen, false}, {throttle.FailClosed, true}, {throttle.FailOpen, true}} {
 		t.Run(fmt.Sprintf("fail %s, silent %v", row.fail, row.silent), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := policy(1, time.Hour)
+				p := sitetest.Policy(1, time.Hour)
 				p.Fail = row.fail
-				s := synctestSite(t, p)
-				var c cable
-				options := c.options(like(s.redis))
+				s := sitetest.NewInBubble(t, p)
+				var c sitetest.Cable
+				options := c.Options(sitetest.SameRedis(s.Redis))
 				ended := make(chan struct{})
 				defer close(ended)
 				if dial := options.Dialer; row.silent {
@@ -90,7 +91,7 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 				through := redis.NewClient(options)
 				defer through.Close()
 				told := make(chan throttle.Undecided, 100)
-				s.observe(through, throttle.Observer{
+				observe(s, through, throttle.Observer{
 					Decided: func(d throttle.Decision) {
 						if d.FailedOpen != nil {
 							told <- throttle.Undecided{Err: d.FailedOpen, Policy: d.Policy, Tenant: "open " + d.Tenant}
@@ -98,9 +99,9 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 					},
 					Undecided: func(u throttle.Undecided) { told <- u },
 				})
-				s.serve(func(context.Context, *asynq.Task) error { return nil }, calm)
-				c.cut()
-				s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
+				c.Cut()
+				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
 				select {
 				case got := <-told:

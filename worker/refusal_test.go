@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // fetch makes a call and fails on any status but 200.
@@ -39,7 +40,7 @@ func fetch(ctx context.Context, client *http.Client, url string) error {
 
 // The handler knows nothing of refusals: it fails by the status. The task has no retry to lose.
 func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
-	own, calls := policy(1000, time.Minute), policy(1000, time.Minute)
+	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match = "calls", nil
 	reserved := httpthrottle.TransportConfig{LearnOnly: true} // by the task
 	reserves := httpthrottle.TransportConfig{Policy: "calls"}
@@ -61,7 +62,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			own := own
 			own.Match = row.match
-			each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *site) {
+			sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 				var asked atomic.Int64
 				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					if asked.Add(1) == 1 {
@@ -73,28 +74,28 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 				}))
 				t.Cleanup(upstream.Close)
 				config := row.config
-				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.limiter, slog.New(slog.DiscardHandler)
+				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.Limiter, slog.New(slog.DiscardHandler)
 				transport, err := httpthrottle.NewTransport(config)
 				if err != nil {
 					t.Fatal(err)
 				}
 				client := &http.Client{Transport: transport}
-				s.serve(func(ctx context.Context, task *asynq.Task) error {
+				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					if err := fetch(ctx, client, upstream.URL); err != nil {
 						return err
 					}
-					return s.ok(ctx, task)
+					return s.Ok(ctx, task)
 				})
-				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
 				if row.fails {
-					s.waitState(asynq.TaskStateArchived, "t")
+					s.WaitState(asynq.TaskStateArchived, "t")
 					return
 				}
-				s.wait("the task has ended", func() bool {
-					return s.task("t").ID == "" || s.task("t").State == asynq.TaskStateArchived
+				s.Wait("the task has ended", func() bool {
+					return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
 				})
-				s.wantCounters(counters{Processed: 1})
-				s.wantReported(nil, nil)
+				s.WantCounters(sitetest.Counters{Processed: 1})
+				s.WantReported(nil, nil)
 				if n := asked.Load(); n != 2 {
 					t.Errorf("the upstream saw %d calls, want 2", n)
 				}
@@ -105,7 +106,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 
 // Of calls under way together, one that is answered says nothing about one that is refused.
 func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
-	each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var runs atomic.Int64
 		slow, refused := make(chan struct{}), make(chan struct{})
 		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -120,15 +121,15 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 		}))
 		t.Cleanup(upstream.Close)
 		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
-			Base: upstream.Client().Transport, Limiter: s.limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
+			Base: upstream.Client().Transport, Limiter: s.Limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		client := &http.Client{Transport: transport}
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if runs.Add(1) > 1 {
-				return s.ok(ctx, task)
+				return s.Ok(ctx, task)
 			}
 			answered := make(chan error)
 			go func() { answered <- fetch(ctx, client, upstream.URL+"/answered") }()
@@ -140,11 +141,11 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 			}
 			return err
 		})
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.wait("the task has ended", func() bool {
-			return s.task("t").ID == "" || s.task("t").State == asynq.TaskStateArchived
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Wait("the task has ended", func() bool {
+			return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
 		})
-		s.wantCounters(counters{Processed: 1})
+		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }
 
@@ -157,13 +158,13 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 		"by asynq.SkipRetry": func(context.Context) error { return asynq.SkipRetry },
 	} {
 		t.Run(name, func(t *testing.T) {
-			each(t, []throttle.Policy{policy(1000, time.Minute)}, func(t *testing.T, s *site) {
-				s.serve(func(ctx context.Context, _ *asynq.Task) error {
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 					throttle.JobFrom(ctx).Refused("api", 100*time.Millisecond)
 					return fail(ctx)
 				})
-				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
-				s.waitState(asynq.TaskStateArchived, "t")
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.WaitState(asynq.TaskStateArchived, "t")
 			})
 		})
 	}
@@ -189,22 +190,22 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := policy(1000, time.Minute)
+				p := sitetest.Policy(1000, time.Minute)
 				p.MaxRefusals, p.MaxRefusedWait = row.refusals, row.wait
-				s := synctestSite(t, p)
+				s := sitetest.NewInBubble(t, p)
 				runs := 0
-				s.serve(func(ctx context.Context, task *asynq.Task) error {
+				s.Serve(func(ctx context.Context, task *asynq.Task) error {
 					runs++
 					return row.errs[min(runs, len(row.errs))-1]
-				}, calm)
-				s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
+				}, sitetest.Calm)
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
 				for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
-					if state := s.task("t").State; state == 0 || state == asynq.TaskStateArchived {
+					if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {
 						break
 					}
 				}
 				time.Sleep(time.Minute) // time for another run
-				info := s.task("t")
+				info := s.Task("t")
 				if gone := info.ID == ""; runs != row.runs || gone != (row.limit == "") {
 					t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
 				}
@@ -212,8 +213,8 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 					return
 				}
 				var given *worker.GivenUpError
-				if len(s.reported) != 1 || !errors.As(s.reported[0], &given) || info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
-					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.reported)
+				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) || info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
+					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
 				}
 				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.limit || given.Refusals != row.counted || given.Cause == nil {
 					t.Errorf("%+v", given)
@@ -225,17 +226,17 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 
 // The policy that refuses a call says how often it may, also if the task has another.
 func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
-	own, calls := policy(1000, time.Minute), policy(1000, time.Minute)
+	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
-	each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *site) {
-		s.serve(func(ctx context.Context, _ *asynq.Task) error {
+	sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			throttle.JobFrom(ctx).Refused("calls", time.Millisecond)
 			return errors.New("429")
 		})
-		s.enqueue(task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
-		s.waitState(asynq.TaskStateArchived, "t")
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
+		s.WaitState(asynq.TaskStateArchived, "t")
 		want := `worker: policy "calls", tenant "acme": given up by max_refusals 2: refused 2 times since 20`
-		if got := s.task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {
+		if got := s.Task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {
 			t.Errorf("%s, want %s...: 429", got, want)
 		}
 	})

@@ -12,11 +12,12 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // github is a policy that matches some task types only.
 func github() throttle.Policy {
-	p := policy(100, time.Hour)
+	p := sitetest.Policy(100, time.Hour)
 	p.Match = []string{"github:*"}
 	return p
 }
@@ -29,26 +30,26 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 		worker.UnmatchedReject: "its tasks fail\" type=",
 	} {
 		t.Run(string(unmatched), func(t *testing.T) {
-			each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
-				server := s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = unmatched })
+			sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+				server := s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = unmatched })
 				for i := range 6 {
-					s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"githib:star", "gitbuh:star", "github:star"}[i%3], nil),
+					s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"githib:star", "gitbuh:star", "github:star"}[i%3], nil),
 						asynq.MaxRetry(0), asynq.TaskID(fmt.Sprint(i)))
 				}
-				s.wait("all are processed", func() bool { return s.counters().Processed == 6 })
+				s.Wait("all are processed", func() bool { return s.Counters().Processed == 6 })
 				if n := server.UnmatchedCount(); n != 4 {
 					t.Errorf("%d unmatched tasks are counted, want 4", n)
 				}
-				if s.log.count(want) != 2 || s.log.count("type=githib:star") != 1 || s.log.count("type=gitbuh:star") != 1 {
-					t.Errorf("want each type logged once:\n%s", s.log)
+				if s.Journal.Count(want) != 2 || s.Journal.Count("type=githib:star") != 1 || s.Journal.Count("type=gitbuh:star") != 1 {
+					t.Errorf("want each type logged once:\n%s", s.Journal)
 				}
 				rejected := unmatched == worker.UnmatchedReject
-				if n := len(s.runs()); n != 6 && !rejected || n != 2 && rejected {
+				if n := len(s.Runs()); n != 6 && !rejected || n != 2 && rejected {
 					t.Errorf("%d tasks ran", n)
 				}
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				for _, err := range s.reported {
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
+				for _, err := range s.Reported {
 					var typo *worker.UnmatchedError
 					if !errors.As(err, &typo) || !strings.HasPrefix(typo.TaskType, "git") {
 						t.Errorf("a task failed by %v", err)
@@ -62,16 +63,16 @@ func TestUnmatchedTypesAreLoggedOnceAndCounted(t *testing.T) {
 // Task types may be made up for each task: those that are logged, and remembered for it, are
 // bounded.
 func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
-	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
-		server := s.serve(s.ok)
+	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+		server := s.Serve(s.Ok)
 		for i := range 250 {
-			s.enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
+			s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
 		}
-		s.wait("all are counted", func() bool { return server.UnmatchedCount() == 250 })
-		if n := s.log.count("its tasks run unthrottled"); n != 100 {
+		s.Wait("all are counted", func() bool { return server.UnmatchedCount() == 250 })
+		if n := s.Journal.Count("its tasks run unthrottled"); n != 100 {
 			t.Errorf("%d types are logged, want 100", n)
 		}
-		if n := s.log.count("no more of them are logged"); n != 1 {
+		if n := s.Journal.Count("no more of them are logged"); n != 1 {
 			t.Errorf("the end is logged %d times", n)
 		}
 	})
@@ -80,14 +81,14 @@ func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 // In a task that no policy matches, RetryAfter is an error like any other: there is nothing to
 // pause, and nothing bounds how often the task would come back.
 func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
-	each(t, []throttle.Policy{github()}, func(t *testing.T, s *site) {
-		s.serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })
-		s.enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.waitState(asynq.TaskStateArchived, "a")
-		s.wantCounters(counters{Processed: 1, Failed: 1, Archived: 1})
-		s.wantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
-		if s.log.count("worker: RetryAfter in a task that no policy matches") != 1 {
-			t.Errorf("want it logged:\n%s", s.log)
+	sitetest.Each(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })
+		s.Enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.WaitState(asynq.TaskStateArchived, "a")
+		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+		s.WantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
+		if s.Journal.Count("worker: RetryAfter in a task that no policy matches") != 1 {
+			t.Errorf("want it logged:\n%s", s.Journal)
 		}
 	})
 }

@@ -17,11 +17,12 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
-	theirs, ours := s.configs()
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
+	theirs, ours := s.Configs()
 	noConnection := "worker: no asynq.Server has the connection that Adapter.Redis returns: " +
 		"make the server with it first, or asynq archives tasks that are denied on their last attempt"
 	for name, c := range map[string]struct {
@@ -30,14 +31,14 @@ func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
 	}{
 		"neither": {func(*worker.Adapter) {}, noConnection},
 		"config only": {func(ad *worker.Adapter) {
-			asynq.NewServer(s.asynq, ad.Asynq(theirs))
+			asynq.NewServer(s.Asynq, ad.Asynq(theirs))
 		}, noConnection},
 		"connection returned and not used": {func(ad *worker.Adapter) {
-			ad.Redis(s.asynq)
-			asynq.NewServer(s.asynq, ad.Asynq(theirs))
+			ad.Redis(s.Asynq)
+			asynq.NewServer(s.Asynq, ad.Asynq(theirs))
 		}, noConnection},
 		"connection only": {func(ad *worker.Adapter) {
-			asynq.NewServer(ad.Redis(s.asynq), theirs)
+			asynq.NewServer(ad.Redis(s.Asynq), theirs)
 		}, "worker: Adapter.Asynq was not called: make the asynq.Server with Asynq(...), or denials are reported as failures"},
 	} {
 		ad, err := worker.NewAdapter(ours)
@@ -52,55 +53,55 @@ func TestMiddlewareNamesTheMissingHalf(t *testing.T) {
 }
 
 func TestWithoutTheMiddlewareNoTaskIsPickedUp(t *testing.T) {
-	each(t, nil, func(t *testing.T, s *site) {
-		theirs, ours := s.configs()
-		theirs.Logger, theirs.LogLevel = asynqLog{s.log}, asynq.ErrorLevel
+	sitetest.Each(t, nil, func(t *testing.T, s *sitetest.Site) {
+		theirs, ours := s.Configs()
+		theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: s.Journal}, asynq.ErrorLevel
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("a"))
-		server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
-		if err := server.Start(asynq.HandlerFunc(s.ok)); err != nil {
+		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("a"))
+		server := asynq.NewServer(ad.Redis(s.Asynq), ad.Asynq(theirs))
+		if err := server.Start(asynq.HandlerFunc(s.Ok)); err != nil {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		s.wait("asynq logs why", func() bool {
-			return s.log.count("worker: no task is picked up, as it would run unthrottled: call Adapter.Middleware") > 0
+		s.Wait("asynq logs why", func() bool {
+			return s.Journal.Count("worker: no task is picked up, as it would run unthrottled: call Adapter.Middleware") > 0
 		})
-		if s.task("a").State != asynq.TaskStatePending {
-			t.Errorf("the task is %v, want pending", s.task("a").State)
+		if s.Task("a").State != asynq.TaskStatePending {
+			t.Errorf("the task is %v, want pending", s.Task("a").State)
 		}
 		if _, err := ad.Middleware(); err != nil {
 			t.Fatal(err)
 		}
-		s.waitGone("a") // unmatched: it runs from now on
+		s.WaitGone("a") // unmatched: it runs from now on
 	})
 }
 
 func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
-	each(t, nil, func(t *testing.T, s *site) {
-		if err := s.limiter.SetPolicies(append(s.limiter.Policies(), policy(1, time.Hour))); err != nil {
+	sitetest.Each(t, nil, func(t *testing.T, s *sitetest.Site) {
+		if err := s.Limiter.SetPolicies(append(s.Limiter.Policies(), sitetest.Policy(1, time.Hour))); err != nil {
 			t.Fatal(err)
 		}
-		theirs, ours := s.configs()
+		theirs, ours := s.Configs()
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
+		server := asynq.NewServer(ad.Redis(s.Asynq), ad.Asynq(theirs))
 		if _, err := ad.Middleware(); err != nil {
 			t.Fatal(err)
 		}
-		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("a"))
-		s.enqueue(asynq.NewTask("x", nil), asynq.TaskID("b"))
-		if err := server.Start(asynq.HandlerFunc(s.ok)); err != nil {
+		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("a"))
+		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("b"))
+		if err := server.Start(asynq.HandlerFunc(s.Ok)); err != nil {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		s.waitGone("a", "b")
-		if s.log.count("worker: a task ran unthrottled: put what Adapter.Middleware returns into the handler") != 1 {
-			t.Errorf("want it logged once:\n%s", s.log)
+		s.WaitGone("a", "b")
+		if s.Journal.Count("worker: a task ran unthrottled: put what Adapter.Middleware returns into the handler") != 1 {
+			t.Errorf("want it logged once:\n%s", s.Journal)
 		}
 	})
 }
@@ -109,29 +110,29 @@ func TestAMiddlewareThatIsLeftOutIsLogged(t *testing.T) {
 // nothing.
 func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t, policy(100, time.Hour))
-		theirs, ours := s.configs()
-		calm(&theirs, &ours)
+		s := sitetest.NewInBubble(t, sitetest.Policy(100, time.Hour))
+		theirs, ours := s.Configs()
+		sitetest.Calm(&theirs, &ours)
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ad.Asynq(theirs)
-		server := asynq.NewServer(ad.Redis(s.asynq), theirs)
+		server := asynq.NewServer(ad.Redis(s.Asynq), theirs)
 		var attempts atomic.Int64
-		s.startBy(ad, server, &attempts)
-		s.enqueue(acmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		startBy(s, ad, server, &attempts)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		const want = "worker: the asynq.Server was not made with the config that Adapter.Asynq returned"
-		task := s.task("a")
+		task := s.Task("a")
 		if !strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") || !strings.HasSuffix(task.LastErr, want) || task.Retried != 0 {
 			t.Errorf("last error %q after %d retries, want %q", task.LastErr, task.Retried, want)
 		}
 		if n := attempts.Load(); n < 10 || n > 35 {
 			t.Errorf("%d attempts in a minute, want one every 2 to 5 s", n)
 		}
-		if len(s.runs()) != 0 || s.log.count(want) != 1 {
-			t.Errorf("ran %q, want it logged once:\n%s", s.runs(), s.log)
+		if len(s.Runs()) != 0 || s.Journal.Count(want) != 1 {
+			t.Errorf("ran %q, want it logged once:\n%s", s.Runs(), s.Journal)
 		}
 	})
 }
@@ -141,21 +142,21 @@ func TestServerWithoutOurConfigLosesNothing(t *testing.T) {
 // are full. It gives them back when their time ends, or its own.
 func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := synctestSite(t, policy(100, time.Hour))
-		theirs, ours := s.configs()
-		calm(&theirs, &ours)
+		s := sitetest.NewInBubble(t, sitetest.Policy(100, time.Hour))
+		theirs, ours := s.Configs()
+		sitetest.Calm(&theirs, &ours)
 		ad, err := worker.NewAdapter(ours)
 		if err != nil {
 			t.Fatal(err)
 		}
 		config := ad.Asynq(theirs)
-		right := asynq.NewServer(ad.Redis(s.asynq), config) // it is never started
+		right := asynq.NewServer(ad.Redis(s.Asynq), config) // it is never started
 		defer right.Shutdown()
 		config.TaskCheckInterval = time.Second // asynq's own pause: no hook waits in its place
 		config.ShutdownTimeout = time.Second
-		server := asynq.NewServer(s.asynq, config)
+		server := asynq.NewServer(s.Asynq, config)
 		var attempts atomic.Int64
-		s.startBy(ad, server, &attempts)
+		startBy(s, ad, server, &attempts)
 		n := 2 * theirs.Concurrency
 		for i := range n {
 			// The first have asynq's own time limit, of 30 minutes.
@@ -163,44 +164,44 @@ func TestServerWithoutOurConnectionArchivesNothing(t *testing.T) {
 			if i >= theirs.Concurrency {
 				opts = append(opts, asynq.Timeout(time.Duration(i)*time.Second))
 			}
-			s.enqueue(acmeTask(), opts...)
+			s.Enqueue(sitetest.AcmeTask(), opts...)
 		}
 		time.Sleep(3 * time.Minute)
-		s.wantCounters(counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
+		s.WantCounters(sitetest.Counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
 		if n := attempts.Load(); n != int64(theirs.Concurrency) {
 			t.Errorf("%d attempts", n)
 		}
 		time.Sleep(30 * time.Minute)
-		s.wantCounters(counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
-		if attempts.Load() < int64(n) || len(s.runs()) != 0 {
-			t.Errorf("%d attempts, ran %q", attempts.Load(), s.runs())
+		s.WantCounters(sitetest.Counters{Active: int64(theirs.Concurrency), Leases: int64(theirs.Concurrency)})
+		if attempts.Load() < int64(n) || len(s.Runs()) != 0 {
+			t.Errorf("%d attempts, ran %q", attempts.Load(), s.Runs())
 		}
-		if s.log.count(`unavailable" err="worker: the asynq.Server was not made with the connection that Adapter.Redis returned`) != 1 {
-			t.Errorf("want it logged once:\n%s", s.log)
+		if s.Journal.Count(`unavailable" err="worker: the asynq.Server was not made with the connection that Adapter.Redis returned`) != 1 {
+			t.Errorf("want it logged once:\n%s", s.Journal)
 		}
 		server.Shutdown()
-		info, err := s.inspector.GetQueueInfo("default")
+		info, err := s.Inspector.GetQueueInfo("default")
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.wantStates("default", n-info.Scheduled, info.Scheduled)
-		s.wantReported(nil, nil)
-		if err := right.Start(asynq.HandlerFunc(s.ok)); err != nil {
+		s.WantStates("default", n-info.Scheduled, info.Scheduled)
+		s.WantReported(nil, nil)
+		if err := right.Start(asynq.HandlerFunc(s.Ok)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		s.wantCounters(counters{Processed: int64(n)})
+		s.WantCounters(sitetest.Counters{Processed: int64(n)})
 	})
 }
 
 // startBy starts a server of asynq's by the adapter's middleware, and counts the attempts.
-func (s *site) startBy(ad *worker.Adapter, server *asynq.Server, attempts *atomic.Int64) {
+func startBy(s *sitetest.Site, ad *worker.Adapter, server *asynq.Server, attempts *atomic.Int64) {
 	s.Helper()
 	middleware, err := ad.Middleware()
 	if err != nil {
 		s.Fatal(err)
 	}
-	handler := middleware(asynq.HandlerFunc(s.ok))
+	handler := middleware(asynq.HandlerFunc(s.Ok))
 	if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		attempts.Add(1)
 		return handler.ProcessTask(ctx, task)
@@ -211,20 +212,20 @@ func (s *site) startBy(ad *worker.Adapter, server *asynq.Server, attempts *atomi
 }
 
 func TestAContextOfNoServerIsAnError(t *testing.T) {
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
-	theirs, ours := s.configs()
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
+	theirs, ours := s.Configs()
 	ad, err := worker.NewAdapter(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
-	asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
+	asynq.NewServer(ad.Redis(s.Asynq), ad.Asynq(theirs))
 	middleware, err := ad.Middleware()
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = middleware(asynq.HandlerFunc(s.ok)).ProcessTask(context.Background(), asynq.NewTask("x", nil))
-	if err == nil || !strings.Contains(err.Error(), "does not come from an asynq.Server") || len(s.runs()) != 0 {
-		t.Errorf("%v, ran %q", err, s.runs())
+	err = middleware(asynq.HandlerFunc(s.Ok)).ProcessTask(context.Background(), asynq.NewTask("x", nil))
+	if err == nil || !strings.Contains(err.Error(), "does not come from an asynq.Server") || len(s.Runs()) != 0 {
+		t.Errorf("%v, ran %q", err, s.Runs())
 	}
 }
 
@@ -232,13 +233,13 @@ func TestAContextOfNoServerIsAnError(t *testing.T) {
 func TestShutdownClosesTheConnection(t *testing.T) {
 	m := throttletest.Miniredis(t)
 	client := redis.NewClient(&redis.Options{Addr: m.Addr()})
-	s := newSite(t, client, policy(1, time.Hour))
-	s.fill("acme")
-	s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
-	server := s.serve(s.ok)
-	s.waitState(asynq.TaskStateScheduled, "a")
-	theirs, ours := s.configs()
-	idle, err := worker.NewServer(s.asynq, theirs, ours)
+	s := sitetest.New(t, client, sitetest.Policy(1, time.Hour))
+	s.Fill("acme")
+	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
+	server := s.Serve(s.Ok)
+	s.WaitState(asynq.TaskStateScheduled, "a")
+	theirs, ours := s.Configs()
+	idle, err := worker.NewServer(s.Asynq, theirs, ours)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,13 +256,13 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	server.Shutdown()
 	idle.Shutdown()
 	idle.Shutdown()
-	if err := server.Start(asynq.HandlerFunc(s.ok)); !errors.Is(err, asynq.ErrServerClosed) {
+	if err := server.Start(asynq.HandlerFunc(s.Ok)); !errors.Is(err, asynq.ErrServerClosed) {
 		t.Errorf("started again after Shutdown: %v", err)
 	}
-	s.inspector.Close()
-	s.plain.Close()
+	s.Inspector.Close()
+	s.Plain.Close()
 	client.Close()
-	s.wait("all connections are closed", func() bool { return m.CurrentConnectionCount() == 0 })
+	s.Wait("all connections are closed", func() bool { return m.CurrentConnectionCount() == 0 })
 }
 
 func TestPackageKnowsNoYAML(t *testing.T) {
@@ -278,7 +279,7 @@ func TestPackageKnowsNoYAML(t *testing.T) {
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
-	s := newSite(t, client, policy(2, time.Second), atOnceOf("slots", 1))
+	s := sitetest.New(t, client, sitetest.Policy(2, time.Second), sitetest.AtOnceOf("slots", 1))
 	connections := func() int {
 		list, err := client.ClientList(t.Context()).Result()
 		if err != nil {
@@ -290,8 +291,8 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 	for round := range 4 {
 		var servers []*worker.Server
 		for range 2 {
-			theirs, ours := s.configs()
-			server, err := worker.NewServer(s.asynq, theirs, ours)
+			theirs, ours := s.Configs()
+			server, err := worker.NewServer(s.Asynq, theirs, ours)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -304,22 +305,22 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 						return err
 					}
 				}
-				return s.ok(ctx, task)
+				return s.Ok(ctx, task)
 			})); err != nil {
 				t.Fatal(err)
 			}
 			servers = append(servers, server)
 		}
-		planner, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
+		planner, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, id := range []string{"a", "p", "r", "b"} {
-			if _, err := planner.EnqueueContext(t.Context(), task("acme"), asynq.TaskID(fmt.Sprint(id, round)), asynq.MaxRetry(0)); err != nil {
+			if _, err := planner.EnqueueContext(t.Context(), sitetest.Task("acme"), asynq.TaskID(fmt.Sprint(id, round)), asynq.MaxRetry(0)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		s.wait("some have run", func() bool { return len(s.runs()) >= 2*(round+1) })
+		s.Wait("some have run", func() bool { return len(s.Runs()) >= 2*(round+1) })
 		for _, server := range servers {
 			server.Shutdown()
 		}
@@ -331,38 +332,42 @@ func TestShutdownLeavesNoConnection(t *testing.T) {
 			before = connections()             // those of the limiter and of the test itself, which stay
 		}
 	}
-	s.wait("no connection is left over", func() bool { return connections() <= before+3 })
+	s.Wait("no connection is left over", func() bool { return connections() <= before+3 })
 }
 
-// adapted returns a server as asynq makes it, by an adapter.
-func (s *site) adapted(theirs asynq.Config, ours worker.Config) (*worker.Adapter, *asynq.Server, asynq.MiddlewareFunc) {
-	s.Helper()
-	ad, err := worker.NewAdapter(ours)
-	if err != nil {
-		s.Fatal(err)
+// A server says at its start, once, how the Redis of both is not set up.
+func TestAServerChecksItsRedis(t *testing.T) {
+	t.Parallel()
+	client := throttletest.Client(t, throttletest.Redis(t, "--maxmemory-policy", "allkeys-lru"))
+	s := sitetest.New(t, client, sitetest.Policy(100, time.Hour))
+	server := s.Serve(s.Ok)
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
+	s.WaitGone("a")
+	s.Wait("it is logged", func() bool { return s.Journal.Count("maxmemory-policy is allkeys-lru") > 0 })
+	if s.Journal.Count("worker: Redis is not set up for throttling") != 1 {
+		t.Errorf("want it logged once:\n%s", s.Journal)
 	}
-	server := asynq.NewServer(ad.Redis(s.asynq), ad.Asynq(theirs))
-	middleware, err := ad.Middleware()
-	if err != nil {
-		s.Fatal(err)
+	for _, check := range []func(context.Context) ([]string, error){server.Check, s.Client(s.Limiter).Check} {
+		if findings, err := check(t.Context()); err != nil || len(findings) != 1 || !strings.Contains(findings[0], "allkeys-lru") {
+			t.Errorf("%q, %v", findings, err)
+		}
 	}
-	return ad, server, middleware
 }
 
 // Asynq says of a task without retries that these are used up, before anybody can tell it that the
 // task was denied. Its log does not.
 func TestAsynqsLogKnowsNoDenials(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, time.Hour)}, func(t *testing.T, s *site) {
-		s.fill("acme")
-		s.enqueue(acmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "zeta"}, "x", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
-		log := &journal{}
-		s.serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
-			theirs.Logger, theirs.LogLevel = asynqLog{log}, asynq.WarnLevel
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "zeta"}, "x", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
+		log := &sitetest.Journal{}
+		s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
+			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: log}, asynq.WarnLevel
 		})
-		s.waitState(asynq.TaskStateScheduled, "denied")
-		s.waitState(asynq.TaskStateArchived, "fails")
-		if log.count("Retry exhausted for task id=denied") > 0 || log.count("Retry exhausted for task id=fails") != 1 {
+		s.WaitState(asynq.TaskStateScheduled, "denied")
+		s.WaitState(asynq.TaskStateArchived, "fails")
+		if log.Count("Retry exhausted for task id=denied") > 0 || log.Count("Retry exhausted for task id=fails") != 1 {
 			t.Errorf("it says:\n%s", log)
 		}
 	})

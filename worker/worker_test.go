@@ -14,13 +14,14 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Read this test first. Three tasks come together, and one fits a window: the others wait and run
 // in turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
-		ours, err := worker.NewClient(s.asynq, worker.ClientConfig{Limiter: s.limiter, LimiterTimeout: time.Minute})
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
+		ours, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,13 +32,13 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 			if id == "ours" {
 				_, err = ours.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), opts...)
 			} else {
-				_, err = s.plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
+				_, err = s.Plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) {
+		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Tenant = func(task *asynq.Task) string {
 				if id, err := worker.IdentityOf(task); err == nil && id.Tenant != "" {
 					return id.Tenant
@@ -45,55 +46,55 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 				return string(task.Payload())
 			}
 		})
-		s.waitGone(ids...)
-		if got := fmt.Sprint(s.runs()); got != fmt.Sprint(ids) {
+		s.WaitGone(ids...)
+		if got := fmt.Sprint(s.Runs()); got != fmt.Sprint(ids) {
 			t.Errorf("ran %v, want each of %v once", got, ids)
 		}
-		if len(s.denials()) == 0 {
+		if len(s.Denials()) == 0 {
 			t.Error("no denial: three tasks that come together do not fit a window of one")
 		}
-		s.wantCounters(counters{Processed: 3})
-		s.wantReported(nil, nil)
+		s.WantCounters(sitetest.Counters{Processed: 3})
+		s.WantReported(nil, nil)
 	})
 }
 
 // Real failures use up the retries, and nothing else does.
 func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
-	each(t, []throttle.Policy{policy(1, 600*time.Millisecond)}, func(t *testing.T, s *site) {
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
-		s.serve(func(ctx context.Context, task *asynq.Task) error {
-			s.ok(ctx, task)
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			s.Ok(ctx, task)
 			return errors.New("boom")
 		})
-		s.waitState(asynq.TaskStateArchived, "a")
-		if task := s.task("a"); task.Retried != 2 || task.LastErr != "boom" {
+		s.WaitState(asynq.TaskStateArchived, "a")
+		if task := s.Task("a"); task.Retried != 2 || task.LastErr != "boom" {
 			t.Errorf("archived after %d retries by %q, want 2 by boom", task.Retried, task.LastErr)
 		}
-		if len(s.runs()) != 3 || len(s.denials()) != 0 {
-			t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.runs()), len(s.denials()))
+		if len(s.Runs()) != 3 || len(s.Denials()) != 0 {
+			t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.Runs()), len(s.Denials()))
 		}
-		s.wantCounters(counters{Processed: 3, Failed: 3, Archived: 1})
-		s.wantReported([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
+		s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
+		s.WantReported([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
 	})
 }
 
 // Without functions of the user's own, asynq's defaults hold for real failures.
 func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(1, time.Hour))
-	s.fill("denied")
-	s.enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
-	s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
-	s.serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(c *asynq.Config, _ *worker.Config) {
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
+	s.Fill("denied")
+	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
+	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
+	s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(c *asynq.Config, _ *worker.Config) {
 		*c = asynq.Config{LogLevel: asynq.FatalLevel}
 	})
-	s.waitState(asynq.TaskStateRetry, "a")
-	s.waitState(asynq.TaskStateScheduled, "denied")
-	if task := s.task("a"); task.Retried != 1 || task.LastErr != "boom" || time.Until(task.NextProcessAt) < 10*time.Second {
+	s.WaitState(asynq.TaskStateRetry, "a")
+	s.WaitState(asynq.TaskStateScheduled, "denied")
+	if task := s.Task("a"); task.Retried != 1 || task.LastErr != "boom" || time.Until(task.NextProcessAt) < 10*time.Second {
 		t.Errorf("retried %d, last error %q, next in %v; want asynq's 1, boom and 15 s or more", task.Retried, task.LastErr, time.Until(task.NextProcessAt))
 	}
-	s.wantCounters(counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
+	s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
-	ad, err := worker.NewAdapter(worker.Config{Limiter: s.limiter})
+	ad, err := worker.NewAdapter(worker.Config{Limiter: s.Limiter})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,9 +112,9 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 
 // What can never be granted is a failure like any other: waiting would not help.
 func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
-	p := policy(5, time.Hour)
+	p := sitetest.Policy(5, time.Hour)
 	p.Match = []string{"x", "by-user"}
-	byUser := policy(5, time.Hour)
+	byUser := sitetest.Policy(5, time.Hour)
 	byUser.Name, byUser.Match, byUser.Windows[0].Scope = "by-user", []string{"by-user"}, throttle.Per("user")
 	p.Match = []string{"x"}
 	header := func(name, value string) *asynq.Task {
@@ -131,38 +132,38 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		"bad cost":     {header("sluice-cost", "requests=many"), `worker: task type "x": header sluice-cost "requests=many": must be whole numbers of units, such as requests=1&tokens=1500`},
 		"bad user":     {header("sluice-attributes", "user=%zz"), `worker: task type "x": header sluice-attributes "user=%zz": invalid URL escape "%zz"`},
 	}
-	each(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *site) {
+	sitetest.Each(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *sitetest.Site) {
 		for id, c := range tasks {
-			s.enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
 		}
-		s.serve(s.ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.UnmatchedReject })
+		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.Unmatched = worker.UnmatchedReject })
 		for id, c := range tasks {
-			s.waitState(asynq.TaskStateArchived, id)
-			if got := s.task(id).LastErr; got != c.want {
+			s.WaitState(asynq.TaskStateArchived, id)
+			if got := s.Task(id).LastErr; got != c.want {
 				t.Errorf("%s:\n got %s\nwant %s", id, got, c.want)
 			}
 		}
-		if len(s.runs()) != 0 {
-			t.Errorf("ran %q", s.runs())
+		if len(s.Runs()) != 0 {
+			t.Errorf("ran %q", s.Runs())
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if len(s.reported) != len(tasks) {
-			t.Errorf("the user's ErrorHandler was told %q, want all %d", s.reported, len(tasks))
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		if len(s.Reported) != len(tasks) {
+			t.Errorf("the user's ErrorHandler was told %q, want all %d", s.Reported, len(tasks))
 		}
 	})
 }
 
 func TestEarliestResetComesBackAtTheFirstReset(t *testing.T) {
-	p := policy(1, 2*time.Hour)
+	p := sitetest.Policy(1, 2*time.Hour)
 	p.Requeue = throttle.RequeueEarliestReset
 	p.Windows = append(p.Windows, throttle.Window{Name: "short", Limit: 1, Period: time.Hour})
-	each(t, []throttle.Policy{p}, func(t *testing.T, s *site) {
-		s.fill("acme")
-		s.enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
-		s.serve(s.ok)
-		s.waitState(asynq.TaskStateScheduled, "a")
-		if in := time.Until(s.task("a").NextProcessAt); in > time.Hour+time.Second || in < 50*time.Minute {
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+		s.Fill("acme")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
+		s.Serve(s.Ok)
+		s.WaitState(asynq.TaskStateScheduled, "a")
+		if in := time.Until(s.Task("a").NextProcessAt); in > time.Hour+time.Second || in < 50*time.Minute {
 			t.Errorf("comes back in %v, want an hour", in)
 		}
 	})

@@ -1,5 +1,5 @@
-// Package throttletest starts what tests of throttled code need: a real Redis and an embedded
-// one, each for one test and empty.
+// Package throttletest starts what tests of throttled code need: a limiter in memory, on fake time
+// if the test wants, a real Redis and an embedded one. Each is for one test, and empty.
 package throttletest
 
 import (

@@ -7,14 +7,12 @@ import (
 	"io"
 	"iter"
 	"log/slog"
-	"net"
 	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -56,10 +54,7 @@ func each(t *testing.T, windows []throttle.Window, test func(s *site)) {
 
 // fake returns a site on a miniredis, for a bubble.
 func fake(t *testing.T, windows ...throttle.Window) *site {
-	m := miniredis.NewMiniRedis()
-	m.ClockTTL(true)
-	t.Cleanup(m.Close)
-	return newSite(t, &redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() }}, windows)
+	return newSite(t, throttletest.InMemory(t).Options(), windows)
 }
 
 func newSite(t testing.TB, options *redis.Options, windows []throttle.Window) *site {

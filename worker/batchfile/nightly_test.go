@@ -3,17 +3,14 @@ package batchfile_test
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/batchfile"
@@ -23,17 +20,13 @@ import (
 func TestTheNightOfTheDocs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(2*time.Hour - time.Minute) // it is one minute to two
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		defer m.Close()
-		redisOpt := inMemory{m}
+		redisOpt := throttletest.InMemory(t)
 
 		policies, batches, err := batchfile.Load("testdata/nightly.yml")
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := redisOpt.MakeRedisClient().(redis.UniversalClient)
-		defer client.Close()
+		client := redisOpt.Client(t)
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
 		if err != nil {
 			t.Fatal(err)
@@ -107,15 +100,5 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	})
-}
-
-// inMemory makes clients of a miniredis without a network, which fake time needs.
-type inMemory struct{ *miniredis.Miniredis }
-
-func (m inMemory) MakeRedisClient() any {
-	return redis.NewClient(&redis.Options{
-		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 }

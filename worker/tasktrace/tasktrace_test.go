@@ -3,21 +3,19 @@ package tasktrace_test
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/tasktrace"
 )
@@ -68,26 +66,12 @@ var enqueuer = trace.NewSpanContext(trace.SpanContextConfig{
 	TraceID: trace.TraceID{1, 2, 3}, SpanID: trace.SpanID{4, 5, 6}, TraceFlags: trace.FlagsSampled,
 })
 
-type connection struct{ *redis.Options }
-
-func (c connection) MakeRedisClient() any {
-	o := *c.Options
-	return redis.NewClient(&o)
-}
-
 // A task's wait is a span of the trace in which it was enqueued, whichever way it came to the
 // worker, and its handler works in that trace.
 func TestWaitsAreSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		defer m.Close()
-		opt := connection{&redis.Options{
-			Addr: "127.0.0.1:6379", Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-		}}
-		limits := opt.MakeRedisClient().(*redis.Client)
-		defer limits.Close()
-		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
+		opt := throttletest.InMemory(t)
+		limiter, err := throttle.New(throttle.Config{Client: opt.Client(t), Policies: []throttle.Policy{{
 			Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second}},
 		}}})
 		if err != nil {

@@ -35,6 +35,9 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 					}
 					tell("call %s %s %d", c.Policy, c.Script, c.N)
 				},
+				Corrected: func(c throttle.Correction) {
+					tell("corrected %s %v %v", c.Reservation.Tenant, c.Cost, c.Cancelled)
+				},
 				Decided: func(d throttle.Decision) {
 					tell("decided %s %s %v %v %v", d.Policy, d.Tenant, d.Granted, d.Queued, d.RetryIn)
 				},
@@ -65,8 +68,22 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		sc := &scene{t: t, client: client, l: l, c: clock, cost: 1, took: map[string]throttle.TakenTicket{}}
 		line := l.Line("p")
 
-		sc.granted("a1")
+		grant := sc.granted("a1").Reservation
 		wants("a grant", "call p decide 1", "decided p a true false 0s")
+		for range 2 { // the second changes nothing
+			if grant, err = grant.Settle(t.Context(), map[string]int64{"requests": 2}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false")
+		for range 2 {
+			if _, err := grant.Cancel(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wants("it is cancelled", "call p decide 1", "corrected a map[] true", "call p decide 1")
+		sc.granted("a1")
+		told = nil
 		sc.denied("b1", 10*s)
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
 		full := sc.of("b2")
@@ -109,10 +126,7 @@ func TestAWaitIsObserved(t *testing.T) {
 	t.Parallel()
 	p := policy(sharedWindow(1, 10*s))
 	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
-		client := redis.NewClient(&redis.Options{
-			Addr: "127.0.0.1:6379", Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-		})
-		defer client.Close()
+		client := throttletest.Memory{Miniredis: server}.Client(t)
 		var told []string
 		tell := func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }
 		l, err := throttle.New(throttle.Config{

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"slices"
@@ -15,14 +14,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
@@ -120,19 +118,11 @@ func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle
 func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Config), test func(b *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		t.Cleanup(m.Close)
-		options := func() *redis.Options {
-			return &redis.Options{
-				Dialer:                   func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-			}
-		}
-		b := &bench{T: t, client: redis.NewClient(options())}
-		served := redis.NewClient(options())
+		m := throttletest.InMemory(t)
+		b := &bench{T: t, client: m.Client(t)}
+		served := m.Client(t)
 		served.AddHook(hooktest.Hook(b.see))
-		limiter, err := throttle.New(throttle.Config{Client: redis.NewClient(options()), Policies: policies})
+		limiter, err := throttle.New(throttle.Config{Client: m.Client(t), Policies: policies})
 		if err != nil {
 			t.Fatal(err)
 		}

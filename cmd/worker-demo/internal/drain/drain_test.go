@@ -2,35 +2,20 @@ package drain
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
-
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/forecast"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-// piped makes clients of a miniredis in memory, for testing/synctest.
-type piped struct{ m *miniredis.Miniredis }
-
-func (p piped) MakeRedisClient() any {
-	return redis.NewClient(&redis.Options{
-		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return p.m.Dial() },
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
-}
 
 // answers calls inside the process.
 type answers func(path string) int
@@ -43,10 +28,8 @@ func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestDrainFindsLostTasks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := miniredis.NewMiniRedis()
-		m.ClockTTL(true)
-		client := piped{m}.MakeRedisClient().(*redis.Client)
-		defer client.Close()
+		m := throttletest.InMemory(t)
+		client := m.Client(t)
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
 			Name: "p", Match: []string{"*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: 5 * time.Minute, Scope: throttle.Shared}},
 		}}})
@@ -70,7 +53,7 @@ func TestDrainFindsLostTasks(t *testing.T) {
 		var out bytes.Buffer
 		drain := &Drain{
 			Caller: caller, Client: client, Concurrency: 2, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
-			Queue: "q", Redis: piped{m}, Results: jobs.NewLog(&out),
+			Queue: "q", Redis: m, Results: jobs.NewLog(&out),
 		}
 		time.AfterFunc(30*time.Second, m.FlushAll)
 		start := time.Now()
@@ -95,10 +78,8 @@ func TestForecastIsHowLongItTakes(t *testing.T) {
 		{Name: "w", Algorithm: throttle.Calendar, Limit: 3, Resets: "*/2 * * * *", Scope: throttle.Shared},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			m := miniredis.NewMiniRedis()
-			m.ClockTTL(true)
-			client := piped{m}.MakeRedisClient().(*redis.Client)
-			defer client.Close()
+			m := throttletest.InMemory(t)
+			client := m.Client(t)
 			limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p", Match: []string{"*"}, Windows: []throttle.Window{window}}}})
 			if err != nil {
 				t.Fatal(err)
@@ -115,7 +96,7 @@ func TestForecastIsHowLongItTakes(t *testing.T) {
 			caller.Client.Transport = answers(func(string) int { return http.StatusOK })
 			d := &Drain{
 				Caller: caller, Client: client, Concurrency: 4, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
-				Queue: "q", Redis: piped{m}, Results: jobs.NewLog(io.Discard),
+				Queue: "q", Redis: m, Results: jobs.NewLog(io.Discard),
 			}
 			start := time.Now()
 			if _, err := d.Run(t.Context()); err != nil {

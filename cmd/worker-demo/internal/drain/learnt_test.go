@@ -12,9 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
@@ -38,10 +35,8 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 // drained drains so many jobs of two tenants in a bubble. They have no retries.
 func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
 	t.Helper()
-	m := miniredis.NewMiniRedis()
-	m.ClockTTL(true)
-	client := piped{m}.MakeRedisClient().(*redis.Client)
-	defer client.Close()
+	m := throttletest.InMemory(t)
+	client := m.Client(t)
 	learnt := NewLearnt([]throttle.Policy{p})
 	limiter, err := throttle.New(throttle.Config{Client: client, Observer: throttle.Observer{Refused: learnt.Refused}, Policies: []throttle.Policy{p}})
 	if err != nil {
@@ -64,7 +59,7 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	var out bytes.Buffer
 	d := &Drain{
 		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Learnt: learnt, Limiter: limiter, Progress: progress,
-		Queue: "q", Redis: piped{m}, Results: jobs.NewLog(&out),
+		Queue: "q", Redis: m, Results: jobs.NewLog(&out),
 	}
 	s, err := d.Run(t.Context())
 	if err != nil {

@@ -1,0 +1,102 @@
+package throttletest
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A Memory is an embedded Redis without a network. In a bubble of testing/synctest it goes by the
+// bubble's clock: a test that sleeps for an hour is an hour later at once.
+//
+// It is an asynq.RedisConnOpt, so that it also serves clients, servers and inspectors of asynq.
+type Memory struct{ *miniredis.Miniredis }
+
+// InMemory starts a Redis in memory, empty. It ends with the test.
+func InMemory(t testing.TB) Memory {
+	t.Helper()
+	m := miniredis.NewMiniRedis()
+	m.ClockTTL(true)
+	t.Cleanup(m.Close)
+	return Memory{m}
+}
+
+// Options are those of a new client. They may be changed.
+func (m Memory) Options() *redis.Options {
+	return &redis.Options{
+		Addr:   "127.0.0.1:6379", // a name would be looked up, which a bubble does not allow
+		Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+		// Each client needs a config of its own, as it writes to it.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+}
+
+// Client returns a client that is closed when the test ends.
+func (m Memory) Client(t testing.TB) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(m.Options())
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// MakeRedisClient returns a client. Whoever calls it, such as asynq, closes it.
+func (m Memory) MakeRedisClient() any { return redis.NewClient(m.Options()) }
+
+// NewLimiter returns a limiter in memory, whose log is the test's. In a bubble of testing/synctest
+// it goes by the bubble's clock: time.Sleep brings the next window, and waits take no time. Outside
+// of one it goes by the real clock.
+func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
+	t.Helper()
+	l, err := throttle.New(throttle.Config{
+		Client: InMemory(t).Client(t), Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Policies: policies,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// DenyAfter takes so much capacity that n more requests like r are granted, and the next is denied
+// until windows have room again. With n = 0 the next one is denied. What it takes of Concurrency
+// windows it holds for one lease. The test fails if the windows have room for fewer than n, or if r
+// costs nothing.
+func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
+	t.Helper()
+	d, err := l.Peek(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := map[string]int64{} // of each unit: what its tightest window has to spare
+	for _, w := range d.Windows {
+		cost := r.CostOf(w.Unit)
+		if cost == 0 {
+			continue
+		}
+		spare := w.Remaining - n*cost
+		if spare < 0 {
+			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d", w.Name, r.Policy, w.Remaining, w.Unit, n, cost)
+		}
+		if before, ok := take[w.Unit]; !ok || spare < before {
+			take[w.Unit] = spare
+		}
+	}
+	if len(take) == 0 {
+		t.Fatalf("throttletest: the request costs nothing in policy %q: give it a Cost", r.Policy)
+	}
+	for unit := range r.Cost {
+		if _, ok := take[unit]; !ok {
+			take[unit] = 0
+		}
+	}
+	r.Cost, r.IdempotencyKey, r.Ticket = take, "", throttle.Ticket{}
+	if d, err = l.Reserve(t.Context(), r); err != nil || !d.Granted {
+		t.Fatalf("throttletest: taking %v of policy %q: granted %v, %v", take, r.Policy, d.Granted, err)
+	}
+}

@@ -1,0 +1,225 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// Waiting costs nothing on a first attempt without retries, and before the last attempt of a task
+// that has failed, even if calls fail in the meantime. Real failures are counted as they are
+// without throttling.
+func TestFaultsCostNothing(t *testing.T) {
+	for name, row := range map[string]struct {
+		limiter bool // it is a call of the limiter
+		lost    bool
+		err     error
+	}{
+		"asynq's is not sent":   {false, false, io.ErrUnexpectedEOF},
+		"asynq's reply lost":    {false, true, io.EOF},
+		"asynq's is refused":    {false, false, errors.New("READONLY You can't write against a read only replica.")},
+		"limiter's is not sent": {true, false, io.ErrClosedPipe},
+		"limiter's reply lost":  {true, true, io.EOF},
+		"limiter's is refused":  {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
+		"limiter's reply wrong": {true, false, redis.Nil},
+	} {
+		// Before it waits, and all the retries there are: the task is denied, and requeued, or due,
+		// and joins.
+		for _, failures := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
+				sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+					f := &sitetest.Fault{Is: []func([]any) bool{sitetest.IsRequeue, sitetest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: sitetest.Only(1)}
+					if row.limiter {
+						f.Is = sitetest.WithArg([]string{"reserve", "join"}[failures])
+						client := sitetest.Connect(sitetest.SameRedis(s.Redis))
+						defer client.Close()
+						client.AddHook(hooktest.Hook(f.See))
+						s.Limiter = s.LimiterOn(client)
+					} else {
+						s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(f.See))
+					}
+					if failures == 0 {
+						if d, err := s.LimiterOn(s.Redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || !d.Granted {
+							t.Fatal(d, err)
+						}
+					}
+					s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
+					server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
+						s.Ok(ctx, task)
+						if failures > 0 {
+							return errors.New("boom")
+						}
+						return nil
+					})
+					s.Wait("it waits in line", func() bool {
+						return f.Count() == 1 && s.Task("a").State == asynq.TaskStateScheduled && len(s.InLine()) == 1
+					})
+					last := []string{"throttled: api", "boom"}[failures]
+					if task := s.Task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, last) || len(s.Runs()) != failures {
+						t.Errorf("%d retries, last error %q, ran %d times", task.Retried, task.LastErr, len(s.Runs()))
+					}
+					s.WantCounters(sitetest.Counters{Processed: int64(failures), Failed: int64(failures), Scheduled: 1})
+					s.Open("a")
+					if failures == 0 {
+						s.WaitGone("a")
+						s.WantCounters(sitetest.Counters{Processed: 1})
+						s.WantReported(nil, nil)
+					} else {
+						s.WaitState(asynq.TaskStateArchived, "a")
+						s.WantCounters(sitetest.Counters{Processed: 2, Failed: 2, Archived: 1})
+						s.WantReported([]string{"boom", "boom"}, []string{"boom"})
+						if task := s.Task("a"); task.Retried != 1 || task.LastErr != "boom" {
+							t.Errorf("archived after %d retries by %q", task.Retried, task.LastErr)
+						}
+					}
+					if n := len(s.Runs()); n != failures+1 || s.Used() != 2 {
+						t.Errorf("ran %d times, %d used", n, s.Used())
+					}
+					s.Wait("no attempt is remembered", func() bool { return server.Adapter().Attempts() == 0 })
+					s.WantNobodyInLine()
+				})
+			})
+		}
+	}
+}
+
+// However an attempt ends that was granted, what it was granted stays granted, once, the task fails
+// as it does without throttling, and nothing is remembered of it.
+func TestAttemptsThatEndBadly(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		end := make(chan struct{})
+		t.Cleanup(func() { close(end) })
+		server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			s.Ok(ctx, task)
+			switch id, _ := asynq.GetTaskID(ctx); id {
+			case "panics":
+				panic("oh")
+			case "cancelled":
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			<-end // it does not look at its context
+			return nil
+		})
+		ids := []string{"cancelled", "ignores", "outlives", "panics"}
+		for _, id := range ids {
+			opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
+			if id == "outlives" {
+				opts = append(opts, asynq.Timeout(time.Second))
+			}
+			s.Enqueue(sitetest.AcmeTask(), opts...)
+		}
+		s.Wait("all run", func() bool { return len(s.Runs()) == 4 })
+		s.Wait("they are cancelled", func() bool { // asynq may not listen yet
+			s.Inspector.CancelProcessing("cancelled")
+			s.Inspector.CancelProcessing("ignores")
+			return s.Task("cancelled").State == asynq.TaskStateArchived && s.Task("ignores").State == asynq.TaskStateArchived
+		})
+		s.WaitState(asynq.TaskStateArchived, ids...)
+		s.WantCounters(sitetest.Counters{Processed: 4, Failed: 4, Archived: 4})
+		if n := len(s.Runs()); n != 4 || s.Used() != 4 || server.Adapter().Attempts() != 0 {
+			t.Errorf("ran %d times, %d used, %d attempts are remembered", n, s.Used(), server.Adapter().Attempts())
+		}
+	})
+}
+
+// What the middleware says of an attempt whose lease was lost says nothing of the one in which the
+// task runs now.
+func TestAttemptsAreKeptApart(t *testing.T) {
+	s := sitetest.New(t, redis.NewClient(&redis.Options{}), sitetest.Policy(1, time.Hour))
+	_, ours := s.Configs()
+	ad, err := worker.NewAdapter(ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	denyOld := ad.Enter("a")
+	denyNew := ad.Enter("a")
+	if denyOld(); ad.Denied("a") {
+		t.Error("the new attempt is denied by the old one")
+	}
+	if denyNew(); !ad.Denied("a") {
+		t.Error("the new attempt is not denied")
+	}
+}
+
+// A task that goes back at shutdown is not a denied one any more.
+func TestShutdownGivesTasksBack(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		theirs, ours := s.Configs()
+		theirs.ShutdownTimeout = time.Millisecond
+		ad, server, middleware := s.Adapted(theirs, ours)
+		s.Fill("denied")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("granted"), asynq.MaxRetry(0))
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "denied"}, "x", nil), asynq.TaskID("denied"), asynq.MaxRetry(0))
+		stuck, denied := make(chan struct{}), make(chan struct{})
+		defer close(stuck)
+		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { <-stuck; return nil }))
+		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			err := handler.ProcessTask(ctx, task)
+			close(denied)
+			<-stuck
+			return err
+		})); err != nil {
+			t.Fatal(err)
+		}
+		<-denied
+		s.WaitState(asynq.TaskStateActive, "granted", "denied")
+		server.Shutdown()
+		s.WaitState(asynq.TaskStatePending, "granted", "denied")
+		s.WantCounters(sitetest.Counters{})
+		if ad.Attempts() != 0 {
+			t.Errorf("%d attempts are remembered after their end", ad.Attempts())
+		}
+	})
+}
+
+// Attempts whose end is never seen are forgotten, and others never.
+func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+		_, ours := s.Configs()
+		ad, err := worker.NewAdapter(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		running, stop := context.WithCancel(context.Background())
+		defer stop()
+		ended, end := context.WithCancel(running)
+		end()
+		ad.Attempt("before the middleware", nil)
+		ad.Attempt("running", running)
+		ad.Attempt("ended", ended)
+		time.Sleep(worker.ForgetAfter - time.Minute)
+		ad.Attempt("new", nil)
+		if ad.Attempts() != 4 {
+			t.Errorf("%d attempts are remembered, want all 4", ad.Attempts())
+		}
+		time.Sleep(2 * time.Minute)
+		endNew := ad.EndOf("new")
+		ad.Attempt("new", nil)
+		if ad.Attempts() != 2 {
+			t.Errorf("%d attempts are remembered, want the running and the new one", ad.Attempts())
+		}
+		endNew()
+		if ad.Attempts() != 2 {
+			t.Error("the end of an attempt was taken for that of the next one")
+		}
+		ad.EndOf("new")()
+		if ad.Attempts() != 1 {
+			t.Errorf("%d attempts are remembered, want the running one", ad.Attempts())
+		}
+	})
+}

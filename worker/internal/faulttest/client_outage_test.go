@@ -1,0 +1,105 @@
+package faulttest
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// An enqueue waits for a limiter that does not answer as long as LimiterTimeout and no longer,
+// once: the next ones do not ask it for a while. By a made-up clock.
+func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
+	for name, dial := range map[string]func() (net.Conn, error){
+		"silent": func() (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go func() { // it reads, and never answers
+				for b := make([]byte, 1024); ; {
+					if _, err := theirs.Read(b); err != nil {
+						return
+					}
+				}
+			}()
+			return sitetest.Plug{Conn: ours}, nil
+		},
+		"refusing": func() (net.Conn, error) { return nil, &net.OpError{Op: "dial", Err: net.ErrClosed} },
+	} {
+		for timeout, most := range map[time.Duration]time.Duration{0: worker.DefaultLimiterTimeout, 20 * time.Millisecond: 20 * time.Millisecond} {
+			t.Run(name+" "+timeout.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := sitetest.NewInBubble(t)
+					down := redis.NewClient(&redis.Options{
+						Dialer:                   func(context.Context, string, string) (net.Conn, error) { return dial() },
+						MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+					})
+					defer down.Close()
+					limiter, err := throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{sitetest.Policy(1, time.Hour)}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: timeout})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer client.Close()
+					begun := time.Now()
+					for range 100 {
+						start := worker.ExpectedStart{Known: true}
+						info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start))
+						if err != nil || info.State != asynq.TaskStatePending || start != (worker.ExpectedStart{}) {
+							t.Fatalf("%+v, %+v, %v", info, start, err)
+						}
+					}
+					if took := time.Since(begun); took > most {
+						t.Errorf("took %v, want at most %v", took, most)
+					}
+					results := client.EnqueueBatch(t.Context(), []*asynq.Task{sitetest.AcmeTask(), sitetest.AcmeTask()})
+					for _, r := range results {
+						if r.Err != nil || r.Start.Known {
+							t.Errorf("in a batch: %+v", r)
+						}
+					}
+					s.WantStates("default", 102, 0)
+					time.Sleep(time.Minute) // the call ends
+				})
+			})
+		}
+	}
+}
+
+// A call whose own time runs out says nothing of the limiter: the next one asks it.
+func TestACallersTimeIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
+		defer limited.Close()
+		limited.AddHook(hooktest.Hook(func(of context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if ctx.Err() == nil && hooktest.IsScript(cmd) {
+				<-of.Done()
+				cmd.SetErr(of.Err())
+				return of.Err()
+			}
+			return next(of, cmd)
+		}))
+		client := s.Client(s.LimiterOn(limited))
+		if _, err := client.EnqueueContext(ctx, sitetest.AcmeTask()); err != nil {
+			t.Fatal(err)
+		}
+		var start worker.ExpectedStart
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.ReportStart(&start)); err != nil || !start.Joined {
+			t.Errorf("%+v, %v", start, err)
+		}
+	})
+}

@@ -1,0 +1,190 @@
+package faulttest
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// skewed makes Redis run by another clock for the limiter's scripts, as time goes on.
+type skewed struct{ by time.Duration }
+
+func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if args := cmd.Args(); strings.HasPrefix(cmd.Name(), "eval") {
+		now := 3 + args[2].(int) // the first argument of each of our scripts
+		args[now] = time.Now().Add(o.by).UnixMicro()
+	}
+	return next(ctx, cmd)
+}
+
+// limitByClock gives the site a limiter whose Redis has another clock.
+func limitByClock(s *sitetest.Site, by time.Duration) {
+	s.Helper()
+	client := sitetest.Connect(sitetest.SameRedis(s.Redis))
+	client.AddHook(hooktest.Hook(skewed{by}.see))
+	s.Cleanup(func() { client.Close() })
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Limiter = limiter
+}
+
+// The clocks of all workers are off from that of Redis: nobody notices.
+func TestWorkersClocksAreOff(t *testing.T) {
+	for _, by := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
+		for _, requeue := range []throttle.Requeue{throttle.RequeueWhenFits, throttle.RequeueEarliestReset} {
+			t.Run(fmt.Sprint(by, " ", requeue), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := sitetest.Policy(4, 10*time.Second)
+					p.Requeue = requeue
+					s := sitetest.NewInBubble(t, p)
+					limitByClock(s, by)
+					var c sitetest.Counted
+					l := sitetest.NewLedger()
+					s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+					s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
+					s.SleepUntil(l, 16, 2*time.Minute)
+					c.OnceEach(t, 16)
+					s.WantCounters(sitetest.Counters{Processed: 16})
+					if over := l.Excess(4, 10*time.Second); over > 0 {
+						t.Errorf("%d were granted above the limit", over)
+					}
+					if mean, _ := l.WakesPerTask(); requeue == throttle.RequeueWhenFits && mean > 2 {
+						t.Errorf("%v wakes a task", mean)
+					}
+					if got := s.Journal.String(); got != "" {
+						t.Errorf("nothing was to be noticed:\n%s", got)
+					}
+				})
+			})
+		}
+	}
+}
+
+// ahead is the clock of one worker, by what it hands to Redis of asynq's: when a task comes back,
+// and until when those are that it forwards.
+type ahead struct{ by time.Duration }
+
+func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	args := cmd.Args()
+	if !strings.HasPrefix(cmd.Name(), "eval") {
+		return next(ctx, cmd)
+	}
+	shift := func(i int) {
+		switch at := args[i].(type) {
+		case int64:
+			args[i] = at + int64(a.by/time.Second)
+		case string:
+			if seconds, err := strconv.ParseInt(at, 10, 64); err == nil {
+				args[i] = strconv.FormatInt(seconds+int64(a.by/time.Second), 10)
+			}
+		}
+	}
+	keys := args[2].(int)
+	from := fmt.Sprint(args[3])
+	_, number := args[min(5, len(args)-1)].(int64)
+	switch {
+	case sitetest.IsRequeue(args):
+		shift(9)
+	case keys == 1 && number && len(args) == 7: // due
+		shift(5)
+	case keys == 1 && number && from == "asynq:{default}:scheduled": // rescore
+		for i := 8; i < len(args); i += 3 {
+			shift(i)
+		}
+	case keys == 3 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // forward
+		shift(8)
+		for i := 11; i < len(args); i += 3 {
+			shift(i)
+		}
+	}
+	return next(ctx, cmd)
+}
+
+// The clocks of workers differ. By less than the fallback is late, that costs nothing. By more,
+// tasks whose fallback seems to have come wake in vain, and nothing else happens.
+func TestWorkersClocksDiffer(t *testing.T) {
+	for _, by := range []time.Duration{-5 * time.Minute, 90 * time.Second, 5 * time.Minute} {
+		t.Run(fmt.Sprint(by), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+				var c sitetest.Counted
+				l := sitetest.NewLedger()
+				s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+				right := s.Asynq
+				s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
+				s.Serve(c.Handle, sitetest.Brisk, l.Watch, s.Apart)
+				s.Asynq = right
+				s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
+				s.SleepUntil(l, 16, 2*time.Minute)
+				c.OnceEach(t, 16)
+				s.WantCounters(sitetest.Counters{Processed: 16})
+				if over := l.Excess(4, 10*time.Second); over > 0 {
+					t.Errorf("%d were granted above the limit", over)
+				}
+				mean, _ := l.WakesPerTask()
+				if by.Abs() < 2*time.Minute && mean > 2 {
+					t.Errorf("%v wakes a task", mean)
+				}
+			})
+		})
+	}
+}
+
+// The clock of Redis is 61 s ahead for a while, and then corrected: the windows stand still until
+// it has caught up, which is logged once, and all tasks run then.
+func TestClockOfRedisIsSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := throttletest.InMemory(t)
+		client := m.Client(t)
+		p := sitetest.Policy(4, 10*time.Second)
+		// Miniredis counts how long keys live down, and does not see that its clock was set back.
+		p.Windows = append(p.Windows, throttle.Window{Name: "hour", Limit: 1000, Period: time.Hour})
+		s := sitetest.New(t, client, p)
+		var ahead atomic.Int64
+		ahead.Store(int64(61 * time.Second))
+		defer sitetest.SetClock(m.Miniredis, &ahead)()
+		var c sitetest.Counted
+		l := sitetest.NewLedger()
+		s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+		s.EnqueueMany("acme", 0, 20, asynq.MaxRetry(0))
+		s.EnqueueMany("initech", 0, 1)
+		time.Sleep(25 * time.Second)
+		ahead.Store(0)
+		time.Sleep(5 * time.Second)
+		if n := of(l, "acme").Count(); n != 12 {
+			t.Errorf("%d ran before the clock was set back, want 12", n)
+		}
+		for i := range 30 { // the others do not stand still, and do not say that it is over
+			s.Enqueue(sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("ask", i))))
+			time.Sleep(time.Second)
+		}
+		if n := of(l, "acme").Count(); n != 12 {
+			t.Errorf("%d ran, want none before the clock has caught up", n)
+		}
+		s.SleepUntil(l, 51, 10*time.Minute)
+		c.OnceEach(t, 51)
+		s.WantCounters(sitetest.Counters{Processed: 51})
+		if over := of(l, "acme").Excess(4, 10*time.Second); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+		// The other line is of the start, when it was ahead.
+		if s.Journal.Count("the clock of Redis was set back") != 1 || s.Journal.Count("its clock is 1m1s ahead") != 1 || s.Journal.Count("\n") != 2 {
+			t.Errorf("want each told once:\n%s", s.Journal)
+		}
+	})
+}

@@ -1,0 +1,139 @@
+package faulttest
+
+import (
+	"context"
+	"crypto/sha1"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// callsOfAsynqsClient are the calls of asynq 0.26 that enqueue a task, and that of
+// Inspector.RunTask: the SHA-1 of the script, its keys and its arguments, as in callsOfAsynq.
+var callsOfAsynqsClient = map[string]string{
+	"enqueue":          "98d28b42650870a743450ffda9791e9e19c6991b keys :t:ID :pending args task | ID | int64",
+	"enqueue, unique":  "297b3f9abfd963a3316434ef9d88fc5bf8a7ddc3 keys :unique:TYPE: :t:ID :pending args ID | int | task | int64",
+	"schedule":         "8ce6b38a99b73194585c251eb3c2a89559f37a87 keys :t:ID :scheduled args task | int64 | ID",
+	"schedule, unique": "e9b8aa859a976a1fce09eaf723b4fccd02ba799e keys :unique:TYPE: :t:ID :scheduled args ID | int | int64 | task",
+	"run":              "2fb646810e3433bbe85fba1a6b407eb3eced7b63 keys :t:ID :pending :groups args ID | : | :g:",
+}
+
+// The client's hook knows asynq's calls by their shape, and our scripts do what asynq does to a
+// task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
+func TestCallsOfAsynqsClient(t *testing.T) {
+	t.Parallel()
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	calls := &clientCalls{of: map[string]string{}}
+	client := asynq.NewClient(hooktest.With(s.Asynq, hooktest.Hook(calls.see)))
+	defer client.Close()
+	inspector := asynq.NewInspector(hooktest.With(s.Asynq, hooktest.Hook(calls.see)))
+	defer inspector.Close()
+	for name, opts := range map[string][]asynq.Option{
+		"enqueue":          {},
+		"enqueue, unique":  {asynq.Unique(time.Hour)},
+		"schedule":         {asynq.ProcessIn(time.Hour)},
+		"schedule, unique": {asynq.ProcessIn(time.Hour), asynq.Unique(time.Hour)},
+	} {
+		calls.name = name
+		if _, err := client.Enqueue(asynq.NewTask(name, nil), append(opts, asynq.TaskID("id of "+name))...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	calls.name = "run"
+	if err := inspector.RunTask("default", "id of schedule"); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range callsOfAsynqsClient {
+		if got := calls.of[name]; got != want {
+			t.Errorf("asynq calls %s otherwise than is expected:\n got %s\nwant %s\n"+
+				"Compare its script in asynq's internal/rdb with that of v0.26.0. Then see to\n"+
+				" - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
+				" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? activate.lua: as enqueue does?\n"+
+				"and write the new call here.", name, got, want)
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(calls.of)), slices.Sorted(maps.Keys(callsOfAsynqsClient)); !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+}
+
+// What the client's hook recognises joins a line, and what it does not goes through: of the calls
+// above, the enqueues are ours, and a schedule stays asynq's.
+func TestClientRecognisesAsynqsCalls(t *testing.T) {
+	t.Parallel()
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Shared(1, time.Hour))
+	client := s.Client(s.Limiter)
+	s.JoinMany(client, "acme", 0, 1)
+	for i, row := range []struct {
+		opts   []asynq.Option
+		inLine bool
+	}{
+		{nil, true},
+		{[]asynq.Option{asynq.Unique(time.Hour)}, true},
+		{[]asynq.Option{asynq.ProcessIn(time.Hour)}, false},
+		{[]asynq.Option{asynq.ProcessIn(time.Hour), asynq.Unique(2 * time.Hour)}, false},
+		{[]asynq.Option{asynq.Group("some")}, false},
+	} {
+		id := fmt.Sprint("t", i)
+		task := sitetest.AcmeTask()
+		if i == 3 {
+			task = asynq.NewTaskWithHeaders("y", nil, task.Headers())
+		}
+		if _, err := client.EnqueueContext(t.Context(), task, append(row.opts, asynq.TaskID(id))...); err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Contains(s.InLine(), "default/"+id); got != row.inLine {
+			t.Errorf("%v: in line: %v", row.opts, got)
+		}
+	}
+}
+
+// clientCalls notes the script call made under each name.
+type clientCalls struct {
+	name string
+	of   map[string]string
+}
+
+func (c *clientCalls) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	args := cmd.Args()
+	if err != nil || args[0] != "evalsha" && args[0] != "eval" {
+		return err
+	}
+	sha := args[1].(string)
+	if args[0] == "eval" {
+		sha = fmt.Sprintf("%x", sha1.Sum([]byte(sha)))
+	}
+	n := args[2].(int)
+	var keys, argv []string
+	for _, key := range args[3 : 3+n] {
+		keys = append(keys, date.ReplaceAllString(key.(string), "*"))
+	}
+	for _, arg := range args[3+n:] {
+		switch arg := arg.(type) {
+		case []byte:
+			argv = append(argv, "task")
+		case string:
+			argv = append(argv, arg)
+		default:
+			argv = append(argv, fmt.Sprintf("%T", arg))
+		}
+	}
+	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(keys, " "), strings.Join(argv, " | "))
+	for _, name := range []string{c.name, "schedule"} {
+		call = strings.ReplaceAll(call, "id of "+name, "ID")
+		call = strings.ReplaceAll(call, "unique:"+name+":", "unique:TYPE:")
+	}
+	c.of[c.name] = strings.ReplaceAll(call, "asynq:{default}:", ":")
+	return err
+}

@@ -1,0 +1,221 @@
+package faulttest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// A drain is two servers that work through the lines of several policies, while a primary of their
+// Redis is replaced. Beside them a server of plain asynq may do the same work without limits.
+type drain struct {
+	testing.TB
+	asynq   asynq.RedisConnOpt
+	limits  func() redis.UniversalClient // a new client of the limiters' Redis
+	names   []string                     // of the policies; task types are NAME:x
+	queues  []string
+	each    int    // tasks of each policy
+	control bool   // tasks of plain asynq run beside ours
+	strict  string // the policy that exceeds nothing, as it closes after a failover
+
+	ours, theirs sitetest.Counted
+	ledgers      map[string]*sitetest.Ledger
+	inspector    *asynq.Inspector
+}
+
+const (
+	drainSlots  = 8 // of each of two servers
+	drainLimit  = 20
+	drainPeriod = 500 * time.Millisecond
+	control     = "control" // the queue of plain asynq
+)
+
+// long reports whether drains are of 2,000 tasks, and those are run that take long. It is asked for
+// by the environment variable SLUICE_LONG.
+func long() bool { return os.Getenv("SLUICE_LONG") != "" }
+
+// start enqueues all tasks, and starts the servers.
+func (d *drain) start() {
+	d.Helper()
+	if long() {
+		d.each = 2000 / len(d.names)
+	}
+	if d.control {
+		d.startControl()
+	}
+	var policies []throttle.Policy
+	d.ledgers = map[string]*sitetest.Ledger{}
+	for _, name := range d.names {
+		failover := throttle.FailoverFast
+		if name == d.strict {
+			failover = throttle.FailoverStrict
+		}
+		policies = append(policies, throttle.Policy{
+			Failover: failover, Name: name, Match: []string{name + ":*"},
+			Windows: []throttle.Window{
+				{Name: "each", Limit: 1000, Period: drainPeriod},
+				{Name: "all", Limit: drainLimit, Period: drainPeriod, Scope: throttle.Shared},
+			},
+		})
+		d.ledgers[name] = sitetest.NewLedger()
+	}
+	d.inspector = asynq.NewInspector(d.asynq)
+	d.Cleanup(func() { d.inspector.Close() })
+	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	for i := range 2 {
+		connection := d.limits()
+		d.Cleanup(func() { connection.Close() })
+		limiter, err := throttle.New(throttle.Config{Client: connection, Policies: policies})
+		if err != nil {
+			d.Fatal(err)
+		}
+		if i == 0 {
+			d.enqueue(limiter)
+		}
+		queues := map[string]int{}
+		for _, queue := range d.queues {
+			queues[queue] = 1
+		}
+		server, err := worker.NewServer(d.asynq,
+			asynq.Config{Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: queues, ShutdownTimeout: time.Second},
+			worker.Config{Limiter: limiter, Logger: quiet, OnDecision: d.note})
+		if err != nil {
+			d.Fatal(err)
+		}
+		d.Cleanup(server.Shutdown)
+		if err := server.Start(asynq.HandlerFunc(d.ours.Handle)); err != nil {
+			d.Fatal(err)
+		}
+	}
+}
+
+func (d *drain) enqueue(limiter *throttle.Limiter) {
+	d.Helper()
+	client, err := worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
+	if err != nil {
+		d.Fatal(err)
+	}
+	defer client.Close()
+	var wait sync.WaitGroup
+	for i := range d.each {
+		for j, name := range d.names {
+			wait.Go(func() {
+				task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%3)}, name+":x", nil)
+				_, err := client.EnqueueContext(d.Context(), task, asynq.MaxRetry(3),
+					asynq.TaskID(fmt.Sprint(name, "-", i)), asynq.Queue(d.queues[(i+j)%len(d.queues)]))
+				if err != nil {
+					d.Error(err)
+				}
+			})
+		}
+	}
+	wait.Wait()
+}
+
+// startControl does as much work by plain asynq, in about the same time.
+func (d *drain) startControl() {
+	d.Helper()
+	client := asynq.NewClient(d.asynq)
+	defer client.Close()
+	for i := range d.each * len(d.names) {
+		if _, err := client.Enqueue(asynq.NewTask("x", nil), asynq.MaxRetry(3), asynq.TaskID(fmt.Sprint(i)), asynq.Queue(control)); err != nil {
+			d.Fatal(err)
+		}
+	}
+	server := asynq.NewServer(d.asynq, asynq.Config{
+		Concurrency: 2 * drainSlots, LogLevel: asynq.FatalLevel, Queues: map[string]int{control: 1}, ShutdownTimeout: time.Second,
+	})
+	d.Cleanup(server.Shutdown)
+	err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		time.Sleep(drainPeriod * 2 * drainSlots / time.Duration(drainLimit*len(d.names)))
+		return d.theirs.Handle(ctx, task)
+	}))
+	if err != nil {
+		d.Fatal(err)
+	}
+}
+
+func (d *drain) note(ctx context.Context, task *asynq.Task, decision throttle.Decision) {
+	var c worker.Config
+	d.ledgers[decision.Policy].Watch(nil, &c)
+	c.OnDecision(ctx, task, decision)
+}
+
+// until waits until the condition holds: long, as machines are slow.
+func (d *drain) until(what string, condition func() bool) {
+	d.Helper()
+	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			d.Fatalf("waited in vain until %s: %d of %d tasks have run", what, d.ours.Done(), d.each*len(d.names))
+		}
+	}
+}
+
+// part waits until this part of the tasks has run.
+func (d *drain) part(part float64) {
+	d.Helper()
+	d.until("a part has run", func() bool { return float64(d.ours.Done()) >= part*float64(d.each*len(d.names)) })
+}
+
+// finish waits until all tasks have run. Nothing is lost, archived or failed. A task runs twice only
+// if the new primary did not learn that it had begun: at most that many.
+func (d *drain) finish(promoted time.Time, twice int) {
+	d.Helper()
+	n := d.each * len(d.names)
+	d.until("all have run", func() bool { return d.ours.Done() == n })
+	again := d.ours.Again()
+	d.Logf("%d tasks have run, %d of them twice", n, again)
+	if again > twice {
+		d.Errorf("%d tasks ran twice, want at most %d", again, twice)
+	}
+	for _, name := range d.names {
+		l, first := d.ledgers[name], time.Duration(-1)
+		for _, g := range l.Sorted() {
+			if since := g.At.Sub(promoted); since > 0 && first < 0 {
+				first = since
+			}
+		}
+		over := l.Excess(drainLimit, drainPeriod)
+		d.Logf("policy %s: first grant %v after the promotion, %d above the limit", name, first.Round(time.Millisecond), over)
+		switch {
+		case name == d.strict && over > 0:
+			d.Errorf("policy %s is strict: %d above its limit", name, over)
+		case over > drainLimit:
+			d.Errorf("policy %s: %d above its limit: a failover can forget one window", name, over)
+		}
+		if first > 30*time.Second {
+			d.Errorf("policy %s: the first grant came %v after the promotion", name, first)
+		}
+	}
+	for _, queue := range d.queues {
+		info, err := d.inspector.GetQueueInfo(queue)
+		if err != nil {
+			d.Fatal(err)
+		}
+		d.Logf("queue %s: %d left active, %d failed, %d archived", queue, info.Active, info.FailedTotal, info.Archived)
+		if info.Archived+info.FailedTotal > 0 {
+			d.Errorf("queue %s: %d archived, %d failed", queue, info.Archived, info.FailedTotal)
+		}
+	}
+	if !d.control {
+		return
+	}
+	d.until("plain asynq has run all", func() bool { return d.theirs.Done() == n })
+	info, err := d.inspector.GetQueueInfo(control)
+	if err != nil {
+		d.Fatal(err)
+	}
+	d.Logf("plain asynq: %d tasks, %d twice, %d left active, %d failed, %d archived", n, d.theirs.Again(), info.Active, info.FailedTotal, info.Archived)
+}

@@ -1,0 +1,200 @@
+// Package faulttest tests workers while processes, connections and servers of Redis fail, and on
+// each topology of Redis. Read TestCallsAreLost first, then TestRedisStopsAnswering.
+package faulttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
+func TestShutdownWithoutRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+		var c sitetest.Cable
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
+		server := s.Serve(s.Ok, sitetest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
+			theirs.ShutdownTimeout = 3 * time.Second
+			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { c.Cut() }
+		})
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		server.Shutdown()
+		if took := time.Since(begun); took < 3*time.Second || took > 10*time.Second {
+			t.Errorf("shut down in %v, want 3 s and a bit", took)
+		}
+		c.Mend()
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
+		time.Sleep(2 * time.Second)                             // go-redis tries to connect in the background
+	})
+}
+
+// Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each
+// runs once, completed ones too, and no place is left behind.
+func TestCallsAreLost(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Shared(4, 5*time.Second))
+				l := sitetest.NewLedger()
+				random := rand.New(rand.NewPCG(3, 4))
+				f := &sitetest.Fault{Is: sitetest.IsPickCall, Lost: lost, Err: io.EOF, Hits: func(int) bool { return random.IntN(3) == 0 }}
+				whole := s.Asynq
+				s.Asynq = hooktest.With(whole, hooktest.Hook(f.See))
+				s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
+				for range 2 {
+					s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
+				}
+				s.SleepUntil(l, 30, 8*time.Minute)
+				time.Sleep(3 * time.Minute) // for what may come after
+				if runs := s.Runs(); len(runs) != 30 || len(slices.Compact(runs)) != 30 {
+					t.Errorf("ran %q, want each once", runs)
+				}
+				if f.Count() == 0 || l.Excess(4, 5*time.Second) != 0 {
+					t.Errorf("%d calls were lost; %d more than the limit", f.Count(), l.Excess(4, 5*time.Second))
+				}
+				s.WantCounters(sitetest.Counters{Processed: 30})
+				if n := s.Redis.ZCard(t.Context(), "asynq:{default}:completed").Val(); n != 30 {
+					t.Errorf("%d tasks are completed", n)
+				}
+				if keys := s.Redis.Keys(t.Context(), "sluice:{*}:*").Val(); len(keys) > 0 {
+					t.Errorf("left behind: %q", keys)
+				}
+				mean, most := l.WakesPerTask()
+				t.Logf("%d of %d calls were lost, %.2f wakes a task, at most %d", f.Count(), f.Calls, mean, most)
+			})
+		})
+	}
+}
+
+// A task that has ended is put down as its handler left it, however long asynq's Redis is out then.
+// Plain asynq leaves it active, and recovers it minutes later: it runs again, or is archived.
+func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
+	refused := errors.New("READONLY You can't write against a read only replica.")
+	retention := asynq.Retention(time.Hour)
+	for _, row := range []struct {
+		verb  string
+		err   error // of the handler
+		plain bool
+		lost  bool
+		fault error
+		fails int
+		want  sitetest.Counters
+	}{
+		{asynqredis.Done, nil, false, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Processed: 1}},
+		{asynqredis.Done, nil, false, true, io.EOF, 1, sitetest.Counters{Processed: 1}}, // the next one finds the task gone
+		{asynqredis.Done, nil, true, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Active: 1, Leases: 1}},
+		{asynqredis.Complete, nil, false, false, refused, 4, sitetest.Counters{Processed: 1}},
+		{asynqredis.Retry, errors.New("no"), false, false, refused, 4, sitetest.Counters{Processed: 1, Failed: 1, Retry: 1}},
+		{asynqredis.Archive, asynq.SkipRetry, false, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Processed: 1, Failed: 1, Archived: 1}},
+	} {
+		t.Run(fmt.Sprintf("%s, plain %v, arrives %v", row.verb, row.plain, row.lost), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+				f := &sitetest.Fault{
+					Is:   func(args []any) bool { return asynqredis.CallOf(args).Verb == row.verb },
+					Hits: func(n int) bool { return n <= 4 }, Lost: row.lost, Err: row.fault,
+				}
+				opts := []asynq.Option{asynq.TaskID("a"), asynq.MaxRetry(1)}
+				if row.verb == asynqredis.Complete {
+					opts = append(opts, retention)
+				}
+				s.Enqueue(sitetest.AcmeTask(), opts...)
+				theirs, ours := s.Configs()
+				sitetest.Calm(&theirs, &ours)
+				theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+				said := &sitetest.Journal{}
+				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: said}, asynq.WarnLevel
+				inside := &kept{RedisConnOpt: s.Asynq}
+				var server interface {
+					Start(asynq.Handler) error
+					Shutdown()
+				}
+				if row.plain {
+					server = asynq.NewServer(inside, theirs)
+				} else {
+					var err error
+					if server, err = worker.NewServer(inside, theirs, ours); err != nil {
+						t.Fatal(err)
+					}
+				}
+				inside.made.AddHook(hooktest.Hook(f.See))
+				err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+					s.Ok(ctx, task)
+					return row.err
+				}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(server.Shutdown)
+				time.Sleep(20 * time.Second)
+				s.WantCounters(row.want)
+				if !row.plain && f.Count() != row.fails || f.Count() == 0 || len(s.Runs()) != 1 || said.Count("retry syncing") > 0 != row.plain {
+					t.Errorf("%d calls have failed, want %d; ran %q; asynq says %q", f.Count(), row.fails, s.Runs(), said)
+				}
+			})
+		})
+	}
+}
+
+// kept keeps the client that it makes: hooks that are added later are nearer to Redis.
+type kept struct {
+	asynq.RedisConnOpt
+	made redis.UniversalClient
+}
+
+func (k *kept) MakeRedisClient() any {
+	made := k.RedisConnOpt.MakeRedisClient()
+	k.made = made.(redis.UniversalClient)
+	return made
+}
+
+// A queue is paused for so long that all its denied tasks reach their fallback. They wake at most
+// once in vain afterwards.
+func TestPausedForLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(8, 30*time.Second))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))
+		time.Sleep(10 * time.Second)
+		if err := s.Inspector.PauseQueue("default"); err != nil {
+			t.Fatal(err)
+		}
+		before := l.Count()
+		time.Sleep(6 * time.Minute)
+		s.WantStates("default", 0, 40-before)
+		if err := s.Inspector.UnpauseQueue("default"); err != nil {
+			t.Fatal(err)
+		}
+		s.SleepUntil(l, 40, 20*time.Minute)
+		if _, most := l.WakesPerTask(); most > 3 || l.Excess(8, 30*time.Second) != 0 {
+			t.Errorf("a task woke %d times; %d more than the limit", most, l.Excess(8, 30*time.Second))
+		}
+		s.WantCounters(sitetest.Counters{Processed: 40})
+		s.WantNobodyInLine()
+	})
+}

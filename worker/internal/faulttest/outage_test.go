@@ -1,0 +1,224 @@
+package faulttest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// limitThrough lets the limiter reach its Redis, the same or another, through the cable.
+func limitThrough(s *sitetest.Site, c *sitetest.Cable, client *redis.Client) {
+	s.Helper()
+	through := sitetest.Connect(c.Options(sitetest.SameRedis(client)))
+	s.Cleanup(func() { through.Close() })
+	limiter, err := throttle.New(throttle.Config{Client: through, Policies: s.Limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Limiter = limiter
+}
+
+// The limiter has a Redis of its own here, which goes away: nothing runs, nothing is lost.
+func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		var c sitetest.Cable
+		limitThrough(s, &c, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+		c.Cut()
+		ids := []string{"a", "b", "c"}
+		for _, id := range ids {
+			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+		}
+		s.Serve(s.Ok)
+		for _, id := range ids {
+			s.Wait("it is requeued", func() bool {
+				task := s.Task(id)
+				return task.State == asynq.TaskStateScheduled && strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") &&
+					strings.Contains(task.LastErr, ": throttle: redis is unavailable: ") && task.Retried == 0
+			})
+		}
+		if len(s.Runs()) != 0 {
+			t.Errorf("ran unthrottled: %q", s.Runs())
+		}
+		c.Mend()
+		for _, id := range ids {
+			s.Inspector.RunTask("default", id) // unless it has run already
+		}
+		s.WaitGone(ids...)
+		if len(s.Runs()) != 3 {
+			t.Errorf("ran %q, want each once", s.Runs())
+		}
+		s.WantCounters(sitetest.Counters{Processed: 3})
+		s.WantReported(nil, nil)
+		if s.Journal.Count("worker: the limiter is unavailable") != 1 {
+			t.Errorf("want the outage logged once:\n%s", s.Journal)
+		}
+	})
+}
+
+// An outage is logged once when it begins, every minute while it lasts, and once when it is over, for
+// any number of tasks, even while others succeed.
+func TestOutagesAreLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour))
+		var c sitetest.Cable
+		limitThrough(s, &c, s.Redis)
+		lookup := errors.New("the database of plans: \xff")
+		var failing atomic.Bool
+		failing.Store(true)
+		limiter, err := throttle.New(throttle.Config{
+			Client: s.Redis, Policies: s.Limiter.Policies(),
+			Tenants: func(_ context.Context, _, tenant string) (throttle.Tenant, bool, error) {
+				if failing.Load() && tenant == "unlucky" {
+					return throttle.Tenant{}, false, lookup
+				}
+				return throttle.Tenant{}, false, nil
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		enqueue := func(n int, tenant string) {
+			for range n {
+				s.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil), asynq.MaxRetry(0))
+			}
+		}
+		logged := func(undecided, again int) {
+			t.Helper()
+			if s.Journal.Count("worker: the limiter is unavailable") != undecided || s.Journal.Count("worker: the limiter is available again") != again {
+				t.Errorf("want %d outages begun and %d over in the log:\n%s", undecided, again, s.Journal)
+			}
+		}
+
+		server := s.Serve(s.Ok, sitetest.Calm)
+		enqueue(5, "acme")
+		time.Sleep(10 * time.Second)
+		logged(0, 0)
+		for range 2 {
+			c.Cut()
+			enqueue(20, "acme")
+			time.Sleep(time.Minute)
+			c.Mend()
+			time.Sleep(time.Minute)
+			enqueue(5, "acme")
+			time.Sleep(time.Minute)
+		}
+		if len(s.Runs()) != 55 {
+			t.Errorf("%d runs, want 55", len(s.Runs()))
+		}
+		logged(2, 2)
+		still := s.Journal.Count("worker: the limiter is still unavailable")
+		c.Cut()
+		enqueue(1, "acme")
+		time.Sleep(3*time.Minute + 30*time.Second)
+		if n := s.Journal.Count("worker: the limiter is still unavailable") - still; n != 3 {
+			t.Errorf("in three and a half minutes it is said %d times that an outage lasts\n%s", n, s.Journal)
+		}
+		c.Mend()
+		time.Sleep(time.Minute)
+		enqueue(1, "acme")
+		time.Sleep(time.Minute)
+		logged(3, 3)
+		server.Shutdown()
+
+		s.Limiter = limiter
+		s.Serve(s.Ok, sitetest.Calm)
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "unlucky"}, "x", nil), asynq.TaskID("unlucky"), asynq.MaxRetry(0))
+		for range 60 {
+			enqueue(1, "acme")
+			time.Sleep(time.Second)
+		}
+		logged(4, 3)
+		if task := s.Task("unlucky"); task.Retried != 0 || !strings.HasSuffix(task.LastErr, "the database of plans: \uFFFD") {
+			t.Errorf("want the unlucky task to wait: %v after %d retries, last error %q", task.State, task.Retried, task.LastErr)
+		}
+		failing.Store(false)
+		time.Sleep(time.Minute)
+		enqueue(1, "acme")
+		time.Sleep(time.Minute)
+		logged(4, 4)
+		s.WantCounters(sitetest.Counters{Processed: 119})
+		s.WantReported(nil, nil)
+	})
+}
+
+func TestFailOpenRunsAndIsLogged(t *testing.T) {
+	p := sitetest.Policy(1, time.Hour)
+	p.Fail = throttle.FailOpen
+	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
+		var c sitetest.Cable
+		limitThrough(s, &c, s.Redis)
+		c.Cut()
+		for _, id := range []string{"a", "b"} {
+			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID(id))
+		}
+		s.Serve(s.Ok)
+		s.WaitGone("a", "b")
+		if s.Journal.Count("worker: the limiter is unavailable") != 1 || s.Journal.Count("fails=open") != 1 {
+			t.Errorf("want it logged once:\n%s", s.Journal)
+		}
+	})
+}
+
+// The limiter takes longer than the task may: asynq does not wait for it, and the task did not
+// run. What it was granted too late it gives back.
+func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+		slow := sitetest.Connect(sitetest.SameRedis(s.Redis))
+		defer slow.Close()
+		var late atomic.Bool
+		late.Store(true)
+		slow.AddHook(hooktest.Hook(slowReply{&late}.see))
+		limiter, err := throttle.New(throttle.Config{Client: slow, Policies: s.Limiter.Policies()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Limiter = limiter
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+		s.Serve(s.Ok, sitetest.Calm)
+		time.Sleep(time.Minute)
+		if task := s.Task("a"); task.State == asynq.TaskStateArchived || !strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
+			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
+		}
+		if len(s.Runs()) != 0 || s.Journal.Count("time ran out") != 1 {
+			t.Errorf("ran %q, log:\n%s", s.Runs(), s.Journal)
+		}
+		late.Store(false)
+		time.Sleep(time.Minute)
+		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+		if err != nil || d.Windows[0].Used != int64(len(s.Runs())) {
+			t.Errorf("%d units are used by %d runs, %v", d.Windows[0].Used, len(s.Runs()), err)
+		}
+		time.Sleep(10 * time.Minute)
+		s.WantCounters(sitetest.Counters{Processed: 1})
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		if len(s.Reported) != 0 {
+			t.Errorf("the user's ErrorHandler was told %q", s.Reported)
+		}
+	})
+}
+
+// slowReply holds replies to scripts back for 5 s.
+type slowReply struct{ on *atomic.Bool }
+
+func (s slowReply) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	if s.on.Load() && err == nil && strings.HasPrefix(cmd.Name(), "eval") {
+		time.Sleep(5 * time.Second)
+	}
+	return err
+}

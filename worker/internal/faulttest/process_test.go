@@ -1,0 +1,355 @@
+//go:build unix
+
+package faulttest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// The test binary is a worker process too, if these say so.
+const (
+	workerEnv = "SLUICE_TEST_WORKER" // the address of its Redis
+	diesEnv   = "SLUICE_TEST_DIES"   // where it is killed, if it is
+	callsEnv  = "SLUICE_TEST_CALLS"  // the address that its handlers call, if they call one
+)
+
+func init() {
+	if addr := os.Getenv(workerEnv); addr != "" {
+		logging.Disable()
+		work := work
+		if os.Getenv(callsEnv) != "" {
+			work = workAtOnce
+		}
+		if err := work(addr, os.Getenv(diesEnv)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+}
+
+// work is the worker process: its handler never ends, and Run does by a signal.
+func work(addr, dies string) error {
+	signal.Stop(notified(syscall.SIGTERM)) // os/signal's own goroutine stays
+	before := runtime.NumGoroutine()
+	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
+	limiterClient.AddHook(hooktest.Hook(killer{dies, "reserve", func(args []any) bool { return slices.Contains(args, any("reserve")) }}.see))
+	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{sitetest.Policy(2, time.Hour)}})
+	if err != nil {
+		return err
+	}
+	opt := hooktest.With(asynq.RedisClientOpt{Addr: addr}, hooktest.Hook(killer{dies, "requeue", sitetest.IsRequeue}.see))
+	server, err := worker.NewServer(opt, asynq.Config{
+		Concurrency: 2, LogLevel: asynq.FatalLevel, ShutdownTimeout: time.Second, TaskCheckInterval: 10 * time.Millisecond,
+	}, worker.Config{Limiter: limiter})
+	if err != nil {
+		return err
+	}
+	if err := server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		die(dies == "in the handler")
+		<-ctx.Done() // asynq ends it once it has put the task back
+		return ctx.Err()
+	})); err != nil {
+		return err
+	}
+	limiterClient.Close()
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			stacks := make([]byte, 1<<16)
+			return fmt.Errorf("%d goroutines are left, and %d were there before:\n%s",
+				runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+	return nil
+}
+
+func notified(sig os.Signal) chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, sig)
+	return c
+}
+
+// die is kill -9, and does not return.
+func die(now bool) {
+	if now {
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+}
+
+// A killer kills its own process before or after a call: dies is "before CALL" or "after CALL".
+type killer struct {
+	dies, call string
+	is         func(args []any) bool
+}
+
+func (k killer) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	is := k.is(cmd.Args())
+	die(is && k.dies == "before "+k.call)
+	err := next(ctx, cmd)
+	die(is && err == nil && k.dies == "after "+k.call)
+	return err
+}
+
+// process starts a worker process on the site's Redis, and tells when it has ended.
+func process(s *sitetest.Site, dies string, env ...string) (*exec.Cmd, <-chan error, *sitetest.Journal) {
+	s.Helper()
+	cmd, log := exec.Command(os.Args[0]), &sitetest.Journal{}
+	cmd.Env = append(append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies), env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		s.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	s.Cleanup(func() { cmd.Process.Kill() })
+	return cmd, ended, log
+}
+
+func waitEnd(s *sitetest.Site, ended <-chan error) (err error) {
+	s.Helper()
+	select {
+	case err = <-ended:
+	case <-time.After(50 * time.Second):
+		s.Fatal("the worker process does not end")
+	}
+	return err
+}
+
+// lapse lets the leases of all active tasks run out long ago.
+func lapse(s *sitetest.Site) {
+	ctx := context.Background()
+	for _, id := range s.Redis.ZRange(ctx, "asynq:{default}:lease", 0, -1).Val() {
+		s.Redis.ZAdd(ctx, "asynq:{default}:lease", redis.Z{Score: float64(time.Now().Add(-time.Hour).Unix()), Member: id})
+	}
+}
+
+// A worker that is killed costs its tasks what it costs those of plain asynq: the recoverer of
+// another worker retries or archives the active ones. All others wait as before. At most one task's
+// cost for each of its handlers is charged without a run.
+func TestWorkerIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		at     string
+		denied bool // the window is full
+		active int  // at least; two handlers race to the end
+		lost   int64
+	}{
+		{at: "before reserve", active: 1},
+		{at: "after reserve", active: 1, lost: 2},
+		{at: "in the handler", active: 1, lost: 2},
+		{at: "before requeue", denied: true, active: 1},
+		{at: "after requeue", denied: true},
+	} {
+		for _, retries := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s, MaxRetry %d", row.at, retries), func(t *testing.T) {
+				sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+					if row.denied {
+						s.Fill("acme", "acme")
+					}
+					ids := []string{"a", "b", "c"}
+					for _, id := range ids {
+						s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
+					}
+					filled := s.Used()
+					_, ended, log := process(s, row.at)
+					if err := waitEnd(s, ended); err == nil || !strings.Contains(err.Error(), "killed") {
+						t.Fatalf("the worker process: %v\n%s", err, log)
+					}
+					active := s.Redis.LRange(t.Context(), "asynq:{default}:active", 0, -1).Val()
+					if n := len(active); n < row.active || n > 2 {
+						t.Errorf("%d tasks are active", n)
+					}
+					charged := s.Used() - filled
+					if charged > row.lost {
+						t.Errorf("%d units are charged, want %d at most", charged, row.lost)
+					}
+					waits := s.Redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
+					for _, id := range waits {
+						if task := s.Task(id); task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: ") {
+							t.Errorf("%s waits after %d retries by %q", id, task.Retried, task.LastErr)
+						}
+					}
+
+					lapse(s)
+					s.Open() // so that nobody waits
+					s.Serve(s.Ok)
+					var archived int64
+					for _, id := range ids {
+						if slices.Contains(active, id) && retries == 0 {
+							s.WaitState(asynq.TaskStateArchived, id)
+							if task := s.Task(id); task.LastErr != asynq.ErrLeaseExpired.Error() || task.Retried != 0 {
+								t.Errorf("%s was archived after %d retries by %q", id, task.Retried, task.LastErr)
+							}
+							archived++
+							continue
+						}
+						s.Inspector.RunTask("default", id) // unless it has run already
+						s.WaitGone(id)
+					}
+					// What was reserved for a task before its slot is given back in the background.
+					s.Wait("units are given back", func() bool { return s.Used() == filled+charged+int64(len(s.Runs())) })
+					if n := int64(len(s.Runs())); n != 3-archived || s.Used() != filled+charged+n {
+						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.Runs(), s.Used(), filled, charged)
+					}
+					failed := int64(len(active))
+					s.WantCounters(sitetest.Counters{Processed: failed + 3 - archived, Failed: failed, Archived: archived})
+				})
+			})
+		}
+	}
+}
+
+// A worker ends by a signal, and leaves no goroutine behind. Tasks in its handlers go
+// back, those that were denied wait, and none loses a retry.
+func TestWorkerIsTerminated(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		ids := []string{"a", "b", "c", "d", "e", "f"}
+		for i, id := range ids {
+			tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
+			s.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+		}
+		s.Fill("acme", "acme", "beta")
+		cmd, ended, log := process(s, "")
+		s.WaitState(asynq.TaskStateScheduled, ids[:5]...)
+		s.WaitState(asynq.TaskStateActive, "f")
+		cmd.Process.Signal(syscall.SIGTERM)
+		if err := waitEnd(s, ended); err != nil {
+			t.Fatalf("the worker process: %v\n%s", err, log)
+		}
+		s.WaitState(asynq.TaskStatePending, "f")
+		s.WantCounters(sitetest.Counters{Scheduled: 5})
+		for _, id := range ids {
+			if task := s.Task(id); task.Retried != 0 || task.MaxRetry != 0 {
+				t.Errorf("%s has lost a retry: %+v", id, task)
+			}
+		}
+		s.Open()
+		s.Serve(s.Ok)
+		for _, id := range ids {
+			s.Inspector.RunTask("default", id)
+		}
+		s.WaitGone(ids...)
+		if got := s.Runs(); !slices.Equal(got, ids) {
+			t.Errorf("ran %q", got)
+		}
+		s.WantCounters(sitetest.Counters{Processed: 6})
+	})
+}
+
+// fewAtOnce is a policy whose leases run out soon.
+func fewAtOnce() throttle.Policy {
+	p := sitetest.AtOnce(3)
+	p.Windows[0].Lease = 5 * time.Second // no shorter, as a machine under load stands still at times
+	return p
+}
+
+// workAtOnce is a worker process whose handlers call the parent, and hold on for a while.
+func workAtOnce(addr, _ string) error {
+	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
+	defer limiterClient.Close()
+	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{fewAtOnce()}})
+	if err != nil {
+		return err
+	}
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{
+		Concurrency: 4, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond,
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
+	}, worker.Config{Limiter: limiter})
+	if err != nil {
+		return err
+	}
+	return server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		call, err := net.Dial("tcp", os.Getenv(callsEnv))
+		if err != nil {
+			return err
+		}
+		defer call.Close() // or the kernel does, when the process is killed
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		// The slot is free as soon as the handler returns. The callee counts the end before that.
+		if err := call.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		if _, err := io.Copy(io.Discard, call); err != nil {
+			return err
+		}
+		return context.Cause(ctx)
+	}))
+}
+
+// Workers are killed, and others come. By the log of the service that they call, never more than
+// the limit run at once. The slots of the killed ones are used again.
+func TestConcurrencyOfKilledWorkers(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{fewAtOnce()}, func(t *testing.T, s *sitetest.Site) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		g := &sitetest.Gauge{}
+		var calls atomic.Int64
+		go func() {
+			for {
+				call, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				calls.Add(1)
+				go func() {
+					defer call.Close() // the caller waits for it
+					_ = g.Handler(func(context.Context, *asynq.Task) error {
+						_, err := call.Read(make([]byte, 1))
+						return err
+					})(context.Background(), nil)
+				}()
+			}
+		}()
+		start := func() (*exec.Cmd, <-chan error) {
+			cmd, ended, _ := process(s, "", callsEnv+"="+listener.Addr().String())
+			return cmd, ended
+		}
+		var ids []string
+		for i := range 30 {
+			ids = append(ids, fmt.Sprint("t", i))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(ids[i]), asynq.MaxRetry(10))
+		}
+		first, firstEnded := start()
+		_, _ = start()
+		for round := range 2 {
+			s.Wait("some have run", func() bool { return calls.Load() >= int64(8*(round+1)) })
+			first.Process.Kill()
+			waitEnd(s, firstEnded)
+			lapse(s) // or asynq's recoverer waits for half a minute
+			first, firstEnded = start()
+		}
+		s.WaitGone(ids...)
+		if most := g.Most.Load(); most > 3 {
+			t.Errorf("%d ran at once, the limit is 3", most)
+		}
+	})
+}

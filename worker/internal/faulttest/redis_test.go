@@ -1,0 +1,322 @@
+package faulttest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// Redis stops answering, the limiter's own or that of all: nothing runs twice or is lost, no retry
+// is burnt, no limit is exceeded, and it is logged once.
+func TestRedisStopsAnswering(t *testing.T) {
+	for _, pause := range []time.Duration{10 * time.Second, 40 * time.Second} {
+		for _, who := range []string{"the limiter's", "all"} {
+			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+					var f sitetest.Freezer
+					limits := f.Options(sitetest.SameRedis(s.Redis))
+					if who == "all" {
+						s.Asynq = sitetest.Dialed{Options: limits}
+					}
+					client := redis.NewClient(limits)
+					defer client.Close()
+					limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
+					if err != nil {
+						t.Fatal(err)
+					}
+					s.Limiter = limiter
+
+					// A dequeue that Redis did when nobody waited for it any more costs a retry, as
+					// it does in plain asynq.
+					retries := asynq.MaxRetry(0)
+					if who == "all" {
+						retries = asynq.MaxRetry(3)
+					}
+					const n, late = 20, 6
+					var c sitetest.Counted
+					l := sitetest.NewLedger()
+					s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+					s.EnqueueMany("acme", 0, n, retries)
+					time.Sleep(15 * time.Second)
+					frozen := make(chan struct{})
+					go func() { f.Freeze(pause); close(frozen) }()
+					if who == "all" {
+						<-frozen
+					}
+					for i := range late {
+						s.Enqueue(worker.NewTask(worker.Identity{Tenant: "initech"}, "x", nil), asynq.TaskID(fmt.Sprint("late", i)), retries)
+					}
+					<-frozen
+					for end := time.Now().Add(10 * time.Minute); c.Done() < n+late && time.Now().Before(end); {
+						time.Sleep(time.Second)
+					}
+					time.Sleep(2 * time.Minute) // time for a task to run twice
+					c.OnceEach(t, n+late)
+					for _, tenant := range []string{"acme", "initech"} {
+						if over := of(l, tenant).Excess(4, 10*time.Second); over > 0 {
+							t.Errorf("%s was granted %d above its limit", tenant, over)
+						}
+					}
+					// For 12 s go-redis repeats the call, and nobody notices.
+					begun, over := s.Journal.Count("worker: the limiter is unavailable"), s.Journal.Count("worker: the limiter is available again")
+					if begun > 1 || begun != over || who != "all" && pause > 12*time.Second && begun == 0 {
+						t.Errorf("want the outage logged once:\n%s", s.Journal)
+					}
+					if who == "all" {
+						if n := s.Counters().Archived; n != 0 {
+							t.Errorf("%d tasks were archived", n)
+						}
+						return
+					}
+					s.WantCounters(sitetest.Counters{Processed: n + late})
+					s.WantReported(nil, nil)
+				})
+			})
+		}
+	}
+}
+
+// of is the ledger of one tenant alone.
+func of(l *sitetest.Ledger, tenant string) *sitetest.Ledger {
+	return &sitetest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g sitetest.Granted) bool { return g.Tenant != tenant })}
+}
+
+// A place is where a Redis is found, which may change: as when it is restarted.
+type place struct{ addr atomic.Value }
+
+func (p *place) options() *redis.Options {
+	return &redis.Options{
+		Addr: "redis.test:6379", DialerRetries: 1,
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, p.addr.Load().(string))
+		},
+		MaxRetries: 1, ReadTimeout: 500 * time.Millisecond, MinRetryBackoff: time.Millisecond, MaxRetryBackoff: time.Millisecond,
+	}
+}
+
+// start starts a redis-server in the directory, which its last one has left.
+func (p *place) start(t *testing.T, dir string, args ...string) *throttletest.Process {
+	t.Helper()
+	process, err := throttletest.Start(dir, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(process.Stop)
+	p.addr.Store(process.Addr)
+	return process
+}
+
+// newPlace starts a redis-server, or skips the test where there is none.
+func newPlace(t *testing.T, args ...string) (p *place, process *throttletest.Process, dir string) {
+	t.Helper()
+	throttletest.RedisProcess(t).Stop()
+	p, dir = &place{}, t.TempDir()
+	return p, p.start(t, dir, args...), dir
+}
+
+// faultSite is a site of which the limiter's Redis is at the place, and all of it if same is set.
+func faultSite(t *testing.T, p *place, same bool, policies ...throttle.Policy) *sitetest.Site {
+	t.Helper()
+	client := redis.NewClient(p.options())
+	t.Cleanup(func() { client.Close() })
+	if same {
+		s := sitetest.New(t, client, policies...)
+		s.Asynq = sitetest.Dialed{Options: p.options()}
+		return s
+	}
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policies...)
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Limiter = limiter
+	return s
+}
+
+// faulty runs the test with the limiter's Redis the same as asynq's, and another.
+func faulty(t *testing.T, test func(t *testing.T, same bool)) {
+	t.Parallel()
+	for name, same := range map[string]bool{"the same Redis": true, "another Redis": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, same)
+		})
+	}
+}
+
+// throughFault lets 3 of 9 tasks run, has the fault happen while the others wait, and waits for
+// all. The fault may call late, which enqueues 3 more that ask while it lasts.
+func throughFault(s *sitetest.Site, fault func(late func())) *sitetest.Ledger {
+	s.Helper()
+	var c sitetest.Counted
+	l, n := sitetest.NewLedger(), 9
+	s.Serve(c.Handle, l.Watch)
+	s.EnqueueMany("acme", 0, n, asynq.MaxRetry(0))
+	s.Wait("the first have run and the others wait", func() bool { return c.Done() >= 3 && decided(l) == n })
+	s.Wait("all are put down", func() bool { return s.Counters().Active == 0 })
+	fault(func() {
+		s.EnqueueMany("initech", 0, 3, asynq.MaxRetry(0))
+		n += 3
+		s.Wait("it is logged", func() bool { return s.Journal.Count("worker: the limiter is unavailable") == 1 })
+	})
+	s.Wait("all have run", func() bool { return c.Done() == n })
+	s.Wait("all are put down", func() bool { return s.Counters().Active == 0 })
+	c.OnceEach(s, n)
+	if got, want := s.Counters(), (sitetest.Counters{Processed: int64(n)}); got != want {
+		s.Errorf("counters %+v, want %+v", got, want)
+	}
+	s.WantReported(nil, nil)
+	if s.Journal.Count("worker: the limiter is unavailable") > 1 {
+		s.Errorf("want it logged at most once:\n%s", s.Journal)
+	}
+	return of(l, "acme")
+}
+
+// decided counts the tasks about which anything was decided.
+func decided(l *sitetest.Ledger) int {
+	l.Mu.Lock()
+	defer l.Mu.Unlock()
+	return len(l.Wakes)
+}
+
+const faultPeriod = 1500 * time.Millisecond
+
+func TestRedisIsStoppedBySignal(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		p, process, _ := newPlace(t)
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
+		l := throughFault(s, func(late func()) {
+			process.Cmd.Process.Signal(syscall.SIGSTOP)
+			if !same {
+				late()
+			}
+			time.Sleep(time.Second)
+			process.Cmd.Process.Signal(syscall.SIGCONT)
+		})
+		if over := l.Excess(3, faultPeriod); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}
+
+// Killed, and started again with what it had written: the windows and the line are as they were.
+func TestRedisRestartsWithItsData(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		persist := []string{"--appendonly", "yes", "--appendfsync", "always"}
+		p, process, dir := newPlace(t, persist...)
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
+		l := throughFault(s, func(late func()) {
+			process.Stop()
+			if !same {
+				late()
+			}
+			time.Sleep(200 * time.Millisecond)
+			p.start(t, dir, persist...)
+		})
+		if over := l.Excess(3, faultPeriod); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}
+
+// The memory is full: reads are served and writes are not.
+func TestRedisRefusesWrites(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		p, _, _ := newPlace(t)
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod))
+		admin := redis.NewClient(p.options())
+		defer admin.Close()
+		l := throughFault(s, func(late func()) {
+			admin.ConfigSet(t.Context(), "maxmemory", "1")
+			if !same {
+				late()
+			}
+			time.Sleep(faultPeriod)
+			admin.ConfigSet(t.Context(), "maxmemory", "0")
+		})
+		if over := l.Excess(3, faultPeriod); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}
+
+// The scripts are gone, again and again.
+func TestRedisLosesItsScripts(t *testing.T) {
+	faulty(t, func(t *testing.T, same bool) {
+		p, _, _ := newPlace(t)
+		s := faultSite(t, p, same, sitetest.Policy(3, faultPeriod/5))
+		admin := redis.NewClient(p.options())
+		defer admin.Close()
+		flushing, flushes := make(chan struct{}), sync.WaitGroup{}
+		flushes.Go(func() {
+			for {
+				select {
+				case <-flushing:
+					return
+				case <-time.After(5 * time.Millisecond):
+					admin.ScriptFlush(t.Context())
+				}
+			}
+		})
+		l := throughFault(s, func(func()) {})
+		close(flushing)
+		flushes.Wait()
+		if over := l.Excess(3, faultPeriod/5); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+		if s.Journal.String() != "" {
+			t.Errorf("nothing was to be noticed:\n%s", s.Journal)
+		}
+	})
+}
+
+// The limiter's Redis starts again with nothing, while asynq still has the tasks: they come by
+// their fallback at the latest, and those that come after them do not wait for them.
+func TestLimitersRedisRestartsEmpty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+		own := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
+		s.Limiter = own.Limiter
+		const n = 24
+		var c sitetest.Counted
+		l := sitetest.NewLedger()
+		s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+		s.EnqueueMany("acme", 0, n, asynq.MaxRetry(0))
+		time.Sleep(25 * time.Second)
+		own.Redis.FlushAll(t.Context())
+		own.Redis.ScriptFlush(t.Context())
+		flushed := time.Now()
+		s.EnqueueMany("acme", n, 4, asynq.MaxRetry(0))
+		for end := time.Now().Add(10 * time.Minute); c.Done() < n+4 && time.Now().Before(end); {
+			time.Sleep(time.Second)
+		}
+		if took := time.Since(flushed); took > 5*time.Minute { // the last was promised 100 s, and two minutes
+			t.Errorf("it took %v", took)
+		}
+		time.Sleep(2 * time.Minute)
+		c.OnceEach(t, n+4)
+		s.WantCounters(sitetest.Counters{Processed: n + 4})
+		s.WantReported(nil, nil)
+		after := &sitetest.Ledger{Grants: slices.DeleteFunc(l.Sorted(), func(g sitetest.Granted) bool { return g.At.Before(flushed) })}
+		if over := after.Excess(4, 10*time.Second); over > 0 {
+			t.Errorf("%d were granted above the limit since", over)
+		}
+		own.WantNobodyInLine()
+	})
+}

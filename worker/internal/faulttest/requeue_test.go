@@ -1,0 +1,155 @@
+package faulttest
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// Asynq's Redis goes away just when a task was denied. Asynq would leave the task active until
+// its lease runs out, and then count a retry, or archive it.
+func TestRequeueOutlastsABrokenConnection(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		var c sitetest.Cable
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		s.Fill("acme")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if !d.Granted {
+					c.Cut()
+					time.AfterFunc(time.Second, c.Mend)
+				}
+			}
+		})
+		s.WaitState(asynq.TaskStateScheduled, "a")
+		s.WantCounters(sitetest.Counters{Scheduled: 1})
+		s.Open("a")
+		s.WaitGone("a")
+		s.WantCounters(sitetest.Counters{Processed: 1})
+	})
+}
+
+// When it stays away for longer than the lease, the recoverer finds the task, and would archive
+// it: that is a denied task still.
+func TestRequeueAfterTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+		var c sitetest.Cable
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		s.Fill("acme")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if !d.Granted {
+					c.Cut()
+				}
+			}
+		})
+		time.Sleep(2 * time.Minute)
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+		c.Mend()
+		time.Sleep(2 * time.Minute)
+		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: api/window") {
+			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
+		}
+		time.Sleep(10 * time.Minute)
+		s.WantCounters(sitetest.Counters{Processed: 1})
+	})
+}
+
+// Asynq's recoverer, which has all the time there is, must not be held up by one task.
+func TestRequeueInTheRecovererFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+		refused := &losesReply{unsent: true}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(refused.see))
+		s.Fill("acme")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		server := s.Serve(s.Ok, sitetest.Calm)
+		time.Sleep(3 * time.Minute)
+		if !refused.repeated() {
+			t.Error("the requeue was not repeated")
+		}
+		down := make(chan struct{})
+		go func() { server.Shutdown(); close(down) }()
+		select {
+		case <-down:
+		case <-time.After(time.Minute):
+			t.Fatal("the server does not shut down")
+		}
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+	})
+}
+
+// The requeue went through, but its reply was lost, and the task was picked up again before it
+// is repeated: the worker that runs it now must keep it.
+func TestRequeueWhoseReplyWasLost(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		running, finish := make(chan struct{}), make(chan struct{})
+		lost := &losesReply{meanwhile: func() {
+			s.Open("a")
+			<-running
+		}}
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(lost.see))
+		s.Fill("acme")
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			s.Ok(ctx, task)
+			close(running)
+			<-finish
+			return nil
+		})
+		s.Wait("the requeue is repeated", func() bool { return lost.repeated() })
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+		close(finish)
+		s.WaitGone("a")
+		s.WantCounters(sitetest.Counters{Processed: 1})
+		if len(s.Runs()) != 1 {
+			t.Errorf("ran %q, want once", s.Runs())
+		}
+	})
+}
+
+// losesReply loses the first reply to the requeue of a denied task, or all such calls before they
+// are sent.
+type losesReply struct {
+	meanwhile func()
+	unsent    bool
+	calls     sitetest.Journal
+}
+
+func (l *losesReply) repeated() bool { return l.calls.Count("ok") > 1 }
+
+func (l *losesReply) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	args := cmd.Args()
+	if !sitetest.IsRequeue(args) {
+		return next(ctx, cmd)
+	}
+	if l.unsent {
+		io.WriteString(&l.calls, "ok")
+		cmd.SetErr(io.ErrUnexpectedEOF)
+		return io.ErrUnexpectedEOF
+	}
+	if err := next(ctx, cmd); err != nil {
+		return err
+	}
+	io.WriteString(&l.calls, "ok")
+	if l.calls.Count("ok") > 1 {
+		return nil
+	}
+	l.meanwhile()
+	cmd.SetErr(io.ErrUnexpectedEOF)
+	return io.ErrUnexpectedEOF
+}

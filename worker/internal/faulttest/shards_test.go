@@ -1,0 +1,215 @@
+package faulttest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// inShards is a policy whose tenants are in that many shards.
+func inShards(shards, limit int, period time.Duration) throttle.Policy {
+	return throttle.Policy{Name: "api", Match: []string{"*"}, Shards: shards, Windows: []throttle.Window{
+		{Name: "each", Limit: int64(limit), Period: period},
+	}}
+}
+
+// Tasks of all shards, of our client and of plain ones, start in order and at once when they fit,
+// also those that wait while the number of shards changes.
+func TestTasksWaitInTheLinesOfShards(t *testing.T) {
+	const tenants, each, limit, period = 6, 8, 2, time.Minute
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, inShards(3, limit, period))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, sitetest.Calm, l.Watch)
+		client := s.Client(s.Limiter)
+		for i := range each {
+			for tenant := range tenants {
+				task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", tenant)}, "api:x", nil)
+				id := asynq.TaskID(fmt.Sprint(tenant, "-", i))
+				if i >= 6 {
+					s.Enqueue(task, id)
+				} else if _, err := client.Enqueue(task, id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		lines := map[string]bool{}
+		for tenant := range tenants {
+			lines[s.Limiter.LineOf("api", fmt.Sprint("tenant", tenant))] = true
+		}
+		if len(lines) != 3 {
+			t.Fatalf("all tenants are in %v", lines)
+		}
+		check := func(from time.Time, wants int) {
+			t.Helper()
+			byTenant := map[string][]sitetest.Granted{}
+			for _, g := range l.Sorted() {
+				if !g.At.Before(from) {
+					byTenant[g.Tenant] = append(byTenant[g.Tenant], g)
+				}
+			}
+			for tenant, all := range byTenant {
+				for i := limit; i < len(all); i++ {
+					if apart := all[i].At.Sub(all[i-limit].At); apart < period || apart > period+time.Second {
+						t.Errorf("%s: task %s started %v after the one %d before it", tenant, all[i].Id, apart, limit)
+					}
+				}
+				for i, g := range all {
+					if want := fmt.Sprint(tenant[len("tenant"):], "-", i+each-wants); g.Id != want && i+each-wants < 6 {
+						t.Errorf("%s: task %s started before %s", tenant, g.Id, want)
+					}
+				}
+			}
+			if len(byTenant) != tenants {
+				t.Errorf("tasks of %d tenants ran", len(byTenant))
+			}
+		}
+		time.Sleep(period)
+		check(time.Time{}, each)
+		if n := l.Count(); n != tenants*2*limit {
+			t.Errorf("%d tasks ran within two periods", n)
+		}
+		changed := time.Now()
+		if err := s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}); err != nil {
+			t.Fatal(err)
+		}
+		s.SleepUntil(l, tenants*each, 5*time.Minute)
+		check(changed, each-2*limit)
+		s.WaitGone()
+		if lines := s.Limiter.Lines(); len(lines) != 2 {
+			time.Sleep(time.Minute)
+			if lines = s.Limiter.Lines(); len(lines) != 2 {
+				t.Errorf("lines %q, and all tasks have run", lines)
+			}
+		}
+	})
+}
+
+// Tenants of one policy share the slots by weight, whatever shards they are in: here one is alone in
+// its shard.
+func TestShardsShareSlotsByWeight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := inShards(3, 1000, time.Hour)
+		s := sitetest.NewInBubble(t, p)
+		weights := map[string]float64{}
+		for i, alone := 0, false; len(weights) < 5; i++ {
+			switch tenant := fmt.Sprint("tenant", i); s.Limiter.LineOf("api", tenant) {
+			case "api/1of3":
+				if !alone {
+					weights[tenant], alone = 1, true
+				}
+			case "api/2of3":
+				if alone {
+					weights[tenant] = 1
+				}
+			}
+		}
+		p.Tenants = map[string]throttle.Tenant{}
+		for tenant := range weights {
+			if s.Limiter.LineOf("api", tenant) == "api/2of3" {
+				weights[tenant] = 3
+				break
+			}
+		}
+		sum := 0.0
+		for tenant, weight := range weights {
+			p.Tenants[tenant], sum = throttle.Tenant{Weight: weight}, sum+weight
+		}
+		if err := s.Limiter.SetPolicies([]throttle.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		client := s.Client(s.Limiter)
+		for tenant := range weights {
+			var tasks []*asynq.Task
+			for range 50 {
+				tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil))
+			}
+			for _, e := range client.EnqueueBatch(t.Context(), tasks) {
+				if e.Err != nil {
+					t.Fatal(e.Err)
+				}
+			}
+		}
+		l := sitetest.NewLedger()
+		s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, sitetest.Calm, l.Watch, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 })
+		s.SleepUntil(l, 105, 2*time.Minute)
+		got := map[string]int{}
+		for _, g := range l.Sorted()[:105] {
+			got[g.Tenant]++
+		}
+		for tenant, weight := range weights {
+			if want := 105 * weight / sum; float64(got[tenant]) < want-3 || float64(got[tenant]) > want+3 {
+				t.Errorf("%s of weight %v, in %s, got %d of 105 slots, want %.0f", tenant, weight, s.Limiter.LineOf("api", tenant), got[tenant], want)
+			}
+		}
+	})
+}
+
+// drainShards drains a policy with shards by two servers, whose tasks may be in another Redis.
+func drainShards(t *testing.T, connect func() redis.UniversalClient, p throttle.Policy, tasks asynq.RedisConnOpt, tenants, each int) {
+	t.Helper()
+	const queue = "shards"
+	ran, l := &sitetest.Counted{}, sitetest.NewLedger()
+	var limiter *throttle.Limiter
+	for range 2 {
+		connection := connect()
+		t.Cleanup(func() { connection.Close() })
+		var err error
+		if limiter, err = throttle.New(throttle.Config{Client: connection, Policies: []throttle.Policy{p}}); err != nil {
+			t.Fatal(err)
+		}
+		c := worker.Config{Limiter: limiter}
+		l.Watch(nil, &c)
+		server, err := worker.NewServer(tasks, asynq.Config{
+			Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: map[string]int{queue: 1}, ShutdownTimeout: time.Second,
+		}, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(server.Shutdown)
+		if err := server.Start(asynq.HandlerFunc(ran.Handle)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, err := worker.NewClient(tasks, worker.ClientConfig{Limiter: limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	batch := make([]*asynq.Task, 0, tenants*each)
+	for i := range tenants * each {
+		batch = append(batch, worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%tenants)}, "api:x", nil))
+	}
+	for _, e := range client.EnqueueBatch(t.Context(), batch, asynq.Queue(queue)) {
+		if e.Err != nil {
+			t.Fatal(e.Err)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ran.Done() < len(batch); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d tasks have run", ran.Done(), len(batch))
+		}
+	}
+	w := p.Windows[0]
+	for tenant := range tenants {
+		own := sitetest.NewLedger()
+		for _, g := range l.Sorted() {
+			if g.Tenant == fmt.Sprint("tenant", tenant) {
+				own.Grants = append(own.Grants, g)
+			}
+		}
+		if over := own.Excess(int(w.Limit), w.Period); over > 0 || own.Count() != each {
+			t.Errorf("tenant %d: %d grants of %d, %d above the limit", tenant, own.Count(), each, over)
+		}
+	}
+}

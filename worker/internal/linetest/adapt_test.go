@@ -1,0 +1,251 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+const (
+	apiLimit  = 20
+	apiPeriod = 2 * time.Second
+)
+
+// An adaptingAPI counts the calls of each tenant, and answers after 50 ms.
+type adaptingAPI struct {
+	count func() throttletest.Count
+
+	mu       sync.Mutex
+	start    time.Time
+	tenants  map[string]throttletest.Count
+	accepted []time.Duration
+	refused  []time.Duration
+}
+
+func (a *adaptingAPI) call(tenant string) int {
+	status := a.decide(tenant)
+	time.Sleep(50 * time.Millisecond)
+	return status
+}
+
+func (a *adaptingAPI) decide(tenant string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.tenants == nil {
+		a.tenants, a.start = map[string]throttletest.Count{}, time.Now()
+	}
+	if a.tenants[tenant] == nil {
+		a.tenants[tenant] = a.count()
+	}
+	now := time.Since(a.start)
+	if !a.tenants[tenant](now) {
+		a.refused = append(a.refused, now)
+		return http.StatusTooManyRequests
+	}
+	a.accepted = append(a.accepted, now)
+	return http.StatusOK
+}
+
+// RoundTrip is for fake time: a call is on its way for 0.5 ms, and 2 ms more on average.
+func (a *adaptingAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	time.Sleep(500*time.Microsecond + time.Duration(rand.ExpFloat64()*float64(2*time.Millisecond)))
+	return &http.Response{
+		StatusCode: a.call(strings.TrimPrefix(r.URL.Path, "/")), Header: http.Header{}, Body: io.NopCloser(strings.NewReader("")), Request: r,
+	}, nil
+}
+
+func (a *adaptingAPI) done() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.accepted)
+}
+
+func within(times []time.Duration, from, until time.Duration) (n float64) {
+	for _, at := range times {
+		if at >= from && at < until {
+			n++
+		}
+	}
+	return n
+}
+
+// refusals is the part of calls that were refused in a time.
+func (a *adaptingAPI) refusals(from, until time.Duration) float64 {
+	refused := within(a.refused, from, until)
+	return refused / (refused + within(a.accepted, from, until))
+}
+
+func adaptingPolicy(adapt throttle.Adapt) throttle.Policy {
+	return throttle.Policy{
+		Name: "api", Match: []string{"*"}, Adapt: adapt,
+		Windows: []throttle.Window{{Name: "published", Limit: apiLimit, Period: apiPeriod, Margin: 50 * time.Millisecond}},
+	}
+}
+
+// works starts a server whose jobs call the API through a transport, and enqueues jobs of two
+// tenants.
+func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
+	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Base: api, Limiter: s.Limiter, LearnOnly: true})
+	if err != nil {
+		s.Fatal(err)
+	}
+	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer client.Close()
+	for i := range jobs {
+		task := worker.NewTask(worker.Identity{Tenant: []string{"acme", "umbrella"}[i%2]}, "call", nil)
+		if _, err := client.EnqueueContext(s.Context(), task, asynq.MaxRetry(3)); err != nil {
+			s.Fatal(err)
+		}
+	}
+	server := s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+		d, _ := worker.FromContext(ctx).Decision()
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://api/"+d.Tenant, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			return err
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
+	}, func(c *asynq.Config, _ *worker.Config) {
+		c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 8, time.Second, time.Second
+	})
+	wait()
+	server.Shutdown()
+}
+
+var adaptingAPIs = []struct {
+	name   string
+	count  func() throttletest.Count
+	starts bool // adapting
+}{
+	{"an estimate over two buckets", func() throttletest.Count { return throttletest.EstimatedCount(apiLimit, apiPeriod) }, true},
+	{"half the burst", func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }, true},
+	{"a leaky bucket without a burst", func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, 1) }, true},
+	{"as published", func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) }, false},
+}
+
+func meets(s *sitetest.Site, api *adaptingAPI, jobs int, starts bool, least float64) {
+	s.Helper()
+	c := s.Counters()
+	end := slices.Max(api.accepted)
+	const start = 2 * apiPeriod
+	refusals := api.refusals(start, end+1)
+	utilization := within(api.accepted, start, end+1) / (2 * apiLimit * (end - start).Seconds() / apiPeriod.Seconds())
+	s.Logf("%d jobs in %v, %d refusals; after two periods %.3f of calls, utilization %.3f", jobs, end, len(api.refused), refusals, utilization)
+	if len(api.accepted) != jobs || c.Failed != 0 || c.Retry != 0 || c.Archived != 0 {
+		s.Errorf("%d of %d jobs are done: %+v", len(api.accepted), jobs, c)
+	}
+	if refusals > 0.03 || utilization < least {
+		s.Errorf("want refusals at most 0.03, utilization at least %v", least)
+	}
+	if !starts && len(api.refused) > 0 {
+		s.Errorf("%d refusals, want none", len(api.refused))
+	}
+}
+
+// Jobs of a real worker meet APIs that count differently: none fails, in fake time.
+func TestJobsAdaptToAnotherWayToCount(t *testing.T) {
+	for _, row := range adaptingAPIs {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const jobs = 250
+				s, api := sitetest.NewInBubble(t, adaptingPolicy(throttle.AdaptFull)), &adaptingAPI{count: row.count}
+				works(s, api, jobs, func() {
+					for until := time.Now().Add(time.Minute); api.done() < jobs && time.Now().Before(until); {
+						time.Sleep(100 * time.Millisecond)
+					}
+					time.Sleep(time.Second)
+				})
+				meets(s, api, jobs, row.starts, 0.8) // one run differs from the mean by chance
+			})
+		})
+	}
+}
+
+// A few refusals of known length cost that time and little more. Where each doubled the time in which
+// the limit opens again, these 80 tasks took 111 s in place of 9.
+func TestAFewRefusalsCostLittle(t *testing.T) {
+	for name, row := range map[string]struct {
+		refused func(i int) bool
+		most    time.Duration
+	}{
+		"none":          {func(int) bool { return false }, 9100 * time.Millisecond},
+		"eight at once": {func(i int) bool { return i < 8 }, 12 * time.Second},
+		"every tenth":   {func(i int) bool { return i%10 == 9 }, 24 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const jobs = 80
+				p := sitetest.Policy(8, time.Second)
+				p.Windows[0].Scope = throttle.Shared
+				s := sitetest.NewInBubble(t, p)
+				waits := map[string]bool{}
+				for i := range jobs {
+					if id := fmt.Sprintf("%02d", i); row.refused(i) {
+						waits[id] = true
+					}
+				}
+				var mu sync.Mutex
+				done, runs := 0, 0
+				begun := time.Now()
+				var took time.Duration
+				refused := len(waits)
+				client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer client.Close()
+				for i := range jobs {
+					if _, err := client.EnqueueContext(t.Context(), sitetest.Task("acme"), asynq.TaskID(fmt.Sprintf("%02d", i)), asynq.MaxRetry(0)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+					id, _ := asynq.GetTaskID(ctx)
+					time.Sleep(10 * time.Millisecond)
+					mu.Lock()
+					defer mu.Unlock()
+					runs++
+					if waits[id] {
+						delete(waits, id)
+						return worker.RetryAfter(time.Second)
+					}
+					done++
+					took = time.Since(begun)
+					return nil
+				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 8 })
+				time.Sleep(3 * time.Minute)
+				t.Logf("%d jobs, %d of them refused for 1 s: %v", jobs, refused, took)
+				if done != jobs || runs != jobs+refused || took > row.most {
+					t.Errorf("%d of %d done by %d runs, after %v, want at most %v", done, jobs, runs, took, row.most)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package linetest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// Limits and weights that are changed hold at once for those that wait, and also if it is a new
+// worker that knows them.
+func TestChangesActOnTheBacklog(t *testing.T) {
+	t.Parallel()
+	own := func(limit int64) map[string]throttle.Override {
+		return map[string]throttle.Override{"window": {Limit: limit}}
+	}
+	type counts map[string]int
+	for _, row := range []struct {
+		name         string
+		policy       throttle.Policy
+		change       func(*throttle.Policy)
+		soon, minute counts // granted in the 10 s and in the minute after
+	}{
+		{"limit raised", sitetest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
+			counts{"acme": 30, "beta": 30}, counts{"acme": 30 + 10, "beta": 30 + 10}},
+		{"limit cut", sitetest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 3 },
+			counts{}, counts{"acme": 3, "beta": 3}},
+		{"limit raised, shared", sitetest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 40 },
+			counts{"acme": 15, "beta": 15}, counts{"acme": 20, "beta": 20}},
+		{"tenant's own limit", sitetest.Policy(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
+			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
+		{"tenant's own limit, beside a shared window", func() throttle.Policy {
+			p := sitetest.Policy(10, time.Minute)
+			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
+			return p
+		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(30)}} },
+			counts{"acme": 20}, counts{"acme": 20 + 10, "beta": 10}},
+		{"weight", sitetest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
+			counts{}, counts{"acme": 8, "beta": 2}},
+	} {
+		for _, restart := range []bool{false, true} {
+			if restart && row.name != "limit raised" && row.name != "weight" {
+				continue // what is read at a start is the same for all
+			}
+			t.Run(fmt.Sprintf("%s, restart %v", row.name, restart), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := sitetest.NewInBubble(t, row.policy)
+					l := sitetest.NewLedger()
+					var limiters []*throttle.Limiter
+					var servers []*worker.Server
+					serve := func() {
+						limiter := s.AnotherLimiter(s.Redis)
+						limiters = append(limiters, limiter)
+						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
+					}
+					serve()
+					serve()
+					// No waiting task wakes within the test without a call.
+					s.EnqueueMany("acme", 0, 60)
+					s.EnqueueMany("beta", 0, 60)
+					time.Sleep(30 * time.Second)
+					before := l.Count()
+					if restart {
+						servers[0].Shutdown()
+						servers[1].Shutdown()
+						s.SetPolicy(row.change, s.Limiter)
+						serve()
+					} else {
+						s.SetPolicy(row.change, limiters...)
+					}
+					for _, after := range []struct {
+						sleep time.Duration
+						want  counts
+					}{{10 * time.Second, row.soon}, {49 * time.Second, row.minute}} { // at 60 s some fit again
+						time.Sleep(after.sleep)
+						got := counts{}
+						for _, g := range l.Sorted()[before:] {
+							got[g.Tenant]++
+						}
+						if !maps.Equal(got, after.want) {
+							t.Errorf("%v after the last look, granted: %v, want %v", after.sleep, got, after.want)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Tasks whose policy is gone run when they come by themselves.
+func TestPolicyRemovedWhileTasksWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 5*time.Minute))
+		s.Serve(s.Ok, sitetest.Calm)
+		s.EnqueueMany("acme", 0, 3)
+		time.Sleep(5 * time.Second)
+		if err := s.Limiter.SetPolicies(nil); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(16 * time.Minute)
+		if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
+			t.Errorf("ran: %q", got)
+		}
+		s.WantCounters(sitetest.Counters{Processed: 3})
+	})
+}
+
+// A tenant that becomes exempt while its tasks wait leaves nothing in the line.
+func TestExemptWhileTasksWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		s.EnqueueMany("acme", 0, 5)
+		time.Sleep(5 * time.Second)
+		s.SetPolicy(func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}} }, s.Limiter)
+		s.SleepUntil(l, 5, 5*time.Minute)
+		s.WantNobodyInLine()
+	})
+}
+
+// Where a policy fails open, tasks that wait run when they come by themselves, and the places that
+// they leave behind while Redis is away are found to be empty.
+func TestFailOpenWhileTasksWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := sitetest.Shared(1, 2*time.Minute)
+		p.Fail = throttle.FailOpen
+		s := sitetest.NewInBubble(t, p)
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
+		defer through.Close()
+		limiter := s.AnotherLimiter(through)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter })
+		s.EnqueueMany("acme", 0, 3)
+		time.Sleep(5 * time.Second)
+		c.Cut()
+		time.Sleep(10 * time.Minute)
+		if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
+			t.Errorf("ran while Redis is away: %q", got)
+		}
+		if n := len(s.InLine()); n != 2 {
+			t.Errorf("%d stand in line: want those two that could not leave it", n)
+		}
+		c.Mend()
+		time.Sleep(3 * time.Minute)
+		s.WantNobodyInLine()
+		s.WantCounters(sitetest.Counters{Processed: 3})
+	})
+}

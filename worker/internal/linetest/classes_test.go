@@ -1,0 +1,154 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// Live tasks start within a second although a batch waits that would take all of the limit and of
+// the slots, whether they are enqueued by our client or by asynq's. The batch gets all that is left.
+func TestLiveTasksBesideABatch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		own := throttle.Window{Name: "own", Limit: 600, Period: time.Minute}
+		p := sitetest.Shared(20, time.Second)
+		p.Windows = append(p.Windows, own)
+		s := sitetest.NewInBubble(t, p)
+		var mu sync.Mutex
+		begun, started := map[string]time.Time{}, map[string]time.Duration{}
+		batch := 0
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			id, _ := asynq.GetTaskID(ctx)
+			mu.Lock()
+			if at, live := begun[id]; live {
+				started[id] = time.Since(at)
+			} else {
+				batch++
+			}
+			mu.Unlock()
+			time.Sleep(200 * time.Millisecond)
+			return nil
+		}, sitetest.Brisk)
+		client := s.Client(s.Limiter)
+		for _, tenant := range []string{"acme", "beta"} {
+			tasks := make([]*asynq.Task, 600)
+			for i := range tasks {
+				tasks[i] = worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Append(nil, i))
+			}
+			for _, e := range client.EnqueueBatch(context.Background(), tasks, worker.Class(throttle.Batch)) {
+				if e.Err != nil {
+					t.Fatal(e.Err)
+				}
+			}
+		}
+		time.Sleep(5 * time.Second)
+		for i := range 60 {
+			id := fmt.Sprint("live", i)
+			mu.Lock()
+			begun[id] = time.Now()
+			mu.Unlock()
+			task := worker.NewTask(worker.Identity{Tenant: []string{"acme", "cora"}[i%2]}, "x", nil)
+			enqueue := s.Plain.EnqueueContext
+			if i%4 > 0 {
+				enqueue = client.EnqueueContext
+			}
+			if _, err := enqueue(context.Background(), task, asynq.TaskID(id)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(250 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		var most, sum time.Duration
+		for _, late := range started {
+			most, sum = max(most, late), sum+late
+		}
+		t.Logf("%d of 60 live tasks started after %v on average, %v at the most, beside %d of a batch", len(started), sum/60, most, batch)
+		if len(started) != 60 || most > time.Second {
+			t.Errorf("%d live tasks started, after %v at the most", len(started), most)
+		}
+		if batch < 330 { // 20 a second for 21 seconds, without 60
+			t.Errorf("%d of the batch started", batch)
+		}
+	})
+}
+
+// A task keeps its class: when it is denied, when it failed, and when it joins later.
+func TestATaskKeepsItsClass(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, 100*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
+		var mu sync.Mutex
+		classes := map[string][]throttle.Class{}
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			id, _ := asynq.GetTaskID(ctx)
+			d, _ := worker.FromContext(ctx).Decision()
+			mu.Lock()
+			defer mu.Unlock()
+			classes[id] = append(classes[id], d.Reservation.Class)
+			if len(classes[id]) == 1 {
+				return errors.New("boom")
+			}
+			return nil
+		})
+		client := s.Client(s.Limiter)
+		ours := func(id string, opts ...asynq.Option) {
+			_, err := client.Enqueue(asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme"}, asynq.TaskID(id)), append(opts, worker.Class(throttle.Batch))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		var ids []string
+		for i := range 4 {
+			ids = append(ids, fmt.Sprint("plain", i), fmt.Sprint("ours", i), fmt.Sprint("later", i))
+			s.Enqueue(worker.NewTask(worker.Identity{Class: throttle.Batch, Tenant: "acme"}, "x", nil), asynq.TaskID(fmt.Sprint("plain", i)))
+			ours(fmt.Sprint("ours", i))
+			ours(fmt.Sprint("later", i), asynq.ProcessIn(time.Second), worker.MaxWait(time.Hour))
+		}
+		s.WaitGone(ids...)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, id := range ids {
+			if got := classes[id]; len(got) != 2 || got[0] != throttle.Batch || got[1] != throttle.Batch {
+				t.Errorf("%s ran as %q", id, got)
+			}
+		}
+		if _, err := client.Enqueue(sitetest.AcmeTask(), worker.Class("night")); !errors.As(err, new(*throttle.RequestError)) {
+			t.Errorf("a class that there is not: %v", err)
+		}
+	})
+}
+
+// A plan of tasks is that of their tickets: by policy, queue and class.
+func TestPlansOfTasks(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 4)
+		planned := []worker.Planned{{Count: 4, Task: sitetest.AcmeTask()}}
+		plan, err := client.Plan(context.Background(), planned, throttle.PlanOptions{}, worker.Class(throttle.Batch))
+		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
+			t.Errorf("four behind four: %+v in %v, %v", plan, wait, err)
+		}
+		planned[0].Joined = 4
+		plan, err = client.Plan(context.Background(), planned, throttle.PlanOptions{})
+		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || wait != time.Hour {
+			t.Errorf("the four: %+v in %v, %v", plan, wait, err)
+		}
+		if n := len(s.InLine()); n != 4 {
+			t.Errorf("%d are in line", n)
+		}
+		if _, err := client.Plan(context.Background(), []worker.Planned{{Count: 1}}, throttle.PlanOptions{}); err == nil {
+			t.Error("no task is planned")
+		}
+	})
+}

@@ -1,0 +1,261 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// wantLate fails unless the task was archived by a TooLateError, for which the user's ErrorHandler
+// was called once and the user's IsFailure was not.
+func wantLate(s *sitetest.Site, id string, retries int, reason string) {
+	s.Helper()
+	s.WaitState(asynq.TaskStateArchived, id)
+	task := s.Task(id)
+	if !strings.HasPrefix(task.LastErr, reason) || !strings.Contains(task.LastErr, ": would start 20") || task.Retried != 0 || task.MaxRetry != retries {
+		s.Errorf("archived by %q after %d of %d retries", task.LastErr, task.Retried, task.MaxRetry)
+	}
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if len(s.Reported) != 1 || len(s.Asked) != 0 {
+		s.Fatalf("the user's ErrorHandler was told %q, and IsFailure asked about %q", s.Reported, s.Asked)
+	}
+	var late *throttle.TooLateError
+	if !errors.As(s.Reported[0], &late) {
+		s.Fatalf("the user's ErrorHandler was told %#v", s.Reported[0])
+	}
+	if !late.Deadline.Equal(task.Deadline) || late.StartsAt.Before(late.Deadline) || late.Error() != task.LastErr || late.Decision.Tenant != "acme" {
+		s.Errorf("told %+v of %+v", late, task)
+	}
+}
+
+// A task that can only start after its deadline fails once, at its denial, and leaves nothing
+// behind. A Timeout does not count: it begins again at every attempt.
+func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
+	for _, retries := range []int{0, 5} {
+		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+				s.Fill("acme")
+				keys := s.Redis.Keys(t.Context(), "sluice:*").Val()
+				deadline := time.Now().Add(30 * time.Minute).Truncate(time.Second)
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.MaxRetry(retries), asynq.Deadline(deadline))
+				s.Serve(s.Ok)
+				wantLate(s, "late", retries, "throttled: api/window, tenant acme, ")
+				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+				s.WantNobodyInLine()
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
+				s.WaitState(asynq.TaskStateScheduled, "hasty", "in time")
+				if len(s.Runs()) != 0 || s.Used() != 1 || len(s.Denials()) != 3 {
+					t.Errorf("ran %q, %d used, %d denials", s.Runs(), s.Used(), len(s.Denials()))
+				}
+				for _, key := range keys { // of windows; a line's keys came with the two
+					if s.Redis.Exists(t.Context(), key).Val() != 1 {
+						t.Errorf("%s is gone", key)
+					}
+				}
+				s.Open("hasty", "in time")
+				s.WaitGone("hasty", "in time")
+				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 1, Archived: 1})
+			})
+		})
+	}
+}
+
+// The expected start was in time, but no worker took the task before its deadline. asynq fails such
+// a task before any middleware sees it, and would go on until its retries are used up.
+func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
+	for name, planned := range map[string]bool{"denied": false, "planned": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+				s.Fill("acme")
+				opts := []asynq.Option{asynq.TaskID("late"), asynq.MaxRetry(5), asynq.Deadline(time.Now().Add(12 * time.Minute))}
+				if planned {
+					if _, err := s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					s.Enqueue(sitetest.AcmeTask(), opts...)
+					server := s.Serve(s.Ok, sitetest.Calm)
+					time.Sleep(10 * time.Second)
+					server.Shutdown()
+				}
+				if got := s.InLine(); !slices.Equal(got, []string{"default/late"}) {
+					t.Fatalf("in line: %q", got)
+				}
+				time.Sleep(20 * time.Minute) // all workers are away
+				s.Serve(s.Ok, sitetest.Calm)
+				time.Sleep(10 * time.Second)
+				wantLate(s, "late", 5, "throttled: api, tenant acme: would start ")
+				time.Sleep(5 * time.Minute)
+				s.WantNobodyInLine()
+				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+				if len(s.Runs()) != 0 || s.Used() != 0 {
+					t.Errorf("ran %q, %d used", s.Runs(), s.Used())
+				}
+			})
+		})
+	}
+}
+
+// A task that ran and failed keeps asynq's ways when its deadline passes before it is retried.
+func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
+	t.Parallel()
+	for _, failure := range []string{"boom", "throttled: by somebody else"} {
+		t.Run(failure, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Policy(1, 5*time.Second))
+				s.Fill("acme") // it is denied before it runs and fails
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
+				s.Serve(func(context.Context, *asynq.Task) error { return errors.New(failure) }, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
+				})
+				time.Sleep(2 * time.Minute)
+				s.WantReported([]string{failure, "context deadline exceeded", "context deadline exceeded"}, []string{failure, "context deadline exceeded"})
+				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
+				if len(s.Denials()) == 0 {
+					t.Error("it was not denied first")
+				}
+			})
+		})
+	}
+}
+
+// Our client does not enqueue what would start after its deadline, and no place is taken for it.
+func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
+		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
+		for name, row := range map[string]struct {
+			in   time.Duration
+			opts []asynq.Option
+		}{
+			"before its turn": {in: 2*time.Hour + 30*time.Minute},
+			"passed":          {in: -time.Minute},
+			"unique":          {in: time.Minute, opts: []asynq.Option{asynq.Unique(time.Hour)}},
+			"would wait":      {in: time.Minute, opts: []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(100)}},
+		} {
+			deadline := time.Now().Add(row.in).Truncate(time.Second)
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), append(row.opts, asynq.Deadline(deadline))...)
+			var late *throttle.TooLateError
+			if info != nil || !errors.As(err, &late) || !late.Deadline.Equal(deadline) || errors.Is(err, asynq.SkipRetry) ||
+				!strings.HasPrefix(err.Error(), `worker: task type "x": throttled: api`) {
+				t.Errorf("%s: %v, %v", name, info, err)
+			} else if row.in > 0 && sitetest.Off(late.StartsAt, time.Now().Add(3*time.Hour)) {
+				t.Errorf("%s: would have started at %v", name, late.StartsAt)
+			}
+		}
+		// A shorter MaxWait is what refuses.
+		var refused *throttle.TooLateError
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute)); !errors.As(err, &refused) || refused.MaxWait != time.Minute {
+			t.Error(err)
+		}
+		if after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val())); !slices.Equal(before, after) {
+			t.Errorf("keys %q before and %q after", before, after)
+		}
+		s.WantStates("default", 0, 3)
+		if n := len(s.InLine()); n != 3 {
+			t.Errorf("%d stand in line, want 3", n)
+		}
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.Deadline(time.Now().Add(4*time.Hour))); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// MaxWait of a task with ProcessAt is checked when it joins, by forward and by the middleware. It
+// counts from then. A refused task fails once.
+func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
+	t.Parallel()
+	for name, unique := range map[string][]asynq.Option{"": nil, "unique": {asynq.Unique(time.Hour)}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Shared(1, 2*time.Minute))
+				client := s.Client(s.Limiter)
+				later := func(id string, opts ...asynq.Option) {
+					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
+					if _, err := client.Enqueue(task, slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(6 * time.Minute)})...); err != nil {
+						t.Fatal(err)
+					}
+				}
+				later("late", worker.MaxWait(time.Minute), asynq.MaxRetry(5))
+				later("patient", worker.MaxWait(8*time.Minute))
+				later("any time")
+				s.Serve(s.Ok, sitetest.Calm)
+				time.Sleep(5*time.Minute + 48*time.Second)
+				s.JoinMany(client, "beta", 0, 1) // it takes the window
+				time.Sleep(30 * time.Second)
+				task := s.Task("late")
+				if task.State != asynq.TaskStateArchived || task.Retried != 0 || task.MaxRetry != 5 ||
+					!strings.Contains(task.LastErr, "longer than 1m0s") {
+					t.Errorf("%v by %q after %d of %d retries", task.State, task.LastErr, task.Retried, task.MaxRetry)
+				}
+				if n := len(s.InLine()); n != 2 {
+					t.Errorf("%d wait, want 2", n)
+				}
+				time.Sleep(12 * time.Minute)
+				if got := slices.Sorted(slices.Values(s.Runs())); !slices.Equal(got, []string{"any time", "beta-0000", "patient"}) {
+					t.Errorf("ran: %q", got)
+				}
+				s.WantNobodyInLine()
+				s.WantCounters(sitetest.Counters{Processed: 4, Failed: 1, Archived: 1})
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
+				var late *throttle.TooLateError
+				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &late) || late.MaxWait != time.Minute {
+					t.Errorf("the user's ErrorHandler was told %q", s.Reported)
+				}
+			})
+		})
+	}
+}
+
+// The lock of a unique task of our client holds also if the task waits for longer than it was
+// promised, and ends with the task.
+func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		l := sitetest.NewLedger()
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 2)
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(10*time.Second))); err != nil {
+			t.Fatal(err)
+		}
+		lock := s.Stored("unique")["unique_key"]
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		time.Sleep(time.Second)
+		// What was expected does not hold: workers look after the task, and it waits on.
+		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Period = 10 * time.Minute }, s.Limiter)
+		for range 36 {
+			if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
+			}
+			time.Sleep(20 * time.Second)
+		}
+		if in := time.Until(s.Task("unique").NextProcessAt); in < 2*time.Minute || l.WakesOf("unique") > 0 {
+			t.Errorf("workers look after the task in %v, and it came %d times", in, l.WakesOf("unique"))
+		}
+		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 1000 }, s.Limiter)
+		time.Sleep(time.Minute)
+		if n := s.Redis.Exists(t.Context(), lock).Val(); n != 0 || !slices.Contains(s.Runs(), "unique") {
+			t.Errorf("the task ran: %q; its lock is there: %d", s.Runs(), n)
+		}
+	})
+}

@@ -1,0 +1,303 @@
+package linetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// A task in line learns when it is expected to start, and asynq's tools show when workers look at
+// it.
+func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, 2*time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		begun := time.Now()
+		for i, e := range s.JoinMany(client, "acme", 0, 7) {
+			info, start := e.Info, e.Start
+			wait, state := time.Duration(i/2)*2*time.Minute, asynq.TaskStateScheduled
+			at := begun.Add(wait)
+			if info.State != state || sitetest.Off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) {
+				t.Errorf("task %d is %v, next at %v: want %v", i, info.State, info.NextProcessAt, state)
+			}
+			if !start.Known || !start.Joined || sitetest.Off(start.At, at) || !start.Least.Equal(start.At) || !start.Most.Equal(start.At) {
+				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
+			}
+			stored := s.Task(info.ID)
+			if stored.State != state || !stored.NextProcessAt.Equal(info.NextProcessAt) {
+				t.Errorf("task %d is stored as %v, next at %v", i, stored.State, stored.NextProcessAt)
+			}
+			reason, told, _ := strings.Cut(stored.LastErr, ", expected to start at ")
+			expected, err := time.Parse(time.RFC3339, told)
+			if wait == 0 && stored.LastErr != "" || wait > 0 && (err != nil || sitetest.Off(expected, at) || reason != `throttled: api, tenant "acme": waits in line`) {
+				t.Errorf("task %d says %q, want that it starts at %v", i, stored.LastErr, at)
+			}
+		}
+		s.WantStates("default", 0, 7)
+		if tickets := s.InLine(); len(tickets) != 7 || tickets[0] != "default/acme-0000" {
+			t.Errorf("in line: %q", tickets)
+		}
+	})
+}
+
+// What MaxWait and Backlog refuse leaves nothing behind.
+func TestARefusedTaskLeavesNothing(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h
+		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
+		for _, row := range []struct {
+			name    string
+			opts    []asynq.Option
+			backlog int
+			maxWait time.Duration
+			text    string
+		}{
+			{"waits too long", []asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, "longer than 1h30m0s"},
+			{"too many wait", []asynq.Option{worker.Backlog(3)}, 3, 0, "has 3 waiting already"},
+			{"waits too long, and not too many", []asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, time.Hour, "longer than 1h0m0s"},
+			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, "has 2 waiting already"},
+			{"unique", []asynq.Option{worker.Backlog(3), asynq.Unique(time.Hour)}, 3, 0, "has 3 waiting already"},
+		} {
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
+			var d throttle.Decision
+			late, full := &throttle.TooLateError{}, &throttle.BacklogError{}
+			switch {
+			case errors.As(err, &late):
+				d = late.Decision
+			case errors.As(err, &full):
+				d = full.Decision
+			}
+			if info != nil || full.Backlog != row.backlog || late.MaxWait != row.maxWait || !strings.Contains(err.Error(), row.text) {
+				t.Errorf("%s: %v, %v", row.name, info, err)
+			} else if d.RetryIn < 2*time.Hour || d.Granted {
+				t.Errorf("%s: would have waited %v", row.name, d.RetryIn)
+			}
+		}
+		after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
+		if !slices.Equal(before, after) {
+			t.Errorf("keys %q before and %q after", before, after)
+		}
+		s.WantStates("default", 0, 3)
+		if n := len(s.InLine()); n != 3 {
+			t.Errorf("%d stand in line, want 3", n)
+		}
+		// What fits under both is planned; another tenant has a backlog of its own.
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
+			t.Error(err)
+		}
+		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "beta"}, "x", nil), worker.Backlog(1)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A task that asynq refuses neither takes a place nor costs the one it was taken for its own.
+func TestAConflictKeepsThePlaceInLine(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 2)
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+		s.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("plain"))
+		want := s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val()
+		if len(want) != 3 {
+			t.Fatalf("in line: %v", want)
+		}
+		for _, row := range []struct {
+			name string
+			opts []asynq.Option
+			err  error
+		}{
+			{"one that was called", []asynq.Option{asynq.TaskID("acme-0000")}, asynq.ErrTaskIDConflict},
+			{"one that waits", []asynq.Option{asynq.TaskID("acme-0001")}, asynq.ErrTaskIDConflict},
+			{"one of a plain client", []asynq.Option{asynq.TaskID("plain")}, asynq.ErrTaskIDConflict},
+			{"unique", []asynq.Option{asynq.Unique(time.Minute)}, asynq.ErrDuplicateTask},
+			{"unique, with the ID", []asynq.Option{asynq.Unique(time.Minute), asynq.TaskID("unique")}, asynq.ErrDuplicateTask},
+		} {
+			for range 2 {
+				if info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...); !errors.Is(err, row.err) {
+					t.Errorf("%s: %v, %v", row.name, info, err)
+				}
+			}
+			if got := s.Redis.HGetAll(t.Context(), "sluice:{api}:t").Val(); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%s: the line was\n%v, and is\n%v", row.name, want, got)
+			}
+		}
+	})
+}
+
+// The lock of a unique task holds for as long as the task waits.
+func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
+		l := sitetest.NewLedger()
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 5)
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
+			t.Fatal(err)
+		}
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		for l.Count() < 6 {
+			if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		if took := time.Since(l.Begun); took < 5*time.Minute {
+			t.Errorf("it waited for %v", took)
+		}
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); err != nil {
+			t.Errorf("after the task ran: %v", err)
+		}
+	})
+}
+
+// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start
+// at once and for those that wait.
+func TestATaskInLineKeepsItsOptions(t *testing.T) {
+	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		for i, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateScheduled} {
+			id := fmt.Sprint("mine/", i)
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
+				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored, err := s.Inspector.GetTaskInfo("my queue", id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, got := range []*asynq.TaskInfo{info, stored} {
+				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour || got.Timeout != time.Minute ||
+					!got.Deadline.Equal(deadline) || got.State != state {
+					t.Errorf("%+v, want it %v", got, state)
+				}
+			}
+		}
+		if tickets := s.InLine(); !slices.Equal(tickets, []string{"my queue/mine/0", "my queue/mine/1"}) {
+			t.Errorf("in line: %q", tickets)
+		}
+		// A time in the future and a group are asynq's: these tasks take their place when they
+		// come.
+		for name, opts := range map[string][]asynq.Option{
+			"in":    {asynq.ProcessIn(time.Hour)},
+			"at":    {asynq.ProcessAt(time.Now().Add(time.Hour))},
+			"group": {asynq.Group("some")},
+		} {
+			want := asynq.TaskStateScheduled
+			if name == "group" {
+				want = asynq.TaskStateAggregating
+			}
+			var start worker.ExpectedStart
+			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(append(opts, asynq.TaskID(name))...), worker.ReportStart(&start))
+			if err != nil || info.State != want || s.Task(name).State != want {
+				t.Errorf("%s: %+v, %v", name, info, err)
+			}
+			least := time.Now()
+			if name != "group" {
+				least = least.Add(time.Hour)
+			}
+			if !start.Known || start.Joined || sitetest.Off(start.Least, least) || !start.At.IsZero() || !start.Most.IsZero() {
+				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
+			}
+		}
+		if n := len(s.InLine()); n != 2 {
+			t.Errorf("%d stand in line, want 2", n)
+		}
+		// One whose time has come already is like any other.
+		var start worker.ExpectedStart
+		info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))), worker.ReportStart(&start))
+		if err != nil || info.State != asynq.TaskStateScheduled || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
+			t.Errorf("in the past: %+v, %v", info, err)
+		}
+	})
+}
+
+// While the limiter's Redis is away, tasks are enqueued as asynq does.
+func TestTasksAreEnqueuedWithoutTheLimitersRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
+		defer through.Close()
+		client := s.Client(s.AnotherLimiter(through))
+		s.JoinMany(client, "acme", 0, 2)
+		c.Cut()
+		for i, e := range s.JoinMany(client, "acme", 2, 2) {
+			if e.Info.State != asynq.TaskStatePending || e.Start != (worker.ExpectedStart{}) {
+				t.Errorf("task %d is %v, is expected to start %+v", i, e.Info.State, e.Start)
+			}
+		}
+		s.WantStates("default", 2, 2)
+		c.Mend()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+		s.SleepUntil(l, 4, 40*time.Second)
+		s.WantNobodyInLine()
+		client.Close()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// A Close leaves nothing running: a bubble ends only when all its goroutines have ended.
+func TestClosingLeavesNothingRunning(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))
+		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := config.Close(); err != nil { // that was never used
+			t.Error(err)
+		}
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 3)
+		server := s.Serve(s.Ok, sitetest.Brisk)
+		s.JoinMany(client, "acme", 3, 3)
+		time.Sleep(time.Second)
+		client.Close()
+		client.Close()
+		server.Shutdown()
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask()); err == nil {
+			t.Error("a closed client enqueues")
+		}
+
+		never, err := worker.NewAdapter(worker.Config{Limiter: s.Limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		never.Close()
+		never.Close()
+
+		// An asynq.Server whose Adapter is not closed.
+		theirs, ours := s.Configs()
+		sitetest.Brisk(&theirs, &ours)
+		_, own, middleware := s.Adapted(theirs, ours)
+		s.JoinMany(s.Client(s.Limiter), "acme", 6, 3)
+		if err := own.Start(middleware(asynq.HandlerFunc(s.Ok))); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		own.Shutdown()
+		l := sitetest.NewLedger()
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+		s.SleepUntil(l, 7, 90*time.Second)
+	})
+}

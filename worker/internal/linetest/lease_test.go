@@ -1,0 +1,259 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+func TestAConcurrencyWindowBoundsHowManyRunAtOnce(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.AtOnce(3)}, func(t *testing.T, s *sitetest.Site) {
+		var ids []string
+		for i := range 40 {
+			ids = append(ids, fmt.Sprint("t", i))
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(ids[i]), asynq.MaxRetry(0))
+		}
+		g, l := &sitetest.Gauge{}, sitetest.NewLedger()
+		work := g.Handler(func(ctx context.Context, task *asynq.Task) error {
+			time.Sleep(20 * time.Millisecond)
+			return s.Ok(ctx, task)
+		})
+		s.Serve(work, l.Watch)
+		s.Serve(work, l.Watch)
+		s.WaitGone(ids...)
+		if most := g.Most.Load(); most > 3 {
+			t.Errorf("%d ran at once, the limit is 3", most)
+		}
+		if mean, most := l.WakesPerTask(); mean > 2.2 || most > 4 {
+			t.Errorf("%.2f wakes a task, at most %d", mean, most)
+		}
+		s.WantCounters(sitetest.Counters{Processed: 40})
+		s.Wait("nothing is held", func() bool {
+			d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+			return err == nil && d.Windows[0].Used == 0
+		})
+	})
+}
+
+// Minutes of work a task, longer than its lease, and four times as many tasks as slots, by a made-up
+// clock.
+func TestLongHandlersWakeTwice(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const slots, tasks = 20, 80
+		p := sitetest.AtOnce(slots)
+		p.Windows[0].Lease = 75 * time.Second
+		p.Windows = append(p.Windows, throttle.Window{Name: "rate", Limit: slots - 4, Period: 15 * time.Second})
+		s := sitetest.NewInBubble(t, p)
+		g, l := &sitetest.Gauge{}, sitetest.NewLedger()
+		for i := range tasks {
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(fmt.Sprint("t", i)), asynq.MaxRetry(0))
+		}
+		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
+			time.Sleep(150 * time.Second)
+			return s.Ok(ctx, task)
+		}), l.Watch, func(c *asynq.Config, _ *worker.Config) {
+			c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = slots+6, 5*time.Second, time.Second
+		})
+		time.Sleep(15 * time.Minute)
+		if got := len(s.Runs()); got != tasks {
+			t.Errorf("%d of %d have run", got, tasks)
+		}
+		if most := g.Most.Load(); most != slots {
+			t.Errorf("%d ran at once, the limit is %d", most, slots)
+		}
+		if mean, most := l.WakesPerTask(); mean > 2.2 || most > 4 {
+			t.Errorf("%.2f wakes a task, at most %d", mean, most)
+		}
+	})
+}
+
+// However an attempt ends, what it held is given back, once.
+func TestLeasesEndWithTheAttempt(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.AtOnce(1)}, func(t *testing.T, s *sitetest.Site) {
+		var slow sync.WaitGroup
+		handlers := map[string]asynq.HandlerFunc{
+			"panics": func(context.Context, *asynq.Task) error { panic("on purpose") },
+			"fails":  func(context.Context, *asynq.Task) error { return errors.New("on purpose") },
+			"outlives its time": func(ctx context.Context, _ *asynq.Task) error {
+				slow.Add(1)
+				defer slow.Done()
+				<-ctx.Done()
+				time.Sleep(200 * time.Millisecond) // asynq does not wait for it, but its slot is taken
+				return nil
+			},
+		}
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			id, _ := asynq.GetTaskID(ctx)
+			if h := handlers[id]; h != nil {
+				return h(ctx, task)
+			}
+			return s.Ok(ctx, task)
+		})
+		for id := range handlers {
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0), asynq.Timeout(time.Second))
+			s.WaitState(asynq.TaskStateArchived, id)
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID("after "+id))
+			s.WaitGone("after " + id)
+		}
+		slow.Wait()
+	})
+}
+
+// A handler whose lease cannot be renewed is stopped before its slot can be granted to another.
+func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t)
+		var line sitetest.Cable
+		client := redis.NewClient(line.Options(throttletest.InMemory(t).Options()))
+		t.Cleanup(func() { client.Close() })
+		var err error
+		if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.AtOnce(1)}}); err != nil {
+			t.Fatal(err)
+		}
+		var told atomic.Int64
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			if told.Load() > 0 {
+				return s.Ok(ctx, task)
+			}
+			line.Cut()
+			begun := time.Now()
+			<-ctx.Done()
+			if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
+				t.Errorf("the handler's context ended by %v", cause)
+			}
+			if after := time.Since(begun); after < 20*time.Second || after >= 30*time.Second {
+				t.Errorf("told after %v, with a lease of 30s", after)
+			}
+			told.Add(1)
+			line.Mend()
+			return ctx.Err()
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
+		time.Sleep(3 * time.Minute)
+		if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
+			t.Errorf("ran: %q", got)
+		}
+		s.WantCounters(sitetest.Counters{Processed: 1})
+	})
+}
+
+// What was given back is not renewed, and its handler goes on.
+func TestCancelEndsTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			if err := worker.FromContext(ctx).Cancel(ctx); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Minute)
+			if ctx.Err() != nil {
+				t.Errorf("the handler's context ended by %v", context.Cause(ctx))
+			}
+			return s.Ok(ctx, task)
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(time.Hour))
+		time.Sleep(3 * time.Minute)
+		if got := s.Runs(); len(got) != 1 {
+			t.Errorf("ran: %q", got)
+		}
+	})
+}
+
+// A lease that is made shorter is renewed as often as it has to be.
+func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
+		var g sitetest.Gauge
+		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
+			time.Sleep(2 * time.Minute)
+			return s.Ok(ctx, task)
+		}), sitetest.Calm)
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("a"), asynq.Timeout(time.Hour))
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("b"), asynq.Timeout(time.Hour))
+		time.Sleep(5 * time.Second)
+		p := sitetest.AtOnce(1)
+		p.Windows[0].Lease = 2 * time.Second
+		if err := s.Limiter.SetPolicies([]throttle.Policy{p}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * time.Minute)
+		if most := g.Most.Load(); most != 1 {
+			t.Errorf("%d ran at once", most)
+		}
+		if got := s.Runs(); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("ran: %q", got)
+		}
+	})
+}
+
+// A stall holds up the renewals of leases: calls do not end, even if their contexts do.
+type stall struct{ stalled atomic.Bool }
+
+func (st *stall) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if st.stalled.Load() && slices.Contains(cmd.Args(), any("renew")) {
+		time.Sleep(12 * time.Second) // four attempts of three seconds
+		cmd.SetErr(context.DeadlineExceeded)
+		return cmd.Err()
+	}
+	return next(ctx, cmd)
+}
+
+func TestAHandlerIsStoppedThoughRenewalsHang(t *testing.T) {
+	t.Parallel()
+	for _, lease := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			s := sitetest.NewInBubble(t)
+			client := throttletest.InMemory(t).Client(t)
+			st := &stall{}
+			client.AddHook(hooktest.Hook(st.see))
+			p := sitetest.AtOnce(1)
+			p.Windows[0].Lease = lease
+			var err error
+			if s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}}); err != nil {
+				t.Fatal(err)
+			}
+			var told atomic.Bool
+			s.Serve(func(ctx context.Context, task *asynq.Task) error {
+				if told.Load() {
+					return s.Ok(ctx, task)
+				}
+				st.stalled.Store(true)
+				begun := time.Now()
+				<-ctx.Done()
+				if cause := context.Cause(ctx); cause != throttle.ErrLeaseLost {
+					t.Errorf("the handler's context ended by %v", cause)
+				}
+				if after := time.Since(begun); after < lease*6/10 || after >= lease {
+					t.Errorf("told after %v, with a lease of %v", after, lease)
+				}
+				told.Store(true)
+				st.stalled.Store(false)
+				return ctx.Err()
+			}, sitetest.Calm)
+			s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
+			time.Sleep(5 * time.Minute)
+			if got := s.Runs(); !slices.Equal(got, []string{"t"}) {
+				t.Errorf("ran: %q", got)
+			}
+		})
+	}
+}

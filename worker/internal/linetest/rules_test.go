@@ -1,0 +1,241 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// A grant that has waited counts from when it was taken: it is given back, and the task is granted
+// once more.
+func TestAnOldGrantIsReservedAgain(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		delay time.Duration
+		anew  bool
+	}{{"in time", 50 * time.Millisecond, false}, {"too old", 300 * time.Millisecond, true}} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+					err := next(ctx, cmd)
+					if sitetest.IsPick(cmd) {
+						time.Sleep(row.delay)
+					}
+					return err
+				}))
+				l := sitetest.NewLedger()
+				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				time.Sleep(time.Second)
+				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
+				enqueued := time.Now()
+				s.SleepUntil(l, 1, 5*time.Second)
+				if after := l.Sorted()[0].At.Sub(enqueued); (after >= row.delay) != row.anew {
+					t.Errorf("it was granted %v after it was enqueued", after)
+				}
+				if s.Used() != 1 {
+					t.Errorf("%d are used", s.Used())
+				}
+			})
+		})
+	}
+}
+
+// What a client computes may be another than what a worker does: the worker's word counts, and
+// nothing is charged twice.
+func TestTheWorkersRequestCounts(t *testing.T) {
+	for name, change := range map[string]func(*worker.Config){
+		"cost": func(c *worker.Config) {
+			c.Cost = func(*asynq.Task) map[string]int64 { return map[string]int64{"requests": 7} }
+		},
+		"tenant": func(c *worker.Config) { c.Tenant = func(*asynq.Task) string { return "beta" } },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { change(c) })
+				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
+				time.Sleep(5 * time.Second)
+				s.WaitGone("acme-0000")
+				want := map[string]int64{"cost": 7, "tenant": 0}[name]
+				if s.Used() != want {
+					t.Errorf("%d are used by acme, want %d", s.Used(), want)
+				}
+				beta, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "beta"})
+				if err != nil || name == "tenant" && beta.Windows[0].Used != 1 {
+					t.Errorf("%d are used by beta, %v", beta.Windows[0].Used, err)
+				}
+				s.WantNobodyInLine()
+			})
+		})
+	}
+}
+
+// A limit is cut below the cost of a task that waits: it can never fit any more, and fails by that,
+// once, and those behind it go on.
+func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(10, 10*time.Second))
+		l := sitetest.NewLedger()
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 10)
+		large := worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 8}}, "x", nil)
+		if _, err := client.EnqueueContext(t.Context(), large, asynq.TaskID("large"), asynq.MaxRetry(0)); err != nil {
+			t.Fatal(err)
+		}
+		s.JoinMany(client, "acme", 10, 4)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		time.Sleep(2 * time.Second)
+		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 5 }, s.Limiter)
+		s.SleepUntil(l, 14, time.Minute)
+		if task := s.Task("large"); task.State != asynq.TaskStateArchived || !strings.Contains(task.LastErr, "cost of 8 requests never fits: the window holds 5 at most") {
+			t.Errorf("it is %v: %s", task.State, task.LastErr)
+		}
+		s.WantNobodyInLine()
+		s.WantCounters(sitetest.Counters{Processed: 15, Failed: 1, Archived: 1})
+	})
+}
+
+// Every task of a batch has its own result, and the rest is as if it was enqueued alone.
+func TestABatchHasAResultForEachTask(t *testing.T) {
+	other := sitetest.Policy(5, time.Hour)
+	other.Name, other.Match = "other", []string{"other"}
+	api := sitetest.Shared(1, time.Hour)
+	api.Match = []string{"x"}
+	sitetest.Each(t, []throttle.Policy{api, other}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		task := func(typename string, cost int64, opts ...asynq.Option) *asynq.Task {
+			return worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": cost}}, typename, []byte(fmt.Sprint(opts)), opts...)
+		}
+		tasks := []*asynq.Task{
+			task("x", 1, asynq.TaskID("a")),
+			nil,
+			task("x", 1, asynq.TaskID("a"), asynq.Retention(time.Hour)),
+			task("x", 2, asynq.TaskID("never")),
+			asynq.NewTask("x", nil, asynq.TaskID("nobody's")),
+			task("unmatched", 1, asynq.TaskID("plain")),
+			task("x", 1, asynq.TaskID("later"), asynq.ProcessIn(time.Hour)),
+			task("other", 1, asynq.TaskID("b"), asynq.Queue("low")),
+			task("other", 1, asynq.TaskID("c")),
+			task("x", 1, asynq.TaskID("late"), asynq.Deadline(time.Now().Add(time.Minute))),
+			task("x", 1, asynq.TaskID("u1"), asynq.Unique(time.Hour)),
+			task("x", 1, asynq.TaskID("u2"), asynq.Unique(time.Hour)),
+		}
+		var late *throttle.TooLateError
+		var never *throttle.NeverFitsError
+		results := client.EnqueueBatch(t.Context(), tasks, asynq.MaxRetry(3))
+		for i, want := range []struct {
+			state asynq.TaskState
+			in    time.Duration
+			err   func(error) bool
+		}{
+			{state: asynq.TaskStateScheduled},
+			{err: func(err error) bool { return err.Error() == "task cannot be nil" }},
+			{err: func(err error) bool { return errors.Is(err, asynq.ErrTaskIDConflict) }},
+			{err: func(err error) bool { return errors.As(err, &never) }},
+			{err: func(err error) bool { return strings.Contains(err.Error(), "no tenant") }},
+			{state: asynq.TaskStatePending},
+			{state: asynq.TaskStateScheduled, in: time.Hour},
+			{state: asynq.TaskStateScheduled},
+			{state: asynq.TaskStateScheduled},
+			{err: func(err error) bool { return errors.As(err, &late) }},
+			{state: asynq.TaskStateScheduled, in: time.Hour},
+			{state: asynq.TaskStateScheduled, in: 2 * time.Hour},
+		} {
+			got := results[i]
+			if want.err != nil {
+				if got.Info != nil || got.Err == nil || !want.err(got.Err) {
+					t.Errorf("task %d: %v, %v", i, got.Info, got.Err)
+				}
+				continue
+			}
+			if got.Err != nil || got.Info.State != want.state || sitetest.Off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
+				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
+			}
+		}
+		if got := s.InLine(); !slices.Equal(got, []string{"default/a", "default/c", "default/u1", "default/u2", "low/b"}) {
+			t.Errorf("in line: %q", got)
+		}
+		if n := s.Redis.ZCard(t.Context(), "asynq:{default}:scheduled").Val(); n != 5 { // with the later one
+			t.Errorf("%d are scheduled", n)
+		}
+		again := client.EnqueueBatch(t.Context(), tasks[10:11])
+		if !errors.Is(again[0].Err, asynq.ErrDuplicateTask) {
+			t.Errorf("enqueued again: %v", again[0].Err)
+		}
+	})
+}
+
+// A batch of any size takes few calls.
+func TestABatchTakesFewCalls(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(10, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		calls := 0
+		count := hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			calls++
+			return next(ctx, cmd)
+		})
+		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
+		defer limited.Close()
+		limited.AddHook(count)
+		client, err := worker.NewClient(hooktest.With(s.Asynq, count), worker.ClientConfig{Limiter: s.LimiterOn(limited), LimiterTimeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		tasks := make([]*asynq.Task, 1200)
+		for i := range tasks {
+			tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
+		}
+		last := time.Time{}
+		for i, result := range client.EnqueueBatch(t.Context(), tasks) {
+			if result.Err != nil || result.Info.ID != fmt.Sprint("t", i) || result.Start.At.Before(last) {
+				t.Fatalf("task %d: %+v, %v, after one that starts %v", i, result.Info, result.Err, last)
+			}
+			last = result.Start.At.Add(-time.Second)
+		}
+		// Of which at most 24 are captured and never sent to Redis beside the first.
+		if calls > len(tasks)+60 {
+			t.Errorf("%d calls", calls)
+		}
+		if n := len(s.InLine()); n != len(tasks) {
+			t.Errorf("%d in line", n)
+		}
+	})
+}
+
+// A task that is enqueued with the ID of one that was deleted stands behind those that waited
+// before.
+func TestATaskIDMayBeUsedAgain(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.Limiter)
+		s.JoinMany(client, "acme", 0, 3)
+		if err := s.Inspector.DeleteTask("default", "acme-0001"); err != nil {
+			t.Fatal(err)
+		}
+		var start worker.ExpectedStart
+		another := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another"))
+		info, err := client.EnqueueContext(t.Context(), another, asynq.TaskID("acme-0001"), worker.ReportStart(&start))
+		if err != nil || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
+			t.Errorf("%+v, %v", info, err)
+		}
+		if got := s.InLine(); len(got) != 3 {
+			t.Errorf("in line: %q", got)
+		}
+	})
+}

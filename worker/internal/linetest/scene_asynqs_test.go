@@ -1,0 +1,97 @@
+package linetest
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"slices"
+	"testing/synctest"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// One process serves the asynqs of two databases by one limiter, and loses some of its replies. A
+// take that is repeated for the other server moves no task to the wrong one. All tasks run once,
+// and keep to the limit that they share.
+func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
+	if sitetest.OnCluster() {
+		t.Skip("a Redis Cluster has one database")
+	}
+	const tasks = 100
+	sitetest.Each(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
+		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
+		defer client.Close()
+		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			err := next(ctx, cmd)
+			if err == nil && hooktest.IsScript(cmd) && rand.N(10) == 0 {
+				err = context.DeadlineExceeded
+				cmd.SetErr(err)
+			}
+			return err
+		}))
+		s.Limiter = s.LimiterOn(client)
+		l := sitetest.NewLedger()
+		diaries := []*diary{newDiary(), newDiary()}
+		begun := time.Now()
+		for i, d := range diaries {
+			o := sitetest.SameRedis(s.Redis)
+			o.DB = i
+			s.Asynq = sitetest.Dialed{Options: o}
+			s.Serve(d.handle, l.Watch)
+			ours := s.Client(s.AnotherLimiter(s.Redis))
+			plain := asynq.NewClient(s.Asynq)
+			defer plain.Close()
+			for n := range tasks {
+				var err error
+				if task := taskOf(s, "acme", n); n%4 == 0 {
+					err = d.enqueue(plain, task)
+				} else {
+					err = d.plan(ours, task)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, d := range diaries {
+			s.Wait("all have run", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.tasks) == tasks && d.runs >= tasks })
+		}
+		t.Logf("all ran within %v", time.Since(begun))
+		if over := l.Excess(20, 500*time.Millisecond); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+		for _, d := range diaries {
+			d.awaitAll(t, time.Minute) // each once
+		}
+		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
+	})
+}
+
+// Two asynqs may share a limiter: their queues of one name are two.
+func TestTwoAsynqsShareALimiter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		one, two := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second)), sitetest.NewInBubble(t)
+		two.Limiter = one.AnotherLimiter(one.Redis)
+		l := sitetest.NewLedger()
+		for _, s := range []*sitetest.Site{one, two} {
+			s.Serve(s.Ok, l.Watch, sitetest.Calm)
+			s.JoinMany(s.Client(s.Limiter), "acme", 0, 3)
+		}
+		one.SleepUntil(l, 6, time.Minute)
+		for _, s := range []*sitetest.Site{one, two} {
+			if got := s.Runs(); !slices.Equal(got, []string{"acme-0000", "acme-0001", "acme-0002"}) {
+				t.Errorf("ran: %q", got)
+			}
+		}
+		if over := l.Excess(1, 10*time.Second); over > 0 {
+			t.Errorf("%d were granted above the limit", over)
+		}
+	})
+}

@@ -1,0 +1,198 @@
+package linetest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// The limiter's Redis takes commands for 30 s and answers none. Tasks that no policy guards run as
+// before. Beside them guarded tasks wait in line, and are pending.
+func TestSceneLimiterHangsAndPlainTasksRun(t *testing.T) {
+	t.Parallel()
+	for _, fail := range []throttle.FailMode{throttle.FailClosed, throttle.FailOpen} {
+		t.Run(fmt.Sprintf("fail: %s", fail), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const guarded = 200
+				p := sitetest.Shared(10, time.Second)
+				p.Match, p.Fail = []string{"x"}, fail
+				s := sitetest.NewInBubble(t, append(idle(30), p)...)
+				var f sitetest.Freezer
+				client := sitetest.Connect(f.Options(sitetest.SameRedis(s.Redis)))
+				defer client.Close()
+				s.Limiter = s.LimiterOn(client)
+				d := newDiary()
+				s.Serve(d.handle, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
+				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, 100)
+				// run is the slowest of 100 plain tasks, ten a second.
+				run := func(name string) time.Duration {
+					for i := range 100 {
+						if err := d.enqueue(s.Plain, asynq.NewTask("plain", fmt.Append(nil, name, i))); err != nil {
+							t.Fatal(err)
+						}
+						time.Sleep(100 * time.Millisecond)
+					}
+					slowest := time.Duration(0)
+					for i := range 100 {
+						late, ok := d.await(fmt.Sprint(name, i), time.Minute)
+						if slowest = max(slowest, late); !ok {
+							t.Fatalf("%s%d has not run", name, i)
+						}
+					}
+					return slowest
+				}
+				before := run("before")
+				frozen := make(chan struct{})
+				go func() { f.Freeze(30 * time.Second); close(frozen) }()
+				s.EnqueueMany("beta", 0, guarded)
+				during := run("during")
+				if n := s.Counters().Processed; fail == throttle.FailOpen && n < int64(300+guarded) {
+					t.Errorf("%d of %d that need not wait have run", n, 300+guarded)
+				}
+				t.Logf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
+				// The first guarded tasks wait for the limiter for 2 s in their slots. Before that takes
+				// and reserves wait for 250 ms, a few times.
+				if during > before+3*time.Second {
+					t.Errorf("the slowest plain task started after %v before, %v while the limiter hung", before, during)
+				}
+				<-frozen
+				for range 100 { // forward looks at waiting tasks within two minutes
+					if time.Sleep(2 * time.Second); s.Counters().Processed == int64(100+200+guarded) {
+						break
+					}
+				}
+				s.WantCounters(sitetest.Counters{Processed: int64(100 + 200 + guarded)})
+			})
+		})
+	}
+}
+
+// A queue is paused for 20 s while 1,000 tasks wait, or asynq's Redis is away. They go on in order,
+// wake twice at most, and none strays by more than a batch.
+func TestSceneBacklogOutlastsAPause(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		tasks int // the first 250 run before the pause
+		pause func(s *sitetest.Site, c *sitetest.Cable)
+	}{
+		{"paused", 500 + 250, func(s *sitetest.Site, _ *sitetest.Cable) {
+			if err := s.Inspector.PauseQueue("default"); err != nil {
+				s.Fatal(err)
+			}
+			time.Sleep(20 * time.Second)
+			if err := s.Inspector.UnpauseQueue("default"); err != nil {
+				s.Fatal(err)
+			}
+		}},
+		{"asynq's Redis away", 200 + 250, func(_ *sitetest.Site, c *sitetest.Cable) {
+			c.Cut()
+			time.Sleep(20 * time.Second)
+			c.Mend()
+		}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Shared(50, time.Second))
+				l, tasks := sitetest.NewLedger(), row.tasks
+				var c sitetest.Cable
+				s.JoinMany(s.Client(s.AnotherLimiter(s.Redis)), "acme", 0, tasks)
+				whole := s.Asynq
+				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+				s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
+				s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
+				s.Asynq = whole
+				time.Sleep(5 * time.Second)
+				row.pause(s, &c)
+				begun := time.Now()
+				waiting := tasks - l.Count()
+				s.SleepUntil(l, tasks, 90*time.Second)
+				ideal := time.Duration(waiting) * time.Second / 50
+				if took := l.Sorted()[tasks-1].At.Sub(begun); took > ideal+5*time.Second {
+					t.Errorf("%d tasks took %v afterwards, want %v", waiting, took, ideal)
+				} else {
+					t.Logf("%d tasks took %v afterwards, ideally %v", waiting, took, ideal)
+				}
+				if mean, most := l.WakesPerTask(); most > 2 {
+					t.Errorf("%.2f wakes a task, at most %d", mean, most)
+				}
+				if over := l.Excess(50, time.Second); over > 0 {
+					t.Errorf("%d were granted above the limit", over)
+				}
+				wantNoStrays(s, l.Got(), throttle.MaxTake)
+				s.WantNobodyInLine()
+				s.WantCounters(sitetest.Counters{Processed: int64(tasks)})
+			})
+		})
+	}
+}
+
+// wantNoStrays fails if a task ran more than that many places from where it belongs. The order of
+// the names is the right one.
+func wantNoStrays(s *sitetest.Site, got []string, most int) {
+	s.Helper()
+	want := slices.Sorted(slices.Values(got))
+	worst := 0
+	for i, id := range got {
+		at, _ := slices.BinarySearch(want, id)
+		worst = max(worst, i-at, at-i)
+	}
+	if worst > most {
+		s.Errorf("a task strayed by %d places", worst)
+	} else {
+		s.Logf("a task strayed by %d places", worst)
+	}
+}
+
+// The limiter dies while 100 tasks wait whose policy fails open. They run within two minutes, each
+// once, in order.
+func TestSceneFailOpenFreesThoseWhoWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := sitetest.Shared(10, time.Minute)
+		p.Fail = throttle.FailOpen
+		s := sitetest.NewInBubble(t, p)
+		d := newDiary()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
+		defer through.Close()
+		own := s.AnotherLimiter(through)
+		s.Serve(d.handle, d.watch, func(_ *asynq.Config, w *worker.Config) { w.Limiter = own }, func(c *asynq.Config, _ *worker.Config) {
+			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
+		})
+		client := s.Client(s.AnotherLimiter(s.Redis))
+		for i := range 110 { // ten run at once
+			if err := d.plan(client, taskOf(s, "acme", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(150 * time.Second) // after two minutes forward has looked at them once
+		c.Cut()
+		time.Sleep(2*time.Minute + 15*time.Second) // asynq looks every 5 s, for 100 at once
+		c.Mend()
+		d.mu.Lock()
+		var order []string
+		for payload, e := range d.tasks {
+			if len(e.starts) != 1 || e.decisions > 2 {
+				t.Errorf("%s started %d times, by %d decisions", payload, len(e.starts), e.decisions)
+			} else {
+				order = append(order, payload)
+			}
+		}
+		slices.SortFunc(order, func(a, b string) int { return d.tasks[a].starts[0].Compare(d.tasks[b].starts[0]) })
+		d.mu.Unlock()
+		wantNoStrays(s, order, throttle.MaxTake)
+		time.Sleep(5 * time.Minute) // their tickets are taken, and dropped
+		s.WantNobodyInLine()
+		s.WantCounters(sitetest.Counters{Processed: 110})
+	})
+}

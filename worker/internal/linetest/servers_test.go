@@ -1,0 +1,214 @@
+package linetest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// A server that found a line empty hears of it in time when somebody joins: by a nudge if that was
+// a client, as all the time if it was itself.
+func TestServersHearOfNews(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name     string
+		enqueued bool // by a plain client, so that it joins when it is denied
+		period   time.Duration
+		tasks    int
+		most     time.Duration
+	}{
+		{"denied", true, 3 * time.Second, 3, 7 * time.Second},
+		{"denied, and due soon", true, 300 * time.Millisecond, 2, 380 * time.Millisecond},
+		{"enqueued by our client", false, 3 * time.Second, 3, 7 * time.Second},
+		{"enqueued by our client, and due soon", false, 300 * time.Millisecond, 2, 380 * time.Millisecond},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := sitetest.Policy(1, row.period)
+				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
+				others := make([]throttle.Policy, 20) // with empty lines, which are asked in rotation
+				for i := range others {
+					others[i] = throttle.Policy{Name: fmt.Sprint("other-", i), Windows: p.Windows}
+				}
+				s := sitetest.NewInBubble(t, append(others, p)...)
+				l := sitetest.NewLedger()
+				s.Serve(s.Ok, l.Watch, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
+				s.Serve(s.Ok, l.Watch, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
+				time.Sleep(10 * time.Second)
+				if row.enqueued {
+					s.EnqueueMany("quick", 0, row.tasks)
+				} else {
+					client := s.Client(s.AnotherLimiter(s.Redis))
+					s.JoinMany(client, "quick", 0, row.tasks)
+					client.Close()
+				}
+				s.SleepUntil(l, row.tasks, 20*time.Second)
+				grants := l.Sorted()
+				if took := grants[row.tasks-1].At.Sub(grants[0].At); took > row.most {
+					t.Errorf("%d tasks at one per %v took %v", row.tasks, row.period, took)
+				}
+				s.WantNobodyInLine()
+			})
+		})
+	}
+}
+
+// Servers and clients may share a limiter. One that ends leaves the line to the others.
+func TestOneLimiterForAll(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(2, 2*time.Second))
+		l := sitetest.NewLedger()
+		first := s.Client(s.Limiter)
+		s.JoinMany(first, "acme", 0, 4)
+		one := s.Serve(s.Ok, l.Watch, sitetest.Brisk)
+		two := s.Serve(s.Ok, l.Watch, sitetest.Brisk)
+		s.JoinMany(first, "acme", 4, 4)
+		s.SleepUntil(l, 8, 10*time.Second)
+		first.Close()
+		s.JoinMany(s.Client(s.Limiter), "acme", 8, 6)
+		s.SleepUntil(l, 14, 10*time.Second)
+		two.Shutdown()
+		s.EnqueueMany("acme", 14, 6)
+		s.SleepUntil(l, 20, 10*time.Second)
+		if u := l.Utilization(2, 2*time.Second); u < 0.6 {
+			t.Errorf("utilization %.2f", u)
+		}
+		s.WantNobodyInLine()
+		one.Shutdown()
+		s.JoinMany(s.Client(s.Limiter), "acme", 20, 4) // there is no server
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk)
+		s.SleepUntil(l, 24, 10*time.Second)
+		if mean, most := l.WakesPerTask(); most > 2 {
+			t.Errorf("%.2f wakes a task, at most %d", mean, most)
+		}
+	})
+}
+
+// A server that stops or dies leaves the line to another one, which takes on at the same rate.
+func TestServersComeAndGo(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name string
+		dies bool
+	}{{"stopped", false}, {"died", true}} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, sitetest.Shared(20, 2*time.Second))
+				l := sitetest.NewLedger()
+				var c sitetest.Cable
+				through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
+				defer through.Close()
+				own := s.AnotherLimiter(through)
+				s.EnqueueMany("acme", 0, 300)
+				leading := s.Asynq
+				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+				server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+				s.Asynq = leading
+				time.Sleep(5 * time.Second)
+				s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+				time.Sleep(5 * time.Second)
+				if row.dies {
+					c.Cut()
+				} else {
+					server.Shutdown()
+				}
+				s.SleepUntil(l, 300, 35*time.Second)
+				mean, most := l.WakesPerTask()
+				if mean > 2.2 || most > 4 {
+					t.Errorf("%.2f wakes a task, at most %d", mean, most)
+				}
+				if n := l.Excess(20, 2*time.Second); n != 0 {
+					t.Errorf("%d more than the limit", n)
+				}
+				u := l.Utilization(20, 2*time.Second)
+				if !row.dies && u < 0.93 || u < 0.8 { // looking for work every 100 ms takes up to 0.05
+					t.Errorf("utilization %.3f", u)
+				}
+				t.Logf("wakes %.2f, at most %d, utilization %.3f", mean, most, u)
+				s.WantInOrder(l)
+				if row.dies {
+					c.Mend()
+					server.Shutdown()
+					time.Sleep(2 * time.Second) // go-redis tries to connect in the background
+				}
+			})
+		})
+	}
+}
+
+// A server that dies between a take and its pick takes nobody with it: what it took is put back at
+// its ranks after 5 s.
+func TestServerDiesBeforeItPicks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(10, 2*time.Second))
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
+		defer through.Close()
+		own := s.AnotherLimiter(through)
+		s.JoinMany(s.Client(s.Limiter), "acme", 0, 60)
+		whole := s.Asynq
+		s.Asynq = hooktest.With(sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}, hooktest.Hook(
+			func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				if sitetest.IsPick(cmd) {
+					c.Cut()
+				}
+				return next(ctx, cmd)
+			}))
+		dead := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+		time.Sleep(time.Second)
+		if n := l.Count(); n > 0 {
+			t.Fatalf("%d tasks were picked", n)
+		}
+		s.Asynq = whole
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+		s.SleepUntil(l, 60, 25*time.Second) // instead of 12 s
+		if _, most := l.WakesPerTask(); most > 1 {
+			t.Errorf("a task woke %d times", most)
+		}
+		if n := l.Excess(10, 2*time.Second); n != 0 {
+			t.Errorf("%d more than the limit", n)
+		}
+		s.WantInOrder(l)
+		s.WantNobodyInLine()
+		c.Mend()
+		dead.Shutdown()
+		time.Sleep(2 * time.Second)
+		s.WantCounters(sitetest.Counters{Processed: 60})
+	})
+}
+
+// A server that reaches the limiter's Redis and not asynq's takes no more than it can pick.
+func TestServerWithoutAsynqsRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Shared(10, 2*time.Second))
+		l := sitetest.NewLedger()
+		var c sitetest.Cable
+		whole := s.Asynq
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+		s.Asynq = whole
+		s.JoinMany(s.Client(s.Limiter), "acme", 0, 60)
+		time.Sleep(1500 * time.Millisecond)
+		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
+		c.Cut()
+		s.SleepUntil(l, 60, 30*time.Second)
+		s.WantNobodyInLine()
+		c.Mend()
+		server.Shutdown()
+		time.Sleep(2 * time.Second)
+	})
+}

@@ -1,0 +1,83 @@
+package sitetest
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+)
+
+// A Fault makes some calls fail.
+type Fault struct {
+	Is   func(args []any) bool
+	Hits func(n int) bool // by the number of such calls, from 1
+	Lost bool             // the call arrives, and its reply does not
+	Err  error
+
+	mu    sync.Mutex
+	Calls int
+	hit   int
+}
+
+// WithArg recognises calls with this argument.
+func WithArg(value string) func([]any) bool {
+	return func(args []any) bool { return slices.Contains(args, any(value)) }
+}
+
+// IsRequeue recognises the requeue of a task that was denied.
+func IsRequeue(args []any) bool {
+	return WithArg("asynq:{default}:scheduled")(args) && args[2] == 4 && args[3] == "asynq:{default}:active" && args[6] != "asynq:{default}:pending"
+}
+
+// Only hits the nth call.
+func Only(n int) func(int) bool { return func(call int) bool { return call == n } }
+
+// See is a hooktest.Hook.
+func (f *Fault) See(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if !f.Is(cmd.Args()) {
+		return next(ctx, cmd)
+	}
+	if f.Lost {
+		if err := next(ctx, cmd); err != nil {
+			return err // that Redis does not know the script yet
+		}
+	}
+	f.mu.Lock()
+	f.Calls++
+	hit := f.Hits(f.Calls)
+	if hit {
+		f.hit++
+	}
+	f.mu.Unlock()
+	switch {
+	case hit:
+		cmd.SetErr(f.Err)
+		return f.Err
+	case f.Lost:
+		return nil
+	}
+	return next(ctx, cmd)
+}
+
+// Count returns how many calls were hit.
+func (f *Fault) Count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hit
+}
+
+// IsForward recognises the move of tasks to retry that are due.
+func IsForward(args []any) bool {
+	return len(args) > 5 && args[2] == 3 && args[3] == "asynq:{default}:retry" && args[4] == "asynq:{default}:scheduled"
+}
+
+// IsPick reports whether the command is a pick.
+func IsPick(cmd redis.Cmder) bool { return hooktest.IsScript(cmd) && IsPickCall(cmd.Args()) }
+
+// IsPickCall recognises the arguments of a call that moves taken tasks to active.
+func IsPickCall(args []any) bool {
+	return len(args) > 6 && args[3] == "asynq:{default}:scheduled" && args[6] == "asynq:{default}:paused"
+}

@@ -1,0 +1,95 @@
+package sitetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+)
+
+// WantStates fails unless the queue holds so many tasks in these states, and no others.
+func (s *Site) WantStates(queue string, pending, scheduled int) {
+	s.Helper()
+	ctx := context.Background()
+	key := "asynq:{" + queue + "}:"
+	if p, n := s.Redis.LLen(ctx, key+"pending").Val(), s.Redis.ZCard(ctx, key+"scheduled").Val(); int(p) != pending || int(n) != scheduled {
+		s.Errorf("queue %s: %d pending and %d scheduled, want %d and %d", queue, p, n, pending, scheduled)
+	}
+	if n := len(s.Redis.Keys(ctx, key+"t:*").Val()); n != pending+scheduled {
+		s.Errorf("queue %s: %d tasks are stored, want %d", queue, n, pending+scheduled)
+	}
+}
+
+// Task returns the task, or an empty one if there is none.
+func (s *Site) Task(id string) asynq.TaskInfo {
+	info, err := s.Inspector.GetTaskInfo("default", id)
+	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+		return asynq.TaskInfo{}
+	}
+	if err != nil {
+		s.Error(err)
+		return asynq.TaskInfo{}
+	}
+	return *info
+}
+
+// WaitState waits until the tasks are in this state.
+func (s *Site) WaitState(state asynq.TaskState, ids ...string) {
+	s.Helper()
+	for _, id := range ids {
+		s.Wait(fmt.Sprintf("task %s is %v", id, state), func() bool { return s.Task(id).State == state })
+	}
+}
+
+// WaitGone waits until asynq has none of the tasks.
+func (s *Site) WaitGone(ids ...string) {
+	s.Helper()
+	for _, id := range ids {
+		s.Wait(fmt.Sprintf("task %s is gone", id), func() bool { return s.Task(id).ID == "" })
+	}
+}
+
+// Counters are what asynq's tools show of the queue.
+type Counters struct{ Processed, Failed, Active, Leases, Scheduled, Retry, Archived int64 }
+
+// Counters reads them.
+func (s *Site) Counters() Counters {
+	s.Helper()
+	ctx := context.Background()
+	number := func(key string) int64 {
+		n, err := s.Redis.Get(ctx, "asynq:{default}:"+key).Int64()
+		if err != nil && err != redis.Nil {
+			s.Fatal(err)
+		}
+		return n
+	}
+	return Counters{
+		Processed: number("processed"),
+		Failed:    number("failed"),
+		Active:    s.Redis.LLen(ctx, "asynq:{default}:active").Val(),
+		Leases:    s.Redis.ZCard(ctx, "asynq:{default}:lease").Val(),
+		Scheduled: s.Redis.ZCard(ctx, "asynq:{default}:scheduled").Val(),
+		Retry:     s.Redis.ZCard(ctx, "asynq:{default}:retry").Val(),
+		Archived:  s.Redis.ZCard(ctx, "asynq:{default}:archived").Val(),
+	}
+}
+
+// WantCounters fails unless the counters are these.
+func (s *Site) WantCounters(want Counters) {
+	s.Helper()
+	if got := s.Counters(); got != want {
+		s.Errorf("counters %+v, want %+v", got, want)
+	}
+}
+
+// Stored returns the fields by which asynq keeps a task.
+func (s *Site) Stored(id string) map[string]string {
+	s.Helper()
+	fields, err := s.Redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return fields
+}

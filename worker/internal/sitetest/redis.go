@@ -1,0 +1,75 @@
+package sitetest
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Cluster starts a Redis Cluster of one node, which refuses calls across slots as any other does.
+func Cluster(t *testing.T) (addr string) {
+	t.Helper()
+	addr = throttletest.Redis(t, "--cluster-enabled", "yes")
+	node := throttletest.Client(t, addr)
+	if err := node.ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		info, err := node.ClusterInfo(t.Context()).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(info, "cluster_state:ok") {
+			clusters.Store(addr, true)
+			return addr
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// OnCluster reports whether tests that run on real Redis run on a Redis Cluster instead. It is asked
+// for by the environment variable SLUICE_CLUSTER.
+func OnCluster() bool { return os.Getenv("SLUICE_CLUSTER") != "" }
+
+// Dialed makes clients with these options.
+type Dialed struct{ *redis.Options }
+
+// MakeRedisClient is that of an asynq.RedisConnOpt.
+func (d Dialed) MakeRedisClient() any { return Connect(d.Options) }
+
+// clusters holds the addresses of Redis Clusters of one node.
+var clusters sync.Map
+
+// Connect returns a client with these options.
+func Connect(o *redis.Options) redis.UniversalClient {
+	if _, ok := clusters.Load(o.Addr); !ok {
+		own := *o
+		return redis.NewClient(&own)
+	}
+	return redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{o.Addr}, Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig, ReadTimeout: o.ReadTimeout,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // the dialer goes by its own address
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
+		},
+	})
+}
+
+// unnotified keeps a client from asking Redis for notices of its maintenance. Each client needs a
+// config of its own, as it writes to it.
+func unnotified() *maintnotifications.Config {
+	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}
+
+// SameRedis are options of new clients of the same Redis.
+func SameRedis(client *redis.Client) *redis.Options {
+	o := client.Options()
+	return &redis.Options{Addr: o.Addr, Dialer: o.Dialer, MaintNotificationsConfig: unnotified()}
+}

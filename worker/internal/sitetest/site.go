@@ -1,0 +1,263 @@
+// Package sitetest has what tests of a worker share: servers, clients and a journal on a Redis, what
+// they granted and ran, and faults between them.
+package sitetest
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+func init() { logging.Disable() } // connections break on purpose in these tests
+
+// Policy is a policy over every task type, with one window by tenant.
+func Policy(limit int64, period time.Duration) throttle.Policy {
+	return throttle.Policy{
+		Name: "api", Match: []string{"*"},
+		Windows: []throttle.Window{{Name: "window", Limit: limit, Period: period}},
+	}
+}
+
+// A Site is a Redis with all that stands around it in a test.
+type Site struct {
+	testing.TB
+	Asynq     asynq.RedisConnOpt
+	Inspector *asynq.Inspector
+	Limiter   *throttle.Limiter
+	Journal   *Journal // of the throttle's logger
+	Plain     *asynq.Client
+	Redis     *redis.Client
+
+	Mu        sync.Mutex // guards what follows
+	Decisions []throttle.Decision
+	Reported  []error // to the user's ErrorHandler
+	Asked     []error // of the user's IsFailure
+	Ran       []string
+}
+
+// New returns a site on the client's Redis, with a limiter of these policies.
+func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site {
+	t.Helper()
+	limits := redis.UniversalClient(client)
+	if OnCluster() {
+		limits = Connect(SameRedis(client))
+		t.Cleanup(func() { limits.Close() })
+	}
+	log := &Journal{}
+	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: policies})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Site{TB: t, Asynq: Dialed{SameRedis(client)}, Limiter: limiter, Journal: log, Redis: client}
+	s.Inspector = asynq.NewInspector(s.Asynq)
+	s.Plain = asynq.NewClient(s.Asynq)
+	t.Cleanup(func() { s.Inspector.Close(); s.Plain.Close() })
+	return s
+}
+
+// Each runs the test on a site on real Redis and on one on miniredis.
+func Each(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *Site)) {
+	t.Parallel()
+	if OnCluster() {
+		test(t, New(t, throttletest.Client(t, Cluster(t)), policies...))
+		return
+	}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		test(t, New(t, client, policies...))
+	})
+}
+
+// NewInBubble is a site in a bubble, on a miniredis.
+func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
+	return New(t, throttletest.InMemory(t).Client(t), policies...)
+}
+
+// Configs are those of a server that records the calls of the user's functions.
+func (s *Site) Configs() (asynq.Config, worker.Config) {
+	return asynq.Config{
+			Concurrency:              4,
+			DelayedTaskCheckInterval: 20 * time.Millisecond,
+			ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
+				s.Reported = append(s.Reported, err)
+			}),
+			IsFailure: func(err error) bool {
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
+				s.Asked = append(s.Asked, err)
+				return true
+			},
+			LogLevel:          asynq.FatalLevel,
+			RetryDelayFunc:    func(int, error, *asynq.Task) time.Duration { return 0 },
+			TaskCheckInterval: 10 * time.Millisecond,
+		}, worker.Config{
+			Limiter: s.Limiter,
+			Logger:  slog.New(slog.NewTextHandler(s.Journal, nil)),
+			OnDecision: func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				s.Mu.Lock()
+				defer s.Mu.Unlock()
+				s.Decisions = append(s.Decisions, d)
+			},
+		}
+}
+
+// Serve starts a server of ours that ends with the test.
+func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *worker.Config)) *worker.Server {
+	s.Helper()
+	theirs, ours := s.Configs()
+	for _, f := range change {
+		f(&theirs, &ours)
+	}
+	server, err := worker.NewServer(s.Asynq, theirs, ours)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := server.Start(handler); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(server.Shutdown)
+	return server
+}
+
+// Calm is for servers in a bubble, where hours of asking for work 100 times a second cost time.
+func Calm(c *asynq.Config, _ *worker.Config) {
+	c.DelayedTaskCheckInterval, c.TaskCheckInterval = time.Second, time.Second
+}
+
+// Ok is a handler that records the tasks it ran, and succeeds.
+func (s *Site) Ok(ctx context.Context, _ *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	s.Ran = append(s.Ran, id)
+	return nil
+}
+
+// Runs returns the IDs of the tasks that OK ran, sorted.
+func (s *Site) Runs() []string {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return slices.Sorted(slices.Values(s.Ran))
+}
+
+// Denials returns the denials so far, in order.
+func (s *Site) Denials() []throttle.Decision {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.Decisions), func(d throttle.Decision) bool { return d.Granted })
+}
+
+// Enqueue enqueues by a plain client.
+func (s *Site) Enqueue(task *asynq.Task, opts ...asynq.Option) {
+	s.Helper()
+	if _, err := s.Plain.Enqueue(task, opts...); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// Fill takes all of the tenant's window, whose limit is 1.
+func (s *Site) Fill(tenants ...string) {
+	s.Helper()
+	for _, tenant := range tenants {
+		d, err := s.Limiter.Reserve(context.Background(), throttle.Request{Policy: "api", Tenant: tenant})
+		if err != nil || !d.Granted {
+			s.Fatalf("filling the window: granted %v, %v", d.Granted, err)
+		}
+	}
+}
+
+// Open lets every task of the policies through from now on, and has the given ones run at once.
+func (s *Site) Open(ids ...string) {
+	s.Helper()
+	policies := s.Limiter.Policies()
+	for i := range policies {
+		for j := range policies[i].Windows {
+			policies[i].Windows[j].Limit = 1000
+		}
+	}
+	if err := s.Limiter.SetPolicies(policies); err != nil {
+		s.Fatal(err)
+	}
+	for _, id := range ids { // those that stand in line may have been taken, and have run, by now
+		_ = s.Inspector.RunTask("default", id)
+	}
+}
+
+// Wait waits until the condition holds: long, as machines are slow.
+func (s *Site) Wait(what string, condition func() bool) {
+	s.Helper()
+	pause := 2 * time.Millisecond
+	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(pause) {
+		if time.Now().After(end) {
+			s.Fatalf("waited in vain until %s\n%s", what, s.Journal)
+		}
+		pause = min(2*pause, 50*time.Millisecond) // each look costs as much as a task
+	}
+}
+
+// WantReported fails unless the user's ErrorHandler and IsFailure were called with just these
+// errors.
+func (s *Site) WantReported(reported, asked []string) {
+	s.Helper()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	texts := func(errs []error) (texts []string) {
+		for _, err := range errs {
+			texts = append(texts, err.Error())
+		}
+		return texts
+	}
+	if got := texts(s.Reported); !slices.Equal(got, reported) {
+		s.Errorf("the user's ErrorHandler was told %q, want %q", got, reported)
+	}
+	if got := texts(s.Asked); !slices.Equal(got, asked) {
+		s.Errorf("the user's IsFailure was asked %q, want %q", got, asked)
+	}
+}
+
+// LimiterOn returns a limiter with the policies of the site.
+func (s *Site) LimiterOn(client redis.UniversalClient) *throttle.Limiter {
+	s.Helper()
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return limiter
+}
+
+// Used is how much of acme's window is used.
+func (s *Site) Used() int64 {
+	s.Helper()
+	d, err := s.Limiter.Peek(context.Background(), throttle.Request{Policy: "api", Tenant: "acme"})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return d.Windows[0].Used
+}
+
+// Adapted returns a server as asynq makes it, by an adapter.
+func (s *Site) Adapted(theirs asynq.Config, ours worker.Config) (*worker.Adapter, *asynq.Server, asynq.MiddlewareFunc) {
+	s.Helper()
+	ad, err := worker.NewAdapter(ours)
+	if err != nil {
+		s.Fatal(err)
+	}
+	server := asynq.NewServer(ad.Redis(s.Asynq), ad.Asynq(theirs))
+	middleware, err := ad.Middleware()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return ad, server, middleware
+}

@@ -1,0 +1,43 @@
+package sitetest
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// AtOnce is a policy over every task type that bounds how many of a tenant run at once.
+func AtOnce(limit int64) throttle.Policy {
+	return throttle.Policy{
+		Name: "api", Match: []string{"*"},
+		Windows: []throttle.Window{{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit}},
+	}
+}
+
+// AtOnceOf is such a policy of another name, by which no task type is matched.
+func AtOnceOf(name string, limit int64) throttle.Policy {
+	p := AtOnce(limit)
+	p.Name, p.Match = name, nil
+	return p
+}
+
+// A Gauge knows how many run at once.
+type Gauge struct{ now, Most atomic.Int64 }
+
+// Handler counts how many of its calls run at once.
+func (g *Gauge) Handler(work func(context.Context, *asynq.Task) error) asynq.HandlerFunc {
+	return func(ctx context.Context, t *asynq.Task) error {
+		n := g.now.Add(1)
+		defer g.now.Add(-1)
+		for {
+			most := g.Most.Load()
+			if n <= most || g.Most.CompareAndSwap(most, n) {
+				break
+			}
+		}
+		return work(ctx, t)
+	}
+}

@@ -1,0 +1,162 @@
+package workertest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/workertest"
+)
+
+// The code under test: a policy and a handler.
+var policies = []throttle.Policy{{
+	Name: "llm", Match: []string{"llm:*"},
+	Windows: []throttle.Window{
+		{Name: "calls", Limit: 2, Period: time.Minute},
+		{Name: "tokens", Unit: "tokens", Limit: 10_000, Period: time.Hour, Scope: throttle.Shared},
+	},
+}, {
+	Name:    "storage",
+	Windows: []throttle.Window{{Name: "writes", Limit: 10, Period: time.Second}},
+}}
+
+var errFull = errors.New("the disk is full")
+
+func handle(ctx context.Context, task *asynq.Task) error {
+	job := worker.FromContext(ctx)
+	switch string(task.Payload()) {
+	case "refused": // the API answers 429, and Retry-After: 30
+		return worker.RetryAfter(30 * time.Second)
+	case "full":
+		return errFull
+	case "empty": // no call is needed
+		return job.Cancel(ctx)
+	}
+	if err := job.Settle(ctx, "tokens", 900); err != nil { // as the API's answer says
+		return err
+	}
+	_, err := job.Reserve(ctx, throttle.Request{Policy: "storage"}) // to keep the answer
+	return err
+}
+
+var acme = worker.Identity{Tenant: "acme", Cost: map[string]int64{throttle.Requests: 1, "tokens": 1500}}
+
+// A day of throttling takes no time.
+func TestADayOfTasks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
+		for range 5 {
+			w.Enqueue(worker.NewTask(acme, "llm:ask", nil))
+		}
+		w.Drain(24 * time.Hour)
+
+		begun := w.Runs()[0].Start
+		for i, run := range w.Runs() {
+			if got, want := run.Start.Sub(begun).Round(time.Second), time.Duration(i/2)*time.Minute; got != want {
+				t.Errorf("run %d began after %v, want %v", i, got, want)
+			}
+		}
+	})
+}
+
+// What a handler does by its job, and what becomes of the task.
+func TestWhatTheHandlerDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
+
+		run := w.Run(worker.NewTask(acme, "llm:ask", []byte("why?")))
+		if run.Outcome != workertest.Done || run.Cost["tokens"] != 900 {
+			t.Errorf("%s, and it cost %v, want 900 tokens: %v", run.Outcome, run.Cost, run.Err)
+		}
+		if len(run.Reserved) != 1 || run.Reserved[0].Policy != "storage" {
+			t.Errorf("it reserved %v, want a write", run.Reserved)
+		}
+
+		run = w.Run(worker.NewTask(acme, "llm:ask", []byte("refused")))
+		if run.Outcome != workertest.Waits || len(run.Refusals) != 1 || run.Refusals[0].Pause != 30*time.Second {
+			t.Errorf("%s after refusals %v, want one of 30 s", run.Outcome, run.Refusals)
+		}
+	})
+}
+
+// The handler is denied the second write that it wants to make.
+func TestTheSecondWriteIsDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
+		throttletest.DenyAfter(t, w.Limiter, throttle.Request{Policy: "storage", Tenant: "acme"}, 1)
+
+		if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.Done {
+			t.Errorf("the first: %s, %v", run.Outcome, run.Err)
+		}
+		run := w.Run(worker.NewTask(acme, "llm:ask", nil))
+		var denied *throttle.DeniedError
+		if run.Outcome != workertest.Waits || !errors.As(run.Err, &denied) || run.Retried != 0 {
+			t.Errorf("the second: %s, %v", run.Outcome, run.Err)
+		}
+	})
+}
+
+// A limiter by itself, for code without a worker.
+func TestThreeASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limiter := throttletest.NewLimiter(t, throttle.Policy{
+			Name: "sms", Windows: []throttle.Window{{Name: "w", Limit: 3, Period: time.Second}},
+		})
+		request := throttle.Request{Policy: "sms", Tenant: "acme"}
+		throttletest.DenyAfter(t, limiter, request, 0)
+		d, err := limiter.Reserve(t.Context(), request)
+		if err != nil || d.Granted {
+			t.Fatalf("granted %v, %v", d.Granted, err)
+		}
+		time.Sleep(d.RetryIn) // of the bubble: it takes no time
+		if d, err = limiter.Reserve(t.Context(), request); err != nil || !d.Granted {
+			t.Errorf("granted %v, %v: %s", d.Granted, err, d.Reason())
+		}
+	})
+}
+
+// Outside of a bubble, the real clock goes.
+func TestByTheRealClock(t *testing.T) {
+	w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
+	if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.Done {
+		t.Errorf("%s: %v", run.Outcome, run.Err)
+	}
+	w.Drain(time.Minute)
+}
+
+// Every way in which a run can end.
+func TestOutcomes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
+		for i, row := range []struct {
+			payload string
+			retries int
+			want    workertest.Outcome
+		}{
+			{"full", 1, workertest.Retries},
+			{"full", 0, workertest.Archived},
+			{"empty", 0, workertest.Done},
+			{"refused", 0, workertest.Waits},
+		} {
+			tenant := worker.Identity{Tenant: fmt.Sprint("tenant", i)}
+			run := w.Run(worker.NewTask(tenant, "llm:ask", []byte(row.payload)), asynq.MaxRetry(row.retries))
+			if run.Outcome != row.want {
+				t.Errorf("%s: %s, %v, want %s", row.payload, run.Outcome, run.Err, row.want)
+			}
+			if run.Cancelled != (row.payload == "empty") || run.End.IsZero() || run.Task.Type() != "llm:ask" {
+				t.Errorf("%s: %+v", row.payload, run)
+			}
+		}
+		if run := w.Run(asynq.NewTask("other", nil)); run.Outcome != workertest.Retries || run.Decision.Policy != "" {
+			t.Errorf("a task that no policy matches, and settles: %s, %v, by %+v", run.Outcome, run.Err, run.Decision)
+		}
+	})
+}

@@ -1,0 +1,162 @@
+package workertest
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// An Outcome is what became of a task by one run of its handler.
+type Outcome string
+
+const (
+	Done     Outcome = "done"     // it has ended well
+	Waits    Outcome = "waits"    // it goes back to the line, and no retry was used
+	Retries  Outcome = "retries"  // it failed, and will be retried
+	Archived Outcome = "archived" // it failed for good
+)
+
+// A Run is one run of a handler, and what it did by its job (worker.FromContext). Refusals and
+// Reserved are known only if no other handler ran meanwhile.
+type Run struct {
+	Cancelled bool                // it gave its own cost back
+	Cost      map[string]int64    // of the task in the end, as settled; of units that it named
+	Decision  throttle.Decision   // by which it ran; zero if no policy matches the task
+	End       time.Time           // when the handler returned; zero while it runs
+	Err       error               // what it returned
+	ID        string              // of the task
+	Outcome   Outcome             // known by Worker.Run
+	Refusals  []throttle.Refusal  // by upstreams, that it reported
+	Reserved  []throttle.Decision // what it asked for beside its own cost, granted or denied
+	Retried   int                 // how often the task had failed before
+	Start     time.Time           // when the handler was called
+	Task      *asynq.Task         // with its payload and headers
+}
+
+// A recorder records the runs of a worker.
+type recorder struct {
+	mu   sync.Mutex
+	runs []*Run
+}
+
+func (r *recorder) lock() func() {
+	r.mu.Lock()
+	return r.mu.Unlock
+}
+
+// recorded is a handler whose runs are recorded.
+func (r *recorder) recorded(handler asynq.Handler) asynq.Handler {
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		run := r.begin(ctx, task)
+		var err error
+		defer func() { // even if the handler panics
+			defer r.lock()()
+			run.End, run.Err = time.Now(), err
+		}()
+		err = handler.ProcessTask(ctx, task)
+		return err
+	})
+}
+
+func (r *recorder) begin(ctx context.Context, task *asynq.Task) *Run {
+	run := &Run{Start: time.Now(), Task: task}
+	run.ID, _ = asynq.GetTaskID(ctx)
+	run.Retried, _ = asynq.GetRetryCount(ctx)
+	run.Decision, _ = worker.FromContext(ctx).Decision()
+	run.Cost = maps.Clone(run.Decision.Reservation.Cost)
+	if run.Cost == nil {
+		run.Cost = map[string]int64{}
+	}
+	defer r.lock()()
+	r.runs = append(r.runs, run)
+	return run
+}
+
+// observer tells the recorder what handlers do.
+func (r *recorder) observer() throttle.Observer {
+	return throttle.Observer{
+		Corrected: func(c throttle.Correction) {
+			defer r.lock()()
+			for _, run := range r.runs {
+				if id := run.Decision.Reservation.ID; id != "" && id == c.Reservation.ID {
+					run.Cancelled = run.Cancelled || c.Cancelled
+					maps.Copy(run.Cost, c.Cost)
+				}
+			}
+		},
+		Decided: func(d throttle.Decision) {
+			defer r.lock()()
+			if run := r.running(); run != nil {
+				run.Reserved = append(run.Reserved, d)
+			}
+		},
+		Refused: func(refusal throttle.Refusal) {
+			defer r.lock()()
+			run := r.running()
+			if run == nil && len(r.runs) > 0 {
+				run = r.runs[len(r.runs)-1] // it has returned RetryAfter
+			}
+			if run != nil {
+				run.Refusals = append(run.Refusals, refusal)
+			}
+		},
+	}
+}
+
+// running returns the only run that has not ended, or nil. The lock is held.
+func (r *recorder) running() (only *Run) {
+	for _, run := range r.runs {
+		if run.End.IsZero() {
+			if only != nil {
+				return nil
+			}
+			only = run
+		}
+	}
+	return only
+}
+
+// copied returns a run as it is now. The lock is held.
+func copied(run *Run) Run {
+	c := *run
+	c.Cost, c.Refusals, c.Reserved = maps.Clone(run.Cost), slices.Clone(run.Refusals), slices.Clone(run.Reserved)
+	return c
+}
+
+func (r *recorder) all() []Run {
+	defer r.lock()()
+	runs := make([]Run, len(r.runs))
+	for i, run := range r.runs {
+		runs[i] = copied(run)
+	}
+	return runs
+}
+
+// first returns the first run of a task, if it has ended.
+func (r *recorder) first(id string) (Run, bool) {
+	defer r.lock()()
+	for _, run := range r.runs {
+		if run.ID == id {
+			return copied(run), !run.End.IsZero()
+		}
+	}
+	return Run{}, false
+}
+
+// of counts the runs of a task.
+func (r *recorder) of(id string) (n int) {
+	defer r.lock()()
+	for _, run := range r.runs {
+		if run.ID == id {
+			n++
+		}
+	}
+	return n
+}

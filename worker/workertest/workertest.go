@@ -1,0 +1,191 @@
+// Package workertest runs handlers in a whole worker for tests: a server, a client and a limiter, on
+// a Redis in memory. In a bubble of testing/synctest hours of throttling take no time.
+package workertest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Config is what Start needs. Limiters and loggers in it are replaced by those of the test.
+type Config struct {
+	// Asynq configures the server. The defaults are asynq's own, but Concurrency is 4 and LogLevel is
+	// FatalLevel.
+	Asynq asynq.Config
+
+	// Client configures the client.
+	Client worker.ClientConfig
+
+	// Handler runs the tasks, such as an *asynq.ServeMux. It is required.
+	Handler asynq.Handler
+
+	// Policies are those of the limiter. The default is none.
+	Policies []throttle.Policy
+
+	// Worker configures how tasks are throttled.
+	Worker worker.Config
+}
+
+// A Worker is a server that runs, with what belongs to it. Its methods are safe for concurrent use.
+type Worker struct {
+	Client    *worker.Client
+	Inspector *asynq.Inspector
+	Limiter   *throttle.Limiter
+	Memory    throttletest.Memory // asynq's Redis and the limiter's, such as for asynq.NewClient
+	Server    *worker.Server
+
+	t    testing.TB
+	runs recorder
+}
+
+// Start starts a worker that ends with the test. The test fails if the config is invalid.
+func Start(t testing.TB, c Config) *Worker {
+	t.Helper()
+	if c.Handler == nil {
+		t.Fatal("workertest: Config.Handler is nil: must be what runs the tasks")
+	}
+	w := &Worker{Memory: throttletest.InMemory(t), t: t}
+	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	fatal := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	w.Limiter, err = throttle.New(throttle.Config{
+		Client: w.Memory.Client(t), Logger: logger, Observer: w.runs.observer(), Policies: c.Policies,
+	})
+	fatal(err)
+	w.Inspector = asynq.NewInspector(w.Memory)
+	t.Cleanup(func() { w.Inspector.Close() })
+
+	c.Client.Limiter = w.Limiter
+	w.Client, err = worker.NewClient(w.Memory, c.Client)
+	fatal(err)
+	t.Cleanup(func() { w.Client.Close() })
+
+	c.Asynq.Concurrency = cmp.Or(c.Asynq.Concurrency, 4)
+	c.Asynq.LogLevel = cmp.Or(c.Asynq.LogLevel, asynq.FatalLevel)
+	c.Worker.Limiter, c.Worker.Logger = w.Limiter, logger
+	w.Server, err = worker.NewServer(w.Memory, c.Asynq, c.Worker)
+	fatal(err)
+	t.Cleanup(w.Server.Shutdown)
+	fatal(w.Server.Start(w.runs.recorded(c.Handler)))
+	return w
+}
+
+// Enqueue enqueues a task by the worker's client, and returns when it is expected to start. The
+// test fails if that fails: see Client for tasks that are to be refused.
+func (w *Worker) Enqueue(task *asynq.Task, opts ...asynq.Option) worker.ExpectedStart {
+	w.t.Helper()
+	var start worker.ExpectedStart
+	if _, err := w.Client.EnqueueContext(w.t.Context(), task, append(opts, worker.ReportStart(&start))...); err != nil {
+		w.t.Fatal(err)
+	}
+	return start
+}
+
+// Drain returns when no task waits, runs or is to be retried. The test fails if that takes longer
+// than the time given, by the clock of the test.
+func (w *Worker) Drain(within time.Duration) {
+	w.t.Helper()
+	begun := time.Now()
+	for {
+		left, err := w.left()
+		switch took := time.Since(begun); {
+		case err != nil:
+			w.t.Fatal(err)
+		case left == "":
+			return
+		case took >= within:
+			w.t.Fatalf("workertest: after %v there are still tasks: %s", within, left)
+		default: // each look costs as much as a task
+			time.Sleep(min(max(took/50, 10*time.Millisecond), within-took))
+		}
+	}
+}
+
+// left says how many tasks have not ended.
+func (w *Worker) left() (string, error) {
+	queues, err := w.Inspector.Queues()
+	if err != nil {
+		return "", err
+	}
+	var left []string
+	for _, queue := range queues {
+		info, err := w.Inspector.GetQueueInfo(queue)
+		if err != nil {
+			return "", err
+		}
+		if info.Active+info.Pending+info.Scheduled+info.Retry+info.Aggregating > 0 {
+			left = append(left, fmt.Sprintf("queue %s has %d active, %d pending, %d scheduled or in line, %d to be retried, %d in groups",
+				queue, info.Active, info.Pending, info.Scheduled, info.Retry, info.Aggregating))
+		}
+	}
+	return strings.Join(left, "; "), nil
+}
+
+// Runs returns the runs of handlers so far, in the order in which they began.
+func (w *Worker) Runs() []Run { return w.runs.all() }
+
+// Run enqueues a task, and returns its first run when that has ended and asynq has put the task
+// down. Let no other task run meanwhile. The test fails if the task does not run within an hour, by
+// the clock of the test.
+func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
+	defer cancel()
+	info, err := w.Client.EnqueueContext(ctx, task, opts...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for ctx.Err() == nil {
+		if run, ok := w.runs.first(info.ID); ok {
+			outcome, err := w.outcome(info, run)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			if outcome != "" {
+				run, _ = w.runs.first(info.ID) // with what followed the end of its handler
+				run.Outcome = outcome
+				return run
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.t.Fatalf("workertest: task %q did not run within an hour", info.ID)
+	return Run{}
+}
+
+// outcome is what became of the task by its first run. It is empty while asynq puts the task down.
+func (w *Worker) outcome(task *asynq.TaskInfo, run Run) (Outcome, error) {
+	info, err := w.Inspector.GetTaskInfo(task.Queue, task.ID)
+	switch {
+	case errors.Is(err, asynq.ErrTaskNotFound):
+		return Done, nil
+	case err != nil:
+		return "", err
+	case info.State == asynq.TaskStateCompleted:
+		return Done, nil
+	case info.State == asynq.TaskStateArchived:
+		return Archived, nil
+	case info.Retried > run.Retried:
+		return Retries, nil
+	case info.State == asynq.TaskStateActive && w.runs.of(task.ID) == 1:
+		return "", nil
+	}
+	return Waits, nil
+}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -189,4 +192,31 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%s", e.stdout)
 	}
 	d.run(t, "explain").want(t, exitBadInput, "--task is missing")
+}
+
+// A watched status is a line of JSON each time, until it is interrupted.
+func TestStatusWatch(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out := &lineCounter{atThird: interrupt}
+	m := NewMain()
+	m.Stdout, m.Stderr = out, io.Discard
+	code := m.Run(ctx, []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr})
+	if code != exitDone || out.n < 3 {
+		t.Errorf("exit code %d after %d lines", code, out.n)
+	}
+}
+
+type lineCounter struct {
+	n       int
+	atThird func()
+}
+
+func (c *lineCounter) Write(p []byte) (int, error) {
+	if c.n += bytes.Count(p, []byte{'\n'}); c.n == 3 {
+		c.atThird()
+	}
+	return len(p), nil
 }

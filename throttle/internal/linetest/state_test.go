@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -177,6 +178,48 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 	return n
 }
 
+// A tenant is told of once for each combination of attributes, and a call that waits in place too.
+func TestStateTellsAttributesApart(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
+		for i, user := range []string{"bob", "bob", "eve", "bob"} {
+			r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
+			if d := limitertest.Reserve(t, l, r); d.Granted == (i == 1 || i == 3) {
+				t.Fatalf("%d: %+v", i, d)
+			}
+		}
+		waiting, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() {
+			_, err := l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}, Cost: map[string]int64{throttle.Requests: 1}})
+			if err == nil {
+				_, err = l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}})
+			}
+			ended <- err
+		}()
+		st := state(t, l, throttle.StateRequest{})
+		for end := time.Now().Add(time.Minute); st.Waiting < 3 && time.Now().Before(end); time.Sleep(5 * ms) {
+			st = state(t, l, throttle.StateRequest{})
+		}
+		stop()
+		<-ended
+		var got []string
+		for _, tenant := range st.Tenants {
+			got = append(got, fmt.Sprint(tenant.Tenant, " ", tenant.Attributes["user"], " ", tenant.Waiting, " ", tenant.Windows[0].Used))
+		}
+		if want := []string{"acme bob 2 1", "zeta eve 1 1"}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if len(st.Queues) != 2 || st.Queues[0].Queue != "" || st.Queues[0].Waiting != 1 || st.Queues[1].Waiting != 2 {
+			t.Errorf("%+v", st.Queues)
+		}
+		if st := state(t, l, throttle.StateRequest{Tenant: "acme"}); len(st.Tenants) != 1 || st.Tenants[0].Attributes["user"] != "bob" {
+			t.Errorf("%+v", st.Tenants)
+		}
+	})
+}
+
 // With shards, pages go through all of them.
 func TestStateOfShards(t *testing.T) {
 	t.Parallel()
@@ -287,7 +330,7 @@ func TestStateAsJSON(t *testing.T) {
 	t.Parallel()
 	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
 	sc.granted("a1")
-	sc.joins("a2")
+	sc.joins("a2", "a3")
 	text, err := json.MarshalIndent(state(t, sc.l, throttle.StateRequest{}), "", " ")
 	if err != nil {
 		t.Fatal(err)
@@ -310,10 +353,10 @@ func TestStateAsJSON(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	own := got.Tenants[0]
-	if last, err := time.Parse(time.RFC3339, own.LastAt); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:01:30" {
+	if last, err := time.Parse(time.RFC3339, own.LastAt); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:03:00" {
 		t.Errorf("%s", text)
 	}
-	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 90.0 || w["used"] != 1.0 || w["denied"] != true {
+	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 180.0 || w["used"] != 1.0 || w["denied"] != true {
 		t.Errorf("%s", text)
 	}
 }

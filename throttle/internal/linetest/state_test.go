@@ -220,41 +220,58 @@ func TestStateTellsAttributesApart(t *testing.T) {
 	})
 }
 
-// With shards, pages go through all of them.
+// With shards, pages go through all of them, also where these are on several primaries of a Cluster.
 func TestStateOfShards(t *testing.T) {
 	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h})
-		p.Shards = 3
-		l := limitertest.New(t, client, p)
-		for i := range 12 {
-			tenant := fmt.Sprint("t", i)
-			r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
-			if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		var seen []string
-		for after := ""; ; {
-			st := state(t, l, throttle.StateRequest{After: after})
-			for _, tenant := range st.Tenants {
-				seen = append(seen, tenant.Tenant)
-			}
-			if st.Waiting != 12 || len(st.Queues) != 1 || st.Queues[0].Waiting != 12 {
-				t.Fatalf("%+v", st)
-			}
-			if after = st.Next; after == "" {
-				break
-			}
-		}
-		slices.Sort(seen)
-		if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
-			t.Errorf("%q", seen)
-		}
-		if st := state(t, l, throttle.StateRequest{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
-			t.Errorf("%+v", st)
-		}
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		stateOfShards(t, throttletest.Cluster(t, 2, 0).Client(t))
 	})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) { stateOfShards(t, client) })
+}
+
+func stateOfShards(t *testing.T, client redis.UniversalClient) {
+	t.Helper()
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h})
+	p.Shards = 3
+	l := limitertest.New(t, client, p)
+	for i := range 12 {
+		tenant := fmt.Sprint("t", i)
+		r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
+		if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var seen []string
+	for after := ""; ; {
+		st := state(t, l, throttle.StateRequest{After: after})
+		for _, tenant := range st.Tenants {
+			seen = append(seen, tenant.Tenant)
+		}
+		if st.Waiting != 12 || len(st.Queues) != 1 || st.Queues[0].Waiting != 12 {
+			t.Fatalf("%+v", st)
+		}
+		if after = st.Next; after == "" {
+			break
+		}
+	}
+	slices.Sort(seen)
+	if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
+		t.Errorf("%q", seen)
+	}
+	e, err := l.Explain(t.Context(), "p", limitertest.Ticket("t7"))
+	if err != nil || !e.Waiting || e.Tenant != "t7" || e.Place != 1 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if backlogs, err := l.Simulate(t.Context(), p); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
+		t.Errorf("%+v, %v", backlogs, err)
+	}
+	if err := l.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if st := state(t, l, throttle.StateRequest{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
+		t.Errorf("%+v", st)
+	}
 }
 
 func TestStateRefusesWhatCannotBe(t *testing.T) {

@@ -1,7 +1,9 @@
 package throttle
 
 import (
+	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -67,7 +69,8 @@ type Decision struct {
 	Windows []WindowState
 }
 
-// A WindowState is the state of one window after a decision.
+// A WindowState is the state of one window after a decision. As JSON it has its durations in seconds:
+// period_seconds and retry_in_seconds.
 type WindowState struct {
 	Algorithm Algorithm     // how the window counts
 	Burst     int64         // the most units that it holds at once: Limit, unless it is a GCRA window
@@ -81,6 +84,42 @@ type WindowState struct {
 	Scope     ScopeValue    // which count of the window this is
 	Unit      string        // what it counts
 	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
+}
+
+// windowJSON is a WindowState as JSON.
+type windowJSON struct {
+	Algorithm Algorithm  `json:"algorithm"`
+	Burst     int64      `json:"burst"`
+	Denied    bool       `json:"denied"`
+	Limit     int64      `json:"limit"`
+	Name      string     `json:"name"`
+	Period    float64    `json:"period_seconds"`
+	Remaining int64      `json:"remaining"`
+	ResetsAt  time.Time  `json:"resets_at,omitzero"`
+	RetryIn   float64    `json:"retry_in_seconds"`
+	Scope     ScopeValue `json:"scope"`
+	Unit      string     `json:"unit"`
+	Used      int64      `json:"used"`
+}
+
+// MarshalJSON writes the names of the fields in lower case, with underscores.
+func (w WindowState) MarshalJSON() ([]byte, error) {
+	return json.Marshal(windowJSON{
+		w.Algorithm, w.Burst, w.Denied, w.Limit, w.Name, w.Period.Seconds(), w.Remaining, w.ResetsAt, w.RetryIn.Seconds(), w.Scope, w.Unit, w.Used,
+	})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (w *WindowState) UnmarshalJSON(data []byte) error {
+	var j windowJSON
+	if err := json.Unmarshal(data, &j); err != nil {
+		return err
+	}
+	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s*1e6)) * time.Microsecond }
+	*w = WindowState{
+		j.Algorithm, j.Burst, j.Denied, j.Limit, j.Name, seconds(j.Period), j.Remaining, j.ResetsAt, seconds(j.RetryIn), j.Scope, j.Unit, j.Used,
+	}
+	return nil
 }
 
 // RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied:

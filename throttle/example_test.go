@@ -226,7 +226,7 @@ func ExampleLimiter_Pause() {
 	})
 	defer end()
 	ctx, all := context.Background(), throttle.Request{Policy: "github-api"}
-	if _, err := limiter.Pause(ctx, all, time.Hour); err != nil {
+	if _, err := limiter.Pause(ctx, all, time.Hour, "the API moves"); err != nil {
 		log.Fatal(err)
 	}
 	d, err := limiter.Reserve(ctx, all)

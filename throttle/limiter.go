@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,7 @@ import (
 type Limiter struct {
 	library  script.Library
 	logger   *slog.Logger
+	name     string
 	observer Observer
 	policies atomic.Pointer[policySet]
 	runner   *script.Runner
@@ -49,6 +51,10 @@ type Config struct {
 	// The default is slog.Default().
 	Logger *slog.Logger
 
+	// Name is how others know this process: a pause says who was told the refusal. It is at most
+	// MaxNameBytes. The default is the host's name, "/" and the process ID.
+	Name string
+
 	// Observer is told what the limiter does. The default tells nobody.
 	Observer Observer
 
@@ -65,6 +71,9 @@ type Config struct {
 	Tenants TenantFunc
 }
 
+// MaxNameBytes bounds Config.Name.
+const MaxNameBytes = 128
+
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 
 // New returns a limiter. It does not call Redis. The error is a *PolicyError, or names the field of
@@ -76,7 +85,14 @@ func New(c Config) (*Limiter, error) {
 	if !prefixShape.MatchString(c.Prefix) {
 		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(c.Prefix))
 	}
-	l := &Limiter{logger: c.Logger, observer: c.Observer, tenants: c.Tenants}
+	if len(c.Name) > MaxNameBytes {
+		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", shorten(c.Name), MaxNameBytes)
+	}
+	if c.Name == "" {
+		host, _ := os.Hostname()
+		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
+	}
+	l := &Limiter{logger: c.Logger, name: c.Name, observer: c.Observer, tenants: c.Tenants}
 	if l.logger == nil {
 		l.logger = slog.Default()
 	}

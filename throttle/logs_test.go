@@ -71,7 +71,7 @@ func TestRatesAreLogged(t *testing.T) {
 			if err != nil || !d.Granted {
 				t.Fatal(d, err)
 			}
-			if _, err := d.Reservation.Pause(t.Context(), 0); err != nil {
+			if _, err := d.Reservation.Pause(t.Context(), 0, ""); err != nil {
 				t.Fatal(err)
 			}
 		}

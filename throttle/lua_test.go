@@ -171,7 +171,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	}
 	verbs := all(code(decide+script.File("later_verbs")+script.File("reservation")), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
 	ops := []string{script.Reserve, script.Exempt, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
-		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh}
+		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh, script.Expect}
 	slices.Sort(verbs)
 	slices.Sort(ops)
 	if !slices.Equal(verbs, ops) {

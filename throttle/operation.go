@@ -259,9 +259,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.RetryIn = micros(a.Time - a.At)
 		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
 		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
-		if a.Pause.Until > 0 {
-			d.Pause = &Pause{OpensAt: time.UnixMicro(a.Pause.Open), Tenant: a.Pause.Tenant, Until: time.UnixMicro(a.Pause.Until)}
-		}
+		d.Pause = newPause(a.Pause)
 	}
 	if a.Adapted.Refusals > 0 {
 		d.Adapted = o.adapted(a.Adapted)

@@ -18,7 +18,7 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 	_, cancelled := r.Cancel(ctx)
 	_, settled := r.Settle(ctx, map[string]int64{throttle.Requests: 2})
 	_, renewed := r.Renew(ctx)
-	_, paused := r.Pause(ctx, time.Second)
+	_, paused := r.Pause(ctx, time.Second, "")
 	return map[string]error{
 		"Cancel": cancelled, "Settle": settled, "Renew": renewed, "Release": r.Release(ctx), "Pause": paused,
 		"ReportRemaining": r.ReportRemaining(ctx, throttle.Remaining{Units: 1, Reset: time.Second}),

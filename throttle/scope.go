@@ -71,8 +71,8 @@ func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(
 // A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical
 // order, with their values.
 type ScopeValue struct {
-	Attributes []string
-	Values     []string // one for each attribute
+	Attributes []string `json:"attributes"`
+	Values     []string `json:"values"` // one for each attribute
 }
 
 // String returns for instance "tenant=acme,user=bob", or "shared" for the count of Shared.

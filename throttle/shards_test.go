@@ -80,7 +80,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 				t.Errorf("%s: another line decided: %+v, %v", line, got, err)
 			}
 			release(t, d)
-			if begun, err := l.Pause(ctx, throttle.Request{Policy: "p", Tenant: tenant}, m); err != nil || begun != m {
+			if begun, err := l.Pause(ctx, throttle.Request{Policy: "p", Tenant: tenant}, m, ""); err != nil || begun != m {
 				t.Errorf("%s: a pause of %v, %v", line, begun, err)
 			}
 			if d := peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {

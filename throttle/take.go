@@ -104,7 +104,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	r.Tenant, r.Ticket, r.Key = t.Tenant, Ticket{Queue: t.Queue, ID: t.ID}, t.Key
 	ticket := TakenTicket{
 		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits, policy: cp,
-		Waited: micros(t.At - t.JoinedAt()),
+		Waited: micros(t.At - script.JoinedAt(t.Rank)),
 		Decision: Decision{
 			At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant,
 		},

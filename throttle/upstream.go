@@ -20,15 +20,33 @@ const (
 // DefaultMaxPause is the default of Policy.MaxPause.
 const DefaultMaxPause = time.Hour
 
+// MaxCauseBytes bounds the cause of a pause.
+const MaxCauseBytes = 128
+
 // DefaultPause is how long a policy that does not adapt pauses if the upstream does not say.
 const DefaultPause = time.Second
 
-// A Pause is the effect of a refusal by the upstream: nothing is granted until Until, and then
-// gradually more until OpensAt. Times are by the clock of Redis.
+// A Pause is the effect of a refusal by the upstream, or of a pause by hand: nothing is granted until
+// Until, and then gradually more until OpensAt. Times are by the clock of Redis. Of several it is the
+// one that lasts longest.
 type Pause struct {
-	OpensAt time.Time // from which the gradual opening is over; Until, if the policy adapts
-	Tenant  string    // whose call was refused; empty if it had no tenant
-	Until   time.Time // before which nothing is granted
+	At      time.Time `json:"at"`       // when the limiter was told
+	By      string    `json:"by"`       // which limiter was told: Config.Name
+	ByHand  bool      `json:"by_hand"`  // by Limiter.Pause, and not by a refusal
+	Cause   string    `json:"cause"`    // what was told, such as "429"; empty if nothing was
+	OpensAt time.Time `json:"opens_at"` // from which the gradual opening is over; Until, if the policy adapts
+	Tenant  string    `json:"tenant"`   // whose call was refused; empty if it had no tenant
+	Until   time.Time `json:"until"`    // before which nothing is granted
+}
+
+// Describe says what the pause means at a time, and who told it, such as "paused until 14:02:10 UTC
+// by the upstream's 429 to acme, told by worker-7".
+func (p *Pause) Describe(at time.Time) string {
+	text := p.describe(at)
+	if p.By != "" {
+		text += ", told by " + printable(p.By)
+	}
+	return text
 }
 
 // describe says what the pause means to a request that was denied at a time.
@@ -43,24 +61,45 @@ func (p *Pause) describe(at time.Time) string {
 		layout = time.DateTime
 	}
 	text += " until " + until.Format(layout) + " UTC"
-	if p.Tenant == "" {
-		return text
+	switch {
+	case p.ByHand && p.Cause != "":
+		return text + " by hand: " + printable(p.Cause)
+	case p.ByHand:
+		return text + " by hand"
+	case p.Cause != "":
+		text += " by the upstream's " + printable(p.Cause)
+	case p.Tenant != "":
+		text += " by the upstream's refusal"
 	}
-	return text + " by the upstream's refusal to " + printable(p.Tenant)
+	if p.Tenant != "" {
+		text += " to " + printable(p.Tenant)
+	}
+	return text
+}
+
+// newPause returns the pause of an answer; nil if there is none.
+func newPause(a script.PauseAnswer) *Pause {
+	if a.Until == 0 {
+		return nil
+	}
+	return &Pause{
+		At: time.UnixMicro(a.At), By: a.By, ByHand: a.ByHand, Cause: a.Cause, OpensAt: time.UnixMicro(a.Open),
+		Tenant: a.Tenant, Until: time.UnixMicro(a.Until),
+	}
 }
 
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.Adapt.
 type Adapted struct {
-	Changed   time.Time  // when a refusal changed the rate last
-	Published float64    // what the window grants: units per second
-	Rate      float64    // what is granted now: units per second
-	Refusals  int64      // how often the upstream refused; calls of one moment count once
-	Scope     ScopeValue // which count of the window it is the rate of
-	Since     time.Time  // the first of them
-	Unit      string     // what the window counts
-	Until     time.Time  // when the window grants as before, if no call is refused until then
-	Window    string     // the window by which grants are spread
+	Changed   time.Time  `json:"changed"`   // when a refusal changed the rate last
+	Published float64    `json:"published"` // what the window grants: units per second
+	Rate      float64    `json:"rate"`      // what is granted now: units per second
+	Refusals  int64      `json:"refusals"`  // how often the upstream refused; calls of one moment count once
+	Scope     ScopeValue `json:"scope"`     // which count of the window it is the rate of
+	Since     time.Time  `json:"since"`     // the first of them
+	Unit      string     `json:"unit"`      // what the window counts
+	Until     time.Time  `json:"until"`     // when the window grants as before, if no call is refused until then
+	Window    string     `json:"window"`    // the window by which grants are spread
 }
 
 // String says how often the upstream refused, and what is granted now, such as "refused 3 times
@@ -113,14 +152,15 @@ type Refusal struct {
 
 // Pause stops grants from now on, in the counts that Policy.Upstream names. It is Reservation.Pause
 // by hand: the request needs a policy, and the values that its scopes count by. Resume ends it.
+// Decision.Pause shows the cause, which is at most MaxCauseBytes long and may be empty.
 //
 // The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of a pause
 // that begins by this call, or 0 if it extends one. Errors are Reserve's.
-func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration) (begun time.Duration, err error) {
+func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration, cause string) (begun time.Duration, err error) {
 	if pause <= 0 {
 		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
 	}
-	refusal, err := l.pause(ctx, Reservation{Request: r}, pause, AdaptOff)
+	refusal, err := l.pause(ctx, Reservation{Request: r}, pause, AdaptOff, script.Refused{ByHand: true, Cause: cause})
 	return refusal.Pause, err
 }
 
@@ -139,9 +179,12 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // pauses for an eighth of its shortest period, at most 1 second. It doubles that while refusals go
 // on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
+// The cause says what refused, such as "429": at most MaxCauseBytes, or empty. Decision.Pause shows
+// it.
+//
 // Pause returns what the refusal led to. It is empty beside Policy and Tenant if it is one with a
 // refusal before. Errors are Limiter.Reserve's and ErrDetached.
-func (r Reservation) Pause(ctx context.Context, pause time.Duration) (Refusal, error) {
+func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause string) (Refusal, error) {
 	if r.limiter == nil {
 		return Refusal{}, ErrDetached
 	}
@@ -151,7 +194,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration) (Refusal, e
 	if pause < 0 {
 		return Refusal{}, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
 	}
-	refusal, err := r.limiter.pause(ctx, r, pause, "")
+	refusal, err := r.limiter.pause(ctx, r, pause, "", script.Refused{Cause: cause})
 	if err != nil {
 		return refusal, err
 	}
@@ -162,9 +205,14 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration) (Refusal, e
 	return refusal, nil
 }
 
-// pause passes a refusal on. Without adapt, the policy's holds.
-func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt) (Refusal, error) {
+// pause passes a refusal on, of which the cause is given. Without adapt, the policy's holds.
+func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt, refused script.Refused) (Refusal, error) {
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
+	if len(refused.Cause) > MaxCauseBytes {
+		return refusal, &RequestError{
+			Policy: r.Policy, Field: "cause", Value: refused.Cause, Hint: fmt.Sprintf("must be at most %d bytes", MaxCauseBytes),
+		}
+	}
 	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
 		return refusal, err
@@ -172,9 +220,8 @@ func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration,
 	if adapt == "" {
 		adapt = o.Adapt
 	}
-	refused := script.Refused{
-		Places: o.upstream, RampMax: maxRamp.Microseconds(), Adapt: slices.Index(adapts, adapt), Tenant: r.Tenant,
-	}
+	refused.Places, refused.RampMax = o.upstream, maxRamp.Microseconds()
+	refused.Adapt, refused.Tenant, refused.By = slices.Index(adapts, adapt), r.Tenant, l.name
 	if pause == 0 {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
 	}

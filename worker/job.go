@@ -99,7 +99,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	}
 	e.calls.Answered(time.Now())
 	r := e.task.Reservation()
-	_, err = r.Pause(ctx, d)
+	_, err = r.Pause(ctx, d, "")
 	return err
 }
 

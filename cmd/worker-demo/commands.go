@@ -30,6 +30,8 @@ func help(name string) string {
 func (m *Main) command() *cli.Command {
 	scenario, run, check := &ScenarioCommand{Main: m}, &RunCommand{Main: m}, &CheckCommand{Main: m}
 	batch := &BatchCommand{Main: m}
+	live := liveCommand{Main: m}
+	status := &StatusCommand{liveCommand: live}
 	root := &cli.Command{
 		Name:                          "worker-demo",
 		Usage:                         "run throttled jobs through asynq",
@@ -63,6 +65,12 @@ func (m *Main) command() *cli.Command {
 					check.Policies = cmd.Args().First()
 					return check.Run(ctx)
 				},
+			},
+			{
+				Name:   "status",
+				Usage:  "tell who waits, until when, and what is used",
+				Flags:  status.flags(),
+				Action: noArguments(status.Run),
 			},
 			{
 				Name:   "version",

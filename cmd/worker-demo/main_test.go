@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -211,6 +212,7 @@ func TestHelp(t *testing.T) {
 		"run":     {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
 		"batch":   {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
 		"check":   {{"help", "check"}, {"check", "-h"}},
+		"status":  {{"help", "status"}, {"status", "-h"}},
 		"version": {{"version", "-h"}},
 	} {
 		for _, args := range same {
@@ -243,7 +245,7 @@ func TestDocsKnowEveryFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	docs := string(text)
-	for _, f := range append((&RunCommand{}).flags(), (&BatchCommand{}).flags()...) {
+	for _, f := range slices.Concat((&RunCommand{}).flags(), (&BatchCommand{}).flags(), (&StatusCommand{}).flags()) {
 		if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
 			t.Errorf("it does not tell of --%s", f.Names()[0])
 		}
@@ -335,7 +337,7 @@ func TestUnknownCommands(t *testing.T) {
 		want string
 	}{
 		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, version, completion, or none for the scenario: see "worker-demo -h"`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, status, version, completion, or none for the scenario: see "worker-demo -h"`},
 		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
 		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
 		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -48,7 +49,7 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 	case d.FailedOpen != nil: // Redis cannot be told, and there are no windows to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
-			if _, err := d.Reservation.Pause(ctx, retryIn); err != nil {
+			if _, err := d.Reservation.Pause(ctx, retryIn, strconv.Itoa(resp.StatusCode)); err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause", "policy", d.Policy, "error", err)
 			}
 		})

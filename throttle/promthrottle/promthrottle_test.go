@@ -114,7 +114,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		if taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 10}); err != nil || len(taken.Tickets) != 1 {
 			t.Fatal(taken, err)
 		}
-		if _, err := granted.Reservation.Pause(ctx, 0); err != nil {
+		if _, err := granted.Reservation.Pause(ctx, 0, ""); err != nil {
 			t.Fatal(err)
 		}
 		tell := m.Observer()

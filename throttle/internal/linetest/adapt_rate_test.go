@@ -34,7 +34,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		tell("")
 		refused := func(d throttle.Decision, pause time.Duration, rate string) {
 			t.Helper()
-			refusal, err := d.Reservation.Pause(t.Context(), 0)
+			refusal, err := d.Reservation.Pause(t.Context(), 0, "")
 			got := ""
 			if refusal.Adapted != nil {
 				got = refusal.Adapted.String()
@@ -170,7 +170,7 @@ func TestAllProcessesAdaptTogether(t *testing.T) {
 		p, c := policy(sharedWindow(10, s)), newMidnight()
 		one, other := newBy(t, client, c, p), newBy(t, client, c, p)
 		r := throttle.Request{Policy: "p", Tenant: "a"}
-		if _, err := reserve(t, one, r).Reservation.Pause(t.Context(), 0); err != nil {
+		if _, err := reserve(t, one, r).Reservation.Pause(t.Context(), 0, ""); err != nil {
 			t.Fatal(err)
 		}
 		if d := reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
@@ -223,11 +223,11 @@ func TestRefusalsAreObserved(t *testing.T) {
 		r := throttle.Request{Policy: "p", Tenant: "a"}
 		calls := []throttle.Decision{reserve(t, l, r), reserve(t, l, r), reserve(t, l, r)}
 		for _, d := range calls {
-			if _, err := d.Reservation.Pause(t.Context(), 0); err != nil {
+			if _, err := d.Reservation.Pause(t.Context(), 0, ""); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := l.Pause(t.Context(), r, s); err != nil { // by hand is no refusal
+		if _, err := l.Pause(t.Context(), r, s, ""); err != nil { // by hand is no refusal
 			t.Fatal(err)
 		}
 		if len(told) != 3 || told[0].Adapted == nil || told[0].Adapted.Window != "shared" || told[0].Pause != 125*ms {
@@ -251,7 +251,7 @@ func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
 		sc := newScene(t, client, policy(sharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		d := sc.at(200 * ms).granted("a2")
-		refusal, err := d.Reservation.Pause(t.Context(), 3*s)
+		refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
 		if want := (throttle.Refusal{Pause: 3 * s, Policy: "p", Tenant: "a"}); err != nil || refusal != want {
 			t.Errorf("%+v, %v, want %+v", refusal, err, want)
 		}

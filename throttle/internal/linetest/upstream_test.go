@@ -15,7 +15,7 @@ import (
 
 func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 	sc.t.Helper()
-	if _, err := r.Pause(sc.t.Context(), d); err != nil {
+	if _, err := r.Pause(sc.t.Context(), d, ""); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -23,7 +23,7 @@ func (sc *scene) pause(r throttle.Reservation, d time.Duration) *scene {
 
 func (sc *scene) pauseByHand(r throttle.Request, d time.Duration) *scene {
 	sc.t.Helper()
-	if _, err := sc.l.Pause(sc.t.Context(), r, d); err != nil {
+	if _, err := sc.l.Pause(sc.t.Context(), r, d, ""); err != nil {
 		sc.t.Fatal(err)
 	}
 	return sc
@@ -158,7 +158,7 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := newLimiter(t, client, policy(sharedWindow(10, time.Second)))
 		d := reserve(t, l, of("a"))
-		if _, err := l.Pause(t.Context(), of("a"), 50*ms); err != nil {
+		if _, err := l.Pause(t.Context(), of("a"), 50*ms, ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := d.Reservation.ReportRemaining(t.Context(), throttle.Remaining{Units: 3, Reset: 50 * ms}); err != nil {
@@ -181,7 +181,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(sharedWindow(10, s)))
 	r := l.Attach(made(of("a"), "0123456789abcdef"))
 	paused := func(r throttle.Request, d time.Duration) error {
-		_, err := l.Pause(t.Context(), r, d)
+		_, err := l.Pause(t.Context(), r, d, "")
 		return err
 	}
 	for _, tc := range []struct {
@@ -203,7 +203,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	}
 }
 
-// A request that a pause denies learns of it: until when, and which tenant was refused.
+// A request that a pause denies learns of it: until when, and why.
 func TestAPauseIsTheReason(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -213,7 +213,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 		pause := func(tenant string, d, want time.Duration) {
 			t.Helper()
 			r := of(tenant)
-			if begun, err := sc.l.Pause(t.Context(), r, d); err != nil || begun != want {
+			if begun, err := sc.l.Pause(t.Context(), r, d, tenant+" moves"); err != nil || begun != want {
 				t.Errorf("%v, %v, want %v", begun, err, want)
 			}
 		}
@@ -226,21 +226,27 @@ func TestAPauseIsTheReason(t *testing.T) {
 			return d
 		}
 		pause("ac me", h, 10*m) // the policy's longest
-		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
-		if want := (throttle.Pause{OpensAt: at(11 * m), Tenant: "ac me", Until: at(10 * m)}); d.Pause == nil || *d.Pause != want {
+		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by hand: ac me moves`)
+		want := throttle.Pause{
+			At: at(0), ByHand: true, Cause: "ac me moves", OpensAt: at(11 * m), Tenant: "ac me", Until: at(10 * m),
+		}
+		if d.Pause == nil || d.Pause.By == "" {
+			t.Fatalf("%+v", d.Pause)
+		}
+		if want.By = d.Pause.By; *d.Pause != want {
 			t.Errorf("%+v, want %+v", d.Pause, want)
 		}
 		sc.at(m)
 		pause("c", s, 0) // shorter: the first one's goes on
-		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by the upstream's refusal to ac me`)
+		reason(`throttled: p, tenant b, 9m0s: paused until 00:10:00 UTC by hand: ac me moves`)
 		pause("c", 10*m, 0)
-		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by the upstream's refusal to c`)
+		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by hand: c moves`)
 		sc.at(11 * m)
 		sc.cost = 3
 		if d := reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
 			t.Errorf("%+v", d)
 		}
-		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by the upstream's refusal to c`)
+		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by hand: c moves`)
 		sc.cost = 1
 		sc.at(20 * m)
 		sc.cost = 10
@@ -261,7 +267,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 		repeating.AddHook(hooktest.Hook(hooktest.Twice))
 		l := newLimiter(t, repeating, policy(sharedWindow(10, s)))
 		for i, want := range []time.Duration{m, 0} {
-			if begun, err := l.Pause(t.Context(), of("a"), m); err != nil || begun != want {
+			if begun, err := l.Pause(t.Context(), of("a"), m, ""); err != nil || begun != want {
 				t.Errorf("pause %d began for %v, %v", i, begun, err)
 			}
 		}

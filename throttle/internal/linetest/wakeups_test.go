@@ -164,7 +164,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		},
 		"pause": func(t *rapid.T) {
 			did = "pause"
-			_, err := run(t).Pause(ctx, rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause"))
+			_, err := run(t).Pause(ctx, rapid.SampledFrom([]time.Duration{s, 20 * s}).Draw(t, "pause"), "")
 			check(err)
 		},
 		"resume": func(t *rapid.T) { did = "resume"; check(l.Resume(ctx, run(t).Request)) },

@@ -44,7 +44,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		if len(granted) > 0 && rapid.IntRange(0, 3).Draw(t, "refused") == 0 {
 			i := rapid.IntRange(max(0, len(granted)-5), len(granted)-1).Draw(t, "which")
 			said := rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(t, "said")
-			if _, err := granted[i].Pause(t.Context(), said); err != nil {
+			if _, err := granted[i].Pause(t.Context(), said, ""); err != nil {
 				t.Fatal(err)
 			}
 			if wait := model.refused(toUS(now), toUS(times[i]), toUS(said)); wait > 0 {

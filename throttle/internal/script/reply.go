@@ -46,7 +46,23 @@ type Answer struct {
 // on little until Open (us). It is zero without a pause.
 type PauseAnswer struct {
 	Until, Open int64
+	At          int64 // when somebody was told (us)
+	By          string
+	ByHand      bool
+	Cause       string
 	Tenant      string // the one that was refused
+}
+
+// told reads "TENANT:CAUSE:BY:HAND:AT".
+func (p *PauseAnswer) told(text string) (ok bool) {
+	parts := strings.Split(text, ":")
+	if len(parts) != 5 {
+		return false
+	}
+	p.Tenant, p.Cause, p.By, p.ByHand = Unescape(parts[0]), Unescape(parts[1]), Unescape(parts[2]), parts[3] == "h"
+	var err error
+	p.At, err = strconv.ParseInt(parts[4], 10, 64)
+	return err == nil
 }
 
 // An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is the
@@ -118,7 +134,7 @@ func ScriptFailed(err error) bool {
 
 // hasWindows reports whether an answer has the state of every window.
 func hasWindows(op string) bool {
-	return op == Reserve || op == Exempt || op == Peek || op == Cancel
+	return op == Reserve || op == Exempt || op == Peek || op == Expect || op == Cancel
 }
 
 // A reader reads a flat reply from its beginning.
@@ -150,7 +166,7 @@ func (r *reader) text() string {
 	return ""
 }
 
-// said reads "UNTIL OPEN TENANT;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
+// said reads "UNTIL OPEN TOLD;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
 // be empty, or nothing.
 func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
@@ -162,7 +178,8 @@ func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
 	if pause != "" {
 		i := strings.LastIndexByte(pause, ' ')
 		n := r.integers(pause[:max(i, 0)], 2)
-		p = PauseAnswer{n[0], n[1], unfield(pause[i+1:])}
+		p = PauseAnswer{Until: n[0], Open: n[1]}
+		r.bad = !p.told(pause[i+1:]) || r.bad
 	}
 	if adapted != "" {
 		n := r.integers(adapted, 6)
@@ -264,11 +281,11 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 const lineZero = 1 << 52
 
 // JoinedAt returns when a ticket joined that was not put back since (us), by its rank.
-func (t TakenTicket) JoinedAt() int64 {
-	if t.Rank < lineZero {
-		return lineZero - t.Rank
+func JoinedAt(rank int64) int64 {
+	if rank < lineZero {
+		return lineZero - rank
 	}
-	return t.Rank - lineZero
+	return rank - lineZero
 }
 
 // readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the ID.

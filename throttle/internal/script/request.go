@@ -21,6 +21,7 @@ const (
 	Pause     = "pause"     // notes that the upstream refused
 	Resume    = "resume"    // ends a pause
 	Remaining = "remaining" // notes what the upstream has left
+	Expect    = "expect"    // tells when a ticket, or the last of a flow, is expected to start
 	Refresh   = "refresh"   // writes a tenant's weight and own limits where its tickets wait
 )
 
@@ -124,7 +125,7 @@ func (r *Request) more(leases bool) string {
 // a reservation.
 func (r *Request) extra(leases bool) string {
 	switch r.Op {
-	case Reserve, Exempt, Peek, Join, Leave, Refresh:
+	case Reserve, Exempt, Peek, Join, Leave, Refresh, Expect:
 		if r.At == 0 && r.Once == "" && !leases {
 			return ""
 		}
@@ -167,12 +168,24 @@ type Refused struct {
 	RampMax int64  // to which repeated refusals double Ramp
 	Adapt   int    // 0 not, 1 by spreading grants, 2 by the rate too
 	Tenant  string // the one that was refused
+	Cause   string // what the upstream said; empty if that is unknown
+	By      string // which limiter was told
+	ByHand  bool
 }
 
 // PauseWord returns Request.Word of a pause.
 func PauseWord(r Refused) string {
 	return fmt.Sprintf("%s %d %d %d %d %d %s",
-		commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, field(r.Tenant))
+		commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, r.told())
+}
+
+// told is who was told what, by colons: the script adds when. See PauseAnswer.
+func (r Refused) told() string {
+	hand := ""
+	if r.ByHand {
+		hand = "h"
+	}
+	return Escape(r.Tenant) + ":" + Escape(r.Cause) + ":" + Escape(r.By) + ":" + hand
 }
 
 // ResumeWord returns Request.Word of the end of a pause.

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"time"
 
@@ -116,35 +115,16 @@ func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []strin
 	return r.pages(ctx, Prefix(r.prefix, policy)+"f", 100, func(flows, _ []string) error { return do(flows) })
 }
 
-// A Standing is what waits in a flow.
-type Standing struct {
-	Tickets int64
-	Units   map[string]int64 // of all tickets together
-	Weight  int64            // in thousandths
-}
-
 // Standing returns the flows that wait in the policy's line, by name.
 func (r *Runner) Standing(ctx context.Context, policy string) (map[string]Standing, error) {
 	all := map[string]Standing{}
 	err := r.pages(ctx, Prefix(r.prefix, policy)+"f", 500, func(flows, records []string) error {
 		for i, record := range records {
-			s := Standing{Units: map[string]int64{}}
-			f := strings.SplitN(record, " ", 5) // see lua/line.lua
-			if len(f) < 5 {
-				return &ReplyError{fmt.Sprintf("flow %q", flows[i])}
+			flow, err := readFlow(flows[i], record)
+			if err != nil {
+				return err
 			}
-			s.Tickets, _ = strconv.ParseInt(f[0], 10, 64)
-			s.Weight, _ = strconv.ParseInt(f[3], 10, 64)
-			for part := range strings.SplitSeq(f[1], ",") {
-				unit, text, _ := strings.Cut(part, "=")
-				sum, _, summed := strings.Cut(text, "/")
-				n, _ := strconv.ParseInt(sum, 10, 64)
-				if !summed { // it is what each costs
-					n *= s.Tickets
-				}
-				s.Units[unit] = n
-			}
-			all[flows[i]] = s
+			all[flows[i]] = flow
 		}
 		return nil
 	})
@@ -157,16 +137,10 @@ func (r *Runner) SlotRate(ctx context.Context, policy, queue string, now int64) 
 	name := Escape(queue)
 	records, err := r.client.HMGet(ctx, Prefix(r.prefix, policy)+"z", name, name+"!").Result()
 	rate := 0.0
-	for _, record := range records {
+	for i, record := range records {
 		text, _ := record.(string)
-		f := strings.Fields(text) // see lua/line.lua
-		if len(f) < 9 {
-			continue
-		}
-		since, _ := strconv.ParseInt(f[6], 10, 64)
-		taken, _ := strconv.ParseInt(f[7], 10, 64)
-		if span := now - since; since > 0 && span >= 1_000_000 && taken >= 10 {
-			rate += float64(taken) / float64(span) * 1e6
+		if q, ok := readQueue([]string{name, name + "!"}[i], text); ok {
+			rate += q.Rate(now)
 		}
 	}
 	return rate, err

@@ -193,7 +193,7 @@ func workOfLimiter(s *sitetest.Site) {
 	must(err)
 	_, err = d.Reservation.Cancel(ctx)
 	must(err)
-	_, err = s.Limiter.Pause(ctx, r, time.Millisecond)
+	_, err = s.Limiter.Pause(ctx, r, time.Millisecond, "")
 	must(err)
 	must(s.Limiter.Resume(ctx, r))
 	line := s.Limiter.Line("api")
@@ -390,9 +390,13 @@ func workOfOperator(s *sitetest.Site) {
 	_, err = i.ListSchedulerEnqueueEvents("none")
 	must(err)
 	must(i.CancelProcessing("nobody"))
-	_, err = s.Limiter.Pause(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}, time.Minute)
+	_, err = s.Limiter.Pause(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}, time.Minute, "")
 	must(err)
 	must(s.Limiter.Resume(s.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))
+	_, err = s.Limiter.State(s.Context(), throttle.StateRequest{Policy: "api"})
+	must(err)
+	_, err = s.Limiter.Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})
+	must(err)
 	must(i.DeleteQueue("default", true))
 }
 

@@ -19,8 +19,8 @@
 --                        be added, or given back if below 0
 --                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
---                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: the
---                        tenant that was refused; guess: the longest pause, or 0 if the upstream
+--                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was
+--                        refused, by what, who was told, and by hand: see upstream.lua; guess: the longest pause, or 0 if the upstream
 --                        said how long; mode: 0, 1, 2 for adapt: off, spread, full)
 --   then S ends of the scopes' keys, narrow to broad
 --
@@ -34,6 +34,9 @@
 --   put_back    puts the ticket back at its rank, once, with what it had been granted
 --   leave       takes the ticket out of the line
 --   refresh     writes the flow's weight and own parameters as they are now
+--   expect      tells when the ticket is expected to start, or without one the last of the flow, and
+--               when each window fits it; changes nothing. If it does not wait, the status is 8, and
+--               the times are those of the costs
 --   cancel      gives everything back, once; of what was taken from the line, with its place, it
 --               also undoes what its tenant's tags moved by
 --   release     gives back what is held by leases
@@ -43,8 +46,8 @@
 --   resume      ends a pause, and what the scopes adapted to
 --   remaining   notes how many units the upstream has left
 --
--- reply  for every request one of these forms. For reserve, exempt, peek and cancel the values of
---        every window follow
+-- reply  for every request one of these forms. For reserve, exempt, peek, expect and cancel the
+--        values of every window follow
 --   plain         status at                                        a plain grant, or done
 --   plain window  used resets
 --   full          status+16 at time most least behind nudge pause  anything else
@@ -213,7 +216,8 @@ for at = first, #argv, stride do
     list[i] = scope
   end
   local now, op = nscopes == 1 and list[1].now or windows.align(call, list), argv[at]
-  local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel'
+  local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel' or
+    op == 'expect'
   if late then
     out[m + 1], out[m + 2] = 8, now
     m = m + 2

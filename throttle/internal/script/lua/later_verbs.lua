@@ -2,7 +2,7 @@
 --
 -- later_verbs(call, verbs) adds to the table of decide.lua:
 --   exempt, peek                reserve without a denial, and without a change
---   leave, refresh              tickets and flows of a line
+--   leave, refresh, expect      tickets and flows of a line
 --   pause, resume, remaining    what the upstream said
 
 local function later_verbs(call, verbs)
@@ -45,6 +45,15 @@ local function later_verbs(call, verbs)
     requests.read_place(r)
     call.line.refresh(r)
     return 1, now
+  end
+
+  function verbs.expect(r, list, now, fits)
+    requests.read_place(r)
+    local low, high, least
+    if call.line and r.flow then low, high, least = call.line.stands(r, list, now, fits) end
+    if low then return 6, call.now, low, high, 0, least end
+    local time = windows.fits_at(call, list, r.costs, now, fits)
+    return 8, call.now, time, time, 0
   end
 
   -- upstream_verb says something of the scopes that the request's word begins with. The status is 8

@@ -8,6 +8,9 @@
 --   somebody_waits(r, id)             whether tickets other than `id` wait at the request's scopes
 --   expect(r, list, at, fits) -> least, most
 --                                     when a request without a place would start
+--   stands(r, list, at, fits) -> expected, most, least
+--                                     when its ticket is expected to start, or without one the last
+--                                     of its flow; nil if it does not wait. As join's
 --   join(r, list, at) -> status, expected, most, nudge, least
 --                                     puts its ticket in line: decide.lua's status, the expected
 --                                     start with its upper and its lower bound, 1 if a server
@@ -141,7 +144,7 @@ local function new_join(L)
 
   return setmetatable(J, {__index = function(_, name)
     setmetatable(J, nil)
-    add_leaving(L, J, E)
+    add_leaving(L, J, E, with_slots)
     return J[name]
   end})
 end

@@ -1,12 +1,12 @@
 -- line_leave.lua: how tickets leave a line untaken, and what else few calls ask of it.
 --
--- add_leaving(L, J, E) adds to the verbs of line_join.lua those that are set up when they are first
+-- add_leaving(L, J, E, with_slots) adds to the verbs of line_join.lua those that are set up when they are first
 -- asked for. Besides those that it lists:
 --   place_first(flow, rank, costs)   has a flow wait where its new first ticket has to
 --   new_flow(r) -> flow              the flow of a request that has none in line
 --   granted(r, list)                 counts the grant of a request that did not wait, for batches
 
-local function add_leaving(L, J, E)
+local function add_leaving(L, J, E, with_slots)
   local gsub = string.gsub
 
   local SWEPT = 64 -- claims that one call removes
@@ -92,6 +92,19 @@ local function add_leaving(L, J, E)
     local low, high = E.expected(flow, list, at, costs, nil, false, fits)
     if low <= at then low, high = E.expected(flow, list, at, costs, nil, true, fits) end
     return low, high
+  end
+
+  function J.stands(r, list, at, fits)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.n == 0 then return nil end
+    local key = P .. 'f:' .. flow.id
+    local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
+    local behind = id and redis.call('ZRANK', key, id)
+    if not behind then return nil end
+    local of, text = L.ticket(id)
+    if of ~= flow.id then return nil end
+    local low, high, least = E.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
+    return with_slots(r, flow, behind, low, high), high, least
   end
 
   -- first_left has the nodes looked at that a flow's first ticket may have held up.

@@ -3,8 +3,8 @@
 --   !       a pause (kind "p"): until(7) ramp(7) gone(7) set(7) by
 --           Nothing is granted before `until`. From then on `ramp` is the time in which one
 --           window's worth is let out, evenly, and `gone` how much of that was granted since, in
---           parts of SHARE. It was set for what was granted at the time `set` or before, to the
---           tenant `by` (escaped; "-" is none).
+--           parts of SHARE. It was set for what was granted at the time `set` or before. `by` is
+--           "TENANT:CAUSE:NAME:HAND:AT": whose refusal, what was said, who was told, and when (us).
 --   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(7)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.
@@ -240,6 +240,7 @@ function upstream()
     local until_time, set = now + wait, now
     local before = section_of(scope, '!', 'p', now)
     local gone, begins = 0, true
+    by = by .. format(':%d', now)
     if before then
       local ends, slope = unpack7(before.payload, 1), unpack7(before.payload, 8)
       begins = ends <= now

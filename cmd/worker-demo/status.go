@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
+
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// StatusCommand tells how policies stand: who waits, since when and until when.
+type StatusCommand struct {
+	liveCommand
+
+	Every   time.Duration
+	Policy  string // "" for all
+	Tenant  string // "" for all that wait
+	Tenants int    // that are shown
+	Watch   bool
+}
+
+func (c *StatusCommand) flags() []cli.Flag {
+	c.Every = 2 * time.Second
+	return c.liveCommand.flags(
+		&cli.StringFlag{Name: "policy", Usage: "only the policy `NAME`; by default all of the file", Destination: &c.Policy},
+		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, also if it does not wait", Destination: &c.Tenant},
+		&cli.IntFlag{Name: "tenants", Usage: "show `N` tenants at the most, 1 to 500", Value: 20, Destination: &c.Tenants},
+		&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
+		&cli.GenericFlag{Name: "every", Usage: "with --watch, once in `DURATION`", Value: durationValue{&c.Every}, DefaultText: "2s"},
+	)
+}
+
+func (c *StatusCommand) Run(ctx context.Context) error {
+	if err := c.validate(); err != nil {
+		return see(err, "status")
+	}
+	server, limiter, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	policies, err := named(limiter, c.Policy)
+	if err != nil {
+		return err
+	}
+	for {
+		states, err := c.states(ctx, limiter, policies)
+		if ctx.Err() != nil && c.Watch {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.show(states); err != nil || !c.Watch {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(c.Every):
+		}
+	}
+}
+
+func (c *StatusCommand) validate() error {
+	if c.Tenants < 1 || c.Tenants > throttle.MaxStatePage {
+		return fmt.Errorf("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
+	}
+	if c.Every < 100*time.Millisecond || c.Every > time.Hour {
+		return fmt.Errorf("--every %v: must be 100ms to 1h", c.Every)
+	}
+	return c.liveCommand.validate()
+}
+
+// states reads one page of each policy: of a few hundred tenants it is all of them, and shows those
+// with most tickets first. It may be more than what is shown.
+func (c *StatusCommand) states(ctx context.Context, limiter *throttle.Limiter, policies []throttle.Policy) ([]throttle.PolicyState, error) {
+	states := make([]throttle.PolicyState, len(policies))
+	for i, p := range policies {
+		after := ""
+		for { // a shard may have nobody that waits
+			page, err := limiter.State(ctx, throttle.StateRequest{After: after, Limit: throttle.MaxStatePage, Policy: p.Name, Tenant: c.Tenant})
+			if err != nil {
+				return nil, err
+			}
+			page.Tenants = append(states[i].Tenants, page.Tenants...)
+			states[i] = page
+			if after = page.Next; after == "" || len(page.Tenants) >= c.Tenants {
+				break
+			}
+		}
+		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
+	}
+	return states, nil
+}
+
+func (c *StatusCommand) show(states []throttle.PolicyState) error {
+	switch f, ok := c.Stdout.(*os.File); {
+	case c.json && c.Watch: // one line each time
+		return json.NewEncoder(c.Stdout).Encode(map[string]any{"policies": states})
+	case c.json:
+		return show.JSON(c.Stdout, map[string]any{"policies": states})
+	case c.Watch && ok && term.IsTerminal(int(f.Fd())):
+		fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
+	}
+	for i, s := range states {
+		if i > 0 {
+			fmt.Fprintln(c.Stdout)
+		}
+		printState(c.Stdout, s)
+	}
+	return nil
+}
+
+func printState(w io.Writer, s throttle.PolicyState) {
+	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n", s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
+	if s.Pause != nil {
+		fmt.Fprintf(w, "  %s\n", s.Pause.Describe(s.At))
+	}
+	if s.Adapted != nil {
+		fmt.Fprintf(w, "  %s\n", s.Adapted)
+	}
+	if len(s.Windows) > 0 {
+		t := show.Table(w)
+		fmt.Fprintln(t, "  SHARED WINDOW\tUSED\tOF\tUNIT\tEMPTY IN")
+		for _, window := range s.Windows {
+			fmt.Fprintf(t, "  %s\t%d\t%d\t%s\t%s\n", window.Name, window.Used, window.Burst, window.Unit, since(s.At, window.ResetsAt))
+		}
+		t.Flush()
+	}
+	if len(s.Queues) > 0 {
+		t := show.Table(w)
+		fmt.Fprintln(t, "  QUEUE\tCLASS\tWAITING\tTENANTS\tASKED\t")
+		for _, q := range s.Queues {
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%d\t%s ago\t%s\n", printable(queueName(q.Queue)), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At), queueText(q))
+		}
+		t.Flush()
+	}
+	if len(s.Tenants) == 0 {
+		return
+	}
+	t := show.Table(w)
+	fmt.Fprintln(t, "  TENANT\tWAITING\tOLDEST\tLAST STARTS IN\tWEIGHT\tSHARE\tWINDOWS\t")
+	tenants := int64(0)
+	for _, q := range s.Queues {
+		tenants += q.Flows
+	}
+	for _, tenant := range s.Tenants {
+		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%v\t%.3g%%\t%s\t%s\n", tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At),
+			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s))
+	}
+	t.Flush()
+	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {
+		fmt.Fprintf(w, "  and more, of %d: --tenant NAME tells of one\n", tenants)
+	}
+}
+
+func tenantText(t throttle.TenantState) string {
+	scope := throttle.ScopeValue{}
+	for _, w := range t.Windows {
+		if len(w.Scope.Attributes) > len(scope.Attributes) {
+			scope = w.Scope
+		}
+	}
+	if len(t.Attributes) > 0 && len(scope.Attributes) > 1 {
+		return scope.String()
+	}
+	return printable(t.Tenant)
+}
+
+// printable keeps names that are data from breaking out of a table.
+func printable(s string) string {
+	if quoted := fmt.Sprintf("%q", s); quoted[1:len(quoted)-1] != s {
+		return quoted
+	}
+	return s
+}
+
+func queueText(q throttle.QueueState) string {
+	switch {
+	case !q.Served:
+		return "no server takes from it"
+	case q.SlotsBind:
+		return "waits for handler slots" + rateText(q.PerSecond)
+	}
+	return ""
+}
+
+func rateText(perSecond float64) string {
+	if perSecond == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %.3g a second", perSecond)
+}
+
+func lastText(t throttle.TenantState, at time.Time) string {
+	text := since(at, t.LastAt)
+	if t.SlotsBind {
+		return text + ", by slots"
+	}
+	if most := since(at, t.LastAtMost); t.LastAtMost.After(t.LastAt) && most != text {
+		return text + " to " + most
+	}
+	return text
+}
+
+func windowsText(t throttle.TenantState) string {
+	parts := make([]string, len(t.Windows))
+	for i, w := range t.Windows {
+		parts[i] = fmt.Sprintf("%s %d/%d", w.Name, w.Used, w.Burst)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// heldText is what holds a tenant back that does not hold back all.
+func heldText(t throttle.TenantState, s throttle.PolicyState) string {
+	var parts []string
+	if t.Exempt {
+		parts = append(parts, "exempt")
+	}
+	if t.Pause != nil && (s.Pause == nil || *s.Pause != *t.Pause) {
+		parts = append(parts, t.Pause.Describe(s.At))
+	}
+	if t.Adapted != nil && s.Adapted == nil {
+		parts = append(parts, t.Adapted.String())
+	}
+	return strings.Join(parts, "; ")
+}
+
+// since is a time span in two digits or so, "-" if one of its ends is not known.
+func since(from, to time.Time) string {
+	if from.IsZero() || to.IsZero() {
+		return "-"
+	}
+	d := max(0, to.Sub(from))
+	for _, unit := range []time.Duration{time.Minute, time.Second, 100 * time.Millisecond} {
+		if d >= 10*unit {
+			return show.Short(d.Round(unit))
+		}
+	}
+	return show.Short(d.Round(time.Millisecond))
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+const livePolicies = `
+policies:
+  - name: api
+    match: [call]
+    upstream: shared
+    windows:
+      - {name: own, limit: 1, period: 1h}
+      - {name: shared, limit: 2, period: 1h, per: []}
+`
+
+// A liveDesk is a desk with a Redis, and a limiter of its policies.
+type liveDesk struct {
+	desk
+	addr    string
+	limiter *throttle.Limiter
+}
+
+func newLiveDesk(t *testing.T) liveDesk {
+	d := liveDesk{desk: newDesk(t, livePolicies, ""), addr: throttletest.Redis(t)}
+	policies, err := policyfile.Load(d.path("policies.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(&redis.Options{Addr: d.addr})
+	t.Cleanup(func() { client.Close() })
+	if d.limiter, err = throttle.New(throttle.Config{Client: client, Name: "worker-7", Policies: policies}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// reserves has a tenant ask by a ticket, which waits if it does not fit.
+func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decision {
+	t.Helper()
+	r := throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "0a/default", ID: ticket}}
+	decision, err := d.limiter.Reserve(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decision
+}
+
+func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
+	return runMain(t.Context(), "", append([]string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}, args...)...)
+}
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	first := d.reserves(t, "acme", "1")
+	for i := range 3 {
+		d.reserves(t, "acme", fmt.Sprint("w", i))
+	}
+	d.reserves(t, "z\x1bz", "z1")
+	d.reserves(t, "z\x1bz", "z2")
+	e := d.run(t, "status")
+	e.want(t, exitDone)
+	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
+		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
+			t.Errorf("%q is not in\n%s", want, e.stdout)
+		}
+	}
+	if _, err := first.Reservation.Pause(t.Context(), time.Hour, "429"); err != nil {
+		t.Fatal(err)
+	}
+	e = d.run(t, "status", "--tenant", "acme")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, told by worker-7\n") || strings.Contains(e.stdout, "z1") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got struct {
+		Policies []throttle.PolicyState `json:"policies"`
+	}
+	e = d.run(t, "status", "--json", "--tenants", "1")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 || len(got.Policies[0].Tenants) != 1 || got.Policies[0].Waiting != 4 {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	d.run(t, "status", "--policy", "apis").want(t, exitBadInput, `--policy "apis": must be one of api`)
+	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "worker-demo status -h"`)
+	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).want(t, exitBadInput, "there is no Redis: --redis must be the URL")
+	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").want(t, exitFailed, "must be a Redis that answers")
+}

@@ -1,0 +1,318 @@
+package linetest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func state(t *testing.T, l *throttle.Limiter, q throttle.StateRequest) throttle.PolicyState {
+	t.Helper()
+	q.Policy = "p"
+	st, err := l.State(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// The state says who waits, since when and until when, and what every window has counted.
+func TestStateTellsWhoWaits(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, sharedWindow(5, 20*s))
+		p.Tenants = map[string]throttle.Tenant{"b": {Weight: 3}}
+		sc := newScene(t, client, p)
+		sc.granted("a1", "a2", "a3", "b1", "c1")
+		sc.at(s)
+		sc.joins("a4")
+		sc.at(2 * s)
+		sc.joins("b2", "a5")
+		sc.class = throttle.Batch
+		sc.joins("a6")
+		last := sc.joins("a6") // it keeps its place
+		before := dump(t, client)
+		st := state(t, sc.l, throttle.StateRequest{})
+		if after := dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("it changed %v to %v", before, after)
+		}
+		if !st.At.Equal(at(2*s)) || st.Waiting != 4 || st.PerSecond != 0.25 || st.Next != "" || st.Pause != nil {
+			t.Errorf("%+v", st)
+		}
+		if len(st.Windows) != 1 || st.Windows[0].Name != "shared" || st.Windows[0].Used != 5 || !st.Windows[0].ResetsAt.Equal(at(20*s)) {
+			t.Errorf("%+v", st.Windows)
+		}
+		if len(st.Queues) != 2 || st.Queues[0].Waiting != 3 || st.Queues[0].Flows != 2 || !st.Queues[0].Served ||
+			st.Queues[1].Class != throttle.Batch || st.Queues[1].Waiting != 1 {
+			t.Errorf("%+v", st.Queues)
+		}
+		if len(st.Tenants) != 2 {
+			t.Fatalf("%+v", st.Tenants)
+		}
+		a, b := st.Tenants[0], st.Tenants[1]
+		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(at(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
+			t.Errorf("%+v", a)
+		}
+		if want := at(2*s + last.StartsIn); !a.LastAt.Equal(want) || !a.LastAtMost.Equal(at(2*s+last.StartsInMost)) || last.StartsIn < 18*s {
+			t.Errorf("the last of a is expected at %v to %v, want %v: %+v", a.LastAt, a.LastAtMost, want, last)
+		}
+		if len(a.Windows) != 1 || a.Windows[0].Name != "own" || a.Windows[0].Used != 3 || a.Windows[0].Limit != 3 {
+			t.Errorf("%+v", a.Windows)
+		}
+		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.LastAt.Equal(at(20*s)) {
+			t.Errorf("%+v", b)
+		}
+		if one := state(t, sc.l, throttle.StateRequest{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
+			t.Errorf("of a alone: %+v, want %+v", one.Tenants, a)
+		}
+		if st := state(t, sc.l, throttle.StateRequest{Tenant: "c"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 0 || st.Tenants[0].Windows[0].Used != 1 {
+			t.Errorf("of a tenant that does not wait: %+v", st.Tenants)
+		}
+	})
+}
+
+// A pause says who was told what, when, and until when it lasts.
+func TestStateTellsTheCauseOfAPause(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, sharedWindow(4, 20*s))
+		p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
+		named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := reserve(t, named, of("a"))
+		if _, err := d.Reservation.Pause(t.Context(), time.Hour, "429: slow down"); err != nil {
+			t.Fatal(err)
+		}
+		st, err := named.State(t.Context(), throttle.StateRequest{Policy: "p", Tenant: "b"})
+		if err != nil || st.Pause == nil {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		if why := *st.Pause; why.Tenant != "a" || why.Cause != "429: slow down" || why.By != "worker:7" || why.ByHand ||
+			why.Until.Sub(why.At) != time.Hour || why.At.Sub(d.At).Abs() > time.Minute {
+			t.Errorf("%+v", why)
+		}
+		want := "paused until " + st.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
+			" UTC by the upstream's 429: slow down to a, told by worker:7"
+		if got := st.Pause.Describe(st.At); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if own := st.Tenants[0].Pause; own == nil || *own != *st.Pause {
+			t.Errorf("the tenant is held back too: %+v", own)
+		}
+		if _, err := named.Pause(t.Context(), of("a"), s, string(make([]byte, throttle.MaxCauseBytes+1))); !errors.As(err, new(*throttle.RequestError)) {
+			t.Errorf("a long cause: %v", err)
+		}
+	})
+}
+
+// Pages tell of every tenant once, and a page costs the same however many wait.
+func TestAPageOfTheStateCostsTheSame(t *testing.T) {
+	t.Parallel()
+	client := throttletest.Client(t, throttletest.Redis(t))
+	l := newLimiter(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: h}, sharedWindow(1, h)))
+	const limit = 40
+	waiting, costs := 0, []int{}
+	for _, n := range []int{300, 1500} {
+		var requests []throttle.Request
+		for ; waiting < n; waiting++ {
+			tenant := fmt.Sprint("tenant ", waiting)
+			requests = append(requests, throttle.Request{Policy: "p", Tenant: tenant, Ticket: ticketOf(tenant)})
+		}
+		if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
+			t.Fatal(err)
+		}
+		seen, most, after := map[string]bool{}, 0, ""
+		for {
+			before := calls(t, client)
+			st := state(t, l, throttle.StateRequest{After: after, Limit: limit})
+			most = max(most, calls(t, client)-before)
+			if len(st.Tenants) > 2*limit || st.Waiting != int64(n) {
+				t.Fatalf("%d tenants on a page of %d, %d waiting", len(st.Tenants), limit, st.Waiting)
+			}
+			for _, tenant := range st.Tenants {
+				seen[tenant.Tenant] = true
+			}
+			if after = st.Next; after == "" {
+				break
+			}
+		}
+		if len(seen) != n {
+			t.Errorf("%d of %d tenants are on pages", len(seen), n)
+		}
+		costs = append(costs, most)
+	}
+	t.Logf("commands of a page at most, with those inside of scripts: %d", costs)
+	if costs[1] > costs[0]*3/2 {
+		t.Errorf("a page took %d commands at the most when 300 waited, %d when 1500 did", costs[0], costs[1])
+	}
+}
+
+// calls is how many commands a Redis has run, with those inside of scripts.
+func calls(t *testing.T, client *redis.Client) (n int) {
+	t.Helper()
+	text, err := client.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		if _, stats, ok := strings.Cut(line, ":calls="); ok {
+			count, _, _ := strings.Cut(stats, ",")
+			each, _ := strconv.Atoi(count)
+			n += each
+		}
+	}
+	return n
+}
+
+// With shards, pages go through all of them.
+func TestStateOfShards(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := policy(throttle.Window{Name: "own", Limit: 1, Period: h})
+		p.Shards = 3
+		l := newLimiter(t, client, p)
+		for i := range 12 {
+			tenant := fmt.Sprint("t", i)
+			r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: ticketOf(tenant)}
+			if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var seen []string
+		for after := ""; ; {
+			st := state(t, l, throttle.StateRequest{After: after})
+			for _, tenant := range st.Tenants {
+				seen = append(seen, tenant.Tenant)
+			}
+			if st.Waiting != 12 || len(st.Queues) != 1 || st.Queues[0].Waiting != 12 {
+				t.Fatalf("%+v", st)
+			}
+			if after = st.Next; after == "" {
+				break
+			}
+		}
+		slices.Sort(seen)
+		if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
+			t.Errorf("%q", seen)
+		}
+		if st := state(t, l, throttle.StateRequest{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+func TestStateRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), policy(sharedWindow(1, s)))
+	for _, q := range []throttle.StateRequest{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
+		if _, err := l.State(t.Context(), q); !errors.As(err, new(*throttle.RequestError)) {
+			t.Errorf("%+v: %v", q, err)
+		}
+	}
+	if _, err := l.State(t.Context(), throttle.StateRequest{Policy: "q"}); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		t.Error(err)
+	}
+	if _, err := l.State(t.Context(), throttle.StateRequest{Policy: "p"}); !errors.Is(err, throttle.ErrUnavailable) {
+		t.Error(err)
+	}
+}
+
+// An explanation says which window denies, the ticket's place, and what goes before it.
+func TestExplainSaysWhyATicketWaits(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, sharedWindow(4, 20*s)))
+		explain := func(ticket string) throttle.Explanation {
+			t.Helper()
+			e, err := sc.l.Explain(t.Context(), "p", ticketOf(ticket))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		sc.granted("a1", "a2", "a3", "b1")
+		sc.at(s)
+		sc.joins("a4", "b2", "c1")
+		place := sc.joins("c2")
+		before := dump(t, client)
+		own, shared := explain("a4"), explain("c2")
+		if after := dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("it changed %v to %v", before, after)
+		}
+		if own.DeniedBy != "own" || !own.StartsAt.Equal(at(60*s)) || own.Place != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(at(s)) {
+			t.Errorf("%+v", own)
+		}
+		if shared.DeniedBy != "shared" || !shared.StartsAt.Equal(at(s+place.StartsIn)) || shared.Place != 2 || shared.Of != 2 || shared.Tenant != "c" {
+			t.Errorf("%+v, joined with %+v", shared, place)
+		}
+		if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
+			t.Errorf("ahead: %d, %+v", shared.TenantsAhead, shared.Ahead)
+		}
+		want := `p: ticket c2 of queue q, tenant c, waits since 00:00:01 UTC
+expected to start at 00:00:20 UTC
+held up by window shared
+place 2 of 2 of its tenant
+tenants that go before its own: 1
+  b, 1 waiting, own 1 of 3 requests used
+window own (tenant=c): 0 of 3 requests used, has room
+window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
+		if got := shared.String(); got != want {
+			t.Errorf("%s\nwant\n%s", got, want)
+		}
+		sc.at(20 * s)
+		if e := explain("c1"); e.DeniedBy != "" || !e.StartsAt.Equal(at(20*s)) {
+			t.Errorf("it fits: %+v", e)
+		}
+		if e := explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
+			t.Errorf("%s", e)
+		}
+	})
+}
+
+// As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.
+func TestStateAsJSON(t *testing.T) {
+	t.Parallel()
+	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
+	sc.granted("a1")
+	sc.joins("a2")
+	text, err := json.MarshalIndent(state(t, sc.l, throttle.StateRequest{}), "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back throttle.PolicyState
+	if err := json.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := json.MarshalIndent(back, "", " "); err != nil || string(again) != string(text) || back.Tenants[0].Windows[0].Period != 90*s {
+		t.Errorf("read and written again it is %s, %v\nwas %s", again, err, text)
+	}
+	day := at(0).UTC().Format(time.DateOnly)
+	var got struct {
+		Tenants []struct {
+			LastAt  string `json:"last_at"`
+			Windows []map[string]any
+		}
+	}
+	if err := json.Unmarshal(text, &got); err != nil || len(got.Tenants) != 1 {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	own := got.Tenants[0]
+	if last, err := time.Parse(time.RFC3339, own.LastAt); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:01:30" {
+		t.Errorf("%s", text)
+	}
+	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 90.0 || w["used"] != 1.0 || w["denied"] != true {
+		t.Errorf("%s", text)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -16,47 +17,47 @@ import (
 // learns when all of it will fit.
 func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, clock := newHanded(t, client, policy(
+		l, clock := limitertest.NewHanded(t, client, limitertest.Policy(
 			throttle.Window{Name: "per-minute", Limit: 4, Period: m},
 			throttle.Window{Name: "burst", Limit: 2, Period: 3 * s},
 		))
-		first := reserve(t, l, acme(2))
-		if !first.Granted || !slices.Equal(used(first), []int64{2, 2}) {
+		first := limitertest.Reserve(t, l, limitertest.Acme(2))
+		if !first.Granted || !slices.Equal(limitertest.Used(first), []int64{2, 2}) {
 			t.Fatalf("the first 2 of 2: %+v", first)
 		}
 
-		denied := reserve(t, l, acme(1))
-		if denied.Granted || denied.RetryIn != 3*s || !slices.Equal(used(denied), []int64{2, 2}) {
+		denied := limitertest.Reserve(t, l, limitertest.Acme(1))
+		if denied.Granted || denied.RetryIn != 3*s || !slices.Equal(limitertest.Used(denied), []int64{2, 2}) {
 			t.Errorf("the third within 3 s takes nothing, and fits in 3 s: %+v", denied)
 		}
 		if want := "throttled: p/burst, tenant acme, 3s"; denied.Reason() != want {
 			t.Errorf("%q, want %q", denied.Reason(), want)
 		}
 
-		other := acme(1)
+		other := limitertest.Acme(1)
 		other.Tenant = "initech"
-		if d := reserve(t, l, other); !d.Granted {
+		if d := limitertest.Reserve(t, l, other); !d.Granted {
 			t.Errorf("each tenant has a count of its own: %+v", d)
 		}
 
 		clock.Set(3*s - us)
-		if d := reserve(t, l, acme(1)); d.Granted {
+		if d := limitertest.Reserve(t, l, limitertest.Acme(1)); d.Granted {
 			t.Errorf("1 microsecond early: %+v", d)
 		}
 		clock.Set(3 * s)
-		second := reserve(t, l, acme(2))
-		if !second.Granted || !slices.Equal(used(second), []int64{4, 2}) {
+		second := limitertest.Reserve(t, l, limitertest.Acme(2))
+		if !second.Granted || !slices.Equal(limitertest.Used(second), []int64{4, 2}) {
 			t.Errorf("at the time that the denial named: %+v", second)
 		}
 
 		clock.Set(6 * s)
-		if d := peek(t, l, acme(1)); d.Granted || d.RetryIn != 54*s {
+		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Granted || d.RetryIn != 54*s {
 			t.Errorf("the minute is full until the first 2 are a minute old: %+v", d)
 		}
-		if d := cancel(t, l, second.Reservation); !slices.Equal(used(d), []int64{2, 0}) {
+		if d := limitertest.Cancel(t, l, second.Reservation); !slices.Equal(limitertest.Used(d), []int64{2, 0}) {
 			t.Errorf("a cancel gives back: %+v", d)
 		}
-		if d := peek(t, l, acme(2)); !d.Granted {
+		if d := limitertest.Peek(t, l, limitertest.Acme(2)); !d.Granted {
 			t.Errorf("what was given back can be granted: %+v", d)
 		}
 	})
@@ -72,14 +73,14 @@ type step struct {
 }
 
 // run sends the steps one after the other, and asks Peek before each.
-func run(t *testing.T, l *throttle.Limiter, c *clock, policy string, steps []step) {
+func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string, steps []step) {
 	t.Helper()
 	for i, step := range steps {
 		c.Set(step.at)
-		r := acme(step.cost)
+		r := limitertest.Acme(step.cost)
 		r.Policy = policy
-		peeked := peek(t, l, r)
-		d := reserve(t, l, r)
+		peeked := limitertest.Peek(t, l, r)
+		d := limitertest.Reserve(t, l, r)
 		if peeked.Granted != d.Granted || peeked.RetryIn != d.RetryIn {
 			t.Errorf("step %d at %v: Peek says %v, %v, Reserve %v, %v", i, step.at, peeked.Granted, peeked.RetryIn, d.Granted, d.RetryIn)
 		}
@@ -96,7 +97,7 @@ func run(t *testing.T, l *throttle.Limiter, c *clock, policy string, steps []ste
 			t.Errorf("step %d at %v, cost %d: granted %v, denied by %q, remaining %v, retry in %v; want denied by %q, remaining %v, retry in %v",
 				i, step.at, step.cost, d.Granted, got, remaining, d.RetryIn, step.deniedBy, step.remaining, step.retryIn)
 		}
-		if want := at(step.at); !d.At.Equal(want) {
+		if want := limitertest.At(step.at); !d.At.Equal(want) {
 			t.Errorf("step %d: At is %v, want %v", i, d.At, want)
 		}
 	}
@@ -325,7 +326,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := newHanded(t, client, policy(table.windows...))
+				l, c := limitertest.NewHanded(t, client, limitertest.Policy(table.windows...))
 				run(t, l, c, "p", table.steps)
 			})
 		})

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -174,7 +175,7 @@ func (set *policySet) match(taskType string) *compiledPolicy {
 	var found *compiledPolicy
 	for _, name := range set.names {
 		cp := set.byName[name][0]
-		if slices.ContainsFunc(cp.Match, func(glob string) bool { return matchGlob(glob, taskType) }) {
+		if slices.ContainsFunc(cp.Match, func(g string) bool { return glob.Match(g, taskType) }) {
 			found = cp
 			break
 		}

@@ -2,14 +2,17 @@ package throttle_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestValidate(t *testing.T) {
@@ -120,7 +123,7 @@ func TestValidate(t *testing.T) {
 		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
 		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
 	} {
-		p := policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Scope: throttle.Shared})
+		p := limitertest.Policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Scope: throttle.Shared})
 		tc.change(&p)
 		want := tc.want
 		if strings.HasPrefix(want, ":") || strings.HasPrefix(want, ",") {
@@ -148,7 +151,7 @@ func errorText(err error) string {
 }
 
 func TestNewRefuses(t *testing.T) {
-	good := policy(throttle.Window{Name: "w", Limit: 1, Period: m})
+	good := limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: m})
 	_, err := throttle.New(throttle.Config{Policies: []throttle.Policy{good}})
 	if want := "throttle: Config.Client is nil: must be a connection to Redis"; errorText(err) != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -223,7 +226,7 @@ func TestWarnings(t *testing.T) {
 		"binds for one tenant":             {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 11}}}}, ""},
 		"for no tenant":                    {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 9}}}}, "loose<tight"},
 	} {
-		p := policy(tc.windows...)
+		p := limitertest.Policy(tc.windows...)
 		p.Tenants = tc.tenants
 		if err := p.Validate(); err != nil {
 			t.Fatal(name, err)
@@ -240,7 +243,32 @@ func TestWarnings(t *testing.T) {
 		}
 	}
 	want := `policy "p": window "loose" (600 per 10m0s) can never bind: window "tight" (10 per 10s) always denies first`
-	if got := policy(loose, tight).Warnings(); len(got) != 1 || got[0] != want {
+	if got := limitertest.Policy(loose, tight).Warnings(); len(got) != 1 || got[0] != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestGlobsHaveBounds(t *testing.T) {
+	p := throttle.Policy{
+		Match: []string{strings.Repeat("a", throttle.MaxGlobBytes)}, Name: "p",
+		Windows: []throttle.Window{{Limit: 1, Name: "w", Period: time.Second}},
+	}
+	if err := p.Validate(); err != nil {
+		t.Error(err)
+	}
+	p.Match[0] += "*"
+	if err := p.Validate(); err == nil || !strings.HasSuffix(err.Error(), ": must be at most 1024 bytes") {
+		t.Error(err)
+	}
+
+	alike := []throttle.Policy{{Name: "p0"}, {Name: "p1"}}
+	for i := range 8000 {
+		alike[i/4000].Match = append(alike[i/4000].Match, "*"+strings.Repeat("a?", 40)+fmt.Sprintf("%06d", i)+strings.Repeat("?b", 40))
+	}
+	_, err := throttle.GlobOverlaps(alike)
+	var wrong *throttle.PolicyError
+	if !errors.As(err, &wrong) || err.Error() != `throttle: policy "p1": match 4000: are too many globs that begin and end as those of `+
+		`other policies do: let them begin with different text` {
+		t.Errorf("%v", err)
 	}
 }

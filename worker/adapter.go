@@ -174,7 +174,7 @@ func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 		c.Asynq = ad.asynq.Load()
 		c.Failed = func(line string, err error) {
 			info, _ := ad.config.Limiter.Lookup(line)
-			ad.outages.failed(err, "policy", line, "fails", string(info.Fail))
+			ad.outages.failed(err, append(ofLine(line), "fails", string(info.Fail))...)
 		}
 		c.Limiter = dispatch.Lines(ad.config.Limiter)
 		c.Match = ad.match

@@ -10,18 +10,18 @@ import (
 )
 
 // outages logs that the limiter is unavailable: for each class of error when it begins, every minute
-// while it lasts, and when it is over, rather than for every task. It also logs that the clock of Redis was set back,
-// or went ahead.
+// while it lasts, and when it is over, rather than for every task. It also logs that the clock of
+// Redis was set back, or went ahead.
 type outages struct {
 	logger *slog.Logger
 
 	mu        sync.Mutex
 	byClass   map[error]*outage
 	catchesUp time.Time            // when the clock of Redis will be where it was before it was set back
-	latest    map[string]time.Time // by policy: the latest time of that clock
+	latest    map[string]time.Time // by line: the latest time of that clock
 
 	begun  time.Time        // of this process's own clock
-	clocks map[string]clock // by policy: in a Redis Cluster they may be on several servers
+	clocks map[string]clock // by line: in a Redis Cluster they may be on several servers
 	ahead  *time.Duration   // the offset of the clock that went ahead last, until one is set back
 }
 
@@ -97,33 +97,41 @@ func (o *outages) decided() {
 	}
 }
 
-// clockAt notes what the clock of Redis said when a policy's line was asked. It may have been set
-// back since it was asked before.
-func (o *outages) clockAt(policy string, at time.Time) {
+// ofLine is what a log says of a line: its policy, and which of its shards it is if it has some.
+func ofLine(line string) []any {
+	if policy := throttle.PolicyOf(line); policy != line {
+		return []any{"policy", policy, "line", line}
+	}
+	return []any{"policy", line}
+}
+
+// clockAt notes what the clock of Redis said when a line was asked. It may have been set back since
+// it was asked before.
+func (o *outages) clockAt(line string, at time.Time) {
 	o.mu.Lock()
-	latest := o.latest[policy]
+	latest := o.latest[line]
 	if at.After(latest) {
-		o.latest[policy] = at
+		o.latest[line] = at
 	}
 	o.mu.Unlock()
-	o.clockBehind(latest.Sub(at), "policy", policy)
-	o.clockAhead(policy, at)
+	o.clockBehind(latest.Sub(at), ofLine(line)...)
+	o.clockAhead(line, at)
 }
 
 // clockAhead logs once if the clock of Redis went ahead since it was asked before: what the windows
 // count became older at once, and they grant more than they would by a true clock.
-func (o *outages) clockAhead(policy string, at time.Time) {
+func (o *outages) clockAhead(line string, at time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	offset := at.Sub(o.begun) - time.Since(o.begun)
-	c, known := o.clocks[policy]
+	c, known := o.clocks[line]
 	switch {
 	case !known || offset >= c.offset:
 		by := offset - c.offset
 		if known && by > clockAheadMax && (o.ahead == nil || (offset-*o.ahead).Abs() > clockAheadMax) {
 			o.ahead = &offset
 			o.logger.Warn("worker: the clock of Redis went ahead: each window may grant up to its limit once more",
-				"policy", policy, "by", by.Round(time.Millisecond))
+				append(ofLine(line), "by", by.Round(time.Millisecond))...)
 		}
 		c = clock{offset: offset}
 	case c.times == 0 || offset > c.less:
@@ -137,7 +145,7 @@ func (o *outages) clockAhead(policy string, at time.Time) {
 			c = clock{offset: c.less}
 		}
 	}
-	o.clocks[policy] = c
+	o.clocks[line] = c
 }
 
 // clockBehind logs once that the clock of Redis was set back. Until it has caught up no window

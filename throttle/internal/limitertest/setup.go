@@ -1,5 +1,6 @@
-// Package limitertest is what the tests of limiters, lines and models have in common: limiters that
-// go by a clock in the test's hand, and what one line of Redis holds.
+// Package limitertest tests limiters, and has what these tests share with those of lines and models:
+// limiters that go by a clock in the test's hand, and what one line of Redis holds. Read
+// TestReserveTakesFromAllWindowsOrNone of package throttle first, then TestCostsPerUnit.
 package limitertest
 
 import (

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestTheRateInForceIsTold(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		tell := func(want string) {
 			t.Helper()
 			d, err := sc.l.Peek(t.Context(), sc.without("b"))
@@ -55,7 +56,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 		tell("refused 2 times since 00:00 UTC, now 8.75/s of 10/s")
 		reason := func(want string) {
 			t.Helper()
-			if got := reserve(t, sc.l, sc.without("b")).Reason(); got != want {
+			if got := limitertest.Reserve(t, sc.l, sc.without("b")).Reason(); got != want {
 				t.Errorf("%q, want %q", got, want)
 			}
 		}
@@ -70,7 +71,7 @@ func TestTheRateInForceIsTold(t *testing.T) {
 // rate returns the rate in force for a tenant, in units per second, and 0 without one.
 func (sc *scene) rate(tenant string) float64 {
 	sc.t.Helper()
-	if d := peek(sc.t, sc.l, sc.without(tenant)); d.Adapted != nil {
+	if d := limitertest.Peek(sc.t, sc.l, sc.without(tenant)); d.Adapted != nil {
 		return d.Adapted.Rate
 	}
 	return 0
@@ -79,7 +80,7 @@ func (sc *scene) rate(tenant string) float64 {
 func (sc *scene) rates(tenant string, want float64) {
 	sc.t.Helper()
 	if got := sc.rate(tenant); math.Abs(got-want) > 0.005*want {
-		sc.t.Errorf("at %v: %v a second, want %v", time.Duration(sc.c.US.Load()-midnight)*us, got, want)
+		sc.t.Errorf("at %v: %v a second, want %v", time.Duration(sc.c.US.Load()-limitertest.Midnight)*us, got, want)
 	}
 }
 
@@ -94,7 +95,7 @@ func (sc *scene) refusedAt(at time.Duration, ticket string) {
 func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		sc.refusedAt(s, "a2") // it was refused at 10/s, and cut to 8.75/s
 		const cut, half = 1010*ms + 125*ms, 4275 * ms
@@ -111,10 +112,10 @@ func TestTheRateRemembersWhereItWasRefused(t *testing.T) {
 func TestTheRateHasAFloor(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(64, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(64, s)))
 		var rates []float64
 		for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
-			d := reserve(t, sc.l, sc.at(at).without("a"))
+			d := limitertest.Reserve(t, sc.l, sc.at(at).without("a"))
 			if !d.Granted {
 				continue
 			}
@@ -141,14 +142,14 @@ func TestWhoAdapts(t *testing.T) {
 		others   bool
 	}{
 		"the tenant":                         {"", []throttle.Window{own}, false},
-		"the tenant, beside a shared window": {"", []throttle.Window{own, sharedWindow(100, s)}, false},
-		"all":                                {throttle.UpstreamShared, []throttle.Window{own, sharedWindow(100, s)}, true},
-		"all, of a shared window":            {"", []throttle.Window{sharedWindow(100, s)}, true},
+		"the tenant, beside a shared window": {"", []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
+		"all":                                {throttle.UpstreamShared, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
+		"all, of a shared window":            {"", []throttle.Window{limitertest.SharedWindow(100, s)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				p := policy(row.windows...)
+				p := limitertest.Policy(row.windows...)
 				p.Upstream = row.upstream
 				sc := newScene(t, client, p)
 				sc.refusedAt(0, "a1")
@@ -167,20 +168,20 @@ func TestWhoAdapts(t *testing.T) {
 func TestAllProcessesAdaptTogether(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p, c := policy(sharedWindow(10, s)), newMidnight()
-		one, other := newBy(t, client, c, p), newBy(t, client, c, p)
+		p, c := limitertest.Policy(limitertest.SharedWindow(10, s)), limitertest.NewClock()
+		one, other := limitertest.NewBy(t, client, c, p), limitertest.NewBy(t, client, c, p)
 		r := throttle.Request{Policy: "p", Tenant: "a"}
-		if _, err := reserve(t, one, r).Reservation.Pause(t.Context(), 0, ""); err != nil {
+		if _, err := limitertest.Reserve(t, one, r).Reservation.Pause(t.Context(), 0, ""); err != nil {
 			t.Fatal(err)
 		}
-		if d := reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
+		if d := limitertest.Reserve(t, other, r); d.Granted || d.RetryIn != 125*ms {
 			t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
 		}
 		c.Set(125 * ms)
-		if d := reserve(t, other, r); !d.Granted {
+		if d := limitertest.Reserve(t, other, r); !d.Granted {
 			t.Errorf("denied for %v", d.RetryIn)
 		}
-		if d := reserve(t, one, r); d.Granted || d.RetryIn != 100*ms {
+		if d := limitertest.Reserve(t, one, r); d.Granted || d.RetryIn != 100*ms {
 			t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
 		}
 	})
@@ -190,7 +191,7 @@ func TestAllProcessesAdaptTogether(t *testing.T) {
 func TestExpectedStartsKnowTheRate(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		sc.refusedAt(s, "a2")
 		var told []time.Duration
@@ -214,14 +215,14 @@ func TestRefusalsAreObserved(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var told []throttle.Refusal
 		l, err := throttle.New(throttle.Config{
-			Client: client, Policies: []throttle.Policy{policy(sharedWindow(10, s))},
+			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
 			Observer: throttle.Observer{Refused: func(r throttle.Refusal) { told = append(told, r) }},
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		r := throttle.Request{Policy: "p", Tenant: "a"}
-		calls := []throttle.Decision{reserve(t, l, r), reserve(t, l, r), reserve(t, l, r)}
+		calls := []throttle.Decision{limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r), limitertest.Reserve(t, l, r)}
 		for _, d := range calls {
 			if _, err := d.Reservation.Pause(t.Context(), 0, ""); err != nil {
 				t.Fatal(err)
@@ -248,7 +249,7 @@ func TestRefusalsAreObserved(t *testing.T) {
 func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		d := sc.at(200 * ms).granted("a2")
 		refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")
@@ -262,7 +263,7 @@ func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
 func TestLateRequestsCatchUp(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.refusedAt(0, "a1")
 		sc.at(135 * ms).granted("a2")
 		sc.at(235*ms + 15*ms).granted("a3") // 15 ms late
@@ -271,9 +272,9 @@ func TestLateRequestsCatchUp(t *testing.T) {
 		sc.refusedAt(s, "a5")
 		sc.at(1135 * ms).granted("a6")
 		sc.at(1250 * ms)
-		d := peek(t, sc.l, sc.without("a"))
+		d := limitertest.Peek(t, sc.l, sc.without("a"))
 		sc.at(1265*ms + d.RetryIn).granted("a7")
-		if d := peek(t, sc.l, sc.without("a")); d.RetryIn < 112*ms || d.RetryIn > 114*ms {
+		if d := limitertest.Peek(t, sc.l, sc.without("a")); d.RetryIn < 112*ms || d.RetryIn > 114*ms {
 			t.Errorf("after a late call at 8.75/s the next one fits in %v, want 113 ms", d.RetryIn)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -25,9 +26,9 @@ func (sc *scene) spreads(first, step time.Duration, tickets ...string) {
 
 func TestAdaptingToRefusals(t *testing.T) {
 	t.Parallel()
-	second := sharedWindow(10, s)
+	second := limitertest.SharedWindow(10, s)
 	with := func(adapt throttle.Adapt, windows ...throttle.Window) throttle.Policy {
-		p := policy(windows...)
+		p := limitertest.Policy(windows...)
 		p.Adapt = adapt
 		return p
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -16,23 +17,23 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"a refusal during a pause": {policy(sharedWindow(10, 10*s)), func(sc *scene) {
+		"a refusal during a pause": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			sc.pauseByHand(of("a"), h)
 			sc.at(1 * s)
 			r := sc.of("x")
 			r.Exempt = true
-			d := reserve(sc.t, sc.l, r)
+			d := limitertest.Reserve(sc.t, sc.l, r)
 			sc.at(2*s).pause(d.Reservation, 1*s)
 			sc.denied("a1", h-2*s)
 		}},
-		"settled twice from the same reservation": {policy(sharedWindow(10, 10*s), tokens(4000, 60*s)), func(sc *scene) {
+		"settled twice from the same reservation": {limitertest.Policy(limitertest.SharedWindow(10, 10*s), tokens(4000, 60*s)), func(sc *scene) {
 			sc.tokens = 1500
 			first := sc.granted("a1")
 			sc.settle(first.Reservation, 2000)
 			sc.settle(first.Reservation, 2000)
 			sc.used(2000)
 		}},
-		"settled to nothing": {policy(throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Scope: throttle.Shared}, sharedWindow(10, 10*s)), func(sc *scene) {
+		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Scope: throttle.Shared}, limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 0})
 			if err != nil {
@@ -46,10 +47,10 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			if err != nil {
 				sc.t.Fatal(err)
 			}
-			cancel(sc.t, sc.l, r)
+			limitertest.Cancel(sc.t, sc.l, r)
 			sc.granted("a3")
 		}},
-		"settled for more and renewed": {policy(slots(2), sharedWindow(10, 10*s)), func(sc *scene) {
+		"settled for more and renewed": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 2})
@@ -59,18 +60,18 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			if _, err := r.Renew(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}
-			if d := peek(sc.t, sc.l, sc.of("x")); d.Windows[0].Used != 2 {
+			if d := limitertest.Peek(sc.t, sc.l, sc.of("x")); d.Windows[0].Used != 2 {
 				sc.t.Errorf("%d are held of 2", d.Windows[0].Used)
 			}
 		}},
-		"a hold below 0": {policy(slots(1)), func(sc *scene) {
+		"a hold below 0": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
 			r := sc.of("a1")
 			r.MaxHold = -time.Second
 			if _, err := sc.l.Reserve(sc.t.Context(), r); err != nil {
 				sc.t.Error(err)
 			}
 		}},
-		"two calendars side by side": {policy(quota(3, "0 0 * * *", "")), func(sc *scene) {
+		"two calendars side by side": {limitertest.Policy(limitertest.Quota(3, "0 0 * * *", "")), func(sc *scene) {
 			sc.at(5 * 24 * h)
 			n := 0
 			for i := range 10 {
@@ -78,8 +79,8 @@ func TestCorrectionsBesideALine(t *testing.T) {
 				if i%2 == 1 {
 					resets = "0 0 1 1 *"
 				}
-				setPolicy(sc.t, sc.l, quota(3, resets, ""))
-				if reserve(sc.t, sc.l, acme(1)).Granted {
+				limitertest.SetPolicy(sc.t, sc.l, limitertest.Quota(3, resets, ""))
+				if limitertest.Reserve(sc.t, sc.l, limitertest.Acme(1)).Granted {
 					n++
 				}
 			}
@@ -87,7 +88,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 				sc.t.Errorf("%d are granted of 3", n)
 			}
 		}},
-		"a pause holds for what costs nothing there": {policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(sc *scene) {
+		"a pause holds for what costs nothing there": {limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.pause(d.Reservation, 10*s)
 			sc.denied("a2", 10*s)
@@ -104,11 +105,11 @@ func TestCorrectionsBesideALine(t *testing.T) {
 func TestReleasedIsRememberedForALease(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		w := slots(1)
+		w := limitertest.Slots(1)
 		w.Lease = h
-		l := newLimiter(t, client, policy(w))
-		d := reserve(t, l, acme(1))
-		release(t, d)
+		l := limitertest.New(t, client, limitertest.Policy(w))
+		d := limitertest.Reserve(t, l, limitertest.Acme(1))
+		limitertest.Release(t, d)
 		keys, err := client.Keys(t.Context(), "sluice:{p}:n:*").Result()
 		if err != nil || len(keys) != 1 {
 			t.Fatalf("%q, %v", keys, err)

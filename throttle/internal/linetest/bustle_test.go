@@ -22,23 +22,23 @@ type bustle struct {
 	limiters []*throttle.Limiter
 	ends     time.Time
 	faults   bool
-	clock    *clock // nil: that of Redis
+	clock    *limitertest.Clock // nil: that of Redis
 
 	mu             sync.Mutex
-	grants         map[string][]grant // by tenant, what was kept
-	kept           int64              // units, as the ledger counts them
-	errors         int64              // calls that may have taken something all the same
-	longest        time.Duration      // that somebody waited without a deadline
-	held, mostHeld int64              // slots
+	grants         map[string][]limitertest.Grant // by tenant, what was kept
+	kept           int64                          // units, as the ledger counts them
+	errors         int64                          // calls that may have taken something all the same
+	longest        time.Duration                  // that somebody waited without a deadline
+	held, mostHeld int64                          // slots
 	waits          int
 	refused        int
 }
 
 func (b *bustle) limiter(client *redis.Client) *throttle.Limiter {
 	if b.clock != nil {
-		return newBy(b, client, b.clock, b.p)
+		return limitertest.NewBy(b, client, b.clock, b.p)
 	}
-	return newLimiter(b.T, client, b.p)
+	return limitertest.New(b.T, client, b.p)
 }
 
 // tick moves the clock on, and sets it now and then, forward or back.
@@ -124,7 +124,7 @@ func (b *bustle) use(r throttle.Reservation) {
 	defer b.mu.Unlock()
 	if units > 0 {
 		b.kept += units
-		b.grants[r.Tenant] = append(b.grants[r.Tenant], grant{At: r.At.UnixMicro(), Units: units})
+		b.grants[r.Tenant] = append(b.grants[r.Tenant], limitertest.Grant{At: r.At.UnixMicro(), Units: units})
 	}
 }
 
@@ -174,7 +174,7 @@ func (b *bustle) wait() {
 // job joins the line as a task does, or reserves at once.
 func (b *bustle) job(i int) {
 	r := b.request()
-	id := ticketOf(fmt.Sprint("job", i))
+	id := limitertest.Ticket(fmt.Sprint("job", i))
 	l := b.anyLimiter()
 	switch rand.N(4) {
 	case 0:

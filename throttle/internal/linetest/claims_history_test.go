@@ -58,7 +58,7 @@ func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 const slotsOfAll = 8
 
 func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps bool) {
-	p := policy(
+	p := limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 20, Period: 100 * ms},
 		throttle.Window{Name: "shared", Limit: 40, Period: 100 * ms, Scope: throttle.Shared},
 		throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.Shared},
@@ -71,9 +71,9 @@ func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps
 		}
 		p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: slotsOfAll, Lease: lease, Scope: throttle.Shared})
 	}
-	b := &bustle{T: t, p: p, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]grant{}}
+	b := &bustle{T: t, p: p, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]limitertest.Grant{}}
 	if steps {
-		b.clock = newMidnight()
+		b.clock = limitertest.NewClock()
 		var clock sync.WaitGroup
 		stop := make(chan struct{})
 		clock.Go(func() { b.tick(stop) })
@@ -84,7 +84,7 @@ func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps
 	for range 3 {
 		addr := client.Options().Addr
 		if faults {
-			proxies = append(proxies, newProxy(t, addr))
+			proxies = append(proxies, limitertest.NewProxy(t, addr))
 			addr = proxies[len(proxies)-1].Addr
 		}
 		own := throttletest.Client(t, addr)
@@ -121,13 +121,13 @@ func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps
 	case <-ended:
 	case <-time.After(historyLength() + 2*m):
 		stacks := make([]byte, 1<<20)
-		t.Fatalf("some wait for ever\n%v\n%s", readLine(t, client), stacks[:runtime.Stack(stacks, true)])
+		t.Fatalf("some wait for ever\n%v\n%s", limitertest.ReadLine(t, client), stacks[:runtime.Stack(stacks, true)])
 	}
 	asked := b.limiter(client)
 	// What a call whose reply was lost left in line is removed, or served, by the next ones.
 	until(t, "nobody is in line", func() bool {
 		b.drain(asked.Line("p"))
-		return len(readLine(t, client).Hashes["t"]) == 0
+		return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
 	})
 	b.neverOver()
 	b.allGivenBack(asked)
@@ -139,19 +139,19 @@ func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps
 			t.Errorf("%q has no TTL", key)
 		}
 	}
-	isGone(t, client)
+	limitertest.IsGone(t, client)
 }
 
 // neverOver counts again all that was granted and not given back.
 func (b *bustle) neverOver() {
-	var all []grant
+	var all []limitertest.Grant
 	for tenant, log := range b.grants {
 		all = append(all, log...)
-		if over := mostOver(b.p.Windows[0], log); over > 0 {
+		if over := limitertest.MostOver(b.p.Windows[0], log); over > 0 {
 			b.Errorf("%d over of %s", over, tenant)
 		}
 	}
-	if over := mostOver(b.p.Windows[1], all); over > 0 {
+	if over := limitertest.MostOver(b.p.Windows[1], all); over > 0 {
 		b.Errorf("%d over of all", over)
 	}
 	if b.mostHeld > slotsOfAll && len(b.p.Windows) > 4 && !b.faults {
@@ -167,7 +167,7 @@ func (b *bustle) allGivenBack(asked *throttle.Limiter) {
 		unsure = 3*b.errors + 6
 	}
 	for end := time.Now().Add(10 * s); ; time.Sleep(20 * ms) {
-		used = peek(b, asked, b.request()).Windows[2].Used
+		used = limitertest.Peek(b, asked, b.request()).Windows[2].Used
 		if used == b.kept || time.Now().After(end) {
 			break
 		}

@@ -61,8 +61,8 @@ func until(t *testing.T, what string, done func() bool) {
 func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: s, Scope: throttle.Shared})
-		here, there := newLimiter(t, client, p), newLimiter(t, client, p)
+		p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: s, Scope: throttle.Shared})
+		here, there := limitertest.New(t, client, p), limitertest.New(t, client, p)
 		(&rota{sc: &scene{t: t, client: client, l: there, cost: 1}}).backlog("q", "a", 300)
 		ctx, stop := context.WithCancel(t.Context())
 		var waited, taken atomic.Int64
@@ -82,9 +82,9 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 func TestWaitersShareByWeight(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 100, Burst: 1, Period: s, Scope: throttle.Shared})
+		p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 100, Burst: 1, Period: s, Scope: throttle.Shared})
 		p.Tenants = map[string]throttle.Tenant{"a": {Weight: 3}}
-		l := newLimiter(t, client, p)
+		l := limitertest.New(t, client, p)
 		ctx, stop := context.WithCancel(t.Context())
 		var a, b atomic.Int64
 		var group sync.WaitGroup
@@ -131,56 +131,56 @@ func newCaller(t *testing.T, client *redis.Client) (*redis.Client, *caller) {
 // waits begins to wait, and returns when the claim is in line.
 func waits(ctx context.Context, t *testing.T, client *redis.Client, l *throttle.Limiter, r throttle.Request) <-chan error {
 	t.Helper()
-	before := len(readLine(t, client).Hashes["t"])
+	before := len(limitertest.ReadLine(t, client).Hashes["t"])
 	ended := make(chan error, 1)
 	go func() {
 		_, err := l.Wait(ctx, r)
 		ended <- err
 	}()
-	until(t, "the claim joins", func() bool { return len(readLine(t, client).Hashes["t"]) > before })
+	until(t, "the claim joins", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) > before })
 	return ended
 }
 
 func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(sharedWindow(10, s))
+		p := limitertest.Policy(limitertest.SharedWindow(10, s))
 		own, cut := newCaller(t, client)
-		l, other := newLimiter(t, client, p), newLimiter(t, own, p)
-		reserve(t, l, acme(10))
+		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		limitertest.Reserve(t, l, limitertest.Acme(10))
 		ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
 		cut.gone.Store(true)
-		if d := reserve(t, l, acme(1)); d.Granted {
+		if d := limitertest.Reserve(t, l, limitertest.Acme(1)); d.Granted {
 			t.Error("granted before one that waits")
 		}
 		if err := <-ended; !errors.Is(err, throttle.ErrUnavailable) {
 			t.Error(err)
 		}
-		until(t, "a newcomer is let in", func() bool { return reserve(t, l, acme(1)).Granted })
-		reserve(t, l, acme(0))
-		isGone(t, client)
+		until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
+		limitertest.Reserve(t, l, limitertest.Acme(0))
+		limitertest.IsGone(t, client)
 	})
 }
 
 func TestAWaitThatGivesUpLeavesNothing(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(throttle.Window{Name: "own", Limit: 5, Period: time.Hour}, sharedWindow(1, time.Hour)))
-		reserve(t, l, acme(1))
+		l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: time.Hour}, limitertest.SharedWindow(1, time.Hour)))
+		limitertest.Reserve(t, l, limitertest.Acme(1))
 		ctx, cancel := context.WithCancel(t.Context())
 		var all []<-chan error
 		for _, tenant := range []string{"a", "b", "c"} {
 			all = append(all, waits(ctx, t, client, l, throttle.Request{Policy: "p", Tenant: tenant}))
 		}
-		agrees(t, client)
+		limitertest.Agrees(t, client)
 		cancel()
 		for _, ended := range all {
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		}
-		isGone(t, client)
-		if d := peek(t, l, acme(1)); d.Windows[1].Used != 1 {
+		limitertest.IsGone(t, client)
+		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[1].Used != 1 {
 			t.Errorf("used %d", d.Windows[1].Used)
 		}
 	})
@@ -190,12 +190,12 @@ func TestAWaitThatGivesUpLeavesNothing(t *testing.T) {
 func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 	commands := map[int]int{}
 	for _, n := range []int{1, 50} {
-		limitertest.Bubble(t, policy(sharedWindow(1, time.Hour)), func(t *testing.T, l *throttle.Limiter, server *miniredis.Miniredis) {
-			reserve(t, l, acme(1))
+		limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(1, time.Hour)), func(t *testing.T, l *throttle.Limiter, server *miniredis.Miniredis) {
+			limitertest.Reserve(t, l, limitertest.Acme(1))
 			ctx, cancel := context.WithCancel(t.Context())
 			var group sync.WaitGroup
 			for range n {
-				group.Go(func() { _, _ = l.Wait(ctx, acme(1)) })
+				group.Go(func() { _, _ = l.Wait(ctx, limitertest.Acme(1)) })
 			}
 			time.Sleep(1500 * ms) // all have joined
 			before := server.CommandCount()
@@ -214,12 +214,12 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: time.Minute, Scope: throttle.Shared}
-		l := newLimiter(t, client, policy(sharedWindow(10, time.Minute), slots))
-		first := reserve(t, l, acme(1))
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Minute), slots))
+		first := limitertest.Reserve(t, l, limitertest.Acme(1))
 		waited := func(most, timeout time.Duration) error {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
-			r := acme(1)
+			r := limitertest.Acme(1)
 			r.MaxWait = most
 			d, err := l.Wait(ctx, r)
 			if err == nil {
@@ -253,7 +253,7 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 		if err := waited(time.Hour, 30*s); !errors.As(err, &denied) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the minute is used up: %v", err)
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }
 
@@ -261,22 +261,22 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(sharedWindow(1, time.Hour))
+		p := limitertest.Policy(limitertest.SharedWindow(1, time.Hour))
 		own, stopped := newCaller(t, client)
-		l, other := newLimiter(t, client, p), newLimiter(t, own, p)
-		full := reserve(t, l, acme(1))
-		first := waits(t.Context(), t, client, other, acme(1))
+		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		full := limitertest.Reserve(t, l, limitertest.Acme(1))
+		first := waits(t.Context(), t, client, other, limitertest.Acme(1))
 		second := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "b"})
 		stopped.stop.Lock()
 		until(t, "the claims are removed", func() bool {
-			reserve(t, l, acme(0))
-			return len(readLine(t, client).Hashes["t"]) == 0
+			limitertest.Reserve(t, l, limitertest.Acme(0))
+			return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
 		})
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 		stopped.stop.Unlock()
-		until(t, "they join again", func() bool { return len(readLine(t, client).Hashes["t"]) == 2 })
-		agrees(t, client)
-		cancel(t, l, full.Reservation)
+		until(t, "they join again", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
+		limitertest.Agrees(t, client)
+		limitertest.Cancel(t, l, full.Reservation)
 		var left <-chan error
 		select {
 		case err := <-first:
@@ -296,47 +296,47 @@ func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
 		if err := errors.Join(other.SetPolicies([]throttle.Policy{p}), <-left); err != nil {
 			t.Error(err)
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }
 
 func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(sharedWindow(2, time.Hour)))
-		full := reserve(t, l, acme(2))
-		r := acme(1)
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour)))
+		full := limitertest.Reserve(t, l, limitertest.Acme(2))
+		r := limitertest.Acme(1)
 		r.IdempotencyKey = "key"
 		first := waits(t.Context(), t, client, l, r)
 		second := waits(t.Context(), t, client, l, r)
-		cancel(t, l, full.Reservation)
+		limitertest.Cancel(t, l, full.Reservation)
 		if err := errors.Join(<-first, <-second); err != nil {
 			t.Error(err)
 		}
-		until(t, "one is charged", func() bool { return peek(t, l, acme(0)).Windows[0].Used == 1 })
-		isGone(t, client)
+		until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
+		limitertest.IsGone(t, client)
 	})
 }
 
 func TestWeightsOfClaimsChange(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(sharedWindow(1, time.Hour))
-		hooked := newEdited(t, client, nil, nil, p)
+		p := limitertest.Policy(limitertest.SharedWindow(1, time.Hour))
+		hooked := limitertest.NewEdited(t, client, nil, nil, p)
 		l := hooked.Limiter
-		reserve(t, l, acme(1))
+		limitertest.Reserve(t, l, limitertest.Acme(1))
 		ctx, stop := context.WithCancel(t.Context())
-		ended := waits(ctx, t, client, l, acme(1))
+		ended := waits(ctx, t, client, l, limitertest.Acme(1))
 		p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}}
 		if err := errors.Join(l.SetPolicies([]throttle.Policy{p}), hooked.Refresh(t.Context(), "p")); err != nil {
 			t.Fatal(err)
 		}
-		for flow, record := range readLine(t, client).Hashes["f"] {
+		for flow, record := range limitertest.ReadLine(t, client).Hashes["f"] {
 			if weight := strings.Fields(record)[3]; weight != "4000" {
 				t.Errorf("%s has the weight %s", flow, weight)
 			}
 		}
-		agrees(t, client)
+		limitertest.Agrees(t, client)
 		stop()
 		<-ended
 	})
@@ -359,13 +359,13 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
-				l := newLimiter(t, client, policy(slots))
+				l := limitertest.New(t, client, limitertest.Policy(slots))
 				ctx, cancel := context.WithTimeout(throttle.WithJob(t.Context(), &throttle.Job{}), m)
 				defer cancel()
-				held := reserve(t, l, acme(1)).Reservation
+				held := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 				_, hold := held.Hold(ctx)
 				var denied *throttle.DeniedError
-				r := acme(1)
+				r := limitertest.Acme(1)
 				r.Ticket = throttle.Ticket{Queue: "q", ID: "t"}
 				if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
 					t.Errorf("it holds a slot: %v", err)
@@ -373,8 +373,8 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 				if err := giveBack(ctx, held, hold); err != nil {
 					t.Fatal(err)
 				}
-				others := reserve(t, l, acme(1)).Reservation
-				ended := waits(ctx, t, client, l, acme(1))
+				others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
+				ended := waits(ctx, t, client, l, limitertest.Acme(1))
 				if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
 					t.Errorf("it holds none: %v", err)
 				}

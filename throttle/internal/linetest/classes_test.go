@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -18,14 +19,14 @@ func (sc *scene) live() *scene  { sc.class = throttle.Live; return sc }
 
 func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	t.Parallel()
-	two := sharedWindow(2, 100*s) // too long a period for a pace
-	sharedWindow10 := policy(sharedWindow(10, 10*s))
+	two := limitertest.SharedWindow(2, 100*s) // too long a period for a pace
+	sharedWindow10 := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 	own := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"of all tenants, whenever they come": {policy(two), func(sc *scene) {
+		"of all tenants, whenever they come": {limitertest.Policy(two), func(sc *scene) {
 			sc.batch().joins("a1", "a2", "b1", "b2")
 			sc.takes("a1", "b1")
 			sc.at(50*s).live().joins("a5", "c5", "c6")
@@ -33,7 +34,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.at(200*s).takes("c6", "a2").asks(s)
 			sc.at(300 * s).takes("b2").asks(-1)
 		}},
-		"a batch waits where a live ticket has no room": {policy(two), func(sc *scene) {
+		"a batch waits where a live ticket has no room": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a0")
 			sc.cost = 2
 			sc.joins("a1")
@@ -43,7 +44,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.at(100 * s).takes("a1")
 			sc.at(200 * s).takes("b1").asks(-1)
 		}},
-		"of one tenant at its own window, and others are not held up": {policy(own, sharedWindow(5, s)), func(sc *scene) {
+		"of one tenant at its own window, and others are not held up": {limitertest.Policy(own, limitertest.SharedWindow(5, s)), func(sc *scene) {
 			sc.granted("a0")
 			sc.batch().joins("a1", "b1")
 			sc.live().joins("a2")
@@ -51,7 +52,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.at(100 * s).takes("a2")
 			sc.at(200 * s).takes("a1").asks(-1)
 		}},
-		"a live newcomer passes a batch, one of a batch nobody": {policy(two), func(sc *scene) {
+		"a live newcomer passes a batch, one of a batch nobody": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1")
 			sc.cost = 2
 			sc.batch().joins("b1")
@@ -63,7 +64,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.batch().waits("c3")
 			sc.at(100*s).takes("d1", "c3").asks(-1)
 		}},
-		"of claims and other queues too": {policy(two), func(sc *scene) {
+		"of claims and other queues too": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.batch().joins("b1", "b2")
 			r := sc.live().of("c1")
@@ -72,12 +73,12 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 				sc.t.Fatal(err)
 			}
 			sc.at(100 * s)
-			taken := take(sc.t, sc.l, throttle.MaxTake, "q", "r")
+			taken := limitertest.Take(sc.t, sc.l, throttle.MaxTake, "q", "r")
 			if len(taken.Tickets) != 2 || taken.Tickets[0].ID != "c1" || taken.Tickets[1].ID != "b1" {
 				sc.t.Fatalf("took %+v", taken.Tickets)
 			}
 		}},
-		"a ticket is put back in its class": {policy(two), func(sc *scene) {
+		"a ticket is put back in its class": {limitertest.Policy(two), func(sc *scene) {
 			sc.batch().joins("a1", "a2")
 			sc.takes("a1", "a2")
 			if got := sc.took["a1"]; got.Decision.Reservation.Class != throttle.Batch || !sc.l.Line("p").Matches(got, sc.of("a1")) || sc.l.Line("p").Matches(got, sc.live().of("a1")) {
@@ -87,7 +88,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.live().joins("b1")
 			sc.takes("b1", "a1").asks(s)
 		}},
-		"a ticket that joins in another class changes its flow": {policy(two), func(sc *scene) {
+		"a ticket that joins in another class changes its flow": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a0", "a9")
 			sc.batch().joins("a1", "a2")
 			sc.live().joins("b1", "a2")
@@ -108,7 +109,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				scene.play(newScene(t, client, scene.p))
-				agrees(t, client)
+				limitertest.Agrees(t, client)
 			})
 		})
 	}
@@ -117,18 +118,18 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 // Where both wait, a batch gets its share: of a shared window, of a tenant's own and of slots,
 // whatever its tickets cost. Where no live ticket waits it gets all.
 func TestShareOfABatch(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, c := range map[string]struct {
 			windows []throttle.Window
 			cost    int64 // of a ticket of the batch
 			most    int   // that one take asks for
 		}{
-			"shared window":       {[]throttle.Window{sharedWindow(20, s)}, 1, 16},
+			"shared window":       {[]throttle.Window{limitertest.SharedWindow(20, s)}, 1, 16},
 			"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.Shared}}, 1, 16},
-			"large tickets":       {[]throttle.Window{sharedWindow(10, s)}, 7, 16},
+			"large tickets":       {[]throttle.Window{limitertest.SharedWindow(10, s)}, 7, 16},
 			"a tenant's own":      {[]throttle.Window{{Name: "own", Limit: 10, Period: s}}, 1, 16},
-			"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, sharedWindow(1000, s)}, 1, 16},
-			"slots":               {[]throttle.Window{sharedWindow(1_000_000, s)}, 1, 8},
+			"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(1000, s)}, 1, 16},
+			"slots":               {[]throttle.Window{limitertest.SharedWindow(1_000_000, s)}, 1, 8},
 			"slots, one by one":   {[]throttle.Window{{Name: "own", Limit: 1_000_000, Period: s}}, 1, 1},
 			"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 100, Period: s, Scope: throttle.Shared}}, 10, 64},
 			"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.Shared}}, 7, 16},
@@ -136,7 +137,7 @@ func TestShareOfABatch(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			p := policy(c.windows...)
+			p := limitertest.Policy(c.windows...)
 			p.BatchShare = 0.1
 			sc := newScene(t, client, p)
 			sc.joinMany("q", "live", 450)
@@ -151,7 +152,7 @@ func TestShareOfABatch(t *testing.T) {
 			}
 			units := map[throttle.Class]int64{}
 			for units[throttle.Live]+units[throttle.Batch] < 400 {
-				taken := take(t, sc.l, c.most, "q")
+				taken := limitertest.Take(t, sc.l, c.most, "q")
 				for _, ticket := range taken.Tickets {
 					if r := ticket.Decision.Reservation; r.Tenant == "live" {
 						units[cmp.Or(r.Class, throttle.Live)] += r.Cost["requests"]
@@ -166,7 +167,7 @@ func TestShareOfABatch(t *testing.T) {
 			if got := float64(units[throttle.Batch]) / float64(units[throttle.Live]+units[throttle.Batch]); got < 0.085-float64(c.cost)/200 || got > 0.115+float64(c.cost)/200 {
 				t.Errorf("%s: the batch got %.3f of %v, want 0.1", name, got, units)
 			}
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
 	})
 }
@@ -177,7 +178,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 	for name, windows := range etaPolicies {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, policy(windows...))
+				sc := newScene(t, client, limitertest.Policy(windows...))
 				sc.with = map[string]string{"user": "bob"}
 				alone := sc.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
 				var all []string
@@ -185,7 +186,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 					all = append(all, ticket)
 				}
 				sc.leave(all...)
-				isGone(t, client)
+				limitertest.IsGone(t, client)
 				sc.batch().joins("a90", "a91", "a92", "a93", "b90", "b91", "c90")
 				told := sc.live().told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
 				for ticket, p := range sc.batch().told("a94", "c91", "d90") {
@@ -214,7 +215,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 // its share of what they take. Live tickets of a server that does not ask hold it up no more.
 func TestClassesOfSeveralServers(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(sharedWindow(10, s))
+		p := limitertest.Policy(limitertest.SharedWindow(10, s))
 		p.BatchShare = 0.1
 		sc := newScene(t, client, p)
 		sc.live().joinMany("live", "a", 300)
@@ -224,7 +225,7 @@ func TestClassesOfSeveralServers(t *testing.T) {
 		for now := time.Duration(0); now < 20*s; now += 5 * ms {
 			for _, queue := range []string{"night", "live"} {
 				if now >= next[queue] {
-					taken := take(t, sc.at(now).l, 8, queue)
+					taken := limitertest.Take(t, sc.at(now).l, 8, queue)
 					got[queue] += len(taken.Tickets)
 					next[queue] = now + max(5*ms, taken.Next)
 				}
@@ -237,11 +238,11 @@ func TestClassesOfSeveralServers(t *testing.T) {
 		// The other server is gone.
 		night := 0
 		for now := 21 * s; now < 100*s && night < 60; now += 100 * ms {
-			night += len(take(t, sc.at(now).l, 8, "night").Tickets)
+			night += len(limitertest.Take(t, sc.at(now).l, 8, "night").Tickets)
 		}
 		if night < 60 {
 			t.Errorf("%d were taken beside a server that does not ask", night)
 		}
-		agrees(t, client)
+		limitertest.Agrees(t, client)
 	})
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -13,7 +14,7 @@ import (
 // and then each has its turn.
 func TestClockThatStepsBackBesideALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		sc.at(200*s).granted("a1", "a2")
 		sc.waits("a3", "a4", "a5", "b1")
 		sc.at(210*s).takes("a3", "b1")
@@ -34,14 +35,14 @@ func TestClockThatStepsBackBesideALine(t *testing.T) {
 func TestCalendarPromises(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(quota(1, "0 0 1 * *", "UTC")))
-		sc.at(day(t, "2027-01-31T00:00:00Z")).granted("a0")
+		sc := newScene(t, client, limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "UTC")))
+		sc.at(limitertest.Day(t, "2027-01-31T00:00:00Z")).granted("a0")
 		for i, want := range []string{"2027-02-01T00:00:00Z", "2027-03-01T00:00:00Z", "2027-04-01T00:00:00Z", "2027-05-01T00:00:00Z"} {
 			ticket := []string{"a1", "a2", "a3", "a4"}[i]
-			sc.denied(ticket, day(t, want)-day(t, "2027-01-31T00:00:00Z"))
+			sc.denied(ticket, limitertest.Day(t, want)-limitertest.Day(t, "2027-01-31T00:00:00Z"))
 		}
-		sc.at(day(t, "2027-02-01T00:00:00Z") - us).takes()
-		sc.at(day(t, "2027-02-01T00:00:00Z")).takes("a1")
-		sc.at(day(t, "2027-03-01T00:00:00Z")).takes("a2")
+		sc.at(limitertest.Day(t, "2027-02-01T00:00:00Z") - us).takes()
+		sc.at(limitertest.Day(t, "2027-02-01T00:00:00Z")).takes("a1")
+		sc.at(limitertest.Day(t, "2027-03-01T00:00:00Z")).takes("a2")
 	})
 }

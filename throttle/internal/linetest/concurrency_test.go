@@ -9,10 +9,11 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func renew(t tb, l *throttle.Limiter, d throttle.Decision) bool {
+func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
 	t.Helper()
 	held, err := d.Reservation.Renew(t.Context())
 	if err != nil {
@@ -26,29 +27,29 @@ func TestConcurrencyScenes(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"the next in line goes at a release": {policy(slots(2)), func(sc *scene) {
+		"the next in line goes at a release": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			sc.at(10*s).waits("a3", "b1")
 			sc.takes()
-			release(sc.t, first)
+			limitertest.Release(sc.t, first)
 			sc.takes("a3")
 			sc.waits("c1")
-			release(sc.t, first) // once is enough
+			limitertest.Release(sc.t, first) // once is enough
 			sc.takes()
 			if err := sc.took["a3"].Decision.Reservation.Release(sc.t.Context()); err != nil {
 				sc.t.Fatal(err)
 			}
 			sc.takes("b1")
 		}},
-		"a lease runs out": {policy(slots(2)), func(sc *scene) {
+		"a lease runs out": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
 			sc.granted("a1")
 			sc.at(20 * s).granted("a2")
 			sc.at(21 * s).waits("a3")
 			sc.at(30*s - us).takes()
 			sc.at(30 * s).takes("a3")
 		}},
-		"a lease is renewed": {policy(slots(1)), func(sc *scene) {
+		"a lease is renewed": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
 			first := sc.granted("a1")
 			for at := 10 * s; at <= 100*s; at += 10 * s {
 				if sc.at(at); !renew(sc.t, sc.l, first) {
@@ -61,63 +62,63 @@ func TestConcurrencyScenes(t *testing.T) {
 			if renew(sc.t, sc.l, first) {
 				sc.t.Error("a lease was renewed whose room is taken")
 			}
-			release(sc.t, first)
+			limitertest.Release(sc.t, first)
 			sc.waits("a3")
 		}},
-		"a lease that ran out is taken again while there is room": {policy(slots(1)), func(sc *scene) {
+		"a lease that ran out is taken again while there is room": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
 			first := sc.granted("a1")
 			if sc.at(60 * s); !renew(sc.t, sc.l, first) {
 				sc.t.Error("there is room, but the lease is lost")
 			}
 			sc.waits("a2")
 		}},
-		"what was cancelled is not renewed": {policy(slots(1)), func(sc *scene) {
+		"what was cancelled is not renewed": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
 			first := sc.granted("a1")
-			cancel(sc.t, sc.l, first.Reservation)
+			limitertest.Cancel(sc.t, sc.l, first.Reservation)
 			if renew(sc.t, sc.l, first) {
 				sc.t.Error("renewed")
 			}
 			sc.granted("a2")
 		}},
-		"all windows must have room": {policy(slots(2), sharedWindow(2, 10*s)), func(sc *scene) {
+		"all windows must have room": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
 			sc.waits("a3")
-			release(sc.t, first)
+			limitertest.Release(sc.t, first)
 			sc.at(10*s - us).takes() // the other window has none
 			sc.at(10 * s).takes("a3")
 			sc.waits("a4") // a slot is missing
 			sc.at(15 * s)
-			release(sc.t, first)
+			limitertest.Release(sc.t, first)
 			sc.takes()
 		}},
-		"per tenant and shared": {policy(slots(3), throttle.Window{Name: "own", Algorithm: throttle.Concurrency, Limit: 1}), func(sc *scene) {
+		"per tenant and shared": {limitertest.Policy(limitertest.Slots(3), throttle.Window{Name: "own", Algorithm: throttle.Concurrency, Limit: 1}), func(sc *scene) {
 			a1, b1 := sc.granted("a1"), sc.granted("b1")
 			sc.waits("a2", "b2")
 			c1 := sc.granted("c1")
-			release(sc.t, c1)
+			limitertest.Release(sc.t, c1)
 			sc.takes() // neither's own slot is free
-			release(sc.t, b1)
+			limitertest.Release(sc.t, b1)
 			sc.takes("b2")
-			release(sc.t, a1)
+			limitertest.Release(sc.t, a1)
 			sc.takes("a2")
 		}},
-		"what is expected is an upper bound": {policy(slots(2)), func(sc *scene) {
+		"what is expected is an upper bound": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
 			of := func(ticket string) throttle.Request {
 				r := sc.of(ticket)
 				r.MaxHold = 10 * m
 				return r
 			}
-			reserve(sc.t, sc.l, of("a1"))
-			a2 := reserve(sc.t, sc.l, of("a2"))
+			limitertest.Reserve(sc.t, sc.l, of("a1"))
+			a2 := limitertest.Reserve(sc.t, sc.l, of("a2"))
 			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
-				if d := reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.RetryInMost != want || d.RetryIn > want {
+				if d := limitertest.Reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.RetryInMost != want || d.RetryIn > want {
 					sc.t.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.RetryInMost, want)
 				}
 			}
 			sc.at(2 * m)
-			release(sc.t, a2) // nothing held so long as was said: a1's lease has run out too
-			if d := reserve(sc.t, sc.l, of("c1")); d.RetryInMost >= 30*m {
+			limitertest.Release(sc.t, a2) // nothing held so long as was said: a1's lease has run out too
+			if d := limitertest.Reserve(sc.t, sc.l, of("c1")); d.RetryInMost >= 30*m {
 				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.RetryInMost)
 			}
 		}},
@@ -138,8 +139,8 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 				t.Fatal(err)
 			}
 			limit := rapid.Int64Range(1, 5).Draw(t, "limit")
-			w := slots(limit)
-			l, c := newHanded(t, client, policy(w))
+			w := limitertest.Slots(limit)
+			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			type hold struct {
 				d     throttle.Decision
 				until time.Duration
@@ -164,7 +165,7 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 			}
 			t.Repeat(map[string]func(*rapid.T){
 				"": func(t *rapid.T) {
-					if d := peek(t, l, acme(1)); d.Windows[0].Used != running() {
+					if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != running() {
 						t.Fatalf("%d are counted, %d run", d.Windows[0].Used, running())
 					}
 				},
@@ -175,13 +176,13 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 				"limit": func(t *rapid.T) {
 					w.Limit = rapid.Int64Range(1, 5).Draw(t, "limit")
 					limit = w.Limit
-					if err := l.SetPolicies([]throttle.Policy{policy(w)}); err != nil {
+					if err := l.SetPolicies([]throttle.Policy{limitertest.Policy(w)}); err != nil {
 						t.Fatal(err)
 					}
 				},
 				"reserve": func(t *rapid.T) {
 					cost := rapid.Int64Range(1, limit).Draw(t, "cost")
-					d := reserve(t, l, acme(cost))
+					d := limitertest.Reserve(t, l, limitertest.Acme(cost))
 					if want := running()+cost <= limit; d.Granted != want {
 						t.Fatalf("%d beside %d of %d: granted %v", cost, running(), limit, d.Granted)
 					}
@@ -201,13 +202,13 @@ func TestConcurrencyIsNeverExceeded(t *testing.T) {
 				},
 				"release": func(t *rapid.T) {
 					h := pick(t)
-					release(t, h.d)
+					limitertest.Release(t, h.d)
 					h.ended = h.ended || h.until > now // what ran out is not known any more
 					h.until = 0
 				},
 				"cancel": func(t *rapid.T) {
 					h := pick(t)
-					cancel(t, l, h.d.Reservation)
+					limitertest.Cancel(t, l, h.d.Reservation)
 					h.until, h.ended = 0, true
 				},
 			})

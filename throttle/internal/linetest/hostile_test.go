@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -27,7 +28,7 @@ var hostileNames = []string{
 func TestHostileNamesInALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, shared := range []bool{true, false} {
-			p := policy(
+			p := limitertest.Policy(
 				throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
 				throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
 			)
@@ -48,11 +49,11 @@ func TestHostileNamesInALine(t *testing.T) {
 				}
 			}
 			for _, n := range all {
-				if d := reserve(t, sc.l, request(n)); !d.Granted {
+				if d := limitertest.Reserve(t, sc.l, request(n)); !d.Granted {
 					t.Fatalf("%q is denied", n)
 				}
-				before := dump(t, client)
-				if d := reserve(t, sc.l, request(n)); d.Granted || d.RetryIn != 10*s {
+				before := limitertest.Dump(t, client)
+				if d := limitertest.Reserve(t, sc.l, request(n)); d.Granted || d.RetryIn != 10*s {
 					t.Fatalf("%q: granted %v in %v", n, d.Granted, d.RetryIn)
 				}
 				later := request(n)
@@ -105,7 +106,7 @@ func TestHostileNamesInALine(t *testing.T) {
 // miniredis so many would take 10 s.)
 func TestManyWindowsWithALine(t *testing.T) {
 	t.Run("as many as may be", func(t *testing.T) {
-		onRedis(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, throttle.MaxWindows) })
+		limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, throttle.MaxWindows) })
 	})
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) { manyWindowsWithALine(t, client, 20) })
 }
@@ -125,23 +126,23 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 	sc := newScene(t, client, p)
 	ticket := func(name string) throttle.Request {
 		r := r
-		r.Ticket = ticketOf(name)
+		r.Ticket = limitertest.Ticket(name)
 		return r
 	}
-	if d := reserve(t, sc.l, ticket("a1")); !d.Granted {
+	if d := limitertest.Reserve(t, sc.l, ticket("a1")); !d.Granted {
 		t.Fatal("denied")
 	}
 	for i, name := range []string{"a2", "a3"} {
-		if d := reserve(t, sc.l, ticket(name)); d.Granted || d.RetryIn != time.Duration(i+1)*10*s {
+		if d := limitertest.Reserve(t, sc.l, ticket(name)); d.Granted || d.RetryIn != time.Duration(i+1)*10*s {
 			t.Fatalf("%s: granted %v in %v", name, d.Granted, d.RetryIn)
 		}
 	}
-	if d := peek(t, sc.l, r); d.Granted || d.RetryIn != 30*s {
+	if d := limitertest.Peek(t, sc.l, r); d.Granted || d.RetryIn != 30*s {
 		t.Errorf("a request that costs nothing: granted %v in %v", d.Granted, d.RetryIn)
 	}
 	sc.at(10 * s).takes("a2")
-	if d := cancel(t, sc.l, sc.took["a2"].Decision.Reservation); slices.Max(used(d)) != 0 {
-		t.Errorf("used %v", used(d))
+	if d := limitertest.Cancel(t, sc.l, sc.took["a2"].Decision.Reservation); slices.Max(limitertest.Used(d)) != 0 {
+		t.Errorf("used %v", limitertest.Used(d))
 	}
 	sc.takes("a3")
 	if n := client.Exists(t.Context(), "sluice:{p}:q").Val(); n != 0 {
@@ -155,7 +156,7 @@ func TestLargestNumbers(t *testing.T) {
 	for _, algorithm := range []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				p := policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.Shared})
+				p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.Shared})
 				p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
 				sc := newScene(t, client, p)
 				sc.cost = most
@@ -165,7 +166,7 @@ func TestLargestNumbers(t *testing.T) {
 				}
 				var last time.Duration
 				for _, name := range []string{"a2", "a3", "b1", "c1"} {
-					d := reserve(t, sc.l, sc.of(name))
+					d := limitertest.Reserve(t, sc.l, sc.of(name))
 					if d.Granted || d.RetryIn <= 0 || d.Windows[0].Used < most || d.Windows[0].Remaining != 0 {
 						t.Errorf("%s: %+v", name, d)
 					}
@@ -186,38 +187,38 @@ func TestLargestNumbers(t *testing.T) {
 func TestInvalidNumbersAreErrors(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		tenant := throttle.Tenant{}
-		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy(throttle.Window{Name: "w", Limit: 5, Period: m})},
+		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{limitertest.Policy(throttle.Window{Name: "w", Limit: 5, Period: m})},
 			Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) { return tenant, true, nil }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		reserve(t, l, acme(1))
-		before := dump(t, client)
+		limitertest.Reserve(t, l, limitertest.Acme(1))
+		before := limitertest.Dump(t, client)
 		for _, weight := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e7, -math.SmallestNonzeroFloat64} {
 			tenant = throttle.Tenant{Weight: weight}
 			var bad *throttle.PolicyError
-			if _, err := l.Reserve(t.Context(), acme(1)); !errors.As(err, &bad) || bad.Field != "weight" {
+			if _, err := l.Reserve(t.Context(), limitertest.Acme(1)); !errors.As(err, &bad) || bad.Field != "weight" {
 				t.Errorf("weight %v: %v", weight, err)
 			}
 		}
 		for _, limit := range []int64{-1, math.MinInt64, math.MaxInt64, throttle.MaxLimit + 1} {
 			tenant = throttle.Tenant{Windows: map[string]throttle.Override{"w": {Limit: limit}}}
 			var bad *throttle.PolicyError
-			if _, err := l.Reserve(t.Context(), acme(1)); !errors.As(err, &bad) || bad.Field != "limit" {
+			if _, err := l.Reserve(t.Context(), limitertest.Acme(1)); !errors.As(err, &bad) || bad.Field != "limit" {
 				t.Errorf("limit %v: %v", limit, err)
 			}
 		}
 		tenant = throttle.Tenant{}
 		for _, cost := range []int64{-1, math.MinInt64, math.MaxInt64, throttle.MaxLimit + 1} {
 			var bad *throttle.RequestError
-			if _, err := l.Reserve(t.Context(), acme(cost)); !errors.As(err, &bad) || bad.Field != "cost requests" {
+			if _, err := l.Reserve(t.Context(), limitertest.Acme(cost)); !errors.As(err, &bad) || bad.Field != "cost requests" {
 				t.Errorf("cost %v: %v", cost, err)
 			}
 		}
-		if after := dump(t, client); !maps.Equal(before, after) {
+		if after := limitertest.Dump(t, client); !maps.Equal(before, after) {
 			t.Errorf("Redis was changed:\n%q\n%q", before, after)
 		}
-		if d := reserve(t, l, acme(0)); !d.Granted || d.Windows[0].Used != 1 {
+		if d := limitertest.Reserve(t, l, limitertest.Acme(0)); !d.Granted || d.Windows[0].Used != 1 {
 			t.Errorf("cost 0: %+v", d)
 		}
 	})

@@ -12,11 +12,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestJoinAnswersForEachTicket(t *testing.T) {
-	p := policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s}, sharedWindow(5, 10*s))
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s}, limitertest.SharedWindow(5, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"x": {Exempt: true}, "b": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, p)
@@ -94,7 +95,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.RetryInMost != 10*s {
 			t.Errorf("%+v", refused)
 		}
-		if got := ids(take(t, sc.l, 64, "q")); got != "c1" {
+		if got := ids(limitertest.Take(t, sc.l, 64, "q")); got != "c1" {
 			t.Errorf("took %s", got)
 		}
 		sc.at(10*s).takes("a2", "a4")
@@ -110,7 +111,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 
 func TestJoinOfHundreds(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(50, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(50, 10*s)))
 		var requests []throttle.Request
 		for i := range 300 {
 			id := fmt.Sprint("a", i)
@@ -132,7 +133,7 @@ func TestJoinOfHundreds(t *testing.T) {
 		for i := range 6 {
 			sc.at(time.Duration(i) * 10 * s)
 			for {
-				taken := take(t, sc.l, 20, "q")
+				taken := limitertest.Take(t, sc.l, 20, "q")
 				for _, ticket := range taken.Tickets {
 					got = append(got, ticket.ID)
 				}

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -34,7 +35,7 @@ func anyCrossing(random *rand.Rand) throttle.Policy {
 		}
 		windows = append(windows, w)
 	}
-	p := policy(windows...)
+	p := limitertest.Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{
 		"b": {Weight: []float64{0.01, 0.5, 1, 4}[random.IntN(4)]}, "c": {Weight: []float64{0.1, 1, 9}[random.IntN(3)]},
 	}
@@ -44,7 +45,7 @@ func anyCrossing(random *rand.Rand) throttle.Policy {
 // Whatever the scopes, the costs and the weights of tenants are: if nobody else comes, nobody starts
 // before the lower bound that it was told, nor after the upper one.
 func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
 		for seed := range uint64(40) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
@@ -74,7 +75,7 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 				sc.at(now)
 				r := anyRequest(-1)
 				r.Ticket = throttle.Ticket{}
-				reserve(t, sc.l, r)
+				limitertest.Reserve(t, sc.l, r)
 				now += time.Duration(random.IntN(3_000_000)) * us
 			}
 			starts, requests := map[string]time.Duration{}, map[string]throttle.Request{}
@@ -123,10 +124,10 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 // A denied request without a ticket may start as soon as the windows let it, if all who wait leave.
 func TestDeniedRequestsWithoutATicketHaveALowerBound(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(1, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		sc.granted("a0")
 		sc.joins("a1", "b1", "c1")
-		d := reserve(t, sc.l, sc.without("d"))
+		d := limitertest.Reserve(t, sc.l, sc.without("d"))
 		if d.Granted || d.RetryInLeast != s || d.RetryIn <= s {
 			t.Errorf("granted %v, in %v, %v at the least, want 1s at the least", d.Granted, d.RetryIn, d.RetryInLeast)
 		}

@@ -14,7 +14,7 @@ import (
 
 // owning is a policy by which the tenant a has a limit of its own.
 func owning(limit int64, windows ...throttle.Window) throttle.Policy {
-	p := policy(append([]throttle.Window{{Name: "own", Limit: 9, Period: 10 * s}}, windows...)...)
+	p := limitertest.Policy(append([]throttle.Window{{Name: "own", Limit: 9, Period: 10 * s}}, windows...)...)
 	p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: limit}}}}
 	return p
 }
@@ -40,26 +40,26 @@ func (sc *scene) neverFits(tickets ...string) {
 // Changes, and losses, while tickets wait.
 func TestChangesOfAStandingLine(t *testing.T) {
 	t.Parallel()
-	passing := policy(
+	passing := limitertest.Policy(
 		throttle.Window{Name: "region", Limit: 1, Period: 10 * s, Scope: throttle.Per("region")},
 		throttle.Window{Name: "own", Limit: 1, Period: 30 * s, Unit: "tokens"},
-		sharedWindow(1, 15*s),
+		limitertest.SharedWindow(1, 15*s),
 	)
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"a limit is cut below what the first one costs": {policy(sharedWindow(4, 10*s)), func(sc *scene) {
+		"a limit is cut below what the first one costs": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(sc *scene) {
 			sc.granted("b0", "b1")
 			sc.cost = 3
 			sc.joins("a1", "a2", "c1")
 			sc.cost = 1
 			sc.joins("a3", "b2")
 			sc.at(s).takes()
-			sc.set(policy(sharedWindow(2, 10*s)))
+			sc.set(limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 			sc.at(2*s).takes("a1", "a2", "c1")
 			sc.neverFits("a1", "a2", "c1")
-			if d := peek(sc.t, sc.l, sc.without("x")); d.Windows[0].Used != 2 {
+			if d := limitertest.Peek(sc.t, sc.l, sc.without("x")); d.Windows[0].Used != 2 {
 				sc.t.Errorf("%d are used", d.Windows[0].Used)
 			}
 			sc.at(3 * s).takes() // once
@@ -77,87 +77,87 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.neverFits("a1", "a2")
 			sc.at(10 * s).takes("a3").asks(-1)
 		}},
-		"a limit is cut and raised again": {policy(sharedWindow(4, 10*s)), func(sc *scene) {
+		"a limit is cut and raised again": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.at(s).granted("a3", "a4")
 			sc.joins("b1", "b2", "b3", "b4")
-			sc.set(policy(sharedWindow(1, 10*s)))
+			sc.set(limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 			sc.at(10 * s).takes()
 			sc.at(10500 * ms)
-			sc.set(policy(sharedWindow(4, 10*s)))
+			sc.set(limitertest.Policy(limitertest.SharedWindow(4, 10*s)))
 			sc.at(11*s).takes("b1", "b2", "b3", "b4")
 		}},
-		"a limit is raised": {policy(sharedWindow(1, h)), func(sc *scene) {
+		"a limit is raised": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(sc *scene) {
 			sc.granted("a1")
 			sc.waits("a2", "a3", "b1")
 			sc.at(s).takes()
-			sc.set(policy(sharedWindow(3, h)))
-			if d := reserve(sc.t, sc.l, sc.of("c1")); d.Granted {
+			sc.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
+			if d := limitertest.Reserve(sc.t, sc.l, sc.of("c1")); d.Granted {
 				sc.t.Error("the last to join is granted")
 			}
 			sc.at(2*s).takes("a2", "b1").asks(s)
 		}},
-		"a limit is raised before anybody asks": {policy(sharedWindow(1, h)), func(sc *scene) {
+		"a limit is raised before anybody asks": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(sc *scene) {
 			sc.granted("a1")
 			sc.waits("a2")
-			sc.set(policy(sharedWindow(2, h)))
+			sc.set(limitertest.Policy(limitertest.SharedWindow(2, h)))
 			sc.at(s).takes("a2").asks(-1)
 		}},
-		"a client has yesterday's limit": {policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(sc *scene) {
+		"a client has yesterday's limit": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(sc *scene) {
 			sc.granted("a1", "a2", "a3", "b1", "b2")
 			sc.waits("a4")
 			sc.takes()
-			sc.set(policy(throttle.Window{Name: "own", Limit: 1, Period: h}))
+			sc.set(limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}))
 			sc.at(500 * ms).waits("b3")
-			sc.set(policy(throttle.Window{Name: "own", Limit: 3, Period: h}))
+			sc.set(limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}))
 			sc.at(s).takes("b3")
 			sc.at(h).takes("a4").asks(-1)
 		}},
-		"a scope is another": {policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("region")}), func(sc *scene) {
+		"a scope is another": {limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("region")}), func(sc *scene) {
 			sc.with = map[string]string{"region": "north", "rack": "a"}
 			sc.granted("a1")
 			sc.waits("a2")
 			sc.takes()
-			sc.set(policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("rack")}))
+			sc.set(limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Scope: throttle.Per("rack")}))
 			sc.at(s).takes("a2").asks(-1)
 		}},
-		"limits change twice within a second": {policy(sharedWindow(1, h)), func(sc *scene) {
+		"limits change twice within a second": {limitertest.Policy(limitertest.SharedWindow(1, h)), func(sc *scene) {
 			sc.granted("a1")
 			sc.waits("a2", "a3")
 			sc.takes()
 			sc.at(500 * ms)
-			sc.set(policy(sharedWindow(2, h)))
+			sc.set(limitertest.Policy(limitertest.SharedWindow(2, h)))
 			sc.at(s).takes("a2").asks(s)
-			sc.set(policy(sharedWindow(3, h)))
+			sc.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
 			sc.at(2 * s).takes("a3")
 		}},
-		"a tenant's limit is raised": {owning(1, sharedWindow(100, s)), func(sc *scene) {
+		"a tenant's limit is raised": {owning(1, limitertest.SharedWindow(100, s)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "a4")
 			sc.takes("a1")
-			sc.set(owning(3, sharedWindow(100, s)))
+			sc.set(owning(3, limitertest.SharedWindow(100, s)))
 			sc.refresh()
 			sc.at(s).takes("a2", "a3")
 			sc.at(10 * s).takes("a4")
 		}},
-		"weights change": {policy(sharedWindow(4, s)), func(sc *scene) {
+		"weights change": {limitertest.Policy(limitertest.SharedWindow(4, s)), func(sc *scene) {
 			sc.joinMany("q", "a", 40)
 			sc.joinMany("q", "b", 40)
 			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 1})
-			p := policy(sharedWindow(4, s))
+			p := limitertest.Policy(limitertest.SharedWindow(4, s))
 			p.Tenants = map[string]throttle.Tenant{"b": {Weight: 3}}
 			sc.set(p)
 			sc.refresh()
 			sc.shares(4, 4, "q")
 			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 3})
 		}},
-		"another calendar resets sooner": {policy(quota(1, "0 0 1 * *", "")), func(sc *scene) {
+		"another calendar resets sooner": {limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "")), func(sc *scene) {
 			sc.granted("a1")
 			sc.waits("a2")
 			sc.at(10 * m).takes()
-			sc.set(policy(quota(1, "0 * * * *", "")))
+			sc.set(limitertest.Policy(limitertest.Quota(1, "0 * * * *", "")))
 			sc.at(10*m + s).takes("a2") // it has reset since
 		}},
-		"the upstream has more left": {policy(sharedWindow(10, 10*s)), func(sc *scene) {
+		"the upstream has more left": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.at(1 * ms)
 			second := sc.granted("a2")
@@ -167,7 +167,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(2*ms).remaining(second.Reservation, 5, m)
 			sc.takes("a3")
 		}},
-		"a slot is given back": {policy(slots(2)), func(sc *scene) {
+		"a slot is given back": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "a4")
 			sc.takes("a1", "a2")
 			if err := sc.took["a1"].Decision.Reservation.Release(sc.t.Context()); err != nil {
@@ -176,7 +176,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.takes("a3")
 			sc.at(30 * s).takes("a4").asks(-1) // the lease of a2 is over
 		}},
-		"the clock is set back": {policy(sharedWindow(2, 10*s)), func(sc *scene) {
+		"the clock is set back": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
 			sc.at(m).granted("a1", "a2")
 			sc.waits("a3", "a4", "a5")
 			sc.takes()
@@ -186,16 +186,16 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(m+10*s).takes("a3", "b1")
 			sc.at(m+20*s).takes("a4", "a5").asks(-1)
 		}},
-		"the clock is set back by a year": {policy(sharedWindow(2, 10*s)), func(sc *scene) {
+		"the clock is set back by a year": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
 			sc.at(365*24*h).joins("a1", "a2")
 			sc.at(0).takes("a1", "a2").joins("b1")
 			sc.at(s).takes().at(10 * s).takes("b1").asks(-1)
 		}},
-		"a line that stands for days": {policy(sharedWindow(2, 10*s)), func(sc *scene) {
+		"a line that stands for days": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
 			sc.edit(limitertest.WithoutShortExpiry, sc.l.Policies()...)
 			sc.joinMany("q", "a", 200)
 			for hour := range 30 {
-				for name := range readLine(sc.t, sc.client).Keys { // an hour less to live
+				for name := range limitertest.ReadLine(sc.t, sc.client).Keys { // an hour less to live
 					key := "sluice:{p}:" + name
 					if ttl := sc.client.TTL(sc.t.Context(), key).Val(); ttl <= h {
 						sc.t.Fatalf("after %d hours %s is gone", hour, name)
@@ -206,9 +206,9 @@ func TestChangesOfAStandingLine(t *testing.T) {
 				sc.at(steps(hour)*h).takes(fmt.Sprint("a", 2*hour), fmt.Sprint("a", 2*hour+1))
 			}
 		}},
-		"a process is lost with what it took": {policy(sharedWindow(2, s)), func(sc *scene) {
+		"a process is lost with what it took": {limitertest.Policy(limitertest.SharedWindow(2, s)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3")
-			if got := ids(take(sc.t, sc.server(), 64, "q")); got != "a1 a2" {
+			if got := ids(limitertest.Take(sc.t, sc.server(), 64, "q")); got != "a1 a2" {
 				sc.t.Fatalf("took %q", got)
 			}
 			sc.at(s).takes("a3").asks(-1)
@@ -226,12 +226,12 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.set(owning(1))
 			sc.refresh()
 			lost := sc.server()
-			if taken := take(sc.t, lost, 1, "q"); ids(taken) != "a1" || !taken.Tickets[0].NeverFits {
+			if taken := limitertest.Take(sc.t, lost, 1, "q"); ids(taken) != "a1" || !taken.Tickets[0].NeverFits {
 				sc.t.Fatalf("%+v", taken)
 			}
 			sc.at(5 * s).takes("a2").asks(-1)
 		}},
-		"a ticket that was put back goes before those that came since": {policy(sharedWindow(2, s)), func(sc *scene) {
+		"a ticket that was put back goes before those that came since": {limitertest.Policy(limitertest.SharedWindow(2, s)), func(sc *scene) {
 			sc.joins("a1", "a2")
 			sc.takes("a1", "a2")
 			sc.at(ms).joins("a3")
@@ -258,7 +258,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.takes("n1").at(10 * s).takes()
 			r := sc.without("a")
 			r.Exempt, r.Cost = true, map[string]int64{"requests": 0, "tokens": 1}
-			reserve(sc.t, sc.l, r)
+			limitertest.Reserve(sc.t, sc.l, r)
 			sc.at(15 * s).takes().takes("b1")
 			sc.at(40 * s).takes("a1").asks(-1)
 		}},
@@ -267,9 +267,9 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				sc := newScene(t, client, scene.p)
 				scene.play(sc)
-				agrees(t, client)
+				limitertest.Agrees(t, client)
 				if sc.next < 0 {
-					isGone(t, client)
+					limitertest.IsGone(t, client)
 				}
 			})
 		})
@@ -281,34 +281,34 @@ func TestChangesOfAStandingLine(t *testing.T) {
 func TestLineWithCallersThatRepeatThemselves(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		other := sc.server()
 		for range 3 {
 			if _, err := other.Line("p").Join(t.Context(), []throttle.Request{sc.of("a1")}); err != nil {
 				t.Fatal(err)
 			}
 			sc.joins("a1", "a2", "a3")
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
 		sc.takes("a1", "a2")
 		sc.joins("a1") // its task says so again, while it is on its way
 		for range 2 {
 			sc.putBack("a1", "a2")
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
-		if d := peek(t, sc.l, sc.without("x")); d.Windows[0].Used > 1 {
+		if d := limitertest.Peek(t, sc.l, sc.without("x")); d.Windows[0].Used > 1 {
 			t.Errorf("%d are used", d.Windows[0].Used)
 		}
 		sc.leave("a3", "a3")
 		at, got := time.Duration(0), map[string]int{}
 		for ; at < m; at += 10 * s {
-			for _, ticket := range take(t, sc.at(at).l, 64, "q").Tickets {
+			for _, ticket := range limitertest.Take(t, sc.at(at).l, 64, "q").Tickets {
 				got[ticket.ID]++
 			}
 		}
 		if len(got) != 2 || got["a1"] != 1 || got["a2"] != 1 {
 			t.Errorf("took %v", got)
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }

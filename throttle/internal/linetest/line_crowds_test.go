@@ -10,24 +10,25 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // Many tenants with limits of their own, of which each alone could fill the shared window.
 func TestFleetOfManyTenants(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 4, policy(sharedWindow(50, s), throttle.Window{Name: "own", Limit: 5, Period: 3 * s}))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 4, limitertest.Policy(limitertest.SharedWindow(50, s), throttle.Window{Name: "own", Limit: 5, Period: 3 * s}))
 		for i := range 100 {
 			f.arrive(time.Duration(i)*5*ms, fmt.Sprint("t", i), 7)
 		}
 		f.run(700, m)
 		f.utilization(0.95, 50, s)
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }
 
 // One tenant's bulk does not hold up tenants that come now and then, at a window or for slots.
 func TestFleetBulkBesideLiveTenants(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, tc := range map[string]struct {
 			limit int64
 			takes int // ms; 32 slots
@@ -35,7 +36,7 @@ func TestFleetBulkBesideLiveTenants(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			f := newFleet(t, client, 4, policy(sharedWindow(tc.limit, s)))
+			f := newFleet(t, client, 4, limitertest.Policy(limitertest.SharedWindow(tc.limit, s)))
 			f.takes = tc.takes
 			f.arrive(0, "bulk", 600)
 			for i := range 9 {
@@ -58,8 +59,8 @@ func TestFleetBulkBesideLiveTenants(t *testing.T) {
 
 // No tenant is later than it would be if the window were cut into equal parts at every moment.
 func TestFleetOfZipfTenants(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 4, policy(sharedWindow(50, s)))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 4, limitertest.Policy(limitertest.SharedWindow(50, s)))
 		jobs, total := map[string]int{}, 0
 		for i := range 60 {
 			tenant := fmt.Sprintf("z%02d", i)
@@ -89,8 +90,8 @@ func TestFleetOfZipfTenants(t *testing.T) {
 
 // Tickets that left cost the others nothing, and a stop of all servers only its own time.
 func TestFleetStoppedAndHalfDeleted(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 2, policy(sharedWindow(20, s)))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 2, limitertest.Policy(limitertest.SharedWindow(20, s)))
 		f.arrive(0, "acme", 400)
 		f.at(s-ms, func() {
 			for i := 20; i < 400; i += 2 {
@@ -107,19 +108,19 @@ func TestFleetStoppedAndHalfDeleted(t *testing.T) {
 		if last := f.granted[f.order[209]] - 45*s; last > 10*s || stopped > 4100*ms {
 			t.Errorf("stopped at %v, done at %v", stopped, last)
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }
 
 // Scopes of every kind, crossing too: all get through, nothing idles, and one user holds up neither
 // the others of its tenant nor other tenants.
 func TestFleetOfScopes(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 4, policy(
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 4, limitertest.Policy(
 			throttle.Window{Name: "user", Limit: 1, Period: s, Scope: throttle.Per("tenant", "user")},
 			throttle.Window{Name: "own", Limit: 5, Period: s},
 			throttle.Window{Name: "region", Limit: 12, Period: s, Scope: throttle.Per("region")},
-			sharedWindow(20, s),
+			limitertest.SharedWindow(20, s),
 		))
 		f.request = func(job string) throttle.Request {
 			parts := strings.Split(strings.Fields(job)[0], "/")
@@ -145,17 +146,17 @@ func TestFleetOfScopes(t *testing.T) {
 		if at := f.granted["t0/greedy/r0 00039"]; at < 39*s || at > 48*s {
 			t.Errorf("the greedy user was done at %v", at)
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }
 
 // A tenant over its own limit holds up nobody at the shared window; costs come in two units.
 func TestFleetOfCosts(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 3, policy(
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 3, limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 20, Period: s},
 			throttle.Window{Name: "tokens", Limit: 1000, Period: s, Unit: "tokens", Scope: throttle.Shared},
-			sharedWindow(30, s),
+			limitertest.SharedWindow(30, s),
 		))
 		f.request = func(job string) throttle.Request {
 			var tenant string
@@ -183,15 +184,15 @@ func TestFleetOfCosts(t *testing.T) {
 				t.Errorf("tenant %s: %d in 12 s", tenant, n)
 			}
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }
 
 // A large cost at the head of a shared window is not starved by small ones that come from windows
 // of their own.
 func TestFleetLargeCostIsNotStarved(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 3, policy(throttle.Window{Name: "own", Limit: 10, Period: s}, sharedWindow(10, s)))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 3, limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(10, s)))
 		f.request = func(job string) throttle.Request {
 			r := throttle.Request{Tenant: strings.Fields(job)[0]}
 			if r.Tenant == "large" {
@@ -214,8 +215,8 @@ func TestFleetLargeCostIsNotStarved(t *testing.T) {
 
 // Where slots bind and nothing else, all of them are in use while anybody waits.
 func TestFleetUsesAllSlots(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		f := newFleet(t, client, 3, policy(throttle.Window{Name: "own", Limit: 1e6, Period: s}))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		f := newFleet(t, client, 3, limitertest.Policy(throttle.Window{Name: "own", Limit: 1e6, Period: s}))
 		f.takes = 100
 		for _, tenant := range []string{"a", "b", "c"} {
 			f.arrive(0, tenant, 200)

@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -15,10 +16,10 @@ import (
 // not missed by that: the others may start at once.
 func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, sharedWindow(10, s)))
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))
 		join := func(tenant, id string, deadline time.Duration) throttle.Place {
 			t.Helper()
-			r := throttle.Request{Tenant: tenant, Ticket: ticketOf(id)}
+			r := throttle.Request{Tenant: tenant, Ticket: limitertest.Ticket(id)}
 			if deadline > 0 {
 				r.Deadline = time.Now().Add(deadline)
 			}
@@ -36,13 +37,13 @@ func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 		}
 		for n := 0; n < 40; now += s {
 			c.Set(now)
-			n += len(take(t, l, 64, "q").Tickets)
+			n += len(limitertest.Take(t, l, 64, "q").Tickets)
 		}
 		c.Set(now)
 		for i := range 10 {
 			join(fmt.Sprint("full", i), fmt.Sprint("full", i), 0)
 		}
-		if n := len(take(t, l, 64, "q").Tickets); n != 10 {
+		if n := len(limitertest.Take(t, l, 64, "q").Tickets); n != 10 {
 			t.Fatalf("took %d, want the 10 that fill the shared window", n)
 		}
 		if place := join("new", "too late", 500*ms); place.Err == nil {
@@ -53,7 +54,7 @@ func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
 			t.Fatalf("refused, and it starts in a second: %v", place.Err)
 		}
 		c.Set(now + s)
-		if got := ids(take(t, l, 64, "q")); got != "in time" {
+		if got := ids(limitertest.Take(t, l, 64, "q")); got != "in time" {
 			t.Errorf("took %q a second later", got)
 		}
 	})

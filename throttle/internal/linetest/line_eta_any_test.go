@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -41,7 +42,7 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 // With any windows and costs of one tenant, no ticket starts before its lower bound or after its
 // upper bound.
 func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		var real, most time.Duration
 		for seed := uint64(80); seed < 100; seed++ {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
@@ -49,7 +50,7 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 			}
 			random := rand.New(rand.NewPCG(seed, 12))
 			windows := anyWindows(random)
-			sc := newScene(t, client, policy(windows...))
+			sc := newScene(t, client, limitertest.Policy(windows...))
 			equal := random.IntN(2) == 0
 			draw := func() {
 				sc.cost = 1 + random.Int64N(3)
@@ -66,7 +67,7 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 				sc.at(now)
 				r := sc.of("a")
 				r.Ticket = throttle.Ticket{}
-				reserve(t, sc.l, r)
+				limitertest.Reserve(t, sc.l, r)
 				now += time.Duration(random.IntN(3_000_000)) * us
 			}
 			draw()
@@ -107,7 +108,7 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) time.Duration {
 	sc.t.Helper()
 	for {
-		taken := take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
+		taken := limitertest.Take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
 		for _, ticket := range taken.Tickets {
 			starts[ticket.ID] = now
 		}
@@ -129,7 +130,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 		w.Name = "w"
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, policy(w))
+				sc := newScene(t, client, limitertest.Policy(w))
 				sc.cost = 2
 				sc.joins("a0")
 				sc.takes("a0")

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -28,9 +29,9 @@ func (sc *scene) told(tickets ...string) map[string]throttle.Place {
 func (sc *scene) starts() map[string]time.Duration {
 	sc.t.Helper()
 	starts := map[string]time.Duration{}
-	now := time.Duration(sc.c.US.Load()-midnight) * us
+	now := time.Duration(sc.c.US.Load()-limitertest.Midnight) * us
 	for n := 0; ; n++ {
-		taken := take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
+		taken := limitertest.Take(sc.t, sc.at(now).l, throttle.MaxTake, "q")
 		for _, ticket := range taken.Tickets {
 			starts[ticket.ID] = now
 			sc.took[ticket.ID] = ticket
@@ -47,7 +48,7 @@ func (sc *scene) starts() map[string]time.Duration {
 // Costs are not divisible: of 3 units two fit one ticket of 2.
 func TestExpectedStartsOfWholeTickets(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(3, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
 		sc.cost = 2
 		sc.joins("a0")
 		sc.takes("a0")
@@ -64,12 +65,12 @@ func TestExpectedStartsOfWholeTickets(t *testing.T) {
 
 var etaPolicies = map[string][]throttle.Window{
 	"sliding":       {{Name: "w", Limit: 3, Period: s}},
-	"shared":        {sharedWindow(3, s)},
+	"shared":        {limitertest.SharedWindow(3, s)},
 	"two":           {{Name: "w", Limit: 3, Period: s}, {Name: "v", Limit: 7, Period: 4 * s}},
 	"fixed":         {{Name: "w", Algorithm: throttle.Fixed, Limit: 3, Period: s}},
 	"gcra":          {{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Burst: 3, Period: s}},
-	"two scopes":    {{Name: "w", Limit: 4, Period: s}, sharedWindow(11, 5*s)},
-	"three scopes":  {{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s}, sharedWindow(11, 5*s)},
+	"two scopes":    {{Name: "w", Limit: 4, Period: s}, limitertest.SharedWindow(11, 5*s)},
+	"three scopes":  {{Name: "u", Limit: 4, Period: s, Scope: throttle.Per("tenant", "user")}, {Name: "w", Limit: 5, Period: 2 * s}, limitertest.SharedWindow(11, 5*s)},
 	"with a margin": {{Name: "w", Limit: 3, Period: s, Margin: 30 * ms}},
 }
 
@@ -80,7 +81,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 	for name, windows := range etaPolicies {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, policy(windows...))
+				sc := newScene(t, client, limitertest.Policy(windows...))
 				sc.with = map[string]string{"user": "bob"}
 				random := rand.New(rand.NewPCG(3, 4))
 				told, now := map[string]time.Duration{}, time.Duration(0)
@@ -93,7 +94,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 					} else {
 						told[ticket] = now + p.StartsIn
 					}
-					for _, taken := range take(t, sc.l, throttle.MaxTake, "q").Tickets {
+					for _, taken := range limitertest.Take(t, sc.l, throttle.MaxTake, "q").Tickets {
 						if told[taken.ID] != now {
 							t.Errorf("%s starts at %v, it was told %v", taken.ID, now, told[taken.ID])
 						}
@@ -125,7 +126,7 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 					if err := client.FlushDB(t.Context()).Err(); err != nil {
 						t.Fatal(err)
 					}
-					sc := newScene(t, client, policy(windows...))
+					sc := newScene(t, client, limitertest.Policy(windows...))
 					sc.with = map[string]string{"user": "bob"}
 					random := rand.New(rand.NewPCG(seed, 7))
 					told := map[string]throttle.Place{}
@@ -158,7 +159,7 @@ func TestExpectedStartsAcrossScopes(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			sc := newScene(t, client, policy(sharedWindow(30, 10*s),
+			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(30, 10*s),
 				throttle.Window{Name: "region", Limit: 14, Period: 10 * s, Scope: throttle.Per("region")},
 				throttle.Window{Name: "user", Limit: 12, Period: 10 * s, Scope: throttle.Per("user")}))
 			random := rand.New(rand.NewPCG(seed, 7))
@@ -198,7 +199,7 @@ func TestExpectedStartsBetweenTenants(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			p := policy(sharedWindow(4, s))
+			p := limitertest.Policy(limitertest.SharedWindow(4, s))
 			p.Tenants = map[string]throttle.Tenant{"b": {Weight: 2.5}, "c": {Weight: 0.5}}
 			sc := newScene(t, client, p)
 			sc.granted("a", "b", "c", "d")
@@ -231,7 +232,7 @@ func TestExpectedStartsBetweenTenants(t *testing.T) {
 func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		joined := 0
 		for i := range 100 {
 			id := fmt.Sprintf("a%02d", i)
@@ -261,7 +262,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			}
 		}
 		// Where the two bounds differ: behind costs of 1 to 9, ten tickets.
-		sc = newScene(t, client, policy(sharedWindow(10, s)))
+		sc = newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.at(h)
 		for i, cost := range []int64{9, 1, 9, 1, 9, 1} {
 			sc.cost = cost

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // joinMany puts n tickets of a tenant in the line of a queue: "TENANT0", "TENANT1", ...
@@ -40,7 +41,7 @@ func (sc *scene) shares(n, most int, queues ...string) map[string]int64 {
 	sc.t.Helper()
 	got := map[string]int64{}
 	for n > 0 {
-		taken := take(sc.t, sc.l, min(n, most), queues...)
+		taken := limitertest.Take(sc.t, sc.l, min(n, most), queues...)
 		for _, ticket := range taken.Tickets {
 			got[ticket.Decision.Tenant] += ticket.Decision.Reservation.Cost["requests"]
 			n--
@@ -69,7 +70,7 @@ func (sc *scene) inShares(got map[string]int64, weights map[string]float64) {
 }
 
 func weighted(weights map[string]float64, windows ...throttle.Window) throttle.Policy {
-	p := policy(windows...)
+	p := limitertest.Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{}
 	for tenant, weight := range weights {
 		p.Tenants[tenant] = throttle.Tenant{Weight: weight}
@@ -80,8 +81,8 @@ func weighted(weights map[string]float64, windows ...throttle.Window) throttle.P
 // At a shared window tenants share by weight while several wait. One that comes later has no credit
 // for the time before. What one does not use, the others do.
 func TestSharesOfAWindow(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, weighted(map[string]float64{"d": 2, "e": 0.25}, sharedWindow(50, s)))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, weighted(map[string]float64{"d": 2, "e": 0.25}, limitertest.SharedWindow(50, s)))
 		sc.joinMany("q", "a", 700)
 		if got := sc.shares(200, 16, "q"); got["a"] != 200 {
 			t.Errorf("alone it got %v", got)
@@ -93,20 +94,20 @@ func TestSharesOfAWindow(t *testing.T) {
 		sc.inShares(sc.shares(340, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2, "e": 0.25})
 		sc.shares(200, 16, "q") // d is done
 		sc.inShares(sc.shares(90, 16, "q"), map[string]float64{"a": 1, "b": 1, "e": 0.25})
-		agrees(t, client)
+		limitertest.Agrees(t, client)
 	})
 }
 
 // Where no window binds, handler slots are shared in the same way.
 func TestSharesOfSlots(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		own := throttle.Window{Name: "own", Limit: 1e6, Period: s}
-		for name, windows := range map[string][]throttle.Window{"own": {own}, "shared": {own, sharedWindow(1e6, s)}} {
+		for name, windows := range map[string][]throttle.Window{"own": {own}, "shared": {own, limitertest.SharedWindow(1e6, s)}} {
 			for _, most := range []int{1, 16} {
 				if err := client.FlushDB(t.Context()).Err(); err != nil {
 					t.Fatal(err)
 				}
-				sc := newScene(t, client, policy(windows...))
+				sc := newScene(t, client, limitertest.Policy(windows...))
 				sc.joinMany("q", "bulk", 1000)
 				for i := range 9 {
 					sc.joinMany("q", fmt.Sprint("live", i), 20)
@@ -127,8 +128,8 @@ func TestSharesOfSlots(t *testing.T) {
 
 // Weights hold in each queue, independently of other queues.
 func TestSharesOfQueues(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, weighted(map[string]float64{"b": 3}, sharedWindow(40, s)))
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))
 		for _, queue := range []string{"q1", "q2"} {
 			sc.joinMany(queue, "a", 400)
 			sc.joinMany(queue, "b", 400)
@@ -143,9 +144,9 @@ func TestSharesOfQueues(t *testing.T) {
 // Of tenants with a backlog, none is ever ahead of another by more than both of their largest
 // tickets: the bound of start-time fair queueing.
 func TestFairAtEveryMoment(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}
-		sc := newScene(t, client, weighted(weights, sharedWindow(20, s)))
+		sc := newScene(t, client, weighted(weights, limitertest.SharedWindow(20, s)))
 		random := rand.New(rand.NewPCG(5, 6))
 		left := map[string]int{}
 		for i := range 400 {
@@ -156,7 +157,7 @@ func TestFairAtEveryMoment(t *testing.T) {
 		}
 		got, backlog := map[string]float64{}, true
 		for backlog {
-			taken := take(t, sc.l, 16, "q")
+			taken := limitertest.Take(t, sc.l, 16, "q")
 			for _, ticket := range taken.Tickets {
 				tenant := ticket.Decision.Tenant
 				got[tenant] += float64(ticket.Decision.Reservation.Cost["requests"]) / weights[tenant]
@@ -179,7 +180,7 @@ func TestFairAtEveryMoment(t *testing.T) {
 
 // A tenant with many users, or in many regions, has one share.
 func TestSharesOfATenantWithManyFlows(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, other := range map[string]throttle.Window{
 			"nested":   {Name: "user", Limit: 30, Period: s, Scope: throttle.Per("tenant", "user")},
 			"crossing": {Name: "region", Limit: 30, Period: s, Scope: throttle.Per("region")},
@@ -187,7 +188,7 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 1000, Period: s}, other, sharedWindow(20, s)))
+			sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1000, Period: s}, other, limitertest.SharedWindow(20, s)))
 			for i := range 8 {
 				sc.with = map[string]string{"user": fmt.Sprint("u", i), "region": fmt.Sprint("r", i%4)}
 				for n := range 40 {
@@ -198,17 +199,17 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 			sc.joinMany("q", "b", 100)
 			t.Log(name)
 			sc.inShares(sc.shares(160, 8, "q"), map[string]float64{"a": 1, "b": 1})
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
 	})
 }
 
 // What a tenant was ahead by when it left is kept until the others have caught up, and no longer.
 func TestTagsOfTenantsThatLeft(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, windows := range map[string][]throttle.Window{
-			"one scope":    {sharedWindow(10, s)},
-			"three scopes": {sharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
+			"one scope":    {limitertest.SharedWindow(10, s)},
+			"three scopes": {limitertest.SharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
 		} {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
@@ -225,7 +226,7 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 				sc.joinMany("q", fmt.Sprint("visitor", i), 1)
 				for _, n := range []int{3, 7} { // the others catch up in between
 					sc.shares(n, 1, "q")
-					for key, set := range readLine(t, client).Sets {
+					for key, set := range limitertest.ReadLine(t, client).Sets {
 						if strings.HasPrefix(key, "g:") {
 							most = max(most, len(set))
 						}
@@ -235,10 +236,10 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 			if most == 0 || most > 3 {
 				t.Errorf("%s: %d tags were kept at most", name, most)
 			}
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
 		// Leaving and coming again is no way to be first.
-		sc := newScene(t, client, policy(sharedWindow(1, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		sc.at(h)
 		if err := client.FlushDB(t.Context()).Err(); err != nil {
 			t.Fatal(err)
@@ -247,7 +248,7 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 		got := map[string]int64{}
 		for i := range 20 {
 			sc.joins(fmt.Sprint("a", i))
-			for _, ticket := range take(t, sc.at(h+time.Duration(i)*s).l, 1, "q").Tickets {
+			for _, ticket := range limitertest.Take(t, sc.at(h+time.Duration(i)*s).l, 1, "q").Tickets {
 				got[ticket.Decision.Tenant]++
 			}
 		}

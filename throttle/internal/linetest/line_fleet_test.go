@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -35,7 +36,7 @@ type fleet struct {
 	joined  map[string]time.Duration
 	granted map[string]time.Duration
 	order   []string
-	logs    map[string][]grant
+	logs    map[string][]limitertest.Grant
 	asked   int
 	asleep  []*fleetServer // waiting for a nudge, the longest first
 }
@@ -69,7 +70,7 @@ func newFleet(t *testing.T, client *redis.Client, servers int, p throttle.Policy
 	f := &fleet{
 		t: t, sc: newScene(t, client, p), p: p.WithDefaults(), random: rand.New(rand.NewPCG(1, 2)),
 		request: func(job string) throttle.Request { return throttle.Request{Tenant: strings.Fields(job)[0]} },
-		joined:  map[string]time.Duration{}, granted: map[string]time.Duration{}, logs: map[string][]grant{},
+		joined:  map[string]time.Duration{}, granted: map[string]time.Duration{}, logs: map[string][]limitertest.Grant{},
 	}
 	for range servers {
 		server := &fleetServer{l: f.sc.server(), free: 8}
@@ -96,7 +97,7 @@ func (f *fleet) ask(server *fleetServer) {
 		return
 	}
 	f.asked++
-	taken := take(f.t, server.l, server.free, "q")
+	taken := limitertest.Take(f.t, server.l, server.free, "q")
 	for _, ticket := range taken.Tickets {
 		f.grant(ticket)
 		server.free--
@@ -134,13 +135,13 @@ func (f *fleet) grant(ticket throttle.TakenTicket) {
 	for _, w := range ticket.Decision.Windows {
 		i := slices.IndexFunc(f.p.Windows, func(window throttle.Window) bool { return window.Name == w.Name })
 		name := w.Name + "/" + w.Scope.String()
-		f.logs[name] = append(f.logs[name], grant{At: ticket.Decision.At.UnixMicro(), Units: costOf(f.p.Windows[i], ticket.Decision.Reservation.Request)})
+		f.logs[name] = append(f.logs[name], limitertest.Grant{At: ticket.Decision.At.UnixMicro(), Units: limitertest.CostOf(f.p.Windows[i], ticket.Decision.Reservation.Request)})
 	}
 }
 
 func (f *fleet) join(job string) {
 	r := f.request(job)
-	r.Ticket = ticketOf(job)
+	r.Ticket = limitertest.Ticket(job)
 	places, err := f.sc.l.Line("p").Join(f.t.Context(), []throttle.Request{r})
 	if err != nil || places[0].Err != nil {
 		f.t.Fatal(err, places)
@@ -174,7 +175,7 @@ func (f *fleet) run(n int, most time.Duration) {
 	for name, log := range f.logs {
 		window, _, _ := strings.Cut(name, "/")
 		i := slices.IndexFunc(f.p.Windows, func(w throttle.Window) bool { return w.Name == window })
-		if over := mostOver(f.p.Windows[i], log); over > 0 {
+		if over := limitertest.MostOver(f.p.Windows[i], log); over > 0 {
 			f.t.Errorf("%s: %d units over", name, over)
 		}
 	}
@@ -187,7 +188,7 @@ func (f *fleet) run(n int, most time.Duration) {
 		}
 		last[fields[0]] = n
 	}
-	agrees(f.t, f.sc.client)
+	limitertest.Agrees(f.t, f.sc.client)
 }
 
 // utilization fails the test if jobs took much longer than the rate of limit units a period allows.
@@ -215,14 +216,14 @@ func TestFleet(t *testing.T) {
 		period      time.Duration
 	}{
 		"20 a second":           {[]throttle.Window{own(20, s)}, 400, 0.98, 20, s},
-		"20 a second, shared":   {[]throttle.Window{sharedWindow(20, s)}, 400, 0.98, 20, s},
+		"20 a second, shared":   {[]throttle.Window{limitertest.SharedWindow(20, s)}, 400, 0.98, 20, s},
 		"200 in 10 seconds":     {[]throttle.Window{own(200, 10*s)}, 600, 0.98, 200, 10 * s},
 		"20 a minute, 5 in 3 s": {[]throttle.Window{own(20, m), {Name: "burst", Limit: 5, Period: 3 * s}}, 100, 0.95, 20, m},
 		"5 in 100 ms":           {[]throttle.Window{own(5, 100*ms)}, 200, 0.95, 5, 100 * ms},
 		"fixed":                 {[]throttle.Window{{Name: "own", Algorithm: throttle.Fixed, Limit: 20, Period: s}}, 400, 0.98, 20, s},
 		"gcra":                  {[]throttle.Window{{Name: "own", Algorithm: throttle.GCRA, Limit: 20, Burst: 5, Period: s}}, 200, 0.97, 5, 250 * ms},
 		"three algorithms": {[]throttle.Window{
-			sharedWindow(30, s),
+			limitertest.SharedWindow(30, s),
 			{Name: "fixed", Algorithm: throttle.Fixed, Limit: 45, Period: 3 * s},
 			{Name: "gcra", Algorithm: throttle.GCRA, Limit: 20, Burst: 20, Period: s},
 		}, 300, 0.9, 45, 3 * s},
@@ -231,14 +232,14 @@ func TestFleet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each := throttletest.Each
 			if tc.jobs > 200 {
-				each = onRedis
+				each = limitertest.OnRedis
 			}
 			each(t, func(t *testing.T, client *redis.Client) {
-				f := newFleet(t, client, 5, policy(tc.windows...))
+				f := newFleet(t, client, 5, limitertest.Policy(tc.windows...))
 				f.arrive(0, "acme", tc.jobs)
 				f.run(tc.jobs, h)
 				f.utilization(tc.utilization, tc.limit, tc.period)
-				isGone(t, client)
+				limitertest.IsGone(t, client)
 			})
 		})
 	}

@@ -10,13 +10,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // server is another process by the same clock.
 func (sc *scene) server() *throttle.Limiter {
 	sc.t.Helper()
-	return newBy(sc.t, sc.client, sc.c, sc.l.Policies()...)
+	return limitertest.NewBy(sc.t, sc.client, sc.c, sc.l.Policies()...)
 }
 
 func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
@@ -35,7 +36,7 @@ func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
 
 func TestQueues(t *testing.T) {
 	t.Parallel()
-	two := policy(sharedWindow(2, 10*s))
+	two := limitertest.Policy(limitertest.SharedWindow(2, 10*s))
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
 		play func(sc *scene)
@@ -45,7 +46,7 @@ func TestQueues(t *testing.T) {
 			sc.joinIn("high", "b1", "b2", "b3")
 			order := func(want string, queues ...string) {
 				sc.t.Helper()
-				if got := ids(take(sc.t, sc.l, 64, queues...)); got != want {
+				if got := ids(limitertest.Take(sc.t, sc.l, 64, queues...)); got != want {
 					sc.t.Errorf("took %q of %q, want %q", got, queues, want)
 				}
 			}
@@ -59,11 +60,11 @@ func TestQueues(t *testing.T) {
 		}},
 		"are told of alone": {two, func(sc *scene) {
 			sc.joinIn("one", "a1", "a2", "a3")
-			if next := take(sc.t, sc.l, 64, "other").Next; next >= 0 {
+			if next := limitertest.Take(sc.t, sc.l, 64, "other").Next; next >= 0 {
 				sc.t.Errorf("ask the other queue again in %v", next)
 			}
-			take(sc.t, sc.l, 64, "one")
-			if next := take(sc.t, sc.l, 64, "other", "one").Next; next <= 0 {
+			limitertest.Take(sc.t, sc.l, 64, "one")
+			if next := limitertest.Take(sc.t, sc.l, 64, "other", "one").Next; next <= 0 {
 				sc.t.Errorf("ask again in %v", next)
 			}
 		}},
@@ -72,44 +73,44 @@ func TestQueues(t *testing.T) {
 			if p := sc.joinIn("two", "b1", "b2"); p.StartsIn != 10*s {
 				sc.t.Errorf("%+v", p)
 			}
-			take(sc.t, sc.l, 1, "one")
-			if got := ids(take(sc.t, sc.l, 64, "two")); got != "b1" {
+			limitertest.Take(sc.t, sc.l, 1, "one")
+			if got := ids(limitertest.Take(sc.t, sc.l, 64, "two")); got != "b1" {
 				sc.t.Errorf("took %q", got)
 			}
 		}},
 		"whose server is gone hold up nobody after a minute": {two, func(sc *scene) {
 			sc.joinIn("dead", "a1", "a2", "a3", "a4")
-			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); d.Granted {
 				sc.t.Error("granted before those that wait")
 			}
 			sc.at(50 * s)
-			take(sc.t, sc.server(), 0, "dead") // asks once more
+			limitertest.Take(sc.t, sc.server(), 0, "dead") // asks once more
 			sc.at(110*s - us)
-			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); d.Granted {
 				sc.t.Error("let in before those whose server asked 60 s ago")
 			}
 			sc.at(110 * s)
 			if p := sc.joinIn("live", "c1"); p.StartsIn != 0 {
 				sc.t.Errorf("%+v", p)
 			}
-			if got := ids(take(sc.t, sc.l, 64, "live")); got != "c1" {
+			if got := ids(limitertest.Take(sc.t, sc.l, 64, "live")); got != "c1" {
 				sc.t.Errorf("took %q", got)
 			}
-			if d := reserve(sc.t, sc.l, sc.without("b")); !d.Granted {
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); !d.Granted {
 				sc.t.Errorf("denied for %v", d.RetryIn)
 			}
 			if p := sc.joinIn("live", "c2"); p.StartsIn != 10*s {
 				sc.t.Errorf("%+v", p)
 			}
 			sc.at(120 * s)
-			if got := ids(take(sc.t, sc.l, 64, "dead")); got != "a1 a2" { // it lives again
+			if got := ids(limitertest.Take(sc.t, sc.l, 64, "dead")); got != "a1 a2" { // it lives again
 				sc.t.Errorf("took %q", got)
 			}
-			if d := reserve(sc.t, sc.l, sc.without("b")); d.Granted {
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); d.Granted {
 				sc.t.Error("granted before those that wait")
 			}
 		}},
-		"of hostile names": {policy(throttle.Window{Name: "own", Limit: 1, Period: s}, sharedWindow(100, s)), func(sc *scene) {
+		"of hostile names": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}, limitertest.SharedWindow(100, s)), func(sc *scene) {
 			names := []string{"", "-", "a b", "a|b", "a,b/c:d;e=f", "w:", "\n\t\x00\xff", "%2D", "{p}", "q:f"}
 			for i, name := range names {
 				for j := range 2 {
@@ -124,7 +125,7 @@ func TestQueues(t *testing.T) {
 			for j := range 2 {
 				sc.at(steps(j) * s)
 				for i, name := range names {
-					taken := take(sc.t, sc.l, 64, name)
+					taken := limitertest.Take(sc.t, sc.l, 64, name)
 					if len(taken.Tickets) != 1 {
 						sc.t.Fatalf("%q: took %+v", name, taken)
 					}
@@ -133,16 +134,16 @@ func TestQueues(t *testing.T) {
 						sc.t.Errorf("took %+v", ticket)
 					}
 				}
-				agrees(sc.t, sc.client)
+				limitertest.Agrees(sc.t, sc.client)
 			}
-			isGone(sc.t, sc.client)
+			limitertest.IsGone(sc.t, sc.client)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				sc := newScene(t, client, scene.p)
 				scene.play(sc)
-				agrees(t, client)
+				limitertest.Agrees(t, client)
 			})
 		})
 	}
@@ -157,7 +158,7 @@ func TestAppointments(t *testing.T) {
 		if err := client.FlushDB(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
-		sc := newScene(t, client, policy(sharedWindow(1, 100*ms)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 100*ms)))
 		for i := range 40 {
 			sc.joins(fmt.Sprint("a", i))
 		}
@@ -170,7 +171,7 @@ func TestAppointments(t *testing.T) {
 		}
 		takes, perSecond, late := 0, map[int]int{}, []time.Duration{}
 		ask = func(l *throttle.Limiter) {
-			taken := take(t, l, 1, "q")
+			taken := limitertest.Take(t, l, 1, "q")
 			takes++
 			perSecond[int(now/s)]++
 			for range taken.Tickets {
@@ -208,7 +209,7 @@ func TestAppointments(t *testing.T) {
 func TestNudges(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		nudges := func(want bool, tickets ...string) {
 			t.Helper()
 			for _, ticket := range tickets {
@@ -240,13 +241,13 @@ func TestNudges(t *testing.T) {
 		sc.at(10*s + 4*ms)
 		nudges(false, "d3")
 		sc.at(10*s + 5*ms - us).takes()
-		if got := ids(take(t, sc.at(10*s+5*ms).l, 64, "q")); got != "d1 c2 d2 c3" {
+		if got := ids(limitertest.Take(t, sc.at(10*s+5*ms).l, 64, "q")); got != "d1 c2 d2 c3" {
 			t.Errorf("took %q", got)
 		}
 	})
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		// Before every appointment.
-		sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
+		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
 		sc.joins("a1", "a2")
 		sc.takes("a1").asks(s)
 		sc.at(500 * ms)
@@ -269,7 +270,7 @@ func TestNudges(t *testing.T) {
 func TestNudgesBesideAnotherQueue(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		other := sc.of("z1")
 		other.Ticket.Queue = "other"
 		if _, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{other}); err != nil {
@@ -289,15 +290,15 @@ func TestNudgesBesideAnotherQueue(t *testing.T) {
 func TestAppointmentsOfServersThatAreGone(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(1, 500*ms)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 500*ms)))
 		sc.joins("a0", "a1", "a2")
 		sc.takes("a0").asks(500 * ms)
 		other := sc.server()
-		if next := take(t, other, 1, "q").Next; next != 505*ms {
+		if next := limitertest.Take(t, other, 1, "q").Next; next != 505*ms {
 			t.Errorf("the second one asks in %v", next)
 		}
 		sc.at(s) // none of them came
-		if taken := take(t, sc.server(), 1, "q"); ids(taken) != "a1" || taken.Next != 500*ms {
+		if taken := limitertest.Take(t, sc.server(), 1, "q"); ids(taken) != "a1" || taken.Next != 500*ms {
 			t.Errorf("%+v", taken)
 		}
 		sc.at(1400 * ms)

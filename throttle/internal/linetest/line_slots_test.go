@@ -8,22 +8,23 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // Where slots hold tickets up, and not limits, they are expected at the rate of the takes.
 func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(1_000_000, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
 		requests := make([]throttle.Request, 200)
 		for i := range requests {
-			requests[i] = throttle.Request{Tenant: "a", Ticket: ticketOf(fmt.Sprint("a", i))}
+			requests[i] = throttle.Request{Tenant: "a", Ticket: limitertest.Ticket(fmt.Sprint("a", i))}
 		}
 		if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
 			t.Fatal(err)
 		}
 		for now := time.Duration(0); now <= 2*s; now += 100 * ms {
-			if n := len(take(t, sc.at(now).l, 5, "q").Tickets); n != 5 {
+			if n := len(limitertest.Take(t, sc.at(now).l, 5, "q").Tickets); n != 5 {
 				t.Fatalf("took %d at %v", n, now)
 			}
 		}
@@ -43,7 +44,7 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 			t.Errorf("behind 9 of its own: %+v, want 360ms, as slots bind", p)
 		}
 		for range 2 {
-			take(t, sc.l, throttle.MaxTake, "q")
+			limitertest.Take(t, sc.l, throttle.MaxTake, "q")
 		}
 		if p := sc.joins("a901"); p.SlotsBind || p.StartsIn != 0 {
 			t.Errorf("while slots are free: %+v, want 0", p)

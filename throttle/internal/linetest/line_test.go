@@ -6,15 +6,16 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestLineScenes(t *testing.T) {
 	t.Parallel()
-	two := sharedWindow(2, 10*s)
+	two := limitertest.SharedWindow(2, 10*s)
 	own := throttle.Window{Name: "own", Limit: 2, Period: 10 * s}
 	limited := func(tenant string, limit int64, windows ...throttle.Window) throttle.Policy {
-		p := policy(windows...)
+		p := limitertest.Policy(windows...)
 		p.Tenants = map[string]throttle.Tenant{tenant: {Windows: map[string]throttle.Override{"own": {Limit: limit}}}}
 		return p
 	}
@@ -22,7 +23,7 @@ func TestLineScenes(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"the walk through time of docs/explanation/line.md": {policy(two), func(sc *scene) {
+		"the walk through time of docs/explanation/line.md": {limitertest.Policy(two), func(sc *scene) {
 			sc.expects("a1", 0)
 			sc.expects("a2", 0)
 			sc.expects("a3", 10*s)
@@ -34,42 +35,42 @@ func TestLineScenes(t *testing.T) {
 			sc.at(20*s - us).takes().asks(us)
 			sc.at(20 * s).takes("a4").asks(-1)
 		}},
-		"no newcomer passes those that wait": {policy(two), func(sc *scene) {
+		"no newcomer passes those that wait": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.at(1 * s).waits("a3")
 			sc.at(10*s).denied("b1", 0) // there is room for two
-			if d := reserve(sc.t, sc.l, sc.without("c")); d.Granted || d.RetryIn == 0 {
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("c")); d.Granted || d.RetryIn == 0 {
 				sc.t.Errorf("one without a ticket: %+v", d)
 			}
 			sc.takes("a3", "b1")
 		}},
-		"of one tenant the first comes first": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"of one tenant the first comes first": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3")
 			for i, ticket := range []string{"a1", "a2", "a3"} {
 				sc.at(10 * s * steps(i)).takes(ticket)
 			}
 		}},
-		"Peek says what is expected": {policy(two), func(sc *scene) {
+		"Peek says what is expected": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.denied("a3", 10*s)
 			sc.denied("a4", 10*s)
 			sc.denied("a5", 20*s)
 			sc.at(4*s).denied("a5", 16*s)
 			before := lineDump(sc.t, sc.client)
-			if d := peek(sc.t, sc.l, sc.without("b")); d.Granted || d.RetryIn != 6*s {
+			if d := limitertest.Peek(sc.t, sc.l, sc.without("b")); d.Granted || d.RetryIn != 6*s {
 				sc.t.Errorf("of another tenant: granted %v, in %v", d.Granted, d.RetryIn)
 			}
 			if after := lineDump(sc.t, sc.client); after != before {
 				sc.t.Errorf("Peek made\n%s\nof\n%s", after, before)
 			}
 		}},
-		"Leave gives the place to the next": {policy(two), func(sc *scene) {
+		"Leave gives the place to the next": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "b1")
 			sc.leave("a3").leave("nobody")
 			sc.at(10*s).takes("a4", "b1").asks(-1)
 		}},
-		"a ticket that left does not move its tenant's tag": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"a ticket that left does not move its tenant's tag": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
 			sc.granted("b0")
 			sc.waits("a1", "a2", "a3", "a4", "b1", "b2")
 			sc.leave("a1", "a2")
@@ -77,7 +78,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(2 * s).takes("b1")
 			sc.at(3 * s).takes("a4")
 		}},
-		"a ticket that is put back does not move its tenant's tag": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"a ticket that is put back does not move its tenant's tag": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
 			sc.joins("a1", "b1", "b2")
 			sc.takes("a1").putBack("a1")
 			sc.takes("a1").putBack("a1")
@@ -88,7 +89,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(2 * s).takes("b2") // it came before a2
 			sc.at(3 * s).takes("a2").asks(-1)
 		}},
-		"what is given back is not paid for": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"what is given back is not paid for": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
 			sc.joins("a1", "a2", "a3", "b1", "b2")
 			for _, ticket := range []string{"a1", "a2"} {
 				if err := sc.takes(ticket).l.Line("p").Refund(sc.t.Context(), []throttle.TakenTicket{sc.took[ticket]}); err != nil {
@@ -101,15 +102,15 @@ func TestLineScenes(t *testing.T) {
 			sc.at(2 * s).takes("b2")
 			sc.at(3 * s).takes("a4").asks(-1)
 		}},
-		"Cancel gives to the next in line": {policy(two), func(sc *scene) {
+		"Cancel gives to the next in line": {limitertest.Policy(two), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.granted("a2")
 			sc.waits("a3")
 			sc.at(1 * s).takes()
-			cancel(sc.t, sc.l, d.Reservation)
+			limitertest.Cancel(sc.t, sc.l, d.Reservation)
 			sc.takes("a3").takes().asks(-1)
 		}},
-		"in front": {policy(own), func(sc *scene) {
+		"in front": {limitertest.Policy(own), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4")
 			sc.front = true
@@ -117,7 +118,7 @@ func TestLineScenes(t *testing.T) {
 			sc.front = false
 			sc.at(10*s).takes("a5", "a3")
 		}},
-		"in front of its own tenant only": {policy(sharedWindow(1, s)), func(sc *scene) {
+		"in front of its own tenant only": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
 			sc.granted("c1")
 			sc.waits("a1", "b1", "b2")
 			sc.front = true
@@ -127,10 +128,10 @@ func TestLineScenes(t *testing.T) {
 				sc.at(steps(i+1) * s).takes(ticket)
 			}
 		}},
-		"an exempt tenant does not wait": {policy(two), func(sc *scene) {
+		"an exempt tenant does not wait": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3")
-			p := policy(two)
+			p := limitertest.Policy(two)
 			p.Tenants = map[string]throttle.Tenant{"a": {Exempt: true}, "x": {Exempt: true}}
 			sc.set(p)
 			if d := sc.granted("x1"); d.Windows[0].Used != 3 {
@@ -139,18 +140,18 @@ func TestLineScenes(t *testing.T) {
 			sc.granted("a3") // its place is given back
 			sc.takes().asks(-1)
 		}},
-		"behind a large one": {policy(sharedWindow(10, 10*s)), func(sc *scene) {
+		"behind a large one": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			sc.granted("a1", "a2", "a3")
 			sc.cost = 9
 			sc.waits("b1")
 			sc.cost = 1
-			if d := reserve(sc.t, sc.l, sc.without("x")); d.Granted || d.RetryIn < 10*s {
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("x")); d.Granted || d.RetryIn < 10*s {
 				sc.t.Errorf("granted %v, denied for %v", d.Granted, d.RetryIn)
 			}
 			sc.waits("c1")
 			sc.takes().at(10*s).takes("b1", "c1")
 		}},
-		"a large one is not starved by those of another window": {limited("a", 1, sharedWindow(4, 10*s), throttle.Window{Name: "own", Limit: 4, Period: 10 * s}), func(sc *scene) {
+		"a large one is not starved by those of another window": {limited("a", 1, limitertest.SharedWindow(4, 10*s), throttle.Window{Name: "own", Limit: 4, Period: 10 * s}), func(sc *scene) {
 			sc.granted("a1")
 			sc.at(1 * s).granted("b1")
 			sc.at(2 * s).granted("b2")
@@ -164,7 +165,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(12 * s).takes("a2")
 			sc.at(21 * s).takes("y1")
 		}},
-		"over its own limit nobody holds up others": {policy(own, sharedWindow(9, 10*s)), func(sc *scene) {
+		"over its own limit nobody holds up others": {limitertest.Policy(own, limitertest.SharedWindow(9, 10*s)), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.denied("a3", 10*s)
 			sc.granted("b1")
@@ -172,7 +173,7 @@ func TestLineScenes(t *testing.T) {
 			sc.takes("b2", "c1")
 			sc.at(10*s).takes("a3", "b3")
 		}},
-		"of two tenants the one with other limits": {limited("b", 4, own, sharedWindow(9, s)), func(sc *scene) {
+		"of two tenants the one with other limits": {limited("b", 4, own, limitertest.SharedWindow(9, s)), func(sc *scene) {
 			sc.granted("a1", "a2", "b1", "b2", "b3", "b4")
 			sc.denied("a3", 10*s)
 			sc.denied("b5", 10*s)
@@ -180,7 +181,7 @@ func TestLineScenes(t *testing.T) {
 			sc.at(10*s).takes("a3", "b5", "b6", "a4", "b7", "b8") // b6 came before a4
 			sc.at(20*s).takes("a5", "b9").asks(-1)
 		}},
-		"a ticket that waits for a slot lets others pass, while there is room for it": {policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}), func(sc *scene) {
+		"a ticket that waits for a slot lets others pass, while there is room for it": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}), func(sc *scene) {
 			sc.cost = 2
 			sc.joins("a1")
 			sc.cost = 1
@@ -190,14 +191,14 @@ func TestLineScenes(t *testing.T) {
 			sc.granted("b2")
 			sc.takes().at(10*s).takes("a1", "a4").asks(-1)
 		}},
-		"a tenant may be empty where nothing is counted by it": {policy(sharedWindow(1, s)), func(sc *scene) {
-			r := throttle.Request{Policy: "p", Ticket: ticketOf("1")}
-			reserve(sc.t, sc.l, r)
-			r.Ticket = ticketOf("2")
-			reserve(sc.t, sc.l, r)
+		"a tenant may be empty where nothing is counted by it": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
+			r := throttle.Request{Policy: "p", Ticket: limitertest.Ticket("1")}
+			limitertest.Reserve(sc.t, sc.l, r)
+			r.Ticket = limitertest.Ticket("2")
+			limitertest.Reserve(sc.t, sc.l, r)
 			sc.at(s).takes("2").asks(-1)
 		}},
-		"a ticket that joins again keeps its place": {policy(two), func(sc *scene) {
+		"a ticket that joins again keeps its place": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "a5")
 			sc.denied("a3", 10*s)
@@ -208,30 +209,30 @@ func TestLineScenes(t *testing.T) {
 			sc.denied("a4", 0)
 			sc.takes("a3", "a4")
 		}},
-		"a ticket that reserves at its turn is granted": {policy(two), func(sc *scene) {
+		"a ticket that reserves at its turn is granted": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3")
 			sc.at(10 * s).granted("a3")
 			sc.takes().asks(-1)
 			sc.granted("a4")
 		}},
-		"a scope is added while they wait": {policy(two, own), func(sc *scene) {
+		"a scope is added while they wait": {limitertest.Policy(two, own), func(sc *scene) {
 			sc.with = map[string]string{"user": "bob"}
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "b1")
-			sc.set(policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
+			sc.set(limitertest.Policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}))
 			sc.waits("a3") // joins again
 			sc.at(10*s).takes("a4", "b1", "a3").asks(-1)
 			if sc.took["a4"].Decision.Granted || sc.took["b1"].Decision.Granted || !sc.took["a3"].Decision.Granted {
 				sc.t.Error("granted is what all windows count, and nothing else")
 			}
 		}},
-		"a scope is taken away while they wait": {policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Scope: throttle.Per("region")}, own), func(sc *scene) {
+		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Scope: throttle.Per("region")}, own), func(sc *scene) {
 			sc.with = map[string]string{"region": "north"}
 			sc.granted("a1")
 			sc.waits("a2", "a3", "b1")
 			sc.takes()
-			sc.set(policy(two, own))
+			sc.set(limitertest.Policy(two, own))
 			sc.at(s).takes("a2")
 			sc.at(10 * s).takes("b1")
 			sc.at(11 * s).takes("a3").asks(-1)
@@ -241,9 +242,9 @@ func TestLineScenes(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				sc := newScene(t, client, scene.p)
 				scene.play(sc)
-				agrees(t, client)
+				limitertest.Agrees(t, client)
 				if sc.next < 0 {
-					isGone(t, client)
+					limitertest.IsGone(t, client)
 				}
 			})
 		})

@@ -23,11 +23,11 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		var told []string
 		tell := func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }
-		clock := newMidnight()
+		clock := limitertest.NewClock()
 		hooks := &testhook.Client{UniversalClient: client, Now: clock.US.Load}
 		l, err := throttle.New(throttle.Config{
 			Client:   hooks,
-			Policies: []throttle.Policy{policy(sharedWindow(1, 10*s))},
+			Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(1, 10*s))},
 			Observer: throttle.Observer{
 				Called: func(c throttle.Call) {
 					if c.Took <= 0 || c.Err != nil {
@@ -124,7 +124,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 // A call that waits in place is told as what it is: a denial, a ticket that was taken, and a start.
 func TestAWaitIsObserved(t *testing.T) {
 	t.Parallel()
-	p := policy(sharedWindow(1, 10*s))
+	p := limitertest.Policy(limitertest.SharedWindow(1, 10*s))
 	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
 		client := throttletest.Memory{Miniredis: server}.Client(t)
 		var told []string
@@ -164,7 +164,7 @@ func TestAnOutageIsObserved(t *testing.T) {
 		Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no route") }, DialerRetries: 1, MaxRetries: -1,
 	})
 	t.Cleanup(func() { client.Close() })
-	p := policy(sharedWindow(1, s))
+	p := limitertest.Policy(limitertest.SharedWindow(1, s))
 	p.Fail = throttle.FailOpen
 	var calls []throttle.Call
 	var decisions []throttle.Decision

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -31,17 +32,17 @@ func TestPlansComeTrue(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 4, Period: s}
 	for name, p := range map[string]throttle.Policy{
-		"shared":   policy(sharedWindow(20, s)),
-		"own":      policy(own),
-		"both":     policy(own, sharedWindow(20, s)),
-		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, sharedWindow(20, s)),
-		"spaced":   policy(throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.Shared}),
-		"a minute": policy(throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: m, Scope: throttle.Shared}, own),
-		"a quota":  policy(sharedWindow(20, s), throttle.Window{Name: "daily", Algorithm: throttle.Calendar, Limit: 250, Resets: "@daily", Scope: throttle.Shared}),
+		"shared":   limitertest.Policy(limitertest.SharedWindow(20, s)),
+		"own":      limitertest.Policy(own),
+		"both":     limitertest.Policy(own, limitertest.SharedWindow(20, s)),
+		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
+		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.Shared}),
+		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: m, Scope: throttle.Shared}, own),
+		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "daily", Algorithm: throttle.Calendar, Limit: 250, Resets: "@daily", Scope: throttle.Shared}),
 	} {
 		for _, class := range []throttle.Class{throttle.Live, throttle.Batch} {
 			t.Run(name+"/"+string(class), func(t *testing.T) {
-				onRedis(t, func(t *testing.T, client *redis.Client) {
+				limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 					sc := newScene(t, client, p)
 					sc.at(3*h).joinMany("q", "t3", 40)
 					sc.joinMany("q", "else", 60)
@@ -51,7 +52,7 @@ func TestPlansComeTrue(t *testing.T) {
 						demands = append(demands, demand(tenant, 40+10*i, class))
 					}
 					before := lineDump(t, client)
-					plan := sc.plan(throttle.PlanOptions{By: at(3*h + 10*s)}, demands...)
+					plan := sc.plan(throttle.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
 					if after := lineDump(t, client); after != before {
 						t.Errorf("the plan made\n%s\nof\n%s", after, before)
 					}
@@ -69,11 +70,11 @@ func TestPlansComeTrue(t *testing.T) {
 					}
 					last, by := map[string]time.Time{}, 0
 					for {
-						taken := take(t, sc.l, throttle.MaxTake, "q")
+						taken := limitertest.Take(t, sc.l, throttle.MaxTake, "q")
 						for _, ticket := range taken.Tickets {
 							if ticket.ID[0] == 'd' {
 								last[ticket.Decision.Tenant] = ticket.Decision.At
-								if !ticket.Decision.At.After(at(3*h + 10*s)) {
+								if !ticket.Decision.At.After(limitertest.At(3*h + 10*s)) {
 									by++
 								}
 							}
@@ -84,19 +85,19 @@ func TestPlansComeTrue(t *testing.T) {
 						sc.c.US.Add(taken.Next.Microseconds())
 					}
 					off := func(got, want time.Time) bool {
-						return math.Abs(got.Sub(want).Seconds()) > 0.05*want.Sub(at(3*h)).Seconds()+0.1
+						return math.Abs(got.Sub(want).Seconds()) > 0.05*want.Sub(limitertest.At(3*h)).Seconds()+0.1
 					}
 					var whole time.Time
 					for i, tenant := range tenants {
 						if got := plan.Demands[i]; !got.Known || off(got.Last, last[tenant]) {
-							t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(at(3*h)))
+							t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(limitertest.At(3*h)))
 						}
 						if last[tenant].After(whole) {
 							whole = last[tenant]
 						}
 					}
 					if !plan.Known || off(plan.Last, whole) || plan.Window == "" || math.Abs(float64(plan.By-by)) > 0.1*float64(by)+5 {
-						t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(at(3*h)), by)
+						t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(limitertest.At(3*h)), by)
 					}
 				})
 			})
@@ -107,28 +108,28 @@ func TestPlansComeTrue(t *testing.T) {
 // What a plan starts from: a part has joined, demands come later, slots bind, a window never opens.
 func TestPlansStartFromTheLine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(10, s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.joinMany("q", "a", 30)
 		d := demand("a", 50, throttle.Live)
-		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != at(7*s) {
+		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != limitertest.At(7*s) {
 			t.Errorf("50 after 30: %+v", got)
 		}
 		d.Joined = 30
-		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != at(4*s) || got.Window != "shared" || got.SlotsBind {
+		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != limitertest.At(4*s) || got.Window != "shared" || got.SlotsBind {
 			t.Errorf("50, 30 of them in line: %+v", got)
 		}
-		if got := sc.plan(throttle.PlanOptions{From: at(h), By: at(h)}, demand("b", 50, "")); got.Last != at(h+4*s) || got.By != 10 {
+		if got := sc.plan(throttle.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Last != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
 		if _, err := sc.l.Line("p").Plan(t.Context(), []throttle.Demand{d}, throttle.PlanOptions{}); err == nil {
 			t.Error("a demand of nothing is planned")
 		}
-		setPolicy(t, sc.l, sharedWindow(1_000_000, s))
+		limitertest.SetPolicy(t, sc.l, limitertest.SharedWindow(1_000_000, s))
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
-			take(t, sc.at(10*s+now).l, 2, "q")
+			limitertest.Take(t, sc.at(10*s+now).l, 2, "q")
 		}
-		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); !got.SlotsBind || got.Last.Before(at(20*s)) || got.Last.After(at(26*s)) {
+		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); !got.SlotsBind || got.Last.Before(limitertest.At(20*s)) || got.Last.After(limitertest.At(26*s)) {
 			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
 		}
 	})
@@ -136,7 +137,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 
 // A plan of 50,000 requests of 50 tenants.
 func BenchmarkPlan(b *testing.B) {
-	p := policy(throttle.Window{Name: "own", Limit: 30, Period: s}, sharedWindow(1000, s))
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 30, Period: s}, limitertest.SharedWindow(1000, s))
 	l, err := throttle.New(throttle.Config{Client: throttletest.Client(b, throttletest.Redis(b)), Policies: []throttle.Policy{p}})
 	if err != nil {
 		b.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -18,7 +19,7 @@ import (
 func TestRemovedPolicies(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		keep := throttle.Policy{Name: "keep", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: s}}}
-		sc := newScene(t, client, policy(sharedWindow(1, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 		d := sc.granted("a1")
 		sc.waits("a2", "a3")
 		check := func(want ...string) {
@@ -33,7 +34,7 @@ func TestRemovedPolicies(t *testing.T) {
 		if _, err := sc.l.Reserve(t.Context(), sc.of("a4")); !errors.Is(err, throttle.ErrUnknownPolicy) {
 			t.Error(err)
 		}
-		if d := cancel(t, sc.l, d.Reservation); !d.Granted {
+		if d := limitertest.Cancel(t, sc.l, d.Reservation); !d.Granted {
 			t.Errorf("%+v", d)
 		}
 		sc.takes("a2")
@@ -41,13 +42,13 @@ func TestRemovedPolicies(t *testing.T) {
 		sc.takes("a2")
 		sc.at(5 * s).takes()
 		check("keep", "p")
-		if next := take(t, sc.l, 1, "another").Next; next >= 0 {
+		if next := limitertest.Take(t, sc.l, 1, "another").Next; next >= 0 {
 			t.Errorf("next %v", next)
 		}
 		check("keep", "p") // somebody waits elsewhere
 		sc.at(10 * s).takes("a3").takes()
 		check("keep")
-		sc.set(policy(sharedWindow(1, 10*s)))
+		sc.set(limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 		check("p", "keep")
 		sc.at(20 * s).granted("a5")
 	})
@@ -56,7 +57,7 @@ func TestRemovedPolicies(t *testing.T) {
 // A changed weight or limit of a tenant holds for its waiting tickets.
 func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, sharedWindow(100, 10*s))
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, limitertest.SharedWindow(100, 10*s))
 		p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
 		sc := newScene(t, client, p)
 		sc.granted("a0")
@@ -67,7 +68,7 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 		var got []string
 		for end := time.Now().Add(10 * time.Second); len(got) < 2 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 			sc.c.US.Add(1) // the refresh is in the background, and what it changes is due at its time
-			for _, ticket := range take(t, sc.l, 64, "q").Tickets {
+			for _, ticket := range limitertest.Take(t, sc.l, 64, "q").Tickets {
 				got = append(got, ticket.ID)
 				if w := ticket.Decision.Windows[0]; w.Limit != 3 {
 					t.Errorf("%+v", w)
@@ -90,7 +91,7 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 			Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Scope: throttle.Per("tenant", "user")}},
 			Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"w": {Limit: 2}}}},
 		}
-		l := newLimiter(t, client, p)
+		l := limitertest.New(t, client, p)
 		want := l.Policies()
 		for _, got := range []throttle.Policy{l.Policies()[0], p} {
 			got.Match[0], got.Windows[0].Limit, got.Windows[0].Scope.Attributes()[0] = "other", 1, "other"
@@ -98,10 +99,10 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 			got.Tenants["b"] = throttle.Tenant{}
 		}
 		r := throttle.Request{Policy: "p", Tenant: "a", Attributes: map[string]string{"user": "bob"}}
-		d := reserve(t, l, r)
+		d := limitertest.Reserve(t, l, r)
 		d.Windows[0].Scope.Attributes[0], d.Windows[0].Scope.Values[0] = "other", "other"
 		_ = append(d.Windows[0].Scope.Attributes, "more")
-		if d := reserve(t, l, r); d.Windows[0].Scope.String() != "tenant=a,user=bob" || d.Windows[0].Limit != 2 {
+		if d := limitertest.Reserve(t, l, r); d.Windows[0].Scope.String() != "tenant=a,user=bob" || d.Windows[0].Limit != 2 {
 			t.Errorf("%+v", d.Windows)
 		}
 		if got := l.Policies(); !reflect.DeepEqual(got, want) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -56,7 +57,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 		defer other.Close()
 		tw := newTwice()
 		repeating.AddHook(tw)
-		once, again := newScene(t, client, policy(windows...)), newScene(t, repeating, policy(windows...))
+		once, again := newScene(t, client, limitertest.Policy(windows...)), newScene(t, repeating, limitertest.Policy(windows...))
 
 		random := rand.New(rand.NewPCG(4, 2))
 		var now time.Duration
@@ -84,7 +85,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 					if number%3 == 0 {
 						r.Ticket = throttle.Ticket{}
 					}
-					d := reserve(t, sc.l, r)
+					d := limitertest.Reserve(t, sc.l, r)
 					if ds[i] = fmt.Sprint(d.Granted, d.Queued); d.Granted {
 						reserved[i] = append(reserved[i], d.Reservation)
 					}
@@ -116,7 +117,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 							t.Fatal(err)
 						}
 					} else if n := len(reserved[i]); n > 0 {
-						cancel(t, sc.l, reserved[i][number%n])
+						limitertest.Cancel(t, sc.l, reserved[i][number%n])
 					}
 				}
 			}
@@ -135,10 +136,10 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 
 // lineDump is a text of the line and its windows, without what processes and reservations are
 // remembered by.
-func lineDump(t tb, client *redis.Client) string {
+func lineDump(t limitertest.TB, client *redis.Client) string {
 	t.Helper()
 	var lines []string
-	for key, value := range dump(t, client) {
+	for key, value := range limitertest.Dump(t, client) {
 		if kind := strings.TrimPrefix(key, "sluice:{p}:"); !strings.HasPrefix(kind, "r:") && !strings.HasPrefix(kind, "k") && !strings.HasPrefix(kind, "n:") || strings.Contains(kind, "|") {
 			lines = append(lines, fmt.Sprintf("%s = %q", key, value))
 		}
@@ -151,7 +152,7 @@ func lineDump(t tb, client *redis.Client) string {
 // after it went through: each of its decisions is charged once.
 func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := newProxy(t, client.Options().Addr)
+		p := limitertest.NewProxy(t, client.Options().Addr)
 		through := throttletest.Client(t, p.Addr)
 		tw := newTwice()
 		through.AddHook(tw)
@@ -159,8 +160,8 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := newLimiter(t, batches, policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.Shared}))
-		peek(t, l, acme(1)) // loads the script
+		l := limitertest.New(t, batches, limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.Shared}))
+		limitertest.Peek(t, l, limitertest.Acme(1)) // loads the script
 		tw.repeated.Store(0)
 
 		p.Lose.Store(2)
@@ -170,7 +171,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		var callers sync.WaitGroup
 		for range 100 {
 			callers.Go(func() {
-				d, err := l.Reserve(t.Context(), acme(1))
+				d, err := l.Reserve(t.Context(), limitertest.Acme(1))
 				if err != nil {
 					t.Error(err)
 				}
@@ -186,9 +187,9 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		if p.Lost.Load() == 0 || tw.repeated.Load() < 3 {
 			t.Fatalf("%d replies lost, %d calls repeated", p.Lost.Load(), tw.repeated.Load())
 		}
-		plain := newLimiter(t, client, l.Policies()...)
-		if d := peek(t, plain, acme(1)); granted.Load() != 60 || !slices.Equal(used(d), []int64{60, 60}) {
-			t.Errorf("%d granted, used %v", granted.Load(), used(d))
+		plain := limitertest.New(t, client, l.Policies()...)
+		if d := limitertest.Peek(t, plain, limitertest.Acme(1)); granted.Load() != 60 || !slices.Equal(limitertest.Used(d), []int64{60, 60}) {
+			t.Errorf("%d granted, used %v", granted.Load(), limitertest.Used(d))
 		}
 
 		p.Lose.Store(2)
@@ -200,8 +201,8 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 			})
 		}
 		callers.Wait()
-		if d := peek(t, plain, acme(1)); !slices.Equal(used(d), []int64{35, 35}) {
-			t.Errorf("used %v", used(d))
+		if d := limitertest.Peek(t, plain, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{35, 35}) {
+			t.Errorf("used %v", limitertest.Used(d))
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -13,10 +14,10 @@ import (
 // nothing. What was granted can be handled as if it was taken.
 func TestTicketsReserveTogether(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(sharedWindow(4, h)))
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(4, h)))
 		var requests []throttle.Request
 		for i, cost := range []int64{1, 2, 5, 1, 1} { // 5 never fits
-			r := acme(cost)
+			r := limitertest.Acme(cost)
 			r.Ticket = throttle.Ticket{Queue: "q", ID: string(rune('a' + i))}
 			requests = append(requests, r)
 		}
@@ -33,16 +34,16 @@ func TestTicketsReserveTogether(t *testing.T) {
 				t.Errorf("%s: matches: %v", requests[i].Ticket.ID, got)
 			}
 		}
-		if d := peek(t, l, acme(1)); d.Windows[0].Used != 4 {
+		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != 4 {
 			t.Errorf("%d are counted", d.Windows[0].Used)
 		}
 		if err := l.Line("p").Refund(t.Context(), tickets); err != nil {
 			t.Fatal(err)
 		}
-		if got := ids(take(t, l, 64, "q")); got != "e" {
+		if got := ids(limitertest.Take(t, l, 64, "q")); got != "e" {
 			t.Errorf("took %q", got)
 		}
-		if d := peek(t, l, acme(1)); d.Windows[0].Used != 1 {
+		if d := limitertest.Peek(t, l, limitertest.Acme(1)); d.Windows[0].Used != 1 {
 			t.Errorf("%d are counted", d.Windows[0].Used)
 		}
 	})

@@ -17,7 +17,7 @@ type scene struct {
 	client *redis.Client
 	l      *throttle.Limiter
 	hooked *limitertest.Hooked // the same limiter
-	c      *clock
+	c      *limitertest.Clock
 	class  throttle.Class
 	cost   int64
 	front  bool
@@ -30,7 +30,7 @@ type scene struct {
 func newScene(t *testing.T, client *redis.Client, p throttle.Policy) *scene {
 	t.Helper()
 	sc := &scene{t: t, client: client, cost: 1, took: map[string]throttle.TakenTicket{}}
-	sc.c = newMidnight()
+	sc.c = limitertest.NewClock()
 	sc.edit(limitertest.WithoutExpiry, p)
 	return sc
 }
@@ -38,7 +38,7 @@ func newScene(t *testing.T, client *redis.Client, p throttle.Policy) *scene {
 // edit replaces the scene's limiter by one whose scripts are edited.
 func (sc *scene) edit(edit func(string) string, policies ...throttle.Policy) {
 	sc.t.Helper()
-	sc.hooked = newEdited(sc.t, sc.client, sc.c, []func(string) string{edit}, policies...)
+	sc.hooked = limitertest.NewEdited(sc.t, sc.client, sc.c, []func(string) string{edit}, policies...)
 	sc.l = sc.hooked.Limiter
 }
 
@@ -47,7 +47,7 @@ func (sc *scene) at(d time.Duration) *scene { sc.c.Set(d); return sc }
 // of is the request of a ticket, whose tenant is its first letter.
 func (sc *scene) of(ticket string) throttle.Request {
 	r := throttle.Request{
-		Class: sc.class, Policy: "p", Tenant: ticket[:1], Ticket: ticketOf(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
+		Class: sc.class, Policy: "p", Tenant: ticket[:1], Ticket: limitertest.Ticket(ticket), Cost: map[string]int64{"requests": sc.cost}, Front: sc.front, Attributes: sc.with,
 	}
 	if sc.tokens > 0 {
 		r.Cost["tokens"] = sc.tokens
@@ -59,7 +59,7 @@ func (sc *scene) of(ticket string) throttle.Request {
 func (sc *scene) granted(tickets ...string) (last throttle.Decision) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		if last = reserve(sc.t, sc.l, sc.of(ticket)); !last.Granted {
+		if last = limitertest.Reserve(sc.t, sc.l, sc.of(ticket)); !last.Granted {
 			sc.t.Fatalf("%s is denied for %v, want granted", ticket, last.RetryIn)
 		}
 	}
@@ -70,7 +70,7 @@ func (sc *scene) granted(tickets ...string) (last throttle.Decision) {
 // time.
 func (sc *scene) denied(ticket string, retryIn time.Duration) {
 	sc.t.Helper()
-	if d := reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued || d.RetryIn != retryIn {
+	if d := limitertest.Reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued || d.RetryIn != retryIn {
 		sc.t.Fatalf("%s: granted %v, queued %v, denied for %v, want denied for %v", ticket, d.Granted, d.Queued, d.RetryIn, retryIn)
 	}
 }
@@ -78,7 +78,7 @@ func (sc *scene) denied(ticket string, retryIn time.Duration) {
 func (sc *scene) waits(tickets ...string) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		if d := reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued {
+		if d := limitertest.Reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued {
 			sc.t.Fatalf("%s: granted %v, queued %v, want denied and queued", ticket, d.Granted, d.Queued)
 		}
 	}
@@ -118,7 +118,7 @@ func (sc *scene) takes(tickets ...string) *scene {
 		sc.took[ticket.ID] = ticket
 	}
 	if sc.next = taken.Next; !slices.Equal(ids, tickets) {
-		sc.t.Fatalf("at %v took %q, want %q", time.Duration(sc.c.US.Load()-midnight)*us, ids, tickets)
+		sc.t.Fatalf("at %v took %q, want %q", time.Duration(sc.c.US.Load()-limitertest.Midnight)*us, ids, tickets)
 	}
 	return sc
 }
@@ -156,7 +156,7 @@ func (sc *scene) putBack(tickets ...string) *scene {
 func (sc *scene) leave(tickets ...string) *scene {
 	sc.t.Helper()
 	for _, ticket := range tickets {
-		if err := sc.l.Line("p").Leave(sc.t.Context(), ticketOf(ticket)); err != nil {
+		if err := sc.l.Line("p").Leave(sc.t.Context(), limitertest.Ticket(ticket)); err != nil {
 			sc.t.Fatal(err)
 		}
 	}

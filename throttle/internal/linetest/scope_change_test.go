@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -14,7 +15,7 @@ import (
 // attributes may be the same: a window that was added since would not count it.
 func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 	t.Parallel()
-	all := sharedWindow(4, h)
+	all := limitertest.SharedWindow(4, h)
 	own := throttle.Window{Name: "own", Limit: 2, Period: h}
 	region := throttle.Window{Name: "region", Limit: 2, Period: h, Scope: throttle.Per("region")}
 	both := throttle.Window{Name: "both", Limit: 2, Period: h, Scope: throttle.Per("tenant", "region")}
@@ -25,24 +26,24 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, _ := newHanded(t, client, policy(change.before...))
-				r := acme(1)
+				l, _ := limitertest.NewHanded(t, client, limitertest.Policy(change.before...))
+				r := limitertest.Acme(1)
 				r.Attributes = map[string]string{"region": "north"}
 				full := r
 				full.Cost = map[string]int64{throttle.Requests: change.before[0].Limit}
-				taken := reserve(t, l, full).Reservation
+				taken := limitertest.Reserve(t, l, full).Reservation
 				var requests []throttle.Request
 				for i := range 4 {
-					r.Ticket = ticketOf(fmt.Sprint("t", i))
+					r.Ticket = limitertest.Ticket(fmt.Sprint("t", i))
 					requests = append(requests, r)
 				}
 				if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
 					t.Fatal(err)
 				}
-				cancel(t, l, taken)
-				setPolicy(t, l, change.after...)
+				limitertest.Cancel(t, l, taken)
+				limitertest.SetPolicy(t, l, change.after...)
 				granted := 0
-				for _, ticket := range take(t, l, 64, "q").Tickets {
+				for _, ticket := range limitertest.Take(t, l, 64, "q").Tickets {
 					r.Ticket = ticket.Ticket
 					if l.Line("p").Matches(ticket, r) {
 						granted++
@@ -60,12 +61,12 @@ func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
 					t.Errorf("%d are granted of 2", granted)
 				}
 				r.Ticket = throttle.Ticket{}
-				for _, w := range peek(t, l, r).Windows {
+				for _, w := range limitertest.Peek(t, l, r).Windows {
 					if w.Used != 2 {
 						t.Errorf("%s: %d are used of 2", w.Name, w.Used)
 					}
 				}
-				agrees(t, client)
+				limitertest.Agrees(t, client)
 			})
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -29,21 +30,21 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, policy(w))
+				sc := newScene(t, client, limitertest.Policy(w))
 				tokens := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": 10}}
 				others := tokens
 				others.Tenant, others.Cost = "a", map[string]int64{"tokens": 7}
 				used := func(want int64) {
 					t.Helper()
 					// Of a bucket some parts of a unit have drained, which somebody else may have got.
-					if used := peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.GCRA || used != want+1) {
+					if used := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.GCRA || used != want+1) {
 						t.Errorf("%d are counted, want %d", used, want)
 					}
 				}
-				r := reserve(t, sc.at(30*s).l, tokens).Reservation
+				r := limitertest.Reserve(t, sc.at(30*s).l, tokens).Reservation
 				r = sc.at(50*s).settle(r, 100)
 				r = sc.at(55*s).settle(r, 300)
-				reserve(t, sc.l, others)
+				limitertest.Reserve(t, sc.l, others)
 				used(307)
 				r = sc.settle(r, 90) // all that the second added, and of the first
 				used(97)
@@ -52,15 +53,15 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 				r = sc.settle(r, 5) // of the grant itself
 				used(12)
 				r = sc.settle(r, 15)
-				cancel(t, sc.l, r)
+				limitertest.Cancel(t, sc.l, r)
 				used(7)
 				// The next minute: what was granted in this one may count no longer, what is added then does.
-				r = reserve(t, sc.at(30*m+57*s).l, tokens).Reservation
-				counted := peek(t, sc.l, tokens).Windows[0].Used - 10
+				r = limitertest.Reserve(t, sc.at(30*m+57*s).l, tokens).Reservation
+				counted := limitertest.Peek(t, sc.l, tokens).Windows[0].Used - 10
 				r = sc.at(31*m+2*s).settle(r, 100)
 				r = sc.settle(r, 20)
-				cancel(t, sc.l, r)
-				if now := peek(t, sc.l, tokens).Windows[0].Used; now > counted {
+				limitertest.Cancel(t, sc.l, r)
+				if now := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; now > counted {
 					t.Errorf("%d are counted, want %d", now, counted)
 				}
 			})
@@ -78,7 +79,7 @@ func TestSettlesAddUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			const period = 10 * s
-			l, c := newHanded(t, client, policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
+			l, c := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 120, Period: period, Unit: "tokens"}))
 			type part struct {
 				at    time.Duration
 				units int64
@@ -110,7 +111,7 @@ func TestSettlesAddUp(t *testing.T) {
 						}
 					}
 					r := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
-					if used := peek(t, l, r).Windows[0].Used; used != want {
+					if used := limitertest.Peek(t, l, r).Windows[0].Used; used != want {
 						t.Fatalf("%d are counted, want %d", used, want)
 					}
 				},
@@ -120,7 +121,7 @@ func TestSettlesAddUp(t *testing.T) {
 				},
 				"reserve": func(t *rapid.T) {
 					cost := rapid.Int64Range(1, 20).Draw(t, "cost")
-					d := reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": cost}})
+					d := limitertest.Reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": cost}})
 					if d.Granted {
 						jobs = append(jobs, &job{r: d.Reservation})
 						add(jobs[len(jobs)-1], cost)
@@ -132,7 +133,7 @@ func TestSettlesAddUp(t *testing.T) {
 					}
 					j := rapid.SampledFrom(jobs).Draw(t, "job")
 					actual := rapid.Int64Range(0, 40).Draw(t, "actual")
-					j.r = settle(t, l, j.r, actual)
+					j.r = limitertest.Settle(t, l, j.r, actual)
 					if actual > j.cost {
 						add(j, actual-j.cost)
 					} else {
@@ -144,7 +145,7 @@ func TestSettlesAddUp(t *testing.T) {
 						t.Skip("nothing")
 					}
 					i := rapid.IntRange(0, len(jobs)-1).Draw(t, "job")
-					cancel(t, l, jobs[i].r)
+					limitertest.Cancel(t, l, jobs[i].r)
 					jobs = append(jobs[:i:i], jobs[i+1:]...)
 				},
 			})
@@ -157,21 +158,21 @@ func TestSettlesAddUp(t *testing.T) {
 func TestManyCorrections(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
+		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "tokens", Limit: 1000, Period: h, Unit: "tokens"}))
 		of := func(units int64) throttle.Request {
 			return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}
 		}
-		r := reserve(t, sc.l, of(10)).Reservation
+		r := limitertest.Reserve(t, sc.l, of(10)).Reservation
 		for i := range 60 {
 			r = sc.at(time.Duration(i+1)*m/2).settle(r, int64(11+i))
-			reserve(t, sc.l, of(1)) // others', at the same times
+			limitertest.Reserve(t, sc.l, of(1)) // others', at the same times
 		}
 		sc.used(130)
 		if bytes := client.StrLen(t.Context(), "sluice:{p}:n:"+r.ID).Val(); bytes < 300 || bytes > 700 {
 			t.Errorf("%d bytes are kept of the reservation", bytes)
 		}
-		cancel(t, sc.l, r)
-		if used := peek(t, sc.l, of(1)).Windows[0].Used; used < 60 || used > 60+60-16 {
+		limitertest.Cancel(t, sc.l, r)
+		if used := limitertest.Peek(t, sc.l, of(1)).Windows[0].Used; used < 60 || used > 60+60-16 {
 			t.Errorf("%d are counted, want the 60 of others, and at most the oldest of its own", used)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -18,21 +19,21 @@ func tokens(limit int64, period time.Duration) throttle.Window {
 
 func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservation {
 	sc.t.Helper()
-	return settle(sc.t, sc.l, r, tokens)
+	return limitertest.Settle(sc.t, sc.l, r, tokens)
 }
 
 func (sc *scene) used(want int64) {
 	sc.t.Helper()
 	r := sc.of("peek")
 	r.Tenant, r.Ticket = "a", throttle.Ticket{}
-	if d := peek(sc.t, sc.l, r); d.Windows[len(d.Windows)-1].Used != want {
+	if d := limitertest.Peek(sc.t, sc.l, r); d.Windows[len(d.Windows)-1].Used != want {
 		sc.t.Errorf("%d tokens are counted, want %d", d.Windows[len(d.Windows)-1].Used, want)
 	}
 }
 
 func TestSettleScenes(t *testing.T) {
 	t.Parallel()
-	p := policy(sharedWindow(10, 10*s), tokens(4000, 60*s))
+	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s), tokens(4000, 60*s))
 	for name, play := range map[string]func(sc *scene){
 		"an overestimate is given back, for those that wait": func(sc *scene) {
 			first := sc.granted("a1")
@@ -54,7 +55,7 @@ func TestSettleScenes(t *testing.T) {
 			sc.used(900)
 			r = sc.settle(r, 1200)
 			sc.used(1200)
-			cancel(sc.t, sc.l, r)
+			limitertest.Cancel(sc.t, sc.l, r)
 			sc.used(0)
 			sc.settle(r, 3000) // it was cancelled
 			sc.used(0)
@@ -63,7 +64,7 @@ func TestSettleScenes(t *testing.T) {
 			first := sc.granted("a1")
 			sc.settle(first.Reservation, 0)
 			sc.used(0)
-			if d := peek(sc.t, sc.l, sc.of("a")); d.Windows[0].Used != 1 {
+			if d := limitertest.Peek(sc.t, sc.l, sc.of("a")); d.Windows[0].Used != 1 {
 				sc.t.Errorf("%d requests are counted, want 1", d.Windows[0].Used)
 			}
 		},
@@ -98,17 +99,17 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			l, _ := newHanded(t, client, policy(w))
+			l, _ := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			repeating := redis.NewClient(client.Options())
 			t.Cleanup(func() { repeating.Close() })
 			repeating.AddHook(hooktest.Hook(hooktest.Twice))
-			l2 := newBy(t, repeating, newMidnight(), policy(w))
-			r := acme(0)
+			l2 := limitertest.NewBy(t, repeating, limitertest.NewClock(), limitertest.Policy(w))
+			r := limitertest.Acme(0)
 			r.Cost = map[string]int64{"tokens": 1000}
-			d := reserve(t, l, r)
+			d := limitertest.Reserve(t, l, r)
 			for _, actual := range []int64{1500, 700, 3000} {
-				settled := settle(t, l2, d.Reservation, actual)
-				if got := peek(t, l, r).Windows[0].Used; got != actual {
+				settled := limitertest.Settle(t, l2, d.Reservation, actual)
+				if got := limitertest.Peek(t, l, r).Windows[0].Used; got != actual {
 					t.Errorf("%s: settled for %d, %d are counted", w.Algorithm, actual, got)
 				}
 				d.Reservation = settled
@@ -128,7 +129,7 @@ func TestExcessIsWhatWasUnderestimated(t *testing.T) {
 			}
 			const limit = 100
 			w := tokens(limit, 10*s)
-			l, c := newHanded(t, client, policy(w))
+			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			now := time.Duration(0)
 			type use struct {
 				at    time.Duration
@@ -150,7 +151,7 @@ func TestExcessIsWhatWasUnderestimated(t *testing.T) {
 				},
 				"reserve": func(t *rapid.T) {
 					r.Cost["tokens"] = rapid.Int64Range(1, 60).Draw(t, "cost")
-					d := reserve(t, l, throttle.Request{Policy: "p", Cost: map[string]int64{"tokens": r.Cost["tokens"], "requests": 0}})
+					d := limitertest.Reserve(t, l, throttle.Request{Policy: "p", Cost: map[string]int64{"tokens": r.Cost["tokens"], "requests": 0}})
 					var inWindow, unsettled int64
 					for _, u := range uses {
 						if u.at > now-w.Period {
@@ -176,7 +177,7 @@ func TestExcessIsWhatWasUnderestimated(t *testing.T) {
 					j := jobs[0]
 					jobs = jobs[1:]
 					actual := rapid.Int64Range(0, 90).Draw(t, "actual")
-					settle(t, l, j.r, actual)
+					limitertest.Settle(t, l, j.r, actual)
 					// What is beyond the estimate counts from when it is known.
 					uses = append(uses, use{j.at, min(actual, j.estimate)})
 					if actual > j.estimate {

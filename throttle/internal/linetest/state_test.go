@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -30,7 +31,7 @@ func state(t *testing.T, l *throttle.Limiter, q throttle.StateRequest) throttle.
 func TestStateTellsWhoWaits(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, sharedWindow(5, 20*s))
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(5, 20*s))
 		p.Tenants = map[string]throttle.Tenant{"b": {Weight: 3}}
 		sc := newScene(t, client, p)
 		sc.granted("a1", "a2", "a3", "b1", "c1")
@@ -41,15 +42,15 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		sc.class = throttle.Batch
 		sc.joins("a6")
 		last := sc.joins("a6") // it keeps its place
-		before := dump(t, client)
+		before := limitertest.Dump(t, client)
 		st := state(t, sc.l, throttle.StateRequest{})
-		if after := dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
+		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}
-		if !st.At.Equal(at(2*s)) || st.Waiting != 4 || st.PerSecond != 0.25 || st.Next != "" || st.Pause != nil {
+		if !st.At.Equal(limitertest.At(2*s)) || st.Waiting != 4 || st.PerSecond != 0.25 || st.Next != "" || st.Pause != nil {
 			t.Errorf("%+v", st)
 		}
-		if len(st.Windows) != 1 || st.Windows[0].Name != "shared" || st.Windows[0].Used != 5 || !st.Windows[0].ResetsAt.Equal(at(20*s)) {
+		if len(st.Windows) != 1 || st.Windows[0].Name != "shared" || st.Windows[0].Used != 5 || !st.Windows[0].ResetsAt.Equal(limitertest.At(20*s)) {
 			t.Errorf("%+v", st.Windows)
 		}
 		if len(st.Queues) != 2 || st.Queues[0].Waiting != 3 || st.Queues[0].Flows != 2 || !st.Queues[0].Served ||
@@ -60,16 +61,16 @@ func TestStateTellsWhoWaits(t *testing.T) {
 			t.Fatalf("%+v", st.Tenants)
 		}
 		a, b := st.Tenants[0], st.Tenants[1]
-		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(at(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
+		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(limitertest.At(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
 			t.Errorf("%+v", a)
 		}
-		if want := at(2*s + last.StartsIn); !a.LastAt.Equal(want) || !a.LastAtMost.Equal(at(2*s+last.StartsInMost)) || last.StartsIn < 18*s {
+		if want := limitertest.At(2*s + last.StartsIn); !a.LastAt.Equal(want) || !a.LastAtMost.Equal(limitertest.At(2*s+last.StartsInMost)) || last.StartsIn < 18*s {
 			t.Errorf("the last of a is expected at %v to %v, want %v: %+v", a.LastAt, a.LastAtMost, want, last)
 		}
 		if len(a.Windows) != 1 || a.Windows[0].Name != "own" || a.Windows[0].Used != 3 || a.Windows[0].Limit != 3 {
 			t.Errorf("%+v", a.Windows)
 		}
-		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.LastAt.Equal(at(20*s)) {
+		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.LastAt.Equal(limitertest.At(20*s)) {
 			t.Errorf("%+v", b)
 		}
 		if one := state(t, sc.l, throttle.StateRequest{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
@@ -85,13 +86,13 @@ func TestStateTellsWhoWaits(t *testing.T) {
 func TestStateTellsTheCauseOfAPause(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, sharedWindow(4, 20*s))
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 10 * s}, limitertest.SharedWindow(4, 20*s))
 		p.Upstream, p.Adapt = throttle.UpstreamShared, throttle.AdaptOff
 		named, err := throttle.New(throttle.Config{Client: client, Name: "worker:7", Policies: []throttle.Policy{p}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := reserve(t, named, of("a"))
+		d := limitertest.Reserve(t, named, of("a"))
 		if _, err := d.Reservation.Pause(t.Context(), time.Hour, "429: slow down"); err != nil {
 			t.Fatal(err)
 		}
@@ -121,14 +122,14 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
-	l := newLimiter(t, client, policy(throttle.Window{Name: "own", Limit: 1, Period: h}, sharedWindow(1, h)))
+	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.SharedWindow(1, h)))
 	const limit = 40
 	waiting, costs := 0, []int{}
 	for _, n := range []int{300, 1500} {
 		var requests []throttle.Request
 		for ; waiting < n; waiting++ {
 			tenant := fmt.Sprint("tenant ", waiting)
-			requests = append(requests, throttle.Request{Policy: "p", Tenant: tenant, Ticket: ticketOf(tenant)})
+			requests = append(requests, throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)})
 		}
 		if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
 			t.Fatal(err)
@@ -180,12 +181,12 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 func TestStateOfShards(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "own", Limit: 1, Period: h})
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h})
 		p.Shards = 3
-		l := newLimiter(t, client, p)
+		l := limitertest.New(t, client, p)
 		for i := range 12 {
 			tenant := fmt.Sprint("t", i)
-			r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: ticketOf(tenant)}
+			r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
 			if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
 				t.Fatal(err)
 			}
@@ -215,7 +216,7 @@ func TestStateOfShards(t *testing.T) {
 
 func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
-	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), policy(sharedWindow(1, s)))
+	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	for _, q := range []throttle.StateRequest{{Policy: "p", Limit: 501}, {Policy: "p", Limit: -1}, {Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
 		if _, err := l.State(t.Context(), q); !errors.As(err, new(*throttle.RequestError)) {
 			t.Errorf("%+v: %v", q, err)
@@ -233,10 +234,10 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, sharedWindow(4, 20*s)))
+		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
 		explain := func(ticket string) throttle.Explanation {
 			t.Helper()
-			e, err := sc.l.Explain(t.Context(), "p", ticketOf(ticket))
+			e, err := sc.l.Explain(t.Context(), "p", limitertest.Ticket(ticket))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -246,15 +247,15 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 		sc.at(s)
 		sc.joins("a4", "b2", "c1")
 		place := sc.joins("c2")
-		before := dump(t, client)
+		before := limitertest.Dump(t, client)
 		own, shared := explain("a4"), explain("c2")
-		if after := dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
+		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}
-		if own.DeniedBy != "own" || !own.StartsAt.Equal(at(60*s)) || own.Place != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(at(s)) {
+		if own.DeniedBy != "own" || !own.StartsAt.Equal(limitertest.At(60*s)) || own.Place != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
 			t.Errorf("%+v", own)
 		}
-		if shared.DeniedBy != "shared" || !shared.StartsAt.Equal(at(s+place.StartsIn)) || shared.Place != 2 || shared.Of != 2 || shared.Tenant != "c" {
+		if shared.DeniedBy != "shared" || !shared.StartsAt.Equal(limitertest.At(s+place.StartsIn)) || shared.Place != 2 || shared.Of != 2 || shared.Tenant != "c" {
 			t.Errorf("%+v, joined with %+v", shared, place)
 		}
 		if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
@@ -272,7 +273,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
 		sc.at(20 * s)
-		if e := explain("c1"); e.DeniedBy != "" || !e.StartsAt.Equal(at(20*s)) {
+		if e := explain("c1"); e.DeniedBy != "" || !e.StartsAt.Equal(limitertest.At(20*s)) {
 			t.Errorf("it fits: %+v", e)
 		}
 		if e := explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
@@ -284,7 +285,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 // As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.
 func TestStateAsJSON(t *testing.T) {
 	t.Parallel()
-	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
+	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
 	sc.granted("a1")
 	sc.joins("a2")
 	text, err := json.MarshalIndent(state(t, sc.l, throttle.StateRequest{}), "", " ")
@@ -298,7 +299,7 @@ func TestStateAsJSON(t *testing.T) {
 	if again, err := json.MarshalIndent(back, "", " "); err != nil || string(again) != string(text) || back.Tenants[0].Windows[0].Period != 90*s {
 		t.Errorf("read and written again it is %s, %v\nwas %s", again, err, text)
 	}
-	day := at(0).UTC().Format(time.DateOnly)
+	day := limitertest.At(0).UTC().Format(time.DateOnly)
 	var got struct {
 		Tenants []struct {
 			LastAt  string `json:"last_at"`

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -25,14 +26,14 @@ func ids(taken throttle.Taken) string {
 // once.
 func TestATakeWhoseReplyIsLost(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := newProxy(t, client.Options().Addr)
+		p := limitertest.NewProxy(t, client.Options().Addr)
 		through := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1})
 		defer through.Close()
-		l := newLimiter(t, through, policy(sharedWindow(4, h)))
-		take(t, l, 0, "q") // loads the script
+		l := limitertest.New(t, through, limitertest.Policy(limitertest.SharedWindow(4, h)))
+		limitertest.Take(t, l, 0, "q") // loads the script
 		var requests []throttle.Request
 		for i, queue := range []string{"q", "q", "other", "q"} {
-			r := acme(1)
+			r := limitertest.Acme(1)
 			r.Ticket = throttle.Ticket{Queue: queue, ID: fmt.Sprint(i)}
 			requests = append(requests, r)
 		}
@@ -49,17 +50,17 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 			}
 		}
 		// The next one asks for a queue less: what it did not ask for goes back.
-		if got := ids(take(t, l, 64, "q")); got != "0 1" {
+		if got := ids(limitertest.Take(t, l, 64, "q")); got != "0 1" {
 			t.Errorf("took %s", got)
 		}
-		plain := newLimiter(t, client, l.Policies()...)
-		if d := peek(t, plain, acme(1)); d.Windows[0].Used != 2 {
+		plain := limitertest.New(t, client, l.Policies()...)
+		if d := limitertest.Peek(t, plain, limitertest.Acme(1)); d.Windows[0].Used != 2 {
 			t.Errorf("%d are counted", d.Windows[0].Used)
 		}
-		if got := ids(take(t, l, 64, "other", "q")); got != "2 3" {
+		if got := ids(limitertest.Take(t, l, 64, "other", "q")); got != "2 3" {
 			t.Errorf("took %s", got)
 		}
-		if d := peek(t, plain, acme(1)); d.Windows[0].Used != 4 {
+		if d := limitertest.Peek(t, plain, limitertest.Acme(1)); d.Windows[0].Used != 4 {
 			t.Errorf("%d are counted", d.Windows[0].Used)
 		}
 	})
@@ -67,15 +68,15 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 
 func TestATakeThatNobodyAcknowledges(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
-		other := newBy(t, client, sc.c, policy(sharedWindow(2, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+		other := limitertest.NewBy(t, client, sc.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		sc.joins("a1", "a2", "a3", "a4", "a5", "a6")
 		sc.takes("a1", "a2") // and the process is gone
-		if got := ids(take(t, other, 64, "q")); got != "" {
+		if got := ids(limitertest.Take(t, other, 64, "q")); got != "" {
 			t.Errorf("took %s", got)
 		}
 		sc.at(10 * s)
-		if got := ids(take(t, other, 64, "q")); got != "a1 a2" { // at their ranks; the units of the first take have been spent
+		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a1 a2" { // at their ranks; the units of the first take have been spent
 			t.Errorf("took %s", got)
 		}
 		sc.at(14 * s)
@@ -90,7 +91,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 // been refunded: that changes nothing.
 func TestALatePutBackIsIgnored(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(3, 10*s)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s)))
 		sc.joins("a1", "a2", "a3")
 		sc.takes("a1", "a2", "a3")
 		first := sc.took["a1"]
@@ -100,8 +101,8 @@ func TestALatePutBackIsIgnored(t *testing.T) {
 			if err := sc.l.Line("p").PutBack(t.Context(), []throttle.TakenTicket{first}); err != nil {
 				t.Fatal(err)
 			}
-			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{want}) {
-				t.Errorf("used %v, want %d", used(d), want)
+			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{want}) {
+				t.Errorf("used %v, want %d", limitertest.Used(d), want)
 			}
 			sc.takes()
 		}
@@ -120,10 +121,10 @@ func TestALatePutBackIsIgnored(t *testing.T) {
 func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, limit := range []int64{2, 1} { // granted, and denied after a cut
-			sc := newScene(t, client, policy(sharedWindow(2, 10*s)))
+			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 			sc.at(0).joins("a1", "a2")
 			sc.takes("a1", "a2")
-			sc.at(1 * s).set(policy(sharedWindow(limit, 10*s)))
+			sc.at(1 * s).set(limitertest.Policy(limitertest.SharedWindow(limit, 10*s)))
 			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took["a1"], sc.of("a1"))
 			if err != nil || d.Granted != (limit == 2) {
 				t.Fatalf("granted %v, %v", d.Granted, err)
@@ -133,15 +134,15 @@ func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{limit}) {
-				t.Errorf("used %v, want %d", used(d), limit)
+			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{limit}) {
+				t.Errorf("used %v, want %d", limitertest.Used(d), limit)
 			}
 			if d.Granted {
-				cancel(t, sc.l, d.Reservation)
-				if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1}) {
-					t.Errorf("used %v after its own cancel", used(d))
+				limitertest.Cancel(t, sc.l, d.Reservation)
+				if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1}) {
+					t.Errorf("used %v after its own cancel", limitertest.Used(d))
 				}
-				cancel(t, sc.l, sc.took["a2"].Decision.Reservation)
+				limitertest.Cancel(t, sc.l, sc.took["a2"].Decision.Reservation)
 			}
 		}
 	})
@@ -149,12 +150,12 @@ func TestRefundAfterReserveAgainGivesNothingBack(t *testing.T) {
 
 func TestPutBackAndGiveBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(3, 10*s), slots(3)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
 		sc.joins("a1", "a2", "a3", "a4", "a5")
 		sc.takes("a1", "a2", "a3")
 		sc.putBack("a2", "a1", "a2")
-		if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1, 1}) {
-			t.Errorf("used %v", used(d))
+		if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
+			t.Errorf("used %v", limitertest.Used(d))
 		}
 		sc.takes("a1", "a2")
 		give := []throttle.TakenTicket{sc.took["a3"], sc.took["a1"]}
@@ -162,8 +163,8 @@ func TestPutBackAndGiveBack(t *testing.T) {
 			if err := sc.l.Line("p").Refund(t.Context(), give); err != nil {
 				t.Fatal(err)
 			}
-			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1, 1}) {
-				t.Errorf("used %v", used(d))
+			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
+				t.Errorf("used %v", limitertest.Used(d))
 			}
 		}
 		sc.takes("a4", "a5")
@@ -176,7 +177,7 @@ func TestPutBackAndGiveBack(t *testing.T) {
 		if held, err := r.Renew(t.Context()); !held || err != nil {
 			t.Errorf("held %v, %v", held, err)
 		}
-		if d := cancel(t, sc.l, r); !d.Granted || !slices.Equal(used(d), []int64{2, 2}) {
+		if d := limitertest.Cancel(t, sc.l, r); !d.Granted || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -186,16 +187,16 @@ func TestPutBackAndGiveBack(t *testing.T) {
 // once, and it stays there.
 func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(3, 10*s), slots(3)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(3, 10*s), limitertest.Slots(3)))
 		sc.joins("a1", "a2")
 		sc.takes("a1", "a2")
 		sc.at(s).joins("a3", "a1")
 		for range 2 {
 			sc.putBack("a1")
-			if d := peek(t, sc.l, acme(1)); !slices.Equal(used(d), []int64{1, 1}) {
-				t.Errorf("used %v", used(d))
+			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
+				t.Errorf("used %v", limitertest.Used(d))
 			}
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
 		sc.takes("a3", "a1").asks(-1)
 	})
@@ -203,7 +204,7 @@ func TestPutBackOfATicketThatJoinedAgain(t *testing.T) {
 
 func TestReserveAgain(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(sharedWindow(2, 10*s), slots(9)))
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s), limitertest.Slots(9)))
 		sc.joins("a1", "a2", "a3")
 		sc.takes("a1", "a2")
 		sc.at(1 * s)
@@ -215,16 +216,16 @@ func TestReserveAgain(t *testing.T) {
 			return d
 		}
 		d := again("a1", sc.of("a1")) // although a3 waits
-		if !d.Granted || !d.At.Equal(at(1*s)) || d.Reservation.ID != sc.took["a1"].Decision.Reservation.ID || !slices.Equal(used(d), []int64{2, 2}) {
+		if !d.Granted || !d.At.Equal(limitertest.At(1*s)) || d.Reservation.ID != sc.took["a1"].Decision.Reservation.ID || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
 			t.Errorf("%+v", d)
 		}
 		sc.cost = 2
-		if d := again("a2", sc.of("a2")); d.Granted || !d.Queued || !slices.Equal(used(d), []int64{1, 1}) {
+		if d := again("a2", sc.of("a2")); d.Granted || !d.Queued || !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
 			t.Errorf("a cost above what was taken: %+v", d)
 		}
 		sc.cost = 1
 		sc.takes("a3") // the unit that a2 gave back
-		if !sc.l.Line("p").Matches(sc.took["a3"], sc.of("a3")) || sc.l.Line("p").Matches(sc.took["a3"], sc.of("b3")) || sc.l.Line("p").Matches(sc.took["a3"], acme(1)) {
+		if !sc.l.Line("p").Matches(sc.took["a3"], sc.of("a3")) || sc.l.Line("p").Matches(sc.took["a3"], sc.of("b3")) || sc.l.Line("p").Matches(sc.took["a3"], limitertest.Acme(1)) {
 			t.Error("Same")
 		}
 		other := sc.of("a3")

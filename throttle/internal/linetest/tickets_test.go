@@ -8,13 +8,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // Tickets lists all that wait, whatever their names, without calls that wait in place.
 func TestTicketsOfALine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(sharedWindow(1, h)))
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, h)))
 		line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
 		var requests []throttle.Request
 		for i := range 700 {

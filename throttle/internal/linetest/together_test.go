@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -26,10 +27,10 @@ func TestManyAskAtOnce(t *testing.T) {
 			}
 			return next(ctx, cmd)
 		}))
-		l := newLimiter(t, client, policy(sharedWindow(300, h)))
-		peek(t, l, acme(1))
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(300, h)))
+		limitertest.Peek(t, l, limitertest.Acme(1))
 		client.Set(t.Context(), "sluice:{p}:w:tenant:broken", "what is this", 0)
-		p := policy(sharedWindow(300, h), throttle.Window{Name: "own", Limit: 1000, Period: h})
+		p := limitertest.Policy(limitertest.SharedWindow(300, h), throttle.Window{Name: "own", Limit: 1000, Period: h})
 		if err := l.SetPolicies([]throttle.Policy{p}); err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +39,7 @@ func TestManyAskAtOnce(t *testing.T) {
 		var callers sync.WaitGroup
 		for i := range 400 {
 			callers.Go(func() {
-				ctx, r := t.Context(), acme(1)
+				ctx, r := t.Context(), limitertest.Acme(1)
 				switch i % 8 {
 				case 1:
 					var cancel context.CancelFunc
@@ -47,7 +48,7 @@ func TestManyAskAtOnce(t *testing.T) {
 				case 2:
 					r.Tenant = "broken"
 				case 3:
-					r = acme(301)
+					r = limitertest.Acme(301)
 				}
 				d, err := l.Reserve(ctx, r)
 				switch {
@@ -65,8 +66,8 @@ func TestManyAskAtOnce(t *testing.T) {
 			})
 		}
 		callers.Wait()
-		reserve(t, l, acme(1)) // behind what was cancelled for callers that had gone
-		if n := peek(t, l, acme(1)).Windows[0].Used; n != granted.Load()+1 {
+		limitertest.Reserve(t, l, limitertest.Acme(1)) // behind what was cancelled for callers that had gone
+		if n := limitertest.Peek(t, l, limitertest.Acme(1)).Windows[0].Used; n != granted.Load()+1 {
 			t.Errorf("%d are counted, %d were granted", n, granted.Load()+1)
 		}
 		if granted.Load()+gone.Load() != 300 || broken.Load() != 50 || never.Load() != 50 {

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -68,7 +69,7 @@ func (r *rota) run(until time.Duration) []map[string]int {
 		r.now = max(r.now, next.asksAt+next.lag)
 		r.sc.at(r.now)
 		r.asked++
-		taken := take(r.sc.t, next.l, throttle.MaxTake, next.queues...)
+		taken := limitertest.Take(r.sc.t, next.l, throttle.MaxTake, next.queues...)
 		for _, ticket := range taken.Tickets {
 			next.got[ticket.Queue]++
 		}
@@ -96,7 +97,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		p    throttle.Policy
 		play func(sc *scene)
 	}{
-		"evenly, and one that stops leaves all to the other": {policy(own, sharedWindow(20, s)), func(sc *scene) {
+		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, limitertest.SharedWindow(20, s)), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.backlog("one", "a", 300)
 			r.backlog("two", "b", 300)
@@ -115,7 +116,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 4 s, again, %v", got)
 			}
 		}},
-		"also if the other asks late": {policy(sharedWindow(20, s)), func(sc *scene) {
+		"also if the other asks late": {limitertest.Policy(limitertest.SharedWindow(20, s)), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.desks[1].lag = 3 * time.Millisecond
 			r.backlog("one", "a", 300)
@@ -124,7 +125,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 5 s %v", got)
 			}
 		}},
-		"one by one": {policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.Shared}), func(sc *scene) {
+		"one by one": {limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.Shared}), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"}, []string{"three"})
 			r.backlog("one", "a", 300)
 			r.backlog("two", "b", 300)
@@ -138,7 +139,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			}
 		}},
 		"by the weights of the tenants that wait": {throttle.Policy{
-			Name: "p", Windows: []throttle.Window{own, sharedWindow(40, s)}, Tenants: map[string]throttle.Tenant{"c": {Weight: 2}},
+			Name: "p", Windows: []throttle.Window{own, limitertest.SharedWindow(40, s)}, Tenants: map[string]throttle.Tenant{"c": {Weight: 2}},
 		}, func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.backlog("one", "a", 300)
@@ -148,7 +149,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 5 s %v", got)
 			}
 		}},
-		"at a tenant's own window": {policy(throttle.Window{Name: "own", Limit: 20, Period: s}), func(sc *scene) {
+		"at a tenant's own window": {limitertest.Policy(throttle.Window{Name: "own", Limit: 20, Period: s}), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.backlog("one", "a", 300)
 			r.backlog("two", "a", 300)
@@ -156,7 +157,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 5 s %v", got)
 			}
 		}},
-		"of their server's queues together": {policy(own, sharedWindow(20, s)), func(sc *scene) {
+		"of their server's queues together": {limitertest.Policy(own, limitertest.SharedWindow(20, s)), func(sc *scene) {
 			r := newRota(sc, []string{"high", "low"}, []string{"low"}, []string{"other"})
 			r.backlog("high", "a", 300)
 			r.backlog("low", "b", 300)
@@ -166,7 +167,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 6 s %v", got)
 			}
 		}},
-		"a larger cost is not passed over": {policy(sharedWindow(20, s)), func(sc *scene) {
+		"a larger cost is not passed over": {limitertest.Policy(limitertest.SharedWindow(20, s)), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.backlog("one", "a", 300)
 			sc.cost = 10
@@ -175,7 +176,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 10 s %v", got)
 			}
 		}},
-		"for slots": {policy(slots), func(sc *scene) {
+		"for slots": {limitertest.Policy(slots), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
 			r.backlog("one", "a", 30)
 			r.backlog("two", "b", 30)
@@ -192,7 +193,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				sc := newScene(t, client, play.p)
 				play.play(sc)
-				agrees(t, client)
+				limitertest.Agrees(t, client)
 			})
 		})
 	}
@@ -202,23 +203,23 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 func TestRoomLeftToAQueueIsTakenByAServerOfBoth(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, policy(throttle.Window{Name: "own", Limit: 4, Period: s}))
+		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: s}))
 		r := newRota(sc)
 		two, both := sc.server(), sc.server()
 		sc.cost = 3
 		r.backlog("two", "a", 2)
-		if n := len(take(t, two, throttle.MaxTake, "two").Tickets); n != 1 {
+		if n := len(limitertest.Take(t, two, throttle.MaxTake, "two").Tickets); n != 1 {
 			t.Fatalf("the first server took %d, want 1", n)
 		}
 		sc.at(s)
 		sc.cost = 2
 		r.backlog("one", "a", 2)
-		if n := len(take(t, sc.l, throttle.MaxTake, "one").Tickets); n != 1 {
+		if n := len(limitertest.Take(t, sc.l, throttle.MaxTake, "one").Tickets); n != 1 {
 			t.Fatalf("a server of one queue took %d, want 1: the other is about to ask", n)
 		}
-		if n := len(take(t, both, throttle.MaxTake, "two", "one").Tickets); n != 1 {
+		if n := len(limitertest.Take(t, both, throttle.MaxTake, "two", "one").Tickets); n != 1 {
 			t.Errorf("a server of both queues took %d, want the one that fits", n)
 		}
-		agrees(t, client)
+		limitertest.Agrees(t, client)
 	})
 }

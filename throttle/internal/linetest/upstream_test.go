@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -43,11 +44,11 @@ func of(tenant string) throttle.Request { return throttle.Request{Policy: "p", T
 func TestReportsOfTheUpstream(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
-	shared := sharedWindow(10, 10*s)
-	ofTenant, ofAll := policy(own, shared), policy(own, shared)
+	shared := limitertest.SharedWindow(10, 10*s)
+	ofTenant, ofAll := limitertest.Policy(own, shared), limitertest.Policy(own, shared)
 	ofAll.Upstream = throttle.UpstreamShared
 	ofAll.Adapt = throttle.AdaptOff
-	ramps := policy(shared)
+	ramps := limitertest.Policy(shared)
 	ramps.Adapt = throttle.AdaptOff
 	for name, scene := range map[string]struct {
 		p    throttle.Policy
@@ -66,7 +67,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.denied("a2", 5*s)
 			sc.granted("b1", "b2")
 		}},
-		"waiting tickets keep their order, and go gradually": {policy(sharedWindow(4, 4*s)), func(sc *scene) {
+		"waiting tickets keep their order, and go gradually": {limitertest.Policy(limitertest.SharedWindow(4, 4*s)), func(sc *scene) {
 			sc.granted("a1", "a2", "a3", "a4")
 			sc.waits("a5", "a6", "a7", "a8", "a9")
 			sc.at(2*s).pauseByHand(of("a"), 8*s)
@@ -92,7 +93,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.at(6100 * ms).granted("b4")
 			sc.denied("b5", 400*ms)
 		}},
-		"a pause by hand ends by hand": {policy(shared), func(sc *scene) {
+		"a pause by hand ends by hand": {limitertest.Policy(shared), func(sc *scene) {
 			sc.pauseByHand(of("a"), h)
 			sc.waits("a1", "b1")
 			sc.at(1 * m)
@@ -101,7 +102,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			}
 			sc.takes("a1", "b1")
 		}},
-		"what was taken comes back to its place in a pause": {policy(sharedWindow(1, 2*s)), func(sc *scene) {
+		"what was taken comes back to its place in a pause": {limitertest.Policy(limitertest.SharedWindow(1, 2*s)), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.waits("a2", "a3")
 			sc.at(2 * s).takes("a2")
@@ -110,7 +111,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.at(12*s - us).takes()
 			sc.at(12 * s).takes("a2")
 		}},
-		"an upstream that has fewer left is believed": {policy(shared), func(sc *scene) {
+		"an upstream that has fewer left is believed": {limitertest.Policy(shared), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.remaining(d.Reservation, 2, 30*s)
 			sc.granted("a2", "b1")
@@ -118,7 +119,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.at(30*s - us).takes()
 			sc.at(30 * s).takes("a3")
 		}},
-		"what is under way is taken off": {policy(shared), func(sc *scene) {
+		"what is under way is taken off": {limitertest.Policy(shared), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.remaining(first.Reservation, 9, 30*s)
 			sc.at(1 * ms)
@@ -129,7 +130,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.granted("b1", "b2")
 			sc.denied("b3", 30*s)
 		}},
-		"an upstream that has more left is not": {policy(shared), func(sc *scene) {
+		"an upstream that has more left is not": {limitertest.Policy(shared), func(sc *scene) {
 			sc.cost = 9
 			d := sc.granted("a1")
 			sc.cost = 1
@@ -137,7 +138,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.granted("a2")
 			sc.denied("a3", 10*s)
 		}},
-		"costs": {policy(shared), func(sc *scene) {
+		"costs": {limitertest.Policy(shared), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.remaining(d.Reservation, 5, 30*s)
 			sc.cost = 4
@@ -156,8 +157,8 @@ func TestReportsOfTheUpstream(t *testing.T) {
 func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(sharedWindow(10, time.Second)))
-		d := reserve(t, l, of("a"))
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Second)))
+		d := limitertest.Reserve(t, l, of("a"))
 		if _, err := l.Pause(t.Context(), of("a"), 50*ms, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -178,8 +179,8 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 
 func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	t.Parallel()
-	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(sharedWindow(10, s)))
-	r := l.Attach(made(of("a"), "0123456789abcdef"))
+	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	r := l.Attach(limitertest.Made(of("a"), "0123456789abcdef"))
 	paused := func(r throttle.Request, d time.Duration) error {
 		_, err := l.Pause(t.Context(), r, d, "")
 		return err
@@ -207,7 +208,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 func TestAPauseIsTheReason(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, sharedWindow(10, 10*s))
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
 		p.Upstream, p.MaxPause = throttle.UpstreamShared, 10*m
 		sc := newScene(t, client, p)
 		pause := func(tenant string, d, want time.Duration) {
@@ -219,7 +220,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 		}
 		reason := func(want string) throttle.Decision {
 			t.Helper()
-			d := reserve(t, sc.l, sc.without("b"))
+			d := limitertest.Reserve(t, sc.l, sc.without("b"))
 			if got := d.Reason(); got != want {
 				t.Errorf("%q, want %q", got, want)
 			}
@@ -228,7 +229,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 		pause("ac me", h, 10*m) // the policy's longest
 		d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by hand: ac me moves`)
 		want := throttle.Pause{
-			At: at(0), ByHand: true, Cause: "ac me moves", OpensAt: at(11 * m), Tenant: "ac me", Until: at(10 * m),
+			At: limitertest.At(0), ByHand: true, Cause: "ac me moves", OpensAt: limitertest.At(11 * m), Tenant: "ac me", Until: limitertest.At(10 * m),
 		}
 		if d.Pause == nil || d.Pause.By == "" {
 			t.Fatalf("%+v", d.Pause)
@@ -243,7 +244,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 		reason(`throttled: p, tenant b, 10m0s: paused until 00:11:00 UTC by hand: c moves`)
 		sc.at(11 * m)
 		sc.cost = 3
-		if d := reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
+		if d := limitertest.Reserve(t, sc.l, sc.without("a")); !d.Granted || d.Pause != nil {
 			t.Errorf("%+v", d)
 		}
 		reason(`throttled: p, tenant b, 18s: opening until 00:12:00 UTC by hand: c moves`)
@@ -265,7 +266,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 		repeating := redis.NewClient(client.Options())
 		t.Cleanup(func() { repeating.Close() })
 		repeating.AddHook(hooktest.Hook(hooktest.Twice))
-		l := newLimiter(t, repeating, policy(sharedWindow(10, s)))
+		l := limitertest.New(t, repeating, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		for i, want := range []time.Duration{m, 0} {
 			if begun, err := l.Pause(t.Context(), of("a"), m, ""); err != nil || begun != want {
 				t.Errorf("pause %d began for %v, %v", i, begun, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -18,26 +19,26 @@ import (
 // tickets are taken all the same, from the line or after forward has let them join again. No limit
 // is exceeded by what is still counted, and nothing is left behind.
 func TestKeysOfALineVanish(t *testing.T) {
-	p := policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, sharedWindow(3, 10*s))
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, limitertest.SharedWindow(3, 10*s))
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for seed := range uint64(12) {
 			random := rand.New(rand.NewPCG(seed, 7))
 			client.FlushDB(t.Context())
-			l, c := newHanded(t, client, p)
+			l, c := limitertest.NewHanded(t, client, p)
 			request := func(ticket string) throttle.Request {
-				return throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: ticketOf(ticket)}
+				return throttle.Request{Policy: "p", Tenant: ticket[:1], Ticket: limitertest.Ticket(ticket)}
 			}
-			logs := map[string][]grant{}
+			logs := map[string][]limitertest.Grant{}
 			note := func(d throttle.Decision) {
 				for _, w := range d.Windows {
-					logs[w.Name+w.Scope.String()] = append(logs[w.Name+w.Scope.String()], grant{At: d.At.UnixMicro(), Units: 1})
+					logs[w.Name+w.Scope.String()] = append(logs[w.Name+w.Scope.String()], limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
 				}
 			}
 			var waiting []string
 			for i := range 15 {
 				c.Set(time.Duration(i) * 400 * ms)
 				ticket := fmt.Sprint(string("abc"[random.IntN(3)]), i)
-				if d := reserve(t, l, request(ticket)); d.Granted {
+				if d := limitertest.Reserve(t, l, request(ticket)); d.Granted {
 					note(d)
 				} else {
 					waiting = append(waiting, ticket)
@@ -82,7 +83,7 @@ func TestKeysOfALineVanish(t *testing.T) {
 			}
 			for name, log := range logs {
 				i := slices.IndexFunc(p.Windows, func(w throttle.Window) bool { return strings.HasPrefix(name, w.Name) })
-				if over := mostOver(p.Windows[i].WithDefaults(), log); over > 0 {
+				if over := limitertest.MostOver(p.Windows[i].WithDefaults(), log); over > 0 {
 					t.Errorf("seed %d, without %s: %s is over by %d", seed, lost, name, over)
 				}
 			}

@@ -8,12 +8,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // 6,000 tenants visit a line that never empties, as one tenant waits for its own window. 60 s after
 // the last of them has gone, nothing in the line names one.
 func TestVisitorsLeaveNothing(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		for name, windows := range map[string][]throttle.Window{
 			"tenants only": nil,
 			"more scopes":  {{Name: "region", Limit: 2000, Period: s, Scope: throttle.Per("region")}},
@@ -21,7 +22,7 @@ func TestVisitorsLeaveNothing(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			sc := newScene(t, client, policy(append(windows, sharedWindow(1000, s), throttle.Window{Name: "own", Limit: 5, Period: 10 * s})...))
+			sc := newScene(t, client, limitertest.Policy(append(windows, limitertest.SharedWindow(1000, s), throttle.Window{Name: "own", Limit: 5, Period: 10 * s})...))
 			sc.with = map[string]string{"region": "north"}
 			sc.joinMany("q", "bulk", 600)
 			for batch := range 20 {
@@ -29,14 +30,14 @@ func TestVisitorsLeaveNothing(t *testing.T) {
 				for i := range 300 {
 					r := sc.of("v")
 					r.Tenant = fmt.Sprintf("visitor%d", 300*batch+i)
-					r.Ticket = ticketOf(r.Tenant)
+					r.Ticket = limitertest.Ticket(r.Tenant)
 					requests = append(requests, r)
 				}
 				if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
 					t.Fatal(err)
 				}
 				for visited := 0; visited < 300; {
-					taken := take(t, sc.l, throttle.MaxTake, "q")
+					taken := limitertest.Take(t, sc.l, throttle.MaxTake, "q")
 					for _, ticket := range taken.Tickets {
 						if ticket.Decision.Tenant != "bulk" {
 							visited++
@@ -47,9 +48,9 @@ func TestVisitorsLeaveNothing(t *testing.T) {
 			}
 			for range 60 {
 				sc.c.US.Add(s.Microseconds())
-				take(t, sc.l, throttle.MaxTake, "q")
+				limitertest.Take(t, sc.l, throttle.MaxTake, "q")
 			}
-			st := readLine(t, client)
+			st := limitertest.ReadLine(t, client)
 			for key, set := range st.Sets {
 				for member := range set {
 					if strings.Contains(key+member, "visitor") {
@@ -60,7 +61,7 @@ func TestVisitorsLeaveNothing(t *testing.T) {
 			if left := fmt.Sprint(st.Hashes, st.Values); strings.Contains(left, "visitor") || !strings.Contains(left, "bulk") {
 				t.Errorf("%s: left: %.300s", name, left)
 			}
-			agrees(t, client)
+			limitertest.Agrees(t, client)
 		}
 	})
 }

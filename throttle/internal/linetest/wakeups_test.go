@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -44,19 +45,19 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		}
 		return w
 	}
-	p := policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Scope: throttle.Shared})
+	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Scope: throttle.Shared})
 	p.Upstream = rapid.SampledFrom([]throttle.Upstream{throttle.UpstreamShared, throttle.UpstreamTenant}).Draw(t, "upstream")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
 		p.Windows = append(p.Windows, anyWindow(i))
 	}
 	tokens := slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Unit == "tokens" })
-	l, c := newHanded(t, client, p)
+	l, c := limitertest.NewHanded(t, client, p)
 	waits := map[string]throttle.Request{}
 	var runs []throttle.Reservation
 	next := time.Duration(-1)
 	seq := 0
 	come := func(r throttle.Request) {
-		d := reserve(t, l, r)
+		d := limitertest.Reserve(t, l, r)
 		if d.Granted {
 			delete(waits, r.Ticket.ID)
 			runs = append(runs, d.Reservation)
@@ -107,7 +108,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	anyRequest := func(t *rapid.T) throttle.Request {
 		seq++
 		r := throttle.Request{
-			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: ticketOf(fmt.Sprint("t", seq)),
+			Policy: "p", Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Ticket: limitertest.Ticket(fmt.Sprint("t", seq)),
 			Attributes:     map[string]string{"region": rapid.SampledFrom([]string{"north", "south"}).Draw(t, "region")},
 			Cost:           map[string]int64{"requests": rapid.SampledFrom([]int64{1, 1, 2}).Draw(t, "cost")},
 			IdempotencyKey: fmt.Sprint("n", seq),
@@ -147,7 +148,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 			did = "leave"
 			if len(waits) > 0 {
 				ticket := slices.Min(slices.Collect(maps.Keys(waits)))
-				check(l.Line("p").Leave(ctx, ticketOf(ticket)))
+				check(l.Line("p").Leave(ctx, limitertest.Ticket(ticket)))
 				delete(waits, ticket)
 			}
 		},

@@ -9,11 +9,12 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // The scripts adapt as the simulated model does, whatever is granted and refused when.
 func TestLuaAdaptsAsTheModel(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		rapid.Check(t, func(rt *rapid.T) { adaptLike(rt, client) })
 	})
 }
@@ -25,13 +26,13 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 	period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")
 	limit := rapid.SampledFrom([]int64{5, 20, 1000}).Draw(t, "limit")
 	adapt := rapid.SampledFrom([]throttle.Adapt{throttle.AdaptFull, throttle.AdaptSpread}).Draw(t, "adapt")
-	l, c := newHanded(t, client, throttle.Policy{
+	l, c := limitertest.NewHanded(t, client, throttle.Policy{
 		Name: "p", Adapt: adapt, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: period, Scope: throttle.Shared}},
 	})
 	model := &adaptModel{cycle: toUS(period), capacity: float64(limit), full: adapt == throttle.AdaptFull}
 	spacing := period / time.Duration(limit)
 	var now, paused time.Duration
-	var log []grant
+	var log []limitertest.Grant
 	var granted []throttle.Reservation
 	var times []time.Duration
 	for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -63,12 +64,12 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 		case d.Granted:
 			model.take(toUS(now))
 			granted, times = append(granted, d.Reservation), append(times, now)
-			log = append(log, grant{At: d.At.UnixMicro(), Units: 1})
+			log = append(log, limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
 		case d.Windows[0].Used < limit && (now+d.RetryIn-fits).Abs() > 10*time.Microsecond:
 			t.Fatalf("at %v denied until %v, by the model until %v", now, now+d.RetryIn, fits)
 		}
 	}
-	if over := mostOver(throttle.Window{Limit: limit, Period: period}, log); over > 0 {
+	if over := limitertest.MostOver(throttle.Window{Limit: limit, Period: period}, log); over > 0 {
 		t.Fatalf("%d units above the limit", over)
 	}
 }

@@ -8,32 +8,33 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A debt of many bursts is not forgotten, and what ends it gives back nobody else's units.
 func TestGCRAKeepsADebtOfManyBursts(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, policy(throttle.Window{
+		l, _ := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{
 			Name: "tokens", Algorithm: throttle.GCRA, Limit: 4999, Period: 30 * 24 * h, Unit: "tokens",
 		}))
 		of := func(tokens int64) throttle.Request {
 			return throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": tokens}}
 		}
-		reserve(t, l, of(3000))
-		r := reserve(t, l, of(1)).Reservation
+		limitertest.Reserve(t, l, of(3000))
+		r := limitertest.Reserve(t, l, of(1)).Reservation
 		for _, step := range []struct{ actual, used int64 }{
 			{50_000, 53_000}, {1, 3001}, {1e12, 1e12 + 3000}, {1, 3001},
 		} {
-			r = settle(t, l, r, step.actual)
-			if used := peek(t, l, of(1)).Windows[0].Used; used != step.used {
+			r = limitertest.Settle(t, l, r, step.actual)
+			if used := limitertest.Peek(t, l, of(1)).Windows[0].Used; used != step.used {
 				t.Errorf("settled for %d: %d are counted, want %d", step.actual, used, step.used)
 			}
 		}
-		if d := reserve(t, l, of(1999)); d.Granted || d.RetryIn < 8*m || d.RetryIn > 9*m {
+		if d := limitertest.Reserve(t, l, of(1999)); d.Granted || d.RetryIn < 8*m || d.RetryIn > 9*m {
 			t.Errorf("one too many: granted %v, denied for %v", d.Granted, d.RetryIn)
 		}
-		if d := reserve(t, l, of(1998)); !d.Granted {
+		if d := limitertest.Reserve(t, l, of(1998)); !d.Granted {
 			t.Errorf("the rest is denied for %v", d.RetryIn)
 		}
 	})
@@ -69,15 +70,15 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			l, c := newHanded(t, client, policy(w))
+			l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			m := newModel("", []throttle.Window{w})
 			w = m.windows[0]
 			drains := int64(float64(w.Period.Microseconds()) / float64(w.Limit) * float64(w.Burst))
 			for i := range 12 {
-				r := acme(max(1, w.Burst/(1+random.Int64N(3))))
+				r := limitertest.Acme(max(1, w.Burst/(1+random.Int64N(3))))
 				r.IdempotencyKey = string(rune('a' + i))
 				now := c.US.Load()
-				got, want := reserve(t, l, r), m.reserve(r, now)
+				got, want := limitertest.Reserve(t, l, r), m.reserve(r, now)
 				g, x := got.Windows[0], want.Windows[0]
 				if got.Granted != want.Granted || got.RetryIn != want.RetryIn || g.Used != x.Used || !g.ResetsAt.Equal(x.ResetsAt) {
 					t.Fatalf("%d per %v, burst %d, call %d: granted %v, retry in %v, used %d, resets %v; want %v, %v, %d, %v", w.Limit, w.Period, w.Burst,
@@ -118,17 +119,17 @@ func TestDebtsAreKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.Name, w.Unit = "tokens", "tokens"
-			l, _ := newHanded(t, client, policy(w))
+			l, _ := limitertest.NewHanded(t, client, limitertest.Policy(w))
 			tokens := throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": 1}}
-			a, b := reserve(t, l, tokens).Reservation, reserve(t, l, tokens).Reservation
-			a, b = settle(t, l, a, 1e12), settle(t, l, b, 1e12)
-			b = settle(t, l, b, 1)
-			if used := peek(t, l, tokens).Windows[0].Used; used != 1e12+1 {
+			a, b := limitertest.Reserve(t, l, tokens).Reservation, limitertest.Reserve(t, l, tokens).Reservation
+			a, b = limitertest.Settle(t, l, a, 1e12), limitertest.Settle(t, l, b, 1e12)
+			b = limitertest.Settle(t, l, b, 1)
+			if used := limitertest.Peek(t, l, tokens).Windows[0].Used; used != 1e12+1 {
 				t.Errorf("%s: %d are counted, want %d", w.Algorithm, used, int64(1e12+1))
 			}
-			cancel(t, l, a)
-			cancel(t, l, b)
-			if used := peek(t, l, tokens).Windows[0].Used; used != 0 {
+			limitertest.Cancel(t, l, a)
+			limitertest.Cancel(t, l, b)
+			if used := limitertest.Peek(t, l, tokens).Windows[0].Used; used != 0 {
 				t.Errorf("%s: %d are counted after all was given back", w.Algorithm, used)
 			}
 		}

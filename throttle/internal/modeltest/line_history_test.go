@@ -3,6 +3,8 @@ package modeltest
 import (
 	"fmt"
 	"slices"
+	"strings"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -10,7 +12,26 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
+
+// Random histories: tickets come, leave, are lost and change. No limit is exceeded, no ticket is
+// overtaken in its flow, and each that fits is taken. The keys agree after every step. In the end
+// all have been taken, and nothing is left.
+func TestLineHoldsWhateverHappens(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		histories, n := 40, 0
+		if strings.HasSuffix(t.Name(), "/miniredis") {
+			histories = 10 // it is ten times as slow
+		}
+		rapid.Check(t, func(t *rapid.T) {
+			if n++; n <= histories {
+				crowdHistory(t, client)
+			}
+		})
+	})
+}
 
 func anyLineWindow(t *rapid.T, i int, per []throttle.Scope, algorithms []throttle.Algorithm) throttle.Window {
 	w := throttle.Window{
@@ -32,7 +53,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	if err := client.FlushDB(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	cr := &crowd{t: t, client: client, c: newMidnight(), flows: map[string][]*standing{}, lost: map[string]lostTake{}}
+	cr := &crowd{t: t, client: client, c: limitertest.NewClock(), flows: map[string][]*standing{}, lost: map[string]lostTake{}}
 	cr.c.Set(0)
 	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
 	all := throttle.Shared
@@ -48,7 +69,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	if !changing {
 		algorithms = append(algorithms, throttle.GCRA)
 	}
-	cr.p = policy()
+	cr.p = limitertest.Policy()
 	cr.p.BatchShare = throttle.MinBatchShare // less than one ticket in a history
 	batches := rapid.Bool().Draw(t, "batches")
 	for i := range rapid.IntRange(1, 4).Draw(t, "windows") {
@@ -165,7 +186,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			}
 			check(cr.servers[0].Line("p").PutBack(t.Context(), []throttle.TakenTicket{ticket.TakenTicket}))
 			cr.m.cancel(known(ticket.Decision.Reservation), cr.now())
-			cr.insert(standing{ticket.Ticket, ticket.request, ticket.Rank - lineZero})
+			cr.insert(standing{ticket.Ticket, ticket.request, ticket.Rank - limitertest.LineZero})
 			cr.taken = slices.Delete(cr.taken, i, i+1)
 		},
 		"give back": func(t *rapid.T) {
@@ -182,7 +203,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			server := cr.newServer()
 			cr.take(server, rapid.IntRange(1, 3).Draw(t, "most"), anyQueues(t)...)
 			for _, ticket := range cr.taken[n:] {
-				cr.lost[ticket.Queue+ticket.ID] = lostTake{cr.now(), standing{ticket.Ticket, ticket.request, ticket.Rank - lineZero}}
+				cr.lost[ticket.Queue+ticket.ID] = lostTake{cr.now(), standing{ticket.Ticket, ticket.request, ticket.Rank - limitertest.LineZero}}
 			}
 			cr.taken = cr.taken[:n]
 		},

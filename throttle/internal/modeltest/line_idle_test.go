@@ -7,17 +7,18 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // Each ticket that fits is taken, even where scopes cross. After every take the model checks the
 // first ticket of each flow.
 func TestNothingIdlesWhereScopesCross(t *testing.T) {
-	onRedis(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(
 			throttle.Window{Name: "user", Limit: 1, Period: s, Scope: throttle.Per("tenant", "user")},
 			throttle.Window{Name: "own", Limit: 5, Period: s},
 			throttle.Window{Name: "region", Limit: 12, Period: s, Scope: throttle.Per("region")},
-			sharedWindow(20, s),
+			limitertest.SharedWindow(20, s),
 		))
 		m := newModel("exempt", l.Policies()[0].Windows)
 		waiting := map[string][]throttle.Request{} // by flow
@@ -36,7 +37,7 @@ func TestNothingIdlesWhereScopesCross(t *testing.T) {
 			waiting[r.Tenant+fmt.Sprint(r.Attributes)] = append(waiting[r.Tenant+fmt.Sprint(r.Attributes)], r)
 		}
 		for n := 0; len(waiting) > 0; n++ {
-			taken := take(t, l, throttle.MaxTake, "q")
+			taken := limitertest.Take(t, l, throttle.MaxTake, "q")
 			for _, ticket := range taken.Tickets {
 				r := ticket.Decision.Reservation.Request
 				flow := r.Tenant + fmt.Sprint(r.Attributes)
@@ -64,6 +65,6 @@ func TestNothingIdlesWhereScopesCross(t *testing.T) {
 				t.Fatalf("%d flows wait for ever", len(waiting))
 			}
 		}
-		isGone(t, client)
+		limitertest.IsGone(t, client)
 	})
 }

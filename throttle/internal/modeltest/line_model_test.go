@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,33 +13,14 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
-
-// Random histories: tickets come, leave, are lost and change. No limit is exceeded, no ticket is
-// overtaken in its flow, and each that fits is taken. The keys agree after every step. In the end
-// all have been taken, and nothing is left.
-func TestLineHoldsWhateverHappens(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		histories, n := 40, 0
-		if strings.HasSuffix(t.Name(), "/miniredis") {
-			histories = 10 // it is ten times as slow
-		}
-		rapid.Check(t, func(t *rapid.T) {
-			if n++; n <= histories {
-				crowdHistory(t, client)
-			}
-		})
-	})
-}
 
 // A crowd is the model of a line: which tickets wait where, in plain lists. The model of every
 // algorithm has what the windows hold.
 type crowd struct {
 	t         *rapid.T
 	client    *redis.Client
-	c         *clock
+	c         *limitertest.Clock
 	p         throttle.Policy
 	servers   []*limitertest.Hooked
 	m         *model
@@ -110,18 +90,18 @@ func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 		}
 		cr.remove(id)
 	}
-	st := readLine(cr.t, cr.client)
+	st := limitertest.ReadLine(cr.t, cr.client)
 	record := st.Hashes["t"][id.Queue+"/"+id.ID]
 	if record == "" {
 		cr.t.Fatalf("%v does not stand in line", id)
 	}
 	rank := limitertest.RankOf(record)
-	cr.insert(standing{id, r, rank - lineZero})
+	cr.insert(standing{id, r, rank - limitertest.LineZero})
 	cr.c.US.Add(1) // no two joins are at the same time
 	for _, list := range cr.flows {
 		for _, w := range list {
-			if front := w.request.Front; w.id != id && (r.Front && rank-lineZero >= w.rank || !r.Front && !front && rank-lineZero <= w.rank) {
-				cr.t.Fatalf("%v got the rank %d, and %v has %d", id, rank-lineZero, w.id, w.rank)
+			if front := w.request.Front; w.id != id && (r.Front && rank-limitertest.LineZero >= w.rank || !r.Front && !front && rank-limitertest.LineZero <= w.rank) {
+				cr.t.Fatalf("%v got the rank %d, and %v has %d", id, rank-limitertest.LineZero, w.id, w.rank)
 			}
 		}
 	}
@@ -144,7 +124,7 @@ func known(r throttle.Reservation) throttle.Reservation {
 func (cr *crowd) fatal(format string, args ...any) {
 	cr.t.Helper()
 	var lines []string
-	for key, value := range dump(cr.t, cr.client) {
+	for key, value := range limitertest.Dump(cr.t, cr.client) {
 		if !strings.Contains(key, ":k:") && !strings.Contains(key, ":r:") {
 			lines = append(lines, fmt.Sprintf("%s %q", strings.TrimPrefix(key, "sluice:{p}:"), value))
 		}
@@ -206,7 +186,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 
 func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 	stands := func() string {
-		st := readLine(cr.t, cr.client)
+		st := limitertest.ReadLine(cr.t, cr.client)
 		delete(st.Hashes, "z") // forgets queues, too
 		return fmt.Sprint(st.Hashes, st.Sets)
 	}
@@ -256,7 +236,7 @@ func (cr *crowd) acknowledge() {
 			cr.t.Fatal(err)
 		}
 	}
-	tickets := readLine(cr.t, cr.client).Hashes["t"]
+	tickets := limitertest.ReadLine(cr.t, cr.client).Hashes["t"]
 	for _, lost := range cr.lost {
 		if tickets[lost.id.Queue+"/"+lost.id.ID] != "" {
 			cr.lostAreBack()
@@ -283,7 +263,7 @@ func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) th
 			cr.fatal("%v is taken as number %d of its flow", ticket.Ticket, i+1)
 		}
 		w := cr.flows[flow][0]
-		if w.rank != ticket.Rank-lineZero || ticket.NeverFits != cr.m.neverFits(w.request) || !slices.Contains(queues, ticket.Queue) {
+		if w.rank != ticket.Rank-limitertest.LineZero || ticket.NeverFits != cr.m.neverFits(w.request) || !slices.Contains(queues, ticket.Queue) {
 			cr.fatal("taken is %+v, the model has %+v", ticket, w)
 		}
 		cr.remove(ticket.Ticket)
@@ -329,7 +309,7 @@ func (cr *crowd) fits(w *standing) bool {
 // left to them.
 func (cr *crowd) asks() map[string]bool {
 	asks := map[string]bool{}
-	for queue, record := range readLine(cr.t, cr.client).Hashes["z"] {
+	for queue, record := range limitertest.ReadLine(cr.t, cr.client).Hashes["z"] {
 		last, err := strconv.ParseInt(strings.Fields(record)[4], 10, 64)
 		if err != nil {
 			cr.t.Fatal(err)
@@ -390,7 +370,7 @@ func (cr *crowd) set() {
 
 func (cr *crowd) newServer() *limitertest.Hooked {
 	cr.asked++
-	l := newEdited(cr.t, cr.client, cr.c, []func(string) string{limitertest.WithoutShortExpiry}, cr.p)
+	l := limitertest.NewEdited(cr.t, cr.client, cr.c, []func(string) string{limitertest.WithoutShortExpiry}, cr.p)
 	if err := l.Refresh(cr.t.Context(), "p"); err != nil {
 		cr.t.Fatal(err)
 	}
@@ -398,7 +378,7 @@ func (cr *crowd) newServer() *limitertest.Hooked {
 }
 
 func (cr *crowd) agree() {
-	if faults := readLine(cr.t, cr.client).Faults(true); len(faults) > 0 {
+	if faults := limitertest.ReadLine(cr.t, cr.client).Faults(true); len(faults) > 0 {
 		cr.fatal("the line does not agree:\n%s", strings.Join(faults, "\n"))
 	}
 }
@@ -416,5 +396,5 @@ func (cr *crowd) drain() {
 		cr.pass(next)
 	}
 	cr.agree()
-	isGone(cr.t, cr.client)
+	limitertest.IsGone(cr.t, cr.client)
 }

@@ -101,10 +101,10 @@ func TestConcurrentCallsAreLinearizable(t *testing.T) {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			c := newMidnight()
+			c := limitertest.NewClock()
 			var limiters []*throttle.Limiter
 			for range 2 {
-				limiters = append(limiters, newBy(t, client, c, policy(windows...)))
+				limiters = append(limiters, limitertest.NewBy(t, client, c, limitertest.Policy(windows...)))
 			}
 			var mu sync.Mutex
 			var history []porcupine.Operation
@@ -120,7 +120,7 @@ func TestConcurrentCallsAreLinearizable(t *testing.T) {
 						l := limiters[i%len(limiters)]
 						for j := range 4 {
 							in := historyStep{now: c.US.Load()}
-							in.r.Request = acme(1 + random.Int64N(2))
+							in.r.Request = limitertest.Acme(1 + random.Int64N(2))
 							in.r.Tenant = string("ab"[random.IntN(2)])
 							in.r.IdempotencyKey = fmt.Sprint(seed, round, i, j)
 							in.what = []string{"reserve", "reserve", "cancel", "peek"}[random.IntN(4)]

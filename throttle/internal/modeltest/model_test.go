@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // A model answers as the scripts must. It is slow and plain: it keeps all that was granted since
@@ -42,7 +43,7 @@ func newModel(exempt string, windows []throttle.Window) *model {
 }
 
 func (m *model) setWindows(windows []throttle.Window) {
-	m.windows = policy(windows...).WithDefaults().Windows
+	m.windows = limitertest.Policy(windows...).WithDefaults().Windows
 }
 
 func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
@@ -66,7 +67,7 @@ func capacity(w throttle.Window) int64 {
 
 func (m *model) neverFits(r throttle.Request) bool {
 	for _, w := range m.windows {
-		if costOf(w, r) > capacity(w) && r.Tenant != m.exempt {
+		if limitertest.CostOf(w, r) > capacity(w) && r.Tenant != m.exempt {
 			return true
 		}
 	}
@@ -124,7 +125,7 @@ func (v *view) write(events []*event) {
 // fits reports whether all windows fit now.
 func (v *view) fits() bool {
 	for i, w := range v.model.windows {
-		if !fits(w, costOf(w, v.r), v.now, level(w, v.logs[i].events, v.now)) {
+		if !fits(w, limitertest.CostOf(w, v.r), v.now, level(w, v.logs[i].events, v.now)) {
 			return false
 		}
 	}
@@ -136,7 +137,7 @@ func (v *view) earliest() int64 {
 	for t := v.now; ; {
 		next := t
 		for i, w := range v.model.windows {
-			next = max(next, fitsFrom(w, v.logs[i].events, t, costOf(w, v.r)))
+			next = max(next, fitsFrom(w, v.logs[i].events, t, limitertest.CostOf(w, v.r)))
 		}
 		if next == t {
 			return t
@@ -164,7 +165,7 @@ func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision 
 		}
 		state.Remaining = max(0, state.Burst-state.Used)
 		if !granted && retryAt > decided {
-			if fits := fitsFrom(w, log, v.now, costOf(w, v.r)); fits > v.now {
+			if fits := fitsFrom(w, log, v.now, limitertest.CostOf(w, v.r)); fits > v.now {
 				state.Denied, state.RetryIn = true, time.Duration(fits-decided)*us
 			}
 		}
@@ -194,7 +195,7 @@ func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
 	}
 	var events []*event
 	for _, w := range m.windows {
-		events = append(events, &event{at: v.now, key: r.IdempotencyKey, units: costOf(w, r), window: w})
+		events = append(events, &event{at: v.now, key: r.IdempotencyKey, units: limitertest.CostOf(w, r), window: w})
 	}
 	v.write(events)
 	m.granted[r.IdempotencyKey] = v.now
@@ -211,7 +212,7 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 	}
 	var events []*event
 	for i, w := range m.windows {
-		e := &event{at: v.now, units: costOf(w, r.Request), window: w, of: &event{at: at}}
+		e := &event{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, of: &event{at: at}}
 		if grant := v.grant(i, r); grant != nil {
 			grant.cancelled, e.of = true, grant
 		}
@@ -239,7 +240,7 @@ func (v *view) grant(i int, r throttle.Reservation) *event {
 func (m *model) outlived(r throttle.Reservation, real int64) bool {
 	v := m.look(r.Request, real)
 	for i, w := range m.windows {
-		alone := []*event{{at: r.At.UnixMicro(), units: costOf(w, r.Request), window: w}}
+		alone := []*event{{at: r.At.UnixMicro(), units: limitertest.CostOf(w, r.Request), window: w}}
 		if v.grant(i, r) == nil && (v.now < alone[0].at || level(w, alone, v.now).Sign() > 0) {
 			return true
 		}
@@ -250,10 +251,10 @@ func (m *model) outlived(r throttle.Reservation, real int64) bool {
 // describe is for the message of a failing test.
 func describe(d throttle.Decision) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, clock behind %v, retry in %v", d.Granted, d.Exempt, d.At.UnixMicro()-midnight, d.ClockBehind, d.RetryIn)
+	fmt.Fprintf(&b, "granted %v, exempt %v, at %v, clock behind %v, retry in %v", d.Granted, d.Exempt, d.At.UnixMicro()-limitertest.Midnight, d.ClockBehind, d.RetryIn)
 	for _, w := range d.Windows {
 		fmt.Fprintf(&b, "\n  %s %v %v: used %d, remaining %d of %d, denied %v, retry in %v, resets %d",
-			w.Name, w.Period, w.Scope, w.Used, w.Remaining, w.Burst, w.Denied, w.RetryIn, w.ResetsAt.UnixMicro()-midnight)
+			w.Name, w.Period, w.Scope, w.Used, w.Remaining, w.Burst, w.Denied, w.RetryIn, w.ResetsAt.UnixMicro()-limitertest.Midnight)
 	}
 	return b.String()
 }

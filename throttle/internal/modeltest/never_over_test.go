@@ -33,29 +33,29 @@ func TestNeverOver(t *testing.T) {
 		w.Name = "w"
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := newHanded(t, client, policy(w))
+				l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 				random := rand.New(rand.NewPCG(1, 2))
 				largest, step := capacity(w.WithDefaults()), int64(w.Period)/20
 				if w.Algorithm == throttle.GCRA {
 					step = int64(float64(w.Period) / float64(w.Limit) * float64(w.Burst) / 4)
 				}
-				var log []grant
+				var log []limitertest.Grant
 				at, most := time.Duration(0), int64(0)
 				for range 250 {
 					c.Set(at)
-					d := reserve(t, l, acme(1+random.Int64N(largest/4)))
+					d := limitertest.Reserve(t, l, limitertest.Acme(1+random.Int64N(largest/4)))
 					most = max(most, d.Windows[0].Used)
 					switch {
 					case !d.Granted && random.IntN(2) == 0:
 						at += d.RetryIn
 					case d.Granted && w.Anchor != throttle.AnchorFirstUse && random.IntN(4) == 0:
-						cancel(t, l, d.Reservation)
+						limitertest.Cancel(t, l, d.Reservation)
 					case d.Granted:
-						log = append(log, grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
+						log = append(log, limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
 						at += time.Duration(random.Int64N(step)) / us * us
 					}
 				}
-				if over := mostOver(w, log); over > 0 {
+				if over := limitertest.MostOver(w, log); over > 0 {
 					t.Errorf("%d units over", over)
 				}
 				if most < largest-largest/4 || len(log) < 30 {
@@ -77,14 +77,14 @@ func TestGCRARateIsKept(t *testing.T) {
 		w.Name, w.Algorithm = "w", throttle.GCRA
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := newHanded(t, client, policy(w))
-				reserve(t, l, acme(w.Burst))
+				l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
+				limitertest.Reserve(t, l, limitertest.Acme(w.Burst))
 				units, at := int64(0), time.Duration(0)
 				for i := range int64(50) {
 					cost := max(1, w.Burst/(i+1))
-					at += reserve(t, l, acme(cost)).RetryIn
+					at += limitertest.Reserve(t, l, limitertest.Acme(cost)).RetryIn
 					c.Set(at)
-					if d := reserve(t, l, acme(cost)); !d.Granted {
+					if d := limitertest.Reserve(t, l, limitertest.Acme(cost)); !d.Granted {
 						t.Fatalf("denied after RetryIn, for %v", d.RetryIn)
 					}
 					units += cost
@@ -101,20 +101,20 @@ func TestGCRARateIsKept(t *testing.T) {
 // Merged grants are later than they were, by a 64th of the period at most (here a quarter): never
 // over, and never denied for longer than that.
 func TestMergedGrantsAreOnlyALittleStricter(t *testing.T) {
-	w := policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
+	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 10 * s}).WithDefaults().Windows[0]
 	const tick = 2_500_000 // us: 10 s / 4
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		c := newMidnight()
-		l := newEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry, limitertest.MergeFrom("8")}, policy(w))
+		c := limitertest.NewClock()
+		l := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry, limitertest.MergeFrom("8")}, limitertest.Policy(w))
 		onlyStricter(t, l.Limiter, c, w, tick, 700, 3, 40*ms)
 	})
 }
 
 // The same with the scripts as they are: a thousand grants in little more than 1 kB.
 func TestThousandsOfGrantsAreMerged(t *testing.T) {
-	w := policy(throttle.Window{Name: "w", Limit: 1200, Period: 1024 * s}).WithDefaults().Windows[0]
+	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 1200, Period: 1024 * s}).WithDefaults().Windows[0]
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(w))
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 		onlyStricter(t, l, c, w, 16e6, 1400, 1, 500*ms)
 		bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
 		if bytes > 140*8 || bytes < 40*8 {
@@ -123,9 +123,9 @@ func TestThousandsOfGrantsAreMerged(t *testing.T) {
 		// Costs that need wide entries.
 		c.Set(2048 * s)
 		w.Limit = 1e9
-		setPolicy(t, l, w)
-		reserve(t, l, acme(1e8))
-		if d := reserve(t, l, acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
+		limitertest.SetPolicy(t, l, w)
+		limitertest.Reserve(t, l, limitertest.Acme(1e8))
+		if d := limitertest.Reserve(t, l, limitertest.Acme(8e8)); !d.Granted || d.Windows[0].Used < 9e8 {
 			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
 		}
 	})
@@ -134,13 +134,13 @@ func TestThousandsOfGrantsAreMerged(t *testing.T) {
 // A backlog is taken piece by piece, in every period again. It loses nothing to merged grants.
 func TestABacklogKeepsItsPace(t *testing.T) {
 	const limit, piece, every, periods = 500, 32, 2 * ms, 10
-	w := policy(throttle.Window{Name: "w", Limit: limit, Period: s}).WithDefaults().Windows[0]
+	w := limitertest.Policy(throttle.Window{Name: "w", Limit: limit, Period: s}).WithDefaults().Windows[0]
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(w))
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 		at := time.Duration(0)
 		for granted := int64(0); granted < periods*limit; {
 			c.Set(at)
-			d, err := l.Peek(t.Context(), acme(1))
+			d, err := l.Peek(t.Context(), limitertest.Acme(1))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestABacklogKeepsItsPace(t *testing.T) {
 				at += d.RetryIn
 				continue
 			}
-			reserve(t, l, acme(n))
+			limitertest.Reserve(t, l, limitertest.Acme(n))
 			granted += n
 			at += every
 		}
@@ -159,12 +159,12 @@ func TestABacklogKeepsItsPace(t *testing.T) {
 	})
 }
 
-func onlyStricter(t *testing.T, l *throttle.Limiter, c *clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
+func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	var log []*event
 	var made []throttle.Decision
-	var whole []grant
+	var whole []limitertest.Grant
 	at, denials := time.Duration(0), 0
 	for i := range calls {
 		c.Set(at)
@@ -172,7 +172,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *clock, w throttle.Window
 		log = slices.DeleteFunc(log, func(e *event) bool { return e.at <= now-w.Period.Microseconds() })
 		cost := 1 + random.Int64N(maxCost)
 		exactly, used := fitsFrom(w, log, now, cost), ceil(level(w, log, now))
-		d := reserve(t, l, acme(cost))
+		d := limitertest.Reserve(t, l, limitertest.Acme(cost))
 		counted := d.Windows[0].Used
 		if d.Granted {
 			counted -= cost
@@ -183,14 +183,14 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *clock, w throttle.Window
 		}
 		fits := now + d.RetryIn.Microseconds()
 		if counted < used || d.Granted && exactly > now || fits < exactly || fits > exactly+tick {
-			t.Fatalf("call %d at %v: granted %v, %d counted, fits at %d; exactly %d, at %d", i, at, d.Granted, counted, fits-midnight, used, exactly-midnight)
+			t.Fatalf("call %d at %v: granted %v, %d counted, fits at %d; exactly %d, at %d", i, at, d.Granted, counted, fits-limitertest.Midnight, used, exactly-limitertest.Midnight)
 		}
 		switch {
 		case !d.Granted:
 			at += d.RetryIn
 		case random.IntN(8) == 0:
 			j := random.IntN(len(made))
-			cancel(t, l, made[j].Reservation)
+			limitertest.Cancel(t, l, made[j].Reservation)
 			for _, e := range log {
 				e.cancelled = e.cancelled || e.key == made[j].Reservation.ID
 			}
@@ -200,9 +200,9 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *clock, w throttle.Window
 		}
 	}
 	for _, d := range made {
-		whole = append(whole, grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
+		whole = append(whole, limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
 	}
-	if over := mostOver(w, whole); over > 0 || denials == 0 {
+	if over := limitertest.MostOver(w, whole); over > 0 || denials == 0 {
 		t.Errorf("%d units over, %d denials", over, denials)
 	}
 }
@@ -224,12 +224,12 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 		{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 25, Period: 90 * ms},
 	}}
 	var mu sync.Mutex
-	logs := map[string][]grant{}
+	logs := map[string][]limitertest.Grant{}
 	granted := 0
 	note := func(d throttle.Decision) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		entry := grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]}
+		entry := limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]}
 		for _, w := range d.Windows {
 			logs[w.Name+"/"+w.Scope.String()] = append(logs[w.Name+"/"+w.Scope.String()], entry)
 		}
@@ -238,12 +238,12 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 	}
 	var group sync.WaitGroup
 	for i := range 8 {
-		l := newLimiter(t, throttletest.Client(t, addr), policy(windows...), first)
+		l := limitertest.New(t, throttletest.Client(t, addr), limitertest.Policy(windows...), first)
 		for j := range 8 {
 			group.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 				for more := true; more; {
-					r := acme(1 + random.Int64N(3))
+					r := limitertest.Acme(1 + random.Int64N(3))
 					r.Tenant = fmt.Sprint("tenant", random.IntN(2))
 					if j == 0 {
 						r.Policy = "first"
@@ -278,7 +278,7 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 	for _, w := range append(windows, first.Windows...) {
 		for name, log := range logs {
 			if name[:len(w.Name)+1] == w.Name+"/" {
-				if over := mostOver(w, log); over > 0 {
+				if over := limitertest.MostOver(w, log); over > 0 {
 					t.Errorf("%s: %d units over in %d grants", name, over, len(log))
 				}
 			}

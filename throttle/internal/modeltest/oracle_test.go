@@ -64,15 +64,15 @@ func sequence(t *rapid.T, client *redis.Client) {
 	}
 	changing := rapid.Bool().Draw(t, "limits change")
 	withExempt := func() throttle.Policy {
-		p := policy(windows...)
+		p := limitertest.Policy(windows...)
 		p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 		return p
 	}
 	if err := client.FlushDB(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	c := newMidnight()
-	hooked := newEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry}, withExempt())
+	c := limitertest.NewClock()
+	hooked := limitertest.NewEdited(t, client, c, []func(string) string{limitertest.WithoutExpiry}, withExempt())
 	l := hooked.Limiter
 	m := newModel("exempt", windows)
 	var made []throttle.Reservation
@@ -110,7 +110,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		t.Helper()
 		got.Reservation = throttle.Reservation{}
 		if !reflect.DeepEqual(got, want) {
-			t.Fatalf("%s at %d:\n%s\nthe model says\n%s", verb, c.US.Load()-midnight, describe(got), describe(want))
+			t.Fatalf("%s at %d:\n%s\nthe model says\n%s", verb, c.US.Load()-limitertest.Midnight, describe(got), describe(want))
 		}
 	}
 	tryReserve := func(t *rapid.T, r throttle.Request) {
@@ -137,7 +137,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		// The truth to the microsecond, if nobody comes between.
 		for early, granted := range []bool{true, false} {
 			c.US.Store(real + d.RetryIn.Microseconds() - int64(early))
-			if d := peek(t, l, r); d.Granted != granted {
+			if d := limitertest.Peek(t, l, r); d.Granted != granted {
 				t.Fatalf("%d us before %v have passed: granted %v", early, retryIn, d.Granted)
 			}
 		}
@@ -164,7 +164,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		},
 		"peek": func(t *rapid.T) {
 			if r := anyRequest(t); !m.neverFits(r) {
-				same(t, "Peek", peek(t, l, r), m.peek(r, c.US.Load()))
+				same(t, "Peek", limitertest.Peek(t, l, r), m.peek(r, c.US.Load()))
 			}
 		},
 		"cancel": func(t *rapid.T) {
@@ -175,7 +175,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 			if m.outlived(known(r), c.US.Load()) {
 				t.Skip("a window has forgotten it")
 			}
-			same(t, "Cancel", cancel(t, l, r), m.cancel(known(r), c.US.Load()))
+			same(t, "Cancel", limitertest.Cancel(t, l, r), m.cancel(known(r), c.US.Load()))
 		},
 		// One call to Redis answers as so many calls do, one after the other.
 		"batch": func(t *rapid.T) {

@@ -20,10 +20,10 @@ type buffered struct {
 
 // A batch is the tasks that one call made active.
 type batch struct {
-	queue  string
-	call   string // by which it can be put back
-	policy string // "" if the tasks were pending
-	at     time.Time
+	queue string
+	call  string // by which it can be put back
+	line  string // "" if the tasks were pending
+	at    time.Time
 }
 
 // handOut returns the next task that is ready. Answered means that the previous call already found
@@ -37,12 +37,14 @@ func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 		}
 		return Task{}, false, answered
 	}
-	task, fromLine := d.buffer[0].Task, d.buffer[0].from.policy != ""
+	task, fromLine := d.buffer[0].Task, d.buffer[0].from.line != ""
 	d.buffer[0] = buffered{}
 	d.buffer = d.buffer[1:]
 	d.skips = 0
+	now := time.Now()
+	d.pace.note(now, d.running)
 	d.running++
-	d.handed.add(time.Now())
+	d.handed.add(now)
 	g := d.groupOf(task.Queue)
 	if fromLine {
 		g.earned++
@@ -163,14 +165,14 @@ func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buff
 		}
 	}
 	var at time.Time // to pending
-	if from.policy != "" {
+	if from.line != "" {
 		at = time.Now().Add(fallbackMin)
 	}
 	if err := d.Asynq.Restore(ctx, from.queue, from.call, ids, at); err != nil {
 		return err
 	}
-	if from.policy != "" {
-		d.putBack(from.policy, from.queue, 0, tickets)
+	if from.line != "" {
+		d.putBack(from.line, from.queue, 0, tickets)
 		return nil
 	}
 	for _, b := range tasks {
@@ -200,7 +202,7 @@ func (d *Dispatcher) empty(ctx context.Context) error {
 			d.mu.Unlock()
 			continue
 		}
-		d.putBack(p.policy, p.queue, 0, p.tickets)
+		d.putBack(p.line, p.queue, 0, p.tickets)
 	}
 	for _, p := range pops {
 		messages, _, err := d.Asynq.DequeuePending(ctx, p.queue, p.call, p.n)
@@ -225,7 +227,7 @@ func (d *Dispatcher) empty(ctx context.Context) error {
 // putBack returns tickets to their ranks, with their units, and asks their line after the given
 // time. One that was taken without units has no rank in the line as it is now: forward has its task
 // join again, as soon as it comes.
-func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets []throttle.TakenTicket) {
+func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
 	}
@@ -240,9 +242,9 @@ func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets 
 		if len(without) > 0 {
 			_ = d.Asynq.Rescore(ctx, queue, without) // else forward finds it two minutes later
 		}
-		err := d.Limiter.Line(policy).PutBack(ctx, tickets)
+		err := d.Limiter.Line(line).PutBack(ctx, tickets)
 		if err == nil {
-			d.Expect(policy, queue, again)
+			d.Expect(line, queue, again)
 		}
 		return err
 	})
@@ -250,14 +252,14 @@ func (d *Dispatcher) putBack(policy, queue string, again time.Duration, tickets 
 
 // GiveBack refunds tickets that leave, in the background, and asks their line again: other tickets
 // may fit.
-func (d *Dispatcher) GiveBack(policy, queue string, tickets ...throttle.TakenTicket) {
+func (d *Dispatcher) GiveBack(line, queue string, tickets ...throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
 	}
 	d.later(func(ctx context.Context) error {
-		err := d.Limiter.Line(policy).Refund(ctx, tickets)
+		err := d.Limiter.Line(line).Refund(ctx, tickets)
 		if err == nil {
-			d.Expect(policy, queue, 0)
+			d.Expect(line, queue, 0)
 		}
 		return err
 	})

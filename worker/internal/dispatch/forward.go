@@ -76,9 +76,9 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			d.pendingNow(queue)
 		}
 	}
-	for policy, all := range joins {
+	for line, all := range joins {
 		all = slices.DeleteFunc(all, func(j joining) bool { return !moved[j.index] })
-		if err := d.join(ctx, queue, policy, all); err != nil {
+		if err := d.join(ctx, queue, line, all); err != nil {
 			return n, err
 		}
 	}
@@ -97,8 +97,8 @@ func (j joining) waiting() asynqredis.Waiting {
 	return asynqredis.Waiting{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
 }
 
-// join makes tasks join the line of a policy. They are scheduled with their join keys.
-func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joining) error {
+// join makes tasks join a line. They are scheduled with their join keys.
+func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -107,11 +107,11 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 		requests[i] = j.request
 	}
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
-	places, err := d.Limiter.Line(policy).Join(call, requests)
+	places, err := d.Limiter.Line(line).Join(call, requests)
 	cancel()
 	if len(all) > 1 && isOfOne(err) {
 		for i := range all {
-			if err := d.join(ctx, queue, policy, all[i:i+1]); err != nil {
+			if err := d.join(ctx, queue, line, all[i:i+1]); err != nil {
 				return err
 			}
 		}
@@ -123,7 +123,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 	now := time.Now()
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
-		d.Failed(policy, unavailable(err))
+		d.Failed(line, unavailable(err))
 	}
 	for i, j := range all {
 		switch {
@@ -133,14 +133,14 @@ func (d *Dispatcher) join(ctx context.Context, queue, policy string, all []joini
 			pending = append(pending, j.waiting())
 		default:
 			nudge = nudge || places[i].Nudge
-			d.Expect(policy, queue, places[i].StartsIn)
+			d.Expect(line, queue, places[i].StartsIn)
 			if wait := Fallback(places[i].StartsIn, j.waited, j.match.FailOpen); wait > fallbackMin {
 				scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(wait)})
 			}
 		}
 	}
 	if nudge {
-		d.Nudge(queue, policy)
+		d.Nudge(queue, line)
 	}
 	if len(scores) > 0 {
 		if err := d.Asynq.Rescore(ctx, queue, scores); err != nil {

@@ -20,7 +20,7 @@ const (
 
 // A picking is the tickets of one queue from one take.
 type picking struct {
-	policy  string
+	line    string
 	queue   string
 	call    string
 	due     time.Time // of the first ticket; zero: unknown
@@ -37,7 +37,7 @@ func (d *Dispatcher) pickings(l *line, taken throttle.Taken, sent time.Time) []*
 		p := byQueue[ticket.Queue]
 		if p == nil {
 			_, queue, _ := strings.Cut(ticket.Queue, "/")
-			p = &picking{policy: l.policy, queue: queue, call: d.Asynq.Call(), sent: sent, taken: taken.At}
+			p = &picking{line: l.name, queue: queue, call: d.Asynq.Call(), sent: sent, taken: taken.At}
 			byQueue[ticket.Queue] = p
 			all = append(all, p)
 		}
@@ -58,7 +58,7 @@ func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.lost = append(d.lost, p)
-		if timer := d.acks[p.policy]; timer != nil {
+		if timer := d.acks[p.line]; timer != nil {
 			timer.Stop()
 		}
 		return err
@@ -74,7 +74,7 @@ func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 		case asynqredis.Picked:
 			// A take that was not answered at once hands out later what it had charged then.
 			charged := p.sent.Add(-max(0, p.taken.Sub(ticket.Decision.At)))
-			grant := &Grant{TakenTicket: ticket, Line: p.policy, Sent: charged}
+			grant := &Grant{TakenTicket: ticket, Line: p.line, Sent: charged}
 			if i == 0 {
 				grant.Due = p.due
 			}
@@ -92,12 +92,12 @@ func (d *Dispatcher) pick(ctx context.Context, p *picking) error {
 			gone = append(gone, ticket)
 		}
 	}
-	d.ready(&batch{queue: p.queue, call: p.call, policy: p.policy, at: now}, ready)
-	d.putBack(p.policy, p.queue, again, back)
-	d.GiveBack(p.policy, p.queue, gone...)
+	d.ready(&batch{queue: p.queue, call: p.call, line: p.line, at: now}, ready)
+	d.putBack(p.line, p.queue, again, back)
+	d.GiveBack(p.line, p.queue, gone...)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.acknowledgeLater(p.policy)
+	d.acknowledgeLater(p.line)
 	return nil
 }
 

@@ -9,14 +9,14 @@ import (
 )
 
 // reserve reserves for pending tasks of one queue that were dequeued together, in one call for each
-// policy. So no slot waits for it. A task that gets no decision here gets one in the middleware.
+// line. So no slot waits for it. A task that gets no decision here gets one in the middleware.
 func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 	identity, err := d.Asynq.Identity(ctx)
 	if err != nil {
 		return
 	}
 	requests := map[string][]throttle.Request{}
-	of := map[string][]int{} // by policy: the tasks of its requests
+	of := map[string][]int{} // by line: the tasks of its requests
 	for i, task := range tasks {
 		match, ok := d.Match(task.Message)
 		if !ok {
@@ -29,21 +29,21 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		requests[line] = append(requests[line], r)
 		of[line] = append(of[line], i)
 	}
-	for policy, all := range requests {
-		l := d.answering(policy, queue, time.Now())
+	for line, all := range requests {
+		l := d.answering(line, queue, time.Now())
 		if l == nil {
 			continue
 		}
 		call, cancel := context.WithTimeout(ctx, takeTimeout)
 		sent := time.Now()
-		tickets, err := d.reserveInTime(call, policy, queue, all)
+		tickets, err := d.reserveInTime(call, line, queue, all)
 		cancel()
 		if errors.Is(unavailable(err), throttle.ErrUnavailable) {
 			d.failed(l, err)
 		}
 		for j, ticket := range tickets {
 			if ticket.ID != "" {
-				tasks[of[policy][j]].Grant = &Grant{TakenTicket: ticket, Line: policy, Sent: sent}
+				tasks[of[line][j]].Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent}
 			}
 		}
 	}
@@ -51,18 +51,18 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 
 // reserveInTime reserves, and returns when the context ends: a call to a silent Redis takes longer.
 // What is granted after that is given back.
-func (d *Dispatcher) reserveInTime(ctx context.Context, policy, queue string, requests []throttle.Request) ([]throttle.TakenTicket, error) {
+func (d *Dispatcher) reserveInTime(ctx context.Context, line, queue string, requests []throttle.Request) ([]throttle.TakenTicket, error) {
 	type reply struct {
 		tickets []throttle.TakenTicket
 		err     error
 	}
 	replied := make(chan reply)
 	d.inBackground(func() {
-		tickets, err := d.Limiter.Line(policy).Reserve(ctx, requests)
+		tickets, err := d.Limiter.Line(line).Reserve(ctx, requests)
 		select {
 		case replied <- reply{tickets, err}:
 		case <-ctx.Done():
-			d.GiveBack(policy, queue, tickets...)
+			d.GiveBack(line, queue, tickets...)
 		}
 	})
 	select {
@@ -73,11 +73,11 @@ func (d *Dispatcher) reserveInTime(ctx context.Context, policy, queue string, re
 	}
 }
 
-// answering returns the line of a policy for a queue, or nil while the limiter does not answer.
-func (d *Dispatcher) answering(policy, queue string, now time.Time) *line {
+// answering returns the line of a name for a queue, or nil while the limiter does not answer.
+func (d *Dispatcher) answering(name, queue string, now time.Time) *line {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l := d.groupOf(queue).lines[policy]
+	l := d.groupOf(queue).lines[name]
 	if l == nil || now.Before(l.until) || now.Before(d.silence.until) {
 		return nil
 	}

@@ -25,7 +25,7 @@ type group struct {
 	strict  bool     // less important groups follow, and must not go before its pending tasks
 
 	earned int              // hand-outs from the line that earned pending ones no turn yet
-	lines  map[string]*line // by policy
+	lines  map[string]*line // by name
 	pollAt time.Time        // when pending tasks are looked for, after there were none
 	served string           // the policy of which something was taken last
 
@@ -116,8 +116,8 @@ func (d *Dispatcher) round(ctx context.Context) error {
 func (d *Dispatcher) wanted() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	recent := d.handed.since(time.Now().Add(-recently)) - len(d.buffer)
-	return min(max(1, d.Concurrency-d.running, recent), batchMax)
+	quick := d.pace.within(soon, d.Concurrency, recentMax) - len(d.buffer)
+	return min(max(1, d.Concurrency-d.running, quick), batchMax)
 }
 
 // turns returns how many turns before the line the pending tasks have earned.

@@ -59,14 +59,14 @@ type watched struct {
 	bench *bench
 }
 
-func (w watched) Line(policy string) dispatch.Line {
-	return watchedLine{w.Limiter.Line(policy), w.bench, policy}
+func (w watched) Line(line string) dispatch.Line {
+	return watchedLine{w.Limiter.Line(line), w.bench, line}
 }
 
 type watchedLine struct {
 	dispatch.Line
-	bench  *bench
-	policy string
+	bench *bench
+	line  string
 }
 
 func (w watchedLine) Acknowledge(ctx context.Context) error {
@@ -101,7 +101,7 @@ func (w watchedLine) answered() {
 
 func (w watchedLine) Take(ctx context.Context, o throttle.TakeOptions) (throttle.Taken, error) {
 	w.bench.mu.Lock()
-	w.bench.takes = append(w.bench.takes, w.policy)
+	w.bench.takes = append(w.bench.takes, w.line)
 	limit := w.bench.limit
 	w.bench.mu.Unlock()
 	if limit != nil {
@@ -210,7 +210,7 @@ func (b *bench) wait(queue string, ids ...string) {
 	b.waitIn("api", queue, ids...)
 }
 
-func (b *bench) waitIn(policy, queue string, ids ...string) {
+func (b *bench) waitIn(line, queue string, ids ...string) {
 	b.Helper()
 	ctx := b.Context()
 	identity, err := b.asynq.Identity(ctx)
@@ -227,12 +227,12 @@ func (b *bench) waitIn(policy, queue string, ids ...string) {
 			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: identity + "/" + queue, ID: id},
 		})
 	}
-	places, err := b.limiter.Line(policy).Join(ctx, requests)
+	places, err := b.limiter.Line(line).Join(ctx, requests)
 	b.ok(err)
 	for _, place := range places {
 		b.ok(place.Err)
 		if place.Nudge && !b.quiet {
-			b.ok(b.asynq.Nudge(ctx, queue, policy))
+			b.ok(b.asynq.Nudge(ctx, queue, line))
 		}
 	}
 }

@@ -35,5 +35,5 @@ func (s *share) had(tickets []throttle.TakenTicket) {
 
 // family is the policy of a line, which its other shards have too.
 func (l *line) family() string {
-	return throttle.PolicyOf(l.policy)
+	return throttle.PolicyOf(l.name)
 }

@@ -25,8 +25,8 @@ const (
 
 // A line is this server's view of a policy's line, for the queues of one group.
 type line struct {
-	policy string // its name: that of the policy, unless it has shards
-	group  *group
+	name  string // that of the policy, unless it has shards
+	group *group
 	backoff
 	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
 	empty  bool      // nobody waited when it was asked last
@@ -35,23 +35,24 @@ type line struct {
 	news   time.Time // when to ask it for what came since the last take was sent; zero: nothing
 	passed time.Time // when another server was asked to ask it
 	share  share     // of the slots, among the lines of its policy's shards
+	clock  clock     // of its Redis
 }
 
-// know adds the lines of all current policies.
+// know adds the lines of all current policies, and drops the others.
 func (d *Dispatcher) know(now time.Time) {
-	policies := d.Limiter.Lines()
+	names := d.Limiter.Lines()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range d.groups {
-		for _, policy := range policies {
-			if g.lines[policy] == nil {
-				g.lines[policy] = &line{policy: policy, group: g, next: now}
+		for _, name := range names {
+			if g.lines[name] == nil {
+				g.lines[name] = &line{name: name, group: g, next: now}
 			}
 		}
-		if len(g.lines) > len(policies) {
-			for policy := range g.lines {
-				if !slices.Contains(policies, policy) {
-					delete(g.lines, policy)
+		if len(g.lines) > len(names) {
+			for name := range g.lines {
+				if !slices.Contains(names, name) {
+					delete(g.lines, name)
 				}
 			}
 		}
@@ -88,7 +89,7 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 		if c := strings.Compare(a.family(), b.family()); c != 0 {
 			return c
 		}
-		return cmp.Or(cmp.Compare(max(a.share.at, g.reached[a.family()]), max(b.share.at, g.reached[b.family()])), strings.Compare(a.policy, b.policy))
+		return cmp.Or(cmp.Compare(max(a.share.at, g.reached[a.family()]), max(b.share.at, g.reached[b.family()])), strings.Compare(a.name, b.name))
 	})
 	return due
 }
@@ -122,7 +123,7 @@ func (l *line) before(other *line) bool {
 	if l.group != other.group {
 		return l.group.index < other.group.index
 	}
-	return l.policy < other.policy
+	return l.name < other.name
 }
 
 // lines takes from the first line of a group that has a ticket that fits.
@@ -171,7 +172,7 @@ func (d *Dispatcher) isSilent(now time.Time) bool {
 // of asynq's Redis.
 func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) (found bool, err error) {
 	d.mu.Lock()
-	if timer := d.acks[l.policy]; timer != nil {
+	if timer := d.acks[l.name]; timer != nil {
 		timer.Stop() // this take says it
 	}
 	nudged, due := l.nudged, l.due
@@ -183,14 +184,14 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 
 	call, cancel := context.WithTimeout(ctx, takeTimeout)
 	sent := time.Now()
-	taken, err := d.Limiter.Line(l.policy).Take(call, throttle.TakeOptions{Queues: queues, Max: n})
+	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Max: n})
 	cancel()
 	if err != nil {
 		d.failed(l, err)
 		return false, nil
 	}
-	d.answered(l, taken)
-	d.Answered(l.policy, taken.At)
+	d.answered(l, taken, sent)
+	d.Answered(l.name, taken.At)
 	d.mu.Lock()
 	d.full = len(taken.Tickets) >= n
 	d.mu.Unlock()
@@ -198,7 +199,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		return false, nil
 	}
 	if nudged != "" && len(taken.Tickets) >= n {
-		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.policy) })
+		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.name) })
 	}
 	before := d.madeReady()
 	pickings := d.pickings(l, taken, sent)
@@ -221,7 +222,7 @@ func (d *Dispatcher) failed(l *line, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if errors.Is(err, throttle.ErrUnknownPolicy) {
-		delete(l.group.lines, l.policy)
+		delete(l.group.lines, l.name)
 		return
 	}
 	l.fail(now)
@@ -230,7 +231,7 @@ func (d *Dispatcher) failed(l *line, err error) {
 	}
 	d.silence.failed = true
 	l.empty, l.next = false, l.until
-	d.Failed(l.policy, unavailable(err))
+	d.Failed(l.name, unavailable(err))
 }
 
 // unavailable returns the error of a limiter that did not answer in time.
@@ -242,20 +243,22 @@ func unavailable(err error) error {
 }
 
 // answered notes the answer of a take.
-func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
+func (d *Dispatcher) answered(l *line, taken throttle.Taken, sent time.Time) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	l.backoff, d.silence = backoff{}, backoff{}
 	l.empty = taken.Next < 0
-	l.next, l.due = now.Add(max(0, taken.Next)), time.Time{}
+	l.clock.learn(taken.At, sent, now)
+	in := l.clock.here(taken.At.Add(taken.Next)).Sub(now)
+	l.next, l.due = now.Add(max(0, in)), time.Time{}
 	if !l.empty {
 		l.due = l.next
 	}
 	if len(taken.Tickets) > 0 {
 		family := l.family()
 		l.group.served = family
-		if family != l.policy {
+		if family != l.name {
 			l.share.at = max(l.share.at, l.group.reached[family]) // nobody saves up turns
 			l.group.reached[family] = l.share.at
 			l.share.had(taken.Tickets)
@@ -268,16 +271,16 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
 	}
 }
 
-// Expect notes that a task waits in the line of a policy for a queue, and when to ask for it.
-func (d *Dispatcher) Expect(policy, queue string, in time.Duration) {
+// Expect notes that a task waits in a line for a queue, and when to ask for it.
+func (d *Dispatcher) Expect(name, queue string, in time.Duration) {
 	at := time.Now().Add(min(in, waitMax)) // limits may be raised meanwhile
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g := d.groupOf(queue)
-	l := g.lines[policy]
+	l := g.lines[name]
 	if l == nil {
-		l = &line{policy: policy, group: g, empty: true}
-		g.lines[policy] = l
+		l = &line{name: name, group: g, empty: true}
+		g.lines[name] = l
 	}
 	if l.news.IsZero() || at.Before(l.news) {
 		l.news = at
@@ -296,22 +299,22 @@ func (l *line) expect(at time.Time) bool {
 	return sooner
 }
 
-// acknowledgeLater acknowledges the last take of a policy after a while, unless another take
+// acknowledgeLater acknowledges the last take from a line after a while, unless another take
 // follows or some of its tickets are not picked yet. The lock is held.
-func (d *Dispatcher) acknowledgeLater(policy string) {
-	if d.closed || slices.ContainsFunc(d.lost, func(p *picking) bool { return p.policy == policy }) {
+func (d *Dispatcher) acknowledgeLater(line string) {
+	if d.closed || slices.ContainsFunc(d.lost, func(p *picking) bool { return p.line == line }) {
 		return
 	}
-	if timer := d.acks[policy]; timer != nil {
+	if timer := d.acks[line]; timer != nil {
 		timer.Reset(acknowledgeAfter)
 		return
 	}
-	d.acks[policy] = time.AfterFunc(acknowledgeAfter, func() { d.acknowledge(policy) })
+	d.acks[line] = time.AfterFunc(acknowledgeAfter, func() { d.acknowledge(line) })
 }
 
-func (d *Dispatcher) acknowledge(policy string) {
+func (d *Dispatcher) acknowledge(line string) {
 	d.later(func(ctx context.Context) error {
-		err := d.Limiter.Line(policy).Acknowledge(ctx)
+		err := d.Limiter.Line(line).Acknowledge(ctx)
 		if errors.Is(err, throttle.ErrUnknownPolicy) {
 			return nil
 		}
@@ -322,14 +325,14 @@ func (d *Dispatcher) acknowledge(policy string) {
 // acknowledgeAll acknowledges at once all takes that are not acknowledged yet.
 func (d *Dispatcher) acknowledgeAll() {
 	d.mu.Lock()
-	var policies []string
-	for policy, timer := range d.acks {
+	var lines []string
+	for line, timer := range d.acks {
 		if timer.Stop() {
-			policies = append(policies, policy)
+			lines = append(lines, line)
 		}
 	}
 	d.mu.Unlock()
-	for _, policy := range policies {
-		d.acknowledge(policy)
+	for _, line := range lines {
+		d.acknowledge(line)
 	}
 }

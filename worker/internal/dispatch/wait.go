@@ -110,17 +110,17 @@ func (d *Dispatcher) listenTo(queues []string) {
 		return
 	}
 	d.inBackground(func() {
-		queue, policy, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.listenFor())
+		queue, line, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.listenFor())
 		d.mu.Lock()
 		d.listening[queues[0]] = false
 		waiting := d.waiting
-		if err == nil && policy != "" && waiting {
-			d.nudged(queue, policy)
+		if err == nil && line != "" && waiting {
+			d.nudged(queue, line)
 		}
 		d.mu.Unlock()
-		if err == nil && policy != "" && !waiting {
+		if err == nil && line != "" && !waiting {
 			// All slots are taken by now: it is for another server.
-			d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, policy) })
+			d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
 		}
 	})
 }
@@ -134,20 +134,20 @@ func (d *Dispatcher) listenFor() time.Duration {
 }
 
 // nudged makes a line due now. The lock is held.
-func (d *Dispatcher) nudged(queue, policy string) {
-	if l := d.groupOf(queue).lines[policy]; l != nil {
+func (d *Dispatcher) nudged(queue, line string) {
+	if l := d.groupOf(queue).lines[line]; l != nil {
 		l.nudged = queue
 	}
 	d.signal()
 }
 
-// Freed makes the line of a policy due now, if tickets wait there: capacity was given back.
-func (d *Dispatcher) Freed(policy string) {
+// Freed makes a line due now, if tickets wait there: capacity was given back.
+func (d *Dispatcher) Freed(line string) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range d.groups {
-		if l := g.lines[policy]; l != nil && !l.empty && now.Before(l.next) {
+		if l := g.lines[line]; l != nil && !l.empty && now.Before(l.next) {
 			l.next = now
 			d.signal()
 		}
@@ -155,15 +155,15 @@ func (d *Dispatcher) Freed(policy string) {
 }
 
 // Nudge has a line asked now: by this server if it waits, else by another one.
-func (d *Dispatcher) Nudge(queue, policy string) {
+func (d *Dispatcher) Nudge(queue, line string) {
 	d.mu.Lock()
 	waiting := d.waiting
 	if waiting {
-		d.nudged(queue, policy)
+		d.nudged(queue, line)
 	}
 	d.mu.Unlock()
 	if !waiting {
-		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, policy) })
+		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
 	}
 }
 
@@ -203,16 +203,16 @@ func (d *Dispatcher) passOnAppointments() {
 				queue = g.ordered[0]
 			}
 			l.passed, l.nudged = now, ""
-			nudges[queue] = append(nudges[queue], l.policy)
+			nudges[queue] = append(nudges[queue], l.name)
 		}
 	}
 	d.passOn.Reset(max(keptFor, time.Until(next)))
 	d.mu.Unlock()
-	for queue, policies := range nudges {
+	for queue, names := range nudges {
 		d.inBackground(func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 			defer cancel()
-			_ = d.Asynq.Nudge(ctx, queue, policies...) // again in a second
+			_ = d.Asynq.Nudge(ctx, queue, names...) // again in a second
 		})
 	}
 }

@@ -85,7 +85,6 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		}
 		s.SleepUntil(l, tenants*each, 5*time.Minute)
 		check(changed, each-2*limit)
-		s.WaitGone()
 		if lines := s.Limiter.Lines(); len(lines) != 2 {
 			time.Sleep(time.Minute)
 			if lines = s.Limiter.Lines(); len(lines) != 2 {
@@ -151,6 +150,25 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 			if want := 105 * weight / sum; float64(got[tenant]) < want-3 || float64(got[tenant]) > want+3 {
 				t.Errorf("%s of weight %v, in %s, got %d of 105 slots, want %.0f", tenant, weight, s.Limiter.LineOf("api", tenant), got[tenant], want)
 			}
+		}
+	})
+}
+
+// A log about the line of one shard names the policy, and the line beside it.
+func TestLogsNameThePolicyOfAShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, inShards(2, 1, time.Hour))
+		var c sitetest.Cable
+		limitThrough(s, &c, s.Redis)
+		s.Serve(s.Ok, sitetest.Calm)
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "api:x", nil))
+		time.Sleep(10 * time.Second)
+		c.Cut()
+		time.Sleep(time.Minute)
+		c.Mend()
+		time.Sleep(time.Minute)
+		if s.Journal.Count(" policy=api line=api/") == 0 {
+			t.Errorf("the log says\n%s", s.Journal)
 		}
 	})
 }

@@ -1,18 +1,20 @@
-package throttle
+// Package glob matches names by globs, and finds globs that match the same name. In a glob * stands
+// for any number of bytes, ? for one, and everything else for itself.
+package glob
 
-// matchGlob reports whether the glob matches the whole name: see Policy.Match.
-func matchGlob(glob, name string) bool {
-	return globsMeet(glob, name, false)
+// Match reports whether the glob matches the whole name.
+func Match(glob, name string) bool {
+	return meet(glob, name, false)
 }
 
-// globsOverlap reports whether both globs match some name.
-func globsOverlap(a, b string) bool {
-	return globsMeet(a, b, true)
+// Overlap reports whether both globs match some name.
+func Overlap(a, b string) bool {
+	return meet(a, b, true)
 }
 
-// globsMeet walks both strings together. reach[j] says whether a[:i] and b[:j] have a name in
+// meet walks both strings together. reach[j] says whether a[:i] and b[:j] have a name in
 // common. Unless both is set, b is a name: its wildcards stand for themselves.
-func globsMeet(a, b string, both bool) bool {
+func meet(a, b string, both bool) bool {
 	star := func(s string, i int, glob bool) bool { return glob && s[i] == '*' }
 	reach := make([]bool, len(b)+1)
 	reach[0] = true

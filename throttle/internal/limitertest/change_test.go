@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"slices"
@@ -12,7 +12,7 @@ import (
 )
 
 // Every algorithm, with one window of limit 100, 20 or 10 a minute.
-func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c *clock, limit func(int64))) {
+func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64))) {
 	for name, w := range map[string]throttle.Window{
 		"sliding":   {Algorithm: throttle.Sliding},
 		"fixed":     {Algorithm: throttle.Fixed},
@@ -23,63 +23,63 @@ func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c 
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 				w := w
 				w.Name, w.Period, w.Limit = "w", m, 1
-				l, c := newHanded(t, client, policy(w))
-				test(t, l, c, func(limit int64) { w.Limit = limit; setPolicy(t, l, w) })
+				l, c := NewHanded(t, client, Policy(w))
+				test(t, l, c, func(limit int64) { w.Limit = limit; SetPolicy(t, l, w) })
 			})
 		})
 	}
 }
 
 func TestRaiseTakesEffectAtOnce(t *testing.T) {
-	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *clock, limit func(int64)) {
+	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64)) {
 		limit(10)
-		reserve(t, l, acme(10))
+		Reserve(t, l, Acme(10))
 		c.Set(1 * s)
-		if d := reserve(t, l, acme(1)); d.Granted {
+		if d := Reserve(t, l, Acme(1)); d.Granted {
 			t.Error("granted above the limit")
 		}
 		limit(20)
-		if d := reserve(t, l, acme(10)); !d.Granted || d.Windows[0].Used < 19 {
+		if d := Reserve(t, l, Acme(10)); !d.Granted || d.Windows[0].Used < 19 {
 			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
 		}
-		if d := reserve(t, l, acme(2)); d.Granted {
+		if d := Reserve(t, l, Acme(2)); d.Granted {
 			t.Error("granted above the new limit")
 		}
 	})
 }
 
 func TestCutNeverGrantsAboveTheNewLimit(t *testing.T) {
-	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *clock, limit func(int64)) {
+	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64)) {
 		limit(20)
-		d := reserve(t, l, acme(15))
+		d := Reserve(t, l, Acme(15))
 		limit(10)
-		if d := reserve(t, l, acme(1)); d.Granted || d.Windows[0].Used != 15 || d.Windows[0].Remaining != 0 {
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.Windows[0].Used != 15 || d.Windows[0].Remaining != 0 {
 			t.Errorf("granted %v, used %d, remaining %d", d.Granted, d.Windows[0].Used, d.Windows[0].Remaining)
 		}
 		// What was taken is given back, though it would not fit any more.
-		if d := cancel(t, l, d.Reservation); d.Windows[0].Used != 0 || d.Windows[0].Remaining != 10 {
+		if d := Cancel(t, l, d.Reservation); d.Windows[0].Used != 0 || d.Windows[0].Remaining != 10 {
 			t.Errorf("after Cancel: used %d, remaining %d", d.Windows[0].Used, d.Windows[0].Remaining)
 		}
 	})
 }
 
 func TestCutAndRaisedAgainForgetsNothing(t *testing.T) {
-	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *clock, limit func(int64)) {
+	eachAlgorithm(t, func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64)) {
 		limit(100)
-		reserve(t, l, acme(90))
+		Reserve(t, l, Acme(90))
 		limit(5)
 		c.Set(100 * ms)
 		for range 3 {
-			if d := reserve(t, l, acme(1)); d.Granted {
+			if d := Reserve(t, l, Acme(1)); d.Granted {
 				t.Error("granted while the limit is cut")
 			}
 		}
 		limit(100)
 		c.Set(200 * ms)
-		if d := reserve(t, l, acme(11)); d.Granted || d.Windows[0].Used != 90 {
+		if d := Reserve(t, l, Acme(11)); d.Granted || d.Windows[0].Used != 90 {
 			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
 		}
-		if d := reserve(t, l, acme(10)); !d.Granted || d.Windows[0].Remaining != 0 {
+		if d := Reserve(t, l, Acme(10)); !d.Granted || d.Windows[0].Remaining != 0 {
 			t.Errorf("granted %v, remaining %d", d.Granted, d.Windows[0].Remaining)
 		}
 	})
@@ -89,15 +89,15 @@ func TestCutAndRaisedAgainForgetsNothing(t *testing.T) {
 func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		w := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Burst: 10, Period: 13 * s}
-		l, _ := newHanded(t, client, policy(w))
-		reserve(t, l, acme(9))
+		l, _ := NewHanded(t, client, Policy(w))
+		Reserve(t, l, Acme(9))
 		for _, limit := range []int64{1, 13, 999, 3, 7} {
 			w.Limit = limit
-			setPolicy(t, l, w)
-			if d := peek(t, l, acme(2)); d.Granted || d.Windows[0].Used != 9 || d.RetryIn != time.Duration((13_000_000+limit-1)/limit)*us {
+			SetPolicy(t, l, w)
+			if d := Peek(t, l, Acme(2)); d.Granted || d.Windows[0].Used != 9 || d.RetryIn != time.Duration((13_000_000+limit-1)/limit)*us {
 				t.Errorf("limit %d: granted %v, used %d, retry in %v", limit, d.Granted, d.Windows[0].Used, d.RetryIn)
 			}
-			reserve(t, l, acme(0)) // writes the state in the new scale
+			Reserve(t, l, Acme(0)) // writes the state in the new scale
 		}
 	})
 }
@@ -109,7 +109,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 	renamed := a
 	renamed.Name = "z"
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(a, b))
+		l, c := NewHanded(t, client, Policy(a, b))
 		for i, step := range []struct {
 			at        time.Duration
 			windows   []throttle.Window
@@ -126,8 +126,8 @@ func TestWindowsComeAndGo(t *testing.T) {
 			{m, []throttle.Window{a, b}, []int64{9, 9}},       // but not for ever
 		} {
 			c.Set(step.at)
-			setPolicy(t, l, step.windows...)
-			if d := reserve(t, l, acme(1)); !slices.Equal(remaining(d), step.remaining) {
+			SetPolicy(t, l, step.windows...)
+			if d := Reserve(t, l, Acme(1)); !slices.Equal(remaining(d), step.remaining) {
 				t.Errorf("step %d: remaining %v, want %v", i, remaining(d), step.remaining)
 			}
 		}
@@ -139,14 +139,14 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	known := throttle.Window{Name: "known", Limit: 10, Period: m}
 	added := throttle.Window{Name: "added", Limit: 10, Period: h}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		older, c := newHanded(t, client, policy(known))
-		newer := newBy(t, client, c, policy(known, added))
-		reserve(t, newer, acme(3))
-		r := reserve(t, older, acme(1)).Reservation
-		cancel(t, older, r)
+		older, c := NewHanded(t, client, Policy(known))
+		newer := NewBy(t, client, c, Policy(known, added))
+		Reserve(t, newer, Acme(3))
+		r := Reserve(t, older, Acme(1)).Reservation
+		Cancel(t, older, r)
 		c.Set(2 * m) // what the older one knows has ended
-		reserve(t, older, acme(1))
-		if d := peek(t, newer, acme(1)); d.Windows[0].Used != 1 || d.Windows[1].Used != 3 {
+		Reserve(t, older, Acme(1))
+		if d := Peek(t, newer, Acme(1)); d.Windows[0].Used != 1 || d.Windows[1].Used != 3 {
 			t.Errorf("used %d and %d, want 1 and 3", d.Windows[0].Used, d.Windows[1].Used)
 		}
 	})
@@ -156,14 +156,14 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 func TestChangedAlgorithmStartsEmpty(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		w := throttle.Window{Name: "w", Limit: 10, Period: m}
-		l, _ := newHanded(t, client, policy(w))
+		l, _ := NewHanded(t, client, Policy(w))
 		for _, algorithm := range []throttle.Algorithm{throttle.GCRA, throttle.Sliding, throttle.Fixed, throttle.GCRA, throttle.Fixed, throttle.Sliding} {
 			w.Algorithm = algorithm
-			setPolicy(t, l, w)
-			if d := reserve(t, l, acme(4)); d.Windows[0].Used != 4 {
+			SetPolicy(t, l, w)
+			if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 4 {
 				t.Errorf("%s: used %d", algorithm, d.Windows[0].Used)
 			}
-			if d := reserve(t, l, acme(4)); d.Windows[0].Used != 8 {
+			if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 8 {
 				t.Errorf("%s: used %d", algorithm, d.Windows[0].Used)
 			}
 		}

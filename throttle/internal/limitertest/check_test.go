@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // found fails unless the check finds just this, or nothing if it is empty.
 func found(t *testing.T, client redis.UniversalClient, want string) {
 	t.Helper()
-	findings, err := newLimiter(t, client, three()).CheckRedis(t.Context())
+	findings, err := New(t, client, three()).CheckRedis(t.Context())
 	switch {
 	case err != nil:
 		t.Error(err)

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -58,19 +58,19 @@ func TestAJobRecordsRefusals(t *testing.T) {
 func TestExemptRequestsAreCountedAndNeverDenied(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(throttle.Window{Name: "w", Limit: 2, Period: h}))
-		exempt := acme(3)
+		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 2, Period: h}))
+		exempt := Acme(3)
 		exempt.Exempt = true
 		var never *throttle.NeverFitsError
-		if _, err := l.Reserve(t.Context(), acme(3)); !errors.As(err, &never) {
+		if _, err := l.Reserve(t.Context(), Acme(3)); !errors.As(err, &never) {
 			t.Errorf("3 of 2: %v", err)
 		}
 		for range 2 {
-			if d := reserve(t, l, exempt); !d.Granted || !d.Exempt {
+			if d := Reserve(t, l, exempt); !d.Granted || !d.Exempt {
 				t.Errorf("granted %v, exempt %v", d.Granted, d.Exempt)
 			}
 		}
-		if d := reserve(t, l, acme(1)); d.Granted || d.Exempt || d.Windows[0].Used != 6 {
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.Exempt || d.Windows[0].Used != 6 {
 			t.Errorf("the next of the same tenant: granted %v, exempt %v, %d used", d.Granted, d.Exempt, d.Windows[0].Used)
 		}
 	})

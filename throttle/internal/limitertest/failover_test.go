@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -37,7 +36,7 @@ func TestWhatTwoPrimariesExceed(t *testing.T) {
 			drain := func(client *redis.Client, i, most int) {
 				t.Helper()
 				name := fmt.Sprint("p", i)
-				l := newLimiter(t, client, throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: h}}})
+				l := New(t, client, throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: h}}})
 				for range most {
 					d, err := l.Reserve(t.Context(), throttle.Request{Policy: name, Tenant: "acme"})
 					if err != nil && !errors.Is(err, throttle.ErrUnavailable) {
@@ -77,7 +76,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			old := throttletest.Client(t, throttletest.Redis(t, append(args, "--repl-diskless-sync-delay", "0")...))
-			hole := newProxy(t, old.Options().Addr)
+			hole := NewProxy(t, old.Options().Addr)
 			promoted := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(hole.Addr, ":", " ", 1)))
 			untilReplication(t, promoted, "master_link_status:up")
 			untilReplication(t, old, "state=online")
@@ -85,14 +84,14 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			defer behind.Close()
 
 			var mu sync.Mutex
-			var log []limitertest.Grant
+			var log []Grant
 			drive := func(client *redis.Client, until func(err error) bool) {
-				l := newLimiter(t, client, p)
+				l := New(t, client, p)
 				for end := time.Now().Add(m); ; time.Sleep(5 * ms) {
 					d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "acme"})
 					if d.Granted {
 						mu.Lock()
-						log = append(log, limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
+						log = append(log, Grant{At: d.At.UnixMicro(), Units: 1})
 						mu.Unlock()
 					}
 					if until(err) {
@@ -123,7 +122,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			})
 			both.Go(func() { drive(promoted, func(error) bool { return stopped.Load() }) })
 			both.Wait()
-			most := limitertest.MostOver(w, log)
+			most := MostOver(w, log)
 			t.Logf("%d granted, %d above the limit of %d", len(log), most, w.Limit)
 			if most > w.Limit || args == nil && most <= 0 {
 				t.Errorf("%d above the limit, want 1 to %d", most, w.Limit)
@@ -133,7 +132,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 				log = nil
 				drive(promoted, granted(12))
 				drive(old, func(err error) bool { return errors.Is(err, throttle.ErrUnavailable) })
-				if most := limitertest.MostOver(w, log); most > 0 {
+				if most := MostOver(w, log); most > 0 {
 					t.Errorf("%d above the limit after the old primary has stopped", most)
 				}
 			}
@@ -185,17 +184,17 @@ func TestAStrictPolicyIsClosedAfterAFailover(t *testing.T) {
 		{Name: "each", Algorithm: throttle.GCRA, Limit: 1000, Burst: 10, Period: period},
 	}}
 	request := throttle.Request{Policy: "p", Tenant: "acme"}
-	before := newLimiter(t, old, p)
-	reserve(t, before, request)
+	before := New(t, old, p)
+	Reserve(t, before, request)
 	promote(t, old, promoted)
 	var last throttle.Decision
 	for range limit - 1 {
-		last = reserve(t, before, request) // which the new primary does not know
+		last = Reserve(t, before, request) // which the new primary does not know
 	}
 	if !last.Granted {
 		t.Fatal("the old primary did not grant its limit")
 	}
-	after := newLimiter(t, promoted, p)
+	after := New(t, promoted, p)
 	for range 2 {
 		if d, err := after.Reserve(t.Context(), request); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), "CLOSED after a failover") {
 			t.Errorf("after the failover: granted %v, %v", d.Granted, err)
@@ -217,7 +216,7 @@ func TestAStrictPolicyIsClosedAfterAFailover(t *testing.T) {
 		}
 	}
 	for range limit - 1 {
-		if d := reserve(t, after, request); !d.Granted {
+		if d := Reserve(t, after, request); !d.Granted {
 			t.Error("it has not opened for good")
 		}
 	}
@@ -234,10 +233,10 @@ func TestHowLongAStrictPolicyIsClosed(t *testing.T) {
 		"8000":  {{Name: "a", Algorithm: throttle.Fixed, Limit: 2, Period: 8 * s}},
 	}
 	strict := func(client *redis.Client, name string) *throttle.Limiter {
-		return newLimiter(t, client, throttle.Policy{Name: name, Failover: throttle.FailoverStrict, Windows: policies[name]})
+		return New(t, client, throttle.Policy{Name: name, Failover: throttle.FailoverStrict, Windows: policies[name]})
 	}
 	for name := range policies {
-		reserve(t, strict(old, name), throttle.Request{Policy: name, Tenant: "acme"})
+		Reserve(t, strict(old, name), throttle.Request{Policy: name, Tenant: "acme"})
 	}
 	promote(t, old, promoted)
 	for name := range policies {
@@ -254,7 +253,7 @@ func TestAStrictPolicyNeedsToKnowThePrimary(t *testing.T) {
 		p := throttle.Policy{Name: "p", Failover: throttle.FailoverStrict, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: h}}}
 		request := throttle.Request{Policy: "p", Tenant: "acme"}
 		for range 2 {
-			if d := reserve(t, newLimiter(t, client, p), request); !d.Granted {
+			if d := Reserve(t, New(t, client, p), request); !d.Granted {
 				t.Error("it is closed without a failover")
 			}
 		}
@@ -263,7 +262,7 @@ func TestAStrictPolicyNeedsToKnowThePrimary(t *testing.T) {
 		}
 		meek := redis.NewClient(&redis.Options{Addr: client.Options().Addr, Username: "meek", Password: "any"})
 		defer meek.Close()
-		if d, err := newLimiter(t, meek, p).Reserve(t.Context(), request); err == nil {
+		if d, err := New(t, meek, p).Reserve(t.Context(), request); err == nil {
 			t.Errorf("granted %v without the right to ask", d.Granted)
 		}
 	})

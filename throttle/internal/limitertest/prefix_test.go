@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"strings"
@@ -16,27 +16,27 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		limiter := func(prefix string) *throttle.Limiter {
 			l, err := throttle.New(throttle.Config{
 				Client: client, Prefix: prefix,
-				Policies: []throttle.Policy{policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared})},
+				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared})},
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return l
 		}
-		waiting := acme(1)
+		waiting := Acme(1)
 		waiting.Ticket = throttle.Ticket{Queue: "q", ID: "1"}
 		prefixes := []string{"", "staging:", "staging:eu:"}
 		for _, prefix := range prefixes {
-			if d := reserve(t, limiter(prefix), acme(1)); !d.Granted {
+			if d := Reserve(t, limiter(prefix), Acme(1)); !d.Granted {
 				t.Errorf("prefix %q: the window is used by another prefix: %s", prefix, d.Reason())
 			}
-			if d := reserve(t, limiter(prefix), acme(1)); d.Granted {
+			if d := Reserve(t, limiter(prefix), Acme(1)); d.Granted {
 				t.Errorf("prefix %q: two limiters of one prefix do not count together", prefix)
 			}
 		}
 		// Somebody waits in the line of one prefix.
 		staging := limiter("staging:")
-		if d := reserve(t, staging, waiting); !d.Queued {
+		if d := Reserve(t, staging, waiting); !d.Queued {
 			t.Fatalf("not queued: %+v", d)
 		}
 		// The line of a removed policy is served while somebody waits in it.

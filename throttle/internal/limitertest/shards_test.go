@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"errors"
@@ -46,7 +46,7 @@ func tenantIn(l *throttle.Limiter, line string) string {
 // Every tenant has a shard, with its windows and its line: calls of all kinds find it.
 func TestTenantsAreSpreadOverShards(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		ctx, l := t.Context(), newLimiter(t, client, sharded(4))
+		ctx, l := t.Context(), New(t, client, sharded(4))
 		lines := l.Lines()
 		if want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}; !slices.Equal(lines, want) {
 			t.Fatalf("lines %q, want %q", lines, want)
@@ -54,7 +54,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 		for _, line := range lines {
 			tenant := tenantIn(l, line)
 			r := throttle.Request{Policy: "p", Tenant: tenant, IdempotencyKey: "key"}
-			first, again := reserve(t, l, r), reserve(t, l, r)
+			first, again := Reserve(t, l, r), Reserve(t, l, r)
 			if !first.Granted || !again.Granted || again.Windows[0].Used != 1 {
 				t.Fatalf("%s: %+v, and repeated %+v", line, first, again)
 			}
@@ -62,12 +62,12 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 				t.Errorf("%s has %d keys of windows", line, len(keys))
 			}
 			r.IdempotencyKey = ""
-			d := reserve(t, l, r)
-			r.Ticket, r.Key = ticketOf("denied"), "key"
-			if d := reserve(t, l, r); d.Granted || !d.Queued {
+			d := Reserve(t, l, r)
+			r.Ticket, r.Key = Ticket("denied"), "key"
+			if d := Reserve(t, l, r); d.Granted || !d.Queued {
 				t.Errorf("%s: a third got a slot, or no place: %+v", line, d)
 			}
-			joins := []throttle.Request{{Tenant: tenant, Ticket: ticketOf("joined")}}
+			joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
 			if places, err := l.Line(line).Join(ctx, joins); err != nil || places[0].Err != nil {
 				t.Fatal(places, err)
 			}
@@ -76,14 +76,14 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 			if places, err := other.Join(ctx, joins); err != nil || !errors.As(places[0].Err, &wrong) || !strings.Contains(wrong.Error(), line) {
 				t.Errorf("%s: another line let it in: %+v, %v", line, places, err)
 			}
-			if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: ticketOf("astray")}}); err != nil || got[0].Ticket != (throttle.Ticket{}) {
+			if got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}}); err != nil || got[0].Ticket != (throttle.Ticket{}) {
 				t.Errorf("%s: another line decided: %+v, %v", line, got, err)
 			}
-			release(t, d)
+			Release(t, d)
 			if begun, err := l.Pause(ctx, throttle.Request{Policy: "p", Tenant: tenant}, m, ""); err != nil || begun != m {
 				t.Errorf("%s: a pause of %v, %v", line, begun, err)
 			}
-			if d := peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
+			if d := Peek(t, l, throttle.Request{Policy: "p", Tenant: tenant}); d.Pause == nil || d.Windows[0].Used != 2 {
 				t.Errorf("%s: no pause in %+v", line, d)
 			}
 			if taken := takeFrom(t, l, line); len(taken) != 0 {
@@ -93,7 +93,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 				t.Error(err)
 			}
 			taken := takeFrom(t, l, line)
-			if len(taken) != 1 || taken[0].Ticket != ticketOf("denied") || !l.Line(line).Matches(taken[0], r) {
+			if len(taken) != 1 || taken[0].Ticket != Ticket("denied") || !l.Line(line).Matches(taken[0], r) {
 				t.Errorf("%s: took %v", line, taken)
 			}
 		}
@@ -120,39 +120,39 @@ func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTi
 func TestShardsChangeLikeANewName(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, c := range []struct{ from, to int }{{1, 4}, {4, 1}, {4, 3}} {
-			ctx, l := t.Context(), newLimiter(t, client, sharded(c.from))
-			then := newLimiter(t, client, sharded(c.to))
+			ctx, l := t.Context(), New(t, client, sharded(c.from))
+			then := New(t, client, sharded(c.to))
 			tenant := fmt.Sprintf("from %d to %d", c.from, c.to)
 			for i := 0; c.from > 1 && c.to > 1 && shardIn(l, tenant) != shardIn(then, tenant); i++ {
 				tenant = fmt.Sprintf("%d from %d to %d", i, c.from, c.to) // one that is third before and after, say
 			}
 			r := throttle.Request{Policy: "p", Tenant: tenant}
-			before, line := []throttle.Decision{reserve(t, l, r), reserve(t, l, r)}, l.LineOf("p", tenant)
+			before, line := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}, l.LineOf("p", tenant)
 			waits := r
-			waits.Ticket = ticketOf(tenant)
-			if d := reserve(t, l, waits); !d.Queued {
+			waits.Ticket = Ticket(tenant)
+			if d := Reserve(t, l, waits); !d.Queued {
 				t.Fatalf("%s: %+v", tenant, d)
 			}
 			setShards(t, l, c.to)
-			if now := peek(t, l, r); !now.Granted || now.Windows[0].Used != 0 {
+			if now := Peek(t, l, r); !now.Granted || now.Windows[0].Used != 0 {
 				t.Errorf("%s: after the change: %+v", tenant, now.Windows)
 			}
 			if !slices.Contains(l.Lines(), line) || l.LineOf("p", tenant) == line {
 				t.Errorf("%s: lines %q, now in %q", tenant, l.Lines(), l.LineOf("p", tenant))
 			}
 			late := r
-			late.Ticket = ticketOf("late")
+			late.Ticket = Ticket("late")
 			if _, err := l.Line(line).Join(ctx, []throttle.Request{late}); !errors.Is(err, throttle.ErrUnknownPolicy) {
 				t.Errorf("%s: a former line was joined: %v", tenant, err)
 			}
 			if taken := takeFrom(t, l, line); len(taken) != 0 {
 				t.Errorf("%s: took %v although both slots are held", tenant, taken)
 			}
-			release(t, before[0])
+			Release(t, before[0])
 			if _, err := l.Attach(before[1].Reservation).Cancel(ctx); err != nil {
 				t.Error(err)
 			}
-			if now := peek(t, l, r); now.Windows[0].Used != 0 {
+			if now := Peek(t, l, r); now.Windows[0].Used != 0 {
 				t.Errorf("%s: cancelled in another shard: %+v", tenant, now.Windows)
 			}
 			taken := takeFrom(t, l, line)
@@ -167,7 +167,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 			if slices.Contains(l.Lines(), line) {
 				t.Errorf("%s: an empty former line is one of %q", tenant, l.Lines())
 			}
-			release(t, again)
+			Release(t, again)
 		}
 	})
 }
@@ -175,9 +175,9 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 // A call that waits in place goes on waiting in its new shard.
 func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, sharded(1))
+		l := New(t, client, sharded(1))
 		r := throttle.Request{Policy: "p", Tenant: "acme"}
-		held := []throttle.Decision{reserve(t, l, r), reserve(t, l, r)}
+		held := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}
 		got := make(chan throttle.Decision)
 		go func() {
 			d, err := l.Wait(t.Context(), r)
@@ -190,8 +190,8 @@ func TestACallWaitsOnWhileShardsChange(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		setShards(t, l, 4)
-		release(t, held[0])
-		release(t, held[1])
+		Release(t, held[0])
+		Release(t, held[1])
 		if d := <-got; !d.Granted || d.Windows[0].Used != 1 || d.Reservation.Shards != 4 {
 			t.Errorf("got %+v", d)
 		}

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -11,40 +11,39 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestSameKeyIsChargedOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, three())
-		r := acme(5)
+		l, c := NewHanded(t, client, three())
+		r := Acme(5)
 		r.IdempotencyKey = "n"
-		first := reserve(t, l, r)
-		before := dump(t, client)
+		first := Reserve(t, l, r)
+		before := Dump(t, client)
 		c.Set(3 * s)
-		again := reserve(t, l, r)
+		again := Reserve(t, l, r)
 		if !again.Granted || !again.At.Equal(first.At) || !again.Reservation.At.Equal(first.At) || again.RetryIn != 0 {
 			t.Errorf("granted %v at %v, want the time of the first, %v", again.Granted, again.At, first.At)
 		}
-		if !slices.Equal(used(again), []int64{5, 5, 2}) {
-			t.Errorf("used %v", used(again))
+		if !slices.Equal(Used(again), []int64{5, 5, 2}) {
+			t.Errorf("used %v", Used(again))
 		}
 		for i, want := range []time.Duration{10 * s, 10 * s, 5 * s} {
-			if got := again.Windows[i]; !got.ResetsAt.Equal(at(want)) || got.Denied {
+			if got := again.Windows[i]; !got.ResetsAt.Equal(At(want)) || got.Denied {
 				t.Errorf("window %s resets at %v, denied %v", got.Name, got.ResetsAt, got.Denied)
 			}
 		}
-		if after := dump(t, client); !maps.Equal(before, after) {
+		if after := Dump(t, client); !maps.Equal(before, after) {
 			t.Errorf("Redis was changed:\n%q\n%q", before, after)
 		}
 		r.IdempotencyKey = "another"
-		if d := reserve(t, l, r); !slices.Equal(used(d), []int64{10, 10, 7}) {
-			t.Errorf("another key: used %v", used(d))
+		if d := Reserve(t, l, r); !slices.Equal(Used(d), []int64{10, 10, 7}) {
+			t.Errorf("another key: used %v", Used(d))
 		}
 		// Also when nothing would fit any more.
 		r.IdempotencyKey = "n"
-		if d := reserve(t, l, r); !d.Granted || !d.At.Equal(first.At) {
+		if d := Reserve(t, l, r); !d.Granted || !d.At.Equal(first.At) {
 			t.Errorf("granted %v at %v", d.Granted, d.At)
 		}
 	})
@@ -53,12 +52,12 @@ func TestSameKeyIsChargedOnce(t *testing.T) {
 // A key is its tenant's own: one tenant's call is never taken for another's, nor given back by it.
 func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, policy(sharedWindow(10, 10*s)))
+		l, _ := NewHanded(t, client, Policy(SharedWindow(10, 10*s)))
 		of := func(tenant, key string) throttle.Reservation {
 			t.Helper()
-			r := acme(1)
+			r := Acme(1)
 			r.Tenant, r.IdempotencyKey = tenant, key
-			d := reserve(t, l, r)
+			d := Reserve(t, l, r)
 			if !d.Granted {
 				t.Fatalf("%q, %q: denied", tenant, key)
 			}
@@ -72,7 +71,7 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 		}
 		wantUsed := func(want int64) {
 			t.Helper()
-			if used := peek(t, l, acme(1)).Windows[0].Used; used != want {
+			if used := Peek(t, l, Acme(1)).Windows[0].Used; used != want {
 				t.Errorf("%d are counted, want %d", used, want)
 			}
 		}
@@ -80,7 +79,7 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 		if len(ids) != 5 {
 			t.Errorf("the reservations are %v", ids)
 		}
-		cancel(t, l, all[1])
+		Cancel(t, l, all[1])
 		wantUsed(4)
 		if again := of("acme", "n"); again.ID != all[0].ID {
 			t.Errorf("repeated: %s, want %s", again.ID, all[0].ID)
@@ -91,16 +90,16 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 
 func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, three())
-		reserve(t, l, acme(10))
-		r := acme(1)
+		l, c := NewHanded(t, client, three())
+		Reserve(t, l, Acme(10))
+		r := Acme(1)
 		r.IdempotencyKey = "n"
-		if d := reserve(t, l, r); d.Granted {
+		if d := Reserve(t, l, r); d.Granted {
 			t.Fatal("granted")
 		}
 		c.Set(10 * s)
-		if d := reserve(t, l, r); !d.Granted || !slices.Equal(used(d), []int64{1, 1, 1}) {
-			t.Errorf("granted %v, used %v", d.Granted, used(d))
+		if d := Reserve(t, l, r); !d.Granted || !slices.Equal(Used(d), []int64{1, 1, 1}) {
+			t.Errorf("granted %v, used %v", d.Granted, Used(d))
 		}
 	})
 }
@@ -108,29 +107,29 @@ func TestDeniedKeyMayBeReservedLater(t *testing.T) {
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := newProxy(t, client.Options().Addr)
-		l := newLimiter(t, throttletest.Client(t, p.Addr), policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
-		peek(t, l, acme(1)) // loads the script
+		p := NewProxy(t, client.Options().Addr)
+		l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
+		Peek(t, l, Acme(1)) // loads the script
 
 		p.Lose.Store(2)
-		d := reserve(t, l, acme(3))
+		d := Reserve(t, l, Acme(3))
 		if p.Lost.Load() != 2 {
 			t.Fatalf("%d replies lost, want 2", p.Lost.Load())
 		}
 		if !d.Granted || d.Windows[0].Used != 3 {
 			t.Errorf("granted %v, used %d", d.Granted, d.Windows[0].Used)
 		}
-		other := reserve(t, l, acme(2))
+		other := Reserve(t, l, Acme(2))
 		again := other.Reservation
 		if other.Windows[0].Used != 5 {
 			t.Errorf("used %d, want 5", other.Windows[0].Used)
 		}
 
 		p.Lose.Store(2)
-		if d := cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
+		if d := Cancel(t, l, again); p.Lost.Load() != 4 || d.Windows[0].Used != 3 {
 			t.Errorf("%d replies lost, used %d", p.Lost.Load(), d.Windows[0].Used)
 		}
-		if d := cancel(t, l, d.Reservation); d.Windows[0].Used != 0 {
+		if d := Cancel(t, l, d.Reservation); d.Windows[0].Used != 0 {
 			t.Errorf("used %d", d.Windows[0].Used)
 		}
 	})
@@ -143,7 +142,7 @@ func repeatAt(times ...time.Duration) hooktest.Hook {
 			return next(ctx, cmd)
 		}
 		for _, time := range times {
-			cmd.Args()[4] = midnight + time.Microseconds()
+			cmd.Args()[4] = Midnight + time.Microseconds()
 			if err = next(ctx, cmd); err != nil {
 				return err
 			}
@@ -155,24 +154,24 @@ func repeatAt(times ...time.Duration) hooktest.Hook {
 // A batch whose reply was lost may be decided differently when it is repeated: a denied request may
 // fit by then. Repeated once more, it is not charged again.
 func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
-	p := policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
+	p := Policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, p)
-		reserve(t, l, acme(1))
+		l, c := NewHanded(t, client, p)
+		Reserve(t, l, Acme(1))
 		repeating := redis.NewClient(client.Options())
 		defer repeating.Close()
 		repeating.AddHook(repeatAt(1*s, 10*s+500*ms, 10*s+600*ms))
-		other := newEdited(t, repeating, newMidnight(), []func(string) string{limitertest.WithoutExpiry}, p)
-		decisions := other.Together(t, limitertest.Call{Request: acme(1)}, limitertest.Call{Request: acme(1)})
-		if !decisions[0].Granted || !decisions[0].At.Equal(at(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(at(10*s+500*ms)) {
+		other := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
+		decisions := other.Together(t, Call{Request: Acme(1)}, Call{Request: Acme(1)})
+		if !decisions[0].Granted || !decisions[0].At.Equal(At(1*s)) || !decisions[1].Granted || !decisions[1].At.Equal(At(10*s+500*ms)) {
 			t.Fatalf("%+v", decisions)
 		}
 		c.Set(10*s + 700*ms)
-		if d := peek(t, l, acme(1)); d.Windows[0].Used != 2 {
+		if d := Peek(t, l, Acme(1)); d.Windows[0].Used != 2 {
 			t.Errorf("%d are counted, want 2", d.Windows[0].Used)
 		}
-		cancel(t, l, decisions[1].Reservation)
-		if d := peek(t, l, acme(1)); d.Windows[0].Used != 1 {
+		Cancel(t, l, decisions[1].Reservation)
+		if d := Peek(t, l, Acme(1)); d.Windows[0].Used != 1 {
 			t.Errorf("%d are counted, want 1", d.Windows[0].Used)
 		}
 	})

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 
 func TestScopesMixInOnePolicy(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, policy(
+		l, _ := NewHanded(t, client, Policy(
 			throttle.Window{Name: "all", Limit: 6, Period: m, Scope: throttle.Shared},
 			throttle.Window{Name: "tenant", Limit: 4, Period: m},
 			throttle.Window{Name: "user", Limit: 2, Period: m, Scope: throttle.Per("user", "tenant")},
@@ -43,7 +43,7 @@ func TestScopesMixInOnePolicy(t *testing.T) {
 			{"umbrella", "zoe", "9", "all", []int64{0, 4, 2, 3}},
 			{"acme", "bob", "1", "all tenant user ip", []int64{0, 0, 0, 0}},
 		} {
-			d := reserve(t, l, throttle.Request{Policy: "p", Tenant: step.tenant, Attributes: map[string]string{"user": step.user, "ip": step.ip}})
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: step.tenant, Attributes: map[string]string{"user": step.user, "ip": step.ip}})
 			var denied []string
 			for _, w := range d.Windows {
 				if w.Denied {
@@ -65,48 +65,48 @@ func TestScopesMixInOnePolicy(t *testing.T) {
 
 func TestTenantIsOptionalWhereNoWindowCountsByIt(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared}))
-		if d := reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {
+		l, _ := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared}))
+		if d := Reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {
 			t.Error("denied")
 		}
-		if d := reserve(t, l, acme(1)); d.Granted {
+		if d := Reserve(t, l, Acme(1)); d.Granted {
 			t.Error("granted")
 		}
 	})
 }
 
 func TestExemptTenantsAreCountedNeverDenied(t *testing.T) {
-	p := policy(
+	p := Policy(
 		throttle.Window{Name: "own", Limit: 2, Period: m},
 		throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 3, Period: m, Scope: throttle.Shared},
 	)
 	p.Tenants = map[string]throttle.Tenant{"internal": {Exempt: true}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, p)
+		l, _ := NewHanded(t, client, p)
 		r := throttle.Request{Policy: "p", Tenant: "internal"}
 		var last throttle.Decision
 		for i := range 5 {
-			if d := peek(t, l, r); !d.Granted || !d.Exempt || d.RetryIn != 0 || d.Windows[0].Used != int64(i) {
+			if d := Peek(t, l, r); !d.Granted || !d.Exempt || d.RetryIn != 0 || d.Windows[0].Used != int64(i) {
 				t.Errorf("Peek: %+v", d)
 			}
-			last = reserve(t, l, r)
+			last = Reserve(t, l, r)
 			w := last.Windows[0]
 			if !last.Granted || !last.Exempt || w.Denied || w.Used != int64(i+1) || w.Remaining != max(0, int64(1-i)) {
 				t.Errorf("Reserve: %+v", last)
 			}
 		}
-		if d := reserve(t, l, acme(1)); d.Granted || d.Exempt || d.Windows[1].Used != 5 || d.RetryIn != m {
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.Exempt || d.Windows[1].Used != 5 || d.RetryIn != m {
 			t.Errorf("what exempt tenants use is not counted: %+v", d)
 		}
-		cancel(t, l, last.Reservation)
-		if d := peek(t, l, acme(1)); d.Windows[1].Used != 4 || d.RetryIn != 40*s {
+		Cancel(t, l, last.Reservation)
+		if d := Peek(t, l, Acme(1)); d.Windows[1].Used != 4 || d.RetryIn != 40*s {
 			t.Errorf("an exempt tenant's units are not given back: %+v", d)
 		}
 	})
 }
 
 func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
-	p := policy(
+	p := Policy(
 		throttle.Window{Name: "w", Limit: 2, Period: m},
 		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 2, Period: m},
 		throttle.Window{Name: "b", Algorithm: throttle.GCRA, Limit: 60, Burst: 30, Period: m},
@@ -145,7 +145,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 				}
 				got := map[string]limits{}
 				for tenant := range tc.want {
-					d := reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
+					d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
 					got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
 					if d.Windows[0].Remaining != d.Windows[0].Limit-1 {
 						t.Errorf("%s: %+v", tenant, d.Windows[0])
@@ -157,7 +157,7 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 				if tc.tenants == nil {
 					return
 				}
-				if d := reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
+				if d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
 					t.Error("not exempt")
 				}
 				if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"}); !errors.Is(err, offline) {
@@ -180,8 +180,8 @@ func TestHostileTenantNames(t *testing.T) {
 		"\xff\xfe", "é", " ", "*", strings.Repeat("x", throttle.MaxValueBytes), strings.Repeat("\xff", throttle.MaxValueBytes),
 	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client,
-			policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
+		l, _ := NewHanded(t, client,
+			Policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
 			throttle.Policy{Name: "q", Windows: []throttle.Window{
 				{Name: "w", Limit: 2, Period: m, Scope: throttle.Per("tenant", "user")},
 				{Name: "all", Limit: 1e6, Period: m, Scope: throttle.Shared},
@@ -189,13 +189,13 @@ func TestHostileTenantNames(t *testing.T) {
 		)
 		for round := range int64(2) {
 			for _, name := range names {
-				before := dump(t, client)
+				before := Dump(t, client)
 				r := throttle.Request{Policy: "p", Tenant: name, IdempotencyKey: name + fmt.Sprint(round)}
 				r.IdempotencyKey = r.IdempotencyKey[max(0, len(r.IdempotencyKey)-throttle.MaxValueBytes):]
-				if d := reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 || d.Windows[0].Scope.Values[0] != name {
+				if d := Reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 || d.Windows[0].Scope.Values[0] != name {
 					t.Errorf("%q: %+v", name, d)
 				}
-				after := dump(t, client)
+				after := Dump(t, client)
 				changed := 0
 				for key, value := range after {
 					if before[key] != value {
@@ -210,14 +210,14 @@ func TestHostileTenantNames(t *testing.T) {
 						continue
 					}
 					r := throttle.Request{Policy: "q", Tenant: name, Attributes: map[string]string{"user": user}}
-					if d := reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 {
+					if d := Reserve(t, l, r); !d.Granted || d.Windows[0].Used != round+1 {
 						t.Errorf("%q, user %q: %+v", name, user, d)
 					}
 				}
 			}
 		}
 		for _, name := range names {
-			d := reserve(t, l, throttle.Request{Policy: "p", Tenant: name})
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: name})
 			if d.Granted {
 				t.Errorf("%q: granted three times", name)
 			}

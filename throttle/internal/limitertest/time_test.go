@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"fmt"
@@ -15,29 +15,29 @@ import (
 
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, three())
+		l, c := NewHanded(t, client, three())
 		c.Set(100 * s)
-		reserve(t, l, acme(7))
+		Reserve(t, l, Acme(7))
 
 		c.Set(0)
-		d := reserve(t, l, acme(3))
-		if !d.Granted || !d.At.Equal(at(100*s)) || d.ClockBehind != 100*s || !slices.Equal(used(d), []int64{10, 10, 10}) {
-			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, used(d))
+		d := Reserve(t, l, Acme(3))
+		if !d.Granted || !d.At.Equal(At(100*s)) || d.ClockBehind != 100*s || !slices.Equal(Used(d), []int64{10, 10, 10}) {
+			t.Errorf("granted %v at %v, clock behind %v, used %v: time went backwards", d.Granted, d.At, d.ClockBehind, Used(d))
 		}
 		// RetryIn counts from the clock as it is now. The clock gets there when the windows do.
-		d = reserve(t, l, acme(1))
-		if d.Granted || !d.At.Equal(at(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
+		d = Reserve(t, l, Acme(1))
+		if d.Granted || !d.At.Equal(At(0)) || d.RetryIn != 110*s || d.EarliestReset() != 101*s {
 			t.Errorf("granted %v at %v, retry in %v, earliest reset %v", d.Granted, d.At, d.RetryIn, d.EarliestReset())
 		}
 		for _, back := range []time.Duration{1 * s, 99 * s, 100 * s, 101 * s, 110*s - us} {
 			c.Set(back)
-			if d := reserve(t, l, acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
+			if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn != 110*s-back || d.ClockBehind != max(0, 100*s-back) {
 				t.Errorf("at %v: granted %v, retry in %v, clock behind %v", back, d.Granted, d.RetryIn, d.ClockBehind)
 			}
 		}
 		c.Set(40 * s)
-		waiting := acme(1)
-		waiting.Ticket = ticketOf("a1")
+		waiting := Acme(1)
+		waiting.Ticket = Ticket("a1")
 		places, err := l.Line("p").Join(t.Context(), []throttle.Request{waiting})
 		if err != nil || places[0].StartsIn != 70*s || places[0].ClockBehind != 60*s {
 			t.Errorf("join: %+v, %v", places, err)
@@ -46,12 +46,12 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 			t.Error(err)
 		}
 		c.Set(110 * s)
-		if d = reserve(t, l, acme(10)); !d.Granted {
+		if d = Reserve(t, l, Acme(10)); !d.Granted {
 			t.Fatal("denied")
 		}
 		c.Set(50 * s)
-		if d := cancel(t, l, d.Reservation); !d.At.Equal(at(110*s)) || d.ClockBehind != 60*s || !slices.Equal(used(d), []int64{0, 0, 0}) {
-			t.Errorf("cancelled at %v, used %v", d.At, used(d))
+		if d := Cancel(t, l, d.Reservation); !d.At.Equal(At(110*s)) || d.ClockBehind != 60*s || !slices.Equal(Used(d), []int64{0, 0, 0}) {
+			t.Errorf("cancelled at %v, used %v", d.At, Used(d))
 		}
 	})
 }
@@ -59,7 +59,7 @@ func TestClockThatStepsBackReopensNothing(t *testing.T) {
 // Time stands still for the keys of a call together, and goes on for all others.
 func TestClockThatStepsBackInOneScope(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(
+		l, c := NewHanded(t, client, Policy(
 			throttle.Window{Name: "w", Limit: 10, Period: 10 * s},
 			throttle.Window{Name: "ip", Limit: 10, Period: 10 * s, Scope: throttle.Per("ip")},
 		))
@@ -67,14 +67,14 @@ func TestClockThatStepsBackInOneScope(t *testing.T) {
 			return throttle.Request{Policy: "p", Tenant: tenant, Attributes: map[string]string{"ip": ip}}
 		}
 		c.Set(100 * s)
-		reserve(t, l, from("acme", "1"))
+		Reserve(t, l, from("acme", "1"))
 		c.Set(0)
 		for _, step := range []struct {
 			tenant, ip string
 			at         time.Duration
 		}{{"initech", "2", 0}, {"initech", "1", 100 * s}, {"umbrella", "3", 0}, {"initech", "3", 100 * s}} {
-			if d := reserve(t, l, from(step.tenant, step.ip)); !d.At.Equal(at(step.at)) {
-				t.Errorf("%s from %s: at %v, want %v", step.tenant, step.ip, d.At, at(step.at))
+			if d := Reserve(t, l, from(step.tenant, step.ip)); !d.At.Equal(At(step.at)) {
+				t.Errorf("%s from %s: at %v, want %v", step.tenant, step.ip, d.At, At(step.at))
 			}
 		}
 	})
@@ -92,11 +92,11 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 			w.Name, w.Limit, w.Period = "w", 3, period
 			t.Run(fmt.Sprint(period, " ", name), func(t *testing.T) {
 				throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-					l := newLimiter(t, client, policy(w))
-					reserve(t, l, acme(1)) // loads the script
+					l := New(t, client, Policy(w))
+					Reserve(t, l, Acme(1)) // loads the script
 					for range 1000 {       // the shortest may have gone before we look
 						before := client.Time(t.Context()).Val()
-						d := reserve(t, l, acme(2))
+						d := Reserve(t, l, Acme(2))
 						after := client.Time(t.Context()).Val()
 						expires, err := client.PExpireTime(t.Context(), "sluice:{p}:w:tenant:acme").Result()
 						if err != nil {
@@ -131,13 +131,13 @@ func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 	short := throttle.Window{Name: "short", Limit: 10, Period: m}
 	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		c := newMidnight()
-		l := newEdited(t, client, c, nil, policy(short, long)).Limiter
+		c := NewClock()
+		l := NewEdited(t, client, c, nil, Policy(short, long)).Limiter
 		c.Set(5 * h)
-		reserve(t, l, acme(1))
-		setPolicy(t, l, short)
+		Reserve(t, l, Acme(1))
+		SetPolicy(t, l, short)
 		c.Set(0)
-		reserve(t, l, acme(1))
+		Reserve(t, l, Acme(1))
 		ttl := client.PTTL(t.Context(), "sluice:{p}:w:tenant:acme").Val()
 		if ttl > 15*h+s || ttl < 15*h-30*m {
 			t.Errorf("the key lives for %v, want 15h", ttl)
@@ -146,15 +146,15 @@ func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 }
 
 func TestIdleTenantsLeaveNothing(t *testing.T) {
-	p := policy(
+	p := Policy(
 		throttle.Window{Name: "s", Limit: 9, Period: 100 * ms},
 		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 9, Period: 300 * ms, Scope: throttle.Shared},
 		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 9, Period: 500 * ms, Scope: throttle.Per("user")},
 	)
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, p)
+		l := New(t, client, p)
 		for i := range 20 {
-			r := acme(1)
+			r := Acme(1)
 			r.Tenant = fmt.Sprint("tenant", i)
 			r.Attributes = map[string]string{"user": fmt.Sprint(i % 7)}
 			if _, err := l.Wait(t.Context(), r); err != nil {
@@ -187,9 +187,9 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 // A cancelled reservation that was the last thing counted takes its key away.
 func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, three())
-		d := reserve(t, l, acme(1))
-		cancel(t, l, d.Reservation)
+		l, _ := NewHanded(t, client, three())
+		d := Reserve(t, l, Acme(1))
+		Cancel(t, l, d.Reservation)
 		if keys := client.Keys(t.Context(), "*:w:*").Val(); len(keys) != 0 {
 			t.Errorf("still there: %q", keys)
 		}
@@ -200,12 +200,12 @@ func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
 // stand still for as long, which the decisions say. Others go on.
 func TestClockThatWasAhead(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 3, Period: 1 * s}))
-		initech := acme(1)
+		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 3, Period: 1 * s}))
+		initech := Acme(1)
 		initech.Tenant = "initech"
-		reserve(t, l, initech)
+		Reserve(t, l, initech)
 		c.Set(61 * s)
-		reserve(t, l, acme(2))
+		Reserve(t, l, Acme(2))
 		for _, step := range []struct {
 			at, behind, retryIn time.Duration
 			granted             bool
@@ -217,10 +217,10 @@ func TestClockThatWasAhead(t *testing.T) {
 			{62 * s, 0, 0, true},
 		} {
 			c.Set(step.at)
-			if d := reserve(t, l, acme(1)); d.Granted != step.granted || d.ClockBehind != step.behind || d.RetryIn != step.retryIn {
+			if d := Reserve(t, l, Acme(1)); d.Granted != step.granted || d.ClockBehind != step.behind || d.RetryIn != step.retryIn {
 				t.Errorf("at %v: granted %v, retry in %v, clock behind %v; want %+v", step.at, d.Granted, d.RetryIn, d.ClockBehind, step)
 			}
-			if d := reserve(t, l, initech); d.ClockBehind != 0 {
+			if d := Reserve(t, l, initech); d.ClockBehind != 0 {
 				t.Errorf("another tenant's windows at %v: clock behind %v", step.at, d.ClockBehind)
 			}
 		}

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"cmp"
@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -31,21 +30,21 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 		{"Europe/Berlin", "0 9 * * 1", "2027-03-27T00:00:00+01:00", "2027-03-29T09:00:00+02:00"},
 	} {
 		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-			l, c := newHanded(t, client, policy(quota(2, tc.resets, tc.zone)))
-			now, reset := day(t, tc.now), day(t, tc.reset)
+			l, c := NewHanded(t, client, Policy(Quota(2, tc.resets, tc.zone)))
+			now, reset := Day(t, tc.now), Day(t, tc.reset)
 			c.Set(now)
-			reserve(t, l, acme(1))
-			reserve(t, l, acme(1))
-			d := reserve(t, l, acme(1))
-			if d.Granted || d.RetryIn != reset-now || !d.Windows[0].ResetsAt.Equal(at(reset)) {
+			Reserve(t, l, Acme(1))
+			Reserve(t, l, Acme(1))
+			d := Reserve(t, l, Acme(1))
+			if d.Granted || d.RetryIn != reset-now || !d.Windows[0].ResetsAt.Equal(At(reset)) {
 				t.Errorf("%+v: granted %v, denied for %v until %v, want %v", tc, d.Granted, d.RetryIn, d.Windows[0].ResetsAt, reset-now)
 			}
 			c.Set(reset - us)
-			if reserve(t, l, acme(1)).Granted {
+			if Reserve(t, l, Acme(1)).Granted {
 				t.Errorf("%+v: granted before the reset", tc)
 			}
 			c.Set(reset)
-			if d := reserve(t, l, acme(2)); !d.Granted {
+			if d := Reserve(t, l, Acme(2)); !d.Granted {
 				t.Errorf("%+v: denied after the reset", tc)
 			}
 		})
@@ -56,22 +55,22 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(quota(5, "* * * * *", ""))
-		l := newLimiter(t, client, p)
-		if !reserve(t, l, acme(1)).Granted {
+		p := Policy(Quota(5, "* * * * *", ""))
+		l := New(t, client, p)
+		if !Reserve(t, l, Acme(1)).Granted {
 			t.Fatal("denied")
 		}
-		before := dump(t, client)
+		before := Dump(t, client)
 		for _, off := range []time.Duration{time.Hour, -time.Hour} {
 			if off < 0 { // or time stands still
 				client.FlushAll(t.Context())
-				before = dump(t, client)
+				before = Dump(t, client)
 			}
-			l := newEdited(t, client, nil, []func(string) string{limitertest.ShiftClock(off.Microseconds())}, p)
-			if _, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrClock) {
+			l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
+			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrClock) {
 				t.Errorf("Redis's clock is off by %v: %v", off, err)
 			}
-			if after := dump(t, client); !maps.Equal(after, before) {
+			if after := Dump(t, client); !maps.Equal(after, before) {
 				t.Errorf("Redis was changed:\n%q\n%q", before, after)
 			}
 		}
@@ -79,8 +78,8 @@ func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			l := newEdited(t, client, nil, []func(string) string{limitertest.ShiftClock(off.Microseconds())}, p)
-			if d, err := l.Reserve(t.Context(), acme(1)); err != nil || !d.Granted {
+			l := NewEdited(t, client, nil, []func(string) string{ShiftClock(off.Microseconds())}, p)
+			if d, err := l.Reserve(t.Context(), Acme(1)); err != nil || !d.Granted {
 				t.Errorf("Redis's clock is off by %v: granted %v, %v", off, d.Granted, err)
 			}
 		}
@@ -95,7 +94,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			w := quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
+			w := Quota(rapid.Int64Range(1, 6).Draw(t, "limit"), rapid.SampledFrom([]string{"0 * * * *", "0 0 * * *", "30 2 * * *", "0 0 1 * *"}).Draw(t, "resets"),
 				rapid.SampledFrom([]string{"UTC", "America/Los_Angeles", "America/St_Johns", "Asia/Kathmandu"}).Draw(t, "zone"))
 			w.Margin = time.Duration(rapid.IntRange(0, 25).Draw(t, "margin")) * m
 			schedule, err := cron.ParseStandard(w.Resets)
@@ -106,7 +105,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l, c := newHanded(t, client, policy(w))
+			l, c := NewHanded(t, client, Policy(w))
 			type grant struct {
 				throttle.Decision
 				cost int64
@@ -114,7 +113,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 			var log []grant
 			now := time.Duration(rapid.Int64Range(0, int64(400*24*h)).Draw(t, "begin")).Truncate(us)
 			c.Set(now)
-			ticks := []time.Time{schedule.Next(at(now - 32*24*h).In(zone))}
+			ticks := []time.Time{schedule.Next(At(now - 32*24*h).In(zone))}
 			spanOf := func(at time.Time) int {
 				for !ticks[len(ticks)-1].After(at) {
 					ticks = append(ticks, schedule.Next(ticks[len(ticks)-1]))
@@ -148,19 +147,19 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 				},
 				"reserve": func(t *rapid.T) {
 					cost := rapid.Int64Range(1, w.Limit).Draw(t, "cost")
-					d := reserve(t, l, acme(cost))
+					d := Reserve(t, l, Acme(cost))
 					if d.Granted {
 						log = append(log, grant{d, cost})
 						return
 					}
 					// The truth: a microsecond before, it would be denied.
 					c.Set(now + d.RetryIn - us)
-					if peek(t, l, acme(cost)).Granted {
+					if Peek(t, l, Acme(cost)).Granted {
 						t.Fatalf("granted before %v have passed", d.RetryIn)
 					}
 					now += d.RetryIn
 					c.Set(now)
-					if d := reserve(t, l, acme(cost)); !d.Granted {
+					if d := Reserve(t, l, Acme(cost)); !d.Granted {
 						t.Fatalf("denied at its own RetryIn, for %v more", d.RetryIn)
 					} else {
 						log = append(log, grant{d, cost})
@@ -171,7 +170,7 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 						t.Skip("nothing")
 					}
 					i := rapid.IntRange(max(0, len(log)-4), len(log)-1).Draw(t, "which")
-					cancel(t, l, log[i].Reservation)
+					Cancel(t, l, log[i].Reservation)
 					log = append(log[:i:i], log[i+1:]...)
 				},
 			})

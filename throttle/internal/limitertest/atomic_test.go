@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ import (
 
 // mixed has every algorithm and several scopes; each window denies at times.
 func mixed() throttle.Policy {
-	return policy(
+	return Policy(
 		throttle.Window{Name: "sliding", Limit: 4, Period: 10 * s},
 		throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 60, Burst: 5, Period: m},
 		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 9, Period: 20 * s, Scope: throttle.Shared},
@@ -27,21 +27,21 @@ func mixed() throttle.Policy {
 
 func TestDenialAndPeekChangeNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, mixed())
+		l, c := NewHanded(t, client, mixed())
 		random := rand.New(rand.NewPCG(1, 2))
 		denied := map[string]int{}
 		for i := range 300 {
 			c.Set(time.Duration(i) * 400 * ms)
-			r := acme(1 + random.Int64N(4))
+			r := Acme(1 + random.Int64N(4))
 			r.Tenant = []string{"acme", "initech"}[random.IntN(2)]
 			r.Attributes = map[string]string{"user": []string{"bob", "eve"}[random.IntN(2)]}
-			before := dump(t, client)
-			peeked := peek(t, l, r)
-			if after := dump(t, client); !maps.Equal(before, after) {
+			before := Dump(t, client)
+			peeked := Peek(t, l, r)
+			if after := Dump(t, client); !maps.Equal(before, after) {
 				t.Fatalf("Peek changed Redis:\n%q\n%q", before, after)
 			}
-			d := reserve(t, l, r)
-			after := dump(t, client)
+			d := Reserve(t, l, r)
+			after := Dump(t, client)
 			if d.Granted {
 				if maps.Equal(before, after) {
 					t.Fatal("a grant changed nothing")
@@ -71,24 +71,24 @@ func TestDenialAndPeekChangeNothing(t *testing.T) {
 
 func TestReplyOfEveryWindow(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, mixed())
-		r := acme(4)
+		l, c := NewHanded(t, client, mixed())
+		r := Acme(4)
 		r.Attributes = map[string]string{"user": "bob"}
 		c.Set(1 * s)
-		d := reserve(t, l, r)
+		d := Reserve(t, l, r)
 		tenant := throttle.ScopeValue{Attributes: []string{"tenant"}, Values: []string{"acme"}}
 		shared := throttle.ScopeValue{Attributes: []string{}, Values: []string{}}
 		user := throttle.ScopeValue{Attributes: []string{"user"}, Values: []string{"bob"}}
 		want := []throttle.WindowState{
-			{Algorithm: throttle.Sliding, Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: at(11 * s), Scope: tenant, Unit: "requests", Used: 4},
-			{Algorithm: throttle.GCRA, Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: at(5 * s), Scope: tenant, Unit: "requests", Used: 4},
-			{Algorithm: throttle.Fixed, Name: "fixed", Burst: 9, Limit: 9, Period: 20 * s, Remaining: 5, ResetsAt: at(20 * s), Scope: shared, Unit: "requests", Used: 4},
-			{Algorithm: throttle.Fixed, Name: "first", Burst: 6, Limit: 6, Period: 15 * s, Remaining: 2, ResetsAt: at(16 * s), Scope: user, Unit: "requests", Used: 4},
+			{Algorithm: throttle.Sliding, Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: At(11 * s), Scope: tenant, Unit: "requests", Used: 4},
+			{Algorithm: throttle.GCRA, Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: At(5 * s), Scope: tenant, Unit: "requests", Used: 4},
+			{Algorithm: throttle.Fixed, Name: "fixed", Burst: 9, Limit: 9, Period: 20 * s, Remaining: 5, ResetsAt: At(20 * s), Scope: shared, Unit: "requests", Used: 4},
+			{Algorithm: throttle.Fixed, Name: "first", Burst: 6, Limit: 6, Period: 15 * s, Remaining: 2, ResetsAt: At(16 * s), Scope: user, Unit: "requests", Used: 4},
 		}
 		if !reflect.DeepEqual(d.Windows, want) {
 			t.Errorf("granted:\ngot  %+v\nwant %+v", d.Windows, want)
 		}
-		if d.Policy != "p" || d.Tenant != "acme" || !d.At.Equal(at(1*s)) || d.RetryIn != 0 || d.Reason() != "" || d.EarliestReset() != 0 {
+		if d.Policy != "p" || d.Tenant != "acme" || !d.At.Equal(At(1*s)) || d.RetryIn != 0 || d.Reason() != "" || d.EarliestReset() != 0 {
 			t.Errorf("got %+v", d)
 		}
 		if len(d.Reservation.ID) != 16 || !d.Reservation.At.Equal(d.At) || d.Reservation.Tenant != "acme" {
@@ -96,7 +96,7 @@ func TestReplyOfEveryWindow(t *testing.T) {
 		}
 
 		c.Set(1*s + 500*ms)
-		d = reserve(t, l, r)
+		d = Reserve(t, l, r)
 		want[0].Denied, want[0].RetryIn = true, 9500*ms
 		want[1].Denied, want[1].RetryIn = true, 2500*ms // level 3.5, 4 more than 5
 		want[3].Denied, want[3].RetryIn = true, 14500*ms
@@ -122,13 +122,13 @@ func TestManyWindows(t *testing.T) {
 		windows = append(windows, w)
 	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, policy(windows...))
-		r := acme(1)
+		l, _ := NewHanded(t, client, Policy(windows...))
+		r := Acme(1)
 		r.Attributes = map[string]string{"a": "1", "b": "2"}
-		if d := reserve(t, l, r); !d.Granted || len(d.Windows) != throttle.MaxWindows {
+		if d := Reserve(t, l, r); !d.Granted || len(d.Windows) != throttle.MaxWindows {
 			t.Fatalf("granted %v, %d windows", d.Granted, len(d.Windows))
 		}
-		d := reserve(t, l, r)
+		d := Reserve(t, l, r)
 		var denied []int64
 		for i, w := range d.Windows {
 			if w.Name != windows[i].Name || w.Used != 1 {

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -24,7 +24,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			{Name: "each", Limit: 3, Period: h},
 			{Name: "all", Limit: 4, Period: h, Scope: throttle.Shared},
 		}}
-		l := newLimiter(t, client, p)
+		l := New(t, client, p)
 		request := func(tenant string, cost int64) throttle.Request {
 			return throttle.Request{Policy: name, Tenant: tenant, Cost: map[string]int64{throttle.Requests: cost}}
 		}
@@ -37,7 +37,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			}
 			return err
 		}
-		reserve(t, l, request("acme", 2))
+		Reserve(t, l, request("acme", 2))
 		if waiting {
 			if err := join("0"); err != nil {
 				t.Fatal(err)
@@ -87,7 +87,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		if err := m.Finish(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if d := peek(t, l, request("acme", 1)); d.Windows[0].Used != 2 || d.Windows[1].Used != 2 || d.Granted == waiting {
+		if d := Peek(t, l, request("acme", 1)); d.Windows[0].Used != 2 || d.Windows[1].Used != 2 || d.Granted == waiting {
 			t.Errorf("%s waits, after the migration: granted %v, %+v", name, d.Granted, d.Windows)
 		}
 	}

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -11,20 +11,19 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // usedNow is how much of the first window acme uses.
-func usedNow(t tb, l *throttle.Limiter) int64 {
+func usedNow(t TB, l *throttle.Limiter) int64 {
 	t.Helper()
-	return peek(t, l, acme(0)).Windows[0].Used
+	return Peek(t, l, Acme(0)).Windows[0].Used
 }
 
 func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
-	limitertest.Bubble(t, policy(slots(2)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(Slots(2)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		caller, stop := context.WithCancel(t.Context())
-		work, hold := reserve(t, l, acme(1)).Reservation.Hold(caller)
+		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(caller)
 		time.Sleep(5 * m) // ten leases
 		if n := usedNow(t, l); n != 1 || work.Err() != nil {
 			t.Errorf("%d used, %v", n, work.Err())
@@ -37,17 +36,17 @@ func TestAHoldRenewsUntilItIsReleased(t *testing.T) {
 		if err := hold.Release(caller); err != nil || usedNow(t, l) != 0 {
 			t.Errorf("%d used after the release, %v", usedNow(t, l), err)
 		}
-		again := reserve(t, l, acme(1))
+		again := Reserve(t, l, Acme(1))
 		if err := hold.Release(t.Context()); err != nil || usedNow(t, l) != 1 {
 			t.Errorf("%d used after a second release, %v", usedNow(t, l), err)
 		}
-		release(t, again)
+		Release(t, again)
 	})
 }
 
 func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
-	limitertest.Bubble(t, policy(slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		work, hold := reserve(t, l, acme(1)).Reservation.Hold(t.Context())
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
 		if err := hold.Release(t.Context()); err != nil || context.Cause(work) != context.Canceled {
 			t.Error(err, context.Cause(work))
 		}
@@ -55,20 +54,20 @@ func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
 }
 
 func TestALostLeaseEndsTheWork(t *testing.T) {
-	for name, lose := range map[string]func(t tb, l *throttle.Limiter, d throttle.Decision){
-		"others have the room": func(t tb, l *throttle.Limiter, d throttle.Decision) {
-			release(t, d)
-			reserve(t, l, acme(1))
+	for name, lose := range map[string]func(t TB, l *throttle.Limiter, d throttle.Decision){
+		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision) {
+			Release(t, d)
+			Reserve(t, l, Acme(1))
 		},
-		"the policy is gone": func(t tb, l *throttle.Limiter, d throttle.Decision) {
-			if err := l.SetPolicies([]throttle.Policy{policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Per("user")})}); err != nil {
+		"the policy is gone": func(t TB, l *throttle.Limiter, d throttle.Decision) {
+			if err := l.SetPolicies([]throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Per("user")})}); err != nil {
 				t.Fatal(err) // by which the reservation's request is not valid: it cannot be renewed
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			limitertest.Bubble(t, policy(slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-				d := reserve(t, l, acme(1))
+			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+				d := Reserve(t, l, Acme(1))
 				work, hold := d.Reservation.Hold(t.Context())
 				lose(t, l, d)
 				time.Sleep(30 * s)
@@ -84,17 +83,17 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 
 // What is cancelled was not lost: the work goes on.
 func TestACancelledHoldIsNotLost(t *testing.T) {
-	limitertest.Bubble(t, policy(slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		work, hold := reserve(t, l, acme(1)).Reservation.Hold(t.Context())
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		work, hold := Reserve(t, l, Acme(1)).Reservation.Hold(t.Context())
 		if err := hold.Cancel(t.Context()); err != nil || usedNow(t, l) != 0 {
 			t.Fatalf("%d used, %v", usedNow(t, l), err)
 		}
-		other := reserve(t, l, acme(1))
+		other := Reserve(t, l, Acme(1))
 		time.Sleep(m)
 		if work.Err() != nil {
 			t.Errorf("the work's context ended with %v", context.Cause(work))
 		}
-		release(t, other)
+		Release(t, other)
 		if err := hold.Release(t.Context()); err != nil || work.Err() == nil {
 			t.Errorf("after the release: %v, %v", err, work.Err())
 		}
@@ -103,8 +102,8 @@ func TestACancelledHoldIsNotLost(t *testing.T) {
 
 func TestAHoldGoesOnFromWhatWasSettled(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
-		ctx, hold := reserve(t, l, acme(8)).Reservation.Hold(t.Context())
+		l := New(t, client, Policy(throttle.Window{Name: "w", Limit: 10, Period: h}))
+		ctx, hold := Reserve(t, l, Acme(8)).Reservation.Hold(t.Context())
 		if ctx != t.Context() {
 			t.Error("it holds nothing by a lease, and its context is another")
 		}

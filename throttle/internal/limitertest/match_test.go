@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ func TestPolicyForATaskType(t *testing.T) {
 	window := []throttle.Window{{Name: "w", Limit: 1, Period: m}}
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	l := newLimiter(t, client,
+	l := New(t, client,
 		throttle.Policy{Name: "http", Match: []string{"http:*", "rpc:?"}, Windows: window},
 		throttle.Policy{Name: "mail", Match: []string{"mail:send"}, Windows: window},
 		throttle.Policy{Name: "by-name-only", Windows: window},

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"errors"
@@ -26,7 +26,7 @@ func remaining(d throttle.Decision) []int64 {
 
 func TestCostsPerUnit(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(
+		l, c := NewHanded(t, client, Policy(
 			throttle.Window{Name: "calls", Limit: 3, Period: m},
 			throttle.Window{Name: "spend", Limit: 1000, Period: m, Unit: "tokens"},
 			throttle.Window{Name: "rate", Algorithm: throttle.GCRA, Limit: 600, Burst: 700, Period: m, Unit: "tokens"},
@@ -48,7 +48,7 @@ func TestCostsPerUnit(t *testing.T) {
 			{map[string]int64{"requests": 0, "files": 1}, []int64{0, 300, 0, 0}, 0},
 		} {
 			c.Set(0)
-			d := reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: step.cost})
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "acme", Cost: step.cost})
 			if got := remaining(d); !slices.Equal(got, step.remaining) || d.RetryIn != step.retryIn || d.Granted != (step.retryIn == 0) {
 				t.Errorf("step %d: granted %v, remaining %v, retry in %v; want %v, %v", i, d.Granted, got, d.RetryIn, step.remaining, step.retryIn)
 			}
@@ -61,13 +61,13 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 		{Name: "calls", Limit: 5, Period: m},
 		{Name: "spend", Algorithm: throttle.GCRA, Limit: 1000, Burst: 10, Period: m, Unit: "tokens", Scope: throttle.Per("tenant", "user")},
 	}
-	p := policy(windows...)
+	p := Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, p)
+		l, _ := NewHanded(t, client, p)
 		good := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob"}}
-		reserve(t, l, good)
-		before := dump(t, client)
+		Reserve(t, l, good)
+		before := Dump(t, client)
 		for name, tc := range map[string]struct {
 			change func(*throttle.Request)
 			want   string
@@ -112,15 +112,15 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 				t.Errorf("%s: %T is of no class", name, err)
 			}
 		}
-		if after := dump(t, client); !maps.Equal(before, after) {
+		if after := Dump(t, client); !maps.Equal(before, after) {
 			t.Errorf("Redis was changed:\n%q\n%q", before, after)
 		}
 	})
 }
 
 func TestNeverFitsCarriesItsData(t *testing.T) {
-	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(throttle.Window{Name: "w", Limit: 5, Period: m}))
-	_, err := l.Reserve(t.Context(), acme(6))
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(throttle.Window{Name: "w", Limit: 5, Period: m}))
+	_, err := l.Reserve(t.Context(), Acme(6))
 	var never *throttle.NeverFitsError
 	if want := (throttle.NeverFitsError{Policy: "p", Window: "w", Unit: "requests", Cost: 6, Capacity: 5}); !errors.As(err, &never) || *never != want {
 		t.Errorf("got %#v, want %#v", err, want)
@@ -129,17 +129,17 @@ func TestNeverFitsCarriesItsData(t *testing.T) {
 
 // Exempt tenants alone can count so far.
 func TestCountsBeyondAnyLimit(t *testing.T) {
-	p := policy(
+	p := Policy(
 		throttle.Window{Name: "s", Limit: 1, Period: h},
 		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 1, Period: h},
 		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 1, Period: h},
 	)
 	p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, p)
+		l, c := NewHanded(t, client, p)
 		for i := range 20 {
 			c.Set(time.Duration(i/10) * us) // ten at a time are merged into one entry
-			d := reserve(t, l, acme(throttle.MaxLimit))
+			d := Reserve(t, l, Acme(throttle.MaxLimit))
 			if !d.Granted || !d.Exempt || d.RetryIn != 0 {
 				t.Fatalf("call %d: %+v", i, d)
 			}
@@ -149,8 +149,8 @@ func TestCountsBeyondAnyLimit(t *testing.T) {
 				}
 			}
 		}
-		l.SetPolicies([]throttle.Policy{policy(p.Windows...)}) // exempt no more
-		if d := reserve(t, l, acme(1)); d.Granted || d.RetryIn < h-us {
+		l.SetPolicies([]throttle.Policy{Policy(p.Windows...)}) // exempt no more
+		if d := Reserve(t, l, Acme(1)); d.Granted || d.RetryIn < h-us {
 			t.Errorf("granted %v, retry in %v", d.Granted, d.RetryIn)
 		}
 	})

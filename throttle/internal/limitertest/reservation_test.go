@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -26,8 +26,8 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 }
 
 func TestADetachedReservationSaysSo(t *testing.T) {
-	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), policy(slots(1)))
-	text, err := json.Marshal(l.Attach(made(acme(1), "0123456789abcdef")))
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
+	text, err := json.Marshal(l.Attach(Made(Acme(1), "0123456789abcdef")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,8 +56,8 @@ func TestADetachedReservationSaysSo(t *testing.T) {
 
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l := newLimiter(t, client, policy(slots(1)))
-		r := made(acme(1), "0123456789abcdef")
+		l := New(t, client, Policy(Slots(1)))
+		r := Made(Acme(1), "0123456789abcdef")
 		r.Policy = "never"
 		for method, err := range methods(t.Context(), l.Attach(r)) {
 			if !errors.Is(err, throttle.ErrUnknownPolicy) {
@@ -65,7 +65,7 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 			}
 		}
 		// One that was removed is still known.
-		held := reserve(t, l, acme(1)).Reservation
+		held := Reserve(t, l, Acme(1)).Reservation
 		if err := l.SetPolicies(nil); err != nil {
 			t.Fatal(err)
 		}
@@ -81,10 +81,10 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 }
 
 func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
-	p := policy(slots(1))
+	p := Policy(Slots(1))
 	p.Fail = throttle.FailOpen
-	l := newLimiter(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
-	d := reserve(t, l, acme(1))
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
+	d := Reserve(t, l, Acme(1))
 	if d.FailedOpen == nil || d.Reservation.Tenant != "acme" || d.Reservation.ID != "" {
 		t.Fatalf("%+v", d)
 	}

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -44,8 +43,8 @@ func (j *journal) lines() (lines []string) {
 // A rate is logged when it is lowered, and when it is the published one again: not before, however
 // often it was refused meanwhile.
 func TestRatesAreLogged(t *testing.T) {
-	p := policy(throttle.Window{Name: "w", Limit: 10, Period: time.Second})
-	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
+	p := Policy(throttle.Window{Name: "w", Limit: 10, Period: time.Second})
+	Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
 		client := throttletest.Memory{Miniredis: server}.Client(t)
 		log := &journal{}
 		l, err := throttle.New(throttle.Config{

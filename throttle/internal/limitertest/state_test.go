@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"errors"
@@ -19,26 +19,26 @@ const acmeKey = "sluice:{p}:w:tenant:acme"
 // refused calls all verbs, which must fail with the class and leave Redis as it is.
 func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what string, class error) {
 	t.Helper()
-	before := dump(t, client)
-	_, reserved := l.Reserve(t.Context(), acme(1))
-	_, peeked := l.Peek(t.Context(), acme(1))
-	_, cancelled := l.Attach(throttle.Reservation{Request: acme(1), At: at(0), ID: "0123456789abcdef"}).Cancel(t.Context())
+	before := Dump(t, client)
+	_, reserved := l.Reserve(t.Context(), Acme(1))
+	_, peeked := l.Peek(t.Context(), Acme(1))
+	_, cancelled := l.Attach(throttle.Reservation{Request: Acme(1), At: At(0), ID: "0123456789abcdef"}).Cancel(t.Context())
 	for _, err := range []error{reserved, peeked, cancelled} {
 		if !errors.Is(err, class) {
 			t.Errorf("%s: got %v, want %v", what, err, class)
 		}
 	}
-	if after := dump(t, client); !maps.Equal(before, after) {
+	if after := Dump(t, client); !maps.Equal(before, after) {
 		t.Errorf("%s: Redis was changed:\n%q\n%q", what, before, after)
 	}
 }
 
 func TestStateThatCannotBeRead(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Scope: throttle.Shared})...)
+		p := Policy(append(three().Windows, throttle.Window{Name: "all", Limit: 5, Period: m, Scope: throttle.Shared})...)
 		p.Fail = throttle.FailOpen // which this is no case of
-		l, _ := newHanded(t, client, p)
-		reserve(t, l, acme(1))
+		l, _ := NewHanded(t, client, p)
+		Reserve(t, l, Acme(1))
 		key := acmeKey
 		good, err := client.Get(t.Context(), key).Result()
 		if err != nil {
@@ -65,7 +65,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		readable := 0
 		for n := range good {
 			put(good[:n])
-			if _, err := l.Peek(t.Context(), acme(1)); err == nil {
+			if _, err := l.Peek(t.Context(), Acme(1)); err == nil {
 				readable++
 			} else if !errors.Is(err, throttle.ErrState) {
 				t.Errorf("first %d bytes: %v", n, err)
@@ -83,8 +83,8 @@ func TestStateThatCannotBeRead(t *testing.T) {
 			client.Del(t.Context(), key)
 			make()
 			before := client.Type(t.Context(), key).Val()
-			_, reserved := l.Reserve(t.Context(), acme(1))
-			_, peeked := l.Peek(t.Context(), acme(1))
+			_, reserved := l.Reserve(t.Context(), Acme(1))
+			_, peeked := l.Peek(t.Context(), Acme(1))
 			if !errors.Is(reserved, throttle.ErrState) || !errors.Is(peeked, throttle.ErrState) {
 				t.Errorf("%s: got %v and %v, want ErrState", what, reserved, peeked)
 			}
@@ -94,7 +94,7 @@ func TestStateThatCannotBeRead(t *testing.T) {
 		}
 
 		put(good)
-		if d := reserve(t, l, acme(1)); d.Windows[0].Used != 2 {
+		if d := Reserve(t, l, Acme(1)); d.Windows[0].Used != 2 {
 			t.Errorf("used %d", d.Windows[0].Used)
 		}
 	})
@@ -103,10 +103,10 @@ func TestStateThatCannotBeRead(t *testing.T) {
 // With any bytes damaged, an answer comes, and an error changes nothing.
 func TestDamagedState(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, three())
+		l, c := NewHanded(t, client, three())
 		for i := range 3 {
 			c.Set(time.Duration(i) * s)
-			reserve(t, l, acme(2))
+			Reserve(t, l, Acme(2))
 		}
 		good := client.Get(t.Context(), acmeKey).Val()
 		random := rand.New(rand.NewPCG(1, 2))
@@ -116,8 +116,8 @@ func TestDamagedState(t *testing.T) {
 			damaged[i%len(good)] = []byte{0, 255, byte(random.Uint32()), good[i%len(good)] ^ 1<<random.IntN(8)}[i/len(good)]
 			client.FlushDB(t.Context())
 			client.Set(t.Context(), acmeKey, damaged, 0)
-			before := dump(t, client)
-			_, err := l.Reserve(t.Context(), acme(3))
+			before := Dump(t, client)
+			_, err := l.Reserve(t.Context(), Acme(3))
 			switch {
 			case err == nil:
 				classes["none"]++
@@ -129,7 +129,7 @@ func TestDamagedState(t *testing.T) {
 			default:
 				t.Errorf("byte %d: %v", i%len(good), err)
 			}
-			if after := dump(t, client); !maps.Equal(before, after) {
+			if after := Dump(t, client); !maps.Equal(before, after) {
 				t.Errorf("byte %d: %v, and Redis was changed:\n%q\n%q", i%len(good), err, before, after)
 			}
 		}

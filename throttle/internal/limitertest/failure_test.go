@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"bufio"
@@ -31,13 +31,13 @@ func impatient(t *testing.T, addr string) *redis.Client {
 
 func TestFlushedScriptsAreInvisible(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, three())
+		l, _ := NewHanded(t, client, three())
 		var d throttle.Decision
 		for i := range int64(3) {
 			for _, verb := range []func(){
-				func() { peek(t, l, acme(1)) },
-				func() { d = reserve(t, l, acme(1)) },
-				func() { cancel(t, l, reserve(t, l, acme(1)).Reservation) },
+				func() { Peek(t, l, Acme(1)) },
+				func() { d = Reserve(t, l, Acme(1)) },
+				func() { Cancel(t, l, Reserve(t, l, Acme(1)).Reservation) },
 			} {
 				if err := client.ScriptFlush(t.Context()).Err(); err != nil {
 					t.Fatal(err)
@@ -57,11 +57,11 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	closed := three()
 	open := three()
 	open.Name, open.Fail = "open", throttle.FailOpen
-	l := newLimiter(t, client, closed, open)
-	if d, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrUnavailable) || d.Granted {
+	l := New(t, client, closed, open)
+	if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || d.Granted {
 		t.Errorf("%s: Reserve: granted %v, %v", what, d.Granted, err)
 	}
-	r := acme(1)
+	r := Acme(1)
 	r.Policy = "open"
 	d, err := l.Reserve(t.Context(), r)
 	if err != nil || !d.Granted || !errors.Is(d.FailedOpen, throttle.ErrUnavailable) || d.Windows != nil || d.At.IsZero() {
@@ -76,7 +76,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 	if d, err := l.Wait(t.Context(), r); err != nil || d.FailedOpen == nil {
 		t.Errorf("%s: Wait: %+v, %v", what, d, err)
 	}
-	if _, err := l.Attach(made(r, "0123456789abcdef")).Cancel(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
+	if _, err := l.Attach(Made(r, "0123456789abcdef")).Cancel(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
 		t.Errorf("%s: Cancel: %v", what, err)
 	}
 }
@@ -86,7 +86,7 @@ func TestRedisThatIsGone(t *testing.T) {
 		t.Parallel()
 		p := throttletest.RedisProcess(t)
 		client := impatient(t, p.Addr)
-		reserve(t, newLimiter(t, client, three()), acme(1))
+		Reserve(t, New(t, client, three()), Acme(1))
 		p.Stop()
 		unavailable(t, client, "killed")
 	})
@@ -94,7 +94,7 @@ func TestRedisThatIsGone(t *testing.T) {
 		t.Parallel()
 		server := throttletest.Miniredis(t)
 		client := impatient(t, server.Addr())
-		reserve(t, newLimiter(t, client, three()), acme(1))
+		Reserve(t, New(t, client, three()), Acme(1))
 		server.Close()
 		unavailable(t, client, "closed")
 	})
@@ -151,8 +151,8 @@ func TestRedisThatCannotServe(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l := newLimiter(t, client, three())
-		reserve(t, l, acme(1))
+		l := New(t, client, three())
+		Reserve(t, l, Acme(1))
 		for _, state := range []struct {
 			name     string
 			on, off  []any
@@ -162,21 +162,21 @@ func TestRedisThatCannotServe(t *testing.T) {
 			{"NOREPLICAS", []any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"}, true},
 			{"READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}, true},
 		} {
-			before := dump(t, client)
+			before := Dump(t, client)
 			do(state.on...)
-			if _, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
+			if _, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), state.name) {
 				t.Errorf("%s: %v", state.name, err)
 			}
-			if _, err := l.Peek(t.Context(), acme(1)); err != nil {
+			if _, err := l.Peek(t.Context(), Acme(1)); err != nil {
 				t.Errorf("%s: Peek: %v", state.name, err)
 			}
 			do(state.off...)
-			if after := dump(t, client); !maps.Equal(before, after) {
+			if after := Dump(t, client); !maps.Equal(before, after) {
 				t.Errorf("%s: Redis was changed:\n%q\n%q", state.name, before, after)
 			}
 		}
 		do("CONFIG", "SET", "maxmemory", "0")
-		reserve(t, l, acme(1))
+		Reserve(t, l, Acme(1))
 	})
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()
@@ -204,7 +204,7 @@ func TestUnexpectedReplies(t *testing.T) {
 		breaks := func(text string) string {
 			return strings.Replace(text, "local verbs = {", "nothing.at = all\nlocal verbs = {", 1)
 		}
-		l := newEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
+		l := NewEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
 		refused(t, l, client, "script that breaks", throttle.ErrReply)
 	})
 	for name, reply := range map[string]string{
@@ -217,8 +217,8 @@ func TestUnexpectedReplies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLimiter(t, impatient(t, answering(t, reply)), p)
-			if d, err := l.Reserve(t.Context(), acme(1)); !errors.Is(err, throttle.ErrReply) || d.Granted {
+			l := New(t, impatient(t, answering(t, reply)), p)
+			if d, err := l.Reserve(t.Context(), Acme(1)); !errors.Is(err, throttle.ErrReply) || d.Granted {
 				t.Errorf("granted %v, %v", d.Granted, err)
 			}
 		})
@@ -275,29 +275,29 @@ func TestContextThatEnds(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	t.Run("cancelled before", func(t *testing.T) {
 		throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-			l := newLimiter(t, client, p)
+			l := New(t, client, p)
 			ctx, end := context.WithCancelCause(t.Context())
 			cause := errors.New("shutting down")
 			end(cause)
 			for name, ask := range map[string]func(context.Context, throttle.Request) (throttle.Decision, error){
 				"Reserve": l.Reserve, "Peek": l.Peek, "Wait": l.Wait,
 			} {
-				d, err := ask(ctx, acme(1))
+				d, err := ask(ctx, Acme(1))
 				if !errors.Is(err, context.Canceled) || !errors.Is(err, cause) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
 					t.Errorf("%s: granted %v, %v", name, d.Granted, err)
 				}
 			}
-			if keys := dump(t, client); len(keys) != 0 {
+			if keys := Dump(t, client); len(keys) != 0 {
 				t.Errorf("keys %q", keys)
 			}
 		})
 	})
 	t.Run("deadline while Redis hangs", func(t *testing.T) {
 		t.Parallel()
-		l := newLimiter(t, impatient(t, answering(t, "")), p)
+		l := New(t, impatient(t, answering(t, "")), p)
 		ctx, end := context.WithTimeout(t.Context(), 20*ms)
 		defer end()
-		d, err := l.Reserve(ctx, acme(1))
+		d, err := l.Reserve(ctx, Acme(1))
 		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, throttle.ErrUnavailable) || d.Granted {
 			t.Errorf("granted %v, %v", d.Granted, err)
 		}
@@ -312,7 +312,7 @@ func TestContextThatEnds(t *testing.T) {
 		server.Close()
 		ctx, end := context.WithCancelCause(t.Context())
 		end(errors.New("shutting down"))
-		d, err := newLimiter(t, impatient(t, addr), p).Reserve(ctx, acme(1))
+		d, err := New(t, impatient(t, addr), p).Reserve(ctx, Acme(1))
 		if !errors.Is(err, context.Canceled) || d.Granted {
 			t.Errorf("granted %v, %v", d.Granted, err)
 		}

@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -12,18 +12,17 @@ import (
 	"github.com/alicebob/miniredis/v2"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 func TestWaitSleepsUntilItFits(t *testing.T) {
-	limitertest.Bubble(t, policy(
+	Bubble(t, Policy(
 		throttle.Window{Name: "day", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 24 * m},
 		throttle.Window{Name: "w", Limit: 2, Period: 10 * m},
 	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		var waited []time.Duration
 		for range 4 {
-			d, err := l.Wait(t.Context(), acme(1))
+			d, err := l.Wait(t.Context(), Acme(1))
 			if err != nil || !d.Granted || d.Reservation.ID == "" {
 				t.Fatalf("granted %v, %v", d.Granted, err)
 			}
@@ -37,12 +36,12 @@ func TestWaitSleepsUntilItFits(t *testing.T) {
 }
 
 func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
-	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 3, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
 		var group sync.WaitGroup
 		for range 30 {
 			group.Go(func() {
-				if _, err := l.Wait(t.Context(), acme(1)); err != nil {
+				if _, err := l.Wait(t.Context(), Acme(1)); err != nil {
 					t.Error(err)
 				}
 			})
@@ -55,27 +54,27 @@ func TestWaitOfManyIsGrantedOneByOne(t *testing.T) {
 }
 
 func TestWaitGivesUpAtOnce(t *testing.T) {
-	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
-		reserve(t, l, acme(1))
+		Reserve(t, l, Acme(1))
 		ctx, end := context.WithTimeout(t.Context(), m-us)
 		defer end()
-		d, err := l.Wait(ctx, acme(1))
+		d, err := l.Wait(ctx, Acme(1))
 		wantNotInTime(t, d, err)
-		brief := acme(1)
+		brief := Acme(1)
 		brief.MaxWait = m - us
 		d, err = l.Wait(t.Context(), brief)
 		wantNotInTime(t, d, err)
 		if slept := time.Since(start); slept != 0 {
 			t.Errorf("slept for %v", slept)
 		}
-		if _, err := l.Wait(ctx, acme(2)); !errors.As(err, new(*throttle.NeverFitsError)) {
+		if _, err := l.Wait(ctx, Acme(2)); !errors.As(err, new(*throttle.NeverFitsError)) {
 			t.Errorf("what never fits: %v", err)
 		}
 
 		later, end := context.WithTimeout(t.Context(), m+us)
 		defer end()
-		if d, err := l.Wait(later, acme(1)); err != nil || !d.Granted || time.Since(start) != m {
+		if d, err := l.Wait(later, Acme(1)); err != nil || !d.Granted || time.Since(start) != m {
 			t.Errorf("with time enough: granted %v after %v, %v", d.Granted, time.Since(start), err)
 		}
 	})
@@ -96,9 +95,9 @@ func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 // With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
 // wait.
 func TestWaitThatMustNotWait(t *testing.T) {
-	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
-		r := acme(1)
+		r := Acme(1)
 		r.MaxWait, r.Ticket = -1, throttle.Ticket{Queue: "q", ID: "1"}
 		if d, err := l.Wait(t.Context(), r); err != nil || !d.Granted {
 			t.Fatalf("granted %v, %v", d.Granted, err)
@@ -117,22 +116,22 @@ func TestWaitThatMustNotWait(t *testing.T) {
 }
 
 func TestWaitEndsWithItsContext(t *testing.T) {
-	limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 1, Period: h}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: h}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()
-		reserve(t, l, acme(1))
+		Reserve(t, l, Acme(1))
 		ctx, end := context.WithCancel(t.Context())
 		time.AfterFunc(10*m, end)
-		d, err := l.Wait(ctx, acme(1))
+		d, err := l.Wait(ctx, Acme(1))
 		if !errors.Is(err, context.Canceled) || d.Granted || time.Since(start) != 10*m {
 			t.Errorf("granted %v after %v, %v", d.Granted, time.Since(start), err)
 		}
-		if d := peek(t, l, acme(0)); d.Windows[0].Used != 1 {
+		if d := Peek(t, l, Acme(0)); d.Windows[0].Used != 1 {
 			t.Errorf("used %d", d.Windows[0].Used)
 		}
 		stopping := errors.New("stopping")
 		caused, stop := context.WithCancelCause(t.Context())
 		time.AfterFunc(10*m, func() { stop(stopping) })
-		if _, err := l.Wait(caused, acme(1)); !errors.Is(err, stopping) || !errors.Is(err, context.Canceled) {
+		if _, err := l.Wait(caused, Acme(1)); !errors.Is(err, stopping) || !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -155,11 +154,11 @@ func TestWaitEndsWhenTheProcessGivesSomethingBack(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			limitertest.Bubble(t, policy(throttle.Window{Name: "w", Limit: 3, Period: 10 * m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-				d := reserve(t, l, acme(3))
+			Bubble(t, Policy(throttle.Window{Name: "w", Limit: 3, Period: 10 * m}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+				d := Reserve(t, l, Acme(3))
 				var waited atomic.Bool
 				go func() {
-					if _, err := l.Wait(t.Context(), acme(1)); err != nil {
+					if _, err := l.Wait(t.Context(), Acme(1)); err != nil {
 						t.Error(err)
 					}
 					waited.Store(true)

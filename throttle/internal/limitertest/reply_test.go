@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 // said answers every script with the same reply, without a Redis.
@@ -115,7 +114,7 @@ func FuzzReply(f *testing.F) {
 	f.Cleanup(func() { client.Close() })
 	s := &said{}
 	client.AddHook(hooktest.Hook(s.answer))
-	p := policy(
+	p := Policy(
 		throttle.Window{Name: "own", Limit: 5, Period: time.Minute},
 		throttle.Window{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.Shared, Algorithm: throttle.GCRA, Burst: 3},
 	)
@@ -124,8 +123,8 @@ func FuzzReply(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	r := acme(1)
-	r.Ticket = ticketOf("a")
+	r := Acme(1)
+	r.Ticket = Ticket("a")
 
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s.reply = readValues(b)
@@ -172,7 +171,7 @@ func FuzzReply(f *testing.F) {
 		if err == nil && !d.Granted {
 			t.Errorf("an exempt tenant's Reserve of %v: %+v", s.reply, d)
 		}
-		d, err = limitertest.TryCancel(ctx, l, throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"})
+		d, err = TryCancel(ctx, l, throttle.Reservation{Request: r, At: time.UnixMicro(us), ID: "0123456789abcdef"})
 		check("Cancel", d, err)
 		known := func(err error) bool {
 			return err == nil || errors.Is(err, throttle.ErrReply) || errors.Is(err, throttle.ErrState) || errors.Is(err, throttle.ErrClock)

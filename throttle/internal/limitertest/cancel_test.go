@@ -1,4 +1,4 @@
-package throttle_test
+package limitertest
 
 import (
 	"encoding/json"
@@ -15,7 +15,7 @@ import (
 
 // three has one window of each algorithm, limit 10 per 10 s.
 func three() throttle.Policy {
-	return policy(
+	return Policy(
 		throttle.Window{Name: "sliding", Limit: 10, Period: 10 * s},
 		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 10, Period: 10 * s},
 		throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 10, Period: 10 * s},
@@ -80,22 +80,22 @@ func TestCancel(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := newHanded(t, client, three())
+				l, c := NewHanded(t, client, three())
 				made := map[string]throttle.Reservation{}
 				for i, op := range ops {
 					c.Set(op.at)
 					var d throttle.Decision
 					if op.do[0] == '+' {
-						d = reserve(t, l, acme(op.cost))
+						d = Reserve(t, l, Acme(op.cost))
 						made[op.do[1:]] = d.Reservation
 						if !d.Granted {
 							t.Fatalf("op %d: denied", i)
 						}
 					} else {
-						d = cancel(t, l, made[op.do[1:]])
+						d = Cancel(t, l, made[op.do[1:]])
 					}
-					if !slices.Equal(used(d), op.used) {
-						t.Errorf("op %d, %s at %v: used %v, want %v", i, op.do, op.at, used(d), op.used)
+					if !slices.Equal(Used(d), op.used) {
+						t.Errorf("op %d, %s at %v: used %v, want %v", i, op.do, op.at, Used(d), op.used)
 					}
 				}
 			})
@@ -106,21 +106,21 @@ func TestCancel(t *testing.T) {
 // Only this reservation is given back by it, however late the call is repeated.
 func TestCancelRepeatedAfterTheKeyWasReserved(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, three())
-		r := acme(4)
+		l, c := NewHanded(t, client, three())
+		r := Acme(4)
 		r.IdempotencyKey = "n"
-		first := reserve(t, l, r).Reservation
-		cancel(t, l, first)
+		first := Reserve(t, l, r).Reservation
+		Cancel(t, l, first)
 		c.Set(1 * s)
-		second := reserve(t, l, r)
-		if !slices.Equal(used(second), []int64{4, 4, 4}) {
-			t.Errorf("a reserve after Cancel is not charged: %v", used(second))
+		second := Reserve(t, l, r)
+		if !slices.Equal(Used(second), []int64{4, 4, 4}) {
+			t.Errorf("a reserve after Cancel is not charged: %v", Used(second))
 		}
-		if d := cancel(t, l, first); !slices.Equal(used(d), []int64{4, 4, 4}) {
-			t.Errorf("the first reservation gave the second back: %v", used(d))
+		if d := Cancel(t, l, first); !slices.Equal(Used(d), []int64{4, 4, 4}) {
+			t.Errorf("the first reservation gave the second back: %v", Used(d))
 		}
-		if d := cancel(t, l, second.Reservation); !slices.Equal(used(d), []int64{0, 0, 0}) {
-			t.Errorf("used %v", used(d))
+		if d := Cancel(t, l, second.Reservation); !slices.Equal(Used(d), []int64{0, 0, 0}) {
+			t.Errorf("used %v", Used(d))
 		}
 	})
 }
@@ -131,11 +131,11 @@ func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
 			w := throttle.Window{Name: "w", Limit: 10, Period: period}
-			l := newLimiter(t, client, policy(w))
-			r := acme(1)
+			l := New(t, client, Policy(w))
+			r := Acme(1)
 			r.IdempotencyKey = period.String()
-			made := reserve(t, l, r).Reservation
-			cancel(t, l, made)
+			made := Reserve(t, l, r).Reservation
+			Cancel(t, l, made)
 			ttl, err := client.PTTL(t.Context(), "sluice:{p}:n:"+made.ID).Result()
 			if err != nil || ttl > want+s || ttl < want-30*s {
 				t.Errorf("period %v: kept for %v (%v), want %v", period, ttl, err, want)
@@ -147,14 +147,14 @@ func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 // The server that granted is gone, its state too, and the clock of the next one is behind.
 func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, three())
+		l, c := NewHanded(t, client, three())
 		c.Set(5 * s)
-		lost := reserve(t, l, acme(1)).Reservation
+		lost := Reserve(t, l, Acme(1)).Reservation
 		client.FlushDB(t.Context())
 		c.Set(0)
-		reserve(t, l, acme(8))
-		if d := cancel(t, l, lost); !slices.Equal(used(d), []int64{8, 8, 8}) {
-			t.Errorf("used %v", used(d))
+		Reserve(t, l, Acme(8))
+		if d := Cancel(t, l, lost); !slices.Equal(Used(d), []int64{8, 8, 8}) {
+			t.Errorf("used %v", Used(d))
 		}
 	})
 }
@@ -162,8 +162,8 @@ func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 // Reservations are plain data: another process cancels them.
 func TestReservationsTravel(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, three())
-		text, err := json.Marshal(reserve(t, l, acme(4)).Reservation)
+		l, _ := NewHanded(t, client, three())
+		text, err := json.Marshal(Reserve(t, l, Acme(4)).Reservation)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,49 +171,49 @@ func TestReservationsTravel(t *testing.T) {
 		if err := json.Unmarshal(text, &r); err != nil {
 			t.Fatal(err)
 		}
-		other, _ := newHanded(t, client, three())
-		if d := cancel(t, other, r); !slices.Equal(used(d), []int64{0, 0, 0}) {
-			t.Errorf("used %v", used(d))
+		other, _ := NewHanded(t, client, three())
+		if d := Cancel(t, other, r); !slices.Equal(Used(d), []int64{0, 0, 0}) {
+			t.Errorf("used %v", Used(d))
 		}
 	})
 }
 
 func TestCancelOfNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := newHanded(t, client, three())
-		reserve(t, l, acme(5))
-		before := dump(t, client)
-		cancel(t, l, throttle.Reservation{}) // of a reservation that failed open
-		if after := dump(t, client); !maps.Equal(before, after) {
+		l, _ := NewHanded(t, client, three())
+		Reserve(t, l, Acme(5))
+		before := Dump(t, client)
+		Cancel(t, l, throttle.Reservation{}) // of a reservation that failed open
+		if after := Dump(t, client); !maps.Equal(before, after) {
 			t.Errorf("Redis was changed:\n%q\n%q", before, after)
 		}
-		if d := cancel(t, l, made(acme(1), "0123456789abcdef")); !slices.Equal(used(d), []int64{5, 5, 5}) {
-			t.Errorf("granted never, and given back: used %v", used(d))
+		if d := Cancel(t, l, Made(Acme(1), "0123456789abcdef")); !slices.Equal(Used(d), []int64{5, 5, 5}) {
+			t.Errorf("granted never, and given back: used %v", Used(d))
 		}
 	})
 }
 
-// Above a limit of 128 and 64 entries, what is granted within a 64th of the period, here 80 ms, is
+// Above a limit of 256 and 128 entries, what is granted within a 128th of the period, here 80 ms, is
 // merged.
 func TestCancelOfMergedGrants(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := newHanded(t, client, policy(throttle.Window{Name: "w", Limit: 2000, Period: 5120 * ms}))
-		const alone, grants = 64, 12
+		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: 10240 * ms}))
+		const alone, grants = 128, 12
 		for i := range alone {
 			c.Set(time.Duration(i) * ms)
-			reserve(t, l, acme(1))
+			Reserve(t, l, Acme(1))
 		}
 		var made []throttle.Reservation
 		for i := range int64(grants) {
 			c.Set(s + time.Duration(i)*30*ms) // kept as 3 x 60, 3 x 150, 3 x 240 and 3 x 330 ms
-			made = append(made, reserve(t, l, acme(100+i)).Reservation)
+			made = append(made, Reserve(t, l, Acme(100+i)).Reservation)
 		}
 		want := int64(alone + grants*100 + grants*(grants-1)/2)
 		for i := range grants {
 			i = i * 5 % grants // each once, in no order
 			want -= 100 + int64(i)
 			for range 2 {
-				if d := cancel(t, l, made[i]); d.Windows[0].Used != want {
+				if d := Cancel(t, l, made[i]); d.Windows[0].Used != want {
 					t.Fatalf("after the cancel of reservation %d: used %d, want %d", i, d.Windows[0].Used, want)
 				}
 			}

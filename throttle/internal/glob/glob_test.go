@@ -1,0 +1,160 @@
+package glob
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// words are all strings over the letters with at most so many of them.
+func words(letters string, most int) []string {
+	all := []string{""}
+	for from := 0; most > 0; most-- {
+		to := len(all)
+		for _, word := range all[from:to] {
+			for _, letter := range letters {
+				all = append(all, word+string(letter))
+			}
+		}
+		from = to
+	}
+	return all
+}
+
+// Two globs of 3 bytes have a name in common of 6 at most, if any.
+func TestGlobsByBruteForce(t *testing.T) {
+	globs, names := words("ab*?", 3), words("ab", 6)
+	matched := make([]map[string]bool, len(globs))
+	for i, glob := range globs {
+		matched[i] = map[string]bool{}
+		pattern := strings.NewReplacer("*", ".*", "?", ".").Replace(glob)
+		re := regexp.MustCompile("^" + pattern + "$")
+		for _, name := range names {
+			if re.MatchString(name) {
+				matched[i][name] = true
+			}
+			if got := Match(glob, name); got != matched[i][name] {
+				t.Errorf("Match(%q, %q) = %v", glob, name, got)
+			}
+		}
+	}
+	for i, a := range globs {
+		for j, b := range globs {
+			common := false
+			for name := range matched[i] {
+				common = common || matched[j][name]
+			}
+			if got := Overlap(a, b); got != common {
+				t.Errorf("Overlap(%q, %q) = %v", a, b, got)
+			}
+		}
+	}
+}
+
+func TestMatchGlob(t *testing.T) {
+	for _, tc := range []struct {
+		glob, name string
+		want       bool
+	}{
+		{"http:*", "http:call", true},
+		{"http:*", "http:", true},
+		{"http:*", "https:call", false},
+		{"*:call", "http:call", true},
+		{"*", "", true},
+		{"?", "", false},
+		{"?", "é", false}, // two bytes
+		{"??", "é", true},
+		{"*é", "caf\xc3\xa9", true},
+		{"[a-z]", "a", false}, // everything else stands for itself
+		{"[a-z]", "[a-z]", true},
+		{`\*`, `\anything`, true},
+		{"a*b*c*d*e*f*g*h", strings.Repeat("abcdefg", 2000), false}, // no backtracking
+	} {
+		if got := Match(tc.glob, tc.name); got != tc.want {
+			t.Errorf("Match(%q, %q) = %v", tc.glob, tc.name, got)
+		}
+	}
+	if !Overlap("é*", "*é") || Overlap("é*", "e*") {
+		t.Error("globs of more than ASCII")
+	}
+}
+
+// slowOverlaps compares every glob with every other.
+func slowOverlaps(lists [][]string) (pairs []Pair) {
+	for second, globs := range lists {
+		for first, others := range lists[:second] {
+			found := slices.ContainsFunc(pairs, func(p Pair) bool { return p.Second == second })
+			for i, a := range others {
+				for j, b := range globs {
+					if !found && a != "" && b != "" && Overlap(a, b) {
+						pairs, found = append(pairs, Pair{First: first, FirstGlob: i, Second: second, SecondGlob: j}), true
+					}
+				}
+			}
+		}
+	}
+	return pairs
+}
+
+func TestOverlapsAreThoseOfTheSlowCheck(t *testing.T) {
+	random, some, none := rand.New(rand.NewPCG(1, 9)), 0, 0
+	for range 3000 {
+		letters := []string{"ab*", "abc*?", "ab", "abcdefgh*?"}[random.IntN(4)]
+		lists := make([][]string, 2+random.IntN(4))
+		for i := range lists {
+			for range random.IntN(5) {
+				glob := make([]byte, random.IntN(7))
+				for k := range glob {
+					glob[k] = letters[random.IntN(len(letters))]
+				}
+				lists[i] = append(lists[i], string(glob))
+			}
+		}
+		want := slowOverlaps(lists)
+		got, err := Overlaps(lists)
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("%q: got %+v, %v, want %+v", lists, got, err, want)
+		}
+		if len(want) > 0 {
+			some++
+		} else {
+			none++
+		}
+	}
+	if some < 500 || none < 500 {
+		t.Errorf("%d with overlaps, %d without", some, none)
+	}
+}
+
+// Many lists and many globs are compared; those that nothing but a comparison byte by byte keeps
+// apart are refused before that takes long.
+func TestManyGlobs(t *testing.T) {
+	of := func(lists, globs int, format string) [][]string {
+		all := make([][]string, lists)
+		for i := range all {
+			for j := range globs {
+				all[i] = append(all[i], fmt.Sprintf(format, i*globs+j))
+			}
+		}
+		return all
+	}
+	for _, lists := range [][][]string{
+		of(2, 4000, "queue:%05d:*"), of(2500, 1, "%05d:*"), of(2500, 3, "type%06d"), of(2, 2500, "*:%06d"), of(200, 20, "a*%06d"),
+	} {
+		if pairs, err := Overlaps(lists); err != nil || len(pairs) > 0 {
+			t.Errorf("%q: %v, %v", lists[0][0], pairs, err)
+		}
+	}
+	if pairs, err := Overlaps(of(3000, 1, "*%d*")); err != nil || len(pairs) != 2999 {
+		t.Errorf("%d pairs, %v", len(pairs), err)
+	}
+	_, err := Overlaps(of(2, 4000, "*"+strings.Repeat("a?", 40)+"%06d"+strings.Repeat("?b", 40)))
+	var alike *TooAlikeError
+	if !errors.As(err, &alike) || alike.List != 1 || alike.Globs != 4000 {
+		t.Errorf("%v", err)
+	}
+}

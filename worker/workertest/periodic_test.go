@@ -59,7 +59,7 @@ func startManager(redisOpt asynq.RedisConnOpt, provider asynq.PeriodicTaskConfig
 func TestPeriodicTasksOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{
-			Asynq:   asynq.Config{Queues: map[string]int{"reports": 1}, TaskCheckInterval: time.Minute, DelayedTaskCheckInterval: time.Minute},
+			Asynq:   asynq.Config{Queues: map[string]int{"reports": 1}, TaskCheckInterval: 5 * time.Second},
 			Handler: asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }),
 			Policies: []throttle.Policy{{
 				Name: "reports", Match: []string{"report:*"},
@@ -77,7 +77,7 @@ func TestPeriodicTasksOfTenants(t *testing.T) {
 			slices.Sort(tenants)
 			return tenants
 		}
-		time.Sleep(11 * time.Minute) // it was midnight
+		time.Sleep(12 * time.Minute) // it was midnight
 		if got := ran(0); !slices.Equal(got, []string{"acme", "beta"}) {
 			t.Fatalf("tasks of %q ran, want one of acme and one of beta", got)
 		}

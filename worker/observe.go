@@ -23,9 +23,9 @@ func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
 	tell(s)
 }
 
-// undecided tells it of a task that is requeued, as the limiter could not decide.
+// undecided reports a task that is requeued because the limiter could not decide.
 func (ad *Adapter) undecided(r throttle.Request, err error) {
-	if tell := ad.config.Limiter.Observer().Undecided; tell != nil {
-		tell(throttle.Undecided{Err: err, Policy: r.Policy, Tenant: r.Tenant})
+	if report := ad.config.Limiter.Observer().Undecided; report != nil {
+		report(throttle.Undecided{Err: err, Policy: r.Policy, Tenant: r.Tenant})
 	}
 }

@@ -44,10 +44,15 @@ var shortExpiry = regexp.MustCompile(`(redis\.call\('SET', .*), 'PX', .*\)( end)
 // WithoutShortExpiry lets every key live for ever, but those that are kept for a day.
 func WithoutShortExpiry(text string) string { return shortExpiry.ReplaceAllString(text, "$1)$2\n") }
 
-// MergeFrom lets sliding windows merge their grants from so many entries on, not from 128.
+// MergeFrom lets sliding windows merge their grants from so many entries on, not from
+// 256.
 func MergeFrom(entries string) func(string) string {
 	return func(text string) string {
-		return strings.Replace(text, "local ENTRIES = 128\n", "local ENTRIES = "+entries+"\n", 1)
+		const from = "local ENTRIES = 256\n"
+		if strings.Contains(text, "ENTRIES") && !strings.Contains(text, from) {
+			panic("limitertest: sliding.lua has no " + from)
+		}
+		return strings.Replace(text, from, "local ENTRIES = "+entries+"\n", 1)
 	}
 }
 

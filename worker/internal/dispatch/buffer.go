@@ -41,8 +41,10 @@ func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 	d.buffer[0] = buffered{}
 	d.buffer = d.buffer[1:]
 	d.skips = 0
+	now := time.Now()
+	d.pace.note(now, d.running)
 	d.running++
-	d.handed.add(time.Now())
+	d.handed.add(now)
 	g := d.groupOf(task.Queue)
 	if fromLine {
 		g.earned++

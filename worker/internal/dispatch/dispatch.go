@@ -21,8 +21,10 @@ const (
 	// each waits longer for the others.
 	batchMax = 20
 
-	// recently is the time over which hand-outs are counted to estimate demand, and recentMax the most
-	// that are.
+	// soon is how long a task that is taken may wait for a slot, about.
+	soon = 10 * time.Millisecond
+
+	// recently is the time over which hand-outs are counted, and recentMax the most that are.
 	recently  = 10 * time.Millisecond
 	recentMax = 64
 
@@ -127,6 +129,7 @@ type Dispatcher struct {
 	lost      []*picking           // whose reply has not come
 	lostPops  []*popping           //
 	made      int                  // tasks made ready so far
+	pace      pace                 // at which slots become free
 	passing   bool                 // passOn runs
 	passOn    *time.Timer          // of appointments that cannot be kept
 	paused    map[string]time.Time // when to look again whether the queue is paused
@@ -204,6 +207,8 @@ const errorPause = 100 * time.Millisecond
 func (d *Dispatcher) Ended() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.pace.note(time.Now(), d.running)
+	d.pace.end()
 	d.running--
 }
 

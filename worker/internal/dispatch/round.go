@@ -116,8 +116,8 @@ func (d *Dispatcher) round(ctx context.Context) error {
 func (d *Dispatcher) wanted() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	recent := d.handed.since(time.Now().Add(-recently)) - len(d.buffer)
-	return min(max(1, d.Concurrency-d.running, recent), batchMax)
+	quick := d.pace.within(soon, d.Concurrency, recentMax) - len(d.buffer)
+	return min(max(1, d.Concurrency-d.running, quick), batchMax)
 }
 
 // turns returns how many turns before the line the pending tasks have earned.

@@ -35,6 +35,7 @@ type line struct {
 	news   time.Time // when to ask it for what came since the last take was sent; zero: nothing
 	passed time.Time // when another server was asked to ask it
 	share  share     // of the slots, among the lines of its policy's shards
+	clock  clock     // of its Redis
 }
 
 // know adds the lines of all current policies, and drops the others.
@@ -189,7 +190,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		d.failed(l, err)
 		return false, nil
 	}
-	d.answered(l, taken)
+	d.answered(l, taken, sent)
 	d.Answered(l.name, taken.At)
 	d.mu.Lock()
 	d.full = len(taken.Tickets) >= n
@@ -242,13 +243,15 @@ func unavailable(err error) error {
 }
 
 // answered notes the answer of a take.
-func (d *Dispatcher) answered(l *line, taken throttle.Taken) {
+func (d *Dispatcher) answered(l *line, taken throttle.Taken, sent time.Time) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	l.backoff, d.silence = backoff{}, backoff{}
 	l.empty = taken.Next < 0
-	l.next, l.due = now.Add(max(0, taken.Next)), time.Time{}
+	l.clock.learn(taken.At, sent, now)
+	in := l.clock.here(taken.At.Add(taken.Next)).Sub(now)
+	l.next, l.due = now.Add(max(0, in)), time.Time{}
 	if !l.empty {
 		l.due = l.next
 	}

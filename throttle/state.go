@@ -18,7 +18,7 @@ const (
 	MaxStatePage     = 500
 )
 
-// servedWithin is for how long a queue counts as served after a server asked: as in
+// servedWithin is how long a queue counts as served after a server asked: as in
 // internal/script/lua/line.lua.
 const servedWithin = time.Minute
 

@@ -232,8 +232,12 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are: see conclude.
 func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
+	now, reason := time.Now(), a.denied.Error()
+	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text says for how long, and stays
+		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
+	}
 	r := asynqredis.Requeued{
-		Ref: a.Ref, Message: a.message.WithDenial(a.denied.Error(), time.Now()),
+		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
 		At: a.denied.RetryAt, Nonce: a.nonce, Mark: a.mark,
 	}
 	for pause := requeuePauseMin; ; pause = min(2*pause, requeuePauseMax) {

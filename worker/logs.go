@@ -64,7 +64,7 @@ func newOutages(logger *slog.Logger) *outages {
 
 func (o *outages) failed(err error, details ...any) {
 	var class error
-	for _, c := range []error{throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock} {
+	for _, c := range []error{throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrForbidden} {
 		if errors.Is(err, c) {
 			class = c
 		}

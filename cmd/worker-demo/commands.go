@@ -31,7 +31,8 @@ func (m *Main) command() *cli.Command {
 	scenario, run, check := &ScenarioCommand{Main: m}, &RunCommand{Main: m}, &CheckCommand{Main: m}
 	batch := &BatchCommand{Main: m}
 	live := liveCommand{Main: m}
-	status := &StatusCommand{liveCommand: live}
+	status, explain := &StatusCommand{liveCommand: live}, &ExplainCommand{liveCommand: live}
+	simulate, doctor := &SimulateCommand{liveCommand: live}, &DoctorCommand{liveCommand: live}
 	root := &cli.Command{
 		Name:                          "worker-demo",
 		Usage:                         "run throttled jobs through asynq",
@@ -71,6 +72,24 @@ func (m *Main) command() *cli.Command {
 				Usage:  "tell who waits, until when, and what is used",
 				Flags:  status.flags(),
 				Action: noArguments(status.Run),
+			},
+			{
+				Name:   "explain",
+				Usage:  "tell why a task waits, and until when",
+				Flags:  explain.flags(),
+				Action: noArguments(explain.Run),
+			},
+			{
+				Name:   "simulate",
+				Usage:  "tell when the backlog would be done by other limits or weights",
+				Flags:  simulate.flags(),
+				Action: noArguments(simulate.Run),
+			},
+			{
+				Name:   "doctor",
+				Usage:  "tell whether a Redis is set up for workers",
+				Flags:  doctor.flags(),
+				Action: noArguments(doctor.Run),
 			},
 			{
 				Name:   "version",

@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
 )
 
 const livePolicies = `
@@ -94,4 +96,97 @@ func TestStatus(t *testing.T) {
 	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "worker-demo status -h"`)
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).want(t, exitBadInput, "there is no Redis: --redis must be the URL")
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").want(t, exitFailed, "must be a Redis that answers")
+}
+
+func TestSimulate(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	d.reserves(t, "acme", "1")
+	for i := range 3 {
+		d.reserves(t, "acme", fmt.Sprint("w", i))
+	}
+	e := d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, "policy api: 3 tickets waiting, all started in 3h") || !strings.Contains(e.stdout, " now, in 1h") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got simulated
+	e = d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Now.Last.Sub(got.Now.At) < 2*time.Hour || got.If.Last.Sub(got.If.At) > time.Second {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	if waits := d.reserves(t, "acme", "w1"); waits.Granted {
+		t.Error("it changed the policy")
+	}
+	for flag, want := range map[string]string{
+		"":                `--limit and --weight are missing`,
+		"--limit=own":     `--limit "own": must be WINDOW=N`,
+		"--limit=own=x":   `--limit "own=x": must be WINDOW=N`,
+		"--limit=other=2": `window "other": must be one of own, shared`,
+		"--limit=own=0":   `limit 0: `,
+		"--weight=acme=x": `--weight "acme=x": must be TENANT=W`,
+	} {
+		args := []string{}
+		if flag != "" {
+			args = append(args, flag)
+		}
+		d.run(t, "simulate", args...).want(t, exitBadInput, want)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	e := d.run(t, "doctor")
+	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "ok: ") {
+		t.Errorf("%s", e.stdout)
+	}
+	client := redis.NewClient(&redis.Options{Addr: d.addr})
+	defer client.Close()
+	client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	var got diagnosis
+	e = d.run(t, "doctor", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); e.code != exitFailed || err != nil || got.OK || len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
+		t.Errorf("exit code %d, %v:\n%s", e.code, err, e.stdout)
+	}
+	if err := client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err(); err != nil {
+		t.Fatal(err)
+	}
+	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://half:any@"+d.addr)
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "mend: redis: its user may not call set: must be allowed") {
+		t.Errorf("%s", e.stdout)
+	}
+	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1")
+	if e.want(t, exitFailed); !strings.HasPrefix(e.stdout, "mend: --redis: ") {
+		t.Errorf("%s", e.stdout)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for i := range 2 {
+		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
+		if _, err := client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := d.run(t, "explain", "--task", "t1")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) || !strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got worker.Explanation
+	e = d.run(t, "explain", "--task", "t1", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 || got.Policy != "api" {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	e = d.run(t, "explain", "--task", "t9")
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "asynq has no such task") {
+		t.Errorf("%s", e.stdout)
+	}
+	d.run(t, "explain").want(t, exitBadInput, "--task is missing")
 }

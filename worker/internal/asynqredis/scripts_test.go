@@ -84,6 +84,17 @@ func TestUnstoreActivateRescore(t *testing.T) {
 		}
 		s.ok(s.Rescore(s.Context(), queue, moves))
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
+		call := s.captured("a")
+		for _, told := range []struct{ reason, want string }{{"first", "first"}, {"second", "first"}} {
+			// The second time the message is another one by now, and stays.
+			waiting := s.waiting("a")[0]
+			s.ok(s.Rescore(s.Context(), queue, []asynqredis.Rescored{{Waiting: waiting, At: later, Message: call.Message, Reason: told.reason}}))
+			info, err := s.inspector.GetTaskInfo(queue, "a")
+			s.ok(err)
+			if info.LastErr != told.want || string(info.Payload) != string(call.Message.Payload()) {
+				t.Errorf("the task says %q, want %q: %+v", info.LastErr, told.want, info)
+			}
+		}
 		info, err := s.inspector.GetTaskInfo(queue, "w")
 		s.ok(err)
 		if info.NextProcessAt.Before(later) {

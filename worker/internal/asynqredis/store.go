@@ -103,18 +103,33 @@ func (c *Client) Activate(ctx context.Context, queue string, tasks []Waiting) er
 	})
 }
 
-// A Rescored is a stored task, and when forward looks at it.
+// A Rescored is a stored task, and when forward looks at it. With a Reason, its Message is stored
+// again with that as its last error, which asynq's tools show.
 type Rescored struct {
 	Waiting
-	At time.Time
+	At      time.Time
+	Message Message
+	Reason  string // valid UTF-8
+}
+
+// reason returns the message to store, and how many of its bytes are also those of the message before;
+// nothing without a Reason.
+func (r Rescored) reason(now time.Time) (with []byte, same int) {
+	base, ok := r.Message.without(ofErrors...)
+	if r.Reason == "" || !ok {
+		return nil, 0
+	}
+	return r.Message.WithDenial(r.Reason, now), len(base)
 }
 
 // Rescore changes when forward looks at stored tasks of one queue.
 func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) error {
 	return inBatches(tasks, func(batch []Rescored) error {
-		args := []any{prefix(queue) + "t:", time.Now().Unix()}
+		now := time.Now()
+		args := []any{prefix(queue) + "t:", now.Unix()}
 		for _, task := range batch {
-			args = append(args, task.ID, task.JoinKey, score(task.At))
+			message, same := task.reason(now)
+			args = append(args, task.ID, task.JoinKey, score(task.At), message, same, len(task.Message))
 		}
 		return c.run(ctx, rescoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
 	})

@@ -114,7 +114,7 @@ func (e Explanation) why() string {
 	text := ""
 	switch {
 	case e.Line != nil && e.Line.DeniedBy != "":
-		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.DeniedBy
+		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.HeldUpBy()
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"
 	case e.State == "active":

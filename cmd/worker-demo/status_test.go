@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -30,6 +34,7 @@ policies:
 type liveDesk struct {
 	desk
 	addr    string
+	flush   func() // writes what was used
 	limiter *throttle.Limiter
 }
 
@@ -41,7 +46,14 @@ func newLiveDesk(t *testing.T) liveDesk {
 	}
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
-	if d.limiter, err = throttle.New(throttle.Config{Client: client, Name: "worker-7", Policies: policies}); err != nil {
+	counter, err := usage.New(usage.Config{Client: client, Every: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.flush = counter.Close
+	if d.limiter, err = throttle.New(throttle.Config{
+		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -71,9 +83,10 @@ func TestStatus(t *testing.T) {
 	}
 	d.reserves(t, "z\x1bz", "z1")
 	d.reserves(t, "z\x1bz", "z2")
+	d.flush()
 	e := d.run(t, "status")
 	e.want(t, exitDone)
-	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
+	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "granted in the last hour to ", "acme 50%", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
 		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
 			t.Errorf("%q is not in\n%s", want, e.stdout)
 		}
@@ -189,4 +202,31 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%s", e.stdout)
 	}
 	d.run(t, "explain").want(t, exitBadInput, "--task is missing")
+}
+
+// A watched status is a line of JSON each time, until it is interrupted.
+func TestStatusWatch(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out := &lineCounter{atThird: interrupt}
+	m := NewMain()
+	m.Stdout, m.Stderr = out, io.Discard
+	code := m.Run(ctx, []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr})
+	if code != exitDone || out.n < 3 {
+		t.Errorf("exit code %d after %d lines", code, out.n)
+	}
+}
+
+type lineCounter struct {
+	n       int
+	atThird func()
+}
+
+func (c *lineCounter) Write(p []byte) (int, error) {
+	if c.n += bytes.Count(p, []byte{'\n'}); c.n == 3 {
+		c.atThird()
+	}
+	return len(p), nil
 }

@@ -32,7 +32,7 @@ type StateRequest struct {
 	// Policy is the policy's name. It is required.
 	Policy string
 
-	// Tenant restricts the page to one tenant, which is told of even if it does not wait. The default
+	// Tenant restricts the page to one tenant, even if it does not wait. The default
 	// is all tenants that wait.
 	Tenant string
 }
@@ -88,7 +88,7 @@ type TenantState struct {
 	Share     float64       `json:"share"`                // of its weight in those of all that wait in its queue: 0 to 1
 	PerSecond float64       `json:"per_second,omitempty"` // requests, lately, by the shortest of its windows; 0 if unknown
 	Windows   []WindowState `json:"windows"`              // all but those that all tenants share
-	Pause     *Pause        `json:"pause,omitempty"`      // that holds it back, also if it holds back all
+	Pause     *Pause        `json:"pause,omitempty"`      // that holds it back, alone or with all
 	Adapted   *Adapted      `json:"adapted,omitempty"`
 }
 
@@ -97,7 +97,7 @@ type TenantState struct {
 // of a script for each 64 tenants. Of a page, tenants with most tickets come first.
 //
 // Tenants come in no particular order of pages. One that waits all the time comes at least once; one
-// may come twice. A policy that was removed is told of while somebody waits for it.
+// may come twice. A policy that was removed has a state while somebody waits for it.
 //
 // Errors are Reserve's, and a *RequestError for an After or a Limit that cannot be.
 func (l *Limiter) State(ctx context.Context, q StateRequest) (PolicyState, error) {
@@ -169,7 +169,7 @@ func (l *Limiter) linesOf(policy string) ([]*compiledPolicy, error) {
 	return former, nil
 }
 
-// sharedState tells of the windows that all tenants share.
+// sharedState reads the windows that all tenants share.
 func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *PolicyState) error {
 	o := &operation{compiledPolicy: cp, request: Request{Policy: cp.Name}, windows: cp.Windows}
 	o.costs = make([]int64, len(o.windows))

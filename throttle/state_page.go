@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A page is the tenants that are told of at once, of one line.
+// A page is some tenants of one line.
 type page struct {
 	limiter *Limiter
 	*compiledPolicy

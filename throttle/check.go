@@ -10,21 +10,63 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
 const clockOffMax = time.Second
 
-// CheckRedis is the function CheckRedis for the Redis of the limiter.
+// CheckRedis is the function CheckRedis for the Redis of the limiter. It also finds each command that
+// the user may not call, and has to. Then the error is ErrForbidden.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
-	return CheckRedis(ctx, l.runner.Client())
+	findings, err := CheckRedis(ctx, l.runner.Client())
+	if err != nil {
+		return findings, err
+	}
+	refused, err := l.runner.Preflight(ctx)
+	switch {
+	case err != nil && len(findings) > 0 && !script.Forbidden(err):
+		return findings, nil // such as of a replica
+	case err != nil:
+		return findings, ofRedis(ctx, err)
+	case len(refused) == 0:
+		return findings, nil
+	}
+	finding := "redis: its user may not call " + strings.Join(refused, ", ") + ": must be allowed, see docs/howto/lock-down-redis.md"
+	return append(findings, finding), fmt.Errorf("%w: %w: %s", ErrUnavailable, ErrForbidden, finding)
+}
+
+// Ping returns nil if the limiter can decide: Redis answers, and lets its user call all that the
+// limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and the
+// context's. See CheckRedis for more.
+func (l *Limiter) Ping(ctx context.Context) error {
+	refused, err := l.runner.Preflight(ctx)
+	if err == nil && len(refused) > 0 {
+		err = fmt.Errorf("its user may not call %s", strings.Join(refused, ", "))
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrForbidden, err)
+	}
+	return ofRedis(ctx, err)
+}
+
+// ofRedis wraps an error of a call that is about no policy.
+func ofRedis(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("throttle: %w", contextError(ctx))
+	case script.Forbidden(err):
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrForbidden, err)
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
 // CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each: its
 // version, its eviction policy, its role and its clock, and whether the client is of its kind. Of a
 // Cluster it looks at all primaries. What the server does not tell, or the user may not ask, is left
-// out. The error is ErrUnavailable or the context's. It makes three calls: use it at the start of a
-// program.
+// out. The error is ErrUnavailable, ErrForbidden or the context's. It makes three calls: use it at the
+// start of a program.
 func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	var mu sync.Mutex
 	var findings []string
@@ -51,13 +93,7 @@ func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, er
 		err = check(ctx, c, "")
 	}
 	slices.Sort(findings)
-	switch {
-	case err == nil:
-		return findings, nil
-	case ctx.Err() != nil:
-		return findings, fmt.Errorf("throttle: %w", contextError(ctx))
-	}
-	return findings, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return findings, ofRedis(ctx, err)
 }
 
 // checkServer looks at one server, which may be part of the Cluster of a client. The error is not an
@@ -68,7 +104,7 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	}
 	begun := time.Now()
 	at, err := client.Time(ctx).Result()
-	if unanswered(err) {
+	if unanswered(err) || isStranger(err) {
 		return nil, err
 	}
 	ended := time.Now()
@@ -126,6 +162,11 @@ func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
 		return []string{"redis: the Cluster ignores hash tags: must keep keys with the same {tag} in one slot"}
 	}
 	return nil
+}
+
+// isStranger reports whether Redis does not know the user: it refuses whatever that asks.
+func isStranger(err error) bool {
+	return err != nil && script.Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
 }
 
 // unanswered reports whether an error is none of Redis' own.

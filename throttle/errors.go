@@ -18,6 +18,11 @@ var (
 	// Whether the call took effect is unknown; it may succeed later.
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
+	// ErrForbidden is the class of errors by which Redis does not know the user, or does not let it
+	// call what the limiter needs. They are of the class ErrUnavailable, too. The user's rights are to
+	// be mended: see docs/howto/lock-down-redis.md.
+	ErrForbidden = errors.New("throttle: redis refuses its user")
+
 	// ErrState is the class of errors by which a value in Redis cannot be read: it has a newer format,
 	// or another program wrote it. Nothing was changed.
 	ErrState = errors.New("throttle: stored state cannot be read")
@@ -185,6 +190,8 @@ func classify(ctx context.Context, policy string, err error) error {
 	var number *strconv.NumError // of what should be a length
 	class := ErrUnavailable
 	switch text := err.Error(); {
+	case script.Forbidden(err):
+		return fmt.Errorf("%w: %w: policy %q: %w", ErrUnavailable, ErrForbidden, policy, err)
 	case strings.Contains(text, "SLUICE_STATE"):
 		class = ErrState
 	case strings.Contains(text, "SLUICE_CLOCK"):

@@ -89,7 +89,7 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 	return e, nil
 }
 
-// explain tells of a ticket that waits.
+// explain describes a ticket that waits.
 func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
@@ -136,7 +136,7 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 	return l.explainAhead(ctx, cp, spot, e)
 }
 
-// explainAhead tells of the first tenants that go before.
+// explainAhead lists the first tenants that go before.
 func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot script.Spot, e *Explanation) error {
 	if len(spot.First) == 0 {
 		return nil
@@ -163,6 +163,21 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 	return err
 }
 
+// HeldUpBy says DeniedBy in words, such as "window burst". It is empty if the ticket can start now.
+func (e Explanation) HeldUpBy() string {
+	switch e.DeniedBy {
+	case "":
+		return ""
+	case BySlots:
+		return "handler slots: servers have none free"
+	case ByPause:
+		return "a pause"
+	case ByLine:
+		return "tickets that wait before it"
+	}
+	return "window " + e.DeniedBy
+}
+
 // String is the explanation in lines of text, without an end of line. Times are UTC.
 func (e Explanation) String() string {
 	var b strings.Builder
@@ -183,16 +198,8 @@ func (e Explanation) String() string {
 	default:
 		line("expected to start at %s", e.clock(e.StartsAt))
 	}
-	switch e.DeniedBy {
-	case "":
-	case BySlots:
-		line("held up by handler slots: servers have none free")
-	case ByPause:
-		line("held up by a pause")
-	case ByLine:
-		line("held up by tickets that wait before it")
-	default:
-		line("held up by window %s", e.DeniedBy)
+	if e.DeniedBy != "" {
+		line("held up by %s", e.HeldUpBy())
 	}
 	if e.Pause != nil {
 		line("%s", e.Pause.Describe(e.At))

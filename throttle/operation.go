@@ -79,7 +79,7 @@ func (o *operation) checkCosts() error {
 		return err
 	}
 	for i, w := range o.windows {
-		if capacity := o.algorithms[i].capacity(w); o.costs[i] > capacity && !o.tenant.Exempt {
+		if capacity := o.algorithms[i].Capacity(w.numbers()); o.costs[i] > capacity && !o.tenant.Exempt {
 			return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: capacity}
 		}
 	}
@@ -117,7 +117,7 @@ func (o *operation) own() (own []script.Own) {
 		return nil
 	}
 	for i, w := range o.windows {
-		if params := o.algorithms[i].params(w); params != o.params[i] {
+		if params := o.algorithms[i].Params(w.numbers()); params != o.params[i] {
 			own = append(own, script.Own{Window: i + 1, Params: params})
 		}
 	}
@@ -274,7 +274,7 @@ func (o *operation) decision(a script.Answer) Decision {
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
-		answer, capacity := windows[i], o.algorithms[i].capacity(w)
+		answer, capacity := windows[i], o.algorithms[i].Capacity(w.numbers())
 		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,

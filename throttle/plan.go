@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -51,11 +52,11 @@ type Plan struct {
 
 // A Finish is when the last request of a demand is expected to start.
 type Finish struct {
-	By        int       // how many start until PlanOptions.By
-	Known     bool      // false if the last one does not start within MaxPlan
-	Last      time.Time // zero unless Known
-	SlotsBind bool      // full handler slots hold the last ones up, by the rate of the last minute, and not limits
-	Window    string    // the window that the last one waited for; empty if it waited for none
+	By        int       `json:"by,omitempty"`         // how many start until PlanOptions.By
+	Known     bool      `json:"known"`                // false if the last one does not start within MaxPlan
+	Last      time.Time `json:"last,omitzero"`        // zero unless Known
+	SlotsBind bool      `json:"slots_bind,omitempty"` // full handler slots hold the last ones up, by the rate of the last minute, and not limits
+	Window    string    `json:"window,omitempty"`     // the window that the last one waited for; empty if it waited for none
 }
 
 // Plan returns when demands would have started, if nothing else comes and all takers ask in time. It
@@ -168,7 +169,7 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 			continue // of other scopes than the policy has now
 		}
 		for unit, units := range standing.Units {
-			r.Cost[unit] = ceilDiv(units, standing.Tickets)
+			r.Cost[unit] = algorithm.CeilDiv(units, standing.Tickets)
 		}
 		t, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {

@@ -255,6 +255,10 @@ func (ad *Adapter) Asynq(c asynq.Config) asynq.Config {
 	}
 	c.BaseContext = func() context.Context { return context.WithValue(base(), serverKey{}, ad) }
 	ad.answer(&c)
+	if c.Logger == nil {
+		c.Logger = newPlainLogger()
+	}
+	c.Logger = quietLogger{c.Logger, ad.attempts}
 
 	ad.shutdownTimeout = cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout)
 	if c.DelayedTaskCheckInterval < 0 { // asynq would spin

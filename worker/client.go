@@ -164,9 +164,6 @@ func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...
 	return results
 }
 
-// Ping checks that asynq's Redis answers.
-func (c *Client) Ping() error { return c.client.Ping() }
-
 // Close closes the connection, unless that is the caller's.
 func (c *Client) Close() error {
 	if c.shared {

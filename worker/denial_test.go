@@ -126,8 +126,12 @@ func TestATaskWaitsWhateverAMiddlewareMakesOfItsDenial(t *testing.T) {
 				}
 				for _, id := range ids {
 					task := s.Task(id)
-					if task.LastErr != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
+					text, start, _ := strings.Cut(task.LastErr, ": expected to start at ")
+					if text != reason[id] || !strings.HasPrefix(reason[id], "throttled: api/window, tenant ") {
 						t.Errorf("%s: last error %q, want %q", id, task.LastErr, reason[id])
+					}
+					if at, err := time.Parse(time.RFC3339, start); err != nil || sitetest.Off(at, time.Now().Add(time.Hour)) {
+						t.Errorf("%s: last error %q, want the time of the start, in an hour", id, task.LastErr)
 					}
 					s.Mu.Lock()
 					promise := promised[id]

@@ -22,6 +22,7 @@ type enqueuing struct {
 	Enqueued
 	task    *asynq.Task
 	call    asynqredis.EnqueueCall
+	reason  string // why it waits for long
 	request throttle.Request
 }
 

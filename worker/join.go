@@ -68,6 +68,7 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 		}
 		if place.StartsIn > rescoreFrom && !failOpen {
 			e.Info.NextProcessAt = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0, failOpen)))
+			e.reason = dispatch.Reason(e.request, place, now)
 			after.rescore = append(after.rescore, e)
 		}
 		after.nudge = after.nudge || place.Nudge
@@ -206,7 +207,7 @@ func (r *rest) do(ctx context.Context, client *asynqredis.Client, queue, line st
 	if len(r.rescore) > 0 {
 		scores := make([]asynqredis.Rescored, len(r.rescore))
 		for i, e := range r.rescore {
-			scores[i] = asynqredis.Rescored{Waiting: e.waiting(), At: e.Info.NextProcessAt}
+			scores[i] = asynqredis.Rescored{Waiting: e.waiting(), At: e.Info.NextProcessAt, Message: e.call.Message, Reason: e.reason}
 		}
 		_ = client.Rescore(ctx, queue, scores) // else workers look at it sooner than they need to
 	}

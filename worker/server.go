@@ -107,9 +107,6 @@ func (s *Server) Shutdown() {
 	}
 }
 
-// Ping checks that asynq's Redis answers.
-func (s *Server) Ping() error { return s.server.Ping() }
-
 // UnmatchedCount returns how many attempts of tasks there were whose type no policy matches.
 func (s *Server) UnmatchedCount() int64 { return s.adapter.UnmatchedCount() }
 

@@ -340,11 +340,35 @@ func TestAServerChecksItsRedis(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t, "--maxmemory-policy", "allkeys-lru"))
 	s := sitetest.New(t, client, sitetest.Policy(100, time.Hour))
-	s.Serve(s.Ok)
+	server := s.Serve(s.Ok)
 	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.WaitGone("a")
 	s.Wait("it is logged", func() bool { return s.Journal.Count("maxmemory-policy is allkeys-lru") > 0 })
 	if s.Journal.Count("worker: Redis is not set up for throttling") != 1 {
 		t.Errorf("want it logged once:\n%s", s.Journal)
 	}
+	for _, check := range []func(context.Context) ([]string, error){server.Check, s.Client(s.Limiter).Check} {
+		if findings, err := check(t.Context()); err != nil || len(findings) != 1 || !strings.Contains(findings[0], "allkeys-lru") {
+			t.Errorf("%q, %v", findings, err)
+		}
+	}
+}
+
+// Asynq says of a task without retries that these are used up, before anybody can tell it that the
+// task was denied. Its log does not.
+func TestAsynqsLogKnowsNoDenials(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "zeta"}, "x", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
+		log := &sitetest.Journal{}
+		s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
+			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: log}, asynq.WarnLevel
+		})
+		s.WaitState(asynq.TaskStateScheduled, "denied")
+		s.WaitState(asynq.TaskStateArchived, "fails")
+		if log.Count("Retry exhausted for task id=denied") > 0 || log.Count("Retry exhausted for task id=fails") != 1 {
+			t.Errorf("it says:\n%s", log)
+		}
+	})
 }

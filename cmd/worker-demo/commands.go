@@ -31,7 +31,8 @@ func (m *Main) command() *cli.Command {
 	scenario, run, check := &ScenarioCommand{Main: m}, &RunCommand{Main: m}, &CheckCommand{Main: m}
 	batch := &BatchCommand{Main: m}
 	live := liveCommand{Main: m}
-	status := &StatusCommand{liveCommand: live}
+	status, explain := &StatusCommand{liveCommand: live}, &ExplainCommand{liveCommand: live}
+	simulate, doctor := &SimulateCommand{liveCommand: live}, &DoctorCommand{liveCommand: live}
 	root := &cli.Command{
 		Name:                          "worker-demo",
 		Usage:                         "run throttled jobs through asynq",
@@ -73,6 +74,24 @@ func (m *Main) command() *cli.Command {
 				Action: noArguments(status.Run),
 			},
 			{
+				Name:   "explain",
+				Usage:  "tell why a task waits, and until when",
+				Flags:  explain.flags(),
+				Action: noArguments(explain.Run),
+			},
+			{
+				Name:   "simulate",
+				Usage:  "tell when the backlog would be done by other limits or weights",
+				Flags:  simulate.flags(),
+				Action: noArguments(simulate.Run),
+			},
+			{
+				Name:   "doctor",
+				Usage:  "tell whether a Redis is set up for workers",
+				Flags:  doctor.flags(),
+				Action: noArguments(doctor.Run),
+			},
+			{
 				Name:   "version",
 				Usage:  "print what this program was built from",
 				Action: noArguments(m.version),
@@ -80,6 +99,7 @@ func (m *Main) command() *cli.Command {
 		},
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "write what a command tells as JSON to stdout", Destination: &m.json},
+			&cli.StringFlag{Name: "http", Usage: "serve a page of the scenario at `ADDRESS`, such as localhost:8080", Destination: &scenario.HTTP, Local: true},
 		},
 		Version:               buildText(),
 		EnableShellCompletion: true,

@@ -208,12 +208,15 @@ func parseResults(t *testing.T, text string) map[string]jobs.Result {
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for page, same := range map[string][][]string{
-		"":        {{"help"}, {"-h"}, {"-help"}, {"--help"}},
-		"run":     {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
-		"batch":   {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
-		"check":   {{"help", "check"}, {"check", "-h"}},
-		"status":  {{"help", "status"}, {"status", "-h"}},
-		"version": {{"version", "-h"}},
+		"":         {{"help"}, {"-h"}, {"-help"}, {"--help"}},
+		"run":      {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
+		"batch":    {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
+		"check":    {{"help", "check"}, {"check", "-h"}},
+		"status":   {{"help", "status"}, {"status", "-h"}},
+		"explain":  {{"help", "explain"}, {"explain", "-h"}},
+		"simulate": {{"help", "simulate"}, {"simulate", "-h"}},
+		"doctor":   {{"help", "doctor"}, {"doctor", "-h"}},
+		"version":  {{"version", "-h"}},
 	} {
 		for _, args := range same {
 			e := runMain(t.Context(), "", args...)
@@ -245,7 +248,8 @@ func TestDocsKnowEveryFlag(t *testing.T) {
 		t.Fatal(err)
 	}
 	docs := string(text)
-	for _, f := range slices.Concat((&RunCommand{}).flags(), (&BatchCommand{}).flags(), (&StatusCommand{}).flags()) {
+	for _, f := range slices.Concat((&RunCommand{}).flags(), (&BatchCommand{}).flags(), (&StatusCommand{}).flags(),
+		(&ExplainCommand{}).flags(), (&SimulateCommand{}).flags(), (&DoctorCommand{}).flags()) {
 		if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
 			t.Errorf("it does not tell of --%s", f.Names()[0])
 		}
@@ -337,7 +341,7 @@ func TestUnknownCommands(t *testing.T) {
 		want string
 	}{
 		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, status, version, completion, or none for the scenario: see "worker-demo -h"`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, status, explain, simulate, doctor, version, completion, or none for the scenario: see "worker-demo -h"`},
 		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
 		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
 		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},

@@ -3,37 +3,53 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 	"golang.org/x/term"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/usage"
 )
 
 // StatusCommand tells how policies stand: who waits, since when and until when.
 type StatusCommand struct {
 	liveCommand
 
-	Every   time.Duration
-	Policy  string // "" for all
-	Tenant  string // "" for all that wait
-	Tenants int    // that are shown
-	Watch   bool
+	Asynqmon string // its address in browsers, "" for none
+	Every    time.Duration
+	HTTP     string // the address of the page, "" for none
+	Policy   string // "" for all
+	Tenant   string // "" for all that wait
+	Tenants  int    // that are shown
+	Watch    bool
+}
+
+// usersShown is how many tenants are named that were granted most.
+const usersShown = 5
+
+// A policyStatus is a policy in the JSON of status.
+type policyStatus struct {
+	throttle.PolicyState
+	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
 }
 
 func (c *StatusCommand) flags() []cli.Flag {
 	c.Every = 2 * time.Second
 	return c.liveCommand.flags(
 		&cli.StringFlag{Name: "policy", Usage: "only the policy `NAME`; by default all of the file", Destination: &c.Policy},
-		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, also if it does not wait", Destination: &c.Tenant},
-		&cli.IntFlag{Name: "tenants", Usage: "show `N` tenants at the most, 1 to 500", Value: 20, Destination: &c.Tenants},
+		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, even if it does not wait", Destination: &c.Tenant},
+		&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants, 1 to 500", Value: 20, Destination: &c.Tenants},
 		&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
+		&cli.StringFlag{Name: "http", Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted", Destination: &c.HTTP},
+		&cli.StringFlag{Name: "asynqmon", Usage: "with --http, link tasks to the asynqmon at `URL`", Destination: &c.Asynqmon},
 		&cli.GenericFlag{Name: "every", Usage: "with --watch, once in `DURATION`", Value: durationValue{&c.Every}, DefaultText: "2s"},
 	)
 }
@@ -47,12 +63,20 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 		return err
 	}
 	defer server.Close()
+	if c.HTTP != "" {
+		stop, err := servePage(ctx, c.HTTP, c.Asynqmon, server, limiter, c.Stderr)
+		if err == nil {
+			<-ctx.Done()
+			stop()
+		}
+		return err
+	}
 	policies, err := named(limiter, c.Policy)
 	if err != nil {
 		return err
 	}
 	for {
-		states, err := c.states(ctx, limiter, policies)
+		states, err := c.states(ctx, server.Client, limiter, policies)
 		if ctx.Err() != nil && c.Watch {
 			return nil
 		}
@@ -74,6 +98,12 @@ func (c *StatusCommand) validate() error {
 	if c.Tenants < 1 || c.Tenants > throttle.MaxStatePage {
 		return fmt.Errorf("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
 	}
+	switch {
+	case c.Asynqmon != "" && c.HTTP == "":
+		return errors.New("--asynqmon needs --http: it is for the links of the page")
+	case c.HTTP != "" && (c.Watch || c.json || c.Policy != "" || c.Tenant != ""):
+		return errors.New("--http shows everything, and goes without --watch, --json, --policy and --tenant")
+	}
 	if c.Every < 100*time.Millisecond || c.Every > time.Hour {
 		return fmt.Errorf("--every %v: must be 100ms to 1h", c.Every)
 	}
@@ -82,8 +112,8 @@ func (c *StatusCommand) validate() error {
 
 // states reads one page of each policy: of a few hundred tenants it is all of them, and shows those
 // with most tickets first. It may be more than what is shown.
-func (c *StatusCommand) states(ctx context.Context, limiter *throttle.Limiter, policies []throttle.Policy) ([]throttle.PolicyState, error) {
-	states := make([]throttle.PolicyState, len(policies))
+func (c *StatusCommand) states(ctx context.Context, client redis.UniversalClient, limiter *throttle.Limiter, policies []throttle.Policy) ([]policyStatus, error) {
+	states := make([]policyStatus, len(policies))
 	for i, p := range policies {
 		after := ""
 		for { // a shard may have nobody that waits
@@ -92,17 +122,22 @@ func (c *StatusCommand) states(ctx context.Context, limiter *throttle.Limiter, p
 				return nil, err
 			}
 			page.Tenants = append(states[i].Tenants, page.Tenants...)
-			states[i] = page
+			states[i].PolicyState = page
 			if after = page.Next; after == "" || len(page.Tenants) >= c.Tenants {
 				break
 			}
 		}
 		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
+		used, err := usage.Top(ctx, client, c.Prefix, p.Name, throttle.Requests, usersShown)
+		if err != nil {
+			return nil, err
+		}
+		states[i].Used = used
 	}
 	return states, nil
 }
 
-func (c *StatusCommand) show(states []throttle.PolicyState) error {
+func (c *StatusCommand) show(states []policyStatus) error {
 	switch f, ok := c.Stdout.(*os.File); {
 	case c.json && c.Watch: // one line each time
 		return json.NewEncoder(c.Stdout).Encode(map[string]any{"policies": states})
@@ -120,7 +155,7 @@ func (c *StatusCommand) show(states []throttle.PolicyState) error {
 	return nil
 }
 
-func printState(w io.Writer, s throttle.PolicyState) {
+func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n", s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
 	if s.Pause != nil {
 		fmt.Fprintf(w, "  %s\n", s.Pause.Describe(s.At))
@@ -135,6 +170,13 @@ func printState(w io.Writer, s throttle.PolicyState) {
 			fmt.Fprintf(t, "  %s\t%d\t%d\t%s\t%s\n", window.Name, window.Used, window.Burst, window.Unit, since(s.At, window.ResetsAt))
 		}
 		t.Flush()
+	}
+	if len(s.Used) > 0 {
+		parts := make([]string, len(s.Used))
+		for i, use := range s.Used {
+			parts[i] = fmt.Sprintf("%s %.3g%%", printable(use.Tenant), 100*use.Part)
+		}
+		fmt.Fprintf(w, "  granted in the last hour to %s\n", strings.Join(parts, ", "))
 	}
 	if len(s.Queues) > 0 {
 		t := show.Table(w)
@@ -155,11 +197,11 @@ func printState(w io.Writer, s throttle.PolicyState) {
 	}
 	for _, tenant := range s.Tenants {
 		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%v\t%.3g%%\t%s\t%s\n", tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At),
-			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s))
+			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
 	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {
-		fmt.Fprintf(w, "  and more, of %d: --tenant NAME tells of one\n", tenants)
+		fmt.Fprintf(w, "  and more, of %d: --tenant NAME shows one\n", tenants)
 	}
 }
 

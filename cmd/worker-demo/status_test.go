@@ -1,17 +1,23 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/throttle/usage"
+	"github.com/sluice-go/sluice/worker"
 )
 
 const livePolicies = `
@@ -28,6 +34,7 @@ policies:
 type liveDesk struct {
 	desk
 	addr    string
+	flush   func() // writes what was used
 	limiter *throttle.Limiter
 }
 
@@ -39,7 +46,14 @@ func newLiveDesk(t *testing.T) liveDesk {
 	}
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
-	if d.limiter, err = throttle.New(throttle.Config{Client: client, Name: "worker-7", Policies: policies}); err != nil {
+	counter, err := usage.New(usage.Config{Client: client, Every: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.flush = counter.Close
+	if d.limiter, err = throttle.New(throttle.Config{
+		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -69,9 +83,10 @@ func TestStatus(t *testing.T) {
 	}
 	d.reserves(t, "z\x1bz", "z1")
 	d.reserves(t, "z\x1bz", "z2")
+	d.flush()
 	e := d.run(t, "status")
 	e.want(t, exitDone)
-	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
+	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "granted in the last hour to ", "acme 50%", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
 		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
 			t.Errorf("%q is not in\n%s", want, e.stdout)
 		}
@@ -94,4 +109,124 @@ func TestStatus(t *testing.T) {
 	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "worker-demo status -h"`)
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).want(t, exitBadInput, "there is no Redis: --redis must be the URL")
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").want(t, exitFailed, "must be a Redis that answers")
+}
+
+func TestSimulate(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	d.reserves(t, "acme", "1")
+	for i := range 3 {
+		d.reserves(t, "acme", fmt.Sprint("w", i))
+	}
+	e := d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, "policy api: 3 tickets waiting, all started in 3h") || !strings.Contains(e.stdout, " now, in 1h") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got simulated
+	e = d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Now.Last.Sub(got.Now.At) < 2*time.Hour || got.If.Last.Sub(got.If.At) > time.Second {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	if waits := d.reserves(t, "acme", "w1"); waits.Granted {
+		t.Error("it changed the policy")
+	}
+	for flag, want := range map[string]string{
+		"":                `--limit and --weight are missing`,
+		"--limit=own":     `--limit "own": must be WINDOW=N`,
+		"--limit=own=x":   `--limit "own=x": must be WINDOW=N`,
+		"--limit=other=2": `window "other": must be one of own, shared`,
+		"--limit=own=0":   `limit 0: `,
+		"--weight=acme=x": `--weight "acme=x": must be TENANT=W`,
+	} {
+		args := []string{}
+		if flag != "" {
+			args = append(args, flag)
+		}
+		d.run(t, "simulate", args...).want(t, exitBadInput, want)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	e := d.run(t, "doctor")
+	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "ok: ") {
+		t.Errorf("%s", e.stdout)
+	}
+	client := redis.NewClient(&redis.Options{Addr: d.addr})
+	defer client.Close()
+	client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	var got diagnosis
+	e = d.run(t, "doctor", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); e.code != exitFailed || err != nil || got.OK || len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
+		t.Errorf("exit code %d, %v:\n%s", e.code, err, e.stdout)
+	}
+	if err := client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err(); err != nil {
+		t.Fatal(err)
+	}
+	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://half:any@"+d.addr)
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "mend: redis: its user may not call set: must be allowed") {
+		t.Errorf("%s", e.stdout)
+	}
+	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1")
+	if e.want(t, exitFailed); !strings.HasPrefix(e.stdout, "mend: --redis: ") {
+		t.Errorf("%s", e.stdout)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for i := range 2 {
+		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
+		if _, err := client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := d.run(t, "explain", "--task", "t1")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) || !strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got worker.Explanation
+	e = d.run(t, "explain", "--task", "t1", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 || got.Policy != "api" {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	e = d.run(t, "explain", "--task", "t9")
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "asynq has no such task") {
+		t.Errorf("%s", e.stdout)
+	}
+	d.run(t, "explain").want(t, exitBadInput, "--task is missing")
+}
+
+// A watched status is a line of JSON each time, until it is interrupted.
+func TestStatusWatch(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out := &lineCounter{atThird: interrupt}
+	m := NewMain()
+	m.Stdout, m.Stderr = out, io.Discard
+	code := m.Run(ctx, []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr})
+	if code != exitDone || out.n < 3 {
+		t.Errorf("exit code %d after %d lines", code, out.n)
+	}
+}
+
+type lineCounter struct {
+	n       int
+	atThird func()
+}
+
+func (c *lineCounter) Write(p []byte) (int, error) {
+	if c.n += bytes.Count(p, []byte{'\n'}); c.n == 3 {
+		c.atThird()
+	}
+	return len(p), nil
 }

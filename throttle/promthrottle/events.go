@@ -40,7 +40,7 @@ func classOf(err error) string {
 		err  error
 		name string
 	}{
-		{throttle.ErrUnavailable, "unavailable"}, {throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
+		{throttle.ErrForbidden, "forbidden"}, {throttle.ErrUnavailable, "unavailable"}, {throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
 		{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
 	} {
 		if errors.Is(err, c.err) {

@@ -241,10 +241,12 @@ func TestCancelWhileAChunkIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, many()...)
 		b := batch.Batch{Name: "b", Tasks: slow(calls(300)), Tenants: batch.List("acme")}
-		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
+		watch := s.idle(b)
+		defer watch.Close()
+		f, err := watch.Fire(t.Context(), "b")
 		s.ok(err)
-		time.Sleep(1450 * time.Millisecond) // it was seen after a second, and planned for 300 ms
+		p := s.scheduler(b)
+		time.Sleep(450 * time.Millisecond) // it has planned for 300 ms
 		s.ok(p.Cancel(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		status, err := p.Status(t.Context(), f)
@@ -324,10 +326,12 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 10, Period: time.Second})
 		b := batch.Batch{Name: "b", Tasks: slow(calls(600)), Tenants: batch.List("acme")}
-		p := s.scheduler(b)
-		f, err := p.Fire(t.Context(), "b")
+		watch := s.idle(b)
+		defer watch.Close()
+		f, err := watch.Fire(t.Context(), "b")
 		s.ok(err)
-		time.Sleep(1700 * time.Millisecond) // it has planned
+		p := s.scheduler(b)
+		time.Sleep(900 * time.Millisecond) // it has planned for 600 ms
 		p.deaf.Store(true)
 		time.Sleep(5 * time.Second)
 		info, err := s.seen.GetQueueInfo("default")

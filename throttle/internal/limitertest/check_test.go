@@ -36,7 +36,7 @@ func TestCheckRedis(t *testing.T) {
 		client.ConfigSet(ctx, "maxmemory-policy", "allkeys-lru")
 		found(t, client, "redis "+primary+": maxmemory-policy is allkeys-lru: must be noeviction")
 		client.ConfigSet(ctx, "maxmemory-policy", "noeviction")
-		if err := client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "+@all", "-info", "-time").Err(); err != nil {
+		if err := client.Do(ctx, "acl", "setuser", "meek", "on", "nopass", "~*", "+@all", "-info").Err(); err != nil {
 			t.Fatal(err)
 		}
 		meek := redis.NewClient(&redis.Options{Addr: primary, Username: "meek", Password: "any"})
@@ -102,4 +102,53 @@ func TestCheckRedis(t *testing.T) {
 			t.Errorf("a Redis that is gone: %v", err)
 		}
 	})
+}
+
+// A user that may not call what the limiter needs is told of each command, and errors have a class of
+// their own, that of the way to Redis among them.
+func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
+	t.Parallel()
+	addr := throttletest.Redis(t)
+	admin := throttletest.Client(t, addr)
+	limiter := func(user, password string, rules ...any) *throttle.Limiter {
+		t.Helper()
+		if err := admin.Do(t.Context(), append([]any{"acl", "setuser", user}, rules...)...).Err(); len(rules) > 0 && err != nil {
+			t.Fatal(err)
+		}
+		client := redis.NewClient(&redis.Options{Addr: addr, Username: user, Password: password, MaxRetries: -1})
+		t.Cleanup(func() { client.Close() })
+		return New(t, client, three())
+	}
+	forbidden := func(err error, text string) {
+		t.Helper()
+		if !errors.Is(err, throttle.ErrForbidden) || !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v, want one of a refused user with %q", err, text)
+		}
+	}
+	for name, l := range map[string]*throttle.Limiter{
+		"no script":   limiter("plain", "any", "on", "nopass", "~*", "+@all", "-evalsha", "-eval"),
+		"no such key": limiter("elsewhere", "any", "on", "nopass", "~other:*", "+@all"),
+		"no command":  limiter("half", "any", "on", "nopass", "~*", "+@all", "-set", "-zunionstore"),
+		"a stranger":  limiter("nobody", "wrong"),
+	} {
+		_, err := l.Reserve(t.Context(), Acme(1))
+		_, checked := l.CheckRedis(t.Context())
+		for _, err := range []error{err, l.Ping(t.Context()), checked} {
+			if !errors.Is(err, throttle.ErrForbidden) || !errors.Is(err, throttle.ErrUnavailable) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	half := limiter("half", "any")
+	forbidden(half.Ping(t.Context()), "its user may not call set, zunionstore")
+	findings, err := half.CheckRedis(t.Context())
+	if forbidden(err, "set, zunionstore"); len(findings) != 1 || !strings.Contains(findings[0], "may not call set, zunionstore: must be allowed") {
+		t.Errorf("%q", findings)
+	}
+	if err := limiter("good", "any", "on", "nopass", "~*", "+@all").Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if keys := admin.Keys(t.Context(), "*").Val(); len(keys) != 0 {
+		t.Errorf("left are %q", keys)
+	}
 }

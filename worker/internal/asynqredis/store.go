@@ -103,18 +103,30 @@ func (c *Client) Activate(ctx context.Context, queue string, tasks []Waiting) er
 	})
 }
 
-// A Rescored is a stored task, and when forward looks at it.
+// A Rescored is a stored task, and when forward looks at it. With a Reason, its Message is stored
+// again with that as its last error, which asynq's tools show.
 type Rescored struct {
 	Waiting
-	At time.Time
+	At      time.Time
+	Message Message
+	Reason  string // valid UTF-8
+}
+
+// message returns the message to store, nothing without a Reason.
+func (r Rescored) message(now time.Time) []byte {
+	if r.Reason == "" {
+		return nil
+	}
+	return r.Message.WithDenial(r.Reason, now)
 }
 
 // Rescore changes when forward looks at stored tasks of one queue.
 func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) error {
 	return inBatches(tasks, func(batch []Rescored) error {
-		args := []any{prefix(queue) + "t:", time.Now().Unix()}
+		now := time.Now()
+		args := []any{prefix(queue) + "t:", now.Unix()}
 		for _, task := range batch {
-			args = append(args, task.ID, task.JoinKey, score(task.At))
+			args = append(args, task.ID, task.JoinKey, score(task.At), task.message(now), len(task.Message))
 		}
 		return c.run(ctx, rescoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
 	})

@@ -9,6 +9,8 @@ package dispatch
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -322,6 +324,20 @@ func Fallback(d, waited time.Duration, failOpen bool) time.Duration {
 		return fallbackMin
 	}
 	return d + max(fallbackMin, d/2, waited/2)
+}
+
+// Reason is what asynq's tools show of a task that waits in line at a place: until when, as a time that
+// holds whenever somebody looks.
+func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
+	at := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
+	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s", r.Policy, r.Tenant, at(p.StartsIn))
+	switch {
+	case p.SlotsBind:
+		text += " by the rate at which servers take tasks"
+	case p.StartsInMost > p.StartsIn+time.Second:
+		text += ", at the latest at " + at(p.StartsInMost)
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
 // A backoff is a pause that doubles while something fails.

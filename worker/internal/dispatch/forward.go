@@ -54,7 +54,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			moves[i].Mark = asynqredis.Mark(key, now, call)
 		}
 		moves[i].At = now.Add(fallbackMin)
-		j := joining{index: i, match: match, request: match.Request, waited: now.Sub(asynqredis.JoinedAt(moves[i].Mark))}
+		j := joining{index: i, match: match, message: task.Message, request: match.Request, waited: now.Sub(asynqredis.JoinedAt(moves[i].Mark))}
 		j.request.Deadline, j.request.Key = task.Message.Deadline(), key
 		j.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		if task.Mark == "" { // it joins for the first time
@@ -89,12 +89,21 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 type joining struct {
 	index   int
 	match   Match
+	message asynqredis.Message
 	request throttle.Request
 	waited  time.Duration
 }
 
 func (j joining) waiting() asynqredis.Waiting {
 	return asynqredis.Waiting{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
+}
+
+// reason is empty for a task whose last error is a failure: that says more.
+func (j joining) reason(p throttle.Place, now time.Time) string {
+	if j.message.LastError() != "" && !j.message.Denied() {
+		return ""
+	}
+	return Reason(j.request, p, now)
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
@@ -135,7 +144,9 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].StartsIn)
 			if wait := Fallback(places[i].StartsIn, j.waited, j.match.FailOpen); wait > fallbackMin {
-				scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(wait)})
+				scores = append(scores, asynqredis.Rescored{
+					Waiting: j.waiting(), At: now.Add(wait), Message: j.message, Reason: j.reason(places[i], now),
+				})
 			}
 		}
 	}

@@ -37,6 +37,11 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			if stored.State != state || !stored.NextProcessAt.Equal(info.NextProcessAt) {
 				t.Errorf("task %d is stored as %v, next at %v", i, stored.State, stored.NextProcessAt)
 			}
+			reason, told, _ := strings.Cut(stored.LastErr, ", expected to start at ")
+			expected, err := time.Parse(time.RFC3339, told)
+			if wait == 0 && stored.LastErr != "" || wait > 0 && (err != nil || sitetest.Off(expected, at) || reason != `throttled: api, tenant "acme": waits in line`) {
+				t.Errorf("task %d says %q, want that it starts at %v", i, stored.LastErr, at)
+			}
 		}
 		s.WantStates("default", 0, 7)
 		if tickets := s.InLine(); len(tickets) != 7 || tickets[0] != "default/acme-0000" {

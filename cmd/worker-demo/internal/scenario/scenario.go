@@ -32,6 +32,9 @@ type Scenario struct {
 	API     *API
 	Nightly Nightly
 	Tenants []Tenant
+
+	// Watch, if not nil, is given the limiter before the first job. What it returns is called at the end.
+	Watch func(*throttle.Limiter) (stop func(), err error)
 }
 
 // A Tenant is a tenant and how many jobs it has.
@@ -64,7 +67,7 @@ func Default() Scenario {
 }
 
 // Run runs the scenario on a Redis, and tells on stderr how it goes. The report is that of what was
-// done also if the context ends.
+// done even if the context ends.
 func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.Writer) (Report, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -82,6 +85,13 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Logger: progress.Logger(), Policies: policies})
 	if err != nil {
 		return Report{}, err
+	}
+	if s.Watch != nil {
+		stop, err := s.Watch(limiter)
+		if err != nil {
+			return Report{}, err
+		}
+		defer stop()
 	}
 	base := "http://" + listener.Addr().String()
 	list := s.jobs(base)

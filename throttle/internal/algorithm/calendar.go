@@ -1,0 +1,136 @@
+package algorithm
+
+import (
+	"hash/fnv"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	_ "time/tzdata" // time zones, also where the machine has no list of them
+
+	"github.com/robfig/cron/v3"
+)
+
+// Ticks sent with every call: those within tickSlack of this machine's time, ticksBefore more
+// before them and ticksAfter more after. So they cover the clock of Redis if it differs by up to
+// the slack.
+const (
+	tickSlack   = 10 * time.Minute
+	ticksBefore = 2
+	ticksAfter  = 8
+)
+
+// ticksChecked bounds the ticks that a margin is compared with.
+const ticksChecked = 400
+
+// Calendar is the fixed window counter by the ticks of a calendar: see throttle/internal/script/lua/calendar.lua.
+var Calendar = Algorithm{
+	Kind:     "t",
+	File:     "calendar",
+	Capacity: func(w Window) int64 { return w.Limit },
+	Defaults: func(w *Window) {
+		if w.Timezone == "" {
+			w.Timezone = "UTC"
+		}
+	},
+	Options: []Option{OptionMargin, OptionResets, OptionTimezone},
+	Params: func(w Window) [4]int64 {
+		h := fnv.New32()
+		h.Write([]byte(w.Resets + "\n" + w.Timezone))
+		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
+	},
+	Simulate: func(w Window, used, now, _ int64) Simulated {
+		s := &simulatedCalendar{ticks: newTicks(w), limit: w.Limit}
+		s.ends = s.next(now)
+		s.used = used
+		return s
+	},
+	Ticks:   newTicks,
+	UnitsIn: func(Window, time.Duration) int64 { return -1 },
+	Rule: func(w Window) (string, any, string) {
+		zone, err := time.LoadLocation(w.Timezone)
+		if err != nil || w.Timezone == "Local" {
+			return "timezone", w.Timezone, `must be a name of the IANA time zone database, such as "America/Los_Angeles"`
+		}
+		schedule, err := cron.ParseStandard(w.Resets)
+		if err != nil || strings.Contains(w.Resets, "TZ=") || strings.HasPrefix(w.Resets, "@every") {
+			return "resets", w.Resets, `must be a cron expression of five fields, such as "0 0 * * *" for every midnight`
+		}
+		tick := schedule.Next(time.Now().In(zone))
+		if tick.IsZero() {
+			return "resets", w.Resets, "must be a time that comes within the next five years"
+		}
+		for i := 0; w.Margin > 0 && i < ticksChecked; i++ {
+			next := schedule.Next(tick)
+			if !next.IsZero() && next.Sub(tick) <= 2*w.Margin {
+				return "margin", w.Margin, "must be less than half the time between two resets"
+			}
+			tick = next
+		}
+		return "", nil, ""
+	},
+}
+
+// Ticks computes the ticks of one window.
+type Ticks struct {
+	margin   time.Duration // ticks take effect this much later
+	schedule cron.Schedule
+	zone     *time.Location
+
+	mu    sync.Mutex
+	list  string    // the ticks as scripts take them, valid
+	from  time.Time // from this time on
+	until time.Time // and before this one
+}
+
+// newTicks returns the ticks of a valid window.
+func newTicks(w Window) *Ticks {
+	zone, _ := time.LoadLocation(w.Timezone)
+	schedule, _ := cron.ParseStandard(w.Resets)
+	return &Ticks{margin: w.Margin, schedule: schedule, zone: zone}
+}
+
+// Around returns the ticks around a time, as throttle/internal/script/lua/calendar.lua takes them.
+func (c *Ticks) Around(now time.Time) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list != "" && !now.Before(c.from) && now.Before(c.until) {
+		return c.list
+	}
+	ticks := c.before(now.Add(-tickSlack - c.margin))
+	ticks = ticks[max(0, len(ticks)-ticksBefore):]
+	after, tick := 0, now.Add(-tickSlack-c.margin).In(c.zone)
+	for after < ticksAfter {
+		if tick = c.schedule.Next(tick); tick.IsZero() {
+			break
+		}
+		ticks = append(ticks, tick)
+		if tick.After(now.Add(tickSlack)) {
+			after++
+		}
+	}
+	var b strings.Builder
+	for i, tick := range ticks {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.FormatInt(tick.Unix(), 10))
+	}
+	// Only for seconds, as the slack is for clocks that differ.
+	c.list, c.from, c.until = b.String(), now.Add(-time.Second), now.Add(time.Second)
+	return c.list
+}
+
+// before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it
+// starts from earlier and earlier times.
+func (c *Ticks) before(t time.Time) []time.Time {
+	for back := time.Hour; ; back *= 4 {
+		var ticks []time.Time
+		for tick := c.schedule.Next(t.Add(-back).In(c.zone)); !tick.After(t) && !tick.IsZero(); tick = c.schedule.Next(tick) {
+			ticks = append(ticks, tick)
+		}
+		if len(ticks) >= ticksBefore || back > 40*MaxPeriod {
+			return ticks
+		}
+	}
+}

@@ -1,0 +1,43 @@
+package algorithm
+
+import (
+	"fmt"
+	"time"
+)
+
+// Bounds of a Concurrency window.
+const (
+	DefaultLease   = 30 * time.Second
+	MinLease       = time.Second
+	MaxLease       = 24 * time.Hour
+	MaxConcurrency = 10_000
+)
+
+// Concurrency is the counting semaphore with leases: see throttle/internal/script/lua/concurrency.lua.
+var Concurrency = Algorithm{
+	Kind:     "c",
+	File:     "concurrency",
+	Capacity: func(w Window) int64 { return w.Limit },
+	Defaults: func(w *Window) {
+		if w.Lease == 0 {
+			w.Lease = DefaultLease
+		}
+	},
+	Leases:  true,
+	Options: []Option{OptionLease},
+	Params: func(w Window) [4]int64 {
+		return [4]int64{w.Limit, w.Lease.Microseconds()}
+	},
+	UnitsIn: func(Window, time.Duration) int64 { return -1 },
+	Rule: func(w Window) (string, any, string) {
+		switch {
+		case w.Limit > MaxConcurrency:
+			return "limit", w.Limit, fmt.Sprintf("must be 1 to %d with algorithm: concurrency", MaxConcurrency)
+		case w.Lease < MinLease || w.Lease > MaxLease:
+			return "lease", w.Lease, fmt.Sprintf("must be %v to %v", MinLease, MaxLease)
+		case w.Lease%time.Microsecond != 0:
+			return "lease", w.Lease, "must be whole microseconds"
+		}
+		return "", nil, ""
+	},
+}

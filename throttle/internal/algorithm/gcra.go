@@ -1,0 +1,53 @@
+package algorithm
+
+import (
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// GCRA is the generic cell rate algorithm: see throttle/internal/script/lua/gcra.lua.
+var GCRA = Algorithm{
+	Kind:     "g",
+	File:     "gcra",
+	Capacity: func(w Window) int64 { return w.Burst },
+	Defaults: func(w *Window) {
+		if w.Burst == 0 {
+			w.Burst = w.Limit
+		}
+	},
+	Options: []Option{OptionBurst, OptionMargin, OptionPeriod},
+	Params: func(w Window) [4]int64 {
+		span, drained := gcraRate(w)
+		return [4]int64{w.Burst, span, drained}
+	},
+	Simulate: func(w Window, used, now, _ int64) Simulated {
+		return &simulatedGCRA{
+			burst: float64(w.Burst), rate: float64(w.Limit) / float64((w.Period + w.Margin).Microseconds()),
+			level: float64(used), at: now,
+		}
+	},
+	UnitsIn: func(w Window, span time.Duration) int64 {
+		per, units := gcraRate(w)
+		drained := new(big.Int).Mul(big.NewInt(span.Microseconds()), big.NewInt(units))
+		drained.Quo(drained, big.NewInt(per))
+		if !drained.IsInt64() {
+			return -1
+		}
+		return w.Burst + drained.Int64()
+	},
+	Rule: func(w Window) (string, any, string) {
+		if w.Burst < 1 || w.Burst > MaxLimit {
+			return "burst", w.Burst, fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
+		}
+		return "", nil, ""
+	},
+}
+
+// gcraRate is the rate limit / (period + margin) as a reduced fraction: so many units in span
+// microseconds. Span is below 2^46, on which the scripts rely.
+func gcraRate(w Window) (span, units int64) {
+	units, span = w.Limit, (w.Period + w.Margin).Microseconds()
+	divisor := new(big.Int).GCD(nil, nil, big.NewInt(units), big.NewInt(span)).Int64()
+	return span / divisor, units / divisor
+}

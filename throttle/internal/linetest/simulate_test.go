@@ -1,0 +1,68 @@
+package linetest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A simulation says when the backlog would be done by other limits and weights, and what the line does
+// by the policy in force is what it says of that.
+func TestSimulateAnswersWhatIf(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}, limitertest.SharedWindow(4, 10*s))
+		sc := newScene(t, client, p)
+		sc.granted("a1")
+		sc.at(2500 * ms).granted("b1")
+		sc.at(5 * s).granted("a2")
+		sc.at(7500 * ms).granted("b2")
+		for _, ticket := range []string{"a3", "a4", "a5", "a6", "a7", "b3", "b4"} {
+			sc.joins(ticket)
+		}
+		before := limitertest.Dump(t, client)
+		faster, heavier, tighter := p.WithDefaults(), p.WithDefaults(), p.WithDefaults()
+		faster.Windows[1].Limit = 8
+		heavier.Tenants = map[string]throttle.Tenant{"a": {Weight: 5}}
+		tighter.Windows[0].Limit = 1
+		got, err := sc.l.Simulate(t.Context(), p, faster, heavier, tighter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after := limitertest.Dump(t, client); len(after) != len(before) {
+			t.Errorf("it changed %v to %v", before, after)
+		}
+		for i, want := range []struct{ all, a, b time.Duration }{
+			{25 * s, 25 * s, 17500 * ms}, // one each 2.5 s from 10 s on, in turns
+			{17500 * ms, 17500 * ms, 7500 * ms},
+			{25 * s, 22500 * ms, 25 * s},
+			{55 * s, 55 * s, 27500 * ms}, // by its own limit, one each 10 s
+		} {
+			b := got[i]
+			if !b.Known || len(b.Tenants) != 2 || b.Waiting != 7 || b.Tenants[0].Tenant != "a" || b.Tenants[0].Waiting != 5 {
+				t.Fatalf("variant %d: %+v", i, b)
+			}
+			if all, a, other := b.Last, b.Tenants[0].Last, b.Tenants[1].Last; !all.Equal(limitertest.At(want.all)) || !a.Equal(limitertest.At(want.a)) || !other.Equal(limitertest.At(want.b)) {
+				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, other, want)
+			}
+		}
+		never := p.WithDefaults()
+		never.Windows[0].Limit = 1
+		sc.cost = 2
+		sc.joins("c1")
+		got, err = sc.l.Simulate(t.Context(), never)
+		if err != nil || got[0].Known || got[0].Tenants[2].NeverFits != "own" || !got[0].Tenants[0].Known {
+			t.Errorf("%+v, %v", got, err)
+		}
+		never.Windows[0].Limit = 0
+		if _, err := sc.l.Simulate(t.Context(), never); !errors.As(err, new(*throttle.PolicyError)) {
+			t.Error(err)
+		}
+	})
+}

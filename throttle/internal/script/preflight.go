@@ -1,0 +1,72 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// needed are the commands that the scripts and this package call, with arguments that do no harm. The
+// letters s, h and z stand for keys of these types, which exist only meanwhile.
+var needed = []string{
+	"set s 1 PX 1000", "get s", "mget s", "exists s", "expire s 1", "time",
+	"hset h a 1", "expire h 1", "hget h a", "hmget h a", "hgetall h", "hlen h", "hscan h 0", "hdel h b",
+	"zadd z 1 a", "expire z 1", "zcard z", "zscore z a", "zrank z a", "zrange z 0 0", "zrangebyscore z 0 1",
+	"zrem z b", "zremrangebyrank z 5 6", "zremrangebyscore z 5 6", "zunionstore z 1 z",
+	"del s h z",
+}
+
+// preflight calls each of ARGV, whose keys begin with KEYS[1], and replies those that the user may not
+// call.
+var preflight = redis.NewScript(`
+local refused = {}
+for i = 1, #ARGV do
+  local words = {}
+  for word in string.gmatch(ARGV[i], '%S+') do
+    words[#words + 1] = #words > 0 and string.match(word, '^[shz]$') and KEYS[1] .. word or word
+  end
+  local reply = redis.pcall(unpack(words))
+  if type(reply) == 'table' and reply.err then refused[#refused + 1] = words[1] .. ' ' .. reply.err end
+end
+return refused
+`)
+
+// Preflight returns the commands that the user of Redis may not call, but has to. It leaves nothing
+// behind. Errors are those of go-redis.
+func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
+	args := make([]any, len(needed))
+	for i, command := range needed {
+		args[i] = command
+	}
+	replies, err := preflight.Run(ctx, r.client, []string{Prefix(r.prefix, "!")}, args...).StringSlice()
+	if err != nil {
+		return nil, err
+	}
+	for _, reply := range replies {
+		name, text, _ := strings.Cut(reply, " ")
+		if !isRefusal(text) {
+			return nil, &ReplyError{"of " + name + ": " + text}
+		}
+		refused = append(refused, name)
+	}
+	return refused, nil
+}
+
+// Forbidden reports whether an error says that Redis does not know the user, or does not let it call
+// something.
+func Forbidden(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && isRefusal(reply.Error())
+}
+
+func isRefusal(text string) bool {
+	for _, code := range []string{"NOAUTH", "NOPERM", "WRONGPASS"} {
+		if strings.HasPrefix(text, code+" ") {
+			return true
+		}
+	}
+	// Inside of a script, by release.
+	return strings.Contains(text, "ACL failure in script") || strings.Contains(text, "The user executing the script can't ")
+}

@@ -1,0 +1,36 @@
+package script
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A preflight asks for each command that the scripts call, and those that Go sends beside them.
+func TestPreflightKnowsAllCommands(t *testing.T) {
+	t.Parallel()
+	used := []string{"hlen", "hscan"}
+	entries, err := files.ReadDir("lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := regexp.MustCompile(`(?:redis\.p?call|call_in_parts)\('(\w+)'`)
+	for _, entry := range entries {
+		for _, call := range calls.FindAllStringSubmatch(File(strings.TrimSuffix(entry.Name(), ".lua")), -1) {
+			if name := strings.ToLower(call[1]); name != "info" { // only of failover: strict, which says so itself
+				used = append(used, name)
+			}
+		}
+	}
+	var asked []string
+	for _, command := range needed {
+		name, _, _ := strings.Cut(command, " ")
+		asked = append(asked, name)
+	}
+	slices.Sort(used)
+	slices.Sort(asked)
+	if used, asked = slices.Compact(used), slices.Compact(asked); !slices.Equal(used, asked) {
+		t.Errorf("the scripts call %q, a preflight asks for %q", used, asked)
+	}
+}

@@ -1,0 +1,240 @@
+package throttle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
+
+// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each with its
+// other attributes, queue and class. It takes those of the rest for empty.
+const MaxSimulated = 10_000
+
+// A Backlog is when all that waits for a policy would be done, if nothing else comes. Times are by the
+// clock of Redis.
+type Backlog struct {
+	At      time.Time       `json:"at"` // of the state that it starts from
+	Policy  string          `json:"policy"`
+	Waiting int64           `json:"waiting"`
+	Finish                  // of all
+	Tenants []TenantBacklog `json:"tenants"` // those with most tickets first
+}
+
+// A TenantBacklog is when all that waits of one tenant would be done.
+type TenantBacklog struct {
+	Tenant  string `json:"tenant"`
+	Waiting int64  `json:"waiting"`
+	Finish
+	NeverFits string `json:"never_fits,omitempty"` // a window that can never grant one of its tickets
+}
+
+// Simulate returns when all that waits for a policy would be done, by each of some variants of it, such
+// as one with another limit or weight. It changes nothing. A variant has the name of a policy of the
+// limiter. It begins with what the windows have counted that have the same name, algorithm and scope.
+// What a plan does not know, this does not know either: see Line.Plan.
+//
+// It reads all tenants that wait in pages, and what their windows have counted by a call for each 64.
+// Errors are Reserve's, and a *PolicyError of a variant.
+func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, error) {
+	backlogs := make([]Backlog, len(variants))
+	snapshots := map[string][]*snapshot{} // by policy, and by its lines
+	for i, v := range variants {
+		lines, err := l.linesOf(v.Name)
+		if err != nil {
+			return nil, err
+		}
+		shards, err := compilePolicy(v, &l.library)
+		if err != nil {
+			return nil, err
+		}
+		if len(shards) != len(lines) {
+			return nil, &PolicyError{Policy: v.Name, Field: "shards", Value: v.Shards, Hint: "must be those of the policy in force: a simulation moves no tenant"}
+		}
+		if snapshots[v.Name] == nil {
+			for _, cp := range lines {
+				s, err := l.standing(ctx, cp)
+				if err != nil {
+					return nil, err
+				}
+				snapshots[v.Name] = append(snapshots[v.Name], s)
+			}
+		}
+		b := Backlog{At: time.Now(), Policy: v.Name}
+		var all []TenantBacklog
+		for j, cp := range shards {
+			s := snapshots[v.Name][j]
+			some, err := s.run(ctx, l, cp)
+			if err != nil {
+				return nil, err
+			}
+			b.At = time.UnixMicro(s.now)
+			all = append(all, some...)
+		}
+		b.sum(all)
+		backlogs[i] = b
+	}
+	return backlogs, nil
+}
+
+// sum puts together what is of one tenant.
+func (b *Backlog) sum(all []TenantBacklog) {
+	finishes := map[string][]Finish{}
+	tenants := map[string]TenantBacklog{}
+	every := make([]Finish, len(all))
+	for i, t := range all {
+		every[i] = t.Finish
+		finishes[t.Tenant] = append(finishes[t.Tenant], t.Finish)
+		sum := tenants[t.Tenant]
+		sum.Tenant, sum.Waiting, sum.NeverFits = t.Tenant, sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
+		tenants[t.Tenant] = sum
+		b.Waiting += t.Waiting
+	}
+	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantBacklog{}
+	for name, t := range tenants {
+		t.Finish = PlanOf(b.At, finishes[name]).Finish
+		b.Tenants = append(b.Tenants, t)
+	}
+	slices.SortFunc(b.Tenants, func(x, y TenantBacklog) int {
+		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
+	})
+}
+
+// A snapshot is what waits in a line, and what the windows have counted.
+type snapshot struct {
+	policy *compiledPolicy
+	now    int64
+	opens  int64 // the end of a pause of all
+	flows  []standingFlow
+	slots  map[string]float64 // by queue: tickets a second
+}
+
+type standingFlow struct {
+	name    string
+	request Request // one of its tickets, as they cost on average
+	tickets int64
+	answer  *script.Answer // nil: its windows are taken for empty
+}
+
+// standing reads a snapshot.
+func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, error) {
+	waiting, err := l.runner.Standing(ctx, cp.line)
+	if err != nil {
+		return nil, classify(ctx, cp.Name, err)
+	}
+	s := &snapshot{policy: cp, now: time.Now().UnixMicro(), slots: map[string]float64{}}
+	var asks []script.Request
+	for _, name := range slices.Sorted(maps.Keys(waiting)) {
+		f := waiting[name]
+		r, ok := cp.requestOf(name, "")
+		if !ok || f.Tickets == 0 || strings.HasPrefix(name, "!") {
+			continue // of other scopes than the policy has now, or a call that waits in place
+		}
+		for unit, units := range f.Units {
+			r.Cost[unit] = algorithm.CeilDiv(units, f.Tickets)
+		}
+		s.flows = append(s.flows, standingFlow{name: name, request: r, tickets: f.Tickets})
+		if len(asks) < MaxSimulated {
+			o, err := cp.newOperation(r, Tenant{})
+			if err != nil {
+				return nil, err
+			}
+			ask := o.scriptRequest(script.Expect, "")
+			ask.Once = ""
+			asks = append(asks, ask)
+		}
+	}
+	for i := 0; i < len(asks); i += 1024 { // others may want to call in between
+		answers, err := cp.batcher.Do(ctx, cp.script, asks[i:min(i+1024, len(asks))]...)
+		if err != nil {
+			return nil, classify(ctx, cp.Name, err)
+		}
+		for j := range answers {
+			if answers[j].Err != nil {
+				return nil, classify(ctx, cp.Name, answers[j].Err)
+			}
+			s.now = answers[j].At
+			s.flows[i+j].answer = &answers[j]
+		}
+	}
+	for _, f := range s.flows {
+		queue := f.request.Ticket.Queue
+		if _, known := s.slots[queue]; !known {
+			if s.slots[queue], err = l.runner.SlotRate(ctx, cp.line, queue, s.now); err != nil {
+				return nil, classify(ctx, cp.Name, err)
+			}
+		}
+	}
+	return s, nil
+}
+
+// run simulates the snapshot by a variant of its policy.
+func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantBacklog, error) {
+	sim := newSimulation(cp)
+	sim.now, sim.from = s.now, s.now
+	for queue, rate := range s.slots {
+		sim.setSlots(queue, rate)
+	}
+	backlogs := make([]TenantBacklog, len(s.flows))
+	demands := make([]int, len(s.flows)) // -1: it never fits
+	for i, f := range s.flows {
+		r := f.request
+		backlogs[i] = TenantBacklog{Tenant: r.Tenant, Waiting: f.tickets}
+		demands[i] = -1
+		t, err := l.tenant(ctx, cp, r.Tenant)
+		if err != nil {
+			return nil, err
+		}
+		for unit := range r.Cost {
+			if !slices.Contains(cp.units, unit) {
+				delete(r.Cost, unit)
+			}
+		}
+		o, err := cp.newOperation(r, t)
+		if err != nil { // a scope of the variant needs attributes that its tickets do not have
+			return nil, fmt.Errorf("throttle: policy %q cannot be simulated: %w", cp.Name, err)
+		}
+		var never *NeverFitsError
+		if err := o.checkCosts(); errors.As(err, &never) {
+			backlogs[i].NeverFits = never.Window
+			continue
+		}
+		s.know(sim, o, f.answer)
+		demands[i] = len(sim.works)
+		w := &work{demand: demands[i], left: f.tickets, costs: o.costs}
+		flow := sim.flow(o, f.name, r.Ticket.Queue)
+		flow.works, flow.waits = append(flow.works, w), true
+		sim.works = append(sim.works, w)
+	}
+	sim.run()
+	for i, demand := range demands {
+		if demand >= 0 {
+			backlogs[i].Finish = sim.finish(demand)
+		}
+	}
+	return backlogs, nil
+}
+
+// know makes the windows of a variant as those of the policy in force have counted.
+func (s *snapshot) know(sim *simulation, o *operation, a *script.Answer) {
+	if a == nil {
+		return
+	}
+	if a.Pause.Open > s.now {
+		sim.opens = max(sim.opens, a.Pause.Open)
+	}
+	for i, w := range o.windows {
+		for j, known := range s.policy.Windows {
+			if known.Name == w.Name && known.Algorithm == w.Algorithm && known.Scope == w.Scope {
+				sim.window(o, i, w, a.Windows[j].Used, s.now, a.Windows[j].Resets)
+			}
+		}
+	}
+}

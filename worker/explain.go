@@ -1,0 +1,163 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// An Explanation says why a task waits: what asynq knows of it, and where it stands in line.
+type Explanation struct {
+	Queue string `json:"queue"`
+	ID    string `json:"id"`
+
+	// State is asynq's: "scheduled", "pending", "active", "retry", "archived", "completed" or
+	// "aggregating". It is empty if asynq has no such task.
+	State string `json:"state"`
+
+	Type      string    `json:"type,omitempty"`
+	Policy    string    `json:"policy,omitempty"` // that matches its type; empty if none does
+	LastError string    `json:"last_error,omitempty"`
+	NextAt    time.Time `json:"next_at,omitzero"` // when workers look at it, if nothing takes it before
+	Retried   int       `json:"retried,omitempty"`
+	MaxRetry  int       `json:"max_retry,omitempty"`
+
+	QueuePaused bool `json:"queue_paused,omitempty"` // by asynq's tools: no server takes from it
+	Servers     int  `json:"servers"`                // that serve the queue
+
+	// Line describes its place in line. It is nil if the task stands in none.
+	Line *throttle.Explanation `json:"line,omitempty"`
+
+	// Why is one line of text: why the task is in that state.
+	Why string `json:"why"`
+}
+
+// Explain tells why a task waits, until when, and what goes before it. It changes nothing. A task that
+// does not exist is no error: see Explanation.State. Errors are asynq's, and
+// throttle.Limiter.Explain's.
+func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
+	e := Explanation{Queue: queue, ID: id}
+	identity, err := c.asynq.Identity(ctx)
+	if err != nil {
+		return e, fmt.Errorf("worker: task %q: %w", id, err)
+	}
+	inspector := asynq.NewInspectorFromRedisClient(c.asynq.Redis())
+	info, err := inspector.GetTaskInfo(queue, id)
+	if errors.Is(err, asynq.ErrQueueNotFound) || errors.Is(err, asynq.ErrTaskNotFound) {
+		e.Why = "asynq has no such task: it has ended, was deleted, or never was"
+		return e, nil
+	}
+	if err != nil {
+		return e, fmt.Errorf("worker: task %q: %w", id, err)
+	}
+	e.State, e.Type, e.LastError, e.NextAt = info.State.String(), info.Type, info.LastErr, info.NextProcessAt
+	e.Retried, e.MaxRetry = info.Retried, info.MaxRetry
+	if e.QueuePaused, err = c.asynq.IsPaused(ctx, queue); err != nil {
+		return e, fmt.Errorf("worker: task %q: %w", id, err)
+	}
+	servers, err := inspector.Servers()
+	if err != nil {
+		return e, fmt.Errorf("worker: task %q: %w", id, err)
+	}
+	for _, s := range servers {
+		if s.Queues[queue] > 0 {
+			e.Servers++
+		}
+	}
+	if info.State == asynq.TaskStateActive || info.State == asynq.TaskStateCompleted || info.State == asynq.TaskStateArchived {
+		e.Why = e.why()
+		return e, nil
+	}
+	ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
+	matched, ok := c.limiter.Match(info.Type)
+	if ok {
+		e.Policy = matched.Name
+	}
+	for _, policy := range c.policies(e.Policy) {
+		line, err := c.limiter.Explain(ctx, policy, ticket)
+		if err != nil {
+			return e, err
+		}
+		if line.Waiting {
+			line.Ticket.Queue = queue // as asynq's tools name it
+			e.Line = &line
+			break
+		}
+	}
+	e.Why = e.why()
+	return e, nil
+}
+
+// policies are those in whose lines a task may stand, that which matches first. One that was removed or
+// renamed may have its ticket still.
+func (c *Client) policies(matched string) []string {
+	var names []string
+	seen := map[string]bool{"": true}
+	for _, name := range append([]string{matched}, c.limiter.Lines()...) {
+		if name = throttle.PolicyOf(name); !seen[name] {
+			seen[name] = true
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// why says it in one line.
+func (e Explanation) why() string {
+	at := e.NextAt.UTC().Format(time.RFC3339)
+	text := ""
+	switch {
+	case e.Line != nil && e.Line.DeniedBy != "":
+		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.HeldUpBy()
+	case e.Line != nil:
+		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"
+	case e.State == "active":
+		text = "it runs"
+	case e.State == "completed":
+		text = "it has run, and is retained"
+	case e.State == "archived":
+		text = "it has failed for good: " + e.LastError
+	case e.State == "aggregating":
+		text = "its group is not complete"
+	case e.State == "pending" && e.Policy == "":
+		text = "no policy matches its type: it starts as soon as a server has a free slot"
+	case e.State == "pending":
+		text = "policy " + e.Policy + " decides about it as soon as a server has a free slot"
+	case e.State == "retry":
+		text = fmt.Sprintf("it has failed (%d of %d retries used), and is tried again at %s: %s", e.Retried, e.MaxRetry, at, e.LastError)
+	case e.LastError != "":
+		text = "it stands in no line, and workers look at it at " + at + ": " + e.LastError
+	default:
+		text = "it is scheduled for " + at
+		if e.Policy != "" {
+			text += ", and joins the line of policy " + e.Policy + " then"
+		}
+	}
+	running := e.State == "active" || e.State == "completed" || e.State == "archived"
+	if e.QueuePaused && !running {
+		text += "; its queue is paused"
+	}
+	if e.Servers == 0 && !running {
+		text += "; no server serves its queue"
+	}
+	return strings.ToValidUTF8(text, "\uFFFD")
+}
+
+// String is the explanation in lines of text, without an end of line.
+func (e Explanation) String() string {
+	state := e.State
+	if state == "" {
+		state = "unknown"
+	}
+	text := fmt.Sprintf("task %q of queue %q: %s\n%s", e.ID, e.Queue, state, e.Why)
+	if e.Line != nil {
+		text += "\n" + e.Line.String()
+	}
+	return text
+}

@@ -1,0 +1,117 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// observe has the site's limiter use a client, and tell an observer.
+func observe(s *sitetest.Site, client *redis.Client, o throttle.Observer) {
+	s.Helper()
+	limiter, err := throttle.New(throttle.Config{Client: client, Observer: o, Policies: s.Limiter.Policies()})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Limiter = limiter
+}
+
+// An observer of the limiter is told how long each task waited, and how late it starts.
+func TestStartsAreObserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
+		starts := make(chan throttle.Start, 10)
+		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
+		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		for range 3 {
+			if _, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(3 * time.Second) // nobody serves the first, which fits
+		s.Serve(s.Ok, sitetest.Calm)
+		for i, want := range []struct{ waited, late time.Duration }{
+			{3 * time.Second, 3 * time.Second}, {13 * time.Second, 0}, {23 * time.Second, 0},
+		} {
+			got := <-starts
+			const within = 100 * time.Millisecond
+			if got.Policy != "api" || got.Tenant != "acme" || (got.Waited-want.waited).Abs() > within ||
+				got.Late < 0 || (got.Late-want.late).Abs() > within {
+				t.Errorf("start %d: %+v, want %v", i+1, got, want)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+		if got := <-starts; got.Waited != 0 || got.Late >= 0 {
+			t.Errorf("a task that never was in line: %+v", got)
+		}
+	})
+}
+
+// It is told of tasks that are requeued, or run uncounted, as the limiter could not decide: whether
+// Redis is away or silent.
+func TestUndecidedTasksAreObserved(t *testing.T) {
+	for _, row := range []struct {
+		fail   throttle.FailMode
+		silent bool
+	}{{throttle.FailClosed, false}, {throttle.FailOpen, false}, {throttle.FailClosed, true}, {throttle.FailOpen, true}} {
+		t.Run(fmt.Sprintf("fail %s, silent %v", row.fail, row.silent), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := sitetest.Policy(1, time.Hour)
+				p.Fail = row.fail
+				s := sitetest.NewInBubble(t, p)
+				var c sitetest.Cable
+				options := c.Options(sitetest.SameRedis(s.Redis))
+				ended := make(chan struct{})
+				defer close(ended)
+				if dial := options.Dialer; row.silent {
+					options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						conn, err := dial(ctx, network, addr)
+						if err != nil {
+							<-ended // the context of a dial has no end
+						}
+						return conn, err
+					}
+				}
+				through := redis.NewClient(options)
+				defer through.Close()
+				told := make(chan throttle.Undecided, 100)
+				observe(s, through, throttle.Observer{
+					Decided: func(d throttle.Decision) {
+						if d.FailedOpen != nil {
+							told <- throttle.Undecided{Err: d.FailedOpen, Policy: d.Policy, Tenant: "open " + d.Tenant}
+						}
+					},
+					Undecided: func(u throttle.Undecided) { told <- u },
+				})
+				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
+				c.Cut()
+				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
+				select {
+				case got := <-told:
+					if got.Policy != "api" || got.Tenant != want || !errors.Is(got.Err, throttle.ErrUnavailable) {
+						t.Errorf("%+v", got)
+					}
+				case <-time.After(time.Minute):
+					t.Error("told nothing")
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,243 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// fetch makes a call and fails on any status but 200.
+func fetch(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// The handler knows nothing of refusals: it fails by the status. The task has no retry to lose.
+func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
+	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
+	calls.Name, calls.Match = "calls", nil
+	reserved := httpthrottle.TransportConfig{LearnOnly: true} // by the task
+	reserves := httpthrottle.TransportConfig{Policy: "calls"}
+	for name, row := range map[string]struct {
+		match      []string
+		config     httpthrottle.TransportConfig
+		status     int
+		retryAfter string
+		fails      bool
+	}{
+		"429 with a time":                                {[]string{"*"}, reserved, http.StatusTooManyRequests, "1", false},
+		"429 without a time":                             {[]string{"*"}, reserved, http.StatusTooManyRequests, "", false},
+		"503 with a time":                                {[]string{"*"}, reserved, http.StatusServiceUnavailable, "1", false},
+		"503 without a time":                             {[]string{"*"}, reserved, http.StatusServiceUnavailable, "", true},
+		"429, the call has a policy of its own":          {[]string{"*"}, reserves, http.StatusTooManyRequests, "", false},
+		"503, only the call has a policy":                {nil, reserves, http.StatusServiceUnavailable, "1", false},
+		"503 without a time, only the call has a policy": {nil, reserves, http.StatusServiceUnavailable, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			own := own
+			own.Match = row.match
+			sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+				var asked atomic.Int64
+				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					if asked.Add(1) == 1 {
+						if row.retryAfter != "" {
+							w.Header().Set("Retry-After", row.retryAfter)
+						}
+						w.WriteHeader(row.status)
+					}
+				}))
+				t.Cleanup(upstream.Close)
+				config := row.config
+				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.Limiter, slog.New(slog.DiscardHandler)
+				transport, err := httpthrottle.NewTransport(config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				client := &http.Client{Transport: transport}
+				s.Serve(func(ctx context.Context, task *asynq.Task) error {
+					if err := fetch(ctx, client, upstream.URL); err != nil {
+						return err
+					}
+					return s.Ok(ctx, task)
+				})
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				if row.fails {
+					s.WaitState(asynq.TaskStateArchived, "t")
+					return
+				}
+				s.Wait("the task has ended", func() bool {
+					return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
+				})
+				s.WantCounters(sitetest.Counters{Processed: 1})
+				s.WantReported(nil, nil)
+				if n := asked.Load(); n != 2 {
+					t.Errorf("the upstream saw %d calls, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+// Of calls under way together, one that is answered says nothing about one that is refused.
+func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+		var runs atomic.Int64
+		slow, refused := make(chan struct{}), make(chan struct{})
+		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case runs.Load() > 1:
+			case r.URL.Path == "/refused":
+				w.WriteHeader(http.StatusTooManyRequests)
+			default:
+				close(slow)
+				<-refused
+			}
+		}))
+		t.Cleanup(upstream.Close)
+		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+			Base: upstream.Client().Transport, Limiter: s.Limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &http.Client{Transport: transport}
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			if runs.Add(1) > 1 {
+				return s.Ok(ctx, task)
+			}
+			answered := make(chan error)
+			go func() { answered <- fetch(ctx, client, upstream.URL+"/answered") }()
+			<-slow
+			err := fetch(ctx, client, upstream.URL+"/refused")
+			close(refused)
+			if other := <-answered; other != nil {
+				t.Error(other)
+			}
+			return err
+		})
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Wait("the task has ended", func() bool {
+			return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
+		})
+		s.WantCounters(sitetest.Counters{Processed: 1})
+	})
+}
+
+// A handler that wants a refusal to cost a retry says so.
+func TestARefusalMayTakeARetry(t *testing.T) {
+	for name, fail := range map[string]func(context.Context) error{
+		"by a pause and an error of its own": func(ctx context.Context) error {
+			return errors.Join(worker.FromContext(ctx).Pause(ctx, time.Minute), errors.New("429"))
+		},
+		"by asynq.SkipRetry": func(context.Context) error { return asynq.SkipRetry },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
+				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+					throttle.JobFrom(ctx).Refused("api", 100*time.Millisecond)
+					return fail(ctx)
+				})
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.WaitState(asynq.TaskStateArchived, "t")
+			})
+		})
+	}
+}
+
+// A task that is refused again and again ends where its policy says so, with the reason.
+func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
+	fails := errors.New("something else")
+	for name, row := range map[string]struct {
+		refusals int64
+		wait     time.Duration
+		errs     []error // of the runs, in turn; the last one goes on
+		runs     int
+		limit    string // "": the task succeeds
+		counted  int64
+	}{
+		"times":                      {3, 0, []error{worker.RetryAfter(time.Minute)}, 3, "max_refusals 3", 3},
+		"times, of unknown length":   {3, 0, []error{worker.RetryAfter(0)}, 3, "max_refusals 3", 3},
+		"a total wait":               {0, 150 * time.Second, []error{worker.RetryAfter(time.Minute)}, 3, "max_refused_wait 2m30s", 3},
+		"a wait that is too long":    {5, time.Minute, []error{worker.RetryAfter(time.Hour)}, 1, "max_refused_wait 1m0s", 1},
+		"a failure begins the count": {2, 0, []error{worker.RetryAfter(time.Second), fails, worker.RetryAfter(time.Second), nil}, 4, "", 0},
+		"no limit":                   {0, 0, append(slices.Repeat([]error{worker.RetryAfter(time.Second)}, 30), nil), 31, "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := sitetest.Policy(1000, time.Minute)
+				p.MaxRefusals, p.MaxRefusedWait = row.refusals, row.wait
+				s := sitetest.NewInBubble(t, p)
+				runs := 0
+				s.Serve(func(ctx context.Context, task *asynq.Task) error {
+					runs++
+					return row.errs[min(runs, len(row.errs))-1]
+				}, sitetest.Calm)
+				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
+				for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
+					if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {
+						break
+					}
+				}
+				time.Sleep(time.Minute) // time for another run
+				info := s.Task("t")
+				if gone := info.ID == ""; runs != row.runs || gone != (row.limit == "") {
+					t.Fatalf("%d runs, want %d; %v: %s", runs, row.runs, info.State, info.LastErr)
+				}
+				if row.limit == "" {
+					return
+				}
+				var given *worker.GivenUpError
+				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) || info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
+					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
+				}
+				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.limit || given.Refusals != row.counted || given.Cause == nil {
+					t.Errorf("%+v", given)
+				}
+			})
+		})
+	}
+}
+
+// The policy that refuses a call says how often it may, also if the task has another.
+func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
+	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
+	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
+	sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+			throttle.JobFrom(ctx).Refused("calls", time.Millisecond)
+			return errors.New("429")
+		})
+		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
+		s.WaitState(asynq.TaskStateArchived, "t")
+		want := `worker: policy "calls", tenant "acme": given up by max_refusals 2: refused 2 times since 20`
+		if got := s.Task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {
+			t.Errorf("%s, want %s...: 429", got, want)
+		}
+	})
+}

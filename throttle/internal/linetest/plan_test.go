@@ -135,16 +135,16 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		sc.class = throttle.Batch
 		sc.joinMany("r", "a", 100)
 		for now := time.Duration(0); now <= 4*s; now += 200 * ms {
-			take(t, sc.at(20*s+now).l, 2, "r")
+			limitertest.Take(t, sc.at(20*s+now).l, 2, "r")
 		}
 		batch := demand("a", 58, throttle.Batch)
 		batch.Queue, batch.Joined = "r", 58
-		if got := sc.plan(throttle.PlanOptions{}, batch); !got.SlotsBind || got.Last.Before(at(29*s)) || got.Last.After(at(31*s)) {
+		if got := sc.plan(throttle.PlanOptions{}, batch); !got.SlotsBind || got.Last.Before(limitertest.At(29*s)) || got.Last.After(limitertest.At(31*s)) {
 			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
 		}
 		opens := func(t time.Time) time.Time {
-			if t.Before(at(2 * h)) {
-				return at(2 * h)
+			if t.Before(limitertest.At(2 * h)) {
+				return limitertest.At(2 * h)
 			}
 			return t
 		}

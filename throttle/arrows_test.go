@@ -39,6 +39,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle/usage":        {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"worker":                {"opentelemetry", "policyfile", "prometheus", "yaml"},
 		"worker/batch":          {"opentelemetry", "policyfile", "prometheus", "yaml"},
+		"worker/page":           {"opentelemetry", "policyfile", "prometheus", "yaml"},
 
 		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 	} {

@@ -99,6 +99,7 @@ func (m *Main) command() *cli.Command {
 		},
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "json", Usage: "write what a command tells as JSON to stdout", Destination: &m.json},
+			&cli.StringFlag{Name: "http", Usage: "serve a page of the scenario at `ADDRESS`, such as localhost:8080", Destination: &scenario.HTTP, Local: true},
 		},
 		Version:               buildText(),
 		EnableShellCompletion: true,

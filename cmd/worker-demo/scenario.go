@@ -5,11 +5,14 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/sluice-go/sluice/throttle"
 )
 
 // ScenarioCommand runs the scenario on an embedded Redis, and shows what happened.
 type ScenarioCommand struct {
 	*Main
+
+	HTTP string // the address of the page, "" for none
 }
 
 func (c *ScenarioCommand) Run(ctx context.Context) error {
@@ -18,7 +21,13 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 		return err
 	}
 	defer server.Close()
-	report, err := c.Scenario.Run(ctx, server, c.Stderr)
+	demo := c.Scenario
+	if c.HTTP != "" {
+		demo.Watch = func(limiter *throttle.Limiter) (stop func(), err error) {
+			return servePage(ctx, c.HTTP, "", server, limiter, c.Stderr)
+		}
+	}
+	report, err := demo.Run(ctx, server, c.Stderr)
 	if err != nil {
 		return err
 	}

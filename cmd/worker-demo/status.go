@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,11 +23,13 @@ import (
 type StatusCommand struct {
 	liveCommand
 
-	Every   time.Duration
-	Policy  string // "" for all
-	Tenant  string // "" for all that wait
-	Tenants int    // that are shown
-	Watch   bool
+	Asynqmon string // its address in browsers, "" for none
+	Every    time.Duration
+	HTTP     string // the address of the page, "" for none
+	Policy   string // "" for all
+	Tenant   string // "" for all that wait
+	Tenants  int    // that are shown
+	Watch    bool
 }
 
 // usersShown is how many tenants are named that were granted most.
@@ -45,6 +48,8 @@ func (c *StatusCommand) flags() []cli.Flag {
 		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, even if it does not wait", Destination: &c.Tenant},
 		&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants, 1 to 500", Value: 20, Destination: &c.Tenants},
 		&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
+		&cli.StringFlag{Name: "http", Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted", Destination: &c.HTTP},
+		&cli.StringFlag{Name: "asynqmon", Usage: "with --http, link tasks to the asynqmon at `URL`", Destination: &c.Asynqmon},
 		&cli.GenericFlag{Name: "every", Usage: "with --watch, once in `DURATION`", Value: durationValue{&c.Every}, DefaultText: "2s"},
 	)
 }
@@ -58,6 +63,14 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 		return err
 	}
 	defer server.Close()
+	if c.HTTP != "" {
+		stop, err := servePage(ctx, c.HTTP, c.Asynqmon, server, limiter, c.Stderr)
+		if err == nil {
+			<-ctx.Done()
+			stop()
+		}
+		return err
+	}
 	policies, err := named(limiter, c.Policy)
 	if err != nil {
 		return err
@@ -84,6 +97,12 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 func (c *StatusCommand) validate() error {
 	if c.Tenants < 1 || c.Tenants > throttle.MaxStatePage {
 		return fmt.Errorf("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
+	}
+	switch {
+	case c.Asynqmon != "" && c.HTTP == "":
+		return errors.New("--asynqmon needs --http: it is for the links of the page")
+	case c.HTTP != "" && (c.Watch || c.json || c.Policy != "" || c.Tenant != ""):
+		return errors.New("--http shows everything, and goes without --watch, --json, --policy and --tenant")
 	}
 	if c.Every < 100*time.Millisecond || c.Every > time.Hour {
 		return fmt.Errorf("--every %v: must be 100ms to 1h", c.Every)

@@ -29,6 +29,9 @@ var policyText []byte
 type Scenario struct {
 	API     *API
 	Tenants []Tenant
+
+	// Watch, if not nil, is given the limiter before the first job. What it returns is called at the end.
+	Watch func(*throttle.Limiter) (stop func(), err error)
 }
 
 // A Tenant is a tenant and how many jobs it has.
@@ -78,6 +81,13 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Logger: progress.Logger(), Policies: policies})
 	if err != nil {
 		return Report{}, err
+	}
+	if s.Watch != nil {
+		stop, err := s.Watch(limiter)
+		if err != nil {
+			return Report{}, err
+		}
+		defer stop()
 	}
 	list := s.jobs("http://" + listener.Addr().String())
 	results := jobs.NewLog(io.Discard)

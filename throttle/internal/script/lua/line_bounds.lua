@@ -68,6 +68,22 @@ local function new_bounds(L, waiting_units)
       local record = id and L.read('t', id)
       return record and unpack7(record, 8)
     end
+    -- Others may have come and gone since it was told: it fits no window alone before this.
+    local function fits_alone(place)
+      local earliest = at
+      for s = 1, #list do
+        local scope, of = list[s], list[s].of.windows
+        for j = 1, #of do
+          local window, cost = call.windows[of[j]], by_window[of[j]]
+          if cost > 0 then
+            local _, least_cost = units_of(flow, window.unit)
+            local each = exact and cost or 1
+            earliest = max(earliest, windows.fits_window(scope, of[j], at, at, least_cost, place * least_cost, each))
+          end
+        end
+      end
+      return earliest
+    end
     L.flush_added()
     if not exact then time = max(time, start_of(position - 1) or at) end
     for s = 1, #list do
@@ -79,6 +95,7 @@ local function new_bounds(L, waiting_units)
           local span = floor((algorithm.capacity(st) - cost) / most[i]) + 1
           local start = position >= span and start_of(position - span)
           if start then
+            start = max(start, fits_alone(position - span))
             time = max(time, algorithm.rid_at(st, start, (span - 1) * most[i] + cost))
           end
         end

@@ -1,0 +1,83 @@
+package page_test
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// In a browser the page stays up to date without a reload, keeps focus and what is typed meanwhile,
+// is used by keys alone, fits a phone, and runs nobody else's scripts.
+func TestInABrowser(t *testing.T) {
+	t.Parallel()
+	b := chromium(t)
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+
+	// Search, by keys.
+	b.open(s.url + "?policy=github")
+	b.key("Tab", 9, "")
+	if got := b.eval("document.activeElement.innerText"); got != "Skip to the content" {
+		t.Errorf("the first key leads to %v", got)
+	}
+	b.key("Tab", 9, "")
+	b.key("Tab", 9, "")
+	b.call("Input.insertText", map[string]any{"text": "acme-4"})
+
+	// While a link has the focus, news arrive: the API refuses acme's calls.
+	b.eval("document.querySelector('tbody a[title=acme]').focus()")
+	s.pause()
+	b.until("document.getElementById('chosen').innerText.includes('Paused until')")
+	if got := b.eval("document.activeElement.title"); got != "acme" {
+		t.Errorf("after news the focus is on %v", got)
+	}
+	b.eval("document.getElementById('find').focus()")
+	b.key("Enter", 13, "\r")
+	b.until("document.body.innerText.includes('place 5 of 5 of its tenant')")
+
+	// The hostile name is text wherever it stands.
+	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + url.QueryEscape(hostile), "?find=" + url.QueryEscape(hostile)} {
+		b.open(s.url + path)
+		b.until("document.body.innerText.includes('<script>document.title=')")
+	}
+	if title := b.eval("document.title"); strings.Contains(title.(string), "harmed") || b.eval("document.querySelectorAll('main img, main script').length") != 0.0 {
+		t.Errorf("a tenant's name became a part of the page: title %v", title)
+	}
+
+	// Held still, nothing moves until it is let go.
+	b.open(s.url + "?policy=github")
+	b.eval("document.getElementById('hold').click()")
+	if err := s.limiter.Resume(t.Context(), throttle.Request{Policy: "github", Tenant: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+	b.until("latest !== null && !latest.includes('Paused')")
+	if b.eval("document.getElementById('chosen').innerText.includes('Paused')") != true {
+		t.Error("held still, the page has changed")
+	}
+	b.eval("document.getElementById('hold').click()")
+	b.until("!document.getElementById('chosen').innerText.includes('Paused')")
+
+	// Whatever is shown: on a phone nothing is wider than the screen, everything that is used has a
+	// name, and every table and meter too.
+	for _, colours := range []string{"light", "dark"} {
+		for width, kind := range map[int]string{360: "phone", 1280: "desktop"} {
+			b.look(width, colours)
+			for name, path := range map[string]string{"list": "", "policy": "?policy=github", "tenant": "?policy=github&tenant=acme", "task": "?find=acme-4"} {
+				b.open(s.url + path)
+				b.shoot(name + "-" + kind + "-" + colours)
+				if over := b.eval("document.documentElement.scrollWidth - innerWidth"); over != 0.0 {
+					t.Errorf("%s on a %s is %v pixels wider than the screen", name, kind, over)
+				}
+			}
+		}
+	}
+	if nameless := b.eval(`[...document.querySelectorAll('input:not([type=hidden]), select, meter, svg[role], [role=region], nav, button, a')].filter((e) =>
+		!(e.labels?.length || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.innerText)).map((e) => e.outerHTML).join()`); nameless != "" {
+		t.Errorf("without a name: %v", nameless)
+	}
+	if len(b.errors) > 0 {
+		t.Errorf("the browser complains: %q", b.errors)
+	}
+}

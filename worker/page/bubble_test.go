@@ -1,0 +1,101 @@
+package page_test
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker/page"
+)
+
+// inBubble runs a test with a page whose policy "p" has two tickets in line, on fake time. It counts
+// the calls to Redis.
+func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.Page, calls *atomic.Int64)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int64
+		limiter, err := throttle.New(throttle.Config{
+			Client:   throttletest.InMemory(t).Client(t),
+			Observer: throttle.Observer{Called: func(throttle.Call) { calls.Add(1) }},
+			Policies: []throttle.Policy{{Name: "p", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Hour}}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
+			if _, err := limiter.Reserve(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := page.New(page.Config{Limiter: limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		get := func() string {
+			w := httptest.NewRecorder()
+			p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/?policy=p", nil))
+			return w.Body.String()
+		}
+		test(t, get, p, &calls)
+	})
+}
+
+// However many look at the page, Redis is asked once a second.
+func TestManyLookAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, get func() string, _ *page.Page, calls *atomic.Int64) {
+		calls.Store(0)
+		get()
+		once := calls.Load()
+		for range 50 {
+			go get()
+		}
+		synctest.Wait()
+		if got := calls.Load(); once == 0 || got != once {
+			t.Errorf("51 looked, and made %d calls, want the %d of one", got, once)
+		}
+		time.Sleep(time.Second)
+		if get(); calls.Load() != 2*once {
+			t.Errorf("a second later the page made %d calls, want %d more", calls.Load()-once, once)
+		}
+	})
+}
+
+// The charts know the last half hour, whether or not somebody looked.
+func TestChartsKnowTheLastHalfHour(t *testing.T) {
+	inBubble(t, func(t *testing.T, get func() string, p *page.Page, _ *atomic.Int64) {
+		if strings.Contains(get(), "<svg") {
+			t.Error("there is a chart of nothing")
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { p.Run(ctx); close(ended) }()
+		time.Sleep(40 * time.Minute)
+		stop()
+		<-ended
+		text := get()
+		for _, want := range []string{
+			`aria-label="Waiting over the last 30 min: now 2, at most 2"`,
+			`aria-label="Longest wait so far over the last 30 min: now 40 min, at most 40 min"`,
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s is missing in:\n%s", want, text)
+			}
+		}
+		if n := strings.Count(text, "<polyline"); n != 2 {
+			t.Errorf("%d lines, want one for each of two charts", n)
+		}
+		time.Sleep(time.Minute)
+		get()
+		if n := strings.Count(get(), "<polyline"); n != 4 {
+			t.Errorf("after a minute in which nobody looked there are %d lines, want a gap in each", n)
+		}
+	})
+}

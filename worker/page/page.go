@@ -1,0 +1,128 @@
+// Package page is a web page for the people on call: which policies deny, who waits and until when,
+// who uses the quota, why a task waits. It is one http.Handler with all that it needs, stays up to date
+// by itself, and changes nothing.
+package page
+
+import (
+	"embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// Config configures a Page.
+type Config struct {
+	// Asynqmon is the address of asynqmon in browsers, such as "https://ops.example.com/asynqmon" or
+	// "/asynqmon". Tasks link to it. The default, empty, links nowhere.
+	Asynqmon string
+
+	// Client looks up tasks. The default, nil, looks up none. The caller closes it.
+	Client *worker.Client
+
+	// Inspector lists the queues in which Client looks for a task's ID. The default, nil, lists none.
+	// The caller closes it.
+	Inspector *asynq.Inspector
+
+	// Limiter has the policies that the page shows. It is required.
+	Limiter *throttle.Limiter
+
+	// Logger gets errors. The default is slog.Default().
+	Logger *slog.Logger
+}
+
+// A Page is an http.Handler. Mount it below a path of its own, without that path:
+//
+//	mux.Handle("/sluice/", http.StripPrefix("/sluice", page))
+//
+// Who may read the page is up to what it stands behind. It is safe for concurrent use.
+type Page struct {
+	config  Config
+	history history
+	mux     *http.ServeMux
+	recent  recent
+	viewers chan struct{} // who follows the page, at most maxViewers
+}
+
+// New returns a page. It calls no Redis. The error names the field of the Config that is invalid.
+func New(c Config) (*Page, error) {
+	if c.Limiter == nil {
+		return nil, errors.New("page: Config.Limiter is nil: must be what throttle.New returns")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.Asynqmon = strings.TrimSuffix(c.Asynqmon, "/")
+	if u, err := url.Parse(c.Asynqmon); err != nil || u.Scheme != "" && u.Scheme != "https" && u.Scheme != "http" ||
+		c.Asynqmon != "" && u.Scheme == "" && !strings.HasPrefix(c.Asynqmon, "/") || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("page: Config.Asynqmon %q: must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
+	}
+	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
+	p.mux.HandleFunc("GET /{$}", p.show)
+	p.mux.HandleFunc("GET /live", p.live)
+	p.mux.HandleFunc("GET /queues/{queue}/tasks/{task}", p.likeAsynqmon)
+	p.mux.HandleFunc("GET /icon.svg", p.asset)
+	p.mux.HandleFunc("GET /page.css", p.asset)
+	p.mux.HandleFunc("GET /page.js", p.asset)
+	return p, nil
+}
+
+//go:embed assets
+var assets embed.FS
+
+var templates = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/*.html"))
+
+// ServeHTTP serves the page and all that belongs to it.
+func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	// Nothing is loaded from elsewhere, no script or style stands in the page, nobody frames it.
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "+
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	if r.URL.Path == "" { // of StripPrefix: relative links need the slash
+		path, query, _ := strings.Cut(r.RequestURI, "?")
+		if query != "" {
+			query = "?" + query
+		}
+		http.Redirect(w, r, "/"+strings.Trim(path, "/")+"/"+query, http.StatusMovedPermanently)
+		return
+	}
+	p.mux.ServeHTTP(w, r)
+}
+
+func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-cache")
+	http.ServeFileFS(w, r, assets, "assets"+r.URL.Path)
+}
+
+// likeAsynqmon redirects a path that is a task's in asynqmon too.
+func (p *Page) likeAsynqmon(w http.ResponseWriter, r *http.Request) {
+	q := url.Values{"queue": {r.PathValue("queue")}, "task": {r.PathValue("task")}}
+	// Not by http.Redirect: the path that the page is mounted at is not known.
+	w.Header().Set("Location", "../../../?"+q.Encode())
+	w.WriteHeader(http.StatusFound)
+}
+
+// show serves the whole page.
+func (p *Page) show(w http.ResponseWriter, r *http.Request) {
+	v := p.view(r.Context(), questionOf(r))
+	var text strings.Builder
+	if err := templates.ExecuteTemplate(&text, "page.html", v); err != nil {
+		p.config.Logger.Error("page: the page cannot be made", "err", err)
+		http.Error(w, "the page cannot be made: see the log", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write([]byte(text.String()))
+}

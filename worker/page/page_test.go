@@ -1,0 +1,251 @@
+package page_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/page"
+)
+
+func TestMain(m *testing.M) {
+	logging.Disable() // a Redis ends on purpose here
+	os.Exit(m.Run())
+}
+
+// hostile is a tenant that would do harm.
+const hostile = `"><script>document.title='harmed'</script><img src=x onerror="document.title='harmed'">` + "\r\ndata: x\u202e"
+
+// A site is a page with what it shows.
+type site struct {
+	testing.TB
+	client  *worker.Client
+	limiter *throttle.Limiter
+	url     string
+}
+
+// newSite returns a page on a Redis where tasks of acme wait and a hostile tenant's do.
+func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *site {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	windows := []throttle.Window{
+		{Name: "minute", Limit: 2, Period: time.Minute},
+		{Name: "account", Limit: 5000, Period: time.Hour, Scope: throttle.Shared},
+	}
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{
+		{Name: "github", Match: []string{"github:*"}, Windows: windows}, {Name: "idle", Windows: windows},
+	}})
+	must(err)
+	opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
+	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter})
+	must(err)
+	t.Cleanup(func() { enqueuer.Close() })
+	for _, tenant := range []string{"acme", hostile} {
+		for i := range 5 {
+			task := worker.NewTask(worker.Identity{Tenant: tenant}, "github:star", nil)
+			_, err := enqueuer.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprintf("%.4s-%d", tenant, i)))
+			must(err)
+		}
+	}
+	inspector := asynq.NewInspector(opt)
+	t.Cleanup(func() { inspector.Close() })
+	c := page.Config{
+		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Inspector: inspector, Limiter: limiter,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	p, err := page.New(c)
+	must(err)
+	mux := http.NewServeMux()
+	mux.Handle("/sluice/", http.StripPrefix("/sluice", p))
+	mux.Handle("/sluice", http.StripPrefix("/sluice", p))
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	t.Cleanup(server.CloseClientConnections) // of those that follow the page
+	return &site{TB: t, client: enqueuer, limiter: limiter, url: server.URL + "/sluice/"}
+}
+
+// pause pauses the policy for acme.
+func (s *site) pause() {
+	s.Helper()
+	if _, err := s.limiter.Pause(s.Context(), throttle.Request{Policy: "github", Tenant: "acme"}, time.Hour, "the API is down"); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// A visitor is a browser without scripts.
+type visitor struct {
+	*site
+	http http.Client
+}
+
+func (s *site) visitor() *visitor {
+	jar, _ := cookiejar.New(nil)
+	return &visitor{site: s, http: http.Client{Jar: jar}}
+}
+
+func (v *visitor) do(r *http.Request, status int) string {
+	v.Helper()
+	resp, err := v.http.Do(r)
+	if err != nil {
+		v.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		v.Fatal(err)
+	}
+	if resp.StatusCode != status {
+		v.Errorf("%s %s: %s, want %d:\n%s", r.Method, r.URL, resp.Status, status, text)
+	}
+	return string(text)
+}
+
+func (v *visitor) get(path string) string {
+	v.Helper()
+	r, _ := http.NewRequest("GET", v.url+path, nil)
+	return v.do(r, http.StatusOK)
+}
+
+func (v *visitor) wants(text string, wants ...string) {
+	v.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			v.Errorf("%q is missing in:\n%s", want, text)
+		}
+	}
+}
+
+// each runs the test on real Redis and on miniredis.
+func each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
+	t.Parallel()
+	throttletest.Each(t, test)
+}
+
+// The page says which policies there are, who waits for them, since when, until when and for what.
+func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
+	each(t, func(t *testing.T, client *redis.Client) {
+		v := newSite(t, client).visitor()
+		v.wants(v.get(""), "<h3><a href=\"./?policy=github\">github</a></h3>", "<b>10</b> waiting", "idle", "0 of 5,000 requests in 1 h")
+		v.wants(v.get("?policy=github"), `<a href="./?policy=github&amp;tenant=acme" title="acme"><bdi>acme</bdi></a>`, "50 %", "Queue default, live: 10 waiting")
+		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>The last one starts</dt><dd>in 2 min, at ", "0 of 2 requests in 1 min")
+		v.wants(v.get("?find=acme"), `Tenant <bdi>acme</bdi> in <a href="./?policy=github&amp;tenant=acme">github</a>`, "<b>5</b> waiting")
+		v.wants(v.get("?find=acme-4"), "Task <bdi>acme-4</bdi>, queue default, type github:star", "place 5 of 5 of its tenant", "<dt>Held up by</dt><dd>window minute</dd>",
+			`<a href="https://ops.example.com/asynqmon/queues/default/tasks/acme-4">`)
+		v.wants(v.get("queues/default/tasks/acme-4"), "Task <bdi>acme-4</bdi>, queue default", "place 5 of 5")
+		v.wants(v.get("?find=nobody"), "No task has this ID.")
+		v.wants(v.get("?policy=none"), "Throttle: unknown policy &#34;none&#34;")
+	})
+}
+
+// What is data stays data, in the page and in its news.
+func TestNamesAreOnlyText(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	v := s.visitor()
+	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + url.QueryEscape(hostile), "?find=" + url.QueryEscape(hostile), "?policy=" + url.QueryEscape(hostile),
+		"?task=" + url.QueryEscape(hostile) + "&queue=" + url.QueryEscape(hostile)} {
+		_, text, _ := strings.Cut(v.get(path), "<main") // before it stands what was typed in
+		if strings.Contains(text, "<script>") || strings.Contains(text, "<img") || strings.ContainsAny(text, "\r\u202e") {
+			t.Errorf("%s: the tenant's name is in the page as it is:\n%s", path, text)
+		}
+	}
+	v.wants(v.get("?policy=github&tenant="+url.QueryEscape(hostile)), "<dt>Waiting</dt><dd>5</dd>")
+}
+
+func TestBadConfigs(t *testing.T) {
+	limiter := throttletest.NewLimiter(t)
+	for want, c := range map[string]page.Config{
+		"Config.Limiter is nil":          {},
+		`Config.Asynqmon "javascript:x"`: {Limiter: limiter, Asynqmon: "javascript:x"},
+	} {
+		if _, err := page.New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// While Redis does not answer, the page says so.
+func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	server := throttletest.Miniredis(t)
+	s := newSite(t, throttletest.Client(t, server.Addr()))
+	server.Close()
+	s.visitor().wants(s.visitor().get("?policy=github"), "unavailable", `class="problem"`)
+}
+
+// Whoever follows the page gets its content at once, and again when it has changed.
+func TestThePageIsLive(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "GET", s.url+"live?policy=github", nil)
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
+		t.Error(got)
+	}
+	var text strings.Builder
+	buffer := make([]byte, 64<<10)
+	read := func(want string) {
+		t.Helper()
+		for !strings.Contains(text.String(), want) {
+			n, err := resp.Body.Read(buffer)
+			if err != nil {
+				t.Fatalf("%v, want %q in:\n%s", err, want, text.String())
+			}
+			text.Write(buffer[:n])
+		}
+	}
+	read("data: <li id=\"policy-github\" class=\"card\">")
+	read("\n\n")
+	s.pause()
+	read("Paused until ")
+}
+
+// The page loads nothing from elsewhere, and lets nobody frame it.
+func TestThePageTrustsNobody(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	resp, err := http.Get(strings.TrimSuffix(s.url, "/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.Request.URL.Path != "/sluice/" {
+		t.Errorf("without a slash: %s", resp.Request.URL)
+	}
+	policy := resp.Header.Get("Content-Security-Policy")
+	for _, want := range []string{"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'", "form-action 'self'"} {
+		if !strings.Contains(policy, want) || strings.Contains(policy, "unsafe") {
+			t.Errorf("%q is missing in %q", want, policy)
+		}
+	}
+}

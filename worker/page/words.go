@@ -1,0 +1,159 @@
+package page
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// What templates call.
+var functions = template.FuncMap{
+	"by":       deniedBy,
+	"clock":    clock,
+	"gauge":    newGauge,
+	"in":       func(at, now time.Time) string { return long(at.Sub(now)) },
+	"long":     long,
+	"name":     name,
+	"number":   number,
+	"percent":  func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
+	"queue":    queueName,
+	"rate":     rate,
+	"rfc3339":  func(at time.Time) string { return at.UTC().Format(time.RFC3339) },
+	"sentence": sentence,
+	"short":    short,
+	"since":    func(at, now time.Time) string { return long(now.Sub(at)) },
+}
+
+// name shows a name that is data: what cannot be printed is quoted, also what turns text around.
+func name(s string) string {
+	clean := utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+	if !clean || strings.TrimSpace(s) != s || s == "" {
+		return strconv.QuoteToGraphic(s)
+	}
+	return s
+}
+
+// sentence begins with a capital letter.
+func sentence(s string) string {
+	first, size := utf8.DecodeRuneInString(s)
+	return string(unicode.ToUpper(first)) + s[size:]
+}
+
+const shownRunes = 60
+
+// short shows a name, or what fits of it.
+func short(s string) string {
+	shown := []rune(name(s))
+	if len(shown) <= shownRunes {
+		return string(shown)
+	}
+	return string(shown[:shownRunes-1]) + "…"
+}
+
+// number writes 12345 as 12,345.
+func number(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	digits := strings.TrimPrefix(text, "-")
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return strings.TrimSuffix(text, strings.ReplaceAll(digits, ",", "")) + digits
+}
+
+func rate(perSecond float64) string {
+	switch {
+	case perSecond <= 0:
+		return ""
+	case perSecond < 1:
+		return fmt.Sprintf("%.3g per minute", 60*perSecond)
+	default:
+		return fmt.Sprintf("%.3g per second", perSecond)
+	}
+}
+
+// long writes a duration by its two largest units: "3 h 20 min".
+func long(d time.Duration) string {
+	if d < time.Second {
+		return "0 s"
+	}
+	seconds := int64(math.Round(d.Seconds()))
+	units := []struct {
+		name string
+		of   int64
+	}{{"d", 86_400}, {"h", 3600}, {"min", 60}, {"s", 1}}
+	for i, u := range units {
+		if seconds < u.of {
+			continue
+		}
+		text := fmt.Sprintf("%d %s", seconds/u.of, u.name)
+		if i+1 < len(units) {
+			if next := seconds % u.of / units[i+1].of; next > 0 {
+				text += fmt.Sprintf(" %d %s", next, units[i+1].name)
+			}
+		}
+		return text
+	}
+	return "0 s"
+}
+
+// clock writes a time in UTC, with its date if that is not today's.
+func clock(at, now time.Time) string {
+	at, now = at.UTC(), now.UTC()
+	if at.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return at.Format("15:04:05") + " UTC"
+	}
+	return at.Format(time.DateTime) + " UTC"
+}
+
+// queueName leaves out which asynq a queue is of.
+func queueName(queue string) string {
+	if _, name, ok := strings.Cut(queue, "/"); ok {
+		return name
+	}
+	return queue
+}
+
+// deniedBy says what holds work up.
+func deniedBy(by string) string {
+	switch by {
+	case throttle.ByPause:
+		return "a pause"
+	case throttle.ByLine:
+		return "those that wait before it"
+	case throttle.BySlots:
+		return "full handler slots"
+	case "":
+		return "nothing: it can start now"
+	default:
+		return "window " + by
+	}
+}
+
+// A gauge is a window as a meter.
+type gauge struct {
+	throttle.WindowState
+	Full         bool
+	Low, High    float64 // of the meter: from Low on it is nearly full, from High on full
+	Shown, Most  int64
+	Text, Resets string
+}
+
+func newGauge(w throttle.WindowState, now time.Time) gauge {
+	most := max(w.Burst, w.Limit, 1)
+	g := gauge{WindowState: w, Full: w.Used >= most, Low: min(0.8*float64(most), float64(most)-0.5), High: float64(most) - 0.5, Most: most, Shown: min(w.Used, most)}
+	g.Text = fmt.Sprintf("%s of %s %s", number(w.Used), number(most), w.Unit)
+	if w.Period > 0 {
+		g.Text += " in " + long(w.Period)
+	}
+	if w.Used > 0 && w.ResetsAt.Sub(now) >= time.Second {
+		g.Resets = long(w.ResetsAt.Sub(now))
+	}
+	return g
+}

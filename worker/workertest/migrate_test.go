@@ -1,0 +1,111 @@
+package workertest_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+// tenantOf finds the tenant of tasks that were enqueued before tasks named one.
+func tenantOf(task *asynq.Task) string {
+	if id, err := worker.IdentityOf(task); err == nil && id.Tenant != "" {
+		return id.Tenant
+	}
+	tenant, _, found := strings.Cut(string(task.Payload()), "/")
+	if !found {
+		return "unknown" // one without a tenant would fail
+	}
+	return tenant
+}
+
+func startThrottled(redisOpt asynq.RedisConnOpt, config asynq.Config, limiter *throttle.Limiter, handler asynq.Handler) *worker.Server {
+	server, err := worker.NewServer(redisOpt, config, worker.Config{Limiter: limiter, Tenant: tenantOf})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := server.Start(handler); err != nil {
+		log.Fatal(err)
+	}
+	return server
+}
+
+// A queue full of a plain client's tasks is drained within the limits, without a retry used. Then the
+// application goes back to plain asynq, and what waits runs too. Each task runs once.
+func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		redisOpt := throttletest.InMemory(t)
+		limiter, err := throttle.New(throttle.Config{Client: redisOpt.Client(t), Policies: []throttle.Policy{{
+			Name: "crm", Match: []string{"crm:*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: time.Minute}},
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := asynq.NewClient(redisOpt)
+		defer plain.Close()
+		const tasks = 40
+		for i := range tasks {
+			opts := []asynq.Option{asynq.MaxRetry(0)}
+			if i%10 == 9 {
+				opts = append(opts, asynq.ProcessIn(time.Minute))
+			}
+			if _, err := plain.Enqueue(asynq.NewTask("crm:sync", fmt.Appendf(nil, "tenant%d/%d", i%2, i)), opts...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var mu sync.Mutex
+		ran := map[string]int{}
+		count := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(ran)
+		}
+		handler := asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+			mu.Lock()
+			defer mu.Unlock()
+			ran[string(task.Payload())]++
+			return nil
+		})
+		config := asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel}
+
+		server := startThrottled(redisOpt, config, limiter, handler)
+		for minute := range 5 {
+			time.Sleep(time.Minute)
+			if got, most := count(), 4*(minute+1); got < most-4 || got > most+4 {
+				t.Errorf("after minute %d %d tasks have run, want %d", minute+1, got, most)
+			}
+		}
+		server.Shutdown()
+		before := count()
+
+		back := asynq.NewServer(redisOpt, config)
+		if err := back.Start(handler); err != nil {
+			t.Fatal(err)
+		}
+		defer back.Shutdown()
+		time.Sleep(15 * time.Minute)
+		if got := count(); got != tasks || before > 24 {
+			t.Errorf("%d tasks have run throttled, and %d in the end, want all %d", before, got, tasks)
+		}
+		for payload, times := range ran {
+			if times != 1 {
+				t.Errorf("%s ran %d times", payload, times)
+			}
+		}
+		inspector := asynq.NewInspector(redisOpt)
+		defer inspector.Close()
+		if info, err := inspector.GetQueueInfo("default"); err != nil || info.Size != 0 || info.FailedTotal != 0 {
+			t.Errorf("%+v, %v", info, err)
+		}
+	})
+}

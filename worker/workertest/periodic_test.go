@@ -1,0 +1,93 @@
+package workertest_test
+
+import (
+	"context"
+	"log"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/workertest"
+)
+
+// tenants is a provider of one periodic task for each of them.
+type tenants struct {
+	mu    sync.Mutex
+	names []string
+}
+
+func (p *tenants) GetConfigs() (configs []*asynq.PeriodicTaskConfig, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, tenant := range p.names {
+		task := worker.NewTask(worker.Identity{Tenant: tenant}, "report:refresh", nil)
+		configs = append(configs, worker.PeriodicTask("*/10 * * * *", task, asynq.Queue("reports")))
+	}
+	return configs, nil
+}
+
+func (p *tenants) set(names ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.names = names
+}
+
+func startManager(redisOpt asynq.RedisConnOpt, provider asynq.PeriodicTaskConfigProvider) *asynq.PeriodicTaskManager {
+	manager, err := asynq.NewPeriodicTaskManager(asynq.PeriodicTaskManagerOpts{
+		PeriodicTaskConfigProvider: provider,
+		RedisConnOpt:               redisOpt,
+		SyncInterval:               time.Minute, // how soon a new tenant is known
+		SchedulerOpts:              &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := manager.Start(); err != nil {
+		log.Fatal(err)
+	}
+	return manager
+}
+
+// asynq's PeriodicTaskManager enqueues for each tenant, though the tasks differ in headers alone, and
+// follows when tenants come and go. The tasks share the limit.
+func TestPeriodicTasksOfTenants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := workertest.Start(t, workertest.Config{
+			Asynq:   asynq.Config{Queues: map[string]int{"reports": 1}, TaskCheckInterval: 5 * time.Second},
+			Handler: asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }),
+			Policies: []throttle.Policy{{
+				Name: "reports", Match: []string{"report:*"},
+				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second, Scope: throttle.Shared}},
+			}},
+		})
+		var provider tenants
+		provider.set("acme", "beta")
+		manager := startManager(w.Memory, &provider)
+		defer manager.Shutdown()
+		ran := func(after int) (tenants []string) {
+			for _, run := range w.Runs()[after:] {
+				tenants = append(tenants, run.Decision.Tenant)
+			}
+			slices.Sort(tenants)
+			return tenants
+		}
+		time.Sleep(12 * time.Minute) // it was midnight
+		if got := ran(0); !slices.Equal(got, []string{"acme", "beta"}) {
+			t.Fatalf("tasks of %q ran, want one of acme and one of beta", got)
+		}
+		if runs := w.Runs(); runs[1].Start.Sub(runs[0].Start) < 9*time.Second {
+			t.Errorf("they ran at %v and %v", runs[0].Start, runs[1].Start)
+		}
+		provider.set("beta", "gamma")
+		time.Sleep(10 * time.Minute)
+		if got := ran(2); !slices.Equal(got, []string{"beta", "gamma"}) {
+			t.Errorf("then tasks of %q ran, want one of beta and one of gamma", got)
+		}
+	})
+}

@@ -36,6 +36,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
 		"throttle/promthrottle": {"asynq", "opentelemetry", "policyfile", "worker", "yaml"},
+		"throttle/usage":        {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"worker":                {"opentelemetry", "policyfile", "prometheus", "yaml"},
 		"worker/batch":          {"opentelemetry", "policyfile", "prometheus", "yaml"},
 		"worker/page":           {"opentelemetry", "policyfile", "prometheus", "yaml"},

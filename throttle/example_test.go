@@ -245,3 +245,41 @@ func ExampleLimiter_Pause() {
 	// false 1h0m0s
 	// true
 }
+
+// An operator asks who waits, in pages of tenants, and why the last ticket of one does.
+func ExampleLimiter_State() {
+	limiter, end := exampleLimiter(throttle.Policy{
+		Name:    "github-api",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
+	})
+	defer end()
+	ctx := context.Background()
+	for i := range 5 {
+		r := throttle.Request{
+			Policy: "github-api", Tenant: "acme", Ticket: throttle.Ticket{Queue: "mail", ID: fmt.Sprint("task ", i)},
+		}
+		if _, err := limiter.Reserve(ctx, r); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for q := (throttle.StateRequest{Policy: "github-api"}); ; {
+		state, err := limiter.State(ctx, q)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, t := range state.Tenants {
+			fmt.Println(t.Tenant, t.Waiting, t.LastAt.Sub(state.At).Round(time.Hour), t.Windows[0].Used)
+		}
+		if q.After = state.Next; q.After == "" {
+			break
+		}
+	}
+	why, err := limiter.Explain(ctx, "github-api", throttle.Ticket{Queue: "mail", ID: "task 4"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(why.Place, why.Of, why.HeldUpBy())
+	// Output:
+	// acme 3 2h0m0s 2
+	// 3 3 window per-hour
+}

@@ -10,11 +10,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 	"golang.org/x/term"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/usage"
 )
 
 // StatusCommand tells how policies stand: who waits, since when and until when.
@@ -28,6 +30,15 @@ type StatusCommand struct {
 	Tenant   string // "" for all that wait
 	Tenants  int    // that are shown
 	Watch    bool
+}
+
+// usersShown is how many tenants are named that were granted most.
+const usersShown = 5
+
+// A policyStatus is a policy in the JSON of status.
+type policyStatus struct {
+	throttle.PolicyState
+	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
 }
 
 func (c *StatusCommand) flags() []cli.Flag {
@@ -65,7 +76,7 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 		return err
 	}
 	for {
-		states, err := c.states(ctx, limiter, policies)
+		states, err := c.states(ctx, server.Client, limiter, policies)
 		if ctx.Err() != nil && c.Watch {
 			return nil
 		}
@@ -101,8 +112,8 @@ func (c *StatusCommand) validate() error {
 
 // states reads one page of each policy: of a few hundred tenants it is all of them, and shows those
 // with most tickets first. It may be more than what is shown.
-func (c *StatusCommand) states(ctx context.Context, limiter *throttle.Limiter, policies []throttle.Policy) ([]throttle.PolicyState, error) {
-	states := make([]throttle.PolicyState, len(policies))
+func (c *StatusCommand) states(ctx context.Context, client redis.UniversalClient, limiter *throttle.Limiter, policies []throttle.Policy) ([]policyStatus, error) {
+	states := make([]policyStatus, len(policies))
 	for i, p := range policies {
 		after := ""
 		for { // a shard may have nobody that waits
@@ -111,17 +122,22 @@ func (c *StatusCommand) states(ctx context.Context, limiter *throttle.Limiter, p
 				return nil, err
 			}
 			page.Tenants = append(states[i].Tenants, page.Tenants...)
-			states[i] = page
+			states[i].PolicyState = page
 			if after = page.Next; after == "" || len(page.Tenants) >= c.Tenants {
 				break
 			}
 		}
 		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
+		used, err := usage.Top(ctx, client, c.Prefix, p.Name, throttle.Requests, usersShown)
+		if err != nil {
+			return nil, err
+		}
+		states[i].Used = used
 	}
 	return states, nil
 }
 
-func (c *StatusCommand) show(states []throttle.PolicyState) error {
+func (c *StatusCommand) show(states []policyStatus) error {
 	switch f, ok := c.Stdout.(*os.File); {
 	case c.json && c.Watch: // one line each time
 		return json.NewEncoder(c.Stdout).Encode(map[string]any{"policies": states})
@@ -139,7 +155,7 @@ func (c *StatusCommand) show(states []throttle.PolicyState) error {
 	return nil
 }
 
-func printState(w io.Writer, s throttle.PolicyState) {
+func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n", s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
 	if s.Pause != nil {
 		fmt.Fprintf(w, "  %s\n", s.Pause.Describe(s.At))
@@ -154,6 +170,13 @@ func printState(w io.Writer, s throttle.PolicyState) {
 			fmt.Fprintf(t, "  %s\t%d\t%d\t%s\t%s\n", window.Name, window.Used, window.Burst, window.Unit, since(s.At, window.ResetsAt))
 		}
 		t.Flush()
+	}
+	if len(s.Used) > 0 {
+		parts := make([]string, len(s.Used))
+		for i, use := range s.Used {
+			parts[i] = fmt.Sprintf("%s %.3g%%", printable(use.Tenant), 100*use.Part)
+		}
+		fmt.Fprintf(w, "  granted in the last hour to %s\n", strings.Join(parts, ", "))
 	}
 	if len(s.Queues) > 0 {
 		t := show.Table(w)
@@ -174,7 +197,7 @@ func printState(w io.Writer, s throttle.PolicyState) {
 	}
 	for _, tenant := range s.Tenants {
 		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%v\t%.3g%%\t%s\t%s\n", tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At),
-			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s))
+			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
 	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {

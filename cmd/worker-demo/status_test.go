@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -33,6 +34,7 @@ policies:
 type liveDesk struct {
 	desk
 	addr    string
+	flush   func() // writes what was used
 	limiter *throttle.Limiter
 }
 
@@ -44,7 +46,14 @@ func newLiveDesk(t *testing.T) liveDesk {
 	}
 	client := redis.NewClient(&redis.Options{Addr: d.addr})
 	t.Cleanup(func() { client.Close() })
-	if d.limiter, err = throttle.New(throttle.Config{Client: client, Name: "worker-7", Policies: policies}); err != nil {
+	counter, err := usage.New(usage.Config{Client: client, Every: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.flush = counter.Close
+	if d.limiter, err = throttle.New(throttle.Config{
+		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -74,9 +83,10 @@ func TestStatus(t *testing.T) {
 	}
 	d.reserves(t, "z\x1bz", "z1")
 	d.reserves(t, "z\x1bz", "z2")
+	d.flush()
 	e := d.run(t, "status")
 	e.want(t, exitDone)
-	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
+	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "granted in the last hour to ", "acme 50%", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
 		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
 			t.Errorf("%q is not in\n%s", want, e.stdout)
 		}

@@ -117,7 +117,7 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 		}
 		client := redis.NewClient(&redis.Options{Addr: addr, Username: user, Password: password, MaxRetries: -1})
 		t.Cleanup(func() { client.Close() })
-		return newLimiter(t, client, three())
+		return New(t, client, three())
 	}
 	forbidden := func(err error, text string) {
 		t.Helper()
@@ -131,7 +131,7 @@ func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
 		"no command":  limiter("half", "any", "on", "nopass", "~*", "+@all", "-set", "-zunionstore"),
 		"a stranger":  limiter("nobody", "wrong"),
 	} {
-		_, err := l.Reserve(t.Context(), acme(1))
+		_, err := l.Reserve(t.Context(), Acme(1))
 		_, checked := l.CheckRedis(t.Context())
 		for _, err := range []error{err, l.Ping(t.Context()), checked} {
 			if !errors.Is(err, throttle.ErrForbidden) || !errors.Is(err, throttle.ErrUnavailable) {

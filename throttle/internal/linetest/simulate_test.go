@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestSimulateAnswersWhatIf(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}, sharedWindow(4, 10*s))
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}, limitertest.SharedWindow(4, 10*s))
 		sc := newScene(t, client, p)
 		sc.granted("a1")
 		sc.at(2500 * ms).granted("b1")
@@ -25,7 +26,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		for _, ticket := range []string{"a3", "a4", "a5", "a6", "a7", "b3", "b4"} {
 			sc.joins(ticket)
 		}
-		before := dump(t, client)
+		before := limitertest.Dump(t, client)
 		faster, heavier, tighter := p.WithDefaults(), p.WithDefaults(), p.WithDefaults()
 		faster.Windows[1].Limit = 8
 		heavier.Tenants = map[string]throttle.Tenant{"a": {Weight: 5}}
@@ -34,7 +35,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if after := dump(t, client); len(after) != len(before) {
+		if after := limitertest.Dump(t, client); len(after) != len(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}
 		for i, want := range []struct{ all, a, b time.Duration }{
@@ -47,7 +48,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 			if !b.Known || len(b.Tenants) != 2 || b.Waiting != 7 || b.Tenants[0].Tenant != "a" || b.Tenants[0].Waiting != 5 {
 				t.Fatalf("variant %d: %+v", i, b)
 			}
-			if all, a, other := b.Last, b.Tenants[0].Last, b.Tenants[1].Last; !all.Equal(at(want.all)) || !a.Equal(at(want.a)) || !other.Equal(at(want.b)) {
+			if all, a, other := b.Last, b.Tenants[0].Last, b.Tenants[1].Last; !all.Equal(limitertest.At(want.all)) || !a.Equal(limitertest.At(want.a)) || !other.Equal(limitertest.At(want.b)) {
 				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, other, want)
 			}
 		}

@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -177,41 +178,100 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 	return n
 }
 
-// With shards, pages go through all of them.
-func TestStateOfShards(t *testing.T) {
+// A tenant is told of once for each combination of attributes, and a call that waits in place too.
+func TestStateTellsAttributesApart(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h})
-		p.Shards = 3
-		l := limitertest.New(t, client, p)
-		for i := range 12 {
-			tenant := fmt.Sprint("t", i)
-			r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
-			if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
-				t.Fatal(err)
+		l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Scope: throttle.Per("tenant", "user")}, limitertest.SharedWindow(100, h)))
+		for i, user := range []string{"bob", "bob", "eve", "bob"} {
+			r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
+			if d := limitertest.Reserve(t, l, r); d.Granted == (i == 1 || i == 3) {
+				t.Fatalf("%d: %+v", i, d)
 			}
 		}
-		var seen []string
-		for after := ""; ; {
-			st := state(t, l, throttle.StateRequest{After: after})
-			for _, tenant := range st.Tenants {
-				seen = append(seen, tenant.Tenant)
+		waiting, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() {
+			_, err := l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}, Cost: map[string]int64{throttle.Requests: 1}})
+			if err == nil {
+				_, err = l.Wait(waiting, throttle.Request{Policy: "p", Tenant: "zeta", Attributes: map[string]string{"user": "eve"}})
 			}
-			if st.Waiting != 12 || len(st.Queues) != 1 || st.Queues[0].Waiting != 12 {
-				t.Fatalf("%+v", st)
-			}
-			if after = st.Next; after == "" {
-				break
-			}
+			ended <- err
+		}()
+		st := state(t, l, throttle.StateRequest{})
+		for end := time.Now().Add(time.Minute); st.Waiting < 3 && time.Now().Before(end); time.Sleep(5 * ms) {
+			st = state(t, l, throttle.StateRequest{})
 		}
-		slices.Sort(seen)
-		if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
-			t.Errorf("%q", seen)
+		stop()
+		<-ended
+		var got []string
+		for _, tenant := range st.Tenants {
+			got = append(got, fmt.Sprint(tenant.Tenant, " ", tenant.Attributes["user"], " ", tenant.Waiting, " ", tenant.Windows[0].Used))
 		}
-		if st := state(t, l, throttle.StateRequest{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
-			t.Errorf("%+v", st)
+		if want := []string{"acme bob 2 1", "zeta eve 1 1"}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if len(st.Queues) != 2 || st.Queues[0].Queue != "" || st.Queues[0].Waiting != 1 || st.Queues[1].Waiting != 2 {
+			t.Errorf("%+v", st.Queues)
+		}
+		if st := state(t, l, throttle.StateRequest{Tenant: "acme"}); len(st.Tenants) != 1 || st.Tenants[0].Attributes["user"] != "bob" {
+			t.Errorf("%+v", st.Tenants)
 		}
 	})
+}
+
+// With shards, pages go through all of them, also where these are on several primaries of a Cluster.
+func TestStateOfShards(t *testing.T) {
+	t.Parallel()
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		stateOfShards(t, throttletest.Cluster(t, 2, 0).Client(t))
+	})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) { stateOfShards(t, client) })
+}
+
+func stateOfShards(t *testing.T, client redis.UniversalClient) {
+	t.Helper()
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h})
+	p.Shards = 3
+	l := limitertest.New(t, client, p)
+	for i := range 12 {
+		tenant := fmt.Sprint("t", i)
+		r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
+		if _, err := l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var seen []string
+	for after := ""; ; {
+		st := state(t, l, throttle.StateRequest{After: after})
+		for _, tenant := range st.Tenants {
+			seen = append(seen, tenant.Tenant)
+		}
+		if st.Waiting != 12 || len(st.Queues) != 1 || st.Queues[0].Waiting != 12 {
+			t.Fatalf("%+v", st)
+		}
+		if after = st.Next; after == "" {
+			break
+		}
+	}
+	slices.Sort(seen)
+	if len(seen) != 12 || len(slices.Compact(seen)) != 12 {
+		t.Errorf("%q", seen)
+	}
+	e, err := l.Explain(t.Context(), "p", limitertest.Ticket("t7"))
+	if err != nil || !e.Waiting || e.Tenant != "t7" || e.Place != 1 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if backlogs, err := l.Simulate(t.Context(), p); err != nil || backlogs[0].Waiting != 12 || !backlogs[0].Known {
+		t.Errorf("%+v, %v", backlogs, err)
+	}
+	if err := l.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if st := state(t, l, throttle.StateRequest{Tenant: "t7"}); len(st.Tenants) != 1 || st.Tenants[0].Waiting != 1 || st.Next != "" {
+		t.Errorf("%+v", st)
+	}
 }
 
 func TestStateRefusesWhatCannotBe(t *testing.T) {
@@ -287,7 +347,7 @@ func TestStateAsJSON(t *testing.T) {
 	t.Parallel()
 	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
 	sc.granted("a1")
-	sc.joins("a2")
+	sc.joins("a2", "a3")
 	text, err := json.MarshalIndent(state(t, sc.l, throttle.StateRequest{}), "", " ")
 	if err != nil {
 		t.Fatal(err)
@@ -310,10 +370,10 @@ func TestStateAsJSON(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	own := got.Tenants[0]
-	if last, err := time.Parse(time.RFC3339, own.LastAt); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:01:30" {
+	if last, err := time.Parse(time.RFC3339, own.LastAt); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:03:00" {
 		t.Errorf("%s", text)
 	}
-	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 90.0 || w["used"] != 1.0 || w["denied"] != true {
+	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 180.0 || w["used"] != 1.0 || w["denied"] != true {
 		t.Errorf("%s", text)
 	}
 }

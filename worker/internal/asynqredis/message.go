@@ -147,12 +147,9 @@ func (m Message) WithRefusal(at time.Time) Message {
 	return protowire.AppendVarint(out, uint64(since.UnixMilli()))
 }
 
-// ofErrors are the fields that withError and WithDenial write.
-var ofErrors = []protowire.Number{fieldErrorMsg, fieldLastFailedAt, fieldDenied}
-
 // withError returns the message itself, and false, if it cannot be read.
 func (m Message) withError(reason string, at time.Time) (Message, bool) {
-	out, ok := m.without(ofErrors...)
+	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied)
 	if !ok {
 		return m, false
 	}

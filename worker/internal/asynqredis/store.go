@@ -112,14 +112,12 @@ type Rescored struct {
 	Reason  string // valid UTF-8
 }
 
-// reason returns the message to store, and how many of its bytes are also those of the message before;
-// nothing without a Reason.
-func (r Rescored) reason(now time.Time) (with []byte, same int) {
-	base, ok := r.Message.without(ofErrors...)
-	if r.Reason == "" || !ok {
-		return nil, 0
+// message returns the message to store, nothing without a Reason.
+func (r Rescored) message(now time.Time) []byte {
+	if r.Reason == "" {
+		return nil
 	}
-	return r.Message.WithDenial(r.Reason, now), len(base)
+	return r.Message.WithDenial(r.Reason, now)
 }
 
 // Rescore changes when forward looks at stored tasks of one queue.
@@ -128,8 +126,7 @@ func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) er
 		now := time.Now()
 		args := []any{prefix(queue) + "t:", now.Unix()}
 		for _, task := range batch {
-			message, same := task.reason(now)
-			args = append(args, task.ID, task.JoinKey, score(task.At), message, same, len(task.Message))
+			args = append(args, task.ID, task.JoinKey, score(task.At), task.message(now), len(task.Message))
 		}
 		return c.run(ctx, rescoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
 	})

@@ -223,7 +223,11 @@ func workOfLimiter(s *sitetest.Site) {
 
 func workOfClient(s *sitetest.Site) {
 	s.Helper()
-	enqueueAll(s, s.Client(s.Limiter))
+	client := s.Client(s.Limiter)
+	enqueueAll(s, client)
+	if err := client.Ping(); err != nil {
+		s.Error(err)
+	}
 	plain := asynq.NewClient(s.Asynq)
 	defer plain.Close()
 	if err := plain.Ping(); err != nil {
@@ -397,6 +401,7 @@ func workOfOperator(s *sitetest.Site) {
 	must(err)
 	_, err = s.Limiter.Explain(s.Context(), "api", throttle.Ticket{Queue: "default", ID: "none"})
 	must(err)
+	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))
 }
 

@@ -1,0 +1,248 @@
+// Package usage counts what each tenant was granted in the last hour, so that "who used the quota?" has
+// an answer for windows that all tenants share. It is opt-in: each process that grants has a Counter.
+//
+//	counter, err := usage.New(usage.Config{Client: client})
+//	defer counter.Close()
+//	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{})})
+//	...
+//	top, err := usage.Top(ctx, client, "", "github-api", throttle.Requests, 10)
+//
+// Grants are summed in memory, and written every few seconds. So it adds nothing to the calls by which
+// a limiter decides.
+package usage
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// Span is the time that Top tells of, at the least, and at the most with a bucket more.
+const Span = time.Hour
+
+const (
+	bucket     = 5 * time.Minute
+	kept       = Span + 2*bucket
+	maxTenants = 1000 // of a policy, unit and bucket: those with most units stay
+	maxSummed  = 10_000
+	timeout    = 5 * time.Second
+)
+
+// Config configures New.
+type Config struct {
+	// Client is the limiter's Redis. It is required. The caller closes it, after the Counter.
+	Client redis.UniversalClient
+
+	// Every is how often sums are written: at least 1 second. The default is 10 seconds. A write is a
+	// command for each tenant that was granted something.
+	Every time.Duration
+
+	// Logger is told when sums cannot be written. They are written later. The default is slog.Default().
+	Logger *slog.Logger
+
+	// Prefix is that of the limiter: throttle.Config.Prefix.
+	Prefix string
+}
+
+// A Counter counts what the limiters grant that it observes. It is safe for concurrent use.
+type Counter struct {
+	config Config
+	stop   func()
+	ended  chan struct{}
+
+	mu   sync.Mutex
+	sums map[count]int64
+}
+
+// A count is what one tenant was granted.
+type count struct{ policy, unit, tenant string }
+
+// New returns a counter that writes until Close. The error names the field of the Config that is
+// invalid.
+func New(c Config) (*Counter, error) {
+	if c.Client == nil {
+		return nil, errors.New("usage: Config.Client is nil: must be the limiter's connection to Redis")
+	}
+	c.Every = cmp.Or(c.Every, 10*time.Second)
+	if c.Every < time.Second {
+		return nil, fmt.Errorf("usage: Config.Every %v: must be at least 1s", c.Every)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	counter := &Counter{config: c, stop: stop, ended: make(chan struct{}), sums: map[count]int64{}}
+	go counter.run(ctx)
+	return counter, nil
+}
+
+// Observer returns an observer that counts, and tells another one too, such as that of promthrottle.
+func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
+	o := next
+	o.Decided = func(d throttle.Decision) {
+		if d.Granted && d.FailedOpen == nil {
+			c.add(d.Reservation.Request, 1)
+		}
+		if next.Decided != nil {
+			next.Decided(d)
+		}
+	}
+	o.Taken = func(policy string, tickets []throttle.TakenTicket) {
+		for _, t := range tickets {
+			if t.Decision.Granted {
+				c.add(t.Decision.Reservation.Request, 1)
+			}
+		}
+		if next.Taken != nil {
+			next.Taken(policy, tickets)
+		}
+	}
+	o.Corrected = func(correction throttle.Correction) {
+		r := correction.Reservation.Request
+		if correction.Cancelled {
+			c.add(r, -1)
+		} else {
+			for unit, cost := range correction.Cost {
+				c.addUnits(r, unit, cost-r.CostOf(unit))
+			}
+		}
+		if next.Corrected != nil {
+			next.Corrected(correction)
+		}
+	}
+	return o
+}
+
+func (c *Counter) add(r throttle.Request, sign int64) {
+	c.addUnits(r, throttle.Requests, sign*r.CostOf(throttle.Requests))
+	for unit, cost := range r.Cost {
+		if unit != throttle.Requests {
+			c.addUnits(r, unit, sign*cost)
+		}
+	}
+}
+
+func (c *Counter) addUnits(r throttle.Request, unit string, units int64) {
+	if units == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of := count{r.Policy, unit, r.Tenant}
+	if _, known := c.sums[of]; known || len(c.sums) < maxSummed { // tenants are data
+		c.sums[of] += units
+	}
+}
+
+// run writes from time to time.
+func (c *Counter) run(ctx context.Context) {
+	defer close(c.ended)
+	tick := time.NewTicker(c.config.Every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			c.flush()
+		}
+	}
+}
+
+// Close writes what is left, and ends. It waits for Redis for 5 seconds at most.
+func (c *Counter) Close() {
+	c.stop()
+	<-c.ended
+	c.flush()
+}
+
+// flush writes all sums. Those that could not be written are added to the next ones.
+func (c *Counter) flush() {
+	c.mu.Lock()
+	sums := c.sums
+	c.sums = make(map[count]int64, len(sums))
+	c.mu.Unlock()
+	byKey := map[string][]count{}
+	at := time.Now()
+	for of, units := range sums {
+		if units != 0 {
+			key := keyOf(c.config.Prefix, of.policy, of.unit, at)
+			byKey[key] = append(byKey[key], of)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	for key, counts := range byKey {
+		pipe := c.config.Client.Pipeline()
+		for _, of := range counts {
+			pipe.ZIncrBy(ctx, key, float64(sums[of]), of.tenant)
+		}
+		pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
+		pipe.Expire(ctx, key, kept)
+		if _, err := pipe.Exec(ctx); err != nil {
+			c.config.Logger.Warn("usage: what tenants were granted is written later", "policy", counts[0].policy, "err", err)
+			c.mu.Lock()
+			for _, of := range counts {
+				c.sums[of] += sums[of]
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// keyOf returns the key of a bucket, beside the windows of its policy. No window, line or record of a
+// limiter has such a name.
+func keyOf(prefix, policy, unit string, at time.Time) string {
+	return fmt.Sprintf("%ssluice:{%s}:y:%s:%d", prefix, policy, unit, at.Unix()/int64(bucket/time.Second))
+}
+
+// A Use is what one tenant was granted.
+type Use struct {
+	Tenant string  `json:"tenant"`
+	Units  int64   `json:"units"`
+	Part   float64 `json:"part"` // of what all were granted: 0 to 1
+}
+
+// Top returns the tenants that were granted most of a policy's unit in the last hour, up to n, those
+// with most units first. It is empty where no Counter writes. Prefix is that of the limiter. Errors are
+// those of go-redis.
+func Top(ctx context.Context, client redis.UniversalClient, prefix, policy, unit string, n int) ([]Use, error) {
+	keys := make([]string, 0, Span/bucket+1)
+	now := time.Now()
+	for ago := time.Duration(0); ago <= Span; ago += bucket {
+		keys = append(keys, keyOf(prefix, policy, unit, now.Add(-ago)))
+	}
+	pipe := client.Pipeline() // ZUNION would need a Redis that has it
+	parts := make([]*redis.ZSliceCmd, len(keys))
+	for i, key := range keys {
+		parts[i] = pipe.ZRangeWithScores(ctx, key, 0, -1)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, fmt.Errorf("usage: policy %q: %w", policy, err)
+	}
+	units, all := map[string]int64{}, int64(0)
+	for _, part := range parts {
+		for _, z := range part.Val() {
+			units[z.Member.(string)] += int64(z.Score)
+			all += int64(z.Score)
+		}
+	}
+	tenants := slices.SortedFunc(maps.Keys(units), func(a, b string) int {
+		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))
+	})
+	uses := []Use{}
+	for _, tenant := range tenants[:min(len(tenants), max(0, n))] {
+		uses = append(uses, Use{tenant, units[tenant], float64(units[tenant]) / float64(max(1, all))})
+	}
+	return uses, nil
+}

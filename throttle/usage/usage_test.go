@@ -1,0 +1,182 @@
+package usage_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/throttle/usage"
+)
+
+func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage.Counter, *throttle.Limiter) {
+	t.Helper()
+	c, err := usage.New(usage.Config{Client: client, Every: time.Hour, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Prefix: "test:"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := throttle.New(throttle.Config{Client: client, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
+		Name: "api",
+		Windows: []throttle.Window{
+			{Name: "shared", Limit: 100, Period: time.Hour, Scope: throttle.Shared},
+			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Scope: throttle.Shared},
+		},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, l
+}
+
+func top(t *testing.T, client *redis.Client, unit string, n int) string {
+	t.Helper()
+	uses, err := usage.Top(t.Context(), client, "test:", "api", unit, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(uses)
+}
+
+// What tenants were granted by all processes is told by tenant, however it was granted, less what they
+// gave back.
+func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		decisions := 0
+		one, first := counted(t, client, throttle.Observer{Decided: func(throttle.Decision) { decisions++ }})
+		other, second := counted(t, client, throttle.Observer{})
+		reserve := func(l *throttle.Limiter, tenant string, tokens int64) throttle.Reservation {
+			t.Helper()
+			d, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: tenant, Cost: map[string]int64{"tokens": tokens}})
+			if err != nil || !d.Granted {
+				t.Fatalf("%+v, %v", d, err)
+			}
+			return d.Reservation
+		}
+		reserve(first, "acme", 10)
+		reserve(second, "acme", 20)
+		settled, cancelled := reserve(first, "zeta", 100), reserve(second, "zeta", 500)
+		if _, err := settled.Settle(t.Context(), map[string]int64{"tokens": 40}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := cancelled.Cancel(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := throttle.Request{Policy: "api", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: "1"}}
+		if _, err := first.Line("api").Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+		if taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); err != nil || len(taken.Tickets) != 1 {
+			t.Fatalf("%+v, %v", taken, err)
+		}
+		if got := top(t, client, "requests", 10); got != "[]" {
+			t.Errorf("nothing is written yet, but %s", got)
+		}
+		one.Close()
+		other.Close()
+		for _, row := range []struct {
+			unit string
+			n    int
+			want string
+		}{
+			{"requests", 10, "[{acme 3 0.75} {zeta 1 0.25}]"},
+			{"tokens", 10, fmt.Sprintf("[{zeta 40 %v} {acme 30 %v}]", 40./70, 30./70)},
+			{"tokens", 1, fmt.Sprintf("[{zeta 40 %v}]", 40./70)},
+			{"other", 1, "[]"},
+		} {
+			if got := top(t, client, row.unit, row.n); got != row.want {
+				t.Errorf("%s: %s, want %s", row.unit, got, row.want)
+			}
+		}
+		if decisions != 2 {
+			t.Errorf("the other observer was told of %d decisions, want 2", decisions)
+		}
+		keys := client.Keys(t.Context(), "test:sluice:{api}:y:*").Val()
+		for _, key := range keys {
+			if ttl := client.TTL(t.Context(), key).Val(); ttl < usage.Span || ttl > 2*usage.Span {
+				t.Errorf("%s is kept for %v", key, ttl)
+			}
+		}
+		if len(keys) == 0 {
+			t.Error("no keys")
+		}
+	})
+}
+
+func ExampleCounter() {
+	server, err := miniredis.Run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	policies := []throttle.Policy{{
+		Name:    "github-api",
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.Shared}},
+	}}
+
+	counter, err := usage.New(usage.Config{Client: client})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer counter.Close()
+	limiter, err := throttle.New(throttle.Config{
+		Client: client, Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for _, tenant := range []string{"acme", "acme", "zeta", "acme"} {
+		if _, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: tenant}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	counter.Close() // in a program that goes on, sums are written every 10 s
+	top, err := usage.Top(context.Background(), client, "", "github-api", throttle.Requests, 10)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(top)
+	// Output:
+	// [{acme 3 0.75} {zeta 1 0.25}]
+}
+
+// What could not be written is written later.
+func TestACounterOutlastsRedis(t *testing.T) {
+	t.Parallel()
+	server := throttletest.Miniredis(t)
+	client := throttletest.Client(t, server.Addr())
+	c, l := counted(t, client, throttle.Observer{})
+	if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+	server.SetError("LOADING")
+	c.Close()
+	server.SetError("")
+	if got := top(t, client, "requests", 10); got != "[]" {
+		t.Errorf("%s was written", got)
+	}
+	c.Close()
+	if got := top(t, client, "requests", 10); got != "[{acme 1 1}]" {
+		t.Errorf("%s", got)
+	}
+}
+
+func TestNewRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	for _, c := range []usage.Config{{}, {Client: redis.NewClient(&redis.Options{}), Every: time.Millisecond}} {
+		if _, err := usage.New(c); err == nil {
+			t.Errorf("%+v: want an error", c)
+		}
+	}
+}

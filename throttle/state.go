@@ -174,6 +174,7 @@ func (l *Limiter) linesOf(policy string) ([]*compiledPolicy, error) {
 // sharedState tells of the windows that all tenants share.
 func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *PolicyState) error {
 	o := &operation{compiledPolicy: cp, request: Request{Policy: cp.Name}, windows: cp.Windows}
+	o.tenant = l.interventions.Load().over(cp, "", Tenant{})
 	o.costs = make([]int64, len(o.windows))
 	for _, attributes := range cp.scopes { // no count has empty values
 		values := make([]string, len(attributes))
@@ -184,6 +185,7 @@ func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *Policy
 	if err != nil {
 		return err
 	}
+	o.hold(&d)
 	s.At, s.Pause, s.Adapted = d.At, d.Pause, d.Adapted
 	for _, w := range d.Windows {
 		if len(w.Scope.Attributes) == 0 {
@@ -448,14 +450,15 @@ func (s *TenantState) add(o *operation, a script.Answer, rank int64) {
 		if oldest := time.UnixMicro(script.JoinedAt(rank)); rank > 0 && (s.Oldest.IsZero() || oldest.Before(s.Oldest)) {
 			s.Oldest = oldest
 		}
-		if last := time.UnixMicro(a.Time); last.After(s.LastAt) {
+		if last := time.UnixMicro(a.Time).Add(o.pauseLeft()); last.After(s.LastAt) {
 			s.LastAt, s.SlotsBind = last, a.Time > a.Most
 		}
-		if most := time.UnixMicro(a.Most); most.After(s.LastAtMost) {
+		if most := time.UnixMicro(a.Most).Add(o.pauseLeft()); most.After(s.LastAtMost) {
 			s.LastAtMost = most
 		}
 	}
 	d := o.decision(a)
+	o.hold(&d)
 	s.Pause, s.Adapted, s.Windows = d.Pause, d.Adapted, s.Windows[:0]
 	for _, w := range d.Windows {
 		if len(w.Scope.Attributes) > 0 {

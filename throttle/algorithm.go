@@ -4,7 +4,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
 // An Algorithm says how a window counts units.
@@ -31,83 +32,38 @@ const (
 	Concurrency Algorithm = "concurrency"
 )
 
-// algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
-var algorithms = map[Algorithm]*algorithm{
-	Sliding:     &sliding,
-	Fixed:       &fixed,
-	GCRA:        &gcra,
-	Calendar:    &calendarCounter,
-	Concurrency: &concurrency,
-}
-
-// An algorithm is the Go side of one way to count. The Lua side decides; it sees the numbers of
-// params as p1 to p4.
-type algorithm struct {
-	// capacity is the largest cost that can ever fit.
-	capacity func(Window) int64
-
-	// defaults, if not nil, writes out the fields that only this algorithm has.
-	defaults func(*Window)
-
-	// file is the Lua side, in internal/script/lua, without ".lua".
-	file string
-
-	// grantsWithin, if not nil, returns how many units the window always grants in any span of the
-	// length that it returns; ok is false if there is no such number.
-	grantsWithin func(Window) (units int64, span time.Duration, ok bool)
-
-	// kind names the algorithm in Lua and in stored state.
-	kind string
-
-	// leases says that units are held until they are given back, or their lease runs out: a denial
-	// may end at any time, and what was taken cannot be corrected.
-	leases bool
-
-	// options are the fields of a Window that are for some algorithms only, and for this one.
-	options []option
-
-	// params turns a valid window into the numbers of the Lua side.
-	params func(Window) [4]int64
-
-	// simulate returns a window that has counted so many units at a time, and counts none of them any
-	// more at `resets`; times are microseconds. If it is nil, plans leave the window out.
-	simulate func(w Window, used, now, resets int64) simulated
-
-	// ticks, if not nil, makes the list that goes in place of the last parameter.
-	ticks func(Window) *calendar
-
-	// unitsIn is the most units that the window can let through in any span of the given
-	// length, or -1 if that is not known.
-	unitsIn func(w Window, span time.Duration) int64
-
-	// rule, if not nil, is what the fields must be together: see windowRule.
-	rule windowRule
-}
-
-// An option is a field of a Window that only some algorithms have.
-type option string
-
+// Bounds of a Concurrency window.
 const (
-	optionAnchor   option = "anchor"
-	optionBurst    option = "burst"
-	optionLease    option = "lease"
-	optionMargin   option = "margin"
-	optionPeriod   option = "period"
-	optionResets   option = "resets"
-	optionTimezone option = "timezone"
+	DefaultLease   = algorithm.DefaultLease   // 30 s
+	MinLease       = algorithm.MinLease       // 1 s
+	MaxLease       = algorithm.MaxLease       // 24 h
+	MaxConcurrency = algorithm.MaxConcurrency // 10,000
 )
 
-func (a *algorithm) has(o option) bool { return slices.Contains(a.options, o) }
+// algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
+var algorithms = map[Algorithm]*algorithm.Algorithm{
+	Sliding:     &algorithm.Sliding,
+	Fixed:       &algorithm.Fixed,
+	GCRA:        &algorithm.GCRA,
+	Calendar:    &algorithm.Calendar,
+	Concurrency: &algorithm.Concurrency,
+}
 
 // algorithmNames lists those that have the options, quoted, in order.
-func algorithmNames(options ...option) string {
+func algorithmNames(options ...algorithm.Option) string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
-		if !slices.ContainsFunc(options, func(o option) bool { return !algorithms[name].has(o) }) {
+		if !slices.ContainsFunc(options, func(o algorithm.Option) bool { return !algorithms[name].Has(o) }) {
 			names = append(names, `"`+string(name)+`"`)
 		}
 	}
 	return strings.Join(names, ", ")
 }
 
-func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+// numbers are what algorithms know of a window.
+func (w Window) numbers() algorithm.Window {
+	return algorithm.Window{
+		Anchor: string(w.Anchor), Burst: w.Burst, Limit: w.Limit, Lease: w.Lease,
+		Margin: w.Margin, Period: w.Period, Resets: w.Resets, Timezone: w.Timezone,
+	}
+}

@@ -1,11 +1,14 @@
 package throttle
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -21,10 +24,10 @@ type compiledPolicy struct {
 	scopes     [][]string
 	scopeOf    []int // by window: its place in scopes
 	script     *script.Policy
-	units      []string     // every unit that a window counts
-	upstream   []int        // the places, from 1, of the scopes that Policy.Upstream names
-	params     [][4]int64   // by window
-	algorithms []*algorithm // by window
+	units      []string               // every unit that a window counts
+	upstream   []int                  // the places, from 1, of the scopes that Policy.Upstream names
+	params     [][4]int64             // by window
+	algorithms []*algorithm.Algorithm // by window
 
 	*policyState
 
@@ -102,19 +105,43 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 		a := algorithms[w.Algorithm]
 		attributes := w.Scope.Attributes()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) })
-		window := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.kind, Unit: w.Unit, Leases: a.leases, Params: a.params(w)}
-		if a.ticks != nil {
-			window.List = a.ticks(w).around
+		window := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Leases: a.Leases, Params: a.Params(w.numbers())}
+		if a.Ticks != nil {
+			window.List = a.Ticks(w.numbers()).Around
 		}
 		sp.Windows = append(sp.Windows, window)
-		sp.Algorithms = append(sp.Algorithms, a.file)
+		sp.Algorithms = append(sp.Algorithms, a.File)
 		cp.scopeOf = append(cp.scopeOf, scope)
 		cp.algorithms = append(cp.algorithms, a)
 		cp.params = append(cp.params, window.Params)
-		cp.leases = cp.leases || a.leases
+		cp.leases = cp.leases || a.Leases
 	}
 	slices.Sort(sp.Algorithms)
 	sp.Algorithms = slices.Compact(sp.Algorithms)
 	cp.script = library.Prepare(sp)
 	return cp
+}
+
+// countsFor returns the longest time for which a window counts a grant, for any tenant of the
+// policy, up to MaxPeriod.
+func (p Policy) countsFor() time.Duration {
+	longest := time.Duration(0)
+	for _, w := range p.Windows {
+		longest = max(longest, w.countsFor())
+		for _, t := range p.Tenants {
+			longest = max(longest, t.apply(w).countsFor())
+		}
+	}
+	return min(longest, MaxPeriod)
+}
+
+func (w Window) countsFor() time.Duration {
+	switch w.Algorithm {
+	case GCRA: // until what was granted at once has drained
+		us := math.Ceil(float64(w.Burst) / float64(w.Limit) * float64((w.Period + w.Margin).Microseconds()))
+		return time.Duration(min(us, float64(MaxPeriod.Microseconds()))) * time.Microsecond
+	case Concurrency:
+		return w.Lease
+	}
+	return w.Period + w.Margin
 }

@@ -131,7 +131,7 @@ func (w *WindowState) UnmarshalJSON(data []byte) error {
 func (d Decision) RetryInIsBound() bool {
 	return slices.ContainsFunc(d.Windows, func(w WindowState) bool {
 		a := algorithms[w.Algorithm]
-		return w.Denied && a != nil && a.leases
+		return w.Denied && a != nil && a.Leases
 	})
 }
 

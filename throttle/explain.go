@@ -89,7 +89,7 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 	return e, nil
 }
 
-// explain tells of a ticket that waits.
+// explain describes a ticket that waits.
 func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
@@ -144,7 +144,7 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 	return l.explainAhead(ctx, cp, spot, e)
 }
 
-// explainAhead tells of the first tenants that go before.
+// explainAhead lists the first tenants that go before.
 func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot script.Spot, e *Explanation) error {
 	if len(spot.First) == 0 {
 		return nil

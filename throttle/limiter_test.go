@@ -13,6 +13,14 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+	s  = time.Second
+	m  = time.Minute
+	h  = time.Hour
+)
+
 // The whole of it in one policy: a request takes from all windows or from none, and a denied one
 // learns when all of it will fit.
 func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {

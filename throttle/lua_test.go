@@ -205,12 +205,12 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 		functions[f[1]] = strings.Split(f[2], ", ")
 	}
 	for name, a := range algorithms {
-		text := script.File(a.file)
+		text := script.File(a.File)
 		parameters := all(header(text), `[ ,](p\d) \w+ \(`)
-		for i, p := range a.params(testWindow(name).WithDefaults()) {
+		for i, p := range a.Params(testWindow(name).WithDefaults().numbers()) {
 			letter := fmt.Sprintf("p%d", i+1)
 			listed, read := slices.Contains(parameters, letter), strings.Count(code(text), letter+",")+strings.Count(code(text), letter+")")+strings.Count(code(text), letter+" ") > 1
-			sent := p != 0 || i == 3 && a.ticks != nil
+			sent := p != 0 || i == 3 && a.Ticks != nil
 			schedule := strings.Contains(header(text), letter+" schedule ") // which the line compares
 			if listed != sent || listed != (read || schedule) {
 				t.Errorf("%s: %s is in the header %v, read %v, sent %v", name, letter, listed, read, sent)
@@ -234,11 +234,11 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 				t.Errorf("%s does not have the function %s, which scope.lua lists", name, f)
 			}
 		}
-		if got := one(t, code(text), `algorithms\['(.)'\] = `); got != a.kind {
-			t.Errorf("%s: the kind is %q in Lua, %q in Go", name, got, a.kind)
+		if got := one(t, code(text), `algorithms\['(.)'\] = `); got != a.Kind {
+			t.Errorf("%s: the kind is %q in Lua, %q in Go", name, got, a.Kind)
 		}
-		if leases := found["release"]; leases != a.leases {
-			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.leases)
+		if leases := found["release"]; leases != a.Leases {
+			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.Leases)
 		}
 	}
 	if len(functions) != 16 {
@@ -276,7 +276,7 @@ func TestHeadersOfState(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		head := header(script.File(a.file))
+		head := header(script.File(a.File))
 		head = regexp.MustCompile(`\[.*?\]`).ReplaceAllString(head, "") // what small limits do not have
 		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, head, `(?m)^--   payload     (.*)$`))
 		if strings.Contains(head, "entry*") {
@@ -293,7 +293,7 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 	allowed := []string{"ARGV", "KEYS", "ipairs", "math", "next", "pairs", "redis", "setmetatable", "string", "table", "tonumber", "unpack"}
 	var files []string
 	for _, a := range algorithms {
-		files = append(files, a.file)
+		files = append(files, a.File)
 	}
 	slices.Sort(files)
 	for _, name := range []string{"decide", "take"} {

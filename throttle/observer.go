@@ -7,43 +7,43 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// An Observer is told what a limiter does: for metrics and traces. Package promthrottle makes
-// Prometheus metrics of it. The functions that are nil cost nothing. None of them makes a limiter
-// call Redis.
+// An Observer has functions that a limiter calls for what it does: for metrics and traces. Package
+// promthrottle makes Prometheus metrics of it. Functions that are nil cost nothing. None of them
+// makes a limiter call Redis.
 //
-// A function is called at once, in the goroutine that it is about, and by many at a time. It must be
-// quick, and must not call the limiter.
+// A function is called at once, in the goroutine that it is about, and by many at a time. It must
+// return quickly, and must not call the limiter.
 type Observer struct {
-	// Called is told of each call of a script in Redis.
+	// Called is called after each call of a script in Redis.
 	Called func(Call)
 
-	// Corrected is told of each reservation whose cost was settled to another, or that was cancelled.
+	// Corrected is called for each reservation whose cost was settled to another, or that was cancelled.
 	Corrected func(Correction)
 
-	// Decided is told of each request that was granted or denied: by Limiter.Reserve, Limiter.Wait,
+	// Decided is called for each request that was granted or denied: by Limiter.Reserve, Limiter.Wait,
 	// Line.Reserve, and by package worker if a task runs uncounted. What a ticket in line gets is for
 	// Taken.
 	Decided func(Decision)
 
-	// Followed is told, by package control, of each version of the published policies.
+	// Followed is called, by package control, for each version of the published policies.
 	Followed func(Followed)
 
-	// Joined is told of each ticket that Line.Join has placed or refused.
+	// Joined is called for each ticket that Line.Join has placed or refused.
 	Joined func(Join)
 
-	// Refused is told of each refusal by an upstream that Reservation.Pause has reported.
+	// Refused is called for each refusal by an upstream that Reservation.Pause has reported.
 	Refused func(Refusal)
 
-	// Started is told of each grant whose work begins: by Limiter.Wait, and by package worker when it
+	// Started is called for each grant whose work begins: by Limiter.Wait, and by package worker when it
 	// calls a task's handler.
 	Started func(Start)
 
-	// Taken is told of the tickets that left the line of a policy with their capacity, if there are
+	// Taken is called for the tickets that left the line of a policy with their capacity, if there are
 	// any. Some may be put back.
 	Taken func(policy string, tickets []TakenTicket)
 
-	// Undecided is told, by package worker, of each task that goes back to wait, as the limiter could
-	// not decide about it.
+	// Undecided is called, by package worker, for each task that goes back to wait because the limiter
+	// could not decide.
 	Undecided func(Undecided)
 }
 
@@ -91,14 +91,14 @@ type Start struct {
 	Waited time.Duration
 }
 
-// An Undecided is a task about which the limiter could not decide.
+// An Undecided is a task that waits because the limiter could not decide.
 type Undecided struct {
 	Err    error // why
 	Policy string
 	Tenant string
 }
 
-// Observer returns the observer of the limiter, for packages that have something to tell it.
+// Observer returns the observer of the limiter, for packages that call its functions.
 func (l *Limiter) Observer() Observer { return l.observer }
 
 // called passes on a call of a script.

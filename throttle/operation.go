@@ -82,7 +82,7 @@ func (o *operation) checkCosts() error {
 	}
 	if i := o.neverFits(); i >= 0 && !o.tenant.Exempt {
 		w := o.windows[i]
-		return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: o.algorithms[i].capacity(w)}
+		return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: o.algorithms[i].Capacity(w.numbers())}
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (o *operation) checkCosts() error {
 // neverFits returns the first window whose capacity is below the cost, or -1.
 func (o *operation) neverFits() int {
 	for i, w := range o.windows {
-		if o.costs[i] > o.algorithms[i].capacity(w) {
+		if o.costs[i] > o.algorithms[i].Capacity(w.numbers()) {
 			return i
 		}
 	}
@@ -129,7 +129,7 @@ func (o *operation) own() (own script.Own) {
 		return own
 	}
 	for i, w := range o.windows {
-		if params := o.algorithms[i].params(w); params != o.params[i] {
+		if params := o.algorithms[i].Params(w.numbers()); params != o.params[i] {
 			own.Windows = append(own.Windows, script.OwnWindow{Window: i + 1, Params: params})
 		}
 	}
@@ -289,7 +289,7 @@ func (o *operation) decision(a script.Answer) Decision {
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
-		answer, capacity := windows[i], o.algorithms[i].capacity(w)
+		answer, capacity := windows[i], o.algorithms[i].Capacity(w.numbers())
 		states[i] = WindowState{
 			Algorithm: w.Algorithm,
 			Burst:     capacity,

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -163,7 +164,7 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 			continue // of other scopes than the policy has now
 		}
 		for unit, units := range standing.Units {
-			r.Cost[unit] = ceilDiv(units, standing.Tickets)
+			r.Cost[unit] = algorithm.CeilDiv(units, standing.Tickets)
 		}
 		t, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {

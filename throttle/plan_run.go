@@ -5,11 +5,12 @@ import (
 	"math"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 const (
-	// planSteps is how many tickets a plan simulates at the most. Of more, several go as one.
+	// planSteps is the most tickets that a plan simulates. Of more, several go as one.
 	planSteps = 200_000
 
 	// pacedPeriod and paceBurst are those of internal/script/lua/line_classes.lua.
@@ -36,7 +37,7 @@ type simulation struct {
 
 // A planWindow is one window of one scope.
 type planWindow struct {
-	simulated
+	algorithm.Simulated
 	name   string
 	place  int     // in the policy; -1 for slots
 	shared bool    // all tenants count together
@@ -84,10 +85,10 @@ func (s *simulation) know(o *operation, a script.Answer) {
 func (s *simulation) window(o *operation, i int, w Window, used, now, resets int64) *planWindow {
 	key := o.keys[o.scopeOf[i]] + " " + w.Name
 	pw := s.windows[key]
-	if pw == nil && o.algorithms[i].simulate != nil {
+	if pw == nil && o.algorithms[i].Simulate != nil {
 		pw = &planWindow{
-			simulated: o.algorithms[i].simulate(w, used, now, resets),
-			name:      w.Name, place: i, shared: w.Scope == Shared, limit: float64(o.algorithms[i].capacity(w)),
+			Simulated: o.algorithms[i].Simulate(w.numbers(), used, now, resets),
+			name:      w.Name, place: i, shared: w.Scope == Shared, limit: float64(o.algorithms[i].Capacity(w.numbers())),
 		}
 		if period := w.Period.Microseconds(); w.Algorithm != GCRA && period > 0 && period <= pacedPeriod {
 			pw.spread = float64(period) / float64(w.Limit)
@@ -100,7 +101,7 @@ func (s *simulation) window(o *operation, i int, w Window, used, now, resets int
 func (s *simulation) setSlots(queue string, rate float64) {
 	s.slots[queue] = nil
 	if rate > 0 {
-		s.slots[queue] = &planWindow{simulated: &simulatedSlots{each: 1e6 / rate}, place: -1, slots: true}
+		s.slots[queue] = &planWindow{Simulated: &algorithm.Slots{Each: 1e6 / rate}, place: -1, slots: true}
 	}
 }
 
@@ -145,12 +146,12 @@ func (f *planFlow) fitsAll(windows []*planWindow, t, lump int64) (int64, *planWi
 			if cost == 0 {
 				continue
 			}
-			at := w.fits(t, cost)
+			at := w.Fits(t, cost)
 			if f.batch && w.spread > 0 {
 				at = max(at, int64(w.next)-paceBurst)
 			}
 			if at > t {
-				t, last, again = at, w, at < never
+				t, last, again = at, w, at < algorithm.Never
 			}
 		}
 	}
@@ -163,7 +164,7 @@ func (f *planFlow) take(windows []*planWindow, t, lump int64) {
 		if cost == 0 {
 			continue
 		}
-		w.take(t, cost)
+		w.Take(t, cost)
 		if f.batch && w.spread > 0 {
 			w.next = max(w.next, float64(t)) + w.spread*float64(cost)
 		}
@@ -195,7 +196,7 @@ func (s *simulation) run() {
 			}
 		}
 	}
-	s.lump = ceilDiv(total, planSteps)
+	s.lump = algorithm.CeilDiv(total, planSteps)
 	s.end = s.now + MaxPlan.Microseconds()
 	t := max(s.now, s.opens)
 	for _, f := range s.flows {
@@ -251,7 +252,7 @@ func (s *simulation) step(t int64) int64 {
 	}
 	if len(*from) == 0 {
 		if len(s.waiting) == 0 {
-			return never
+			return algorithm.Never
 		}
 		return s.waiting[0].ready
 	}

@@ -4,13 +4,15 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
 // Bounds of a policy, all inclusive.
 const (
 	MinPeriod     = time.Millisecond
-	MaxPeriod     = 366 * 24 * time.Hour
-	MaxLimit      = 1_000_000_000_000
+	MaxPeriod     = algorithm.MaxPeriod // 366 days
+	MaxLimit      = algorithm.MaxLimit  // 10^12
 	MaxWindows    = 32
 	MaxAttributes = 8
 	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
@@ -266,8 +268,10 @@ func (w Window) WithDefaults() Window {
 	if w.Algorithm == "" {
 		w.Algorithm = Sliding
 	}
-	if a := algorithms[w.Algorithm]; a != nil && a.defaults != nil {
-		a.defaults(&w)
+	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
+		n := w.numbers()
+		a.Defaults(&n)
+		w.Anchor, w.Burst, w.Lease, w.Timezone = Anchor(n.Anchor), n.Burst, n.Lease, n.Timezone
 	}
 	if w.Unit == "" {
 		w.Unit = Requests

@@ -77,7 +77,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	change, before := false, slices.Clone(o.costs)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if o.costs[i] = cost - o.costs[i]; !ok || o.algorithms[i].leases {
+		if o.costs[i] = cost - o.costs[i]; !ok || o.algorithms[i].Leases {
 			o.costs[i] = 0
 		}
 		change = change || o.costs[i] != 0
@@ -140,7 +140,7 @@ func (r Reservation) Lease() time.Duration {
 	}
 	lease := time.Duration(0)
 	for i, w := range cp.Windows {
-		if cp.algorithms[i].leases && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+		if cp.algorithms[i].Leases && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}

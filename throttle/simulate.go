@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -137,7 +138,7 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 			continue // of other scopes than the policy has now, or a call that waits in place
 		}
 		for unit, units := range f.Units {
-			r.Cost[unit] = ceilDiv(units, f.Tickets)
+			r.Cost[unit] = algorithm.CeilDiv(units, f.Tickets)
 		}
 		s.flows = append(s.flows, standingFlow{name: name, request: r, tickets: f.Tickets})
 		if len(asks) < MaxSimulated {

@@ -35,7 +35,7 @@ type TakenTicket struct {
 	Weight     float64  // of its tenant, above 0, if the policy has shards: their lines should share slots by it
 	Decision   Decision // granted, with a Reservation, unless NeverFits or not Line.Matches
 
-	// Waited is how long it was in line, also if it was put back meanwhile.
+	// Waited is how long it was in line, including the time after it was put back.
 	Waited time.Duration
 
 	policy *compiledPolicy // by which it was taken

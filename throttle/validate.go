@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
 // A PolicyError says which value of a policy is invalid, and what would be valid.
@@ -159,7 +161,7 @@ func limitRule(w Window) (field string, value any, hint string) {
 }
 
 func periodRule(w Window) (field string, value any, hint string) {
-	switch timeless := !algorithms[w.Algorithm].has(optionPeriod); {
+	switch timeless := !algorithms[w.Algorithm].Has(algorithm.OptionPeriod); {
 	case timeless && w.Period != 0:
 		hint = notFor(w.Algorithm)
 	case timeless:
@@ -175,9 +177,9 @@ func periodRule(w Window) (field string, value any, hint string) {
 
 func marginRule(w Window) (field string, value any, hint string) {
 	switch {
-	case w.Margin != 0 && !algorithms[w.Algorithm].has(optionMargin):
+	case w.Margin != 0 && !algorithms[w.Algorithm].Has(algorithm.OptionMargin):
 		hint = notFor(w.Algorithm)
-	case w.Margin < 0 || w.Margin > w.Period && algorithms[w.Algorithm].has(optionPeriod):
+	case w.Margin < 0 || w.Margin > w.Period && algorithms[w.Algorithm].Has(algorithm.OptionPeriod):
 		hint = fmt.Sprintf("must be 0 to the period, %v", w.Period)
 	case w.Margin > MaxPeriod:
 		hint = fmt.Sprintf("must be at most %v", MaxPeriod)
@@ -214,17 +216,17 @@ func scopeRule(w Window) (field string, value any, hint string) {
 
 func optionsRule(w Window) (field string, value any, hint string) {
 	for _, f := range []struct {
-		option option
+		option algorithm.Option
 		value  any
 		set    bool
 	}{
-		{optionBurst, w.Burst, w.Burst != 0},
-		{optionLease, w.Lease, w.Lease != 0},
-		{optionResets, w.Resets, w.Resets != ""},
-		{optionTimezone, w.Timezone, w.Timezone != ""},
-		{optionAnchor, string(w.Anchor), w.Anchor != ""},
+		{algorithm.OptionBurst, w.Burst, w.Burst != 0},
+		{algorithm.OptionLease, w.Lease, w.Lease != 0},
+		{algorithm.OptionResets, w.Resets, w.Resets != ""},
+		{algorithm.OptionTimezone, w.Timezone, w.Timezone != ""},
+		{algorithm.OptionAnchor, string(w.Anchor), w.Anchor != ""},
 	} {
-		if f.set && !algorithms[w.Algorithm].has(f.option) {
+		if f.set && !algorithms[w.Algorithm].Has(f.option) {
 			return string(f.option), f.value, `is for windows with "algorithm: ` + strings.ReplaceAll(algorithmNames(f.option), `"`, "") + `"`
 		}
 	}
@@ -233,8 +235,8 @@ func optionsRule(w Window) (field string, value any, hint string) {
 
 // ownRule is that of the window's algorithm.
 func ownRule(w Window) (field string, value any, hint string) {
-	if rule := algorithms[w.Algorithm].rule; rule != nil {
-		return rule(w)
+	if rule := algorithms[w.Algorithm].Rule; rule != nil {
+		return rule(w.numbers())
 	}
 	return "", nil, ""
 }
@@ -264,4 +266,51 @@ func (p Policy) validateTenant(name string, t Tenant) error {
 		}
 	}
 	return nil
+}
+
+// Warnings describes windows that can never deny, because another window of the same unit and a
+// scope at least as wide always denies first. Such a policy is valid, but hardly intended. Each
+// warning is one line of text.
+func (p Policy) Warnings() []string {
+	p = p.WithDefaults()
+	var warnings []string
+	idle := map[int]bool{}
+	for i, loose := range p.Windows {
+		for j, tight := range p.Windows {
+			if i == j || idle[j] || !p.alwaysFirst(tight, loose) {
+				continue
+			}
+			idle[i] = true
+			warnings = append(warnings, fmt.Sprintf(
+				"policy %q: window %q (%d per %v) can never bind: window %q (%d per %v) always denies first",
+				p.Name, loose.Name, loose.Limit, loose.Period, tight.Name, tight.Limit, tight.Period))
+			break
+		}
+	}
+	return warnings
+}
+
+// alwaysFirst reports whether tight, for every tenant, grants so little that loose never denies.
+func (p Policy) alwaysFirst(tight, loose Window) bool {
+	for _, t := range p.Tenants {
+		if !alwaysFirst(t.apply(tight), t.apply(loose)) {
+			return false
+		}
+	}
+	return alwaysFirst(tight, loose)
+}
+
+func alwaysFirst(tight, loose Window) bool {
+	grants := algorithms[loose.Algorithm].GrantsWithin
+	if tight.Unit != loose.Unit || grants == nil {
+		return false
+	}
+	for _, attribute := range tight.Scope.Attributes() {
+		if !loose.Scope.has(attribute) {
+			return false // loose sums up several counts of tight
+		}
+	}
+	units, span, ok := grants(loose.numbers())
+	granted := algorithms[tight.Algorithm].UnitsIn(tight.numbers(), span)
+	return ok && granted >= 0 && granted <= units
 }

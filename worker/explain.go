@@ -31,7 +31,7 @@ type Explanation struct {
 	QueuePaused bool `json:"queue_paused,omitempty"` // by asynq's tools: no server takes from it
 	Servers     int  `json:"servers"`                // that serve the queue
 
-	// Line tells of its place in line. It is nil if the task stands in none.
+	// Line describes its place in line. It is nil if the task stands in none.
 	Line *throttle.Explanation `json:"line,omitempty"`
 
 	// Why is one line of text: why the task is in that state.

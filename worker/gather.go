@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"sync"
+	"time"
 )
 
 // A gatherer commits the tasks of many callers together (group commit). A task that comes while no
@@ -16,6 +17,14 @@ type gatherer struct {
 	busy    bool // a commit is under way
 	waiting []*gathered
 }
+
+const (
+	// gatherFor is how long a commit waits for callers of the one before, since the last of them came.
+	gatherFor = 50 * time.Microsecond
+
+	// maxYields bounds that wait where time stands still.
+	maxYields = 1000
+)
 
 // A gathered is a task that waits for a commit.
 type gathered struct {
@@ -92,9 +101,12 @@ func (g *gatherer) next() {
 		}
 		// Some of these callers come again at once. Without them the next commit would have only those
 		// few that came last: large and small commits would alternate.
-		yields := 8
-		for all := n + g.waits(); g.waits() < all && yields > 0; yields-- {
+		came, since := g.waits(), time.Now()
+		for all, yields := n+came, 0; came < all && yields < maxYields && time.Since(since) < gatherFor; yields++ {
 			runtime.Gosched()
+			if now := g.waits(); now > came {
+				came, since = now, time.Now()
+			}
 		}
 		g.next()
 	}()

@@ -60,8 +60,8 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 // empty. It is an error if those headers have another form.
 func IdentityOf(task *asynq.Task) (Identity, error) {
 	headers := task.Headers()
-	bad := func(header string, mend any) (Identity, error) {
-		return Identity{}, fmt.Errorf("worker: task type %q: header %s %q: %v", task.Type(), header, headers[header], mend)
+	bad := func(header string, hint any) (Identity, error) {
+		return Identity{}, fmt.Errorf("worker: task type %q: header %s %q: %v", task.Type(), header, headers[header], hint)
 	}
 	tenant, err := url.PathUnescape(headers[tenantHeader])
 	if err != nil {

@@ -48,7 +48,7 @@ func (c *BatchCommand) flags() []cli.Flag {
 	}, c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL")...)
 }
 
-// verbs are the commands under batch. They have its flags, and its help tells of them.
+// verbs are the commands under batch. They have its flags, and its help describes them.
 func (c *BatchCommand) verbs() []*cli.Command {
 	var commands []*cli.Command
 	for _, verb := range batchVerbNames {

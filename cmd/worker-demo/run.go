@@ -216,7 +216,7 @@ func (c *RunCommand) howToGoOn(s drain.Summary) string {
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
 	case !kept && c.Out == "":
-		return text + "without --redis or --out nothing of this is kept, and the same command begins anew"
+		return text + "without --redis or --out nothing of this is kept, and the same command starts over"
 	case c.Jobs == "-":
 		return text + "the same command with the same input goes on from here"
 	default:

@@ -30,7 +30,7 @@ func (c *SimulateCommand) flags() []cli.Flag {
 		&cli.StringFlag{Name: "policy", Usage: "the policy `NAME`; by default the only one of the file", Destination: &c.Policy},
 		&cli.StringSliceFlag{Name: "limit", Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; may be given several times", Destination: &c.Limits},
 		&cli.StringSliceFlag{Name: "weight", Usage: "as if a tenant's weight were another: `TENANT=W`; may be given several times", Destination: &c.Weights},
-		&cli.IntFlag{Name: "tenants", Usage: "show `N` tenants at the most", Value: 20, Destination: &c.Tenants},
+		&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants", Value: 20, Destination: &c.Tenants},
 	)
 }
 

@@ -45,8 +45,8 @@ func (c *StatusCommand) flags() []cli.Flag {
 	c.Every = 2 * time.Second
 	return c.liveCommand.flags(
 		&cli.StringFlag{Name: "policy", Usage: "only the policy `NAME`; by default all of the file", Destination: &c.Policy},
-		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, also if it does not wait", Destination: &c.Tenant},
-		&cli.IntFlag{Name: "tenants", Usage: "show `N` tenants at the most, 1 to 500", Value: 20, Destination: &c.Tenants},
+		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, even if it does not wait", Destination: &c.Tenant},
+		&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants, 1 to 500", Value: 20, Destination: &c.Tenants},
 		&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
 		&cli.StringFlag{Name: "http", Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted", Destination: &c.HTTP},
 		&cli.StringFlag{Name: "asynqmon", Usage: "with --http, link tasks to the asynqmon at `URL`", Destination: &c.Asynqmon},
@@ -201,7 +201,7 @@ func printState(w io.Writer, s policyStatus) {
 	}
 	t.Flush()
 	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {
-		fmt.Fprintf(w, "  and more, of %d: --tenant NAME tells of one\n", tenants)
+		fmt.Fprintf(w, "  and more, of %d: --tenant NAME shows one\n", tenants)
 	}
 }
 

@@ -46,7 +46,7 @@ func (m Memory) Client(t testing.TB) *redis.Client {
 	return client
 }
 
-// MakeRedisClient returns a client. Whoever calls it, such as asynq, closes it.
+// MakeRedisClient returns a client. The caller, such as asynq, closes it.
 func (m Memory) MakeRedisClient() any { return redis.NewClient(m.Options()) }
 
 // NewLimiter returns a limiter in memory, whose log is the test's. In a bubble of testing/synctest

@@ -104,7 +104,7 @@ func TestTheSecondWriteIsDenied(t *testing.T) {
 	})
 }
 
-// A limiter by itself, for code without a worker.
+// A limiter alone, for code without a worker.
 func TestThreeASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limiter := throttletest.NewLimiter(t, throttle.Policy{

@@ -37,7 +37,7 @@ func main() {
 		log.Fatal(err)
 	}
 	defer m.Close()
-	url, end := crm.StartBusy(3, 2*time.Second, 5) // refuses the fifth call, though it is within the limit
+	url, end := crm.StartBusy(3, 2*time.Second, 6) // refuses the sixth call, though it is within the limit
 	defer end()
 
 	policies, err := policyfile.Parse("policies.yml", policyFile) // or Load, for a path

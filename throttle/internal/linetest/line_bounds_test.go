@@ -133,3 +133,91 @@ func TestDeniedRequestsWithoutATicketHaveALowerBound(t *testing.T) {
 		}
 	})
 }
+
+// Tenants that are held up by windows of their own make others expect to wait. But a deadline is
+// not missed by that: the others may start at once.
+func TestDeadlineOfTicketsBehindThoseHeldUpNarrower(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))
+		join := func(tenant, id string, deadline time.Duration) throttle.Place {
+			t.Helper()
+			r := throttle.Request{Tenant: tenant, Ticket: limitertest.Ticket(id)}
+			if deadline > 0 {
+				r.Deadline = time.Now().Add(deadline)
+			}
+			places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return places[0]
+		}
+		now := time.Duration(0)
+		for i := range 40 {
+			tenant := fmt.Sprint("t", i)
+			join(tenant, tenant+" first", 0)
+			join(tenant, tenant+" second", 0)
+		}
+		for n := 0; n < 40; now += s {
+			c.Set(now)
+			n += len(limitertest.Take(t, l, 64, "q").Tickets)
+		}
+		c.Set(now)
+		for i := range 10 {
+			join(fmt.Sprint("full", i), fmt.Sprint("full", i), 0)
+		}
+		if n := len(limitertest.Take(t, l, 64, "q").Tickets); n != 10 {
+			t.Fatalf("took %d, want the 10 that fill the shared window", n)
+		}
+		if place := join("new", "too late", 500*ms); place.Err == nil {
+			t.Error("it joined, and the shared window is full for longer than it has time")
+		}
+		place := join("new", "in time", 1900*ms)
+		if place.Err != nil {
+			t.Fatalf("refused, and it starts in a second: %v", place.Err)
+		}
+		c.Set(now + s)
+		if got := ids(limitertest.Take(t, l, 64, "q")); got != "in time" {
+			t.Errorf("took %q a second later", got)
+		}
+	})
+}
+
+// Where slots hold tickets up, and not limits, they are expected at the rate of the takes.
+func TestExpectedStartsWhereSlotsBind(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
+		requests := make([]throttle.Request, 200)
+		for i := range requests {
+			requests[i] = throttle.Request{Tenant: "a", Ticket: limitertest.Ticket(fmt.Sprint("a", i))}
+		}
+		if _, err := sc.l.Line("p").Join(t.Context(), requests); err != nil {
+			t.Fatal(err)
+		}
+		for now := time.Duration(0); now <= 2*s; now += 100 * ms {
+			if n := len(limitertest.Take(t, sc.at(now).l, 5, "q").Tickets); n != 5 {
+				t.Fatalf("took %d at %v", n, now)
+			}
+		}
+		// 95 wait, and 50 go a second.
+		if p := sc.joins("a900"); !p.SlotsBind || p.StartsIn != 1900*ms || p.StartsInMost != 0 || p.StartsInLeast != 0 {
+			t.Errorf("behind 95: %+v, want 1.9s, as slots bind", p)
+		}
+		if p := sc.joins("a900"); !p.AlreadyQueued || !p.SlotsBind || p.StartsIn != 1900*ms {
+			t.Errorf("again: %+v, want 1.9s, as slots bind", p)
+		}
+		if p := sc.joins("b900"); p.SlotsBind || p.StartsIn != 0 {
+			t.Errorf("first of another tenant: %+v, want 0", p)
+		}
+		// Half of what goes is the other tenant's.
+		sc.joins("b901", "b902", "b903", "b904", "b905", "b906", "b907", "b908")
+		if p := sc.joins("b909"); !p.SlotsBind || p.StartsIn != 360*ms {
+			t.Errorf("behind 9 of its own: %+v, want 360ms, as slots bind", p)
+		}
+		for range 2 {
+			limitertest.Take(t, sc.l, throttle.MaxTake, "q")
+		}
+		if p := sc.joins("a901"); p.SlotsBind || p.StartsIn != 0 {
+			t.Errorf("while slots are free: %+v, want 0", p)
+		}
+	})
+}

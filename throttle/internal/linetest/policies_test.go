@@ -2,6 +2,7 @@ package linetest
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -117,5 +118,103 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 		if _, ok := l.Lookup("q"); ok {
 			t.Error("found")
 		}
+	})
+}
+
+// A ticket that joined when the policy had other scopes is granted nothing in line, though its
+// attributes may be the same: a window that was added since would not count it.
+func TestTicketsThatJoinedByOtherScopes(t *testing.T) {
+	t.Parallel()
+	all := limitertest.SharedWindow(4, h)
+	own := throttle.Window{Name: "own", Limit: 2, Period: h}
+	region := throttle.Window{Name: "region", Limit: 2, Period: h, Scope: throttle.Per("region")}
+	both := throttle.Window{Name: "both", Limit: 2, Period: h, Scope: throttle.Per("tenant", "region")}
+	for name, change := range map[string]struct{ before, after []throttle.Window }{
+		"a tenant's own window comes":   {[]throttle.Window{all}, []throttle.Window{own, all}},
+		"a window is counted otherwise": {[]throttle.Window{both, all}, []throttle.Window{own, region, all}},
+		"a narrower window comes":       {[]throttle.Window{both}, []throttle.Window{own, both}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, _ := limitertest.NewHanded(t, client, limitertest.Policy(change.before...))
+				r := limitertest.Acme(1)
+				r.Attributes = map[string]string{"region": "north"}
+				full := r
+				full.Cost = map[string]int64{throttle.Requests: change.before[0].Limit}
+				taken := limitertest.Reserve(t, l, full).Reservation
+				var requests []throttle.Request
+				for i := range 4 {
+					r.Ticket = limitertest.Ticket(fmt.Sprint("t", i))
+					requests = append(requests, r)
+				}
+				if _, err := l.Line("p").Join(t.Context(), requests); err != nil {
+					t.Fatal(err)
+				}
+				limitertest.Cancel(t, l, taken)
+				limitertest.SetPolicy(t, l, change.after...)
+				granted := 0
+				for _, ticket := range limitertest.Take(t, l, 64, "q").Tickets {
+					r.Ticket = ticket.Ticket
+					if l.Line("p").Matches(ticket, r) {
+						granted++
+						continue
+					}
+					d, err := l.Line("p").ReserveAgain(t.Context(), ticket, r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if d.Granted {
+						granted++
+					}
+				}
+				if granted != 2 {
+					t.Errorf("%d are granted of 2", granted)
+				}
+				r.Ticket = throttle.Ticket{}
+				for _, w := range limitertest.Peek(t, l, r).Windows {
+					if w.Used != 2 {
+						t.Errorf("%s: %d are used of 2", w.Name, w.Used)
+					}
+				}
+				limitertest.Agrees(t, client)
+			})
+		})
+	}
+}
+
+// The clock is set back by 100 s while tickets wait. None is granted until the clock has caught up,
+// and then each has its turn.
+func TestClockThatStepsBackBesideALine(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+		sc.at(200*s).granted("a1", "a2")
+		sc.waits("a3", "a4", "a5", "b1")
+		sc.at(210*s).takes("a3", "b1")
+
+		sc.at(110 * s)
+		sc.waits("c1")
+		for _, back := range []time.Duration{111 * s, 150 * s, 209 * s, 220*s - us} {
+			sc.at(back).takes()
+			sc.waits("a4", "a5", "c1", "c2")
+		}
+		sc.at(220*s).takes("c1", "a4") // a had its two already
+		sc.at(230*s).takes("c2", "a5")
+	})
+}
+
+// A ticket that waits for several resets learns the right one, by the calendar and not by the
+// length of today. Beyond the ticks that are sent, the pace is the same.
+func TestCalendarPromises(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "UTC")))
+		sc.at(limitertest.Day(t, "2027-01-31T00:00:00Z")).granted("a0")
+		for i, want := range []string{"2027-02-01T00:00:00Z", "2027-03-01T00:00:00Z", "2027-04-01T00:00:00Z", "2027-05-01T00:00:00Z"} {
+			ticket := []string{"a1", "a2", "a3", "a4"}[i]
+			sc.denied(ticket, limitertest.Day(t, want)-limitertest.Day(t, "2027-01-31T00:00:00Z"))
+		}
+		sc.at(limitertest.Day(t, "2027-02-01T00:00:00Z") - us).takes()
+		sc.at(limitertest.Day(t, "2027-02-01T00:00:00Z")).takes("a1")
+		sc.at(limitertest.Day(t, "2027-03-01T00:00:00Z")).takes("a2")
 	})
 }

@@ -15,7 +15,7 @@ import (
 // A Runner sends calls. Scripts know it by its process ID, and a call by its sequence number, which
 // is the same when the call is repeated. It is safe for concurrent use.
 type Runner struct {
-	// Called, if not nil, is told of each call. It is set before the first one.
+	// Called, if not nil, is called after each call. It is set before the first one.
 	Called func(ctx context.Context, c Call)
 
 	client  redis.UniversalClient

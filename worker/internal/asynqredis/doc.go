@@ -3,7 +3,7 @@
 //
 // Every script works on one queue, whose keys share a slot of a Redis Cluster, and takes many tasks
 // a call. Every one may be repeated by go-redis after its reply was lost. TestCallsOfAsynq, in
-// package worker, holds what is known here to the asynq in use.
+// faulttest, holds what is known here to the asynq in use.
 package asynqredis
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// maxBatch is the maxBatch tasks of one script call. A script blocks Redis.
+// maxBatch is the most tasks of one script call. A script blocks Redis.
 const maxBatch = 250
 
 // LeaseFor is how long asynq leases a task that it picks up.

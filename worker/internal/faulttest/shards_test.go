@@ -61,12 +61,12 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 			for tenant, all := range byTenant {
 				for i := limit; i < len(all); i++ {
 					if apart := all[i].At.Sub(all[i-limit].At); apart < period || apart > period+time.Second {
-						t.Errorf("%s: task %s started %v after the one %d before it", tenant, all[i].Id, apart, limit)
+						t.Errorf("%s: task %s started %v after the one %d before it", tenant, all[i].ID, apart, limit)
 					}
 				}
 				for i, g := range all {
-					if want := fmt.Sprint(tenant[len("tenant"):], "-", i+each-wants); g.Id != want && i+each-wants < 6 {
-						t.Errorf("%s: task %s started before %s", tenant, g.Id, want)
+					if want := fmt.Sprint(tenant[len("tenant"):], "-", i+each-wants); g.ID != want && i+each-wants < 6 {
+						t.Errorf("%s: task %s started before %s", tenant, g.ID, want)
 					}
 				}
 			}

@@ -93,7 +93,7 @@ func TestPlannedBacklogDrains(t *testing.T) {
 		s.WantInOrder(l)
 		for i, g := range l.Sorted() {
 			if off := g.At.Sub(infos[i].Start.At); off < -time.Second || off > time.Second {
-				t.Errorf("%s started %v after it was to", g.Id, off)
+				t.Errorf("%s started %v after it was to", g.ID, off)
 			}
 		}
 		s.WantNobodyInLine()
@@ -205,10 +205,10 @@ func TestLineOfAClientAlone(t *testing.T) {
 		s.SleepUntil(l, 3, 35*time.Second)
 		for i, g := range l.Sorted() {
 			if off := g.At.Sub(infos[i].Start.At); off < -time.Millisecond || off > 2*time.Second {
-				t.Errorf("%s started %v after it was to", g.Id, off)
+				t.Errorf("%s started %v after it was to", g.ID, off)
 			}
-			if n := l.WakesOf(g.Id); n != 1 {
-				t.Errorf("%s woke %d times", g.Id, n)
+			if n := l.WakesOf(g.ID); n != 1 {
+				t.Errorf("%s woke %d times", g.ID, n)
 			}
 		}
 		s.WantNobodyInLine()

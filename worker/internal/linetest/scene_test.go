@@ -131,7 +131,7 @@ func (d *diary) handle(_ context.Context, task *asynq.Task) error {
 	return d.answer
 }
 
-// watch is a change for site.serve.
+// watch is a change for Site.Serve.
 func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
 	c.OnDecision = func(_ context.Context, task *asynq.Task, decision throttle.Decision) {
 		d.mu.Lock()

@@ -28,8 +28,9 @@ type Ledger struct {
 	told   map[string]time.Time
 }
 
+// A Granted is one grant.
 type Granted struct {
-	Id, Tenant string
+	ID, Tenant string
 	At         time.Time
 	late       time.Duration // after the last expected start
 }
@@ -39,7 +40,7 @@ func NewLedger() *Ledger {
 	return &Ledger{Begun: time.Now(), Wakes: map[string]int{}, told: map[string]time.Time{}}
 }
 
-// Watch is a change for site.serve.
+// Watch is a change for Site.Serve.
 func (l *Ledger) Watch(_ *asynq.Config, c *worker.Config) {
 	c.OnDecision = func(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
 		id, _ := asynq.GetTaskID(ctx)
@@ -50,7 +51,7 @@ func (l *Ledger) Watch(_ *asynq.Config, c *worker.Config) {
 			l.told[id] = d.At.Add(d.RetryIn)
 			return
 		}
-		g := Granted{Id: id, Tenant: d.Tenant, At: d.At}
+		g := Granted{ID: id, Tenant: d.Tenant, At: d.At}
 		if told, ok := l.told[id]; ok {
 			g.late = d.At.Sub(told)
 		}
@@ -69,7 +70,7 @@ func (l *Ledger) Sorted() []Granted {
 // Got returns the IDs of the tasks granted so far, in the order of their grants.
 func (l *Ledger) Got() (ids []string) {
 	for _, g := range l.Sorted() {
-		ids = append(ids, g.Id)
+		ids = append(ids, g.ID)
 	}
 	return ids
 }
@@ -129,7 +130,7 @@ func (l *Ledger) Late() (half, most time.Duration) {
 	defer l.Mu.Unlock()
 	var late []time.Duration
 	for _, g := range l.Grants {
-		if _, ok := l.told[g.Id]; ok {
+		if _, ok := l.told[g.ID]; ok {
 			late = append(late, g.late)
 		}
 	}
@@ -225,7 +226,7 @@ func (s *Site) WantInOrder(l *Ledger) {
 	s.Helper()
 	grants := l.Sorted()
 	number := func(g Granted) int {
-		n, err := strconv.Atoi(strings.TrimPrefix(g.Id, g.Tenant+"-"))
+		n, err := strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-"))
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -234,7 +235,7 @@ func (s *Site) WantInOrder(l *Ledger) {
 	for i, late := range grants {
 		for _, early := range grants[:i] {
 			if early.Tenant == late.Tenant && number(early) > number(late)+inFlight && late.At.Sub(early.At) > oneMoment {
-				s.Errorf("%s was granted %v after %s", late.Id, late.At.Sub(early.At), early.Id)
+				s.Errorf("%s was granted %v after %s", late.ID, late.At.Sub(early.At), early.ID)
 				break
 			}
 		}

@@ -39,7 +39,7 @@ type Drain struct {
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
 	Results     *jobs.Log
-	RetryFailed bool // jobs that failed before, also if only Redis knows, run again
+	RetryFailed bool // jobs that failed before, even if only Redis knows, run again
 
 	broken    chan error // the drain cannot go on
 	done      chan struct{}

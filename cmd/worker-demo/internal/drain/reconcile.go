@@ -76,7 +76,7 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 	return missing, active, nil
 }
 
-// recall takes over what a task tells of its job.
+// recall takes over what a task says of its job.
 func (d *Drain) recall(info *asynq.TaskInfo, known record) error {
 	if known.Done || info.State == asynq.TaskStateCompleted {
 		known.ID = info.ID

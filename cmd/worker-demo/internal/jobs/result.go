@@ -25,7 +25,7 @@ type Result struct {
 	Answer
 }
 
-// An Answer is what is kept of a job's last answer: by default nothing.
+// An Answer is the part of a job's last answer that is kept: by default nothing.
 type Answer struct {
 	Body       string              `json:"body,omitempty"`
 	BodyBase64 []byte              `json:"body_base64,omitempty"` // in place of a body that is not UTF-8

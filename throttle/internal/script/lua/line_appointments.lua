@@ -1,6 +1,6 @@
 -- line_appointments.lua: when servers ask a line next.
 --
--- A server that gets less than it could run is told when to ask again. Of a queue's record, `first`
+-- A server that gets less than it could run gets a time to ask again. Of a queue's record, `first`
 -- and `last` are the first and the last such time that servers will keep. Idle servers would all
 -- ask when the next ticket fits: their appointments are SPACING apart.
 --

@@ -13,7 +13,7 @@ local function new_bounds(L, waiting_units)
   local largest, numbers, closed = {}, {}, {} -- by window: of a ticket, of tickets, and for how long
 
   -- shares_of_batches tells what batches take of a scope's unit, by their share, before a live ticket
-  -- that has so many units before it: the units at the most, of how many tickets, and the most that
+  -- that has so many units before it: the most units, of how many tickets, and the most that
   -- one costs. It is 0 for a ticket of a batch.
   local function shares_of_batches(flow, scope, unit, units)
     if byte(flow.queue, -1) == 33 then return 0, 0, 0 end
@@ -48,7 +48,7 @@ local function new_bounds(L, waiting_units)
 
   -- units_of_others tells how many units others take at a shared node before a ticket that has
   -- `before` units of its own flow ahead: their fair shares of that, and one ticket more of each;
-  -- and how many at the most: of tenants with small weights one ticket may be more than a share.
+  -- and the most of them: of tenants with small weights one ticket may be more than a share.
   local function units_of_others(flow, scope, costs, cost, before)
     local node = L.node_of(flow.queue, scope.suffix)
     local others, debt = weights_of_others(flow, node)
@@ -68,6 +68,22 @@ local function new_bounds(L, waiting_units)
       local record = id and L.read('t', id)
       return record and unpack7(record, 8)
     end
+    -- Others may have come and gone since it was told: it fits no window alone before this.
+    local function fits_alone(place)
+      local earliest = at
+      for s = 1, #list do
+        local scope, of = list[s], list[s].of.windows
+        for j = 1, #of do
+          local window, cost = call.windows[of[j]], by_window[of[j]]
+          if cost > 0 then
+            local _, least_cost = units_of(flow, window.unit)
+            local each = exact and cost or 1
+            earliest = max(earliest, windows.fits_window(scope, of[j], at, at, least_cost, place * least_cost, each))
+          end
+        end
+      end
+      return earliest
+    end
     L.flush_added()
     if not exact then time = max(time, start_of(position - 1) or at) end
     for s = 1, #list do
@@ -79,6 +95,7 @@ local function new_bounds(L, waiting_units)
           local span = floor((algorithm.capacity(st) - cost) / most[i]) + 1
           local start = position >= span and start_of(position - span)
           if start then
+            start = max(start, fits_alone(position - span))
             time = max(time, algorithm.rid_at(st, start, (span - 1) * most[i] + cost))
           end
         end
@@ -175,7 +192,7 @@ local function new_bounds(L, waiting_units)
     return true
   end
 
-  -- closed_for tells for how long a window may have no room for the largest ticket, at the most, if
+  -- closed_for is the longest for which a window may have no room for the largest ticket, if
   -- all that waits takes from it, whenever other windows let it.
   local function closed_for(scope, i, at, most, tickets)
     local algorithm, st = call.windows[i].algorithm, scope.states[i]
@@ -196,7 +213,7 @@ local function new_bounds(L, waiting_units)
     return length, counts
   end
 
-  -- fair_share tells for how long a ticket waits at the most where only tenants count, by what
+  -- fair_share is the longest that a ticket waits where only tenants count, by what
   -- fairness leaves to others. Of a tenant's own windows, as many tickets go in each cycle as the
   -- windows hold. In each cycle the flow comes to ROOT once, when the shared windows may be full, and
   -- others go first with their shares and one ticket each.

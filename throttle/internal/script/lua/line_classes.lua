@@ -18,7 +18,7 @@
 --              batch goes at its pace (us)
 --
 -- new_classes(L, names) -> C; names are the queues of a take, of either class
---   ratio                        what batches get at the most for each unit of live tickets
+--   ratio                        the most that batches get for each unit of live tickets
 --   reset()                      before others are served: who waits where is read again
 --   held(scope, costs) -> time   until when live tickets hold up one of a batch; nil if they do not
 --   kept(scope) -> units         what live tickets leave to a batch, by unit; false if nothing

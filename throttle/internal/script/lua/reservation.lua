@@ -4,7 +4,7 @@
 --   n:ID   what became of a reservation: "AT", when it was granted, and, by blanks,
 --            ID                       of the last correction
 --            +TIME:WINDOW=UNITS,...   what a correction added, and what is not given back of it
---            again                    the id of an idempotency key was granted anew at AT
+--            again                    the id of an idempotency key was granted once more, at AT
 --            cancelled, released      at the end
 -- Most reservations never have that key. One made by an idempotency key may be granted again later.
 -- What became of it before is then forgotten, and the earlier grant counts as cancelled.

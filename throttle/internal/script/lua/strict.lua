@@ -1,7 +1,7 @@
 -- strict.lua: after a failover it refuses the calls of a policy until no window counts any more
 -- what the old primary may have granted last. It begins the scripts of policies that ask for it.
 --
--- CLOSED_FOR is how long a grant counts at the most (us).
+-- CLOSED_FOR is the longest that a grant counts (us).
 --
 -- Keys, behind the prefix of the policy:
 --   x   "ID OPEN SET": the replication ID of the primary at the last call, when the policy opens

@@ -125,7 +125,7 @@ windows = {
 
     windows.fits_window = fits_window
 
-    -- The scope that all share. A line waits for handler slots there, also if it has no window.
+    -- The scope that all share. A line waits for handler slots there, even if it has no window.
     windows.ROOT = 'w:'
 
     -- limits returns what of the policy says which costs fit. Calls by another policy differ in it.

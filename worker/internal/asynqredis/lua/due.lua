@@ -1,7 +1,7 @@
 -- due.lua: tells which scheduled or retried tasks of one queue are due.
 --
 -- KEYS  1 scheduled or retry (sorted set)
--- ARGV  1 prefix of the task keys  2 now (s)  3 how many at the most
+-- ARGV  1 prefix of the task keys  2 now (s)  3 the most tasks to return
 -- reply three per task: ID, message, mark of its join ("" if it has joined no line)
 
 local reply, gone = {}, {}

@@ -6,7 +6,7 @@
 --       5 nonce: of this denial  6 mark: join key, "." and when it was joined; or "" for a task that waits in no line
 -- reply OK, or the error NOT FOUND if the task is not active
 
--- A call that is repeated after its reply was lost must not take the task from whoever has picked it up since.
+-- A call that is repeated after its reply was lost must not take the task from a server that has picked it up since.
 if redis.call('HGET', KEYS[4], 'sluice') == ARGV[5] then return redis.status_reply('OK') end
 
 if redis.call('LREM', KEYS[1], 0, ARGV[1]) == 0 then return redis.error_reply('NOT FOUND') end

@@ -13,11 +13,17 @@
 local prefix, score, stored = ARGV[1], ARGV[2], KEYS[3]
 local firing = stored and KEYS[2]
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or redis.call('HGET', firing, 'want') == 'cancel')
-local reply, scheduled = {}, {}
+local reply, scheduled, keys, seen, absent = {}, {}, {}, {}, {}
+for i = 4, #ARGV, 4 do
+  local key = prefix .. ARGV[i]
+  if seen[key] then absent = nil end -- an ID occurs twice
+  keys[#keys + 1], seen[key] = key, true
+end
+if absent and redis.call('EXISTS', unpack(keys)) > 0 then absent = nil end -- one by one
 for i = 4, #ARGV, 4 do
   local id, mark, lock = ARGV[i], ARGV[i + 2], ARGV[i + 3]
   local key = prefix .. id
-  local found = redis.call('HMGET', key, 'state', 'sluice_join')
+  local found = absent or redis.call('HMGET', key, 'state', 'sluice_join')
   local n = 1
   if found[1] and found[2] == mark then
     -- The call is repeated after its reply was lost.

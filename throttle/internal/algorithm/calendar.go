@@ -1,4 +1,4 @@
-package throttle
+package algorithm
 
 import (
 	"hash/fnv"
@@ -23,31 +23,31 @@ const (
 // ticksChecked bounds the ticks that a margin is compared with.
 const ticksChecked = 400
 
-// The fixed window counter by the ticks of a calendar; see internal/script/lua/calendar.lua.
-var calendarCounter = algorithm{
-	kind:     "t",
-	file:     "calendar",
-	capacity: func(w Window) int64 { return w.Limit },
-	defaults: func(w *Window) {
+// Calendar is the fixed window counter by the ticks of a calendar: see throttle/internal/script/lua/calendar.lua.
+var Calendar = Algorithm{
+	Kind:     "t",
+	File:     "calendar",
+	Capacity: func(w Window) int64 { return w.Limit },
+	Defaults: func(w *Window) {
 		if w.Timezone == "" {
 			w.Timezone = "UTC"
 		}
 	},
-	options: []option{optionMargin, optionResets, optionTimezone},
-	params: func(w Window) [4]int64 {
+	Options: []Option{OptionMargin, OptionResets, OptionTimezone},
+	Params: func(w Window) [4]int64 {
 		h := fnv.New32()
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
-	simulate: func(w Window, used, now, _ int64) simulated {
-		s := &simulatedCalendar{calendar: newCalendar(w), limit: w.Limit}
+	Simulate: func(w Window, used, now, _ int64) Simulated {
+		s := &simulatedCalendar{ticks: newTicks(w), limit: w.Limit}
 		s.ends = s.next(now)
 		s.used = used
 		return s
 	},
-	ticks:   newCalendar,
-	unitsIn: func(Window, time.Duration) int64 { return -1 },
-	rule: func(w Window) (string, any, string) {
+	Ticks:   newTicks,
+	UnitsIn: func(Window, time.Duration) int64 { return -1 },
+	Rule: func(w Window) (string, any, string) {
 		zone, err := time.LoadLocation(w.Timezone)
 		if err != nil || w.Timezone == "Local" {
 			return "timezone", w.Timezone, `must be a name of the IANA time zone database, such as "America/Los_Angeles"`
@@ -71,8 +71,8 @@ var calendarCounter = algorithm{
 	},
 }
 
-// A calendar computes the ticks of one window.
-type calendar struct {
+// Ticks computes the ticks of one window.
+type Ticks struct {
 	margin   time.Duration // ticks take effect this much later
 	schedule cron.Schedule
 	zone     *time.Location
@@ -83,15 +83,15 @@ type calendar struct {
 	until time.Time // and before this one
 }
 
-// newCalendar returns the calendar of a valid window.
-func newCalendar(w Window) *calendar {
+// newTicks returns the ticks of a valid window.
+func newTicks(w Window) *Ticks {
 	zone, _ := time.LoadLocation(w.Timezone)
 	schedule, _ := cron.ParseStandard(w.Resets)
-	return &calendar{margin: w.Margin, schedule: schedule, zone: zone}
+	return &Ticks{margin: w.Margin, schedule: schedule, zone: zone}
 }
 
-// around returns the ticks around a time, as internal/script/lua/calendar.lua takes them.
-func (c *calendar) around(now time.Time) string {
+// Around returns the ticks around a time, as throttle/internal/script/lua/calendar.lua takes them.
+func (c *Ticks) Around(now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.list != "" && !now.Before(c.from) && now.Before(c.until) {
@@ -123,7 +123,7 @@ func (c *calendar) around(now time.Time) string {
 
 // before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it
 // starts from earlier and earlier times.
-func (c *calendar) before(t time.Time) []time.Time {
+func (c *Ticks) before(t time.Time) []time.Time {
 	for back := time.Hour; ; back *= 4 {
 		var ticks []time.Time
 		for tick := c.schedule.Next(t.Add(-back).In(c.zone)); !tick.After(t) && !tick.IsZero(); tick = c.schedule.Next(tick) {

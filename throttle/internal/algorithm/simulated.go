@@ -1,18 +1,18 @@
-package throttle
+package algorithm
 
 import (
 	"math"
 	"time"
 )
 
-// A simulated window is what a plan counts by. It never goes back in time. Times are microseconds.
-type simulated interface {
-	fits(t, cost int64) int64 // the earliest time, from t on, at which the cost fits
-	take(t, cost int64)       // counts the cost, which fits
+// A Simulated window is what a plan counts by. It Never goes back in time. Times are microseconds.
+type Simulated interface {
+	Fits(t, cost int64) int64 // the earliest time, from t on, at which the cost fits
+	Take(t, cost int64)       // counts the cost, which fits
 }
 
-// never is a time at which nothing fits any more.
-const never = math.MaxInt64 / 4
+// Never is a time at which nothing fits any more.
+const Never = math.MaxInt64 / 4
 
 type simulatedSliding struct {
 	limit, period, used int64
@@ -31,11 +31,11 @@ func (s *simulatedSliding) before(used, now, resets int64) {
 	s.used = used
 }
 
-func (s *simulatedSliding) fits(t, cost int64) int64 {
+func (s *simulatedSliding) Fits(t, cost int64) int64 {
 	over := s.used + cost - s.limit
 	for i := s.first; over > 0; i++ {
 		if i == len(s.log) {
-			return never
+			return Never
 		}
 		over -= s.log[i].units
 		t = max(t, s.log[i].leaves)
@@ -44,7 +44,7 @@ func (s *simulatedSliding) fits(t, cost int64) int64 {
 }
 
 // What has left is dropped here: time goes on by takes, and fits also looks at later times.
-func (s *simulatedSliding) take(t, cost int64) {
+func (s *simulatedSliding) Take(t, cost int64) {
 	for s.first < len(s.log) && s.log[s.first].leaves <= t {
 		s.used -= s.log[s.first].units
 		s.first++
@@ -66,9 +66,9 @@ type simulatedFixed struct {
 	clock                             bool
 }
 
-func (f *simulatedFixed) fits(t, cost int64) int64 {
+func (f *simulatedFixed) Fits(t, cost int64) int64 {
 	if cost > f.limit {
-		return never
+		return Never
 	}
 	if t < f.ends && f.used+cost > f.limit {
 		t = f.ends
@@ -79,7 +79,7 @@ func (f *simulatedFixed) fits(t, cost int64) int64 {
 	return t
 }
 
-func (f *simulatedFixed) take(t, cost int64) {
+func (f *simulatedFixed) Take(t, cost int64) {
 	if t >= f.ends {
 		f.used = 0
 		f.ends = t + f.period + f.margin
@@ -95,38 +95,38 @@ type simulatedGCRA struct {
 	at                 int64
 }
 
-func (g *simulatedGCRA) fits(t, cost int64) int64 {
+func (g *simulatedGCRA) Fits(t, cost int64) int64 {
 	over := max(0, g.level-float64(t-g.at)*g.rate) + float64(cost) - g.burst
 	switch {
 	case float64(cost) > g.burst:
-		return never
+		return Never
 	case over <= 1e-6:
 		return t
 	}
 	return t + int64(math.Ceil(over/g.rate))
 }
 
-func (g *simulatedGCRA) take(t, cost int64) {
+func (g *simulatedGCRA) Take(t, cost int64) {
 	g.level, g.at = max(0, g.level-float64(t-g.at)*g.rate)+float64(cost), t
 }
 
 type simulatedCalendar struct {
-	calendar          *calendar
+	ticks             *Ticks
 	limit, used, ends int64
 }
 
 // next returns the first reset after a time.
 func (c *simulatedCalendar) next(t int64) int64 {
-	tick := c.calendar.schedule.Next(time.UnixMicro(t).Add(-c.calendar.margin).In(c.calendar.zone))
+	tick := c.ticks.schedule.Next(time.UnixMicro(t).Add(-c.ticks.margin).In(c.ticks.zone))
 	if tick.IsZero() {
-		return never
+		return Never
 	}
-	return tick.Add(c.calendar.margin).UnixMicro()
+	return tick.Add(c.ticks.margin).UnixMicro()
 }
 
-func (c *simulatedCalendar) fits(t, cost int64) int64 {
+func (c *simulatedCalendar) Fits(t, cost int64) int64 {
 	if cost > c.limit {
-		return never
+		return Never
 	}
 	if t < c.ends && c.used+cost > c.limit {
 		return c.ends
@@ -134,18 +134,23 @@ func (c *simulatedCalendar) fits(t, cost int64) int64 {
 	return t
 }
 
-func (c *simulatedCalendar) take(t, cost int64) {
+func (c *simulatedCalendar) Take(t, cost int64) {
 	if t >= c.ends {
 		c.used, c.ends = 0, c.next(t)
 	}
 	c.used += cost
 }
 
-// simulatedSlots are handler slots by the rate at which servers took tickets.
-type simulatedSlots struct{ each, next float64 } // us
+// Slots are handler slots by the rate at which servers took tickets.
+type Slots struct {
+	Each float64 // between two tickets (us)
+	next float64
+}
 
-func (s *simulatedSlots) fits(t, _ int64) int64 { return max(t, int64(s.next)) }
+// Fits returns when the next slot is free.
+func (s *Slots) Fits(t, _ int64) int64 { return max(t, int64(s.next)) }
 
-func (s *simulatedSlots) take(t, cost int64) {
-	s.next = max(s.next, float64(t)-s.each) + s.each*float64(cost)
+// Take uses a slot for each unit of the cost.
+func (s *Slots) Take(t, cost int64) {
+	s.next = max(s.next, float64(t)-s.Each) + s.Each*float64(cost)
 }

@@ -1,4 +1,4 @@
-package throttle
+package algorithm
 
 import (
 	"fmt"
@@ -13,23 +13,23 @@ const (
 	MaxConcurrency = 10_000
 )
 
-// The counting semaphore with leases; see internal/script/lua/concurrency.lua.
-var concurrency = algorithm{
-	kind:     "c",
-	file:     "concurrency",
-	capacity: func(w Window) int64 { return w.Limit },
-	defaults: func(w *Window) {
+// Concurrency is the counting semaphore with leases: see throttle/internal/script/lua/concurrency.lua.
+var Concurrency = Algorithm{
+	Kind:     "c",
+	File:     "concurrency",
+	Capacity: func(w Window) int64 { return w.Limit },
+	Defaults: func(w *Window) {
 		if w.Lease == 0 {
 			w.Lease = DefaultLease
 		}
 	},
-	leases:  true,
-	options: []option{optionLease},
-	params: func(w Window) [4]int64 {
+	Leases:  true,
+	Options: []Option{OptionLease},
+	Params: func(w Window) [4]int64 {
 		return [4]int64{w.Limit, w.Lease.Microseconds()}
 	},
-	unitsIn: func(Window, time.Duration) int64 { return -1 },
-	rule: func(w Window) (string, any, string) {
+	UnitsIn: func(Window, time.Duration) int64 { return -1 },
+	Rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Limit > MaxConcurrency:
 			return "limit", w.Limit, fmt.Sprintf("must be 1 to %d with algorithm: concurrency", MaxConcurrency)

@@ -1,4 +1,4 @@
-package throttle
+package algorithm
 
 import (
 	"fmt"
@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// The generic cell rate algorithm; see internal/script/lua/gcra.lua.
-var gcra = algorithm{
-	kind:     "g",
-	file:     "gcra",
-	capacity: func(w Window) int64 { return w.Burst },
-	defaults: func(w *Window) {
+// GCRA is the generic cell rate algorithm: see throttle/internal/script/lua/gcra.lua.
+var GCRA = Algorithm{
+	Kind:     "g",
+	File:     "gcra",
+	Capacity: func(w Window) int64 { return w.Burst },
+	Defaults: func(w *Window) {
 		if w.Burst == 0 {
 			w.Burst = w.Limit
 		}
 	},
-	options: []option{optionBurst, optionMargin, optionPeriod},
-	params: func(w Window) [4]int64 {
+	Options: []Option{OptionBurst, OptionMargin, OptionPeriod},
+	Params: func(w Window) [4]int64 {
 		span, drained := gcraRate(w)
 		return [4]int64{w.Burst, span, drained}
 	},
-	simulate: func(w Window, used, now, _ int64) simulated {
+	Simulate: func(w Window, used, now, _ int64) Simulated {
 		return &simulatedGCRA{
 			burst: float64(w.Burst), rate: float64(w.Limit) / float64((w.Period + w.Margin).Microseconds()),
 			level: float64(used), at: now,
 		}
 	},
-	unitsIn: func(w Window, span time.Duration) int64 {
+	UnitsIn: func(w Window, span time.Duration) int64 {
 		per, units := gcraRate(w)
 		drained := new(big.Int).Mul(big.NewInt(span.Microseconds()), big.NewInt(units))
 		drained.Quo(drained, big.NewInt(per))
@@ -36,7 +36,7 @@ var gcra = algorithm{
 		}
 		return w.Burst + drained.Int64()
 	},
-	rule: func(w Window) (string, any, string) {
+	Rule: func(w Window) (string, any, string) {
 		if w.Burst < 1 || w.Burst > MaxLimit {
 			return "burst", w.Burst, fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
 		}

@@ -1,0 +1,87 @@
+// Package algorithm has the Go side of the ways in which windows count: one file for each. It knows
+// numbers, and nothing of policies, tenants or Redis. Start with fixed.go, the shortest.
+package algorithm
+
+import (
+	"slices"
+	"time"
+)
+
+// A Window is what algorithms know of a window: see the fields of the same names of throttle.Window.
+type Window struct {
+	Anchor           string
+	Burst, Limit     int64
+	Lease            time.Duration
+	Margin, Period   time.Duration
+	Resets, Timezone string
+}
+
+// Bounds of all windows.
+const (
+	MaxLimit  = 1_000_000_000_000
+	MaxPeriod = 366 * 24 * time.Hour
+)
+
+// An Algorithm is the Go side of one way to count. The Lua side decides; it sees the numbers of
+// Params as p1 to p4.
+type Algorithm struct {
+	// Capacity is the largest cost that can ever fit.
+	Capacity func(Window) int64
+
+	// Defaults, if not nil, writes out the fields that only this algorithm has.
+	Defaults func(*Window)
+
+	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
+	File string
+
+	// GrantsWithin, if not nil, returns how many units the window always grants in any span of the
+	// length that it returns; ok is false if there is no such number.
+	GrantsWithin func(Window) (units int64, span time.Duration, ok bool)
+
+	// Kind names the algorithm in Lua and in stored state.
+	Kind string
+
+	// Leases says that units are held until they are given back, or their lease runs out: a denial
+	// may end at any time, and what was taken cannot be corrected.
+	Leases bool
+
+	// Options are the fields of a Window that are for some algorithms only, and for this one.
+	Options []Option
+
+	// Params turns a valid window into the numbers of the Lua side.
+	Params func(Window) [4]int64
+
+	// Simulate returns a window that has counted so many units at a time, and counts none of them any
+	// more at `resets`; times are microseconds. If it is nil, plans leave the window out.
+	Simulate func(w Window, used, now, resets int64) Simulated
+
+	// Ticks, if not nil, makes the list that goes in place of the last parameter.
+	Ticks func(Window) *Ticks
+
+	// UnitsIn is the most units that the window can let through in any span of the given
+	// length, or -1 if that is not known.
+	UnitsIn func(w Window, span time.Duration) int64
+
+	// Rule, if not nil, returns a field that breaks a rule of this algorithm, its value, and what it must
+	// be. Hint is empty if all is well. It may rely on the rules that hold for all algorithms.
+	Rule func(Window) (field string, value any, hint string)
+}
+
+// An Option is a field of a Window that only some algorithms have.
+type Option string
+
+const (
+	OptionAnchor   Option = "anchor"
+	OptionBurst    Option = "burst"
+	OptionLease    Option = "lease"
+	OptionMargin   Option = "margin"
+	OptionPeriod   Option = "period"
+	OptionResets   Option = "resets"
+	OptionTimezone Option = "timezone"
+)
+
+// Has reports whether windows that count by the algorithm have the option.
+func (a *Algorithm) Has(o Option) bool { return slices.Contains(a.Options, o) }
+
+// CeilDiv returns a / b, rounded up.
+func CeilDiv(a, b int64) int64 { return (a + b - 1) / b }

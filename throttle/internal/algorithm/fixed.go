@@ -1,0 +1,52 @@
+package algorithm
+
+import (
+	"time"
+)
+
+// Where the buckets of a fixed window begin: see the constants of these names in package throttle.
+const (
+	AnchorClock    = "clock"
+	AnchorFirstUse = "first-use"
+)
+
+// Fixed is the fixed window counter: see throttle/internal/script/lua/fixed.lua.
+var Fixed = Algorithm{
+	Kind:     "f",
+	File:     "fixed",
+	Capacity: func(w Window) int64 { return w.Limit },
+	Defaults: func(w *Window) {
+		if w.Anchor == "" {
+			w.Anchor = AnchorClock
+		}
+	},
+	GrantsWithin: func(w Window) (int64, time.Duration, bool) {
+		return w.Limit, w.Period, w.Margin == 0 // with a margin it closes at times, whatever it has counted
+	},
+	Options: []Option{OptionAnchor, OptionMargin, OptionPeriod},
+	Params: func(w Window) [4]int64 {
+		firstUse := int64(0)
+		if w.Anchor == AnchorFirstUse {
+			firstUse = 1
+		}
+		return [4]int64{w.Limit, w.Period.Microseconds(), w.Margin.Microseconds(), firstUse}
+	},
+	Simulate: func(w Window, used, now, resets int64) Simulated {
+		return &simulatedFixed{
+			limit: w.Limit, period: w.Period.Microseconds(), margin: w.Margin.Microseconds(),
+			clock: w.Anchor == AnchorClock, used: used, ends: max(now, resets),
+		}
+	},
+	UnitsIn: func(w Window, span time.Duration) int64 {
+		return w.Limit * (CeilDiv(int64(span), int64(w.Period)) + 1)
+	},
+	Rule: func(w Window) (string, any, string) {
+		switch {
+		case w.Anchor != AnchorClock && w.Anchor != AnchorFirstUse:
+			return "anchor", w.Anchor, `must be "clock" or "first-use"`
+		case w.Anchor == AnchorClock && w.Margin*2 >= w.Period:
+			return "margin", w.Margin, "must be less than half the period of a fixed window"
+		}
+		return "", nil, ""
+	},
+}

@@ -1,0 +1,25 @@
+package algorithm
+
+import (
+	"time"
+)
+
+// Sliding is the sliding window log, packed: see throttle/internal/script/lua/sliding.lua.
+var Sliding = Algorithm{
+	Kind:         "s",
+	File:         "sliding",
+	Capacity:     func(w Window) int64 { return w.Limit },
+	GrantsWithin: func(w Window) (int64, time.Duration, bool) { return w.Limit, w.Period + w.Margin, true },
+	Options:      []Option{OptionMargin, OptionPeriod},
+	Simulate: func(w Window, used, now, resets int64) Simulated {
+		s := &simulatedSliding{limit: w.Limit, period: (w.Period + w.Margin).Microseconds()}
+		s.before(used, now, resets)
+		return s
+	},
+	Params: func(w Window) [4]int64 {
+		return [4]int64{w.Limit, (w.Period + w.Margin).Microseconds()}
+	},
+	UnitsIn: func(w Window, span time.Duration) int64 {
+		return w.Limit * CeilDiv(int64(span), int64(w.Period+w.Margin))
+	},
+}

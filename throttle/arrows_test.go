@@ -33,6 +33,7 @@ func names(path string, words ...string) bool {
 func TestArrowsPointOneWay(t *testing.T) {
 	for pkg, words := range map[string][]string{
 		"throttle":              {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
+		"throttle/control":      {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
 		"throttle/promthrottle": {"asynq", "opentelemetry", "policyfile", "worker", "yaml"},

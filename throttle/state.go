@@ -172,6 +172,7 @@ func (l *Limiter) linesOf(policy string) ([]*compiledPolicy, error) {
 // sharedState reads the windows that all tenants share.
 func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *PolicyState) error {
 	o := &operation{compiledPolicy: cp, request: Request{Policy: cp.Name}, windows: cp.Windows}
+	o.tenant = l.interventions.Load().over(cp, "", Tenant{})
 	o.costs = make([]int64, len(o.windows))
 	for _, attributes := range cp.scopes { // no count has empty values
 		values := make([]string, len(attributes))
@@ -183,6 +184,7 @@ func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *Policy
 		return err
 	}
 	d := o.decision(a)
+	o.hold(&d)
 	s.At, s.Pause, s.Adapted = d.At, d.Pause, d.Adapted
 	for _, w := range d.Windows {
 		if len(w.Scope.Attributes) == 0 {

@@ -33,6 +33,7 @@ func names(path string, words ...string) bool {
 func TestArrowsPointOneWay(t *testing.T) {
 	for pkg, words := range map[string][]string{
 		"throttle":              {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
+		"throttle/control":      {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
 		"throttle/promthrottle": {"asynq", "opentelemetry", "policyfile", "worker", "yaml"},
@@ -53,7 +54,12 @@ func TestArrowsPointOneWay(t *testing.T) {
 			}
 		}
 	}
-	for pkg, word := range map[string]string{"throttle": "http", "worker/internal/dispatch": "hibiken"} {
+	for pkg, word := range map[string]string{
+		"throttle":                    "http",
+		"throttle/internal/algorithm": "redis",
+		"throttle/internal/glob":      "redis",
+		"worker/internal/dispatch":    "hibiken",
+	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
 			if names(path, word) {
 				t.Errorf("package %s imports %s", pkg, path)

@@ -149,7 +149,11 @@ func (c *claims) take(l *Limiter, line string, maxTickets int) {
 	c.mu.Unlock()
 	cp, err := l.findLine(line, true)
 	var reply script.Taken
+	var paused time.Duration
 	if err == nil {
+		if paused = l.paused(cp); paused > 0 {
+			maxTickets = 0
+		}
 		ctx := context.Background()
 		if reply, err = c.taker.Take(ctx, cp.script, script.TakeRequest{Claims: c.queue, Max: maxTickets}); err != nil {
 			err = classify(ctx, cp.Name, err)
@@ -182,7 +186,7 @@ func (c *claims) take(l *Limiter, line string, maxTickets int) {
 		}
 	}
 	if reply.Next > 0 {
-		if at := c.answered.Add(max(micros(reply.Next-reply.At), minTakeInterval)); at.Before(c.next) {
+		if at := c.answered.Add(max(micros(reply.Next-reply.At), minTakeInterval, min(paused, maxTakeInterval))); at.Before(c.next) {
 			c.next = at
 		}
 	}

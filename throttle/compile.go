@@ -15,7 +15,8 @@ import (
 // A compiledPolicy is a policy, or one shard of it, with everything computed that does not depend
 // on a request.
 type compiledPolicy struct {
-	Policy
+	Policy              // as it counts
+	declared   Policy   // as it was given, with defaults
 	line       string   // its name: see lineName
 	flowBy     []string // the attributes that flows differ in: those of all scopes, and the tenant
 	flowMark   string   // of the scopes
@@ -38,8 +39,9 @@ type compiledPolicy struct {
 type policyState struct {
 	batcher    *script.Batcher
 	claims     *claims
-	taker      *script.Taker
 	refreshing sync.Mutex
+	serves     atomic.Bool // this process takes from the line
+	taker      *script.Taker
 }
 
 // compilePolicy returns one compiled policy for each shard, or a *PolicyError if the policy is not
@@ -57,7 +59,11 @@ func compilePolicy(p Policy, library *script.Library) ([]*compiledPolicy, error)
 }
 
 func compileShard(p Policy, line string, library *script.Library) *compiledPolicy {
-	cp := &compiledPolicy{Policy: p, line: line}
+	cp := &compiledPolicy{Policy: p, declared: p, line: line}
+	if p.Mode == ModeObserve {
+		p.Windows = observed(p.Windows)
+		cp.Policy = p
+	}
 	flowBy := []string{TenantAttribute}
 	for _, w := range p.Windows {
 		attributes := w.Scope.Attributes()

@@ -35,6 +35,10 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows, or would have been, if this is by Peek.
 	Granted bool
 
+	// Observed, if not nil, says why the request would have been denied. It was granted, as the policy
+	// observes only: see ModeObserve.
+	Observed *Observed
+
 	// Pause is a pause by the upstream that holds the request back. It is nil if there is none, or the
 	// request was granted.
 	Pause *Pause

@@ -120,6 +120,7 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 		return err
 	}
 	d := o.decision(a)
+	o.hold(&d)
 	e.At, e.Windows, e.Pause, e.Adapted = d.At, d.Windows, d.Pause, d.Adapted
 	if a.Status != script.WaitedBefore {
 		return nil // it was taken meanwhile
@@ -127,7 +128,14 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 	e.Place, e.Of, e.There, e.TenantsAhead = spot.Before+1, flows[0].Tickets, spot.There, spot.Flows
 	e.StartsAt, e.StartsAtLeast = time.UnixMicro(a.Time), time.UnixMicro(min(a.Least, a.Time))
 	e.StartsAtMost = time.UnixMicro(max(a.Time, a.Most))
+	left := o.pauseLeft()
+	e.StartsAt, e.StartsAtMost = e.StartsAt.Add(left), e.StartsAtMost.Add(left)
+	if first := e.At.Add(left); e.StartsAtLeast.Before(first) {
+		e.StartsAtLeast = first
+	}
 	switch {
+	case left > 0:
+		e.DeniedBy = ByPause
 	case a.Time > a.Most:
 		e.DeniedBy = BySlots
 	case a.Time > a.At:
@@ -149,7 +157,7 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 	if err != nil {
 		return classify(ctx, cp.Name, err)
 	}
-	p := page{limiter: l, compiledPolicy: cp, queues: queues, at: e.At}
+	p := page{limiter: l, compiledPolicy: cp, queues: queues}
 	var rows []*row
 	for _, f := range flows {
 		r, err := p.row(ctx, []script.Standing{f})

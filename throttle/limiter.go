@@ -26,15 +26,16 @@ import (
 // Calls of one policy share calls to Redis: those that are made during another one are sent
 // together after it. Each keeps its own context and its own error.
 type Limiter struct {
-	library  script.Library
-	logger   *slog.Logger
-	name     string
-	observer Observer
-	policies atomic.Pointer[policySet]
-	runner   *script.Runner
-	setting  sync.Mutex // held by SetPolicies
-	tenants  TenantFunc
-	watched  watched
+	interventions atomic.Pointer[interventions] // nil if none were set
+	library       script.Library
+	logger        *slog.Logger
+	name          string
+	observer      Observer
+	policies      atomic.Pointer[policySet]
+	runner        *script.Runner
+	setting       sync.Mutex // held by SetPolicies and SetInterventions
+	tenants       TenantFunc
+	watched       watched
 }
 
 // A TenantFunc looks up the settings of one tenant, for instance in a database of plans. If found
@@ -124,7 +125,7 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 			return err
 		}
 		cp.refreshAt.Store(math.MaxInt64)
-		return l.refresh(ctx, cp)
+		return l.refresh(ctx, cp, nil)
 	}
 }
 
@@ -147,16 +148,27 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 // reserve reserves under an ID. If the reservation replaces one, at is when that was granted, else
 // 0.
 func (l *Limiter) reserve(ctx context.Context, o *operation, at int64, id string) (Decision, error) {
-	ask := o.reserveRequest(id)
-	ask.At = at
-	return l.send(ctx, o, ask)
+	return l.send(ctx, o, o.reserveRequest(id, at))
 }
 
-func (o *operation) reserveRequest(id string) script.Request {
-	if o.tenant.Exempt {
-		return o.lineRequest(script.Exempt, id)
+func (o *operation) reserveRequest(id string, at int64) script.Request {
+	op := script.Reserve
+	switch paused := o.tenant.pause != nil && at == 0; {
+	case o.observes && o.neverFits() < 0:
+		op = script.Observe
+	case o.tenant.Exempt:
+		op = script.Exempt
+	case paused && o.request.Ticket != (Ticket{}):
+		op = script.Join
+	case paused:
+		op = script.Peek
 	}
-	return o.lineRequest(script.Reserve, id)
+	ask := o.lineRequest(op, id)
+	ask.At = at
+	if op == script.Peek || op == script.Join {
+		ask.Once = ""
+	}
+	return ask
 }
 
 // send sends a reserveRequest.
@@ -172,9 +184,12 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
+	if ask.At == 0 {
+		o.hold(&d)
+	}
 	if d.Granted {
 		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, limiter: l}
-	} else if !d.Queued && !late && (a.Status != script.Denied || d.RetryIn == 0) {
+	} else if !d.Queued && !late && (a.Status != script.Denied && ask.Op != script.Peek || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
 	if ask.At == 0 || !d.Granted { // else it replaces a grant
@@ -185,7 +200,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 
 // failOpen grants a request that Redis did not answer, if its policy says so.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
-	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || ctx.Err() != nil {
+	if !errors.Is(err, ErrUnavailable) || o.Fail != FailOpen || ctx.Err() != nil || o.tenant.pause != nil {
 		return Decision{}, err
 	}
 	r := o.request
@@ -227,7 +242,8 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 		return Decision{}, err
 	}
 	d := o.decision(a)
-	if !d.Granted && (a.Status != script.Denied || d.RetryIn == 0) {
+	o.hold(&d)
+	if !d.Granted && (a.Status != script.Denied && d.Pause == nil || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
 	return d, nil
@@ -271,11 +287,26 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 		return nil, err
 	}
 	t.Exempt = t.Exempt || r.Exempt
-	return cp.newOperation(r, t)
+	observes := cp.Mode == ModeObserve && !t.Exempt && t.pause == nil
+	t.Exempt = (t.Exempt || observes) && t.pause == nil
+	o, err := cp.newOperation(r, t)
+	if err == nil {
+		o.observes = observes
+	}
+	return o, err
 }
 
-// tenant returns the tenant's settings by the TenantFunc, or else by the policy.
-func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (Tenant, error) {
+// tenant returns the tenant's settings, as operators have changed them.
+func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
+	t, err := l.settings(ctx, cp, name)
+	if err != nil {
+		return tenantNow{}, err
+	}
+	return l.interventions.Load().over(cp, name, t), nil
+}
+
+// settings returns the tenant's settings by the TenantFunc, or else by the policy.
+func (l *Limiter) settings(ctx context.Context, cp *compiledPolicy, name string) (Tenant, error) {
 	if l.tenants == nil {
 		return cp.Tenants[name], nil
 	}

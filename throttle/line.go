@@ -93,9 +93,12 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		}
 		ask := o.lineRequest(script.Join, "")
 		ask.Place.Backlog = int64(max(0, r.Backlog))
-		ask.Place.MaxWait = limitMicros(r.MaxWait)
+		left := o.pauseLeft()
+		if r.MaxWait != 0 {
+			ask.Place.MaxWait = max(1, (r.MaxWait - left).Microseconds())
+		}
 		if !r.Deadline.IsZero() {
-			ask.Place.Deadline = max(1, limitMicros(time.Until(r.Deadline)))
+			ask.Place.Deadline = max(1, limitMicros(time.Until(r.Deadline)-left))
 		}
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
@@ -155,6 +158,11 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	}
 	p.StartsInLeast = min(p.StartsIn, micros(a.Least-a.At))
 	d := o.decision(a)
+	o.hold(&d)
+	if left := o.pauseLeft(); left > 0 {
+		p.StartsInLeast = max(p.StartsInLeast, left)
+		p.StartsIn, p.StartsInMost, p.Nudge = p.StartsIn+left, p.StartsInMost+left, false
+	}
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
 		return p, nil
@@ -184,6 +192,29 @@ func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
 		tickets := make([]Ticket, len(ids))
 		for i := range ids {
 			tickets[i] = Ticket{Queue: queues[i], ID: ids[i]}
+		}
+		own = do(tickets)
+		return own
+	})
+	if err != nil && own == nil {
+		return classify(ctx, cp.Name, err)
+	}
+	return own
+}
+
+// TicketsOf is Tickets for those of one tenant. It looks at all tickets in line.
+func (n *Line) TicketsOf(ctx context.Context, tenant string, do func([]Ticket) error) error {
+	cp, err := n.limiter.findLine(n.name, true)
+	if err != nil {
+		return err
+	}
+	var own error // of do
+	err = n.limiter.runner.TicketsWith(ctx, cp.line, func(queues, ids, flows []string) error {
+		var tickets []Ticket
+		for i := range ids {
+			if r, _ := cp.requestOf(flows[i], ""); r.Tenant == tenant {
+				tickets = append(tickets, Ticket{Queue: queues[i], ID: ids[i]})
+			}
 		}
 		own = do(tickets)
 		return own

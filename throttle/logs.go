@@ -85,7 +85,7 @@ func (l *Limiter) logPolicies(before, now *policySet) {
 		switch old := before.byName[name]; {
 		case old == nil:
 			added = append(added, name)
-		case !reflect.DeepEqual(old[0].Policy, now.byName[name][0].Policy):
+		case !reflect.DeepEqual(old[0].declared, now.byName[name][0].declared):
 			changed = append(changed, name)
 		}
 	}

@@ -170,7 +170,7 @@ func TestHeadersOfScripts(t *testing.T) {
 		}
 	}
 	verbs := all(code(decide+script.File("later_verbs")+script.File("reservation")), `(?m)^(?:  function verbs\.|  verbs\.|  )(\w+)(?: = upstream_verb| = function\(r|\(r)`)
-	ops := []string{script.Reserve, script.Exempt, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
+	ops := []string{script.Reserve, script.Exempt, script.Observe, script.Peek, script.Join, script.Leave, script.PutBack, script.Cancel, script.Settle,
 		script.Release, script.Renew, script.Pause, script.Resume, script.Remaining, script.Refresh, script.Expect}
 	slices.Sort(verbs)
 	slices.Sort(ops)

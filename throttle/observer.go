@@ -25,6 +25,9 @@ type Observer struct {
 	// Taken.
 	Decided func(Decision)
 
+	// Followed is called, by package control, for each version of the published policies.
+	Followed func(Followed)
+
 	// Joined is called for each ticket that Line.Join has placed or refused.
 	Joined func(Join)
 
@@ -51,6 +54,12 @@ type Call struct {
 	Policy string        //
 	Script string        // "decide" or "take"
 	Took   time.Duration // until the reply had arrived
+}
+
+// A Followed is a version of the published policies that a process has read.
+type Followed struct {
+	Err     error // why it is not in force; nil if it is
+	Version int64 //
 }
 
 // A Correction is a reservation that was settled or cancelled.

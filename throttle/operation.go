@@ -16,19 +16,21 @@ import (
 type operation struct {
 	*compiledPolicy
 	request Request
-	tenant  Tenant
+	tenant  tenantNow
 	windows []Window // as they hold for the tenant
 	costs   []int64  // by window
-	values  [][]string
-	keys    []string // of the scopes
+
+	observes bool // it is never denied, as the policy observes
+	values   [][]string
+	keys     []string // of the scopes
 }
 
 // newOperation prepares a request. Errors are *RequestError.
-func (cp *compiledPolicy) newOperation(r Request, t Tenant) (*operation, error) {
+func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, error) {
 	bad := func(field string, value any, hint string) error {
 		return &RequestError{Policy: cp.Name, Field: field, Value: value, Hint: hint}
 	}
-	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windowsOf(t)}
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windowsOf(t.Tenant)}
 	o.keys, o.values = make([]string, len(cp.scopes)), make([][]string, len(cp.scopes))
 	for i, attributes := range cp.scopes {
 		values := make([]string, len(attributes))
@@ -78,12 +80,21 @@ func (o *operation) checkCosts() error {
 	if err := o.checkUnits("cost", o.request.Cost); err != nil {
 		return err
 	}
-	for i, w := range o.windows {
-		if capacity := o.algorithms[i].Capacity(w.numbers()); o.costs[i] > capacity && !o.tenant.Exempt {
-			return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: capacity}
-		}
+	if i := o.neverFits(); i >= 0 && !o.tenant.Exempt {
+		w := o.windows[i]
+		return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: o.algorithms[i].Capacity(w.numbers())}
 	}
 	return nil
+}
+
+// neverFits returns the first window whose capacity is below the cost, or -1.
+func (o *operation) neverFits() int {
+	for i, w := range o.windows {
+		if o.costs[i] > o.algorithms[i].Capacity(w.numbers()) {
+			return i
+		}
+	}
+	return -1
 }
 
 func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error {
@@ -111,14 +122,15 @@ func (o *operation) scriptRequest(op, id string) script.Request {
 	return r
 }
 
-// own returns the parameters of the windows for which the tenant has its own limits.
-func (o *operation) own() (own []script.Own) {
+// own returns what differs for the tenant: parameters of windows, and a pause.
+func (o *operation) own() (own script.Own) {
+	own.PausedUntil = o.tenant.pausedUntil
 	if len(o.tenant.Windows) == 0 {
-		return nil
+		return own
 	}
 	for i, w := range o.windows {
 		if params := o.algorithms[i].Params(w.numbers()); params != o.params[i] {
-			own = append(own, script.Own{Window: i + 1, Params: params})
+			own.Windows = append(own.Windows, script.OwnWindow{Window: i + 1, Params: params})
 		}
 	}
 	return own
@@ -249,7 +261,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
 		ClockBehind:   micros(a.Behind),
-		Exempt:        o.tenant.Exempt,
+		Exempt:        o.tenant.Exempt && !o.observes,
 		Granted:       a.Status == script.Granted || a.Status == script.GrantedBefore || o.tenant.Exempt,
 		Policy:        o.Name,
 		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
@@ -260,6 +272,9 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
 		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
 		d.Pause = newPause(a.Pause)
+	}
+	if o.observes {
+		d.Observed = o.observed(a)
 	}
 	if a.Adapted.Refusals > 0 {
 		d.Adapted = o.adapted(a.Adapted)

@@ -42,7 +42,7 @@ func (l *Limiter) Policies() []Policy {
 	var policies []Policy
 	set := l.policies.Load()
 	for _, name := range set.names {
-		policies = append(policies, set.byName[name][0].Policy.WithDefaults())
+		policies = append(policies, set.byName[name][0].declared.WithDefaults())
 	}
 	return policies
 }

@@ -71,6 +71,10 @@ type Policy struct {
 	// first refusal. The default, 0, has no limit.
 	MaxRefusedWait time.Duration
 
+	// Mode says whether the policy denies, or only tells what it would deny. The default is
+	// ModeEnforce.
+	Mode Mode
+
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
@@ -225,6 +229,20 @@ const (
 	FailoverStrict FailoverMode = "strict"
 )
 
+// A Mode says whether a policy denies.
+type Mode string
+
+const (
+	// ModeEnforce denies what does not fit.
+	ModeEnforce Mode = "enforce"
+
+	// ModeObserve grants every request, and tells by Decision.Observed what would be denied, and for
+	// how long. Work of the policy is counted as if it had waited in a queue of its own for each count
+	// of a window: Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What
+	// waits when the mode begins starts at once. Pauses by operators hold all the same.
+	ModeObserve Mode = "observe"
+)
+
 // A Requeue says for when a worker requeues a denied task.
 type Requeue string
 
@@ -274,6 +292,9 @@ func (p Policy) WithDefaults() Policy {
 	}
 	if p.Failover == "" {
 		p.Failover = FailoverFast
+	}
+	if p.Mode == "" {
+		p.Mode = ModeEnforce
 	}
 	if p.Requeue == "" {
 		p.Requeue = RequeueWhenFits

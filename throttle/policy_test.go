@@ -108,6 +108,7 @@ func TestValidate(t *testing.T) {
 		{func(p *throttle.Policy) { p.MaxPause = throttle.MaxPeriod + us }, `: max_pause 8784h0m0.000001s: must be 1ms to 8784h0m0s, in whole microseconds`},
 		{func(p *throttle.Policy) { p.MaxRefusals = -1 }, `: max_refusals -1: must be 1 to 1000000000000, or left out for no limit`},
 		{func(p *throttle.Policy) { p.MaxRefusals = throttle.MaxLimit + 1 }, `: max_refusals 1000000000001: must be 1 to 1000000000000, or left out for no limit`},
+		{func(p *throttle.Policy) { p.Mode = "look" }, `: mode "look": must be "enforce" or "observe"`},
 		{func(p *throttle.Policy) { p.MaxRefusedWait = -us }, `: max_refused_wait -1µs: must be above 0 and at most 8784h0m0s, or left out for no limit`},
 		{func(p *throttle.Policy) { p.MaxRefusedWait = throttle.MaxPeriod + us }, `: max_refused_wait 8784h0m0.000001s: must be above 0 and at most 8784h0m0s, or left out for no limit`},
 		{func(p *throttle.Policy) { p.Upstream = "them" }, `: upstream "them": must be "tenant" or "shared"`},
@@ -173,7 +174,7 @@ func TestDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, Failover: throttle.FailoverFast, MaxPause: h, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
+		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, Failover: throttle.FailoverFast, MaxPause: h, Mode: throttle.ModeEnforce, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},

@@ -31,17 +31,33 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	go func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshTimeout)
 		defer cancel()
-		if err := l.refresh(ctx, cp); err != nil {
+		if err := l.refresh(ctx, cp, nil); err != nil {
 			cp.refreshAt.Store(now.Add(refreshAgain).UnixNano())
 		}
 	}()
 }
 
-// refresh applies the present weights and limits of tenants to the tickets in line.
-func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
+// retune refreshes the tickets of some tenants, if this process takes from their line. Otherwise
+// those do that take. After an error the next take refreshes all.
+func (l *Limiter) retune(cp *compiledPolicy, tenants map[string]bool) {
+	if !cp.serves.Load() {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), refreshTimeout)
+		defer cancel()
+		if err := l.refresh(ctx, cp, tenants); err != nil {
+			cp.refreshAt.Store(0)
+		}
+	}()
+}
+
+// refresh applies the present settings of tenants to the tickets in line: of some tenants, or with
+// nil of all.
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[string]bool) error {
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
-	known := map[string]Tenant{}
+	known := map[string]tenantNow{}
 	return l.runner.Flows(ctx, cp.line, func(flows []string) error {
 		if l.policies.Load().byLine[cp.line] != cp {
 			return nil
@@ -49,8 +65,8 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
 		var asks []script.Request
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "")
-			if !ok {
-				continue // of other scopes than the policy has now
+			if !ok || only != nil && !only[r.Tenant] {
+				continue // of other scopes than the policy has now, or of others
 			}
 			t, ok := known[r.Tenant]
 			if !ok {
@@ -67,6 +83,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy) error {
 			ask := o.scriptRequest(script.Refresh, "")
 			ask.Place = o.place()
 			ask.Place.Flow = flow // the flow of a claim has another name
+			ask.Own.Free = (t.Exempt || cp.Mode == ModeObserve) && t.pause == nil
 			asks = append(asks, ask)
 		}
 		_, err := cp.batcher.Do(ctx, cp.script, asks...)

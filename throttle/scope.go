@@ -65,6 +65,18 @@ func (s Scope) String() string {
 	return strings.Join(s.Attributes(), ",")
 }
 
+// MarshalText returns the names, by commas; nothing for Shared.
+func (s Scope) MarshalText() ([]byte, error) { return []byte(strings.Join(s.Attributes(), ",")), nil }
+
+// UnmarshalText undoes MarshalText.
+func (s *Scope) UnmarshalText(text []byte) error {
+	*s = Shared
+	if len(text) > 0 {
+		*s = Per(strings.Split(string(text), ",")...)
+	}
+	return nil
+}
+
 // has reports whether the scope names the attribute.
 func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(), attribute) }
 

@@ -142,7 +142,7 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 		}
 		s.flows = append(s.flows, standingFlow{name: name, request: r, tickets: f.Tickets})
 		if len(asks) < MaxSimulated {
-			o, err := cp.newOperation(r, Tenant{})
+			o, err := cp.newOperation(r, tenantNow{})
 			if err != nil {
 				return nil, err
 			}

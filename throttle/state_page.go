@@ -16,7 +16,6 @@ type page struct {
 	limiter *Limiter
 	*compiledPolicy
 	queues  []script.Queue
-	at      time.Time
 	only    string // tenant
 	tenants []TenantState
 }
@@ -189,14 +188,15 @@ func (s *TenantState) add(o *operation, a script.Answer, rank int64) {
 		if oldest := time.UnixMicro(script.JoinedAt(rank)); rank > 0 && (s.Oldest.IsZero() || oldest.Before(s.Oldest)) {
 			s.Oldest = oldest
 		}
-		if last := time.UnixMicro(a.Time); last.After(s.LastAt) {
+		if last := time.UnixMicro(a.Time).Add(o.pauseLeft()); last.After(s.LastAt) {
 			s.LastAt, s.SlotsBind = last, a.Time > a.Most
 		}
-		if most := time.UnixMicro(a.Most); most.After(s.LastAtMost) {
+		if most := time.UnixMicro(a.Most).Add(o.pauseLeft()); most.After(s.LastAtMost) {
 			s.LastAtMost = most
 		}
 	}
 	d := o.decision(a)
+	o.hold(&d)
 	s.Pause, s.Adapted, s.Windows = d.Pause, d.Adapted, s.Windows[:0]
 	for _, w := range d.Windows {
 		if len(w.Scope.Attributes) > 0 {

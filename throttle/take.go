@@ -52,12 +52,18 @@ type TakenTicket struct {
 // Take serves a policy that SetPolicies removed, too. Errors are ErrUnknownPolicy, ErrUnavailable,
 // ErrState, ErrClock, ErrReply and the context's error.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
-	cp, err := n.limiter.findLine(n.name, true)
+	l := n.limiter
+	cp, err := l.findLine(n.name, true)
 	if err != nil {
 		return Taken{}, err
 	}
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
+	}
+	cp.serves.Store(true)
+	paused := l.paused(cp)
+	if paused > 0 {
+		o.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
 	reply, err := cp.taker.Take(ctx, cp.script, script.TakeRequest{Queues: o.Queues, Max: max(0, min(o.Max, MaxTake))})
 	if err != nil {
@@ -65,14 +71,14 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	}
 	taken := Taken{At: time.UnixMicro(reply.At), Next: -1}
 	if reply.Next > 0 {
-		taken.Next = micros(reply.Next - reply.At)
+		taken.Next = max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))
 	}
 	var others []TakenTicket // of queues that only the take asked for whose reply this repeats
 	for _, t := range reply.Tickets {
 		ticket := cp.taken(t)
-		ticket.Decision.Reservation.limiter = n.limiter
+		ticket.Decision.Reservation.limiter = l
 		if cp.Shards > 1 {
-			ticket.Weight = n.limiter.weight(ctx, cp, t.Tenant)
+			ticket.Weight = l.weight(ctx, cp, t.Tenant)
 		}
 		if slices.Contains(o.Queues, t.Queue) {
 			taken.Tickets = append(taken.Tickets, ticket)
@@ -80,13 +86,13 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 			others = append(others, ticket)
 		}
 	}
-	n.limiter.taken(cp.Name, taken.Tickets)
+	l.taken(cp.Name, taken.Tickets)
 	if others != nil {
 		if err := n.PutBack(ctx, others); err != nil {
 			return taken, nil // they are out of the line until their tasks join again
 		}
 	}
-	n.limiter.maintain(ctx, cp, taken.Next)
+	l.maintain(ctx, cp, taken.Next)
 	return taken, nil
 }
 
@@ -113,7 +119,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 		return ticket
 	}
 	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards}
-	o, err := cp.newOperation(r, cp.Tenants[t.Tenant])
+	o, err := cp.newOperation(r, tenantNow{Tenant: cp.Tenants[t.Tenant]})
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
@@ -167,7 +173,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		r := t.Decision.Reservation.Request
 		tenant, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {
-			tenant = cp.Tenants[r.Tenant] // its own limits matter less than its units
+			tenant = tenantNow{Tenant: cp.Tenants[r.Tenant]} // its own limits matter less than its units
 		}
 		o, err := cp.newOperation(r, tenant)
 		if err != nil {

@@ -69,6 +69,9 @@ func (p Policy) Validate() error {
 	case p.Failover == FailoverStrict && p.Fail == FailOpen:
 		return bad("failover", string(p.Failover), `must be "fast" with "fail: open"`)
 	}
+	if p.Mode != ModeEnforce && p.Mode != ModeObserve {
+		return bad("mode", string(p.Mode), `must be "enforce" or "observe"`)
+	}
 	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
 		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
 	}

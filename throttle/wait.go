@@ -114,7 +114,10 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
-	ask := o.reserveRequest(reservationID(w.request))
+	ask := o.reserveRequest(reservationID(w.request), 0)
+	if ask.Op == script.Peek && o.pauseLeft() < w.left(ctx) {
+		ask.Op = script.Join
+	}
 	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
 	ask.Place.Flow = script.ClaimFlow(o.claims.queue, w.request.Class == Batch, o.flowMark, o.flowValues(w.request))
 	if left := w.left(ctx); left < math.MaxInt64 {
@@ -193,8 +196,7 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 
 // byKey grants once more what was taken, to record the idempotency key.
 func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
-	ask := o.reserveRequest(t.Granted)
-	ask.At = t.At
+	ask := o.reserveRequest(t.Granted, t.At)
 	a, err := o.do(ctx, ask)
 	if err != nil {
 		w.limiter.refundLater(w.operation.line, *t)

@@ -41,8 +41,12 @@ func printPolicy(w io.Writer, p throttle.Policy) {
 	if match == "" {
 		match = "no task type"
 	}
-	fmt.Fprintf(w, "policy %s\n  matches %s, fails %s, fails over %s, requeues %s%s\n  upstream refusals pause %s, for %s at most; adapts: %s%s%s\n",
-		p.Name, match, p.Fail, p.Failover, p.Requeue, shardsText(p), refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p), shareText(p))
+	observes := ""
+	if p.Mode == throttle.ModeObserve {
+		observes = "\n  observes only: denies nothing"
+	}
+	fmt.Fprintf(w, "policy %s%s\n  matches %s, fails %s, fails over %s, requeues %s%s\n  upstream refusals pause %s, for %s at most; adapts: %s%s%s\n",
+		p.Name, observes, match, p.Fail, p.Failover, p.Requeue, shardsText(p), refusedText(p), show.Short(p.MaxPause), p.Adapt, givenUpText(p), shareText(p))
 	t := show.Table(w)
 	fmt.Fprintln(t, "  WINDOW\tLIMIT\tPER\tALGORITHM\tMARGIN")
 	for _, window := range p.Windows {
@@ -148,6 +152,7 @@ type (
 		Match      []string                 `json:"match"`
 		Adapt      throttle.Adapt           `json:"adapt"`
 		BatchShare float64                  `json:"batch_share"`
+		Mode       throttle.Mode            `json:"mode"`
 		Fail       throttle.FailMode        `json:"fail"`
 		Failover   throttle.FailoverMode    `json:"failover"`
 		MaxPauseMS float64                  `json:"max_pause_ms"`
@@ -189,7 +194,7 @@ func describe(policies []throttle.Policy) checked {
 	out := checked{Policies: []checkedPolicy{}}
 	for _, p := range policies {
 		c := checkedPolicy{
-			Name: p.Name, Match: append([]string{}, p.Match...), Adapt: p.Adapt, BatchShare: p.BatchShare, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue, Shards: p.Shards,
+			Name: p.Name, Match: append([]string{}, p.Match...), Mode: p.Mode, Adapt: p.Adapt, BatchShare: p.BatchShare, Fail: p.Fail, Failover: p.Failover, MaxPauseMS: show.Milliseconds(p.MaxPause), Upstream: p.Upstream, Requeue: p.Requeue, Shards: p.Shards,
 			Refusals: p.MaxRefusals, RefusedMS: show.Milliseconds(p.MaxRefusedWait),
 			Tenants: map[string]checkedTenant{}, Warnings: append([]string{}, p.Warnings()...),
 		}

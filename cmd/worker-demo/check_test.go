@@ -120,6 +120,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 
 			"MaxRefusals":    policy("max_refusals: 5"),
 			"MaxRefusedWait": policy("max_refused_wait: 5m"),
+			"Mode":           policy("mode: observe"),
 
 			"Upstream": policy("upstream: shared"),
 			"Requeue":  policy("requeue: earliest-reset"),

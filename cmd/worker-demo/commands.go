@@ -29,7 +29,7 @@ func help(name string) string {
 // command is the whole command line.
 func (m *Main) command() *cli.Command {
 	scenario, run, check := &ScenarioCommand{Main: m}, &RunCommand{Main: m}, &CheckCommand{Main: m}
-	batch := &BatchCommand{Main: m}
+	batch, control := &BatchCommand{Main: m}, func() controlFlags { return controlFlags{Main: m} }
 	live := liveCommand{Main: m}
 	status, explain := &StatusCommand{liveCommand: live}, &ExplainCommand{liveCommand: live}
 	simulate, doctor := &SimulateCommand{liveCommand: live}, &DoctorCommand{liveCommand: live}
@@ -67,6 +67,12 @@ func (m *Main) command() *cli.Command {
 					return check.Run(ctx)
 				},
 			},
+			(&LimitsCommand{controlFlags: control()}).command(),
+			(&PauseCommand{control()}).command(),
+			(&ResumeCommand{control()}).command(),
+			(&ResetCommand{policiesFlags{controlFlags: control()}}).command(),
+			(&DropCommand{policiesFlags: policiesFlags{controlFlags: control()}}).command(),
+			(&FrontCommand{control()}).command(),
 			{
 				Name:   "status",
 				Usage:  "tell who waits, until when, and what is used",
@@ -115,13 +121,23 @@ func (m *Main) command() *cli.Command {
 		ErrWriter:                 m.Stderr,
 	}
 	for _, c := range root.Commands {
-		for _, f := range c.Flags {
-			f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
+		describeCommand(c, help(c.Name))
+		if c.Name == "limits" {
+			for _, verb := range c.Commands { // its help tells of them
+				describeCommand(verb, help(c.Name))
+			}
 		}
-		c.CustomHelpTemplate, c.HideHelpCommand = help(c.Name), true
-		c.DisableSliceFlagSeparator, c.OnUsageError = true, usageError
 	}
 	return root
+}
+
+// describeCommand gives a command its help, and what all commands have.
+func describeCommand(c *cli.Command, help string) {
+	for _, f := range c.Flags {
+		f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
+	}
+	c.CustomHelpTemplate, c.HideHelpCommand = help, true
+	c.DisableSliceFlagSeparator, c.OnUsageError = true, usageError
 }
 
 // flagLine is a flag in a help text. Its placeholder stands in its usage, between backquotes.

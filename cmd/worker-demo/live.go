@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 )
 
 // A liveCommand looks at workers that run elsewhere: by their policies, on their Redis.
@@ -60,6 +61,12 @@ func (c *liveCommand) connect(ctx context.Context) (*redisconn.Server, *throttle
 	if err != nil {
 		server.Close()
 		return nil, nil, inputError{err}
+	}
+	// What operators have put in force holds for what is told.
+	if store, err := control.NewStore(server.Client, c.Prefix); err == nil {
+		if state, err := store.State(ctx); err == nil {
+			limiter.SetInterventions(state.Interventions)
+		}
 	}
 	return server, limiter, nil
 }

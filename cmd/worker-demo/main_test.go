@@ -216,6 +216,12 @@ func TestHelp(t *testing.T) {
 		"explain":  {{"help", "explain"}, {"explain", "-h"}},
 		"simulate": {{"help", "simulate"}, {"simulate", "-h"}},
 		"doctor":   {{"help", "doctor"}, {"doctor", "-h"}},
+		"limits":   {{"help", "limits"}, {"limits", "-h"}},
+		"pause":    {{"help", "pause"}, {"pause", "-h"}},
+		"resume":   {{"help", "resume"}, {"resume", "-h"}},
+		"reset":    {{"help", "reset"}, {"reset", "-h"}},
+		"drop":     {{"help", "drop"}, {"drop", "-h"}},
+		"front":    {{"help", "front"}, {"front", "-h"}},
 		"version":  {{"version", "-h"}},
 	} {
 		for _, args := range same {
@@ -341,7 +347,7 @@ func TestUnknownCommands(t *testing.T) {
 		want string
 	}{
 		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, status, explain, simulate, doctor, version, completion, or none for the scenario: see "worker-demo -h"`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, limits, pause, resume, reset, drop, front, status, explain, simulate, doctor, version, completion, or none for the scenario: see "worker-demo -h"`},
 		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
 		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
 		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},

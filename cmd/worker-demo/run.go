@@ -92,6 +92,11 @@ func (c *RunCommand) Run(ctx context.Context) error {
 		}
 	}
 
+	end, err := c.follow(ctx, limiter, server, list, progress.Logger())
+	if err != nil {
+		return err
+	}
+	defer end()
 	d := &drain.Drain{
 		Caller:      caller,
 		Client:      server.Client,

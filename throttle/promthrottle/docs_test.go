@@ -46,7 +46,7 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 	for _, own := range all {
 		labels = append(labels, own...)
 	}
-	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 9, "metrics/dashboard.json": 9} {
+	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 12, "metrics/dashboard.json": 13} {
 		text, err := os.ReadFile("../../docs/howto/" + name)
 		if err != nil {
 			t.Fatal(err)

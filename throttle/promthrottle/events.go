@@ -57,6 +57,12 @@ func (m *Metrics) decided(d throttle.Decision) {
 		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, "failed_open")...).Inc()
 		return
 	case d.Granted:
+		if d.Observed != nil {
+			m.observed.WithLabelValues(m.with(d.Tenant, d.Policy, d.Observed.By)...).Inc()
+			if !d.Observed.NeverFits {
+				m.would.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
+			}
+		}
 		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, "reserve")...).Inc()
 		return
 	}
@@ -67,6 +73,15 @@ func (m *Metrics) decided(d throttle.Decision) {
 	if d.Adapted != nil {
 		m.rates.note(d.Policy, *d.Adapted, d.At)
 	}
+}
+
+func (m *Metrics) followed(f throttle.Followed) {
+	unusable := m.unusable.WithLabelValues() // it is exported from the first version on
+	if f.Err != nil {
+		unusable.Inc()
+		return
+	}
+	m.version.WithLabelValues().Set(float64(f.Version))
 }
 
 func (m *Metrics) joined(j throttle.Join) {

@@ -37,9 +37,11 @@ type Config struct {
 
 // Metrics are the metrics of one limiter. It is safe for concurrent use.
 type Metrics struct {
-	batch, call, expected, late, wait          *prometheus.HistogramVec
+	batch, call, expected, late, wait, would   *prometheus.HistogramVec
 	denials, errors, grants, joins             *prometheus.CounterVec
-	paused, refusals, undecided                *prometheus.CounterVec
+	observed, paused, refusals                 *prometheus.CounterVec
+	undecided, unusable                        *prometheus.CounterVec
+	version                                    *prometheus.GaugeVec
 	adaptedCounts, adaptedRate, waitingTickets *prometheus.Desc
 
 	all     []*prometheus.MetricVec
@@ -84,6 +86,8 @@ func New(c Config) (*Metrics, error) {
 	policy := []string{"policy"}
 	m.grants = counter("grants_total", "Requests that were granted: at once, from the line, or uncounted as the policy fails open.", ofTenant("policy", "source"))
 	m.denials = counter("denials_total", "Requests that were denied, by the window that denied for longest.", ofTenant("policy", "by"))
+	m.observed = counter("observed_denials_total", "Requests that would be denied, by the window that would deny for longest: the policy observes only.", ofTenant("policy", "by"))
+	m.would = histogram("observed_wait_seconds", "How long requests would wait that would be denied.", forWaits, policy)
 	m.joins = counter("joins_total", "Tickets that were to join the line, by what became of them.", []string{"policy", "result"})
 	m.expected = histogram("expected_wait_seconds", "The expected wait of tickets, as of their joins.", forWaits, policy)
 	m.wait = histogram("wait_seconds", "How long work waited from its join until it started.", forWaits, ofTenant("policy"))
@@ -94,6 +98,9 @@ func New(c Config) (*Metrics, error) {
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took, as the caller sees it.", forCalls, []string{"policy", "script"})
 	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", []string{"policy", "script", "class"})
 	m.batch = histogram("script_batch_size", "Requests that one call decided, or tickets that it took.", []float64{0, 1, 2, 4, 8, 16, 32, 64}, []string{"policy", "script"})
+	m.unusable = counter("policies_unusable_total", "Published versions of policies that could not be put in force.", nil)
+	m.version = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sluice_policies_version", Help: "The version of the published policies that is in force."}, nil)
+	m.all = append(m.all, m.version.MetricVec)
 	m.adaptedRate = prometheus.NewDesc("sluice_adapted_rate_ratio", "The lowest rate in force after refusals, as a part of the published one.", policy, nil)
 	m.adaptedCounts = prometheus.NewDesc("sluice_adapted_counts", "How many counts of windows have adapted their rate, such as one of each tenant.", policy, nil)
 	m.waitingTickets = prometheus.NewDesc("sluice_waiting", "Tickets in line.", policy, nil)
@@ -106,7 +113,7 @@ func New(c Config) (*Metrics, error) {
 // Observer returns the observer for throttle.Config.
 func (m *Metrics) Observer() throttle.Observer {
 	return throttle.Observer{
-		Called: m.called, Decided: m.decided, Joined: m.joined, Refused: m.refused,
+		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Refused: m.refused,
 		Started: m.started, Taken: m.taken, Undecided: m.wasUndecided,
 	}
 }

@@ -122,6 +122,10 @@ func TestMetricsOfALimiter(t *testing.T) {
 		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
 		tell.Undecided(throttle.Undecided{Err: throttle.ErrUnavailable, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
+		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
+		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
+		tell.Followed(throttle.Followed{Version: 7})
+		tell.Followed(throttle.Followed{Err: throttle.ErrUnknownPolicy, Version: 8})
 		tell.Called(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="line",tenant="b"} 1`,
@@ -132,6 +136,10 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_wait_seconds{policy="api",tenant="b"} 2`,
 			`sluice_start_delay_seconds{policy="api"} 1`,
 			`sluice_undecided_total{policy="api"} 1`,
+			`sluice_observed_denials_total{by="hour",policy="api",tenant="b"} 2`,
+			`sluice_observed_wait_seconds{policy="api"} 1`,
+			`sluice_policies_version{} 7`,
+			`sluice_policies_unusable_total{} 1`,
 			`sluice_grants_total{policy="api",source="failed_open",tenant="b"} 1`,
 			`sluice_script_errors_total{class="unavailable",policy="api",script="take"} 1`,
 		)

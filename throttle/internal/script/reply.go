@@ -134,7 +134,7 @@ func ScriptFailed(err error) bool {
 
 // hasWindows reports whether an answer has the state of every window.
 func hasWindows(op string) bool {
-	return op == Reserve || op == Exempt || op == Peek || op == Expect || op == Cancel
+	return op == Reserve || op == Exempt || op == Observe || op == Peek || op == Expect || op == Cancel
 }
 
 // A reader reads a flat reply from its beginning.

@@ -10,6 +10,7 @@ import (
 const (
 	Reserve   = "reserve"   // takes the costs in all windows, or in none
 	Exempt    = "exempt"    // takes them in any case
+	Observe   = "observe"   // takes them in any case, and tells when they would have fitted
 	Peek      = "peek"      // tells what Reserve would answer
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
@@ -32,7 +33,7 @@ type Request struct {
 	At     int64    // when it was granted (us)
 	Once   string   // made by OnceKey; empty without an idempotency key
 	Hold   int64    // how long it may hold units by leases (us), 0 if unknown
-	Own    []Own    // the tenant's own parameters
+	Own    Own      // what differs for the tenant
 	Ticket string   // made by TicketName; empty if it does not wait
 	Place  *Place   // nil if no line is asked
 	Word   string   // of some verbs: made by SettleWord, PauseWord, ResumeWord or RemainingWord
@@ -42,8 +43,15 @@ type Request struct {
 	args []any // what append adds, if that is known
 }
 
-// Own holds a tenant's own parameters of one window.
+// Own is what differs for a tenant.
 type Own struct {
+	Windows     []OwnWindow
+	Free        bool  // its tickets leave the line at once, uncharged
+	PausedUntil int64 // before which its tickets do not leave the line (us); 0 is no pause
+}
+
+// An OwnWindow holds a tenant's own parameters of one window.
+type OwnWindow struct {
 	Window int // its place in Policy.Windows, from 1
 	Params [4]int64
 }
@@ -85,14 +93,21 @@ func (p *Place) options() string {
 	return fmt.Sprintf("%d %d %d %d %d", front, p.MaxWait, p.Backlog, p.Deadline, p.Rank)
 }
 
-// ownText returns a tenant's own parameters as an argument.
-func ownText(own []Own) string {
-	if len(own) == 0 {
+// text returns it as an argument. What is about no window comes last: see own_text in
+// lua/line_leave.lua.
+func (o Own) text() string {
+	if len(o.Windows) == 0 && !o.Free && o.PausedUntil == 0 {
 		return ""
 	}
 	var b strings.Builder
-	for _, o := range own {
-		fmt.Fprintf(&b, "%d %d %d %d;", o.Window, o.Params[0], o.Params[1], o.Params[2])
+	for _, w := range o.Windows {
+		fmt.Fprintf(&b, "%d %d %d %d;", w.Window, w.Params[0], w.Params[1], w.Params[2])
+	}
+	switch {
+	case o.Free:
+		b.WriteString("@! 0 1 0;")
+	case o.PausedUntil > 0:
+		fmt.Fprintf(&b, "@! %d 0 0;", o.PausedUntil)
 	}
 	return b.String()
 }
@@ -114,7 +129,7 @@ func (r *Request) append(args []any, leases bool) []any {
 
 // more returns the argument that is empty for most requests.
 func (r *Request) more(leases bool) string {
-	own, options, extra := ownText(r.Own), r.Place.options(), r.extra(leases)
+	own, options, extra := r.Own.text(), r.Place.options(), r.extra(leases)
 	if own == "" && options == "" && extra == "" {
 		return ""
 	}
@@ -125,7 +140,7 @@ func (r *Request) more(leases bool) string {
 // a reservation.
 func (r *Request) extra(leases bool) string {
 	switch r.Op {
-	case Reserve, Exempt, Peek, Join, Leave, Refresh, Expect:
+	case Reserve, Exempt, Observe, Peek, Join, Leave, Refresh, Expect:
 		if r.At == 0 && r.Once == "" && !leases {
 			return ""
 		}

@@ -160,6 +160,21 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids
 	})
 }
 
+// TicketsWith is Tickets with the flow of each.
+func (r *Runner) TicketsWith(ctx context.Context, policy string, do func(queues, ids, flows []string) error) error {
+	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, records []string) error {
+		var queues, ids, flows []string
+		for i, name := range names {
+			_, values, found := strings.Cut(records[i][min(14, len(records[i])):], " ") // see lua/line.lua
+			values, _, ok := strings.Cut(values, " ")
+			if queue, id, parsed := parseTicket(name); found && ok && parsed && !strings.HasPrefix(queue, "!") {
+				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, Escape(queue)+values)
+			}
+		}
+		return do(queues, ids, flows)
+	})
+}
+
 // CountTickets returns how many tickets are in the policy's line, with claims.
 func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error) {
 	return r.client.HLen(ctx, Prefix(r.prefix, policy)+"t").Result()

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	limits "github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
@@ -174,8 +175,31 @@ func everyAlgorithm() throttle.Policy {
 	}
 }
 
+// store is that of the site, by its user.
+func store(s *sitetest.Site) *limits.Store {
+	s.Helper()
+	client := s.Asynq.MakeRedisClient().(redis.UniversalClient)
+	s.Cleanup(func() { client.Close() })
+	store, err := limits.NewStore(client, "")
+	if err != nil {
+		s.Fatal(err)
+	}
+	return store
+}
+
+// follows has the limiter follow what is published.
+func follows(s *sitetest.Site) {
+	s.Helper()
+	f, err := limits.Follow(s.Context(), limits.FollowConfig{Limiter: s.Limiter, Store: store(s)})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { f.Close() })
+}
+
 func workOfLimiter(s *sitetest.Site) {
 	s.Helper()
+	follows(s)
 	ctx := s.Context()
 	must := func(err error) {
 		s.Helper()
@@ -223,6 +247,7 @@ func workOfLimiter(s *sitetest.Site) {
 
 func workOfClient(s *sitetest.Site) {
 	s.Helper()
+	follows(s)
 	client := s.Client(s.Limiter)
 	enqueueAll(s, client)
 	if err := client.Ping(); err != nil {
@@ -308,6 +333,7 @@ func enqueueAll(s *sitetest.Site, client *worker.Client) (n int) {
 
 func workOfWorker(s *sitetest.Site) {
 	s.Helper()
+	follows(s)
 	var done sitetest.Counted
 	failed := errors.New("fails")
 	server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -403,6 +429,21 @@ func workOfOperator(s *sitetest.Site) {
 	must(err)
 	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))
+	by, of := limits.By{Who: "ops", Why: "a test"}, store(s)
+	_, err = of.Publish(s.Context(), s.Limiter.Policies(), 0, by)
+	must(err)
+	must(of.Pause(s.Context(), "api", "acme", time.Minute, by))
+	_, err = of.Resume(s.Context(), "api", "acme", by)
+	must(err)
+	_, err = s.Limiter.Reset(s.Context(), "api", "")
+	must(err)
+	_, err = worker.Drop(s.Context(), s.Asynq, s.Limiter, worker.DropOptions{Policy: "api", Tenant: "acme"})
+	must(err)
+	changes, err := of.Changes(s.Context(), "", 10)
+	must(err)
+	if len(changes) != 3 {
+		s.Errorf("the log: %+v", changes)
+	}
 }
 
 // inspectorAs is an inspector by the site's user.

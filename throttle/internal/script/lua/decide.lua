@@ -29,6 +29,7 @@
 --               the line. With `at`, what was granted then is given back first, and others that
 --               wait go after it
 --   exempt      takes the costs, and is never denied
+--   observe     exempt, and tells by when the costs would have fitted
 --   peek        tells what reserve would, and changes nothing
 --   join        puts the ticket in line
 --   put_back    puts the ticket back at its rank, once, with what it had been granted
@@ -46,8 +47,8 @@
 --   resume      ends a pause, and what the scopes adapted to
 --   remaining   notes how many units the upstream has left
 --
--- reply  for every request one of these forms. For reserve, exempt, peek, expect and cancel the
---        values of every window follow
+-- reply  for every request one of these forms. For reserve, exempt, observe, peek, expect and cancel
+--        the values of every window follow
 --   plain         status at                                        a plain grant, or done
 --   plain window  used resets
 --   full          status+16 at time most least behind nudge pause  anything else
@@ -217,7 +218,7 @@ for at = first, #argv, stride do
   end
   local now, op = nscopes == 1 and list[1].now or windows.align(call, list), argv[at]
   local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel' or
-    op == 'expect'
+    op == 'expect' or op == 'observe'
   if late then
     out[m + 1], out[m + 2] = 8, now
     m = m + 2

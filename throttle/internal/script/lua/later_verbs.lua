@@ -1,7 +1,7 @@
 -- later_verbs.lua: the verbs that few calls use, and that are not about a reservation.
 --
 -- later_verbs(call, verbs) adds to the table of decide.lua:
---   exempt, peek                reserve without a denial, and without a change
+--   exempt, observe, peek       reserve without a denial, also told about, and without a change
 --   leave, refresh, expect      tickets and flows of a line
 --   pause, resume, remaining    what the upstream said
 
@@ -14,6 +14,14 @@ local function later_verbs(call, verbs)
     requests.take(call, r, list, now)
     if call.line and r.ticket then call.line.remove(r.ticket) end
     return 1, now
+  end
+
+  function verbs.observe(r, list, now, fits, before)
+    local granted = requests.granted_before(call, r, before)
+    local time = granted or windows.fits_at(call, list, r.costs, now, fits)
+    local status, at = verbs.exempt(r, list, now, fits, before)
+    if time <= now then return status, at end
+    return status, at, time, time, 0
   end
 
   function verbs.peek(r, list, now, fits)

@@ -89,12 +89,18 @@ local function add_places(L)
     return min(opens, max(alone, lapses), at + LOOK_AGAIN)
   end
 
-  -- If L.turns is set, room is left for queues whose turn it is (line_turns.lua). If call.classes is,
+  -- A flow whose tenant operators have paused waits at a node of the tenant, which is no scope of some
+  -- policies. If L.turns is set, room is left for queues whose turn it is (line_turns.lua). If call.classes is,
   -- it is left for the other class (line_classes.lua).
   function L.blocker(flow, costs)
     local list, at = L.scopes_of(flow)
     local blocked, blocked_until, by_window, turns = nil, at, costs.windows, L.turns
-    local classes = call.classes
+    local classes, said = call.classes, flow.own and flow.own['!']
+    if said and said[2] == 1 then return nil, at, false end
+    if said and said[1] > at then
+      local own = list[1] and list[1].of.of_tenant and list[1]
+      return own or {suffix = 'w:tenant:' .. flow.tenant}, said[1], false
+    end
     local batch = classes and byte(flow.queue, -1) == 33
     for s = 1, #list do
       local scope = list[s]

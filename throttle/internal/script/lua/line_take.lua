@@ -183,7 +183,8 @@ function new_take(L)
     if never then
       hand_out(taken, flow, ticket, '7', now)
       L.reopen(flow, nil)
-    elseif #L.scopes_of(flow) < #call.scopes then -- it joined when the policy had not all of them
+    elseif #L.scopes_of(flow) < #call.scopes -- it joined when the policy had not all of them
+      or flow.own and flow.own['!'] and flow.own['!'][2] == 1 then
       hand_out(taken, flow, ticket, '8', now)
     else
       local list, at = L.scopes_of(flow)

@@ -12,7 +12,7 @@
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
 --   text   "ticket costs rank flow key tenant status"
 --          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
---          all its scopes, and is not charged
+--          all its scopes, or is of a tenant that is exempt by now, and is not charged
 --
 -- What was taken is kept for a minute. The same call, repeated, gets the same answer, with zeros
 -- for what windows have counted. The next call of the process acknowledges it. What is not

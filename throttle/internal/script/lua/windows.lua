@@ -156,7 +156,8 @@ windows = {
 
   -- own_parameters returns a tenant's own parameters, {burst = {5, 3000000, 0}}, one table for
   -- equal texts, or nil. The text is "1 5 3000000 0;..." by the window's place, or "@burst 5
-  -- 3000000 0;..." by its name, as a line keeps it.
+  -- 3000000 0;..." by its name, as a line keeps it. The last may be "@! until free 0;": no ticket of
+  -- the tenant leaves the line before that time, or with free 1 all do at once, uncharged.
   own_parameters = function(call, text)
     if text == '' then return nil end
     local own = call.texts[text]

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+)
+
+const controlled = `
+policies:
+  - name: api
+    match: [call]
+    windows:
+      - {name: pace, limit: 40, period: 1s, per: []}
+      - {name: minute, limit: 20, period: 60s}
+`
+
+// An operator's commands, one after the other, in one Redis.
+func TestOperatorsChangeWhatIsInForce(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		d := newDesk(t, controlled, "")
+		run := func(args ...string) ending {
+			return runMain(t.Context(), "", append(args, "--redis", "redis://"+client.Options().Addr, "--by", "anna")...)
+		}
+		look := func(args ...string) ending {
+			return runMain(t.Context(), "", append(args, "--redis", "redis://"+client.Options().Addr)...)
+		}
+		says := func(e ending, stdout string) {
+			t.Helper()
+			e.want(t, exitDone)
+			if !strings.Contains(e.stdout, stdout) {
+				t.Errorf("stdout does not hold %q:\n%s", stdout, e.stdout)
+			}
+		}
+		says(look("limits", "get"), "no policies are published")
+		run("limits", "set", "api", "pace", "--limit", "3", "--why", "x").want(t, exitBadInput, "no policies are published: publish")
+		run("limits", "publish", d.path("policies.yml")).want(t, exitBadInput, "--why is missing")
+		says(run("limits", "publish", d.path("policies.yml"), "--why", "first"), "published version 1")
+		says(run("limits", "publish", d.path("policies.yml"), "--why", "again"), "published already, as version 1")
+		run("limits", "publish", d.path("policies.yml"), "--version", "0", "--why", "again").want(t, exitFailed, "version 0 were to be replaced, but 1 is in force")
+		says(run("limits", "set", "api", "pace", "--limit", "30", "--why", "raised"), "was 40 requests per 1s; published version 2")
+		run("limits", "set", "api", "pce", "--limit", "30", "--why", "x").want(t, exitBadInput, `window "pce": must be one of pace, minute`)
+		run("limits", "set", "api", "pace", "--limit=-3", "--why", "x").want(t, exitBadInput, "limit -3: must be 1 to")
+
+		says(run("limits", "override", "api", "acme", "--window", "minute=50", "--weight", "2", "--for", "1h", "--why", "INC-7"), `tenant "acme" of api: minute 50, weight 2 until `)
+		run("limits", "override", "api", "acme", "--window", "pace=50", "--for", "1h", "--why", "x").want(t, exitBadInput, "is shared")
+		run("limits", "override", "api", "acme", "--window", "minute", "--for", "1h", "--why", "x").want(t, exitBadInput, `--window "minute": must be a window and its limit`)
+		run("limits", "override", "api", "acme", "--exempt", "maybe", "--for", "1h", "--why", "x").want(t, exitBadInput, "must be yes or no")
+		run("limits", "override", "api", "acme", "--for", "1h", "--why", "x").want(t, exitBadInput, "needs --window, --weight or --exempt")
+		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for 0s: must be how long")
+		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
+		says(run("pause", "api", "zeta", "--for", "10m", "--why", "asked"), `tenant "zeta" of api is paused until `)
+		run("pause", "apo", "--for", "10m", "--why", "down").want(t, exitBadInput, `policy "apo": must be one of api`)
+		run("pause", "--for", "10m", "--why", "down").want(t, exitBadInput, "pause needs a policy, or a policy and a tenant")
+
+		var state inForce
+		e := look("limits", "get", "--json")
+		e.want(t, exitDone)
+		if err := json.Unmarshal([]byte(e.stdout), &state); err != nil {
+			t.Fatalf("%v:\n%s", err, e.stdout)
+		}
+		if state.Version != 2 || len(state.Policies) != 1 || state.Policies[0].Windows[0].Limit != 30 ||
+			len(state.Overrides) != 1 || state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" ||
+			len(state.Pauses) != 2 || state.Pauses[1].Why != "asked" {
+			t.Errorf("in force:\n%s", e.stdout)
+		}
+		says(look("limits", "get", "api"), `"anna"`)
+		look("limits", "get", "apo").want(t, exitBadInput, `policy "apo": nothing is published`)
+
+		says(run("resume", "api", "--why", "up"), "api is not paused any more")
+		says(run("resume", "api", "--why", "up"), "api was not paused")
+		says(run("limits", "clear", "api", "acme", "--why", "done"), `tenant "acme" of api has no override any more`)
+		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
+		says(look("limits", "log"), "resume")
+		var log []changeJSON
+		e = look("limits", "log", "--json", "--last", "3")
+		if err := json.Unmarshal([]byte(e.stdout), &log); err != nil || len(log) != 3 || log[0].What != "clear" || log[2].Tenant != "zeta" {
+			t.Errorf("%v:\n%s", err, e.stdout)
+		}
+		// Tasks of two tenants wait behind a full window.
+		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
+		policies, err := policyfile.Load(d.path("policies.yml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		policies[0].Windows[1].Limit = 1
+		limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tasks, err := worker.NewClient(asynqs, worker.ClientConfig{Limiter: limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tasks.Close()
+		for i := range 6 {
+			id := worker.Identity{Tenant: []string{"acme", "zeta"}[i%2]}
+			if _, err := tasks.EnqueueContext(t.Context(), worker.NewTask(id, "call", nil)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: id.Tenant}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wait := func() int64 {
+			n, err := limiter.Line("api").Len(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		says(run("drop", "api", "acme", "--why", "they left"), `tenant "acme" of api: archived 3 waiting tasks`)
+		says(run("drop", "api", "acme", "--why", "they left"), `archived 0 waiting tasks`)
+		if n := wait(); n != 3 {
+			t.Errorf("%d wait after the tasks of one tenant were dropped, want 3", n)
+		}
+		says(run("drop", "api", "zeta", "--delete", "--policies", d.path("policies.yml"), "--why", "twice"), `deleted 3 waiting tasks`)
+		inspector := asynq.NewInspector(asynqs)
+		defer inspector.Close()
+		if info, err := inspector.GetQueueInfo("default"); err != nil || info.Archived != 3 || info.Size != 3 || wait() != 0 {
+			t.Errorf("the queue is %+v, %v", info, err)
+		}
+		run("drop", "api", "--why", "x").want(t, exitBadInput, "drop needs a policy and a tenant")
+
+		if _, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme", Exempt: true}); err != nil {
+			t.Fatal(err)
+		}
+		says(run("reset", "api", "acme", "--why", "new key"), `tenant "acme" of api: emptied 1 counts`)
+		if d, err := limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || d.Windows[1].Used != 0 {
+			t.Errorf("after a reset %+v, %v", d.Windows, err)
+		}
+		says(run("reset", "api", "--why", "new quota"), `api: emptied `)
+		run("reset", "apo", "--why", "x").want(t, exitBadInput, `policy "apo": must be one of api`)
+		says(run("front", "api", "acme", "--for", "10m", "--why", "release"), `tenant "acme" of api goes before others until `)
+		says(look("limits", "get"), "weight 1e+06")
+		runMain(t.Context(), "", "limits", "get").want(t, exitBadInput, "there is no Redis: --redis must be")
+		runMain(t.Context(), "", "limits", "gut").want(t, exitBadInput, `limits "gut": must be one of get, publish, set, override, clear, log`)
+	})
+}

@@ -1,0 +1,77 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// What a Change is.
+const (
+	Published  = "publish"
+	Overridden = "override"
+	Cleared    = "clear"
+	Paused     = "pause"
+	Resumed    = "resume"
+	WasReset   = "reset"
+	Dropped    = "drop"
+	Fronted    = "front"
+)
+
+// A Change is an entry of the log.
+type Change struct {
+	By
+
+	At      time.Time `json:"-"` // by the clock of Redis, in whole milliseconds
+	ID      string    `json:"-"` // in the log
+	Policy  string    // its name; "" if all were published
+	Tenant  string    // its name; "" for all
+	Text    string    // what has changed, for people
+	Version int64     `json:"-"` // of the whole state; it grows by each change
+	What    string    // Published, Overridden, ...
+}
+
+func (c Change) encode() string {
+	data, _ := json.Marshal(c) // strings only
+	return string(data)
+}
+
+// Changes returns up to n changes, the newest first: those before the one with an ID, or with "" the
+// last ones. The log keeps MaxChanges. The error wraps that of Redis.
+func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, error) {
+	start := "+"
+	if before != "" {
+		start = "(" + before
+	}
+	entries, err := s.client.XRevRangeN(ctx, s.key("log"), start, "-", int64(min(max(n, 0), MaxChanges))).Result()
+	if err != nil && err != redis.Nil {
+		return nil, fmt.Errorf("control: reading the log: %w", err)
+	}
+	var changes []Change
+	for _, e := range entries {
+		var c Change
+		text, _ := e.Values["change"].(string)
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			return nil, fmt.Errorf("control: entry %s of the log cannot be read: %w", e.ID, err)
+		}
+		ms, _, _ := strings.Cut(e.ID, "-")
+		n, _ := strconv.ParseInt(ms, 10, 64)
+		version, _ := e.Values["version"].(string)
+		c.ID, c.At = e.ID, time.UnixMilli(n)
+		c.Version, _ = strconv.ParseInt(version, 10, 64)
+		changes = append(changes, c)
+	}
+	return changes, nil
+}
+
+// Record logs a change that is made elsewhere, such as WasReset. Use it before the change is made: so
+// none is missing. Errors are SetOverride's.
+func (s *Store) Record(ctx context.Context, c Change) error {
+	_, err := s.change(ctx, "", "", 0, 0, c)
+	return err
+}

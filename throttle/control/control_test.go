@@ -1,0 +1,330 @@
+package control_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		s := newStore(t, client)
+		own, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
+			newLimiter(t, throttle.Config{Client: client})
+		follow(t, own, s)
+		if got := own.Policies()[0].Windows[0].Limit; got != 1 {
+			t.Fatalf("before anything is published the limit is %d, not the limiter's own", got)
+		}
+		everything := []throttle.Policy{{
+			Name: "p", Match: []string{"a:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
+				{Name: "hour", Limit: 3, Period: time.Hour},
+				{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.Shared, Algorithm: throttle.GCRA, Burst: 2},
+				{Name: "user", Limit: 9, Period: time.Minute, Scope: throttle.Per("tenant", "user"), Algorithm: throttle.Fixed},
+				{Name: "month", Limit: 9, Algorithm: throttle.Calendar, Resets: "@monthly", Timezone: "Europe/Berlin"},
+				{Name: "now", Limit: 9, Algorithm: throttle.Concurrency},
+			},
+			Tenants: map[string]throttle.Tenant{"acme": {Weight: 3, Windows: map[string]throttle.Override{"hour": {Limit: 2}}}},
+		}}
+		version, err := s.Publish(t.Context(), everything, 0, anna)
+		must(t, err)
+		soon(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
+		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
+		if got := own.Policies(); !reflect.DeepEqual(got, want) {
+			t.Errorf("policies have changed on their way:\n%+v\n%+v", got, want)
+		}
+		follow(t, late, s)
+		if got := late.Policies(); !reflect.DeepEqual(got, want) {
+			t.Errorf("one that follows later has not at once what was published: %+v", got)
+		}
+
+		if again, err := s.Publish(t.Context(), everything, version, anna); err != nil || again != version {
+			t.Errorf("the same policies, published again, have version %d, not %d; %v", again, version, err)
+		}
+		var bad *throttle.PolicyError
+		if _, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna); !errors.As(err, &bad) {
+			t.Errorf("a limit of 0 was published: %v", err)
+		}
+		var conflict *control.ConflictError
+		if _, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna); !errors.As(err, &conflict) || conflict.Version != version {
+			t.Errorf("publishing over a version that nobody has read: %v", err)
+		}
+		if _, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.By{Who: "anna"}); err == nil {
+			t.Error("policies were published without a reason")
+		}
+		state, err := s.State(t.Context())
+		must(t, err)
+		if state.Version != version || !reflect.DeepEqual(state.Policies, want) {
+			t.Errorf("refused policies have changed what is published: %+v", state)
+		}
+	})
+}
+
+func TestOfTwoPublishersOneWins(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		s := newStore(t, client)
+		version := int64(0)
+		for round := range 5 {
+			var wins atomic.Int64
+			before := version
+			var all sync.WaitGroup
+			for i := range 4 {
+				all.Go(func() {
+					v, err := s.Publish(t.Context(), []throttle.Policy{policy("p", int64(10*round+i+1))}, before, anna)
+					var conflict *control.ConflictError
+					switch {
+					case err == nil:
+						wins.Add(1)
+						atomic.StoreInt64(&version, v)
+					case !errors.As(err, &conflict):
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			if n := wins.Load(); n != 1 {
+				t.Fatalf("round %d: %d of 4 publishers have replaced the same version", round, n)
+			}
+		}
+		if changes, err := s.Changes(t.Context(), "", 100); err != nil || len(changes) != 5 {
+			t.Errorf("the log has %d changes, not 5: %v", len(changes), err)
+		}
+	})
+}
+
+func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		s := newStore(t, client)
+		var followed atomic.Pointer[throttle.Followed]
+		l := newLimiter(t, throttle.Config{Client: client, Observer: throttle.Observer{Followed: func(f throttle.Followed) { followed.Store(&f) }}})
+		_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 3)}, 0, anna)
+		must(t, err)
+		follow(t, l, s)
+		if f := followed.Load(); f == nil || f.Err != nil || f.Version == 0 {
+			t.Fatalf("the observer was told %+v", f)
+		}
+		for _, document := range []string{
+			`{"Format":1,"Policies":[{"Name":"p","Invented":1}]}`, `{"Format":2,"Policies":[]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
+		} {
+			state, err := s.State(t.Context())
+			must(t, err)
+			must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
+			must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
+			soon(t, "the observer is told that "+document+" cannot be used", func() bool {
+				f := followed.Load()
+				return f.Version == state.Version+1000 && f.Err != nil
+			})
+			if got := l.Policies(); len(got) != 1 || got[0].Windows[0].Limit != 3 {
+				t.Fatalf("after %s the policies are %+v", document, got)
+			}
+		}
+		// A good version mends it.
+		state, err := s.State(t.Context())
+		must(t, err)
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 4)}, state.Version, anna)
+		must(t, err)
+		soon(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
+
+		// What Redis forgets stays in force, but for overrides and pauses.
+		must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		soon(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
+		must(t, client.FlushAll(t.Context()).Err())
+		must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
+		soon(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
+		if got := l.Policies(); got[0].Windows[0].Limit != 4 {
+			t.Errorf("after Redis was flushed the policies are %+v", got)
+		}
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
+		must(t, err)
+		soon(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
+	})
+}
+
+func TestOverridesOfATenant(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		s := newStore(t, client)
+		l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+		follow(t, l, s)
+		if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
+			t.Fatal("the limit is not 1")
+		}
+		three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
+		must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
+		inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
+		soon(t, "the override is in force", inForce(1))
+		if !granted(t, l, "p", "acme") || !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
+			t.Error("the tenant's limit is not 3")
+		}
+		if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
+			t.Error("the limit of another tenant is not 1")
+		}
+		exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
+		must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
+		soon(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+		state, err := s.State(t.Context())
+		must(t, err)
+		if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
+			t.Errorf("in force: %+v", state.Overrides)
+		}
+		if left := state.Overrides[0].Until.Sub(state.At); left <= 59*time.Minute || left > time.Hour {
+			t.Errorf("the override ends in %v", left)
+		}
+		found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
+		must(t, err)
+		soon(t, "it is cleared", inForce(0))
+		if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
+			t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
+		}
+		if granted(t, l, "p", "acme") {
+			t.Error("the limit is not 1 again")
+		}
+
+		// By the clock of Redis it ends by itself.
+		must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
+		soon(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+		soon(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
+
+		for _, bad := range []throttle.TenantOverride{
+			{Policy: "p", Tenant: "acme"},
+			{Policy: "p", Exempt: new(true)},
+			{Tenant: "acme", Exempt: new(true)},
+			{Policy: "p", Tenant: "acme", Weight: -1},
+			{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
+			{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
+		} {
+			if err := s.SetOverride(t.Context(), bad, time.Hour, anna); err == nil {
+				t.Errorf("%+v was put in force", bad)
+			}
+		}
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 1)}, 0, anna)
+		must(t, err)
+		var bad *throttle.PolicyError
+		three.Windows["day"] = throttle.Override{Limit: 1}
+		if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
+			t.Errorf("a window that the published policy has not was overridden: %v", err)
+		}
+	})
+}
+
+func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		s := newStore(t, client)
+		version, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 1), policy("q", 1)}, 0, anna)
+		must(t, err)
+		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 2), policy("r", 1)}, version, control.By{Who: "ben", Why: "more"})
+		must(t, err)
+		must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
+			Policy: "p", Tenant: "a b\n", Weight: 2, Exempt: new(false), Windows: map[string]throttle.Override{"hour": {Limit: 7}},
+		}, time.Minute, anna))
+		must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+		_, err = s.Resume(t.Context(), "p", "", anna)
+		must(t, err)
+		_, err = s.Resume(t.Context(), "p", "", anna) // nothing to end, and nothing to log
+		must(t, err)
+		must(t, s.Record(t.Context(), control.Change{By: anna, What: control.WasReset, Policy: "p"}))
+		all, err := s.Changes(t.Context(), "", 100)
+		must(t, err)
+		var got []string
+		for i, c := range all {
+			got = append(got, fmt.Sprintf("%s %s/%q by %s: %s (%s)", c.What, c.Policy, c.Tenant, c.Who, c.Why, c.Text))
+			if i > 0 && (c.Version != all[i-1].Version-1 || c.At.IsZero()) {
+				t.Errorf("change %d: %+v", i, c)
+			}
+		}
+		want := []string{
+			`reset p/"" by anna: incident 7 ()`,
+			`resume p/"" by anna: incident 7 ()`,
+			`pause p/"" by anna: incident 7 (for 1h0m0s)`,
+			`override p/"a b\n" by anna: incident 7 (hour 7, weight 2, not exempt for 1m0s)`,
+			`publish /"" by ben: more (added r, changed p, removed q)`,
+			`publish /"" by anna: incident 7 (the first policies)`,
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("the log:\n%s", strings.Join(got, "\n"))
+		}
+		page, err := s.Changes(t.Context(), all[1].ID, 2)
+		must(t, err)
+		if len(page) != 2 || page[0].ID != all[2].ID {
+			t.Errorf("the second page: %+v", page)
+		}
+	})
+}
+
+func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
+	server := throttletest.Miniredis(t)
+	client := throttletest.Client(t, server.Addr())
+	s := newStore(t, client)
+	_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 7)}, 0, anna)
+	must(t, err)
+	server.SetError("LOADING for a while")
+	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	follow(t, l, s)
+	if got := l.Policies()[0].Windows[0].Limit; got != 1 {
+		t.Errorf("without an answer the limit is %d, not the limiter's own", got)
+	}
+	server.SetError("")
+	soon(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
+}
+
+func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
+	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	s := newStore(t, client)
+	_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 7)}, 0, anna)
+	must(t, err)
+	must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
+	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	f, err := control.Follow(t.Context(), control.FollowConfig{KeepPolicies: true, Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
+	must(t, err)
+	defer f.Close()
+	if got := l.Policies()[0].Windows[0].Limit; got != 1 || len(l.Interventions().Pauses) != 1 {
+		t.Errorf("the limit is %d, and in force are %+v", got, l.Interventions())
+	}
+}
+
+// A process that follows asks Redis once in ten seconds, and hears of a change at once all the same.
+func TestFollowingCostsLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := throttletest.InMemory(t)
+		counted, other := memory.Client(t), memory.Client(t)
+		var calls atomic.Int64
+		counted.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			calls.Add(1)
+			return next(ctx, cmd)
+		}))
+		l := newLimiter(t, throttle.Config{Client: counted, Policies: []throttle.Policy{policy("p", 1)}})
+		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: newStore(t, counted)})
+		must(t, err)
+		defer f.Close()
+		time.Sleep(time.Second)
+		calls.Store(0)
+		time.Sleep(10 * time.Minute)
+		if n := calls.Load(); n > 60 {
+			t.Errorf("%d calls in 10 minutes", n)
+		}
+		calls.Store(0)
+		begun := time.Now()
+		must(t, newStore(t, other).Pause(t.Context(), "p", "", 30*time.Second, anna))
+		synctest.Wait()
+		if len(l.Interventions().Pauses) != 1 || time.Since(begun) > time.Second {
+			t.Errorf("after %v in force are %+v", time.Since(begun), l.Interventions())
+		}
+		time.Sleep(time.Minute)
+		if n := calls.Load(); n > 9 {
+			t.Errorf("%d calls for a change, its end and a minute", n)
+		}
+	})
+}

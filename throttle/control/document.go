@@ -1,0 +1,48 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A document is how policies are stored. It is read strictly: a program that does not know one of its
+// fields keeps the policies that it has.
+type document struct {
+	Format   int
+	Policies []throttle.Policy
+}
+
+const format = 1
+
+func encodePolicies(policies []throttle.Policy) (string, error) {
+	d := document{Format: format}
+	for _, p := range policies {
+		d.Policies = append(d.Policies, p.WithDefaults())
+	}
+	data, err := json.Marshal(d)
+	if err != nil {
+		return "", fmt.Errorf("control: %w", err)
+	}
+	return string(data), nil
+}
+
+func decodePolicies(text string) ([]throttle.Policy, error) {
+	var d document
+	if err := decode(text, &d); err != nil {
+		return nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
+	}
+	if d.Format != format {
+		return nil, fmt.Errorf("control: published policies have format %d: must be %d: update this program", d.Format, format)
+	}
+	return d.Policies, nil
+}
+
+// decode reads JSON strictly.
+func decode(text string, into any) error {
+	d := json.NewDecoder(bytes.NewReader([]byte(text)))
+	d.DisallowUnknownFields()
+	return d.Decode(into)
+}

@@ -1,0 +1,231 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+const (
+	// lookEvery is how often a follower looks that has heard of no change.
+	lookEvery = 10 * time.Second
+
+	// lookAgain is how often it looks while it cannot subscribe.
+	lookAgain = time.Second
+
+	readTimeout = 2 * time.Second
+)
+
+// FollowConfig is what Follow needs.
+type FollowConfig struct {
+	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
+	KeepPolicies bool
+
+	// Limiter follows. It is required. Its Observer is told of each version (Observer.Followed).
+	Limiter *throttle.Limiter
+
+	// Logger gets what is put in force, and what cannot be. The default is slog.Default().
+	Logger *slog.Logger
+
+	// Store is followed. It is required, with the limiter's Redis and Prefix.
+	Store *Store
+}
+
+// A Follower has a limiter follow a Store.
+type Follower struct {
+	FollowConfig
+
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	state   State // as it was read last
+	offset  time.Duration
+	version string // of the policies that were looked at last, whether or not they are in force
+	silent  bool   // Redis did not answer last time
+	deaf    bool   // it cannot subscribe
+}
+
+// Follow has a limiter follow a Store, from now until Close. It reads the Store once before it
+// returns. If Redis does not answer then, the limiter begins with its own policies, and follows once
+// it does. The same holds while nothing was published.
+//
+// Every change is in force within a second, as Redis tells followers of it. If that message is lost,
+// it takes up to 10 seconds. Policies that cannot be used are logged, and those before stay in force.
+// They stay, too, if Redis forgets what was published.
+//
+// The error names the field that is invalid.
+func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
+	switch {
+	case c.Limiter == nil:
+		return nil, errors.New("control: FollowConfig.Limiter is nil: must be the limiter that is to follow")
+	case c.Store == nil:
+		return nil, errors.New("control: FollowConfig.Store is nil: must be NewStore by the limiter's client and prefix")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	f := &Follower{FollowConfig: c}
+	f.look(ctx)
+	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	f.done.Go(func() { f.run(ctx) })
+	return f, nil
+}
+
+// Close ends it. What is in force stays.
+func (f *Follower) Close() error {
+	f.cancel()
+	f.done.Wait()
+	return nil
+}
+
+func (f *Follower) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		f.listen(ctx)
+	}
+}
+
+// listen subscribes, and looks when it hears of a change, until the subscription fails.
+func (f *Follower) listen(ctx context.Context) {
+	sub := f.Store.client.Subscribe(ctx, f.Store.key("changed"))
+	defer sub.Close()
+	defer context.AfterFunc(ctx, func() { sub.Close() })()
+	for {
+		_, err := sub.ReceiveTimeout(ctx, f.untilNext())
+		var timeout net.Error
+		heard := err == nil
+		if ctx.Err() != nil {
+			return
+		}
+		if !heard && !(errors.As(err, &timeout) && timeout.Timeout()) {
+			if !f.deaf {
+				f.deaf = true
+				f.Logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
+			}
+			f.look(ctx)
+			select {
+			case <-ctx.Done():
+			case <-time.After(lookAgain):
+			}
+			return
+		}
+		f.deaf = false
+		if changed := f.look(ctx); changed && !heard {
+			return // the subscription has missed it: a new one is needed
+		}
+	}
+}
+
+// untilNext returns when to look next: at the end of an override or a pause, or after lookEvery.
+func (f *Follower) untilNext() time.Duration {
+	next, now := lookEvery, time.Now().Add(f.offset)
+	for _, o := range f.state.Overrides {
+		next = min(next, o.Until.Sub(now))
+	}
+	for _, p := range f.state.Pauses {
+		next = min(next, p.Until.Sub(now))
+	}
+	return max(next, time.Millisecond)
+}
+
+// look reads the state, and puts it in force. It reports whether it has changed since the last time.
+func (f *Follower) look(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	state, changed, err := f.Store.read(ctx, f.state.mark)
+	if err != nil {
+		if ctx.Err() != context.Canceled && !f.silent {
+			f.silent = true
+			f.Logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
+		}
+		changed = false
+		state.At = time.Now().Add(f.offset) // what has ended, has
+	} else {
+		f.silent = false
+	}
+	if !changed {
+		at := state.At
+		state = f.state
+		state.At = at
+		state.end()
+	}
+	f.offset = time.Until(state.At)
+	before := f.state
+	f.state = state
+	if changed {
+		f.publish(state, before)
+	}
+	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
+		f.Limiter.SetInterventions(state.Interventions)
+		f.log(before, state)
+	}
+	return changed
+}
+
+// end drops what has ended.
+func (s *State) end() {
+	s.Overrides = slices.Clone(s.Overrides)
+	s.Overrides = slices.DeleteFunc(s.Overrides, func(o throttle.TenantOverride) bool { return !o.Until.After(s.At) })
+	s.Pauses = slices.Clone(s.Pauses)
+	s.Pauses = slices.DeleteFunc(s.Pauses, func(p throttle.OperatorPause) bool { return !p.Until.After(s.At) })
+}
+
+// publish puts policies in force, if they are new.
+func (f *Follower) publish(state, before State) {
+	if f.KeepPolicies {
+		return
+	}
+	version := fmt.Sprint(state.epoch, " ", state.Version)
+	switch {
+	case state.Version == 0 && before.Version > 0:
+		f.Logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
+		return
+	case state.Version == 0 || version == f.version:
+		return
+	}
+	f.version = version
+	err := state.PoliciesErr
+	if err == nil {
+		err = f.Limiter.SetPolicies(state.Policies)
+	}
+	if err != nil {
+		f.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
+	}
+	if followed := f.Limiter.Observer().Followed; followed != nil {
+		followed(throttle.Followed{Err: err, Version: state.Version})
+	}
+}
+
+// log tells which overrides and pauses have begun, and which have ended.
+func (f *Follower) log(before, now State) {
+	type entry struct{ policy, tenant, by, why, text string }
+	list := func(s State) (entries []entry) {
+		for _, o := range s.Overrides {
+			entries = append(entries, entry{o.Policy, o.Tenant, o.By, o.Why, "override: " + Describe(o) + " until " + clock(o.Until)})
+		}
+		for _, p := range s.Pauses {
+			entries = append(entries, entry{p.Policy, p.Tenant, p.By, p.Why, "pause until " + clock(p.Until)})
+		}
+		return entries
+	}
+	was, is := list(before), list(now)
+	for _, e := range is {
+		if !slices.Contains(was, e) {
+			f.Logger.Info("control: in force", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
+		}
+	}
+	for _, e := range was {
+		if !slices.Contains(is, e) {
+			f.Logger.Info("control: ended", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by)
+		}
+	}
+}
+
+func clock(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }

@@ -1,0 +1,191 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// An intervention is how an override or a pause is stored, behind the time of its end. It is read
+// leniently: what an older program does not know has no effect there.
+type intervention struct {
+	By      string
+	Exempt  *bool                        `json:",omitempty"`
+	Policy  string                       //
+	Tenant  string                       //
+	Weight  float64                      `json:",omitempty"`
+	Why     string                       //
+	Windows map[string]throttle.Override `json:",omitempty"`
+}
+
+func fieldOf(kind, policy, tenant string) string {
+	return kind + " " + policy + " " + url.QueryEscape(tenant)
+}
+
+const (
+	kindOverride = "o"
+	kindPause    = "p"
+)
+
+// add reads a field of the state, if it is an override or a pause that has not ended.
+func (s *State) add(field, value string) error {
+	kind, _, ok := strings.Cut(field, " ")
+	if !ok || kind != kindOverride && kind != kindPause {
+		return nil
+	}
+	end, text, _ := strings.Cut(value, " ")
+	us, err := strconv.ParseInt(end, 10, 64)
+	var i intervention
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &i)
+	}
+	if err != nil {
+		return fmt.Errorf("control: %q cannot be read: %w", shorten(field), err)
+	}
+	until := time.UnixMicro(us)
+	switch {
+	case !until.After(s.At):
+	case kind == kindPause:
+		s.Pauses = append(s.Pauses, throttle.OperatorPause{By: i.By, Policy: i.Policy, Tenant: i.Tenant, Until: until, Why: i.Why})
+	default:
+		s.Overrides = append(s.Overrides, throttle.TenantOverride{
+			By: i.By, Exempt: i.Exempt, Policy: i.Policy, Tenant: i.Tenant, Until: until, Weight: i.Weight, Why: i.Why, Windows: i.Windows,
+		})
+	}
+	return nil
+}
+
+// sort sorts by policy and tenant.
+func (s *State) sort() {
+	slices.SortFunc(s.Overrides, func(a, b throttle.TenantOverride) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	slices.SortFunc(s.Pauses, func(a, b throttle.OperatorPause) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
+	})
+}
+
+// SetOverride puts an override of one tenant in force for a time, in place of the one before. The
+// fields By, Until and Why of the override are ignored. If policies were published it has to suit
+// them. Without: see throttle.Limiter.ValidateOverride.
+//
+// The time is above 0 and at most MaxTTL. Errors are a *throttle.PolicyError, a *TooManyError, one
+// that names the field that is invalid, or wrap that of Redis.
+func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by By) error {
+	if err := checkCase(o.Policy, o.Tenant, ttl); err != nil {
+		return err
+	}
+	switch {
+	case o.Tenant == "":
+		return fmt.Errorf("control: tenant %q: must be 1 to %d bytes: publish policies to change the limits of all", o.Tenant, throttle.MaxValueBytes)
+	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
+		return fmt.Errorf("control: the override of tenant %q is empty: must change a limit, the weight or whether it is exempt", shorten(o.Tenant))
+	case !(o.Weight >= 0 && o.Weight <= 1e6):
+		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
+	}
+	for window, own := range o.Windows {
+		if own.Limit < 0 || own.Limit > throttle.MaxLimit || own.Burst < 0 || own.Burst > throttle.MaxLimit || own == (throttle.Override{}) {
+			return fmt.Errorf("control: window %q: limit %d and burst %d: must be 1 to %d, or one of them 0 to keep it",
+				shorten(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
+		}
+	}
+	if err := s.suits(ctx, o); err != nil {
+		return err
+	}
+	o.By, o.Why = by.Who, by.Why
+	_, err := s.intervene(ctx, kindOverride, intervention{
+		By: by.Who, Exempt: o.Exempt, Policy: o.Policy, Tenant: o.Tenant, Weight: o.Weight, Why: by.Why, Windows: o.Windows,
+	}, ttl, Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
+	return err
+}
+
+// suits checks an override against the published policies, if there are any.
+func (s *Store) suits(ctx context.Context, o throttle.TenantOverride) error {
+	state, err := s.State(ctx)
+	if err != nil || state.Policies == nil {
+		return err
+	}
+	l, err := s.limiter(state.Policies)
+	if err != nil {
+		return nil // they are of another release: followers check it
+	}
+	return l.ValidateOverride(o)
+}
+
+// Describe says what an override changes, such as "minute 50, burst 5, weight 3, exempt".
+func Describe(o throttle.TenantOverride) string {
+	var parts []string
+	for name, own := range o.Windows {
+		text := name
+		if own.Limit > 0 {
+			text += fmt.Sprintf(" %d", own.Limit)
+		}
+		if own.Burst > 0 {
+			text += fmt.Sprintf(" burst %d", own.Burst)
+		}
+		parts = append(parts, text)
+	}
+	slices.Sort(parts)
+	if o.Weight > 0 {
+		parts = append(parts, fmt.Sprintf("weight %v", o.Weight))
+	}
+	if o.Exempt != nil && *o.Exempt {
+		parts = append(parts, "exempt")
+	} else if o.Exempt != nil {
+		parts = append(parts, "not exempt")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// ClearOverride ends the override of a tenant, and reports whether there was one. Errors are
+// SetOverride's.
+func (s *Store) ClearOverride(ctx context.Context, policy, tenant string, by By) (bool, error) {
+	return found(s.change(ctx, fieldOf(kindOverride, policy, tenant), "", 0, 0,
+		Change{What: Cleared, By: by, Policy: policy, Tenant: tenant}))
+}
+
+// Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
+// MaxTTL. It replaces the pause before. Tasks that run go on. Errors are SetOverride's.
+func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, by By) error {
+	if err := checkCase(policy, tenant, d); err != nil {
+		return err
+	}
+	_, err := s.intervene(ctx, kindPause, intervention{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}, d,
+		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
+	return err
+}
+
+// Resume ends the pause of a policy by Pause, or of a tenant, and reports whether there was one. It
+// does not end what an upstream asked for: see throttle.Limiter.Resume. Errors are SetOverride's.
+func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool, error) {
+	return found(s.change(ctx, fieldOf(kindPause, policy, tenant), "", 0, 0,
+		Change{What: Resumed, By: by, Policy: policy, Tenant: tenant}))
+}
+
+func (s *Store) intervene(ctx context.Context, kind string, i intervention, ttl time.Duration, c Change) (int64, error) {
+	data, err := json.Marshal(i)
+	if err != nil {
+		return 0, fmt.Errorf("control: %w", err)
+	}
+	return s.change(ctx, fieldOf(kind, i.Policy, i.Tenant), string(data), ttl, 0, c)
+}
+
+func checkCase(policy, tenant string, ttl time.Duration) error {
+	switch {
+	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
+		return fmt.Errorf("control: policy %q: must be the name of a policy", shorten(policy))
+	case len(tenant) > throttle.MaxValueBytes:
+		return fmt.Errorf("control: tenant %q: must be at most %d bytes", shorten(tenant), throttle.MaxValueBytes)
+	case ttl < time.Microsecond || ttl > MaxTTL:
+		return fmt.Errorf("control: duration %v: must be above 0 and at most %v", ttl, MaxTTL)
+	}
+	return nil
+}

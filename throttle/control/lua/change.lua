@@ -1,0 +1,60 @@
+-- change.lua: makes one change of what is in force, and logs it.
+--
+-- KEYS  1 the state, a hash   2 the log, a stream
+-- ARGV  1 field      "policies", "o POLICY TENANT" (an override) or "p POLICY TENANT" (a pause),
+--                    escaped; empty: the change is only logged
+--       2 value      JSON, or empty: the field is deleted
+--       3 ttl        of an override or a pause (us)
+--       4 version    of policies: the one that this replaces
+--       5 epoch      random, for a state that is new
+--       6 most       overrides and pauses that may be in force
+--       7 entry      JSON, for the log
+--       8 kept       entries of the log
+--       9 channel    that followers have subscribed to
+-- reply status, version
+--       status   1 done   2 conflict: policies have another version, which is told   3 nothing to
+--                delete   4 too many are in force
+--
+-- The state has these fields: epoch, version (of every change), policies_version (the version that
+-- published policies got), and those of ARGV[1]. An override and a pause are "UNTIL JSON" (us).
+
+local field, value = ARGV[1], ARGV[2]
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local state = redis.call('HGETALL', KEYS[1])
+local known, live, ended = {}, 0, {}
+for i = 1, #state, 2 do
+  local name, text = state[i], state[i + 1]
+  known[name] = text
+  if string.find(name, ' ', 1, true) then
+    if tonumber(string.match(text, '^%d+')) > now then
+      live = live + 1
+    else
+      ended[#ended + 1] = name
+      known[name] = nil
+    end
+  end
+end
+local version, published = known.version or 0, tonumber(known.policies_version or 0)
+if field == 'policies' and published ~= tonumber(ARGV[4]) then return {2, published} end
+if field ~= '' and value == '' and not known[field] then return {3, 0} end
+if value ~= '' and field ~= 'policies' and not known[field] and live >= tonumber(ARGV[6]) then
+  return {4, live}
+end
+
+version = string.format('%d', version + 1)
+for i = 1, #ended, 1000 do
+  redis.call('HDEL', KEYS[1], unpack(ended, i, math.min(#ended, i + 999)))
+end
+redis.call('HSET', KEYS[1], 'version', version, 'epoch', known.epoch or ARGV[5])
+if field == 'policies' then
+  redis.call('HSET', KEYS[1], 'policies', value, 'policies_version', version)
+elseif value ~= '' then
+  redis.call('HSET', KEYS[1], field, string.format('%d ', now + ARGV[3]) .. value)
+elseif field ~= '' then
+  redis.call('HDEL', KEYS[1], field)
+end
+redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[8], '*', 'change', ARGV[7], 'version', version)
+-- Without the permission, or a follower, they see it when they look the next time.
+if field ~= '' then redis.pcall('PUBLISH', ARGV[9], version) end
+return {1, tonumber(version)}

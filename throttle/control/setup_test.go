@@ -1,0 +1,75 @@
+package control_test
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+)
+
+var anna = control.By{Who: "anna", Why: "incident 7"}
+
+func policy(name string, limit int64) throttle.Policy {
+	return throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "hour", Limit: limit, Period: time.Hour}}}
+}
+
+func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
+	t.Helper()
+	s, err := control.NewStore(client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
+	t.Helper()
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	l, err := throttle.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func follow(t testing.TB, l *throttle.Limiter, s *control.Store) {
+	t.Helper()
+	f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+}
+
+// soon waits until something holds.
+func soon(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+	}
+}
+
+// granted reports whether one request of a tenant is granted.
+func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
+	t.Helper()
+	d, err := l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Granted
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

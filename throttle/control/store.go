@@ -1,0 +1,272 @@
+// Package control changes limits while programs run. A Store keeps published policies, overrides of
+// single tenants, operators' pauses, and a log of all changes in the limiter's Redis. A Follower has
+// a limiter follow it:
+//
+//	store, err := control.NewStore(client, "")
+//	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
+//	defer follower.Close()
+//
+// docs/howto/change-limits.md shows it by task.
+package control
+
+import (
+	"context"
+	"crypto/rand"
+	"embed"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// Bounds, all inclusive.
+const (
+	MaxInForce  = 1000 // overrides and pauses together
+	MaxTTL      = throttle.MaxPeriod
+	MaxChanges  = 10_000 // that the log keeps: of more, the oldest go
+	MaxWhoBytes = 200
+	MaxWhyBytes = 500
+)
+
+// A Store keeps what is in force in Redis. It is safe for concurrent use.
+type Store struct {
+	client redis.UniversalClient
+	prefix string
+}
+
+var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
+
+// NewStore returns the store of the limiters with this client's Redis and this throttle.Config.Prefix.
+// It does not call Redis. The error names the argument that is invalid.
+func NewStore(client redis.UniversalClient, prefix string) (*Store, error) {
+	if client == nil {
+		return nil, errors.New("control: the client is nil: must be that of the limiter")
+	}
+	if !prefixShape.MatchString(prefix) {
+		return nil, fmt.Errorf("control: prefix %q: must be that of the limiter, at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(prefix))
+	}
+	return &Store{client, prefix}, nil
+}
+
+// key returns a key of the store. No policy has a "!" in its name, so none has these keys.
+func (s *Store) key(name string) string { return s.prefix + "sluice:{!control}:" + name }
+
+// By says who changes something, and why. Both are in the log, and beside what is in force.
+type By struct {
+	Who string // required: 1 to MaxWhoBytes bytes
+	Why string // required: 1 to MaxWhyBytes bytes
+}
+
+func (b By) validate() error {
+	switch {
+	case strings.TrimSpace(b.Who) == "" || len(b.Who) > MaxWhoBytes:
+		return fmt.Errorf("control: who %q: must be 1 to %d bytes: who makes the change", shorten(b.Who), MaxWhoBytes)
+	case strings.TrimSpace(b.Why) == "" || len(b.Why) > MaxWhyBytes:
+		return fmt.Errorf("control: why %q: must be 1 to %d bytes: the reason of the change", shorten(b.Why), MaxWhyBytes)
+	}
+	return nil
+}
+
+// State is what is in force.
+type State struct {
+	throttle.Interventions
+
+	// Policies are the published policies, with their defaults. It is nil if none were published.
+	Policies []throttle.Policy
+
+	// PoliciesErr says why Policies cannot be read, as by a program that is older than they are.
+	PoliciesErr error
+
+	// Version is that of Policies, for Publish. It is 0 if none were published.
+	Version int64
+
+	epoch string // of the state, as Redis may forget it
+	mark  string // "EPOCH VERSION", the version of every change
+}
+
+var (
+	//go:embed lua
+	scripts      embed.FS
+	changeScript = redis.NewScript(text("change"))
+	readScript   = redis.NewScript(text("read"))
+)
+
+func text(name string) string {
+	data, err := scripts.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(fmt.Sprintf("control: %v", err)) // the files are part of the program
+	}
+	return string(data)
+}
+
+// State reads what is in force. The error wraps that of Redis.
+func (s *Store) State(ctx context.Context) (State, error) {
+	state, _, err := s.read(ctx, "")
+	return state, err
+}
+
+// read reads what is in force, unless it has the mark of before. It returns the time of Redis in
+// any case.
+func (s *Store) read(ctx context.Context, before string) (state State, changed bool, err error) {
+	reply, err := readScript.Run(ctx, s.client, []string{s.key("state")}, before).Slice()
+	if err != nil {
+		return state, false, fmt.Errorf("control: reading what is in force: %w", err)
+	}
+	if len(reply) < 2 || len(reply)%2 > 0 {
+		return state, false, fmt.Errorf("control: unexpected reply of %d values", len(reply))
+	}
+	now, _ := reply[0].(int64)
+	state.At = time.UnixMicro(now)
+	if news, _ := reply[1].(int64); news == 0 {
+		return state, false, nil
+	}
+	fields := map[string]string{}
+	for i := 2; i < len(reply); i += 2 {
+		name, _ := reply[i].(string)
+		fields[name], _ = reply[i+1].(string)
+	}
+	state.epoch, state.mark = fields["epoch"], fields["epoch"]+" "+fields["version"]
+	state.Version, _ = strconv.ParseInt(fields["policies_version"], 10, 64)
+	if state.Version > 0 {
+		state.Policies, state.PoliciesErr = decodePolicies(fields["policies"])
+	}
+	for name, value := range fields {
+		if err := state.add(name, value); err != nil {
+			return state, true, err
+		}
+	}
+	state.sort()
+	return state, true, nil
+}
+
+// A ConflictError says that somebody else has published policies since the version was read.
+type ConflictError struct {
+	Version int64 // of the published policies now
+	Tried   int64 // that was to be replaced
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("control: policies of version %d were to be replaced, but %d is in force: look at it, and publish again", e.Tried, e.Version)
+}
+
+// A TooManyError says that MaxInForce overrides and pauses are in force.
+type TooManyError struct{ InForce int64 }
+
+func (e *TooManyError) Error() string {
+	return fmt.Sprintf("control: %d overrides and pauses are in force: must be at most %d: clear some, or publish policies", e.InForce, MaxInForce)
+}
+
+// Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
+// none were published. They are validated first. It returns the version of the new ones. What is
+// published already is not published again.
+//
+// Errors are a *throttle.PolicyError, a *ConflictError, an error that names By's field, or wrap that
+// of Redis. Then nothing has changed, except that after the last one it may have.
+func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, by By) (int64, error) {
+	if len(policies) == 0 {
+		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
+	}
+	if _, err := s.limiter(policies); err != nil {
+		return 0, err
+	}
+	document, err := encodePolicies(policies)
+	if err != nil {
+		return 0, err
+	}
+	before, err := s.State(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if before.Version != version {
+		return 0, &ConflictError{before.Version, version}
+	}
+	what := Change{What: Published, By: by, Text: "the first policies"}
+	if before.PoliciesErr == nil && before.Version > 0 {
+		if what.Text = differences(before.Policies, policies); what.Text == "" {
+			return version, nil
+		}
+	} else if before.Version > 0 {
+		what.Text = "replaces policies that could not be read"
+	}
+	done, err := s.change(ctx, "policies", document, 0, version, what)
+	return done, err
+}
+
+// limiter returns a limiter that has these policies, or a *throttle.PolicyError.
+func (s *Store) limiter(policies []throttle.Policy) (*throttle.Limiter, error) {
+	return throttle.New(throttle.Config{Client: s.client, Policies: policies})
+}
+
+// change makes one change, and logs it. Without a field it is only logged.
+func (s *Store) change(ctx context.Context, field, value string, ttl time.Duration, version int64, c Change) (int64, error) {
+	if err := c.By.validate(); err != nil {
+		return 0, err
+	}
+	reply, err := changeScript.Run(ctx, s.client, []string{s.key("state"), s.key("log")},
+		field, value, ttl.Microseconds(), version, rand.Text()[:8], MaxInForce, c.encode(), MaxChanges, s.key("changed")).Int64Slice()
+	if err != nil {
+		return 0, fmt.Errorf("control: making a change: %w", err)
+	}
+	if len(reply) != 2 {
+		return 0, fmt.Errorf("control: unexpected reply of %d values", len(reply))
+	}
+	switch reply[0] {
+	case 1:
+		return reply[1], nil
+	case 2:
+		return 0, &ConflictError{reply[1], version}
+	case 3:
+		return 0, errNothing
+	}
+	return 0, &TooManyError{reply[1]}
+}
+
+// errNothing says that there is nothing to delete.
+var errNothing = errors.New("control: nothing to delete")
+
+// found makes of errNothing that nothing was found.
+func found(_ int64, err error) (bool, error) {
+	if errors.Is(err, errNothing) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// shorten keeps error messages short: names of tenants are data.
+func shorten(s string) string {
+	if len(s) > 64 {
+		return s[:64] + "..."
+	}
+	return s
+}
+
+// differences says which policies are new, changed and removed; "" if none are.
+func differences(before, now []throttle.Policy) string {
+	texts := map[string]string{}
+	for _, p := range before {
+		texts[p.Name], _ = encodePolicies([]throttle.Policy{p})
+	}
+	var parts []string
+	for _, p := range now {
+		text, _ := encodePolicies([]throttle.Policy{p})
+		switch old, was := texts[p.Name]; {
+		case !was:
+			parts = append(parts, "added "+p.Name)
+		case old != text:
+			parts = append(parts, "changed "+p.Name)
+		}
+		delete(texts, p.Name)
+	}
+	for name := range texts {
+		parts = append(parts, "removed "+name)
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,216 @@
+package linetest
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// intervene puts something in force for an hour, or nothing, and has the line know it.
+func (sc *scene) intervene(i throttle.Interventions) {
+	sc.t.Helper()
+	i.At = time.UnixMicro(sc.c.US.Load())
+	for k := range i.Overrides {
+		i.Overrides[k].Policy, i.Overrides[k].Until = "p", i.At.Add(h)
+	}
+	for k := range i.Pauses {
+		i.Pauses[k].Policy, i.Pauses[k].Until = "p", i.At.Add(h)
+		i.Pauses[k].By, i.Pauses[k].Why = "anna", "it is down"
+	}
+	sc.l.SetInterventions(i)
+	sc.refresh()
+}
+
+func (sc *scene) pauses(tenants ...string) {
+	sc.t.Helper()
+	var i throttle.Interventions
+	for _, tenant := range tenants {
+		i.Pauses = append(i.Pauses, throttle.OperatorPause{Tenant: tenant})
+	}
+	sc.intervene(i)
+}
+
+// What operators put in force holds for what waits, and for what comes.
+func TestInterventionsHoldForTheLine(t *testing.T) {
+	t.Parallel()
+	own := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
+	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Scope: throttle.Per("tenant", "user")}
+	pauseOne := func(sc *scene) {
+		sc.with = map[string]string{"user": "u"}
+		sc.granted("a0")
+		sc.joins("a1", "a2", "b1", "c1")
+		sc.pauses("a")
+		sc.at(s).joins("a3")
+		if d := limitertest.Reserve(sc.t, sc.l, sc.of("a4")); d.Granted || !d.Queued || d.DeniedBy() != throttle.ByPause || d.RetryIn < h-m {
+			sc.t.Errorf("%+v", d)
+		}
+		e, err := sc.l.Explain(sc.t.Context(), "p", limitertest.Ticket("a2"))
+		if err != nil || !e.Waiting || e.DeniedBy != throttle.ByPause || e.Pause.By != "anna" || e.StartsAt.Sub(e.At) < h-m {
+			sc.t.Errorf("a2 is explained by %v, %v", e, err)
+		}
+		for k := range 12 {
+			taken := limitertest.Take(sc.t, sc.at(time.Duration(10+10*k)*s).l, 64, "q")
+			for _, ticket := range taken.Tickets {
+				if ticket.Decision.Tenant == "a" {
+					sc.t.Errorf("took %s of a tenant that is paused", ticket.ID)
+				}
+				sc.took[ticket.ID] = ticket
+			}
+			limitertest.Agrees(sc.t, sc.client)
+		}
+		if len(sc.took) != 2 {
+			sc.t.Errorf("took %d of others, want 2", len(sc.took))
+		}
+		sc.at(m * 5).joins("b2")
+		sc.takes("b2")
+		sc.pauses()
+		sc.at(6 * m).takes("a1").at(7 * m).takes("a2").at(8 * m).takes("a3").at(9 * m).takes("a4").asks(-1)
+	}
+	for name, scene := range map[string]struct {
+		p    throttle.Policy
+		play func(sc *scene)
+	}{
+		"a policy is paused": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
+			sc.pauses("")
+			if d := limitertest.Reserve(sc.t, sc.l, sc.without("a")); d.Granted || d.Queued || d.RetryIn < h-m {
+				sc.t.Errorf("%+v", d) // although there is room
+			}
+			sc.pauses()
+			sc.granted("a0", "b0")
+			sc.waits("a1", "b1")
+			sc.pauses("")
+			sc.at(20 * s).takes().asks(s)
+			if p := sc.joins("c1"); p.StartsIn < h-m || p.StartsInLeast < h-m || p.Nudge {
+				sc.t.Errorf("%+v", p)
+			}
+			for _, r := range []throttle.Request{sc.of("d1"), sc.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
+				d := limitertest.Reserve(sc.t, sc.l, r)
+				if d.Granted || d.RetryIn < h-m || d.DeniedBy() != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
+					sc.t.Errorf("%+v", d)
+				}
+				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {
+					sc.t.Errorf("%s, want %s", d.Reason(), want)
+				}
+			}
+			if d := limitertest.Peek(sc.t, sc.l, sc.without("d")); d.Granted || d.Windows[0].Used != 0 {
+				sc.t.Errorf("%+v", d)
+			}
+			sc.pauses()
+			sc.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
+		}},
+		"one of many tenants is paused":                           {limitertest.Policy(own, limitertest.SharedWindow(3, 10*s)), pauseOne},
+		"a tenant is paused where all windows are shared":         {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), pauseOne},
+		"a tenant is paused where windows count by its users":     {limitertest.Policy(users, limitertest.SharedWindow(9, 10*s)), pauseOne},
+		"a tenant is paused where windows count by it and others": {limitertest.Policy(own, users), pauseOne},
+		"a limit is raised, and lowered again": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}), func(sc *scene) {
+			sc.granted("a0")
+			sc.waits("a1", "a2", "a3")
+			sc.at(s).takes()
+			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Windows: map[string]throttle.Override{"own": {Limit: 3}}}}})
+			sc.at(2*s).takes("a1", "a2")
+			sc.intervene(throttle.Interventions{})
+			sc.at(h + s).takes().at(h + 2*s).takes("a3").asks(-1)
+		}},
+		"a limit is cut, and the cut ends while tickets wait": {limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s}), func(sc *scene) {
+			sc.granted("a0")
+			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Windows: map[string]throttle.Override{"own": {Limit: 1}}}}})
+			sc.waits("a1", "a2", "a3")
+			sc.at(s).takes()
+			sc.intervene(throttle.Interventions{})
+			sc.at(2*s).takes("a1", "a2", "a3").asks(-1)
+		}},
+		"a tenant becomes exempt while its tickets wait": {limitertest.Policy(own, limitertest.SharedWindow(1, h)), func(sc *scene) {
+			sc.granted("a0")
+			sc.waits("a1", "a2", "b1")
+			sc.at(s).takes()
+			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}})
+			sc.at(2*s).takes("a1", "a2")
+			for _, ticket := range []string{"a1", "a2"} {
+				d, err := sc.l.Line("p").ReserveAgain(sc.t.Context(), sc.took[ticket], sc.of(ticket))
+				if err != nil || !d.Granted || !d.Exempt {
+					sc.t.Errorf("%s: %+v, %v", ticket, d, err)
+				}
+			}
+			sc.leave("b1").at(3 * s).takes().asks(-1)
+		}},
+		"a weight changes": {limitertest.Policy(limitertest.SharedWindow(1, s)), func(sc *scene) {
+			sc.granted("x0")
+			sc.waits("a1", "b1", "a2", "b2", "a3", "b3")
+			sc.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "b", Weight: 1e6}}})
+			var got string
+			for k := range 6 {
+				for _, ticket := range limitertest.Take(sc.t, sc.at(time.Duration(k+1)*s).l, 64, "q").Tickets {
+					got += ticket.ID + " "
+				}
+			}
+			if got != "a1 b1 b2 b3 a2 a3 " && got != "b1 b2 b3 a1 a2 a3 " && got != "b1 a1 b2 b3 a2 a3 " {
+				sc.t.Errorf("took %s", got)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				sc := newScene(t, client, scene.p)
+				scene.play(sc)
+				limitertest.Agrees(t, client)
+				if sc.next < 0 {
+					limitertest.IsGone(t, client)
+				}
+			})
+		})
+	}
+}
+
+// The end of a pause of a tenant is in the line: it ends also if no server writes it there.
+func TestAPauseOfATenantEndsByItself(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+		sc.pauses("a")
+		sc.joins("a1", "b1")
+		sc.takes("b1").takes()
+		other := limitertest.NewBy(t, client, sc.c, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+		sc.at(h - s)
+		if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) > 0 {
+			t.Errorf("took %+v", got)
+		}
+		sc.at(h)
+		if got := limitertest.Take(t, other, 64, "q").Tickets; len(got) != 1 || got[0].ID != "a1" {
+			t.Errorf("took %+v", got)
+		}
+	})
+}
+
+// Calls that wait in place wait for the end of a pause, or know at once that it is too long.
+func TestWaitIsPaused(t *testing.T) {
+	limitertest.Bubble(t, limitertest.Policy(limitertest.SharedWindow(5, s)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		for _, tenant := range []string{"", "acme"} {
+			now := time.Now()
+			l.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{
+				{By: "anna", Policy: "p", Tenant: tenant, Until: now.Add(m), Why: "it is down"},
+			}})
+			ctx, stop := context.WithTimeout(t.Context(), 10*s)
+			_, err := l.Wait(ctx, limitertest.Acme(1))
+			stop()
+			var denied *throttle.DeniedError
+			if !errors.As(err, &denied) || time.Since(now) > s || denied.Decision.Pause == nil {
+				t.Errorf("after %v: %v", time.Since(now), err)
+			}
+			d, err := l.Wait(t.Context(), limitertest.Acme(1))
+			if took := time.Since(now); err != nil || !d.Granted || took < m || took > m+2*s {
+				t.Errorf("granted after %v: %+v, %v", took, d, err)
+			}
+			if in := l.Interventions(); len(in.Pauses) > 0 {
+				t.Errorf("in force after its end: %+v", in)
+			}
+		}
+	})
+}

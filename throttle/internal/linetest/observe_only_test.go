@@ -1,0 +1,96 @@
+package linetest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// A policy that observes grants everything, and tells what a queue at its rate would do.
+func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := limitertest.Policy(
+			throttle.Window{Name: "own", Limit: 2, Period: 10 * s},
+			throttle.Window{Name: "all", Limit: 4, Period: 4 * s, Scope: throttle.Shared, Algorithm: throttle.Fixed},
+			throttle.Window{Name: "month", Limit: 100, Algorithm: throttle.Calendar, Resets: "@monthly", Scope: throttle.Shared, Unit: "tokens"},
+		)
+		p.Mode = throttle.ModeObserve
+		sc := newScene(t, client, p)
+		for _, step := range []struct {
+			at     time.Duration
+			ticket string
+			cost   int64
+			would  string
+		}{
+			{0, "a1", 1, ""},
+			{0, "a2", 1, ""},
+			{0, "a3", 1, "own 5s"}, // one each 5 s, behind what came before
+			{0, "a4", 1, "own 10s"},
+			{0, "b1", 1, "all 1s"}, // what ran is what all share: one each second
+			{0, "b2", 1, "all 2s"},
+			{0, "c1", 3, "own never"},
+			{5 * s, "c2", 1, "own 5s"},
+			{10 * s, "a5", 1, "own 5s"}, // due at 15 s
+			{40 * s, "a6", 2, ""},
+		} {
+			sc.cost = step.cost
+			d := limitertest.Reserve(t, sc.at(step.at).l, sc.of(step.ticket))
+			would := ""
+			if o := d.Observed; o != nil && o.NeverFits {
+				would = o.By + " never"
+			} else if o != nil {
+				would = fmt.Sprint(o.By, " ", o.Wait)
+			}
+			if !d.Granted || d.Queued || d.Exempt || would != step.would {
+				t.Errorf("%s at %v would be denied by %q, want %q: %+v", step.ticket, step.at, would, step.would, d)
+			}
+		}
+		sc.cost = 1
+		if p := sc.joins("a7"); !p.Exempt {
+			t.Errorf("a ticket has joined: %+v", p)
+		}
+		if got := sc.l.Policies()[0]; got.Windows[0].Algorithm != throttle.Sliding || got.Mode != throttle.ModeObserve {
+			t.Errorf("the policy is %+v", got)
+		}
+		sc.takes().asks(-1)
+		// A reservation can be given back.
+		d := limitertest.Reserve(t, sc.at(h).l, sc.of("a8"))
+		if refund := limitertest.Cancel(t, sc.l, d.Reservation); refund.Windows[0].Used != 0 {
+			t.Errorf("after it was cancelled %+v", refund.Windows[0])
+		}
+	})
+}
+
+// What waits when a policy begins to observe starts at once, and what comes when it ends is denied.
+func TestAPolicyBeginsToObserve(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		enforces := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.Slots(2))
+		observes := enforces
+		observes.Mode = throttle.ModeObserve
+		sc := newScene(t, client, enforces)
+		sc.granted("a0", "b0")
+		sc.waits("a1", "a2", "b1")
+		sc.at(s).takes()
+		sc.set(observes)
+		sc.refresh()
+		sc.at(2*s).takes("a1", "a2", "b1").asks(-1)
+		for _, ticket := range []string{"a1", "a2", "b1"} {
+			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], sc.of(ticket))
+			if err != nil || !d.Granted {
+				t.Errorf("%s: %+v, %v", ticket, d, err)
+			}
+		}
+		if d := limitertest.Reserve(t, sc.l, sc.of("a3")); !d.Granted || d.Observed == nil {
+			t.Errorf("%+v", d)
+		}
+		sc.set(enforces)
+		sc.at(m).granted("c0")
+		sc.waits("c1")
+	})
+}

@@ -1,0 +1,276 @@
+package throttle
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A TenantOverride replaces settings of one tenant in a policy, until a time. Zero fields keep what
+// the policy, or the TenantFunc, says.
+type TenantOverride struct {
+	By      string              // who has set it
+	Exempt  *bool               // whether the tenant is exempt
+	Policy  string              // its name
+	Tenant  string              // its name
+	Until   time.Time           // when it ends, by the clock of Redis
+	Weight  float64             // above 0 and at most 1e6
+	Why     string              // the reason
+	Windows map[string]Override // by names of windows whose scope contains the tenant
+}
+
+// An OperatorPause stops grants of a policy, or to one tenant of it, until a time. Exempt tenants
+// are stopped too. Tickets in line keep their places.
+type OperatorPause struct {
+	By     string    // who has set it
+	Policy string    // its name
+	Tenant string    // "" for all
+	Until  time.Time // when it ends, by the clock of Redis
+	Why    string    // the reason
+}
+
+// Interventions are what operators have put in force for a while.
+type Interventions struct {
+	At        time.Time // by the clock of Redis
+	Overrides []TenantOverride
+	Pauses    []OperatorPause
+}
+
+// A caseOf names a policy, and a tenant of it, or "" for all.
+type caseOf struct{ policy, tenant string }
+
+// interventions are Interventions, by what they are about.
+type interventions struct {
+	at        time.Time     // of them, by the clock of Redis
+	offset    time.Duration // of the clock of Redis from the one of this machine
+	overrides map[caseOf]*TenantOverride
+	pauses    map[caseOf]*OperatorPause
+}
+
+// A tenantNow is a tenant as operators have changed it.
+type tenantNow struct {
+	Tenant
+	pause       *OperatorPause // the longest that holds it back, or nil
+	pauseEnds   time.Time      // by this machine's clock
+	pausedUntil int64          // the end of a pause of this tenant alone (us, by the clock of Redis)
+}
+
+// SetInterventions replaces what operators have put in force in this process, for calls that begin
+// later. It ends by itself, by how far Interventions.At is from the end of each. Tickets that wait
+// follow: servers write what has changed to where they wait, with their next Take. What does not
+// suit the policy, or has no policy, has no effect until it does. Package control keeps
+// interventions in Redis, and calls this.
+func (l *Limiter) SetInterventions(i Interventions) {
+	now := &interventions{
+		at: i.At, offset: time.Until(i.At),
+		overrides: make(map[caseOf]*TenantOverride, len(i.Overrides)), pauses: make(map[caseOf]*OperatorPause, len(i.Pauses)),
+	}
+	for _, o := range i.Overrides {
+		if o.Until.After(i.At) {
+			o.Windows = maps.Clone(o.Windows)
+			now.overrides[caseOf{o.Policy, o.Tenant}] = &o
+		}
+	}
+	for _, p := range i.Pauses {
+		if p.Until.After(i.At) {
+			now.pauses[caseOf{p.Policy, p.Tenant}] = &p
+		}
+	}
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	before := l.interventions.Swap(now)
+	changed := now.changed(before)
+	l.logUnsuited(now, before)
+	for policy, tenants := range changed {
+		for _, cp := range l.policies.Load().byName[policy] {
+			l.retune(cp, tenants)
+		}
+	}
+}
+
+// Interventions returns what operators have put in force in this process, sorted by policy and
+// tenant. It does not call Redis.
+func (l *Limiter) Interventions() Interventions {
+	now := l.interventions.Load()
+	if now == nil {
+		return Interventions{}
+	}
+	i := Interventions{At: time.Now().Add(now.offset)}
+	for _, o := range now.overrides {
+		if o.Until.After(i.At) {
+			i.Overrides = append(i.Overrides, *o)
+			i.Overrides[len(i.Overrides)-1].Windows = maps.Clone(o.Windows)
+		}
+	}
+	for _, p := range now.pauses {
+		if p.Until.After(i.At) {
+			i.Pauses = append(i.Pauses, *p)
+		}
+	}
+	slices.SortFunc(i.Overrides, func(a, b TenantOverride) int {
+		return strings.Compare(a.Policy+"\x00"+a.Tenant, b.Policy+"\x00"+b.Tenant)
+	})
+	slices.SortFunc(i.Pauses, func(a, b OperatorPause) int {
+		return strings.Compare(a.Policy+"\x00"+a.Tenant, b.Policy+"\x00"+b.Tenant)
+	})
+	return i
+}
+
+// changed returns the tenants, by policy, for whose tickets in line something has changed. What all
+// tenants share is not written there.
+func (now *interventions) changed(before *interventions) map[string]map[string]bool {
+	changed := map[string]map[string]bool{}
+	if before == nil {
+		before = &interventions{}
+	}
+	add := func(c caseOf) {
+		if changed[c.policy] == nil {
+			changed[c.policy] = map[string]bool{}
+		}
+		changed[c.policy][c.tenant] = true
+	}
+	for _, both := range [][2]*interventions{{now, before}, {before, now}} {
+		one, other := both[0], both[1]
+		for c, o := range one.overrides {
+			if there := other.overrides[c]; there == nil || !reflect.DeepEqual(o.settings(), there.settings()) {
+				add(c)
+			}
+		}
+		for c, p := range one.pauses {
+			if there := other.pauses[c]; c.tenant != "" && (there == nil || !p.Until.Equal(there.Until)) {
+				add(c)
+			}
+		}
+	}
+	return changed
+}
+
+// settings are what the override does, whoever has set it, and until when.
+func (o TenantOverride) settings() TenantOverride {
+	o.By, o.Until, o.Why = "", time.Time{}, ""
+	return o
+}
+
+// logUnsuited logs new overrides that have no effect.
+func (l *Limiter) logUnsuited(now, before *interventions) {
+	set := l.policies.Load()
+	for c, o := range now.overrides {
+		if before != nil && before.overrides[c] != nil && reflect.DeepEqual(*o, *before.overrides[c]) {
+			continue
+		}
+		shards := set.byName[c.policy]
+		if shards == nil {
+			continue // of another limiter on this Redis
+		}
+		if _, err := shards[0].overridden(c.tenant, shards[0].Tenants[c.tenant], o); err != nil {
+			l.logger.Warn("throttle: an override has no effect", "policy", c.policy, "tenant", c.tenant, "by", o.By, "err", err)
+		}
+	}
+}
+
+// over returns a tenant's settings as operators have changed them.
+func (now *interventions) over(cp *compiledPolicy, name string, settings Tenant) tenantNow {
+	t := tenantNow{Tenant: settings}
+	if now == nil || len(now.overrides)+len(now.pauses) == 0 {
+		return t
+	}
+	own := caseOf{cp.Name, name}
+	if o := now.overrides[own]; o != nil && now.left(o.Until) > 0 {
+		if changed, err := cp.overridden(name, settings, o); err == nil {
+			t.Tenant = changed
+		}
+	}
+	for _, c := range []caseOf{own, {cp.Name, ""}} {
+		p := now.pauses[c]
+		if p == nil {
+			continue
+		}
+		left := now.left(p.Until)
+		if left <= 0 {
+			continue
+		}
+		if c.tenant != "" {
+			t.pausedUntil = p.Until.UnixMicro()
+		}
+		if t.pause == nil || p.Until.After(t.pause.Until) {
+			t.pause, t.pauseEnds, t.Exempt = p, time.Now().Add(left), false
+		}
+	}
+	return t
+}
+
+// left returns how long it is until a time by the clock of Redis.
+func (now *interventions) left(until time.Time) time.Duration {
+	return time.Until(until.Add(-now.offset))
+}
+
+// overridden returns a tenant's settings with those of an override, or a *PolicyError.
+func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (Tenant, error) {
+	changed := o.over(t)
+	return changed, cp.validateTenant(name, changed)
+}
+
+func (o *TenantOverride) over(t Tenant) Tenant {
+	t = t.withDefaults() // a copy
+	if o.Exempt != nil {
+		t.Exempt = *o.Exempt
+	}
+	if o.Weight != 0 {
+		t.Weight = o.Weight
+	}
+	for window, own := range o.Windows {
+		if t.Windows == nil {
+			t.Windows = map[string]Override{}
+		}
+		t.Windows[window] = own
+	}
+	return t
+}
+
+// ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as it
+// is here.
+func (l *Limiter) ValidateOverride(o TenantOverride) error {
+	cp, err := l.find(o.Policy, o.Tenant)
+	if err != nil {
+		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be the name of a policy in force"}
+	}
+	_, err = cp.overridden(o.Tenant, cp.Tenants[o.Tenant], &o)
+	return err
+}
+
+// paused returns how long operators pause the whole policy.
+func (l *Limiter) paused(cp *compiledPolicy) time.Duration {
+	now := l.interventions.Load()
+	if now == nil {
+		return 0
+	}
+	if p := now.pauses[caseOf{policy: cp.Name}]; p != nil {
+		return max(0, now.left(p.Until))
+	}
+	return 0
+}
+
+// pauseLeft returns how long operators pause the request, at least a microsecond if they do.
+func (o *operation) pauseLeft() time.Duration {
+	if o.tenant.pause == nil {
+		return 0
+	}
+	return max(time.Microsecond, time.Until(o.tenant.pauseEnds))
+}
+
+// hold makes of a decision a denial, if operators pause the request.
+func (o *operation) hold(d *Decision) {
+	left := o.pauseLeft()
+	if left == 0 {
+		return
+	}
+	d.Granted = false
+	d.RetryInLeast = max(d.RetryInLeast, left)
+	d.RetryIn, d.RetryInMost = d.RetryIn+left, d.RetryInMost+left
+	p := o.tenant.pause
+	if d.Pause == nil || p.Until.After(d.Pause.Until) {
+		d.Pause = &Pause{By: p.By, ByHand: true, Cause: p.Why, OpensAt: p.Until, Tenant: p.Tenant, Until: p.Until}
+	}
+}

@@ -1,0 +1,82 @@
+package policyfile
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// watchEvery is how often Watch looks at the file. It looks, as notices of the system do not come
+// from every file system, nor when a directory is swapped by a link.
+const watchEvery = time.Second
+
+// WatchConfig is what Watch needs.
+type WatchConfig struct {
+	// Load reads the policies. The default is Load of the path.
+	Load func() ([]throttle.Policy, error)
+
+	// Logger gets files that cannot be used, once each. The default is slog.Default().
+	Logger *slog.Logger
+
+	// Put puts policies in force, such as Limiter.SetPolicies, or refuses them by an error. It is
+	// required.
+	Put func([]throttle.Policy) error
+}
+
+// Watch puts the policies of a file in force whenever the file has changed, within a second, until
+// ctx ends. It does so once at the beginning. A file that is missing, or cannot be used, is logged:
+// the policies before stay in force.
+func Watch(ctx context.Context, path string, c WatchConfig) {
+	if c.Load == nil {
+		c.Load = func() ([]throttle.Policy, error) { return Load(path) }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	look := time.NewTicker(watchEvery)
+	defer look.Stop()
+	var seen os.FileInfo
+	last := "" // error
+	for {
+		if now, err := os.Stat(path); err != nil || seen == nil || !same(seen, now) {
+			if err == nil {
+				seen = now
+				err = c.put()
+			}
+			if text := errorText(err); text != last {
+				last = text
+				if err != nil {
+					c.Logger.Error("policyfile: the file cannot be used: the policies before stay in force", "file", path, "err", err)
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+	}
+}
+
+func (c WatchConfig) put() error {
+	policies, err := c.Load()
+	if err != nil {
+		return err
+	}
+	return c.Put(policies)
+}
+
+// same reports whether a file is most likely unchanged.
+func same(before, now os.FileInfo) bool {
+	return os.SameFile(before, now) && before.Size() == now.Size() && before.ModTime().Equal(now.ModTime())
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

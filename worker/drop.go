@@ -1,0 +1,86 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+// DropOptions are the options of Drop.
+type DropOptions struct {
+	// Delete deletes the tasks. The default archives them: asynq keeps them for 90 days, and of a
+	// queue the last 10,000.
+	Delete bool
+
+	// Policy and Tenant say whose tasks are dropped. They are required.
+	Policy, Tenant string
+}
+
+// Drop takes the tasks of a tenant that wait in a policy's line off it, and archives or deletes them.
+// It returns how many. Tasks that run, that wait for their ProcessAt, or that come meanwhile stay.
+// asynq's counters of failures and retries do not change.
+//
+// It works page by page. If it fails, or ctx ends, the rest waits on: repeat it. No task is off the
+// line that is not dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
+// throttle.ErrUnavailable, the context's, or of asynq's Redis.
+func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions) (int, error) {
+	if o.Tenant == "" {
+		return 0, errors.New("worker: DropOptions.Tenant is empty: must be the name of a tenant")
+	}
+	client, err := connect(opt)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	identity, err := asynqredis.New(client).Identity(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("worker: %w", err)
+	}
+	inspector := asynq.NewInspectorFromRedisClient(client)
+	line, dropped := limiter.Line(limiter.LineOf(o.Policy, o.Tenant)), 0
+	err = line.TicketsOf(ctx, o.Tenant, func(tickets []throttle.Ticket) error {
+		var gone []throttle.Ticket
+		for _, t := range tickets {
+			in, queue, _ := strings.Cut(t.Queue, "/")
+			if in != identity {
+				continue // of another asynq
+			}
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			info, err := inspector.GetTaskInfo(queue, t.ID)
+			missing := errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound)
+			switch {
+			case err != nil && !missing:
+				return fmt.Errorf("worker: task %q of queue %q: %w", t.ID, queue, err)
+			case missing || info.State == asynq.TaskStateArchived: // such as by a Drop before
+				gone = append(gone, t)
+				continue
+			case info.State != asynq.TaskStateScheduled && info.State != asynq.TaskStateRetry:
+				continue // it was taken since
+			}
+			drop := inspector.ArchiveTask
+			if o.Delete {
+				drop = inspector.DeleteTask
+			}
+			if drop(queue, t.ID) == nil { // else it was taken since
+				dropped++
+				gone = append(gone, t)
+			}
+		}
+		for some := range slices.Chunk(gone, throttle.MaxTake) { // one call each
+			if err := line.Leave(ctx, some...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return dropped, err
+}

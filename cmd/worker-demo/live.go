@@ -62,13 +62,17 @@ func (c *liveCommand) connect(ctx context.Context) (*redisconn.Server, *throttle
 		server.Close()
 		return nil, nil, inputError{err}
 	}
-	// What operators have put in force holds for what is told.
+	c.intervene(ctx, server, limiter)
+	return server, limiter, nil
+}
+
+// intervene has what operators have put in force hold for what is told.
+func (c *liveCommand) intervene(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter) {
 	if store, err := control.NewStore(server.Client, c.Prefix); err == nil {
 		if state, err := store.State(ctx); err == nil {
 			limiter.SetInterventions(state.Interventions)
 		}
 	}
-	return server, limiter, nil
 }
 
 // named returns the policies that a command is about: the one of a name, or all.

@@ -90,6 +90,7 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(c.Every):
+			c.intervene(ctx, server, limiter)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -211,21 +212,40 @@ func TestStatusWatch(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	out := &lineCounter{atThird: interrupt}
+	out.atFirst = func() {
+		client := redis.NewClient(&redis.Options{Addr: d.addr})
+		defer client.Close()
+		store, err := control.NewStore(client, "")
+		if err == nil {
+			err = store.Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
 	m := NewMain()
 	m.Stdout, m.Stderr = out, io.Discard
 	code := m.Run(ctx, []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr})
 	if code != exitDone || out.n < 3 {
 		t.Errorf("exit code %d after %d lines", code, out.n)
 	}
+	if !strings.Contains(out.last, `"cause":"the API moves"`) {
+		t.Errorf("it knows nothing of an operator's pause since: %s", out.last)
+	}
 }
 
 type lineCounter struct {
-	n       int
-	atThird func()
+	n                int
+	last             string
+	atFirst, atThird func()
 }
 
 func (c *lineCounter) Write(p []byte) (int, error) {
-	if c.n += bytes.Count(p, []byte{'\n'}); c.n == 3 {
+	c.last = string(p)
+	switch c.n += bytes.Count(p, []byte{'\n'}); c.n {
+	case 1:
+		c.atFirst()
+	case 3:
 		c.atThird()
 	}
 	return len(p), nil

@@ -54,7 +54,12 @@ func TestArrowsPointOneWay(t *testing.T) {
 			}
 		}
 	}
-	for pkg, word := range map[string]string{"throttle": "http", "worker/internal/dispatch": "hibiken"} {
+	for pkg, word := range map[string]string{
+		"throttle":                    "http",
+		"throttle/internal/algorithm": "redis",
+		"throttle/internal/glob":      "redis",
+		"worker/internal/dispatch":    "hibiken",
+	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
 			if names(path, word) {
 				t.Errorf("package %s imports %s", pkg, path)

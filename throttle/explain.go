@@ -157,7 +157,7 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 	if err != nil {
 		return classify(ctx, cp.Name, err)
 	}
-	p := page{limiter: l, compiledPolicy: cp, queues: queues, at: e.At}
+	p := page{limiter: l, compiledPolicy: cp, queues: queues}
 	var rows []*row
 	for _, f := range flows {
 		r, err := p.row(ctx, []script.Standing{f})

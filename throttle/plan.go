@@ -37,6 +37,10 @@ type PlanOptions struct {
 
 	// From is the time before which no demand starts. The default is now.
 	From time.Time
+
+	// Open returns the earliest time, from the given one on, at which demands may start: it has them
+	// rest at some hours. The default, nil, has them start at any time.
+	Open func(from time.Time) time.Time
 }
 
 // A Plan is when demands are expected to start. Times are by the clock of Redis.
@@ -83,6 +87,7 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 	if !o.By.IsZero() {
 		s.by = o.By.UnixMicro()
 	}
+	s.open = o.Open
 	s.run()
 	finishes := make([]Finish, len(demands))
 	for i := range demands {

@@ -23,6 +23,7 @@ type simulation struct {
 	policy        *compiledPolicy
 	now, from, by int64 // of the snapshot; when demands begin; until when starts are counted
 	opens         int64 // the end of a pause
+	open          func(from time.Time) time.Time
 	flows         map[string]*planFlow
 	windows       map[string]*planWindow // by scope and window
 	slots         map[string]*planWindow // by queue
@@ -214,11 +215,20 @@ func (s *simulation) wait(f *planFlow, t int64) {
 	if f.works[0].demand >= 0 && !f.waits {
 		t = max(t, s.from)
 	}
+	t = s.opensFor(f, t)
 	var by *planWindow
 	if f.ready, by = f.fitsAll(f.own, t, s.lumpOf(f)); by != nil {
 		f.heldBy = by
 	}
 	heap.Push(&s.waiting, f)
+}
+
+// opensFor returns from when on the next ticket of a flow may start.
+func (s *simulation) opensFor(f *planFlow, t int64) int64 {
+	if s.open == nil || f.works[0].demand < 0 || t >= s.end {
+		return t
+	}
+	return max(t, s.open(time.UnixMicro(t)).UnixMicro())
 }
 
 // lumpOf is how many tickets of a flow go as one.
@@ -257,6 +267,12 @@ func (s *simulation) step(t int64) int64 {
 		return s.waiting[0].ready
 	}
 	f := (*from)[0]
+	if at := s.opensFor(f, t); at > t {
+		heap.Pop(from)
+		f.ready = at
+		heap.Push(&s.waiting, f)
+		return t
+	}
 	lump := s.lumpOf(f)
 	// Others may have taken room of a scope that they share since it was looked at.
 	if at, by := f.fitsAll(f.own, t, lump); at > t {

@@ -136,7 +136,7 @@ func (l *Limiter) State(ctx context.Context, q StateRequest) (PolicyState, error
 	if q.Tenant != "" {
 		line = shardOf(q.Tenant, len(lines))
 	}
-	p := page{limiter: l, compiledPolicy: lines[line], queues: queues[line], at: s.At, only: q.Tenant}
+	p := page{limiter: l, compiledPolicy: lines[line], queues: queues[line], only: q.Tenant}
 	if cursor, err = p.read(ctx, cursor, q.Limit); err != nil {
 		return PolicyState{}, err
 	}
@@ -179,10 +179,11 @@ func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *Policy
 		o.values = append(o.values, values)
 		o.keys = append(o.keys, script.ScopeKey(attributes, values))
 	}
-	d, err := o.expect(ctx, script.Request{Op: script.Expect, Keys: o.keys})
+	a, err := o.do(ctx, script.Request{Op: script.Expect, Keys: o.keys})
 	if err != nil {
 		return err
 	}
+	d := o.decision(a)
 	o.hold(&d)
 	s.At, s.Pause, s.Adapted = d.At, d.Pause, d.Adapted
 	for _, w := range d.Windows {
@@ -192,15 +193,6 @@ func (l *Limiter) sharedState(ctx context.Context, cp *compiledPolicy, s *Policy
 	}
 	s.PerSecond = perSecond(s.Windows, s.At)
 	return nil
-}
-
-// expect asks what a request would have to wait for.
-func (o *operation) expect(ctx context.Context, ask script.Request) (Decision, error) {
-	a, err := o.do(ctx, ask)
-	if err != nil {
-		return Decision{}, err
-	}
-	return o.decision(a), nil
 }
 
 func queueStates(queues [][]script.Queue, at time.Time) []QueueState {

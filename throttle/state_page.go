@@ -16,7 +16,6 @@ type page struct {
 	limiter *Limiter
 	*compiledPolicy
 	queues  []script.Queue
-	at      time.Time
 	only    string // tenant
 	tenants []TenantState
 }

@@ -31,6 +31,14 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 	if err == nil {
 		c.reconsider(ctx, line, es, places, begun)
 	}
+	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
+		// Thousands of them pending would take slots in vain. Who enqueues them waits for the limiter,
+		// and these join when forward finds them.
+		for _, e := range es {
+			e.refuse(err)
+		}
+		return
+	}
 	known, _ := c.limiter.Lookup(line)
 	failOpen := known.Fail == throttle.FailOpen // workers look at such a task every two minutes
 	now := time.Now()

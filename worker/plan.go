@@ -18,48 +18,66 @@ type Planned struct {
 	Task   *asynq.Task // one of them; its payload matters only to the functions of ClientConfig
 }
 
-// Plan returns when tasks would have started that one policy matches: throttle.Line.Plan. Nothing
-// is enqueued. Of the options it knows asynq.Queue and Class, as given to EnqueueBatch.
+// Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. Of the
+// options it knows asynq.Queue and Class, as given to EnqueueBatch.
 func (c *Client) Plan(ctx context.Context, planned []Planned, o throttle.PlanOptions, opts ...asynq.Option) (throttle.Plan, error) {
-	identity, err := c.asynq.Identity(ctx)
-	if err != nil {
-		return throttle.Plan{}, err
-	}
-	queue, given := "default", throttle.Class("")
-	for _, o := range opts {
-		switch o.Type() {
-		case asynq.QueueOpt:
-			queue = o.Value().(string)
-		case option{}.Type():
-			if c, ok := o.(class); ok {
-				given = c.value.(throttle.Class)
-			}
-		}
-	}
-	policy := ""
-	finishes, lines := make([]throttle.Finish, len(planned)), map[string][]throttle.Demand{}
-	of := map[string][]int{} // by line: the places in planned
+	demands := make([]throttle.Demand, len(planned))
 	for i, p := range planned {
 		if p.Task == nil {
 			return throttle.Plan{}, errors.New("worker: Planned.Task is nil: must be one of the tasks to plan")
 		}
-		matched, ok := c.limiter.Match(p.Task.Type())
-		if !ok || policy != "" && matched.Name != policy {
-			return throttle.Plan{}, fmt.Errorf("worker: task type %q: must match the same policy as the others of a plan", p.Task.Type())
-		}
-		policy = matched.Name
-		request, err := c.identify.request(policy, p.Task)
+		request, err := c.RequestOf(p.Task, opts...)
 		if err != nil {
 			return throttle.Plan{}, err
 		}
-		if given != "" {
-			request.Class = given
+		queue := "default"
+		for _, o := range opts {
+			if o.Type() == asynq.QueueOpt {
+				queue = o.Value().(string)
+			}
 		}
-		line := c.limiter.LineOf(policy, request.Tenant)
-		lines[line] = append(lines[line], throttle.Demand{Count: p.Count, Joined: p.Joined, Queue: identity + "/" + queue, Request: request})
-		of[line] = append(of[line], i)
+		demands[i] = throttle.Demand{Count: p.Count, Joined: p.Joined, Queue: queue, Request: request}
 	}
-	at := time.Now()
+	return c.PlanDemands(ctx, demands, o)
+}
+
+// RequestOf returns what the task asks of the policy that matches it. Of the options it knows Class,
+// as given to EnqueueBatch. It is an error if no policy with a line matches, if the task has no
+// tenant, or if its policy can never grant it: a wrapped *throttle.RequestError or
+// *throttle.NeverFitsError.
+func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
+	policy, ok := c.limiter.Match(task.Type())
+	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
+		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
+	}
+	request, err := c.identify.request(policy.Name, task)
+	if err != nil {
+		return throttle.Request{}, err
+	}
+	for _, o := range opts {
+		if o, ok := o.(class); ok {
+			request.Class = o.value.(throttle.Class)
+		}
+	}
+	if err := c.limiter.Check(context.Background(), request); isInvalid(err) {
+		return throttle.Request{}, fmt.Errorf("worker: task type %q: %w", task.Type(), err)
+	}
+	return request, nil
+}
+
+// PlanDemands is Plan for tasks whose requests are known: RequestOf. Demand.Queue is asynq's.
+func (c *Client) PlanDemands(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (throttle.Plan, error) {
+	identity, err := c.asynq.Identity(ctx)
+	if err != nil {
+		return throttle.Plan{}, err
+	}
+	lines, of := map[string][]throttle.Demand{}, map[string][]int{} // by line: demands, and their places
+	for i, d := range demands {
+		d.Queue = identity + "/" + d.Queue
+		line := c.limiter.LineOf(d.Request.Policy, d.Request.Tenant)
+		lines[line], of[line] = append(lines[line], d), append(of[line], i)
+	}
+	at, finishes := time.Now(), make([]throttle.Finish, len(demands))
 	for line, demands := range lines {
 		plan, err := c.limiter.Line(line).Plan(ctx, demands, o)
 		if err != nil {

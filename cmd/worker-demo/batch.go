@@ -17,7 +17,6 @@ import (
 	"github.com/urfave/cli/v3"
 	"golang.org/x/term"
 
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/worker"
@@ -43,7 +42,7 @@ func (c *BatchCommand) flags() []cli.Flag {
 	return append([]cli.Flag{
 		&cli.StringFlag{Name: "policies", Usage: "policies and batches, a policy `FILE`; - reads stdin", Destination: &c.Policies, TakesFile: true},
 		&cli.StringFlag{Name: "batch", Usage: "the batch `NAME`; by default the only one of the file", Destination: &c.Batch},
-		&cli.StringFlag{Name: "tick", Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; by default the newest", Destination: &c.Tick},
+		&cli.StringFlag{Name: "tick", Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; by default the newest, and for plan the next", Destination: &c.Tick},
 		&cli.StringFlag{Name: "prefix", Usage: "the workers' limiter has the Prefix `TEXT`", Destination: &c.Prefix},
 	}, c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL")...)
 }
@@ -67,6 +66,7 @@ var batchVerbs = map[string]struct {
 	want func(*batch.Scheduler, context.Context, batch.Firing) error
 	done []batch.State // beside those of firings that have ended
 }{
+	"plan":   {},
 	"run":    {},
 	"status": {},
 	"pause":  {(*batch.Scheduler).Pause, []batch.State{batch.Paused}},
@@ -74,7 +74,7 @@ var batchVerbs = map[string]struct {
 	"cancel": {(*batch.Scheduler).Cancel, nil},
 }
 
-var batchVerbNames = []string{"run", "status", "pause", "resume", "cancel"}
+var batchVerbNames = []string{"plan", "run", "status", "pause", "resume", "cancel"}
 
 func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	const see = `see "worker-demo batch -h"`
@@ -117,6 +117,8 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	defer scheduler.Close()
 	f := batch.Firing{Batch: b.Name, Tick: tick}
 	switch {
+	case verb == "plan":
+		return c.plan(ctx, server.Opt, b, limiter, tick)
 	case verb == "run":
 		f, err = scheduler.Fire(ctx, b.Name)
 	case tick.IsZero():
@@ -130,7 +132,7 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		return c.tell(status)
+		return c.tell(ctx, scheduler, status)
 	}
 	return c.follow(ctx, scheduler, f, verb)
 }
@@ -210,7 +212,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		}
 		if status.HasEnded() || slices.Contains(batchVerbs[verb].done, status.State) {
 			p.end()
-			return c.tell(status)
+			return c.tell(ctx, s, status)
 		}
 		p.show(status)
 		select {
@@ -218,33 +220,6 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
-}
-
-// tell prints a status. Tasks that failed or were refused make the exit code.
-func (c *BatchCommand) tell(s batch.Status) error {
-	if c.json {
-		if err := show.JSON(c.Stdout, s); err != nil {
-			return err
-		}
-	} else {
-		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%s\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, counts(s))
-		if s.Error != "" {
-			fmt.Fprintf(c.Stdout, "last error: %s\n", s.Error)
-		}
-	}
-	if s.Failed+s.Refused > 0 {
-		return errJobsFailed
-	}
-	return nil
-}
-
-func counts(s batch.Status) string {
-	text := fmt.Sprintf("%d tasks: %d done, %d failed, %d refused, %d cancelled, %d running, %d waiting",
-		s.Total, s.Done, s.Failed, s.Refused, s.Cancelled, s.Running, s.Waiting)
-	if s.Waiting > 0 && s.Expected.After(time.Now()) {
-		text += ", the last expected to start at " + s.Expected.Local().Format(time.DateTime)
-	}
-	return text
 }
 
 // A batchProgress tells how a firing goes on: as a bar on a terminal, elsewhere as a line from time

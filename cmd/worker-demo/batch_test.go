@@ -31,6 +31,11 @@ batches:
   - name: large
     tenants: [acme]
     tasks: {type: call, count: 400}
+  - name: late
+    tenants: [acme]
+    tasks: {type: call, count: 400}
+    finish_by: 2s
+    late: refuse
 `
 
 // A batchDesk is a desk with a Redis and a worker.
@@ -75,12 +80,27 @@ func TestBatch(t *testing.T) {
 		return errors.New("fails")
 	})
 	e := d.batch(t.Context(), "run")
-	e.want(t, exitBadInput, `--batch "": must be one of small, large`)
+	e.want(t, exitBadInput, `--batch "": must be one of small, large, late`)
 	d.batch(t.Context(), "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
+
+	e = d.batch(t.Context(), "plan", "--batch", "large")
+	e.want(t, exitDone)
+	if !strings.Contains(columns(e.stdout), ", 400 tasks: the last is expected to start at ") || !strings.Contains(columns(e.stdout), "(it waits for the window pace) ") ||
+		!strings.Contains(columns(e.stdout), "TENANT TASKS EXPECTED FINISH LATE LEFT OUT acme 400 ") {
+		t.Errorf("plan says:\n%s", e.stdout)
+	}
+	var plan batch.Plan
+	e = d.batch(t.Context(), "plan", "--batch", "late", "--tick", time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339), "--json")
+	e.want(t, exitFailed)
+	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Late < 300 || plan.Late > 320 || !plan.Refused || plan.FinishBy.Sub(plan.Tick) != 2*time.Second || len(plan.Tenants) != 1 {
+		t.Errorf("plan says %v:\n%s", err, e.stdout)
+	}
+	d.batch(t.Context(), "plan", "--batch", "late").want(t, exitFailed)
+	d.batch(t.Context(), "run", "--batch", "late").want(t, exitFailed, "nothing is enqueued")
 
 	e = d.batch(t.Context(), "run", "--batch", "small")
 	e.want(t, exitDone)
-	if !strings.Contains(e.stdout, "20 tasks: 20 done, 0 failed, 0 refused, 0 cancelled, 0 running, 0 waiting\n") {
+	if !strings.Contains(e.stdout, "20 tasks: 20 done, 0 failed, 0 refused, 0 cancelled, 0 running, 0 waiting, ") {
 		t.Errorf("run says:\n%s", e.stdout)
 	}
 	var status batch.Status

@@ -47,8 +47,8 @@ func (m *Main) command() *cli.Command {
 			},
 			{
 				Name:      "batch",
-				Usage:     "fire a batch, and tell, pause, resume or cancel it",
-				ArgsUsage: "run|status|pause|resume|cancel",
+				Usage:     "plan or fire a batch, and tell, pause, resume or cancel it",
+				ArgsUsage: "plan|run|status|pause|resume|cancel",
 				Flags:     batch.flags(),
 				Commands:  batch.verbs(),
 				Action: func(ctx context.Context, cmd *cli.Command) error {

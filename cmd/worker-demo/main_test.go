@@ -353,7 +353,7 @@ func TestUnknownCommands(t *testing.T) {
 		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},
 		{[]string{"run", "--polices", "x"}, `worker-demo: unknown flag --polices: did you mean --policies?`},
 		{[]string{"run", "jobs.jsonl"}, `worker-demo: unexpected argument "jobs.jsonl": every input has a flag: see "worker-demo run -h"`},
-		{[]string{"batch"}, `worker-demo: batch needs one of run, status, pause, resume, cancel: see "worker-demo batch -h"`},
+		{[]string{"batch"}, `worker-demo: batch needs one of plan, run, status, pause, resume, cancel: see "worker-demo batch -h"`},
 		{[]string{"batch", "puase"}, `worker-demo: batch "puase": did you mean "pause"?`},
 		{[]string{"batch", "run"}, `worker-demo: --policies is missing: must be a policy file with batches: see "worker-demo batch -h"`},
 		{[]string{"batch", "run", "--policies", "p", "--tick", "today"}, `worker-demo: --tick "today": must be a time such as 2026-01-02T02:00:00Z: see "worker-demo batch -h"`},

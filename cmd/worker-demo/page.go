@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"time"
@@ -12,26 +11,47 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/page"
 )
 
+// tokenVariable holds the token of the page.
+const tokenVariable = "SLUICE_PAGE_TOKEN"
+
 // servePage serves the page of a limiter at an address such as localhost:8080, until the context ends
-// or stop is called. It tells on stderr where.
-func servePage(ctx context.Context, addr, asynqmon string, server *redisconn.Server, limiter *throttle.Limiter, stderr io.Writer) (stop func(), err error) {
+// or stop is called. It tells on stderr where. The prefix is the limiter's. Who knows the token in the
+// environment may change something.
+func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, server *redisconn.Server, limiter *throttle.Limiter) (stop func(), err error) {
+	token, _ := m.Env(tokenVariable)
+	store, err := control.NewStore(server.Client, prefix)
+	if err != nil {
+		return nil, inputError{err}
+	}
 	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
 	if err != nil {
 		return nil, err
 	}
 	p, err := page.New(page.Config{
-		Asynqmon: asynqmon, Client: client, Inspector: asynq.NewInspectorFromRedisClient(server.Client), Limiter: limiter,
+		Asynqmon: asynqmon, Client: client, Control: store, Inspector: asynq.NewInspectorFromRedisClient(server.Client),
+		Limiter: limiter, Token: token,
+		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
+			return usage.Top(ctx, server.Client, prefix, policy, throttle.Requests, usersShown)
+		},
 	})
 	if err != nil {
 		client.Close()
 		return nil, inputError{err}
 	}
+	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store}) // to show what is in force
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
+		follower.Close()
 		client.Close()
 		return nil, inputError{fmt.Errorf("--http %q: %w", addr, err)}
 	}
@@ -41,10 +61,11 @@ func servePage(ctx context.Context, addr, asynqmon string, server *redisconn.Ser
 	web := &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second}
 	go web.Serve(listener)
 	context.AfterFunc(ctx, func() { web.Close() })
-	fmt.Fprintf(stderr, "The page is at http://%s/\n", listener.Addr())
+	fmt.Fprintf(m.Stderr, "The page is at http://%s/\n", listener.Addr())
 	return func() {
 		cancel()
 		<-watched
+		follower.Close()
 		client.Close()
 	}, nil
 }

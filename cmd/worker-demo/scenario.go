@@ -24,7 +24,7 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 	demo := c.Scenario
 	if c.HTTP != "" {
 		demo.Watch = func(limiter *throttle.Limiter) (stop func(), err error) {
-			return servePage(ctx, c.HTTP, "", server, limiter, c.Stderr)
+			return c.servePage(ctx, c.HTTP, "", "", server, limiter)
 		}
 	}
 	report, err := demo.Run(ctx, server, c.Stderr)

@@ -12,6 +12,7 @@ import (
 func shortScenario() scenario.Scenario {
 	s := scenario.Default()
 	s.API.Trouble = scenario.Trouble{}
+	s.Nightly = scenario.Nightly{Each: 3, Tenants: []string{"medium"}}
 	s.Tenants = []scenario.Tenant{{Jobs: 5, Name: "large"}, {Jobs: 3, Name: "medium"}, {Jobs: 6, Name: "plain", Plain: true}}
 	return s
 }
@@ -19,7 +20,8 @@ func shortScenario() scenario.Scenario {
 func TestScenario(t *testing.T) {
 	t.Parallel()
 	e := runMain(t.Context(), "")
-	e.want(t, exitDone, "14 jobs of 3 tenants", `Those of "plain" come from a plain asynq client`, "14 of 14 jobs done, 0 failed")
+	e.want(t, exitDone, "14 jobs of 3 tenants", `Those of "plain" come from a plain asynq client`, "14 of 14 jobs done, 0 failed",
+		"0 of 14 jobs done, 0 failed, 0 denials, done in about ", "nightly batch: 3 of 3 tasks done, ")
 	for _, text := range []string{
 		"14 of 14 jobs succeeded in ",
 		"TENANT JOBS WAKES PER JOB WAITED (P50) WAITED (MAX) 429s large 5 ",
@@ -27,6 +29,7 @@ func TestScenario(t *testing.T) {
 		"everybody 8 per 1s all ",
 		"RETRIES USED plain-00",
 		" s throttled: third-party-api",
+		"The nightly batch: 3 of 3 tasks done, ",
 		"Every job is done, and the API never answered 429.",
 	} {
 		if !strings.Contains(columns(e.stdout), text) {
@@ -46,6 +49,9 @@ func TestScenarioJSON(t *testing.T) {
 	if s := r.Summary; !r.OK || s.Jobs != 14 || s.Succeeded != 14 || s.Failed != 0 || s.Archived != 0 || s.RedisCallsPerJob != nil ||
 		s.Dequeues != s.Jobs+s.Denials || s.WakesPerJob > 2 {
 		t.Errorf("%+v", r)
+	}
+	if n := r.Nightly; n == nil || n.Done != 3 || n.Planned.IsZero() || n.Behind() > 5*time.Second {
+		t.Errorf("%+v", n)
 	}
 	if len(r.Tenants) != 3 || len(r.Limits) != 7 {
 		t.Errorf("%d tenants, %d limits", len(r.Tenants), len(r.Limits))

@@ -64,7 +64,7 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 	}
 	defer server.Close()
 	if c.HTTP != "" {
-		stop, err := servePage(ctx, c.HTTP, c.Asynqmon, server, limiter, c.Stderr)
+		stop, err := c.servePage(ctx, c.HTTP, c.Asynqmon, c.Prefix, server, limiter)
 		if err == nil {
 			<-ctx.Done()
 			stop()

@@ -21,7 +21,9 @@ type File struct {
 // may stand in its fields. Those that the file leaves out are zero.
 type Batch struct {
 	Ended        string
+	FinishBy     string
 	Hours        Hours
+	Late         string
 	Missed       string
 	MissedWithin time.Duration
 	Name         string
@@ -89,9 +91,9 @@ func (d *decoder) batches(file object) []Batch {
 
 func (d *decoder) batch(n *yaml.Node, where string) Batch {
 	o := d.object(n, n.Line, where, "", `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`, "name", "schedule", "timezone", "tenants", "tenants_file",
-		"tasks", "queue", "hours", "missed", "missed_within", "ended")
+		"tasks", "queue", "hours", "finish_by", "late", "missed", "missed_within", "ended")
 	b := Batch{
-		Ended: o.text("ended"), Missed: o.text("missed"), MissedWithin: o.duration("missed_within"), Name: o.text("name"),
+		Ended: o.text("ended"), FinishBy: o.text("finish_by"), Late: o.text("late"), Missed: o.text("missed"), MissedWithin: o.duration("missed_within"), Name: o.text("name"),
 		Queue: o.text("queue"), Schedule: o.text("schedule"), Tenants: o.texts("tenants"), TenantsFile: o.text("tenants_file"), Timezone: o.text("timezone"), object: o,
 	}
 	before := len(d.errs)

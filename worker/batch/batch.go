@@ -21,8 +21,17 @@ type Batch struct {
 	// queue. Its payload is the Status as JSON, its tenant the batch's name. The default is none.
 	Ended string
 
+	// FinishBy is until when a firing is to be done: a time of day, such as "06:00", which is the first
+	// after the tick, or a time after the tick, such as "4h". Late says what becomes of a firing whose
+	// tasks are expected to start after it. The default is no such time.
+	FinishBy string
+
 	// Hours confines the batch to hours of the day. The default is all.
 	Hours Hours
+
+	// Late says what becomes of a firing that would not be done by FinishBy, or before Hours end that have
+	// Stop. It is decided before any task is enqueued. The default is Warn.
+	Late Late
 
 	// Missed says what happens to ticks that came while no scheduler ran. The default is Skip.
 	Missed Missed
@@ -101,6 +110,7 @@ func (b Batch) Validate() error {
 // A compiled batch is valid, and has its defaults.
 type compiled struct {
 	Batch
+	finishBy *finishBy
 	hours    *[2]clock
 	schedule cron.Schedule // nil to fire by hand only
 	zone     *time.Location
@@ -146,6 +156,20 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("tenants", "", "must be given")
 	}
 	c.zone = zone
+	c.Late = cmp.Or(b.Late, Warn)
+	if c.Late != Warn && c.Late != Refuse && c.Late != Trim {
+		return bad("late", string(b.Late), `must be "warn", "refuse" or "trim"`)
+	}
+	if b.FinishBy != "" {
+		by, ok := parseFinishBy(b.FinishBy)
+		if !ok {
+			return bad("finish_by", b.FinishBy, `must be a time of day such as "06:00", or a time after the tick such as "4h", at most 9600h`)
+		}
+		c.finishBy = by
+	}
+	if b.Late != "" && c.finishBy == nil && !b.Hours.Stop {
+		return bad("late", string(b.Late), "needs finish_by, or hours with stop")
+	}
 	if b.Schedule != "" {
 		if c.schedule, err = cron.ParseStandard(schedule); err != nil {
 			return bad("schedule", b.Schedule, `must be a cron expression of five fields, such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`)

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // Three schedulers run a batch that fires every minute. At random one is killed, twenty times, and
@@ -143,7 +144,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		status, err := p.Status(t.Context(), f)
 		s.ok(err)
 		want := batch.Status{
-			Batch: "b", Queue: "default", State: batch.Running, Tick: f.Tick, Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10, Begun: status.Begun, Expected: status.Expected,
+			Batch: "b", Queue: "default", State: batch.Running, Tick: f.Tick, Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10, Begun: status.Begun, Planned: status.Planned, Expected: status.Expected,
 			Error: `worker: task type "call": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Tenant`,
 		}
 		if status != want {
@@ -235,6 +236,26 @@ func TestPauseResumeCancel(t *testing.T) {
 	})
 }
 
+// A firing that is cancelled while a chunk of it is on its way ends, too.
+func TestCancelWhileAChunkIsOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		b := batch.Batch{Name: "b", Tasks: slow(calls(300)), Tenants: batch.List("acme")}
+		watch := s.idle(b)
+		defer watch.Close()
+		f, err := watch.Fire(t.Context(), "b")
+		s.ok(err)
+		p := s.scheduler(b)
+		time.Sleep(450 * time.Millisecond) // it has planned for 300 ms
+		s.ok(p.Cancel(t.Context(), f))
+		time.Sleep(10 * time.Second)
+		status, err := p.Status(t.Context(), f)
+		if err != nil || status.State != batch.Cancelled || status.Total != 300 || status.Cancelled != 300 {
+			t.Errorf("%+v, %v", status, err)
+		}
+	})
+}
+
 // Outside of its hours no task of a batch starts. What is left goes on the next day, or is deleted.
 func TestABatchKeepsItsHours(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -297,4 +318,66 @@ func TestAnotherSchedulerGoesOn(t *testing.T) {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
+}
+
+// While the limiter's Redis does not answer, a chunk waits: its tasks are not made pending, where
+// they would take slots in vain.
+func TestABatchWaitsForTheLimiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "own", Limit: 10, Period: time.Second})
+		b := batch.Batch{Name: "b", Tasks: slow(calls(600)), Tenants: batch.List("acme")}
+		watch := s.idle(b)
+		defer watch.Close()
+		f, err := watch.Fire(t.Context(), "b")
+		s.ok(err)
+		p := s.scheduler(b)
+		time.Sleep(900 * time.Millisecond) // it has planned for 600 ms
+		p.deaf.Store(true)
+		time.Sleep(5 * time.Second)
+		info, err := s.seen.GetQueueInfo("default")
+		s.ok(err)
+		status, err := p.Status(t.Context(), f)
+		if err != nil || info.Pending != 0 || info.Scheduled < 500 || status.State != batch.Enqueuing || status.Error == "" {
+			t.Errorf("%d are pending, %d scheduled, %+v, %v", info.Pending, info.Scheduled, status, err)
+		}
+		p.deaf.Store(false)
+		time.Sleep(time.Minute)
+		status, err = p.Status(t.Context(), f)
+		if err != nil || status.State != batch.Running || status.Total != 600 || status.Refused != 0 {
+			t.Errorf("%+v, %v", status, err)
+		}
+	})
+}
+
+// All that is kept of a firing has the slot of its queue, and no call reaches across.
+func TestABatchOnARedisCluster(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, []throttle.Window{{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.Shared}})
+	b := batch.Batch{Name: "b", FinishBy: "1h", Late: batch.Trim, Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
+	s.serve(succeed)
+	p := s.scheduler(b)
+	f, err := p.Fire(t.Context(), "b")
+	s.ok(err)
+	s.wait(p, f, "some are done", func(st batch.Status) bool { return st.Done > 10 })
+	s.ok(p.Pause(t.Context(), f))
+	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.Paused && st.Running == 0 })
+	s.ok(p.Resume(t.Context(), f))
+	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+	if status.Done != 120 || status.Trimmed != 0 || status.Planned.IsZero() {
+		t.Errorf("%+v", status)
+	}
+	tenants, err := p.Tenants(t.Context(), f)
+	if err != nil || len(tenants) != 2 || tenants[0].Ended+tenants[1].Ended != status.Done {
+		t.Errorf("%+v, %v", tenants, err)
+	}
+	s.wantOnce(120)
+	f, err = p.Fire(t.Context(), "b")
+	s.ok(err)
+	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.Waiting })
+	s.ok(p.Cancel(t.Context(), f))
+	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.Cancelled })
+	firings, err := p.Firings(t.Context(), "b", 9)
+	if err != nil || len(firings) != 2 {
+		t.Errorf("%+v, %v", firings, err)
+	}
 }

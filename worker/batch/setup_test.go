@@ -8,6 +8,7 @@ import (
 	"iter"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func TestMain(m *testing.M) {
@@ -37,7 +39,7 @@ type site struct {
 	testing.TB
 	limiter *throttle.Limiter
 	options *redis.Options
-	redis   *redis.Client
+	redis   redis.UniversalClient
 	seen    *asynq.Inspector
 
 	mu  sync.Mutex
@@ -47,6 +49,10 @@ type site struct {
 // each runs the test on real Redis and on miniredis.
 func each(t *testing.T, windows []throttle.Window, test func(s *site)) {
 	t.Parallel()
+	if sitetest.OnCluster() {
+		test(newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, windows))
+		return
+	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		test(newSite(t, &redis.Options{Addr: client.Options().Addr}, windows))
 	})
@@ -68,10 +74,13 @@ func newSite(t testing.TB, options *redis.Options, windows []throttle.Window) *s
 	return s
 }
 
-func (s *site) connect() *redis.Client {
+func (s *site) connect(change ...func(*redis.Options)) redis.UniversalClient {
 	o := *s.options
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return redis.NewClient(&o)
+	for _, c := range change {
+		c(&o)
+	}
+	return sitetest.Connect(&o)
 }
 
 // MakeRedisClient makes the site an asynq.RedisConnOpt.
@@ -106,38 +115,38 @@ func calls(n int) batch.Tasks {
 type process struct {
 	*batch.Scheduler
 	dead    atomic.Bool
+	deaf    atomic.Bool // to the limiter's Redis
+	limiter *throttle.Limiter
+	log     journal
 	stop    context.CancelFunc
 	stopped chan struct{}
 }
 
 var errDead = errors.New("the process is dead")
 
-func (p *process) DialHook(next redis.DialHook) redis.DialHook { return next }
+// A line is a redis.Limiter of a process's clients, which copies of them keep.
+type line struct {
+	*process
+	limiter bool // the client is its limiter's
+}
 
-func (p *process) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if p.dead.Load() {
-			cmd.SetErr(errDead)
-			return errDead
-		}
-		return next(ctx, cmd)
+func (l line) Allow() error {
+	if l.dead.Load() || l.limiter && l.deaf.Load() {
+		return errDead
 	}
+	return nil
 }
 
-func (p *process) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
+func (l line) ReportResult(error) {}
 
 // A mine makes the clients of a process: they fail when it is dead.
 type mine struct {
 	*site
-	*process
+	line
 }
 
 func (m mine) MakeRedisClient() any {
-	client := m.connect()
-	client.AddHook(m.process)
-	return client
+	return m.connect(func(o *redis.Options) { o.Limiter = m.line })
 }
 
 // scheduler returns one that runs until the test ends, or it is killed.
@@ -168,13 +177,32 @@ func (s *site) mortal(lease time.Duration, batches ...batch.Batch) *process {
 func (s *site) idle(batches ...batch.Batch) *process {
 	s.Helper()
 	p := &process{stopped: make(chan struct{})}
-	limiter, err := throttle.New(throttle.Config{Client: mine{s, p}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
+	var err error
+	p.limiter, err = throttle.New(throttle.Config{Client: mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
 	s.ok(err)
-	p.Scheduler, err = batch.NewScheduler(mine{s, p}, batch.Config{
-		Batches: batches, Client: worker.ClientConfig{Limiter: limiter, LimiterTimeout: 20 * time.Second}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
+		Batches: batches, Client: worker.ClientConfig{Limiter: p.limiter, LimiterTimeout: 20 * time.Second}, Logger: slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
 	s.ok(err)
 	return p
+}
+
+// A journal is what a process logs.
+type journal struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (j *journal) Write(line []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(line)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
 }
 
 // kill ends the process without any more calls.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"os"
-	"strings"
 	"text/template"
 
 	"github.com/hibiken/asynq"
@@ -20,9 +19,9 @@ import (
 // each plan: the list is kept in Redis. An error has it called again some time later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
-// Tasks yields the tasks of one tenant of a firing. They are never all in memory. After a crash
-// another process calls it again, and leaves out as many tasks as were enqueued: it must yield the
-// same tasks in the same order.
+// Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to
+// count them for the plan, and once to enqueue them. After a crash another process calls it again, and
+// leaves out as many tasks as were enqueued: it must yield the same tasks in the same order.
 type Tasks func(ctx context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error]
 
 // List is Tenants for a list of names.
@@ -153,14 +152,4 @@ func lines(path string) iter.Seq2[[]byte, error] {
 			yield(nil, fmt.Errorf("batch: %s: %w", path, err))
 		}
 	}
-}
-
-// policiesOf returns the names of a list, with one more.
-func policiesOf(list, name string) string {
-	for have := range strings.SplitSeq(list, ",") {
-		if have == name {
-			return list
-		}
-	}
-	return strings.TrimPrefix(list+","+name, ",")
 }

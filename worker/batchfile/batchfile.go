@@ -48,7 +48,7 @@ func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
 
 func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.Batch, error) {
 	b := batch.Batch{
-		Ended: from.Ended, Hours: batch.Hours(from.Hours), Missed: batch.Missed(from.Missed),
+		Ended: from.Ended, FinishBy: from.FinishBy, Hours: batch.Hours(from.Hours), Late: batch.Late(from.Late), Missed: batch.Missed(from.Missed),
 		MissedWithin: from.MissedWithin, Name: from.Name, Queue: from.Queue, Schedule: from.Schedule, Tenants: batch.List(from.Tenants...), Timezone: from.Timezone,
 	}
 	if from.TenantsFile != "" {

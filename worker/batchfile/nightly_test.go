@@ -72,6 +72,14 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- scheduler.Run(ctx) }()
 
+		plan, err := scheduler.Plan(ctx, "nightly", time.Time{}) // the next tick
+		if err != nil {
+			t.Fatal(err)
+		}
+		if expected := plan.Expected.UTC().Format(time.TimeOnly); expected < "02:05:50" || expected > "02:06:05" || plan.Total != 120 || plan.Late != 0 {
+			t.Errorf("before two it is planned to be: %+v", plan)
+		}
+
 		time.Sleep(4 * time.Minute) // three past two
 		firings, err := scheduler.Firings(ctx, "nightly", 1)
 		if err != nil || len(firings) != 1 {
@@ -83,6 +91,9 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		}
 		if expected := status.Expected.UTC().Format(time.TimeOnly); expected < "02:05:50" || expected > "02:06:05" {
 			t.Errorf("at three past two it is expected to start its last task at %s", expected)
+		}
+		if behind := status.Behind(); behind.Abs() > 5*time.Second {
+			t.Errorf("at three past two it is %v behind its plan", behind)
 		}
 		time.Sleep(6 * time.Minute)
 		if len(told) != 1 || told[0].State != batch.Done || told[0].Done != 120 || told[0].Ended.UTC().Format(time.TimeOnly) > "02:06:05" {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -28,14 +28,37 @@ func TestInABrowser(t *testing.T) {
 
 	// While a link has the focus, news arrive: the API refuses acme's calls.
 	b.eval("document.querySelector('tbody a[title=acme]').focus()")
-	s.pause()
-	b.until("document.getElementById('chosen').innerText.includes('Paused until')")
+	s.pause(t.Context(), "")
+	b.until("document.getElementById('policy-github').innerText.includes('Paused by bob')")
 	if got := b.eval("document.activeElement.title"); got != "acme" {
 		t.Errorf("after news the focus is on %v", got)
 	}
 	b.eval("document.getElementById('find').focus()")
 	b.key("Enter", 13, "\r")
 	b.until("document.body.innerText.includes('place 5 of 5 of its tenant')")
+
+	// Sign in, by keys.
+	b.open(s.url)
+	b.eval("document.querySelector('footer summary').focus()")
+	b.key("Enter", 13, "\r")
+	b.key("Tab", 9, "")
+	b.call("Input.insertText", map[string]any{"text": "anna"})
+	b.key("Tab", 9, "")
+	b.call("Input.insertText", map[string]any{"text": token})
+	b.key("Enter", 13, "\r")
+	b.until("document.body.innerText.includes('Signed in as anna')")
+
+	// While a form is filled in, news arrive: a pause by somebody else.
+	b.open(s.url + "?policy=github&tenant=acme")
+	b.eval("document.getElementById('change-override').open = true; document.querySelector('[name=\"limit minute\"]').focus()")
+	b.call("Input.insertText", map[string]any{"text": "50"})
+	s.pause(t.Context(), "acme")
+	b.until("document.getElementById('chosen').innerText.includes('Paused by bob')")
+	if got := b.eval("document.activeElement.name + '=' + document.activeElement.value"); got != "limit minute=50" {
+		t.Errorf("after news the focus is on %v", got)
+	}
+	b.eval("document.querySelector('#change-override [name=why]').value = 'a large customer'; document.querySelector('#change-override button').click()")
+	b.until("document.querySelector('.notice')?.innerText === 'The override is in force.'")
 
 	// The hostile name is text wherever it stands.
 	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + url.QueryEscape(hostile), "?find=" + url.QueryEscape(hostile)} {
@@ -47,17 +70,17 @@ func TestInABrowser(t *testing.T) {
 	}
 
 	// Held still, nothing moves until it is let go.
-	b.open(s.url + "?policy=github")
+	b.open(s.url)
 	b.eval("document.getElementById('hold').click()")
-	if err := s.limiter.Resume(t.Context(), throttle.Request{Policy: "github", Tenant: "acme"}); err != nil {
+	if _, err := s.control.Resume(t.Context(), "github", "", control.By{Who: "bob", Why: "it is back"}); err != nil {
 		t.Fatal(err)
 	}
-	b.until("latest !== null && !latest.includes('Paused')")
-	if b.eval("document.getElementById('chosen').innerText.includes('Paused')") != true {
+	b.until("latest !== null && latest.includes('resume')")
+	if b.eval("document.getElementById('policy-github').innerText.includes('Paused')") != true {
 		t.Error("held still, the page has changed")
 	}
 	b.eval("document.getElementById('hold').click()")
-	b.until("!document.getElementById('chosen').innerText.includes('Paused')")
+	b.until("!document.getElementById('policy-github').innerText.includes('Paused')")
 
 	// Whatever is shown: on a phone nothing is wider than the screen, everything that is used has a
 	// name, and every table and meter too.
@@ -67,14 +90,14 @@ func TestInABrowser(t *testing.T) {
 			for name, path := range map[string]string{"list": "", "policy": "?policy=github", "tenant": "?policy=github&tenant=acme", "task": "?find=acme-4"} {
 				b.open(s.url + path)
 				b.shoot(name + "-" + kind + "-" + colours)
-				if over := b.eval("document.documentElement.scrollWidth - innerWidth"); over != 0.0 {
-					t.Errorf("%s on a %s is %v pixels wider than the screen", name, kind, over)
+				if got := b.eval("document.documentElement.scrollWidth").(float64); got > float64(width) {
+					t.Errorf("%s on a %s is %v pixels wide, and the screen %d", name, kind, got, width)
 				}
 			}
 		}
 	}
 	if nameless := b.eval(`[...document.querySelectorAll('input:not([type=hidden]), select, meter, svg[role], [role=region], nav, button, a')].filter((e) =>
-		!(e.labels?.length || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.innerText)).map((e) => e.outerHTML).join()`); nameless != "" {
+		!(e.labels?.length || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.textContent.trim())).map((e) => e.outerHTML).join()`); nameless != "" {
 		t.Errorf("without a name: %v", nameless)
 	}
 	if len(b.errors) > 0 {

@@ -6,6 +6,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -13,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/page"
 )
@@ -25,8 +27,10 @@ func Example() {
 	}
 	defer m.Close()
 	redisOpt := asynq.RedisClientOpt{Addr: m.Addr()}
+	limits := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	defer limits.Close()
 	limiter, err := throttle.New(throttle.Config{
-		Client:   redis.NewClient(&redis.Options{Addr: m.Addr()}),
+		Client:   limits,
 		Policies: []throttle.Policy{{Name: "github-api", Windows: []throttle.Window{{Name: "w", Limit: 20, Period: time.Minute}}}},
 	})
 	if err != nil {
@@ -42,8 +46,13 @@ func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 
+	store, err := control.NewStore(limits, "") // the limiter's client and Prefix
+	if err != nil {
+		log.Fatal(err)
+	}
 	sluice, err := page.New(page.Config{
 		Asynqmon: "/asynqmon", Client: client, Inspector: inspector, Limiter: limiter,
+		Control: store, Token: os.Getenv("SLUICE_PAGE_TOKEN"), // for who may change something
 	})
 	if err != nil {
 		log.Fatal(err)

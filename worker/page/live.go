@@ -36,13 +36,17 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	if !send("retry: 3000\n\n") {
 		return
 	}
-	q := questionOf(r)
+	q, s := questionOf(r), p.sessionOf(r)
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	end := time.After(liveFor)
 	before, sent := "", time.Now()
 	for {
-		v := p.view(r.Context(), q)
+		v := p.view(r.Context(), q, s)
+		if s != nil && s.Until.Before(v.At) {
+			return // the browser's next request is not signed in
+		}
+		v.Notice = ""
 		var text strings.Builder
 		if err := templates.ExecuteTemplate(&text, "content.html", v); err != nil {
 			p.config.Logger.Error("page: its news cannot be made", "err", err)

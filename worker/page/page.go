@@ -1,9 +1,10 @@
 // Package page is a web page for the people on call: which policies deny, who waits and until when,
-// who uses the quota, why a task waits. It is one http.Handler with all that it needs, stays up to date
-// by itself, and changes nothing.
+// who uses the quota, what was changed. It is one http.Handler with all that it needs, and stays
+// up to date by itself. It changes nothing, unless it is given a token for operators.
 package page
 
 import (
+	"context"
 	"embed"
 	"errors"
 	"fmt"
@@ -16,8 +17,13 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
+
+// MinTokenBytes is the least length of Config.Token.
+const MinTokenBytes = 16
 
 // Config configures a Page.
 type Config struct {
@@ -28,6 +34,10 @@ type Config struct {
 	// Client looks up tasks. The default, nil, looks up none. The caller closes it.
 	Client *worker.Client
 
+	// Control keeps overrides, pauses and the log of changes, which the page then shows. The default,
+	// nil, shows none.
+	Control *control.Store
+
 	// Inspector lists the queues in which Client looks for a task's ID. The default, nil, lists none.
 	// The caller closes it.
 	Inspector *asynq.Inspector
@@ -35,17 +45,27 @@ type Config struct {
 	// Limiter has the policies that the page shows. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger gets errors. The default is slog.Default().
+	// Logger gets sign-ins, changes and errors. The default is slog.Default().
 	Logger *slog.Logger
+
+	// Token lets who knows it set overrides, pause and resume, by Control. It has at least
+	// MinTokenBytes. The default, empty, makes the page read-only. Who may read the page is up to what
+	// it stands behind.
+	Token string
+
+	// Used tells who was granted most by a policy in the last hour, such as usage.Top does. The default,
+	// nil, shows nobody.
+	Used func(ctx context.Context, policy string) ([]usage.Use, error)
 }
 
 // A Page is an http.Handler. Mount it below a path of its own, without that path:
 //
 //	mux.Handle("/sluice/", http.StripPrefix("/sluice", page))
 //
-// Who may read the page is up to what it stands behind. It is safe for concurrent use.
+// It is safe for concurrent use.
 type Page struct {
 	config  Config
+	guard   *guard // nil if the page is read-only
 	history history
 	mux     *http.ServeMux
 	recent  recent
@@ -66,6 +86,18 @@ func New(c Config) (*Page, error) {
 		return nil, fmt.Errorf("page: Config.Asynqmon %q: must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
 	}
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
+	switch {
+	case c.Token == "":
+	case len(c.Token) < MinTokenBytes:
+		return nil, fmt.Errorf("page: Config.Token has %d bytes: must have at least %d, or none for a page that changes nothing", len(c.Token), MinTokenBytes)
+	case c.Control == nil:
+		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: must be what control.NewStore returns")
+	default:
+		p.guard = newGuard(c.Token)
+		p.mux.HandleFunc("POST /sign-in", p.signIn)
+		p.mux.HandleFunc("POST /sign-out", p.signOut)
+		p.mux.HandleFunc("POST /change", p.change)
+	}
 	p.mux.HandleFunc("GET /{$}", p.show)
 	p.mux.HandleFunc("GET /live", p.live)
 	p.mux.HandleFunc("GET /queues/{queue}/tasks/{task}", p.likeAsynqmon)
@@ -109,14 +141,25 @@ func (p *Page) asset(w http.ResponseWriter, r *http.Request) {
 // likeAsynqmon redirects a path that is a task's in asynqmon too.
 func (p *Page) likeAsynqmon(w http.ResponseWriter, r *http.Request) {
 	q := url.Values{"queue": {r.PathValue("queue")}, "task": {r.PathValue("task")}}
-	// Not by http.Redirect: the path that the page is mounted at is not known.
-	w.Header().Set("Location", "../../../?"+q.Encode())
-	w.WriteHeader(http.StatusFound)
+	redirect(w, "../../../?"+q.Encode(), http.StatusFound)
+}
+
+// redirect leads to an address that is relative to the browser's: the path that the page is mounted at
+// is not known.
+func redirect(w http.ResponseWriter, to string, status int) {
+	w.Header().Set("Location", to)
+	w.WriteHeader(status)
 }
 
 // show serves the whole page.
 func (p *Page) show(w http.ResponseWriter, r *http.Request) {
-	v := p.view(r.Context(), questionOf(r))
+	p.render(w, r, http.StatusOK, "")
+}
+
+// render answers with the page, and says what went wrong.
+func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, problem string) {
+	v := p.view(r.Context(), questionOf(r), p.sessionOf(r))
+	v.News, v.Problem = r.URL.RawQuery, problem // after a form it is not the query of the browser's address
 	var text strings.Builder
 	if err := templates.ExecuteTemplate(&text, "page.html", v); err != nil {
 		p.config.Logger.Error("page: the page cannot be made", "err", err)
@@ -124,5 +167,6 @@ func (p *Page) show(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
 	_, _ = w.Write([]byte(text.String()))
 }

@@ -19,7 +19,9 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/page"
 )
@@ -29,6 +31,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+const token = "a token of 24 characters"
+
 // hostile is a tenant that would do harm.
 const hostile = `"><script>document.title='harmed'</script><img src=x onerror="document.title='harmed'">` + "\r\ndata: x\u202e"
 
@@ -36,6 +40,7 @@ const hostile = `"><script>document.title='harmed'</script><img src=x onerror="d
 type site struct {
 	testing.TB
 	client  *worker.Client
+	control *control.Store
 	limiter *throttle.Limiter
 	url     string
 }
@@ -68,11 +73,16 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 			must(err)
 		}
 	}
+	store, err := control.NewStore(client, "")
+	must(err)
 	inspector := asynq.NewInspector(opt)
 	t.Cleanup(func() { inspector.Close() })
 	c := page.Config{
-		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Inspector: inspector, Limiter: limiter,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Asynqmon: "https://ops.example.com/asynqmon/", Client: enqueuer, Control: store, Inspector: inspector, Limiter: limiter,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Token: token,
+		Used: func(context.Context, string) ([]usage.Use, error) {
+			return []usage.Use{{Tenant: "globex", Units: 1200, Part: 0.75}, {Tenant: hostile, Units: 400, Part: 0.25}}, nil
+		},
 	}
 	for _, f := range change {
 		f(&c)
@@ -85,13 +95,13 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections) // of those that follow the page
-	return &site{TB: t, client: enqueuer, limiter: limiter, url: server.URL + "/sluice/"}
+	return &site{TB: t, client: enqueuer, control: store, limiter: limiter, url: server.URL + "/sluice/"}
 }
 
-// pause pauses the policy for acme.
-func (s *site) pause() {
+// pause pauses the policy, or one tenant of it.
+func (s *site) pause(ctx context.Context, tenant string) {
 	s.Helper()
-	if _, err := s.limiter.Pause(s.Context(), throttle.Request{Policy: "github", Tenant: "acme"}, time.Hour, "the API is down"); err != nil {
+	if err := s.control.Pause(ctx, "github", tenant, time.Hour, control.By{Who: "bob", Why: "the API is down"}); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -99,12 +109,13 @@ func (s *site) pause() {
 // A visitor is a browser without scripts.
 type visitor struct {
 	*site
-	http http.Client
+	http   http.Client
+	origin string // of its forms
 }
 
 func (s *site) visitor() *visitor {
 	jar, _ := cookiejar.New(nil)
-	return &visitor{site: s, http: http.Client{Jar: jar}}
+	return &visitor{site: s, http: http.Client{Jar: jar}, origin: strings.TrimSuffix(s.url, "/sluice/")}
 }
 
 func (v *visitor) do(r *http.Request, status int) string {
@@ -130,6 +141,26 @@ func (v *visitor) get(path string) string {
 	return v.do(r, http.StatusOK)
 }
 
+func (v *visitor) post(path string, status int, form url.Values) string {
+	v.Helper()
+	r, _ := http.NewRequest("POST", v.url+path, strings.NewReader(form.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	r.Header.Set("Origin", v.origin)
+	return v.do(r, status)
+}
+
+// signIn returns what its forms must carry.
+func (v *visitor) signIn() (csrf string) {
+	v.Helper()
+	v.post("sign-in", http.StatusOK, url.Values{"token": {token}, "who": {"anna"}})
+	_, rest, _ := strings.Cut(v.get("?policy=github"), `name="csrf" value="`)
+	csrf, _, _ = strings.Cut(rest, `"`)
+	if csrf == "" {
+		v.Fatal("no form of the page has a CSRF token")
+	}
+	return csrf
+}
+
 func (v *visitor) wants(text string, wants ...string) {
 	v.Helper()
 	for _, want := range wants {
@@ -149,8 +180,9 @@ func each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		v := newSite(t, client).visitor()
-		v.wants(v.get(""), "<h3><a href=\"./?policy=github\">github</a></h3>", "<b>10</b> waiting", "idle", "0 of 5,000 requests in 1 h")
-		v.wants(v.get("?policy=github"), `<a href="./?policy=github&amp;tenant=acme" title="acme"><bdi>acme</bdi></a>`, "50 %", "Queue default, live: 10 waiting")
+		v.wants(v.get(""), "<h3><a href=\"./?policy=github\">github</a></h3>", "<b>10</b> waiting", "idle", "0 of 5,000 requests in 1 h", "Nothing has been changed.")
+		v.wants(v.get("?policy=github"), `<a href="./?policy=github&amp;tenant=acme" title="acme"><bdi>acme</bdi></a>`, "50 %", "Queue default, live: 10 waiting",
+			`<bdi>globex</bdi></a></th><td class="n">1,200</td><td class="n">75 %</td>`)
 		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>The last one starts</dt><dd>in 2 min, at ", "0 of 2 requests in 1 min")
 		v.wants(v.get("?find=acme"), `Tenant <bdi>acme</bdi> in <a href="./?policy=github&amp;tenant=acme">github</a>`, "<b>5</b> waiting")
 		v.wants(v.get("?find=acme-4"), "Task <bdi>acme-4</bdi>, queue default, type github:star", "place 5 of 5 of its tenant", "<dt>Held up by</dt><dd>window minute</dd>",
@@ -166,21 +198,98 @@ func TestNamesAreOnlyText(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	v := s.visitor()
+	csrf := v.signIn()
+	v.post("change", http.StatusOK, url.Values{
+		"csrf": {csrf}, "what": {"override"}, "policy": {"github"}, "tenant": {url.QueryEscape(hostile)}, "limit minute": {"3"}, "for": {"1h"}, "why": {hostile[:60]},
+	})
 	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + url.QueryEscape(hostile), "?find=" + url.QueryEscape(hostile), "?policy=" + url.QueryEscape(hostile),
-		"?task=" + url.QueryEscape(hostile) + "&queue=" + url.QueryEscape(hostile)} {
+		"?task=" + url.QueryEscape(hostile) + "&queue=" + url.QueryEscape(hostile), "?done=" + url.QueryEscape(hostile)} {
 		_, text, _ := strings.Cut(v.get(path), "<main") // before it stands what was typed in
 		if strings.Contains(text, "<script>") || strings.Contains(text, "<img") || strings.ContainsAny(text, "\r\u202e") {
 			t.Errorf("%s: the tenant's name is in the page as it is:\n%s", path, text)
 		}
 	}
-	v.wants(v.get("?policy=github&tenant="+url.QueryEscape(hostile)), "<dt>Waiting</dt><dd>5</dd>")
+	v.wants(v.get("?policy=github&tenant="+url.QueryEscape(hostile)), "minute 3", "<dt>Waiting</dt><dd>5</dd>")
+}
+
+// Whoever does not know the token changes nothing, nor does another site by the browser of one who
+// does.
+func TestOnlyOperatorsChangeSomething(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	pause := url.Values{"what": {"pause"}, "policy": {"github"}, "for": {"1h"}, "why": {"they asked"}}
+	stranger := s.visitor()
+	if strings.Contains(stranger.get("?policy=github"), "csrf") {
+		t.Error("a stranger is shown forms")
+	}
+	stranger.post("change", http.StatusUnauthorized, pause)
+	stranger.post("sign-in", http.StatusUnauthorized, url.Values{"token": {token[1:]}, "who": {"anna"}})
+	stranger.post("sign-in", http.StatusUnprocessableEntity, url.Values{"token": {token}})
+
+	anna := s.visitor()
+	csrf := anna.signIn()
+	anna.post("change", http.StatusForbidden, pause)
+	pause.Set("csrf", s.visitor().signIn())
+	anna.post("change", http.StatusForbidden, pause) // of another session
+	pause.Set("csrf", csrf)
+	anna.origin = "https://elsewhere.example.com"
+	anna.post("change", http.StatusForbidden, pause)
+	anna.origin = strings.TrimSuffix(s.url, "/sluice/")
+	if state, err := s.control.State(t.Context()); err != nil || len(state.Pauses) > 0 {
+		t.Errorf("somebody paused it: %+v, %v", state.Pauses, err)
+	}
+
+	anna.post("change", http.StatusOK, pause)
+	anna.post("sign-out", http.StatusOK, nil)
+	anna.post("change", http.StatusUnauthorized, pause)
+
+	readOnly := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), func(c *page.Config) { c.Token = "" }).visitor()
+	readOnly.post("sign-in", http.StatusNotFound, url.Values{"token": {""}, "who": {"anna"}})
+}
+
+// An operator pauses, overrides, and takes both back. The page shows it, and who did it.
+func TestOperatorsChangeLimits(t *testing.T) {
+	each(t, func(t *testing.T, client *redis.Client) {
+		s := newSite(t, client)
+		v := s.visitor()
+		csrf := v.signIn()
+		change := func(status int, pairs ...string) string {
+			t.Helper()
+			form := url.Values{"csrf": {csrf}, "policy": {"github"}, "why": {"a test"}}
+			for i := 0; i < len(pairs); i += 2 {
+				form.Set(pairs[i], pairs[i+1])
+			}
+			return v.post("change", status, form)
+		}
+		v.wants(change(200, "what", "pause", "for", "1h"), "The pause has begun.", "Paused by anna until ", "a test")
+		v.wants(change(200, "what", "override", "tenant", "acme", "limit minute", "50", "weight", "3", "for", "30m"), "The override is in force.", "minute 50, weight 3")
+		state, err := s.control.State(t.Context())
+		if err != nil || len(state.Pauses) != 1 || len(state.Overrides) != 1 || state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" {
+			t.Errorf("in force: %+v, %v", state.Interventions, err)
+		}
+		v.wants(change(200, "what", "resume"), "The pause has ended.")
+		v.wants(change(200, "what", "clear", "tenant", "acme"), "The override has ended.", "No override, and no pause.")
+		for _, bad := range [][]string{
+			{"what", "pause", "for", "soon"}, {"what", "pause", "for", "1h", "why", ""}, {"what", "drop"}, {"what", "pause", "for", "1h", "policy", "none"},
+			{"what", "override", "tenant", "acme", "for", "1h"}, {"what", "override", "tenant", "acme", "for", "1h", "limit minute", "many"},
+			{"what", "override", "tenant", "acme", "for", "1h", "limit none", "5"}, {"what", "override", "tenant", "acme", "for", "1h", "weight", "-1"},
+		} {
+			v.wants(change(http.StatusUnprocessableEntity, bad...), "Nothing has changed.")
+		}
+		if changes, err := s.control.Changes(t.Context(), "", 100); err != nil || len(changes) != 4 {
+			t.Errorf("%d changes are logged, want 4: %v", len(changes), err)
+		}
+	})
 }
 
 func TestBadConfigs(t *testing.T) {
 	limiter := throttletest.NewLimiter(t)
+	store := &control.Store{}
 	for want, c := range map[string]page.Config{
 		"Config.Limiter is nil":          {},
 		`Config.Asynqmon "javascript:x"`: {Limiter: limiter, Asynqmon: "javascript:x"},
+		"Config.Token has 3 bytes":       {Limiter: limiter, Control: store, Token: "abc"},
+		"Config.Control is nil":          {Limiter: limiter, Token: token},
 	} {
 		if _, err := page.New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
@@ -226,8 +335,8 @@ func TestThePageIsLive(t *testing.T) {
 	}
 	read("data: <li id=\"policy-github\" class=\"card\">")
 	read("\n\n")
-	s.pause()
-	read("Paused until ")
+	s.pause(ctx, "")
+	read("Paused by bob until ")
 }
 
 // The page loads nothing from elsewhere, and lets nobody frame it.

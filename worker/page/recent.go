@@ -67,3 +67,10 @@ func (r *recent) of(key string) (a *answer, ours bool) {
 	r.answers[key] = a
 	return a, true
 }
+
+// forget forgets all answers, as something has changed.
+func (r *recent) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answers = nil
+}

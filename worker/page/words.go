@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"html/template"
 	"math"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -11,24 +12,37 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 )
 
 // What templates call.
 var functions = template.FuncMap{
-	"by":       deniedBy,
-	"clock":    clock,
-	"gauge":    newGauge,
-	"in":       func(at, now time.Time) string { return long(at.Sub(now)) },
-	"long":     long,
-	"name":     name,
-	"number":   number,
-	"percent":  func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
-	"queue":    queueName,
-	"rate":     rate,
-	"rfc3339":  func(at time.Time) string { return at.UTC().Format(time.RFC3339) },
-	"sentence": sentence,
-	"short":    short,
-	"since":    func(at, now time.Time) string { return long(now.Sub(at)) },
+	"by":        deniedBy,
+	"changes":   control.Describe,
+	"clock":     clock,
+	"dict":      pairs,
+	"gauge":     newGauge,
+	"in":        func(at, now time.Time) string { return long(at.Sub(now)) },
+	"long":      long,
+	"name":      name,
+	"number":    number,
+	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
+	"queue":     queueName,
+	"rate":      rate,
+	"rfc3339":   func(at time.Time) string { return at.UTC().Format(time.RFC3339) },
+	"sentence":  sentence,
+	"short":     short,
+	"since":     func(at, now time.Time) string { return long(now.Sub(at)) },
+	"unchanged": url.QueryEscape,
+}
+
+// pairs gives a template several values by their names.
+func pairs(pairs ...any) map[string]any {
+	values := map[string]any{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		values[pairs[i].(string)] = pairs[i+1]
+	}
+	return values
 }
 
 // name shows a name that is data: what cannot be printed is quoted, also what turns text around.

@@ -132,6 +132,25 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); !got.SlotsBind || got.Last.Before(limitertest.At(20*s)) || got.Last.After(limitertest.At(26*s)) {
 			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
 		}
+		sc.class = throttle.Batch
+		sc.joinMany("r", "a", 100)
+		for now := time.Duration(0); now <= 4*s; now += 200 * ms {
+			limitertest.Take(t, sc.at(20*s+now).l, 2, "r")
+		}
+		batch := demand("a", 58, throttle.Batch)
+		batch.Queue, batch.Joined = "r", 58
+		if got := sc.plan(throttle.PlanOptions{}, batch); !got.SlotsBind || got.Last.Before(limitertest.At(29*s)) || got.Last.After(limitertest.At(31*s)) {
+			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
+		}
+		opens := func(t time.Time) time.Time {
+			if t.Before(limitertest.At(2 * h)) {
+				return limitertest.At(2 * h)
+			}
+			return t
+		}
+		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Last.Before(at(2*h)) || got.Last.After(at(2*h+10*s)) {
+			t.Errorf("that may start after two hours: %+v", got)
+		}
 	})
 }
 

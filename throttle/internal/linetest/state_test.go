@@ -126,7 +126,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.SharedWindow(1, h)))
 	const limit = 40
 	waiting, costs := 0, []int{}
-	for _, n := range []int{300, 1500} {
+	for _, n := range []int{200, 800} {
 		var requests []throttle.Request
 		for ; waiting < n; waiting++ {
 			tenant := fmt.Sprint("tenant ", waiting)
@@ -157,7 +157,7 @@ func TestAPageOfTheStateCostsTheSame(t *testing.T) {
 	}
 	t.Logf("commands of a page at most, with those inside of scripts: %d", costs)
 	if costs[1] > costs[0]*3/2 {
-		t.Errorf("a page took %d commands at the most when 300 waited, %d when 1500 did", costs[0], costs[1])
+		t.Errorf("a page took %d commands at the most when 200 waited, %d when 800 did", costs[0], costs[1])
 	}
 }
 

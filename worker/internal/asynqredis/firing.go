@@ -148,7 +148,7 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 // it has ended or is gone. A lease for 0 is given back.
 func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.Duration) (map[string]string, error) {
 	k := f.key()
-	keys := []string{k, k + ":stored", k + ":done", k + ":ended", k + ":tenants"}
+	keys := []string{k, k + ":stored", k + ":done", k + ":ended", f.kept("plan"), f.kept("expected")}
 	reply, err := c.run(ctx, batchLease, f.Queue, keys, holder, lease.Milliseconds(), int(FiringKept.Seconds())).StringSlice()
 	if err != nil || len(reply) == 0 {
 		return nil, err
@@ -168,9 +168,11 @@ func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error
 // ErrLeaseLost says that another scheduler works for a firing, or that it has ended.
 var ErrLeaseLost = errors.New("worker: the lease of the batch's firing was lost")
 
-// Update writes fields of a firing: names and values in turn. It returns what is wanted of it.
+// Update writes fields of a firing: names and values in turn. It returns what is wanted of it. A name
+// that begins with ":" is that of a value that is kept beside the firing: Kept reads it.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
-	want, err = c.run(ctx, batchUpdate, f.Queue, []string{f.key(), f.open()}, append([]any{holder, f.Name()}, fields...)...).Text()
+	args := append([]any{holder, f.Name(), int(FiringKept.Seconds())}, fields...)
+	want, err = c.run(ctx, batchUpdate, f.Queue, []string{f.key(), f.open()}, args...).Text()
 	if err != nil && strings.HasPrefix(err.Error(), "LOST") {
 		err = ErrLeaseLost
 	}
@@ -184,36 +186,30 @@ func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) 
 	return n == 1, err
 }
 
-// SetTenants keeps the tenants of a firing, in order.
-func (c *Client) SetTenants(ctx context.Context, f Firing, tenants []string) error {
-	key := f.key() + ":tenants"
-	if err := c.redis.Del(ctx, key).Err(); err != nil {
-		return err
+func (f Firing) kept(name string) string { return f.key() + ":" + name }
+
+// Kept reads what Update has kept beside a firing: nil if there is none.
+func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error) {
+	data, err := c.redis.Get(ctx, f.kept(name)).Bytes()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil
 	}
-	return inBatches(tenants, func(some []string) error {
-		values := make([]any, len(some))
-		for i, tenant := range some {
-			values[i] = tenant
-		}
-		return c.redis.RPush(ctx, key, values...).Err()
-	})
+	return data, err
 }
 
-// Tenants returns the tenants of a firing from an index on.
-func (c *Client) Tenants(ctx context.Context, f Firing, from int) ([]string, error) {
-	return c.redis.LRange(ctx, f.key()+":tenants", int64(from), -1).Result()
-}
+// Ended returns which tasks of a firing have ended in any way: a bit for each position, the highest
+// of a byte first.
+func (c *Client) Ended(ctx context.Context, f Firing) ([]byte, error) { return c.Kept(ctx, f, "ended") }
 
-// Running returns how many tasks of a firing are active, by their leases.
-func (c *Client) Running(ctx context.Context, f Firing) (int, error) {
+// Running returns the positions of a firing's tasks that are active, by their leases.
+func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err error) {
 	ids, err := c.redis.ZRange(ctx, prefix(f.Queue)+"lease", 0, -1).Result()
-	n := 0
 	for _, id := range ids {
-		if strings.HasPrefix(id, f.IDs()) {
-			n++
+		if of, position, ok := FiringOf(Ref{Queue: f.Queue, ID: id}); ok && of.Batch == f.Batch && of.Tick.Equal(f.Tick) {
+			positions = append(positions, position)
 		}
 	}
-	return n, err
+	return positions, err
 }
 
 // Refuse counts tasks of a firing that were not enqueued.
@@ -249,7 +245,7 @@ func (f Firing) counts() []string {
 }
 
 func (f Firing) waits() []string {
-	return []string{prefix(f.Queue) + "scheduled", prefix(f.Queue) + "retry", prefix(f.Queue) + "pending", f.key(), f.key() + ":ended"}
+	return []string{prefix(f.Queue) + "scheduled", prefix(f.Queue) + "retry", prefix(f.Queue) + "pending", f.key(), f.key() + ":ended", f.key() + ":stored"}
 }
 
 // positions calls a script for tasks of a firing.

@@ -74,7 +74,7 @@ hold.addEventListener('click', () => {
   say(holding ? 'Held still' : 'Live', false);
 });
 
-const events = new EventSource('./live' + location.search);
+const events = new EventSource('./live?' + content.dataset.news);
 events.onopen = () => say(hold.getAttribute('aria-pressed') === 'true' ? 'Held still' : 'Live', false);
 events.onerror = () => say(events.readyState === EventSource.CLOSED ? 'Not live: load the page again' : 'Connection lost: trying again', true);
 events.onmessage = (event) => {

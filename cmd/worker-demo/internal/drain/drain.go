@@ -11,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/forecast"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
@@ -35,6 +34,7 @@ type Drain struct {
 	Learnt      *Learnt // may be nil
 	Limiter     *throttle.Limiter
 	OnDecision  func(job string, d throttle.Decision) // may be nil
+	OnEnqueued  func()                                // when all jobs are enqueued; may be nil
 	Progress    *Progress
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
@@ -88,7 +88,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		if err := d.expireLeases(ctx, active); err != nil {
 			return Summary{}, err
 		}
-		d.Progress.Begin(before, d.atBest())
+		d.Progress.Begin(before)
 		err = d.serve(ctx, missing, len(active) > 0)
 		d.Progress.End(d.Counts())
 	}
@@ -109,17 +109,6 @@ func (d *Drain) tellBefore(c Counts) {
 		failed = fmt.Sprintf(", %d of them failed: --retry-failed runs those again", c.Failed)
 	}
 	d.Progress.Say("%d of %d jobs were done before%s", c.Done(), c.Jobs, failed)
-}
-
-// atBest is how long what is open takes at best.
-func (d *Drain) atBest() time.Duration {
-	var todo []jobs.Job
-	for i := range d.Jobs {
-		if d.open[d.Jobs[i].ID] != nil {
-			todo = append(todo, d.Jobs[i])
-		}
-	}
-	return forecast.Of(d.Limiter, todo, time.Now()).AtBest
 }
 
 func (d *Drain) prepare() {
@@ -195,9 +184,12 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 	var enqueued sync.WaitGroup
 	defer enqueued.Wait()
 	defer stop()
+	enqueued.Go(func() { d.expect(enqueueing, client) })
 	enqueued.Go(func() {
 		if err := d.enqueue(enqueueing, client, missing); err != nil {
 			d.breakOff(err)
+		} else if d.OnEnqueued != nil {
+			d.OnEnqueued()
 		}
 	})
 

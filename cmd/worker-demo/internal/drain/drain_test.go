@@ -115,7 +115,8 @@ func TestProgressLooksAhead(t *testing.T) {
 		var out bytes.Buffer
 		p := NewProgress(&out, time.Second)
 		// 10 were done before: the rate is that of this run. The windows say more than the rate.
-		p.Begin(Counts{Jobs: 100, Succeeded: 10}, 5*time.Minute)
+		p.Begin(Counts{Jobs: 100, Succeeded: 10})
+		p.Expect(Outlook{At: time.Now().Add(5 * time.Minute)}, Counts{Jobs: 100, Succeeded: 10})
 		time.Sleep(10 * time.Second)
 		p.Show(Counts{Jobs: 100, Succeeded: 10})
 		p.Show(Counts{Jobs: 100, Succeeded: 55, Failed: 5}) // too soon for another line
@@ -123,12 +124,17 @@ func TestProgressLooksAhead(t *testing.T) {
 		p.Show(Counts{Jobs: 100, Succeeded: 55, Failed: 5})
 		time.Sleep(280 * time.Second)
 		p.Show(Counts{Jobs: 100, Succeeded: 80, Failed: 5})
+		p.Expect(Outlook{At: time.Now().Add(30 * time.Second), AtLeast: true}, Counts{Jobs: 100, Succeeded: 80, Failed: 5})
+		time.Sleep(10 * time.Second)
+		p.Show(Counts{Jobs: 100, Succeeded: 80, Failed: 5})
 		p.End(Counts{Jobs: 100, Succeeded: 95, Failed: 5})
 		at := func(left time.Duration) string { return time.Now().Add(left).Format(time.TimeOnly) }
-		want := "   10s  10 of 100 jobs done, 0 failed, 0 denials\n" +
-			"   20s  60 of 100 jobs done, 5 failed, 0 denials, 2.5 a second, done in about 4m40s, at " + at(0) + "\n" +
-			"  300s  85 of 100 jobs done, 5 failed, 0 denials, 0.25 a second, done in about 1m, at " + at(time.Minute) + "\n" +
-			"  300s  100 of 100 jobs done, 5 failed, 0 denials, 0.3 a second\n"
+		want := "    0s  10 of 100 jobs done, 0 failed, 0 denials, done in about 5m, at " + at(-10*time.Second) + "\n" +
+			"   10s  10 of 100 jobs done, 0 failed, 0 denials, done in about 4m50s, at " + at(-10*time.Second) + "\n" +
+			"   20s  60 of 100 jobs done, 5 failed, 0 denials, 2.5 a second, done in about 4m40s, at " + at(-10*time.Second) + "\n" +
+			"  300s  85 of 100 jobs done, 5 failed, 0 denials, 0.25 a second, done in about 0s, at " + at(-10*time.Second) + "\n" +
+			"  310s  85 of 100 jobs done, 5 failed, 0 denials, 0.242 a second, done in about 1m2s, at " + at(62*time.Second) + "\n" +
+			"  310s  100 of 100 jobs done, 5 failed, 0 denials, 0.29 a second\n"
 		if out.String() != want {
 			t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 		}

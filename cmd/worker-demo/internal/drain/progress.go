@@ -17,14 +17,14 @@ import (
 // A Progress tells people how a drain goes on: as a bar on a terminal, elsewhere as a line
 // every few seconds. It is safe for concurrent use.
 type Progress struct {
-	atBest time.Duration // the whole, by the windows
-	bar    *progressbar.ProgressBar
-	before int           // done when it began
-	every  time.Duration // between lines
-	mu     sync.Mutex
-	shown  time.Time
-	start  time.Time
-	w      io.Writer
+	bar     *progressbar.ProgressBar
+	before  int           // done when it began
+	every   time.Duration // between lines
+	mu      sync.Mutex
+	outlook Outlook
+	shown   time.Time
+	start   time.Time
+	w       io.Writer
 }
 
 func NewProgress(w io.Writer, every time.Duration) *Progress {
@@ -34,11 +34,11 @@ func NewProgress(w io.Writer, every time.Duration) *Progress {
 // Logger returns a logger that writes among the lines.
 func (p *Progress) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(p, nil)) }
 
-// Begin shows where the drain begins. By its windows it cannot end sooner than atBest from now.
-func (p *Progress) Begin(c Counts, atBest time.Duration) {
+// Begin shows where the drain begins.
+func (p *Progress) Begin(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.atBest, p.before = atBest, c.Done()
+	p.before = c.Done()
 	p.start = time.Now()
 	p.shown = p.start
 	if f, ok := p.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -46,6 +46,20 @@ func (p *Progress) Begin(c Counts, atBest time.Duration) {
 			progressbar.OptionSetWriter(f), progressbar.OptionShowCount(), progressbar.OptionSetWidth(30),
 			progressbar.OptionSetPredictTime(false), progressbar.OptionClearOnFinish())
 		p.showBar(c)
+	}
+}
+
+// Expect keeps when the drain is expected to end, and shows it at once if that was unknown.
+func (p *Progress) Expect(o Outlook, c Counts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first := p.outlook.At.IsZero() && !o.At.IsZero()
+	p.outlook = o
+	switch {
+	case p.bar != nil:
+		p.showBar(c)
+	case first && c.Done() == p.before:
+		p.line(c)
 	}
 }
 
@@ -89,28 +103,35 @@ func (p *Progress) Write(line []byte) (int, error) {
 }
 
 func (p *Progress) showBar(c Counts) {
-	p.bar.Describe(fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.outlook(c)))
+	p.bar.Describe(fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.rest(c)))
 	p.bar.Set(c.Done())
 }
 
 func (p *Progress) line(c Counts) {
 	fmt.Fprintf(p.w, "%5.0fs  %d of %d jobs done, %d failed, %d denials%s\n",
-		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, c.Denials, p.outlook(c))
+		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, c.Denials, p.rest(c))
 }
 
-// outlook is the rate so far and when all will be done.
-func (p *Progress) outlook(c Counts) string {
+// rest is the rate so far, and when all will be done: by the plan of what is open. Where that knows no
+// answer, or only how long it takes at least, the rate counts too.
+func (p *Progress) rest(c Counts) string {
 	took := time.Since(p.start)
-	done := c.Done() - p.before
-	if done == 0 || took <= 0 {
+	text, left := "", time.Duration(0)
+	if done := c.Done() - p.before; done > 0 && took > 0 {
+		rate := float64(done) / took.Seconds()
+		text = fmt.Sprintf(", %.3g a second", rate)
+		if p.outlook.At.IsZero() || p.outlook.AtLeast {
+			left = time.Duration(float64(c.Jobs-c.Done()) / rate * float64(time.Second))
+		}
+	} else if p.outlook.At.IsZero() {
 		return ""
 	}
-	rate := float64(done) / took.Seconds()
-	text := fmt.Sprintf(", %.3g a second", rate)
 	if c.Done() == c.Jobs {
 		return text
 	}
-	left := max(time.Duration(float64(c.Jobs-c.Done())/rate*float64(time.Second)), p.atBest-took)
+	if !p.outlook.At.IsZero() {
+		left = max(left, time.Until(p.outlook.At))
+	}
 	layout := time.TimeOnly
 	if left > 12*time.Hour {
 		layout = "Jan 2 15:04"

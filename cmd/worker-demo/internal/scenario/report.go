@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/sluice-go/sluice/worker/batch"
 )
 
 // A Report is what "worker-demo -json" prints.
@@ -21,6 +22,7 @@ type Report struct {
 	Tenants     []TenantReport `json:"tenants"`
 	Limits      []LimitReport  `json:"limits"`
 	Denials     []DenialReport `json:"denials"`
+	Nightly     *batch.Status  `json:"nightly,omitempty"` // the batch beside the jobs
 }
 
 type TenantReport struct {
@@ -45,7 +47,7 @@ type LimitReport struct {
 	spanText string
 }
 
-func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summary) Report {
+func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summary, nightly batch.Status, night *night) Report {
 	r := Report{RefusedMost: s.refusedMost(), Summary: summary}
 	for _, t := range s.Tenants {
 		row := TenantReport{Tenant: t.Name, Jobs: t.Jobs, Refused: s.API.Refused(t.Name)}
@@ -67,8 +69,12 @@ func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summa
 		r.Tenants = append(r.Tenants, row)
 	}
 	r.OK = summary.Succeeded == len(list) && r.Refused <= r.RefusedMost
+	if s.Nightly.Each > 0 {
+		r.Nightly = &nightly
+		r.OK = r.OK && nightly.State == batch.Done && nightly.Done == s.Nightly.Each*len(s.Nightly.Tenants)
+	}
 	for _, l := range s.API.Limits {
-		r.Limits = append(r.Limits, s.limitReports(l, summary)...)
+		r.Limits = append(r.Limits, s.limitReports(l, summary, night)...)
 	}
 	return r
 }
@@ -85,7 +91,7 @@ func (s Scenario) refusedMost() int {
 	return most
 }
 
-func (s Scenario) limitReports(l APILimit, summary drain.Summary) []LimitReport {
+func (s Scenario) limitReports(l APILimit, summary drain.Summary, night *night) []LimitReport {
 	whose := []string{""}
 	if l.PerTenant {
 		whose = nil
@@ -104,6 +110,7 @@ func (s Scenario) limitReports(l APILimit, summary drain.Summary) []LimitReport 
 				row.Counted = w.MaxUsed
 			}
 		}
+		row.Counted = max(row.Counted, night.mostCounted(l.Name, cmp.Or(tenant, "shared")))
 		rows = append(rows, row)
 	}
 	return rows
@@ -128,6 +135,9 @@ func (r Report) Print(w io.Writer) error {
 	}
 	t.Flush()
 	r.printDenials(w)
+	if n := r.Nightly; n != nil {
+		fmt.Fprintf(w, "\nThe nightly batch: %d of %d tasks done, %s.\n", n.Done, n.Total, against(*n))
+	}
 	verdict := "Every job is done, and the API never answered 429."
 	if r.RefusedMost > 0 {
 		verdict = fmt.Sprintf("Every job is done. When the API halved a limit, all workers together saw %d times 429 (%d may be):\n"+

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -19,6 +20,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/worker/batch"
 )
 
 //go:embed scenario.yml
@@ -28,6 +30,7 @@ var policyText []byte
 // publishes its limits.
 type Scenario struct {
 	API     *API
+	Nightly Nightly
 	Tenants []Tenant
 
 	// Watch, if not nil, is given the limiter before the first job. What it returns is called at the end.
@@ -58,6 +61,7 @@ func Default() Scenario {
 			},
 			Trouble: Trouble{After: 2 * time.Second, For: 5 * time.Second, Limit: "everybody"},
 		},
+		Nightly: Nightly{Each: 6, Tenants: []string{"medium", "small"}},
 		Tenants: []Tenant{{Jobs: 40, Name: "large"}, {Jobs: 24, Name: "medium"}, {Jobs: 8, Name: "small"}, {Jobs: 6, Name: "plain", Plain: true}},
 	}
 }
@@ -89,7 +93,8 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 		}
 		defer stop()
 	}
-	list := s.jobs("http://" + listener.Addr().String())
+	base := "http://" + listener.Addr().String()
+	list := s.jobs(base)
 	results := jobs.NewLog(io.Discard)
 	denials := newDenialLog()
 	s.introduce(stderr, list)
@@ -109,11 +114,19 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 		Redis:       server.Opt,
 		Results:     results,
 	}
+	night := &night{caller: caller, limiter: limiter, nightly: s.Nightly, progress: progress, server: server}
+	ended := make(chan batch.Status, 1)
+	d.OnEnqueued = func() { go func() { ended <- night.run(ctx, base) }() }
 	summary, err := d.Run(ctx)
 	if err != nil && ctx.Err() == nil {
 		return Report{}, err
 	}
-	report := s.report(list, results, summary)
+	var nightly batch.Status
+	select {
+	case nightly = <-ended:
+	case <-ctx.Done():
+	}
+	report := s.report(list, results, summary, nightly, night)
 	report.Denials = denials.reports(asynq.NewInspectorFromRedisClient(server.Client))
 	return report, nil
 }
@@ -129,6 +142,9 @@ func (s Scenario) introduce(w io.Writer, list []jobs.Job) {
 		if t.Plain {
 			fmt.Fprintf(w, "Those of %q come from a plain asynq client: they join the line only when a worker has denied them.\n", t.Name)
 		}
+	}
+	if n := s.Nightly; n.Each > 0 {
+		fmt.Fprintf(w, "Beside them a nightly batch has %d tasks for each of %s: it yields to the jobs.\n", n.Each, strings.Join(n.Tenants, " and "))
 	}
 	if t := s.API.Trouble; t.For > 0 {
 		fmt.Fprintf(w, "After %s the API grants half of %q, for %s, and tells nobody before.\n", show.Short(t.After), t.Limit, show.Short(t.For))

@@ -16,6 +16,7 @@
 --                                     start with its upper and its lower bound, 1 if a server
 --                                     should wake; expected is above most if slots hold it up
 --   remove(id)                        takes a ticket out of the line; whether it was there
+--   untook(r)                         counts a ticket that was put back no more as one that had a slot
 --   take_back(r)                      undoes what a taken ticket moved of its tenant's tags
 --   refresh(r)                        writes a flow's weight and own parameters as they are now
 --   look_again(suffixes)              has the flows that wait at these scopes looked at: something
@@ -29,7 +30,7 @@ local function new_join(L)
   local E = new_eta(L)
   local J = { -- all fields are named here, as a table that grows is copied
     read_line = L.read_line, flow_for = false, prefetch = false, waits = false, join = false,
-    finish = false,
+    finish = false, untook = false,
   }
 
   -- flow_for returns the flow of a request, as it is stored or as it would be.

@@ -175,6 +175,12 @@ local function add_leaving(L, J, E, with_slots)
     end
   end
 
+  function J.untook(r)
+    local flow = L.flow_of(r.flow)
+    local q = flow and L.queues[flow.queue]
+    if q and q.taken > 0 then q.taken, q.changed = q.taken - 1, true end
+  end
+
   function J.take_back(r)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then flow = J.new_flow(r) end

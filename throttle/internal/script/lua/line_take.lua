@@ -336,15 +336,15 @@ function new_take(L)
     return sides, all
   end
 
-  -- serve_class serves queues of one class, in their order.
-  local function serve_class(names, want, taken)
+  -- serve_class serves queues of one class, in their order. owed: what batches were served before.
+  local function serve_class(names, want, taken, owed)
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q and q.n > 0 then
         local before = taken.n
         serve(q, want, taken)
         local due = q.n > 0 and L.due_at(q.name, ROOT)
-        appointments.took(q, now, taken.n - before, want > 0 and taken.n >= want and due and due <= now)
+        appointments.took(q, now, taken.n - before + (owed and owed[i] or 0), want > 0 and taken.n >= want and due and due <= now)
       end
     end
   end
@@ -354,15 +354,18 @@ function new_take(L)
     local live, classes = turns, call.classes
     local batch = new_turns(L, sides, with, true)
     turns = batch
+    local owed = {}
     for i = 1, #sides do
+      owed[i] = -taken.n
       if L.queues[sides[i]].n > 0 then serve(L.queues[sides[i]], want, taken) end
+      owed[i] = owed[i] + taken.n
     end
     classes.reset()
     turns = live
     serve_class(names, want, taken)
     classes.reset()
     turns = batch
-    serve_class(sides, want, taken)
+    serve_class(sides, want, taken, owed)
     if batch then batch.write() end
     turns = live
   end

@@ -117,6 +117,7 @@ local function reservation_verbs(call, verbs)
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
     line.take_back(r)
     line.join(r, list, now)
+    line.untook(r)
     requests.look_again(call, r)
     return 1, now
   end

@@ -1,11 +1,16 @@
 -- batch_withdraw.lua: takes tasks of a firing from where they wait: to hold them, or to delete them.
 --
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 pending (list)  4 the firing (hash)  5 ended (bitmap)
+--       6 stored (bitmap)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 score (s) at which a held task would be found, or "" to delete
 --       then the positions
 -- reply how many were withdrawn
+--
+-- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor moves
+-- behind them. To delete them is to count them.
 
 local moved, held = 0, {}
+local cursor = tonumber(redis.call('HGET', KEYS[4], 'position') or 0)
 for i = 4, #ARGV do
   local id = ARGV[2] .. ARGV[i]
   local key = ARGV[1] .. ARGV[i]
@@ -29,6 +34,8 @@ for i = 4, #ARGV do
       if redis.call('SETBIT', KEYS[5], ARGV[i], 1) == 0 then redis.call('HINCRBY', KEYS[4], 'cancelled', 1) end
     end
     moved = moved + 1
+  elseif not state and ARGV[3] == '' and tonumber(ARGV[i]) < cursor and redis.call('GETBIT', KEYS[6], ARGV[i]) == 0 then
+    if redis.call('SETBIT', KEYS[5], ARGV[i], 1) == 0 then redis.call('HINCRBY', KEYS[4], 'cancelled', 1) end
   end
 end
 if #held > 0 then redis.call('ZADD', KEYS[1], unpack(held)) end

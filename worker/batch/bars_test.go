@@ -1,0 +1,160 @@
+package batch_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+func long(t *testing.T) {
+	t.Helper()
+	if os.Getenv("SLUICE_LONG") == "" {
+		t.Skip("SLUICE_LONG=1 runs it")
+	}
+}
+
+func tenants(n int) (names []string) {
+	for i := range n {
+		names = append(names, "tenant-"+strconv.Itoa(i))
+	}
+	return names
+}
+
+// 10,000 tasks of 20 tenants: when they are expected, and when they start. Limits bind, or handler
+// slots. It takes half a minute:
+// SLUICE_LONG=1 go test -run TestExpectedAgainstReality -v ./worker/batch
+func TestExpectedAgainstReality(t *testing.T) {
+	long(t)
+	const perTenant = 500
+	names := tenants(20)
+	for _, bind := range []string{"limits", "slots"} {
+		shared := throttle.Window{Name: "all", Limit: 1000, Period: time.Second, Scope: throttle.Shared}
+		takes := time.Duration(0)
+		if bind == "slots" {
+			shared.Limit, takes = 100_000, 8*time.Millisecond
+		}
+		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{{Name: "own", Limit: 100_000, Period: time.Minute}, shared})
+		last, mu := map[string]time.Time{}, sync.Mutex{}
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			id, _ := worker.IdentityOf(task)
+			mu.Lock()
+			last[id.Tenant] = time.Now()
+			mu.Unlock()
+			time.Sleep(takes)
+			return nil
+		})
+		b := batch.Batch{Name: "b", Tasks: calls(perTenant), Tenants: batch.List(names...)}
+		p := s.scheduler(b)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		begun := time.Now()
+		type look struct {
+			at time.Time
+			batch.Status
+			tenants []batch.TenantStatus
+		}
+		var looks []look
+		s.wait(p, f, "it is done", func(st batch.Status) bool {
+			if len(looks) == 0 && !st.Planned.IsZero() || st.Waiting > 0 && st.State == batch.Running && time.Since(looks[len(looks)-1].at) > time.Second {
+				all, err := p.Tenants(t.Context(), f)
+				s.ok(err)
+				looks = append(looks, look{time.Now(), st, all})
+			}
+			return st.State == batch.Done
+		})
+		var ended time.Time
+		for _, at := range last {
+			if at.After(ended) {
+				ended = at
+			}
+		}
+		t.Logf("where %s bind, the last of %d tasks started after %.1f s", bind, perTenant*len(names), ended.Sub(begun).Seconds())
+		for _, l := range looks {
+			off := func(expected, was time.Time) float64 {
+				return 100 * expected.Sub(was).Seconds() / was.Sub(begun).Seconds()
+			}
+			worst := 0.0
+			for _, tenant := range l.tenants {
+				if tenant.Waiting > 0 {
+					worst = max(worst, off(tenant.Expected, last[tenant.Tenant]), -off(tenant.Expected, last[tenant.Tenant]))
+				}
+			}
+			t.Logf("after %4.1f s, %5d done: expected after %.1f s, off by %+.1f %%; the worst tenant by %.1f %%; slots bind: %v", l.at.Sub(begun).Seconds(), l.Done,
+				l.Expected.Sub(begun).Seconds(), off(l.Expected, ended), worst, l.SlotsBind)
+		}
+	}
+}
+
+// Live tasks of four tenants, 40 in a second, in a system that is empty and beside a batch that
+// would fill the window: when they start, and how many. It takes half a minute:
+// SLUICE_LONG=1 go test -run TestLiveTasksBesideALargeBatch -v ./worker/batch
+func TestLiveTasksBesideALargeBatch(t *testing.T) {
+	long(t)
+	const live, every = 600, 25 * time.Millisecond
+	for _, beside := range []bool{false, true} {
+		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{
+			{Name: "own", Limit: 40, Period: time.Second}, {Name: "all", Limit: 100, Period: time.Second, Scope: throttle.Shared},
+		})
+		var mu sync.Mutex
+		waited, first, last := []time.Duration{}, time.Time{}, time.Time{}
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			id, _ := worker.IdentityOf(task)
+			if id.Class != throttle.Batch {
+				at, err := time.Parse(time.RFC3339Nano, string(task.Payload()))
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				waited = append(waited, time.Since(at))
+				if last = time.Now(); first.IsZero() {
+					first = last
+				}
+				mu.Unlock()
+			}
+			time.Sleep(20 * time.Millisecond)
+			return nil
+		})
+		p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(2000), Tenants: batch.List(tenants(4)...)})
+		if beside {
+			f, err := p.Fire(t.Context(), "b")
+			s.ok(err)
+			s.wait(p, f, "it runs", func(st batch.Status) bool { return st.State == batch.Running })
+		}
+		client, err := worker.NewClient(s, worker.ClientConfig{Limiter: s.limiter})
+		s.ok(err)
+		for i := range live {
+			now := time.Now()
+			_, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant-", i%4)}, "call", []byte(now.Format(time.RFC3339Nano))))
+			s.ok(err)
+			time.Sleep(time.Until(now.Add(every)))
+		}
+		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			mu.Lock()
+			n := len(waited)
+			mu.Unlock()
+			if n == live {
+				break
+			}
+		}
+		mu.Lock()
+		slices.Sort(waited)
+		t.Logf("beside a batch: %v: %d of %d live tasks started, %.2f a second; from enqueue to start p50 %v, p99 %v, max %v", beside, len(waited), live,
+			float64(len(waited))/last.Sub(first).Seconds(), waited[len(waited)/2].Round(time.Millisecond), waited[len(waited)*99/100].Round(time.Millisecond), waited[len(waited)-1].Round(time.Millisecond))
+		mu.Unlock()
+		client.Close()
+		p.kill()
+	}
+}

@@ -1,0 +1,64 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/worker"
+)
+
+// accountAfter is after how long without progress the holder looks for tasks that others have
+// deleted or archived; then after twice as long, up to accountMost.
+const (
+	accountAfter = time.Minute
+	accountMost  = time.Hour
+)
+
+// watch ends the firing when all of its tasks have ended.
+func (w *work) watch(ctx context.Context, r record) error {
+	if r.ended() >= r.position {
+		return w.end(ctx, r, Done)
+	}
+	if r.ended() != w.ended {
+		w.ended, w.since, w.account = r.ended(), time.Now(), accountAfter
+	}
+	if time.Since(w.since) >= w.account {
+		w.account = min(w.account+time.Since(w.since), accountMost+time.Since(w.since))
+		return w.sweep(r, func(positions []int) error { return w.redis.Account(ctx, w.f, positions) })
+	}
+	return nil
+}
+
+// end ends the firing, and enqueues the task that tells it.
+func (w *work) end(ctx context.Context, r record, outcome State) error {
+	r.phase, r.outcome, r.finished = phaseEnded, string(outcome), time.Now().Truncate(time.Second)
+	if w.b.Ended != "" {
+		if err := w.tell(ctx, w.b.status(w.f, r, 0)); err != nil {
+			return err
+		}
+	}
+	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome))
+	return err
+}
+
+// endedRetention is how long the task that tells the end of a firing keeps its ID, so that it is
+// enqueued once.
+const endedRetention = 24 * time.Hour
+
+// tell enqueues the task that tells the end of the firing.
+func (w *work) tell(ctx context.Context, s Status) error {
+	payload, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	task := worker.NewTask(worker.Identity{Tenant: w.f.Batch}, w.b.Ended, payload)
+	_, err = w.client.EnqueueContext(ctx, task, asynq.TaskID(w.f.IDs()+"ended"), asynq.Queue(w.f.Queue), asynq.Retention(endedRetention))
+	if errors.Is(err, asynq.ErrTaskIDConflict) {
+		return nil
+	}
+	return err
+}

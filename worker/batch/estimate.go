@@ -1,0 +1,173 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/bits"
+	"time"
+
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+)
+
+const (
+	// estimateEvery is how often the holder looks when the tasks of its firing will be done.
+	estimateEvery = time.Second
+
+	// estimatePart bounds the time for that: a part of all time. Plans of some 100,000 tasks take less.
+	estimatePart = 20
+
+	// estimateMost is the longest pause between two looks.
+	estimateMost = 30 * time.Second
+)
+
+// Names of what is kept of a firing beside its fields.
+const (
+	keptPlan     = "plan"
+	keptExpected = "expected" // of each tenant, ms
+)
+
+// An estimator keeps the expected finish of a firing true.
+type estimator struct {
+	*work
+	plan *planned
+	last string // what it wrote
+}
+
+// estimate does so until the context ends.
+func (w *work) estimate(ctx context.Context) {
+	e := &estimator{work: w}
+	for pause := estimateEvery; sleep(ctx, pause); {
+		begun := time.Now()
+		if err := e.look(ctx); errors.Is(err, asynqredis.ErrLeaseLost) {
+			return
+		}
+		pause = min(max(estimateEvery, estimatePart*time.Since(begun)), estimateMost)
+	}
+}
+
+// look plans what is left of the firing, and writes when that is expected. Errors are those of Redis:
+// the next look is soon.
+func (e *estimator) look(ctx context.Context) error {
+	fields, err := e.redis.Fields(ctx, e.f)
+	r := recordOf(fields)
+	if err != nil || r.phase != phaseEnqueue && r.phase != phaseDrain {
+		return err
+	}
+	if r.want != "" && r.want != wantRun { // nobody knows when it goes on
+		return e.write(ctx, expectedFields(finish{}, e.b, e.f.Tick), nil)
+	}
+	if e.plan == nil {
+		if e.plan, err = e.kept(ctx, e.f); err != nil {
+			return err
+		}
+	}
+	counts, err := e.counts(ctx, e.f, r, e.plan)
+	if err != nil {
+		return err
+	}
+	all, err := e.Scheduler.look(ctx, e.b, e.plan.Tenants, e.b.planOptions(e.f.Tick, time.Now()), func(i int) (left, joined int) {
+		if c := counts[i]; !r.held {
+			return c.Waiting, c.Waiting - c.unborn
+		}
+		return counts[i].Waiting, 0
+	})
+	if err != nil {
+		return err
+	}
+	if all.left == 0 { // it stays what it was
+		return nil
+	}
+	tenants := make([]int64, len(all.tenants))
+	for i, t := range all.tenants {
+		tenants[i] = millis(t.expected(e.b, time.Now()))
+	}
+	return e.write(ctx, expectedFields(all.finish, e.b, time.Now()), tenants)
+}
+
+// write keeps what is expected, if it is something else than before.
+func (e *estimator) write(ctx context.Context, fields []any, tenants []int64) error {
+	text, err := json.Marshal(tenants)
+	if err != nil {
+		return err
+	}
+	fields = append(fields, ":"+keptExpected, string(text))
+	written, err := json.Marshal(fields)
+	if err != nil || string(written) == e.last {
+		return err
+	}
+	if _, err = e.redis.Update(ctx, e.f, e.holder, fields...); err == nil {
+		e.last = string(written)
+	}
+	return err
+}
+
+// expectedFields are those of a firing that tell when it is expected to end.
+func expectedFields(f finish, b *compiled, now time.Time) []any {
+	slots := 0
+	if f.SlotsBind {
+		slots = 1
+	}
+	return []any{"expected", millis(f.expected(b, now)), "slots", slots, "window", f.Window, "late", f.late}
+}
+
+// kept reads the plan of a firing.
+func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, error) {
+	data, err := s.redis.Kept(ctx, f, keptPlan)
+	p := &planned{}
+	if err == nil && data != nil {
+		err = json.Unmarshal(data, p)
+	}
+	return p, err
+}
+
+// Counts are the tasks of one tenant.
+type counts struct {
+	Total, Waiting, Running, Ended int
+	unborn                         int // of those that wait: not enqueued
+}
+
+// counts returns how far the tenants of a firing are, by what is kept of each task.
+func (s *Scheduler) counts(ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]counts, error) {
+	ended, err := s.redis.Ended(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	running, err := s.redis.Running(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]counts, len(p.Tenants))
+	for i, t := range p.Tenants {
+		end := t.Start + t.Kept
+		if r.phase != phaseEnqueue { // there may be fewer than were counted
+			end = min(end, r.position)
+		}
+		c := &all[i]
+		c.Total = max(0, end-t.Start)
+		c.Ended = ones(ended, t.Start, end)
+		for _, position := range running {
+			if position >= t.Start && position < end {
+				c.Running++
+			}
+		}
+		c.Waiting = max(0, c.Total-c.Ended-c.Running)
+		c.unborn = min(c.Waiting, max(0, end-max(t.Start, r.position)))
+	}
+	return all, nil
+}
+
+// ones counts the bits that are set from a position on and before another.
+func ones(bitmap []byte, from, to int) int {
+	n := 0
+	for to = min(to, 8*len(bitmap)); from < to; {
+		if from%8 == 0 && to-from >= 8 {
+			n += bits.OnesCount8(bitmap[from/8])
+			from += 8
+			continue
+		}
+		n += int(bitmap[from/8] >> (7 - from%8) & 1)
+		from++
+	}
+	return n
+}

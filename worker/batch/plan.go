@@ -1,0 +1,345 @@
+package batch
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A Plan is when the tasks of a firing are expected to start, before any is enqueued. A task has
+// ended when its handler has: that time comes on top.
+type Plan struct {
+	Batch string    `json:"batch"`
+	Queue string    `json:"queue"`
+	Tick  time.Time `json:"tick"`
+
+	Total int `json:"total"` // tasks that the batch has
+
+	// Expected is when the last task is expected to start, of those that are not left out. It is zero if
+	// that is unknown, as it is not within throttle.MaxPlan. Window is the window that it waits for;
+	// empty if for none. SlotsBind says that it waits for a handler slot instead.
+	Expected  time.Time `json:"expected,omitzero"`
+	SlotsBind bool      `json:"slots_bind,omitempty"`
+	Window    string    `json:"window,omitempty"`
+
+	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
+
+	// Late is how many tasks are expected to start after FinishBy, or not before Hours end that have
+	// Stop. Batch.Late says what becomes of them: Trimmed are those left out, and Refused says that
+	// nothing is enqueued.
+	Late    int  `json:"late"`
+	Trimmed int  `json:"trimmed"`
+	Refused bool `json:"refused"`
+
+	Tenants []TenantPlan `json:"tenants"`
+}
+
+// A TenantPlan is the part of a Plan for one tenant.
+type TenantPlan struct {
+	Tenant   string    `json:"tenant"`
+	Total    int       `json:"total"`
+	Late     int       `json:"late"`
+	Trimmed  int       `json:"trimmed"`
+	Expected time.Time `json:"expected,omitzero"`
+}
+
+// Plan returns when the tasks of a batch would start if it fired at a time, by the line as it is
+// now. The zero time is the next tick, or now for a batch without a schedule. Nothing is enqueued.
+// It calls Tenants and Tasks, and goes through all tasks once.
+func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan, error) {
+	b, err := s.batch(batch)
+	if err != nil {
+		return Plan{}, err
+	}
+	if at.IsZero() {
+		at = time.Now()
+		if b.schedule != nil {
+			at = b.next(at)
+		}
+	}
+	f := Firing{b.Name, at.UTC().Truncate(time.Second)}
+	p, err := s.plan(ctx, b, f, at)
+	if err != nil {
+		return Plan{}, fmt.Errorf("batch: %w", err)
+	}
+	plan := Plan{
+		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, Expected: p.all.expected(b, f.Tick), SlotsBind: p.all.SlotsBind, Window: p.all.Window,
+		FinishBy: b.deadline(f.Tick), Late: p.late, Refused: p.refused,
+	}
+	for i, t := range p.Tenants {
+		plan.Total += t.Total
+		plan.Trimmed += t.Total - t.Kept
+		plan.Tenants = append(plan.Tenants, TenantPlan{t.Name, t.Total, p.lateOf[i], t.Total - t.Kept, p.all.tenants[i].expected(b, f.Tick)})
+	}
+	return plan, nil
+}
+
+// A planned firing is what its tasks are, and when they were expected when it began. Its exported
+// fields are kept in Redis.
+type planned struct {
+	Tenants []planTenant `json:"tenants"`
+
+	all     outlook // without what is left out
+	late    int     // with it
+	lateOf  []int
+	refused bool
+}
+
+// A planTenant is the tasks of one tenant, in their order.
+type planTenant struct {
+	Name  string      `json:"name"`
+	Total int         `json:"total"`
+	Kept  int         `json:"kept"`            // the first ones of these: the others are left out
+	Start int         `json:"start"`           // the position of the first one, if the tasks are as they were counted
+	At    int64       `json:"at,omitempty"`    // ms: when the last one was expected to start; 0 if that is unknown
+	Kinds []*planKind `json:"kinds,omitempty"` // of those that can be enqueued
+}
+
+// A planKind is tasks that ask for the same.
+type planKind struct {
+	Attributes map[string]string `json:"attributes,omitempty"`
+	Class      throttle.Class    `json:"class,omitempty"`
+	Count      int               `json:"count"`
+	Policy     string            `json:"policy"`
+	Tenant     string            `json:"tenant"` // of the task
+	Units      map[string]int64  `json:"units"`  // of all together
+}
+
+// plan counts the tasks of a firing, and finds out when they are expected if it begins then.
+func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.Time) (*planned, error) {
+	p := &planned{}
+	for name, err := range b.Tenants(ctx, f) {
+		if err != nil {
+			return nil, err
+		}
+		tenant, err := s.count(ctx, b, f, name)
+		if err != nil {
+			return nil, err
+		}
+		p.Tenants = append(p.Tenants, tenant)
+	}
+	look := func() (err error) {
+		p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), func(i int) (int, int) { return p.Tenants[i].Kept, 0 })
+		return err
+	}
+	if err := look(); err != nil {
+		return nil, err
+	}
+	p.late, p.lateOf = p.all.late, make([]int, len(p.Tenants))
+	for i := range p.Tenants {
+		p.lateOf[i] = p.all.tenants[i].late
+	}
+	switch {
+	case p.late > 0 && b.Late == Refuse:
+		p.refused = true
+	case p.late > 0 && b.Late == Trim:
+		for i := range p.Tenants {
+			p.Tenants[i].Kept = p.all.tenants[i].inTime(p.Tenants[i])
+		}
+		if err := look(); err != nil {
+			return nil, err
+		}
+	}
+	start := 0
+	for i := range p.Tenants {
+		t := &p.Tenants[i]
+		t.Start, t.At = start, millis(p.all.tenants[i].expected(b, f.Tick))
+		start += t.Kept
+	}
+	return p, nil
+}
+
+// kindsMost is how many different costs of a tenant are told apart. If there are more, all of them
+// count as their mean.
+const kindsMost = 64
+
+// count goes through the tasks of a tenant.
+func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (planTenant, error) {
+	t := planTenant{Name: tenant}
+	kinds, byCost, options := map[string]*planKind{}, true, b.options()
+	for task, err := range b.Tasks(ctx, f, tenant) {
+		if err != nil {
+			return t, err
+		}
+		t.Total++
+		request, err := s.client.RequestOf(task, options...)
+		if err != nil {
+			continue // it is counted as refused when it is its turn
+		}
+		key := fmt.Sprintf("%q %q %q %v", request.Policy, request.Tenant, request.Class, request.Attributes)
+		if byCost {
+			key += fmt.Sprint(request.Cost)
+		}
+		k := kinds[key]
+		if k == nil {
+			k = &planKind{Attributes: request.Attributes, Class: request.Class, Policy: request.Policy, Tenant: request.Tenant, Units: map[string]int64{}}
+			kinds[key], t.Kinds = k, append(t.Kinds, k)
+		}
+		k.Count++
+		for unit, n := range request.Cost {
+			k.Units[unit] += n
+		}
+		if _, told := request.Cost[throttle.Requests]; !told {
+			k.Units[throttle.Requests]++
+		}
+		if byCost && len(t.Kinds) > kindsMost {
+			byCost, kinds = false, map[string]*planKind{}
+			t.Kinds = slices.DeleteFunc(t.Kinds, func(k *planKind) bool {
+				key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
+				first := kinds[key]
+				if first == nil {
+					kinds[key] = k
+					return false
+				}
+				first.Count += k.Count
+				for unit, n := range k.Units {
+					first.Units[unit] += n
+				}
+				return true
+			})
+		}
+	}
+	t.Kept = t.Total
+	return t, ctx.Err()
+}
+
+// request is that of each task of the kind.
+func (k *planKind) request() throttle.Request {
+	cost := maps.Clone(k.Units)
+	for unit := range cost {
+		cost[unit] = (cost[unit] + int64(k.Count)/2) / int64(k.Count)
+	}
+	return throttle.Request{Attributes: k.Attributes, Class: k.Class, Cost: cost, Policy: k.Policy, Tenant: k.Tenant}
+}
+
+// An outlook is when tasks are expected.
+type outlook struct {
+	finish
+	tenants []finish
+}
+
+// A finish is when the last of some tasks is expected to start.
+type finish struct {
+	throttle.Finish
+	left  int // how many tasks these are
+	late  int
+	kinds []throttle.Finish // of the kinds of a tenant
+}
+
+// look finds out when tasks are expected. The function tells how many of a tenant's tasks have not
+// started, and how many of these stand in line.
+func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant, o throttle.PlanOptions, left func(tenant int) (left, joined int)) (outlook, error) {
+	var demands []throttle.Demand
+	var places []int // by kind of each tenant: its demand, or -1
+	all := outlook{tenants: make([]finish, len(tenants))}
+	for i, t := range tenants {
+		total := 0
+		for _, k := range t.Kinds {
+			total += k.Count
+		}
+		n, joined := left(i)
+		n, joined = min(n, total), min(joined, total)
+		all.tenants[i].left = n
+		all.left += n
+		sum := 0
+		for _, k := range t.Kinds { // each has its part of what is left
+			part := func(of int) int { return of*(sum+k.Count)/total - of*sum/total }
+			count := part(n)
+			if count > 0 {
+				demands = append(demands, throttle.Demand{Count: count, Joined: min(count, part(joined)), Queue: b.Queue, Request: k.request()})
+				places = append(places, len(demands)-1)
+			} else {
+				places = append(places, -1)
+			}
+			sum += k.Count
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, planTimeout)
+	defer cancel()
+	plan, err := s.client.PlanDemands(ctx, demands, o)
+	if err != nil {
+		return all, err
+	}
+	all.Finish = plan.Finish
+	place := 0
+	for i, t := range tenants {
+		f := &all.tenants[i]
+		var those []throttle.Finish
+		for range t.Kinds {
+			kind := throttle.Finish{Known: true}
+			if at := places[place]; at >= 0 {
+				kind = plan.Demands[at]
+				those = append(those, kind)
+			}
+			f.kinds = append(f.kinds, kind)
+			place++
+		}
+		f.Finish = throttle.PlanOf(plan.At, those).Finish
+		if !o.By.IsZero() {
+			f.late = f.left - f.By
+			all.late += f.late
+		}
+	}
+	return all, nil
+}
+
+// planTimeout bounds the calls of a plan.
+const planTimeout = 20 * time.Second
+
+// expected is the time to tell, zero if it is unknown. What the end of the hours deletes has ended
+// by then.
+func (f finish) expected(b *compiled, tick time.Time) time.Time {
+	switch {
+	case f.left == 0:
+		return time.Time{}
+	case f.Known:
+		return f.Last
+	case b.hours != nil && b.Hours.Stop:
+		return b.stops(tick)
+	}
+	return time.Time{}
+}
+
+// inTime returns how many of the tenant's first tasks start in time. If they ask for different
+// costs, that is the part of the units that are granted by then.
+func (f finish) inTime(t planTenant) int {
+	if f.late <= 0 {
+		return t.Total
+	}
+	if len(t.Kinds) == 1 {
+		return t.Total * f.By / t.Kinds[0].Count
+	}
+	part := 1.0
+	granted, asked := map[string]float64{}, map[string]float64{}
+	for i, k := range t.Kinds {
+		for unit, units := range k.Units {
+			asked[unit] += float64(units)
+			granted[unit] += float64(units) * float64(f.kinds[i].By) / float64(k.Count)
+		}
+	}
+	for unit := range asked {
+		if asked[unit] > 0 {
+			part = min(part, granted[unit]/asked[unit])
+		}
+	}
+	return int(part * float64(t.Total))
+}
+
+// millis is a time as it is kept.
+func millis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+func fromMillis(ms int64) time.Time {
+	if ms <= 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
+}

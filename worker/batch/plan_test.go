@@ -1,0 +1,344 @@
+package batch_test
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// costly are Tasks: of each tenant one for each cost.
+func costly(costs ...int64) batch.Tasks {
+	return func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+		return func(yield func(*asynq.Task, error) bool) {
+			for _, cost := range costs {
+				id := worker.Identity{Cost: map[string]int64{throttle.Requests: cost}, Tenant: tenant}
+				if !yield(worker.NewTask(id, "call", nil), nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// slow yields a task each millisecond.
+func slow(tasks batch.Tasks) batch.Tasks {
+	return func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+		return func(yield func(*asynq.Task, error) bool) {
+			for task, err := range tasks(ctx, f, tenant) {
+				if time.Sleep(time.Millisecond); !yield(task, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// of is a tenant's part of a plan or a status.
+func of[T any](t *testing.T, all []T, i int) T {
+	t.Helper()
+	if i >= len(all) {
+		t.Fatalf("%+v", all)
+	}
+	return all[i]
+}
+
+// within reports whether two spans from a time on differ by five percent, and a second, at most.
+func within(from, a, b time.Time) bool {
+	return math.Abs(a.Sub(b).Seconds()) <= 0.05*b.Sub(from).Seconds()+1
+}
+
+// What a batch is expected to take before it begins is what it takes, for each tenant and the whole,
+// over the resets of a quota. The plan enqueues nothing.
+func TestAPlanComesTrue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second},
+			throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: 20, Resets: "*/2 * * * *", Scope: throttle.Shared})
+		sizes := map[string]int{"a": 4, "b": 12, "c": 18}
+		b := batch.Batch{Name: "b", Schedule: "1 * * * *", Tenants: batch.List("a", "b", "c"), Tasks: func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+			return calls(sizes[tenant])(ctx, f, tenant)
+		}}
+		ended := map[string]time.Time{}
+		s.serve(func(_ context.Context, task *asynq.Task) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			ended[string(task.Payload()[:1])] = time.Now()
+			return nil
+		})
+		p := s.scheduler(b)
+		plan, err := p.Plan(t.Context(), "b", time.Time{})
+		s.ok(err)
+		tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
+		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Window == "" || plan.Late != 0 {
+			t.Errorf("%+v", plan)
+		}
+		if n, err := s.seen.GetQueueInfo("default"); err == nil && n.Size != 0 {
+			t.Errorf("the plan enqueued %d tasks", n.Size)
+		}
+		time.Sleep(time.Until(tick.Add(3 * time.Second)))
+		f := batch.Firing{Batch: "b", Tick: tick}
+		status, err := p.Status(t.Context(), f)
+		if err != nil || !within(tick, status.Planned, plan.Expected) || status.Behind().Abs() > time.Second {
+			t.Errorf("%+v, %v; planned for %v", status, err, plan.Expected)
+		}
+		for status.State != batch.Done {
+			time.Sleep(10 * time.Second)
+			status, err = p.Status(t.Context(), f)
+			s.ok(err)
+			if status.Waiting > 0 && status.Behind().Abs() > 5*time.Second {
+				t.Fatalf("after %v: %+v", time.Since(tick), status)
+			}
+			tenants, err := p.Tenants(t.Context(), f)
+			s.ok(err)
+			for _, tenant := range tenants {
+				if tenant.Total != sizes[tenant.Tenant] || tenant.Total != tenant.Ended+tenant.Waiting+tenant.Running ||
+					tenant.Waiting > 0 && !within(tick, tenant.Expected, tenant.Planned) {
+					t.Fatalf("after %v: %+v", time.Since(tick), tenant)
+				}
+			}
+		}
+		for i, name := range []string{"a", "b", "c"} {
+			if got := of(t, plan.Tenants, i); got.Tenant != name || got.Total != sizes[name] || !within(tick, got.Expected, ended[name]) {
+				t.Errorf("%+v, and it was %v", got, ended[name])
+			}
+		}
+		if !within(tick, plan.Expected, ended["c"]) || plan.Expected.Before(tick.Add(time.Minute)) {
+			t.Errorf("expected %v, and it was %v", plan.Expected, ended["c"])
+		}
+	})
+}
+
+// A firing that would be late is refused, begins with a warning, or is trimmed to what is in time.
+func TestLate(t *testing.T) {
+	for _, late := range []batch.Late{batch.Warn, batch.Refuse, batch.Trim} {
+		t.Run(string(late), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
+				b := batch.Batch{Name: "b", FinishBy: "00:01", Late: late, Tasks: calls(22), Tenants: batch.List("acme", "zeta")}
+				p := s.scheduler(b)
+				plan, err := p.Plan(t.Context(), "b", time.Now())
+				s.ok(err)
+				if plan.FinishBy != time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC) || plan.Late < 12 || plan.Late > 14 || plan.Refused != (late == batch.Refuse) ||
+					(plan.Trimmed == plan.Late) != (late == batch.Trim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
+					t.Errorf("%+v", plan)
+				}
+				s.serve(succeed)
+				f, err := p.Fire(t.Context(), "b")
+				s.ok(err)
+				time.Sleep(5 * time.Second)
+				status, err := p.Status(t.Context(), f)
+				s.ok(err)
+				switch {
+				case status.FinishBy != plan.FinishBy:
+					t.Errorf("%+v", status)
+				case late == batch.Warn && (status.State != batch.Running || status.Total != 44 || status.Late < 12 || status.Late > 16 || !strings.Contains(p.log.String(), "too late")):
+					t.Errorf("%+v\n%s", status, p.log.String())
+				case late == batch.Refuse && (status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || status.Late < 12 ||
+					!strings.Contains(status.Error, "nothing is enqueued")):
+					t.Errorf("%+v", status)
+				case late == batch.Trim && (status.State != batch.Running || status.Total+status.Trimmed != 44 || status.Trimmed < 12 || status.Trimmed > 16 || status.Late > 2 ||
+					status.Expected.After(plan.FinishBy.Add(2*time.Second))):
+					t.Errorf("%+v", status)
+				}
+				time.Sleep(time.Minute)
+				if status, err = p.Status(t.Context(), f); err != nil || late == batch.Trim && status.State != batch.Done {
+					t.Errorf("after finish_by: %+v, %v", status, err)
+				}
+				if late == batch.Refuse {
+					s.wantOnce(0)
+				}
+			})
+		})
+	}
+}
+
+// A scheduler is killed while it enqueues a firing that is trimmed. The next one leaves out the same
+// tasks, although it would plan otherwise by the line as it is now.
+func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "own", Limit: 20, Period: time.Second})
+		b := batch.Batch{Name: "b", FinishBy: "16s", Late: batch.Trim, Tasks: slow(calls(400)), Tenants: batch.List("acme", "zeta")}
+		watch := s.idle(b)
+		defer watch.Close()
+		f, err := watch.Fire(t.Context(), "b")
+		s.ok(err)
+		first := s.scheduler(b)
+		time.Sleep(1400 * time.Millisecond) // it has planned for 800 ms, and enqueued 500
+		first.kill()
+		if status, err := watch.Status(t.Context(), f); err != nil || status.State != batch.Enqueuing || status.Total != 500 {
+			t.Errorf("killed: %+v, %v", status, err)
+		}
+		s.scheduler(b)
+		time.Sleep(30 * time.Second)
+		status, err := watch.Status(t.Context(), f)
+		if err != nil || status.State != batch.Running || status.Trimmed < 150 || status.Trimmed > 250 || status.Total+status.Trimmed != 800 {
+			t.Errorf("%+v, %v", status, err)
+		}
+		waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000))
+		s.ok(err)
+		found := map[string]bool{}
+		for _, task := range waiting {
+			found[string(task.Payload)] = true
+		}
+		tenants, err := watch.Tenants(t.Context(), f)
+		s.ok(err)
+		for i, name := range []string{"acme", "zeta"} {
+			tenant := of(t, tenants, i)
+			for n := range tenant.Total {
+				if !found[fmt.Sprintf("%s %d", name, n)] {
+					t.Fatalf("%s has no task %d of %d", name, n, tenant.Total)
+				}
+			}
+		}
+		if len(waiting) != status.Total || len(found) != status.Total {
+			t.Errorf("%d tasks wait, %d different ones, of %d", len(waiting), len(found), status.Total)
+		}
+	})
+}
+
+// The expected finish moves within two seconds when a limit changes, is unknown during a pause, and
+// goes by the rate of the last minute where handler slots bind.
+func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := throttle.Window{Name: "pace", Limit: 2, Period: time.Second}
+		s := fake(t, pace)
+		b := batch.Batch{Name: "b", Tasks: calls(200), Tenants: batch.List("acme")}
+		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
+		p := s.scheduler(b)
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		begun := time.Now()
+		status := func(after time.Duration) batch.Status {
+			time.Sleep(time.Until(begun.Add(after)))
+			status, err := p.Status(t.Context(), f)
+			s.ok(err)
+			return status
+		}
+		limit := func(n int64) {
+			pace.Limit = n
+			for _, l := range []*throttle.Limiter{p.limiter, s.limiter} {
+				policies := l.Policies()
+				policies[0].Windows = []throttle.Window{pace}
+				s.ok(l.SetPolicies(policies))
+			}
+		}
+		if st := status(10 * time.Second); !within(begun, st.Expected, begun.Add(100*time.Second)) || st.Window != "pace" || st.SlotsBind {
+			t.Errorf("at two a second: %+v", st)
+		}
+		limit(1)
+		if st := status(12 * time.Second); !within(begun, st.Expected, begun.Add(190*time.Second)) || st.Behind() < 80*time.Second {
+			t.Errorf("at one a second: %+v", st)
+		}
+		s.ok(p.Pause(t.Context(), f))
+		if st := status(15 * time.Second); !st.Expected.IsZero() || st.Planned.IsZero() {
+			t.Errorf("paused: %+v", st)
+		}
+		limit(1000) // there are eight slots, of one second
+		s.ok(p.Resume(t.Context(), f))
+		if st := status(27 * time.Second); !st.SlotsBind || !within(begun, st.Expected, begun.Add(39*time.Second)) {
+			t.Errorf("eight slots: %+v", st)
+		}
+		last := status(43 * time.Second)
+		if last.State != batch.Done || last.Behind() > -30*time.Second {
+			t.Errorf("%+v", last)
+		}
+		s.wantOnce(200)
+	})
+}
+
+func work(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// What does not fit into the hours of a day is expected on the next, or late if it is deleted.
+func TestPlansKnowHours(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 10 * time.Minute})
+		hours := batch.Hours{From: "02:00", To: "04:00"}
+		p := s.idle(
+			batch.Batch{Name: "days", Hours: hours, FinishBy: "06:00", Tasks: calls(30), Tenants: batch.List("acme")},
+			batch.Batch{Name: "stop", Hours: batch.Hours{From: "02:00", To: "04:00", Stop: true}, Late: batch.Trim, Tasks: calls(30), Tenants: batch.List("acme")},
+			batch.Batch{Name: "free", Tasks: calls(30), Tenants: batch.List("acme")},
+		)
+		defer p.Close()
+		for _, want := range []struct {
+			name     string
+			expected time.Time
+			late     int
+		}{
+			{"days", time.Date(2000, 1, 3, 2, 50, 0, 0, time.UTC), 18},
+			{"stop", time.Date(2000, 1, 1, 3, 50, 0, 0, time.UTC), 18},
+			{"free", time.Date(2000, 1, 1, 5, 50, 0, 0, time.UTC), 0},
+		} {
+			plan, err := p.Plan(t.Context(), want.name, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC))
+			if err != nil || plan.Expected.Sub(want.expected).Abs() > time.Minute || plan.Late != want.late {
+				t.Errorf("%s: %+v, %v", want.name, plan, err)
+			}
+		}
+	})
+}
+
+// Tasks are counted by what they ask for.
+func TestPlansCountCosts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, throttle.Window{Name: "own", Algorithm: throttle.GCRA, Limit: 100, Burst: 100, Period: 100 * time.Second})
+		var many []int64
+		for i := range int64(90) {
+			many = append(many, 1+i)
+		}
+		p := s.idle(
+			batch.Batch{Name: "two", FinishBy: "150s", Late: batch.Trim, Tasks: costly(30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1), Tenants: batch.List("acme")},
+			batch.Batch{Name: "many", Tasks: costly(many...), Tenants: batch.List("acme")},
+			batch.Batch{Name: "never", Tasks: costly(1, 101, 1), Tenants: batch.List("acme", "")},
+			batch.Batch{Name: "none", Tasks: calls(0), Tenants: batch.List()},
+		)
+		defer p.Close()
+		for _, want := range []struct {
+			name           string
+			total, trimmed int
+			after          time.Duration
+		}{
+			{"two", 20, 5, 118 * time.Second},
+			{"many", 90, 0, (90*91/2 - 100) * time.Second},
+			{"never", 6, 0, 0},
+			{"none", 0, 0, 0},
+		} {
+			plan, err := p.Plan(t.Context(), want.name, time.Now())
+			if err != nil || plan.Total != want.total || plan.Trimmed != want.trimmed {
+				t.Errorf("%s: %+v, %v", want.name, plan, err)
+			}
+			if want.after > 0 && !within(time.Now(), plan.Expected, time.Now().Add(want.after)) {
+				t.Errorf("%s: expected after %v, want %v", want.name, time.Until(plan.Expected), want.after)
+			}
+		}
+		if _, err := p.Plan(t.Context(), "other", time.Time{}); err == nil {
+			t.Error("a batch that nobody knows is planned")
+		}
+	})
+}
+
+func TestFinishByIsChecked(t *testing.T) {
+	for _, b := range []batch.Batch{{FinishBy: "six"}, {FinishBy: "-4h"}, {FinishBy: "06:00", Late: "never"}, {Late: batch.Refuse}} {
+		b.Name, b.Tasks, b.Tenants = "b", calls(1), batch.List("a")
+		if err := b.Validate(); err == nil {
+			t.Errorf("%+v is valid", b)
+		} else if _, ok := err.(*batch.Error); !ok || !strings.Contains(fmt.Sprint(err), `batch "b": `) {
+			t.Error(err)
+		}
+	}
+}

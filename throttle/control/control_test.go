@@ -117,8 +117,9 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		if f := followed.Load(); f == nil || f.Err != nil || f.Version == 0 {
 			t.Fatalf("the observer was told %+v", f)
 		}
+		const windows = `"Windows":[{"Name":"hour","Limit":9,"Period":3600000000000}]`
 		for _, document := range []string{
-			`{"Format":1,"Policies":[{"Name":"p","Invented":1}]}`, `{"Format":2,"Policies":[]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
+			`{"Format":1,"Policies":[{"Name":"p","Invented":1,` + windows + `}]}`, `{"Format":2,"Policies":[{"Name":"p",` + windows + `}]}`, `{"Format":1,"Policies":[{"Name":"p"}]}`, `{`,
 		} {
 			state, err := s.State(t.Context())
 			must(t, err)
@@ -325,6 +326,39 @@ func TestFollowingCostsLittle(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n := calls.Load(); n > 9 {
 			t.Errorf("%d calls for a change, its end and a minute", n)
+		}
+	})
+}
+
+// An override that ends while tickets wait lets them go on at once.
+func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := throttletest.InMemory(t).Client(t)
+		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 4)}})
+		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler), Store: s})
+		must(t, err)
+		defer f.Close()
+		cut := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 1}}}
+		must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))
+		synctest.Wait()
+		begun, line := time.Now(), l.Line("p")
+		var requests []throttle.Request
+		for i := range 3 {
+			requests = append(requests, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
+		}
+		_, err = line.Join(t.Context(), requests)
+		must(t, err)
+		var at []time.Duration
+		for range 29 { // a server asks each second
+			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 8})
+			must(t, err)
+			for range taken.Tickets {
+				at = append(at, time.Since(begun))
+			}
+			time.Sleep(time.Second)
+		}
+		if len(at) != 3 || at[0] > time.Second || at[1] < 25*time.Second || at[2] > 28*time.Second {
+			t.Errorf("tickets were taken at %v", at)
 		}
 	})
 }

@@ -148,7 +148,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			}
 			return t
 		}
-		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Last.Before(at(2*h)) || got.Last.After(at(2*h+10*s)) {
+		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Last.Before(limitertest.At(2*h)) || got.Last.After(limitertest.At(2*h+10*s)) {
 			t.Errorf("that may start after two hours: %+v", got)
 		}
 	})

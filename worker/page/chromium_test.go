@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 )
@@ -19,10 +18,9 @@ const shotsEnv = "SLUICE_SCREENSHOTS"
 // A browser is a Chromium that is spoken to by the DevTools protocol, over two pipes.
 type browser struct {
 	testing.TB
-	in, out *os.File
+	in      *os.File
 	replies *bufio.Reader
 
-	mu      sync.Mutex
 	last    int
 	session string
 	errors  []string // that scripts and the policy of the page's content have raised
@@ -56,7 +54,7 @@ func chromium(t testing.TB) *browser {
 	}
 	theirIn.Close()
 	theirOut.Close()
-	b := &browser{TB: t, in: in, out: out, replies: bufio.NewReader(out)}
+	b := &browser{TB: t, in: in, replies: bufio.NewReader(out)}
 	t.Cleanup(func() {
 		in.Close()
 		stopped := make(chan struct{})

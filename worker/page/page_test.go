@@ -39,7 +39,6 @@ const hostile = `"><script>document.title='harmed'</script><img src=x onerror="d
 // A site is a page with what it shows.
 type site struct {
 	testing.TB
-	client  *worker.Client
 	control *control.Store
 	limiter *throttle.Limiter
 	url     string
@@ -95,7 +94,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections) // of those that follow the page
-	return &site{TB: t, client: enqueuer, control: store, limiter: limiter, url: server.URL + "/sluice/"}
+	return &site{TB: t, control: store, limiter: limiter, url: server.URL + "/sluice/"}
 }
 
 // pause pauses the policy, or one tenant of it.

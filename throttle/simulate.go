@@ -111,7 +111,6 @@ func (b *Backlog) sum(all []TenantBacklog) {
 type snapshot struct {
 	policy *compiledPolicy
 	now    int64
-	opens  int64 // the end of a pause of all
 	flows  []standingFlow
 	slots  map[string]float64 // by queue: tickets a second
 }

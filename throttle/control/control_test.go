@@ -167,8 +167,12 @@ func TestOverridesOfATenant(t *testing.T) {
 		must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
 		inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
 		soon(t, "the override is in force", inForce(1))
-		if !granted(t, l, "p", "acme") || !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
-			t.Error("the tenant's limit is not 3")
+		more := 0 // besides the first one
+		for granted(t, l, "p", "acme") {
+			more++
+		}
+		if more != 2 {
+			t.Errorf("the tenant's limit is %d, want 3", 1+more)
 		}
 		if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
 			t.Error("the limit of another tenant is not 1")

@@ -76,10 +76,14 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, next cursor, at *
 		defer cancel()
 		members := asynqredis.Members{Firing: w.f, From: at.position}
 		results := w.client.EnqueueBatch(asynqredis.WithMembers(call, members), chunk, w.b.options()...)
-		var refused []int
+		var refused, before []int
 		for i, result := range results {
+			taken := errors.Is(result.Err, asynq.ErrTaskIDConflict)
+			if taken {
+				before = append(before, at.position+i)
+			}
 			switch {
-			case result.Err == nil, errors.Is(result.Err, asynq.ErrTaskIDConflict):
+			case result.Err == nil, taken:
 				if policy, ok := w.config.Client.Limiter.Match(chunk[i].Type()); ok {
 					next.policies = policiesOf(next.policies, policy.Name)
 				}
@@ -87,6 +91,11 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, next cursor, at *
 				return "", result.Err
 			default:
 				refused, err = append(refused, at.position+i), result.Err
+			}
+		}
+		if before != nil { // a scheduler that was killed may have stored them, and no more
+			if err := w.redis.Release(ctx, w.f, before); err != nil {
+				return "", err
 			}
 		}
 		if refused != nil {

@@ -228,7 +228,8 @@ func (c *Client) Hold(ctx context.Context, f Firing, positions []int, until time
 	return c.positions(ctx, f, positions, batchWithdraw, f.waits(), f.tasks(), f.IDs(), score(until))
 }
 
-// Release has tasks that were held join their lines again, soon.
+// Release has tasks that wait join their lines soon, unless they are there. Those that were held do so
+// too.
 func (c *Client) Release(ctx context.Context, f Firing, positions []int) error {
 	return c.positions(ctx, f, positions, batchRelease, f.waits()[:1], f.tasks(), f.IDs(), time.Now().Unix())
 }

@@ -273,3 +273,20 @@ func TestTasksOfAFiringThatWait(t *testing.T) {
 		}
 	})
 }
+
+// Tasks that a scheduler stored before it was killed are due at once, with the marks of their store:
+// they join, as their joins were lost.
+func TestTasksThatWereStoredAndNoMore(t *testing.T) {
+	each(t, func(s *site) {
+		s.begun()
+		s.storeOf(nightly, 0, 3)
+		if stored := s.storeOf(nightly, 0, 4); !slices.Equal(stored, []int{3}) {
+			s.Errorf("%d were stored by the next scheduler", stored)
+		}
+		s.ok(s.Release(s.Context(), nightly, []int{0, 1, 2}))
+		due, err := s.Due(s.Context(), queue, false, 10)
+		if err != nil || len(due) != 3 || due[0].Mark == "" {
+			s.Errorf("%+v are due, %v", due, err)
+		}
+	})
+}

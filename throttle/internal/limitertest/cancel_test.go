@@ -193,12 +193,12 @@ func TestCancelOfNothing(t *testing.T) {
 	})
 }
 
-// Above a limit of 256 and 128 entries, what is granted within a 128th of the period, here 80 ms, is
+// Above a limit of 192 and 96 entries, what is granted within a 96th of the period, here 80 ms, is
 // merged.
 func TestCancelOfMergedGrants(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: 10240 * ms}))
-		const alone, grants = 128, 12
+		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: 7680 * ms}))
+		const alone, grants = 96, 12
 		for i := range alone {
 			c.Set(time.Duration(i) * ms)
 			Reserve(t, l, Acme(1))

@@ -45,10 +45,10 @@ var shortExpiry = regexp.MustCompile(`(redis\.call\('SET', .*), 'PX', .*\)( end)
 func WithoutShortExpiry(text string) string { return shortExpiry.ReplaceAllString(text, "$1)$2\n") }
 
 // MergeFrom lets sliding windows merge their grants from so many entries on, not from
-// 256.
+// 192.
 func MergeFrom(entries string) func(string) string {
 	return func(text string) string {
-		const from = "local ENTRIES = 256\n"
+		const from = "local ENTRIES = 192\n"
 		if strings.Contains(text, "ENTRIES") && !strings.Contains(text, from) {
 			panic("limitertest: sliding.lua has no " + from)
 		}

@@ -11,7 +11,7 @@
 --
 -- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that
 -- `began` less than a tick ago, and the entry takes the later time. Each unit counts up to one tick
--- of 2 * period/ENTRIES longer, never shorter. So a value has at most some 3.6 kB, whatever the
+-- of 2 * period/ENTRIES longer, never shorter. So a value has at most some 2.7 kB, whatever the
 -- limit. The first entries are exact: a burst that comes back in every period, taken in pieces,
 -- would else lose the time between its first pieces in each of them.
 --
@@ -21,7 +21,7 @@
 
 do
 
-local ENTRIES = 256
+local ENTRIES = 192
 local MERGED = 128
 
 -- entry_units returns the units of the entry at a place.

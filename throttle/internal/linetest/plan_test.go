@@ -38,7 +38,7 @@ func TestPlansComeTrue(t *testing.T) {
 		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
 		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.Shared}),
 		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: m, Scope: throttle.Shared}, own),
-		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "daily", Algorithm: throttle.Calendar, Limit: 250, Resets: "@daily", Scope: throttle.Shared}),
+		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "hourly", Algorithm: throttle.Calendar, Limit: 250, Resets: "@hourly", Scope: throttle.Shared}),
 	} {
 		for _, class := range []throttle.Class{throttle.Live, throttle.Batch} {
 			t.Run(name+"/"+string(class), func(t *testing.T) {

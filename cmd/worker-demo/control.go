@@ -46,6 +46,14 @@ func (c *controlFlags) forFlag(usage string) cli.Flag {
 	return &cli.GenericFlag{Name: "for", Usage: usage, Value: durationValue{&c.For}}
 }
 
+// checkFor fails if --for is not how long a change may last.
+func (c *controlFlags) checkFor() error {
+	if c.For <= 0 || c.For > control.MaxTTL {
+		return badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
+	}
+	return nil
+}
+
 // by returns who makes the change, and why.
 func (c *controlFlags) by() (control.By, error) {
 	who, _ := c.Env("USER")

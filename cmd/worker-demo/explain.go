@@ -8,6 +8,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -17,6 +19,19 @@ type ExplainCommand struct {
 
 	Queue string
 	Task  string // its ID
+}
+
+// An explained is the JSON of explain.
+type explained struct {
+	worker.Explanation
+	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
+}
+
+func (e explained) String() string {
+	if len(e.Used) == 0 {
+		return e.Explanation.String()
+	}
+	return e.Explanation.String() + "\n" + usedText(e.Used)
 }
 
 func (c *ExplainCommand) flags() []cli.Flag {
@@ -47,10 +62,16 @@ func (c *ExplainCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	told := explained{Explanation: e}
+	if e.Line != nil {
+		if told.Used, err = usage.Top(ctx, server.Client, c.Prefix, e.Line.Policy, throttle.Requests, usersShown); err != nil {
+			return err
+		}
+	}
 	if c.json {
-		err = show.JSON(c.Stdout, e)
+		err = show.JSON(c.Stdout, told)
 	} else {
-		_, err = fmt.Fprintln(c.Stdout, e)
+		_, err = fmt.Fprintln(c.Stdout, told)
 	}
 	if err == nil && e.State == "" {
 		err = errJobsFailed // it is told already

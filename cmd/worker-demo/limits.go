@@ -332,10 +332,10 @@ func (c *LimitsCommand) override(ctx context.Context, cmd *cli.Command) error {
 	case c.Exempt != "":
 		return badInput("--exempt %q: must be yes or no", c.Exempt)
 	}
-	switch {
-	case c.For <= 0 || c.For > control.MaxTTL:
-		return badInput("--for %v: must be how long, such as 2h, and at most %v", c.For, control.MaxTTL)
-	case o.Exempt == nil && o.Windows == nil && o.Weight == 0:
+	if err := c.checkFor(); err != nil {
+		return err
+	}
+	if o.Exempt == nil && o.Windows == nil && o.Weight == 0 {
 		return badInput("limits override needs --window, --weight or --exempt: see \"worker-demo limits -h\"")
 	}
 	return c.change(ctx, func(d controlDesk, by control.By) error {

@@ -25,8 +25,8 @@ func (c *PauseCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if c.For <= 0 || c.For > control.MaxTTL {
-		return badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
+	if err := c.checkFor(); err != nil {
+		return err
 	}
 	return c.change(ctx, func(d controlDesk, by control.By) error {
 		if err := d.checkPolicy(ctx, &c.controlFlags, policy); err != nil {

@@ -173,11 +173,7 @@ func printState(w io.Writer, s policyStatus) {
 		t.Flush()
 	}
 	if len(s.Used) > 0 {
-		parts := make([]string, len(s.Used))
-		for i, use := range s.Used {
-			parts[i] = fmt.Sprintf("%s %.3g%%", printable(use.Tenant), 100*use.Part)
-		}
-		fmt.Fprintf(w, "  granted in the last hour to %s\n", strings.Join(parts, ", "))
+		fmt.Fprintf(w, "  %s\n", usedText(s.Used))
 	}
 	if len(s.Queues) > 0 {
 		t := show.Table(w)
@@ -204,6 +200,15 @@ func printState(w io.Writer, s policyStatus) {
 	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {
 		fmt.Fprintf(w, "  and more, of %d: --tenant NAME shows one\n", tenants)
 	}
+}
+
+// usedText tells who was granted most.
+func usedText(used []usage.Use) string {
+	parts := make([]string, len(used))
+	for i, use := range used {
+		parts[i] = fmt.Sprintf("%s %.3g%%", printable(use.Tenant), 100*use.Part)
+	}
+	return "granted in the last hour to " + strings.Join(parts, ", ")
 }
 
 func tenantText(t throttle.TenantState) string {

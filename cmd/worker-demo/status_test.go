@@ -183,6 +183,8 @@ func TestExplain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	d.reserves(t, "zeta", "z1")
+	d.flush()
 	for i := range 2 {
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
 		if _, err := client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i))); err != nil {
@@ -190,12 +192,12 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	e := d.run(t, "explain", "--task", "t1")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) || !strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") {
+	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) || !strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") || !strings.HasSuffix(e.stdout, "\ngranted in the last hour to zeta 100%\n") {
 		t.Errorf("%s", e.stdout)
 	}
-	var got worker.Explanation
+	var got explained
 	e = d.run(t, "explain", "--task", "t1", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 || got.Policy != "api" {
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 || got.Policy != "api" || len(got.Used) != 1 || got.Used[0].Tenant != "zeta" {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}
 	e = d.run(t, "explain", "--task", "t9")

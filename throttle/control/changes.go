@@ -20,7 +20,6 @@ const (
 	Resumed    = "resume"
 	WasReset   = "reset"
 	Dropped    = "drop"
-	Fronted    = "front"
 )
 
 // A Change is an entry of the log.

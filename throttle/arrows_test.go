@@ -58,6 +58,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle":                    "http",
 		"throttle/internal/algorithm": "redis",
 		"throttle/internal/glob":      "redis",
+		"throttle/internal/plan":      "redis",
 		"worker/internal/dispatch":    "hibiken",
 	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {

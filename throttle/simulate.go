@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/plan"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -132,12 +132,9 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 	var asks []script.Request
 	for _, name := range slices.Sorted(maps.Keys(waiting)) {
 		f := waiting[name]
-		r, ok := cp.requestOf(name, "")
-		if !ok || f.Tickets == 0 || strings.HasPrefix(name, "!") {
-			continue // of other scopes than the policy has now, or a call that waits in place
-		}
-		for unit, units := range f.Units {
-			r.Cost[unit] = algorithm.CeilDiv(units, f.Tickets)
+		r, ok := cp.standingRequest(name, f)
+		if !ok || strings.HasPrefix(name, "!") {
+			continue // a call that waits in place
 		}
 		s.flows = append(s.flows, standingFlow{name: name, request: r, tickets: f.Tickets})
 		if len(asks) < MaxSimulated {
@@ -176,10 +173,10 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 
 // run simulates the snapshot by a variant of its policy.
 func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantBacklog, error) {
-	sim := newSimulation(cp)
-	sim.now, sim.from = s.now, s.now
+	sim := plan.New(cp.BatchShare)
+	sim.Now, sim.From, sim.End = s.now, s.now, s.now+MaxPlan.Microseconds()
 	for queue, rate := range s.slots {
-		sim.setSlots(queue, rate)
+		sim.SetSlots(queue, rate)
 	}
 	backlogs := make([]TenantBacklog, len(s.flows))
 	demands := make([]int, len(s.flows)) // -1: it never fits
@@ -191,11 +188,8 @@ func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]T
 		if err != nil {
 			return nil, err
 		}
-		for unit := range r.Cost {
-			if !slices.Contains(cp.units, unit) {
-				delete(r.Cost, unit)
-			}
-		}
+		r.Cost = maps.Clone(r.Cost) // other variants may count other units
+		maps.DeleteFunc(r.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
 		o, err := cp.newOperation(r, t)
 		if err != nil { // a scope of the variant needs attributes that its tickets do not have
 			return nil, fmt.Errorf("throttle: policy %q cannot be simulated: %w", cp.Name, err)
@@ -206,33 +200,31 @@ func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]T
 			continue
 		}
 		s.know(sim, o, f.answer)
-		demands[i] = len(sim.works)
-		w := &work{demand: demands[i], left: f.tickets, costs: o.costs}
-		flow := sim.flow(o, f.name, r.Ticket.Queue)
-		flow.works, flow.waits = append(flow.works, w), true
-		sim.works = append(sim.works, w)
+		flow := o.simulatedFlow(sim, f.name, r.Ticket.Queue)
+		flow.InLine = true
+		demands[i] = sim.Demand(flow, f.tickets, o.costs)
 	}
-	sim.run()
+	sim.Run()
 	for i, demand := range demands {
 		if demand >= 0 {
-			backlogs[i].Finish = sim.finish(demand)
+			backlogs[i].Finish = finishOf(sim.Start(demand))
 		}
 	}
 	return backlogs, nil
 }
 
 // know makes the windows of a variant as those of the policy in force have counted.
-func (s *snapshot) know(sim *simulation, o *operation, a *script.Answer) {
+func (s *snapshot) know(sim *plan.Line, o *operation, a *script.Answer) {
 	if a == nil {
 		return
 	}
 	if a.Pause.Open > s.now {
-		sim.opens = max(sim.opens, a.Pause.Open)
+		sim.Opens = max(sim.Opens, a.Pause.Open)
 	}
 	for i, w := range o.windows {
 		for j, known := range s.policy.Windows {
 			if known.Name == w.Name && known.Algorithm == w.Algorithm && known.Scope == w.Scope {
-				sim.window(o, i, w, a.Windows[j].Used, s.now, a.Windows[j].Resets)
+				o.simulated(sim, i, a.Windows[j], s.now)
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func ofRedis(ctx context.Context, err error) error {
 
 // CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each: its
 // version, its eviction policy, its role and its clock, and whether the client is of its kind. Of a
-// Cluster it looks at all primaries. What the server does not tell, or the user may not ask, is left
+// Cluster it looks at all primaries. What the server does not say, or the user may not ask, is left
 // out. The error is ErrUnavailable, ErrForbidden or the context's. It makes three calls: use it at the
 // start of a program.
 func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, error) {

@@ -71,7 +71,7 @@ type Policy struct {
 	// first refusal. The default, 0, has no limit.
 	MaxRefusedWait time.Duration
 
-	// Mode says whether the policy denies, or only tells what it would deny. The default is
+	// Mode says whether the policy denies, or only reports what it would deny. The default is
 	// ModeEnforce.
 	Mode Mode
 
@@ -236,7 +236,7 @@ const (
 	// ModeEnforce denies what does not fit.
 	ModeEnforce Mode = "enforce"
 
-	// ModeObserve grants every request, and tells by Decision.Observed what would be denied, and for
+	// ModeObserve grants every request, and reports in Decision.Observed what would be denied, and for
 	// how long. Work of the policy is counted as if it had waited in a queue of its own for each count
 	// of a window: Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What
 	// waits when the mode begins starts at once. Pauses by operators hold all the same.

@@ -142,7 +142,7 @@ func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Reques
 	return r, nil
 }
 
-// wasTaken tells whether the task comes from the line. A pending one may have been denied before.
+// wasTaken reports whether the task comes from the line. A pending one may have been denied before.
 func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
 
 // processUnmatched runs a task whose type no policy matches, or returns the error by which it
@@ -178,8 +178,8 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 	err = ad.silence.bound(ctx, decideTimeout, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
-		if tell := ad.config.Limiter.Observer().Decided; tell != nil {
-			tell(d)
+		if report := ad.config.Limiter.Observer().Decided; report != nil {
+			report(d)
 		}
 		return d, nil
 	}
@@ -244,10 +244,10 @@ func isInvalid(err error) bool {
 // serverKey is the key of the adapter in the contexts of its server.
 type serverKey struct{}
 
-// started tells the limiter's observer that a task's handler is about to be called.
+// started reports to the limiter's observer that a task's handler is about to be called.
 func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
-	tell := ad.config.Limiter.Observer().Started
-	if tell == nil {
+	report := ad.config.Limiter.Observer().Started
+	if report == nil {
 		return
 	}
 	s := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
@@ -257,7 +257,7 @@ func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
 			s.Late = max(0, time.Since(grant.Due))
 		}
 	}
-	tell(s)
+	report(s)
 }
 
 // undecided reports a task that is requeued because the limiter could not decide.

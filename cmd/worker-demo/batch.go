@@ -132,7 +132,7 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		return c.tell(ctx, scheduler, status)
+		return c.print(ctx, scheduler, status)
 	}
 	return c.follow(ctx, scheduler, f, verb)
 }
@@ -212,7 +212,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		}
 		if status.HasEnded() || slices.Contains(batchVerbs[verb].done, status.State) {
 			p.end()
-			return c.tell(ctx, s, status)
+			return c.print(ctx, s, status)
 		}
 		p.show(status)
 		select {
@@ -222,7 +222,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 	}
 }
 
-// A batchProgress tells how a firing goes on: as a bar on a terminal, elsewhere as a line from time
+// A batchProgress shows how a firing goes on: as a bar on a terminal, elsewhere as a line from time
 // to time.
 type batchProgress struct {
 	bar   *progressbar.ProgressBar

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// DoctorCommand tells whether a Redis is set up for workers.
+// DoctorCommand says whether a Redis is set up for workers.
 type DoctorCommand struct {
 	liveCommand
 }
@@ -55,7 +55,7 @@ func (c *DoctorCommand) Run(ctx context.Context) error {
 		c.print(d)
 	}
 	if !d.OK {
-		return errJobsFailed // it is told already
+		return errJobsFailed // the findings say so
 	}
 	return nil
 }

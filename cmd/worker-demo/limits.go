@@ -31,7 +31,7 @@ type LimitsCommand struct {
 func (c *LimitsCommand) command() *cli.Command {
 	c.Version, c.Last = -1, 20
 	verb := func(name, usage string, flags []cli.Flag, run cli.ActionFunc) *cli.Command {
-		return &cli.Command{Name: name, Usage: usage, Flags: flags, Action: run, Hidden: true} // the help tells of it
+		return &cli.Command{Name: name, Usage: usage, Flags: flags, Action: run, Hidden: true} // the help describes it
 	}
 	return &cli.Command{
 		Name: "limits", Usage: "show and change limits while programs run", ArgsUsage: "get|publish|set|override|clear|log",

@@ -21,7 +21,7 @@ import (
 const tokenVariable = "SLUICE_PAGE_TOKEN"
 
 // servePage serves the page of a limiter at an address such as localhost:8080, until the context ends
-// or stop is called. It tells on stderr where. The prefix is the limiter's. Who knows the token in the
+// or stop is called. It says on stderr where. The prefix is the limiter's. Who knows the token in the
 // environment may change something.
 func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, server *redisconn.Server, limiter *throttle.Limiter) (stop func(), err error) {
 	token, _ := m.Env(tokenVariable)

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// SimulateCommand tells when the backlog of a policy would be done by other limits or weights.
+// SimulateCommand says when the backlog of a policy would be done by other limits or weights.
 type SimulateCommand struct {
 	liveCommand
 

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// StatusCommand tells how policies stand: who waits, since when and until when.
+// StatusCommand shows how policies stand: who waits, since when and until when.
 type StatusCommand struct {
 	liveCommand
 
@@ -202,7 +202,7 @@ func printState(w io.Writer, s policyStatus) {
 	}
 }
 
-// usedText tells who was granted most.
+// usedText lists who was granted most.
 func usedText(used []usage.Use) string {
 	parts := make([]string, len(used))
 	for i, use := range used {

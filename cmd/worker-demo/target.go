@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 )
 
-// redisURLVariable holds the URL of Redis if no flag tells it.
+// redisURLVariable holds the URL of Redis if no flag does.
 const redisURLVariable = "SLUICE_REDIS_URL"
 
 // redisFlags say where Redis is.

@@ -29,7 +29,7 @@ type FollowConfig struct {
 	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
 	KeepPolicies bool
 
-	// Limiter follows. It is required. Its Observer is told of each version (Observer.Followed).
+	// Limiter follows. It is required. Its Observer.Followed is called for each version.
 	Limiter *throttle.Limiter
 
 	// Logger gets what is put in force, and what cannot be. The default is slog.Default().
@@ -57,7 +57,7 @@ type Follower struct {
 // returns. If Redis does not answer then, the limiter begins with its own policies, and follows once
 // it does. The same holds while nothing was published.
 //
-// Every change is in force within a second, as Redis tells followers of it. If that message is lost,
+// Every change is in force within a second, as Redis notifies followers. If that message is lost,
 // it takes up to 10 seconds. Policies that cannot be used are logged, and those before stay in force.
 // They stay, too, if Redis forgets what was published.
 //
@@ -203,7 +203,7 @@ func (f *Follower) publish(state, before State) {
 	}
 }
 
-// log tells which overrides and pauses have begun, and which have ended.
+// log logs which overrides and pauses have begun, and which have ended.
 func (f *Follower) log(before, now State) {
 	type entry struct{ policy, tenant, by, why, text string }
 	list := func(s State) (entries []entry) {

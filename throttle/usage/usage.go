@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Span is the time that Top tells of, at the least, and at the most with a bucket more.
+// Span is the shortest time that Top covers. The longest is a bucket more.
 const Span = time.Hour
 
 const (
@@ -47,7 +47,7 @@ type Config struct {
 	// command for each tenant that was granted something.
 	Every time.Duration
 
-	// Logger is told when sums cannot be written. They are written later. The default is slog.Default().
+	// Logger gets errors of writing sums. They are written later. The default is slog.Default().
 	Logger *slog.Logger
 
 	// Prefix is that of the limiter: throttle.Config.Prefix.
@@ -86,7 +86,7 @@ func New(c Config) (*Counter, error) {
 	return counter, nil
 }
 
-// Observer returns an observer that counts, and tells another one too, such as that of promthrottle.
+// Observer returns an observer that counts, and calls another one too, such as that of promthrottle.
 func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
 	o.Decided = func(d throttle.Decision) {

@@ -63,7 +63,7 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	if err == nil {
 		answers, err = p.readAnswers(reply, requests)
 	}
-	r.tell(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
+	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
 	return answers, err
 }
 
@@ -75,7 +75,7 @@ func (r *Runner) begin() (begun time.Time) {
 	return begun
 }
 
-func (r *Runner) tell(ctx context.Context, begun time.Time, c Call) {
+func (r *Runner) called(ctx context.Context, begun time.Time, c Call) {
 	if r.Called != nil {
 		c.Took = time.Since(begun)
 		r.Called(ctx, c)
@@ -100,7 +100,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	if err == nil {
 		taken, err = p.readTaken(reply)
 	}
-	r.tell(ctx, begun, Call{Err: err, Line: p.Line, N: len(taken.Tickets), Script: "take"})
+	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(taken.Tickets), Script: "take"})
 	return taken, err
 }
 

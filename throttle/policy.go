@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -168,8 +169,8 @@ type Tenant struct {
 // An Override replaces numbers of a window for one tenant. Zero fields keep the window's numbers. A
 // Burst that is the window's default follows the Limit.
 type Override struct {
-	Burst int64
-	Limit int64
+	Burst int64 `json:"burst,omitempty"`
+	Limit int64 `json:"limit,omitempty"`
 }
 
 // An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where
@@ -265,43 +266,25 @@ const (
 
 // WithDefaults returns a copy with every default written out.
 func (w Window) WithDefaults() Window {
-	if w.Algorithm == "" {
-		w.Algorithm = Sliding
-	}
+	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, Sliding), cmp.Or(w.Unit, Requests)
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
 		n := w.numbers()
 		a.Defaults(&n)
 		w.Anchor, w.Burst, w.Lease, w.Timezone = Anchor(n.Anchor), n.Burst, n.Lease, n.Timezone
-	}
-	if w.Unit == "" {
-		w.Unit = Requests
 	}
 	return w
 }
 
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
-	if p.Adapt == "" {
-		p.Adapt = AdaptFull
-	}
-	if p.BatchShare == 0 {
-		p.BatchShare = DefaultBatchShare
-	}
-	if p.Fail == "" {
-		p.Fail = FailClosed
-	}
-	if p.Failover == "" {
-		p.Failover = FailoverFast
-	}
-	if p.Mode == "" {
-		p.Mode = ModeEnforce
-	}
-	if p.Requeue == "" {
-		p.Requeue = RequeueWhenFits
-	}
-	if p.Shards == 0 {
-		p.Shards = 1
-	}
+	p.Adapt = cmp.Or(p.Adapt, AdaptFull)
+	p.BatchShare = cmp.Or(p.BatchShare, DefaultBatchShare)
+	p.Fail = cmp.Or(p.Fail, FailClosed)
+	p.Failover = cmp.Or(p.Failover, FailoverFast)
+	p.MaxPause = cmp.Or(p.MaxPause, DefaultMaxPause)
+	p.Mode = cmp.Or(p.Mode, ModeEnforce)
+	p.Requeue = cmp.Or(p.Requeue, RequeueWhenFits)
+	p.Shards = cmp.Or(p.Shards, 1)
 	p.Match = slices.Clone(p.Match)
 	windows := make([]Window, len(p.Windows))
 	for i, w := range p.Windows {
@@ -314,9 +297,6 @@ func (p Policy) WithDefaults() Policy {
 			p.Upstream = UpstreamTenant
 		}
 	}
-	if p.MaxPause == 0 {
-		p.MaxPause = DefaultMaxPause
-	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
 		tenants[name] = t.withDefaults()
@@ -326,27 +306,17 @@ func (p Policy) WithDefaults() Policy {
 }
 
 func (t Tenant) withDefaults() Tenant {
-	if t.Weight == 0 {
-		t.Weight = 1
-	}
+	t.Weight = cmp.Or(t.Weight, 1)
 	t.Windows = maps.Clone(t.Windows)
 	return t
 }
 
 // apply returns the window with the tenant's own limits.
 func (t Tenant) apply(w Window) Window {
-	o, ok := t.Windows[w.Name]
-	if !ok {
-		return w
+	o := t.Windows[w.Name]
+	if o.Burst == 0 && w.Burst == w.Limit { // the default
+		o.Burst = o.Limit
 	}
-	if o.Limit != 0 {
-		if o.Burst == 0 && w.Burst == w.Limit { // the default
-			w.Burst = o.Limit
-		}
-		w.Limit = o.Limit
-	}
-	if o.Burst != 0 {
-		w.Burst = o.Burst
-	}
+	w.Burst, w.Limit = cmp.Or(o.Burst, w.Burst), cmp.Or(o.Limit, w.Limit)
 	return w
 }

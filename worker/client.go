@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // DefaultLimiterTimeout is what ClientConfig.LimiterTimeout defaults to.
@@ -48,7 +49,7 @@ type Client struct {
 	headers  func(context.Context, *asynq.Task) map[string]string
 	identify identify
 	limiter  *throttle.Limiter
-	silence  silence // of the limiter
+	silence  outage.Silence // of the limiter
 	sweeper  sweeper
 	shared   bool // the connection is the caller's
 	timeout  time.Duration

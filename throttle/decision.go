@@ -142,6 +142,7 @@ func (d Decision) EarliestReset() time.Duration {
 const (
 	ByPause = "(pause)" // a pause by the upstream
 	ByLine  = "(line)"  // tickets that wait before it, or the limiter itself
+	BySlots = "(slots)" // in an Explanation: servers have no free handler slot
 )
 
 // DeniedBy returns the name of the window that denied for longest, ByPause or ByLine. It is empty if

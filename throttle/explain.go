@@ -13,9 +13,6 @@ import (
 // maxAhead is how many tenants before a ticket an Explanation names.
 const maxAhead = 10
 
-// BySlots is what Explanation.DeniedBy says where servers have no free handler slot.
-const BySlots = "(slots)"
-
 // An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are of
 // RFC 3339, and durations are seconds.
 type Explanation struct {

@@ -72,9 +72,6 @@ type Config struct {
 	Tenants TenantFunc
 }
 
-// MaxNameBytes bounds Config.Name.
-const MaxNameBytes = 128
-
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 
 // New returns a limiter. It does not call Redis. The error is a *PolicyError, or names the field of

@@ -10,9 +10,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// MaxPlan is how far ahead a plan looks.
-const MaxPlan = 400 * 24 * time.Hour
-
 // A Demand is equal requests that are to wait in line, or do so already.
 type Demand struct {
 	// Count is how many there are, those that stand in line included. It is required.

@@ -5,34 +5,17 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// Bounds of a policy, all inclusive.
 const (
-	MinPeriod     = time.Millisecond
-	MaxPeriod     = algorithm.MaxPeriod // 366 days
-	MaxLimit      = algorithm.MaxLimit  // 10^12
-	MaxWindows    = 32
-	MaxAttributes = 8
-	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
+	// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says
+	// otherwise.
+	Requests = "requests"
+
+	// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows
+	// count by it unless Window.Scope says otherwise.
+	TenantAttribute = "tenant"
 )
-
-// Bounds and default of Policy.BatchShare.
-const (
-	MinBatchShare     = 0.001
-	MaxBatchShare     = 0.5
-	DefaultBatchShare = 0.05
-)
-
-// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows count
-// by it unless Window.Scope says otherwise.
-const TenantAttribute = "tenant"
-
-// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says
-// otherwise.
-const Requests = "requests"
 
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
 // all of them. Limiters copy the policies that they are given.

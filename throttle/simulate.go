@@ -14,22 +14,18 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each with its
-// other attributes, queue and class. It takes those of the rest for empty.
-const MaxSimulated = 10_000
-
-// A Backlog is when all that waits for a policy would be done, if nothing else comes. Times are by the
+// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are by the
 // clock of Redis.
-type Backlog struct {
-	At      time.Time       `json:"at"` // of the state that it starts from
-	Policy  string          `json:"policy"`
-	Waiting int64           `json:"waiting"`
-	Finish                  // of all
-	Tenants []TenantBacklog `json:"tenants"` // those with most tickets first
+type Simulation struct {
+	At      time.Time          `json:"at"` // of the state that it starts from
+	Policy  string             `json:"policy"`
+	Waiting int64              `json:"waiting"`
+	Finish                     // of all
+	Tenants []TenantSimulation `json:"tenants"` // those with most tickets first
 }
 
-// A TenantBacklog is when all that waits of one tenant would be done.
-type TenantBacklog struct {
+// A TenantSimulation is when all that waits of one tenant would be done.
+type TenantSimulation struct {
 	Tenant  string `json:"tenant"`
 	Waiting int64  `json:"waiting"`
 	Finish
@@ -43,8 +39,8 @@ type TenantBacklog struct {
 //
 // It reads all tenants that wait in pages, and what their windows have counted by a call for each 64.
 // Errors are Reserve's, and a *PolicyError of a variant.
-func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, error) {
-	backlogs := make([]Backlog, len(variants))
+func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulation, error) {
+	backlogs := make([]Simulation, len(variants))
 	snapshots := map[string][]*snapshot{} // by policy, and by its lines
 	for i, v := range variants {
 		lines, err := l.linesOf(v.Name)
@@ -67,8 +63,8 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, 
 				snapshots[v.Name] = append(snapshots[v.Name], s)
 			}
 		}
-		b := Backlog{At: time.Now(), Policy: v.Name}
-		var all []TenantBacklog
+		b := Simulation{At: time.Now(), Policy: v.Name}
+		var all []TenantSimulation
 		for j, cp := range shards {
 			s := snapshots[v.Name][j]
 			some, err := s.run(ctx, l, cp)
@@ -85,9 +81,9 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, 
 }
 
 // sum puts together what is of one tenant.
-func (b *Backlog) sum(all []TenantBacklog) {
+func (b *Simulation) sum(all []TenantSimulation) {
 	finishes := map[string][]Finish{}
-	tenants := map[string]TenantBacklog{}
+	tenants := map[string]TenantSimulation{}
 	every := make([]Finish, len(all))
 	for i, t := range all {
 		every[i] = t.Finish
@@ -97,12 +93,12 @@ func (b *Backlog) sum(all []TenantBacklog) {
 		tenants[t.Tenant] = sum
 		b.Waiting += t.Waiting
 	}
-	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantBacklog{}
+	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantSimulation{}
 	for name, t := range tenants {
 		t.Finish = PlanOf(b.At, finishes[name]).Finish
 		b.Tenants = append(b.Tenants, t)
 	}
-	slices.SortFunc(b.Tenants, func(x, y TenantBacklog) int {
+	slices.SortFunc(b.Tenants, func(x, y TenantSimulation) int {
 		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
 	})
 }
@@ -172,17 +168,17 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 }
 
 // run simulates the snapshot by a variant of its policy.
-func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantBacklog, error) {
+func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantSimulation, error) {
 	sim := plan.New(cp.BatchShare)
 	sim.Now, sim.From, sim.End = s.now, s.now, s.now+MaxPlan.Microseconds()
 	for queue, rate := range s.slots {
 		sim.SetSlots(queue, rate)
 	}
-	backlogs := make([]TenantBacklog, len(s.flows))
+	backlogs := make([]TenantSimulation, len(s.flows))
 	demands := make([]int, len(s.flows)) // -1: it never fits
 	for i, f := range s.flows {
 		r := f.request
-		backlogs[i] = TenantBacklog{Tenant: r.Tenant, Waiting: f.tickets}
+		backlogs[i] = TenantSimulation{Tenant: r.Tenant, Waiting: f.tickets}
 		demands[i] = -1
 		t, err := l.tenant(ctx, cp, r.Tenant)
 		if err != nil {

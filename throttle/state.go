@@ -10,12 +10,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Bounds and default of StateRequest.Limit.
-const (
-	DefaultStatePage = 50
-	MaxStatePage     = 500
-)
-
 // servedWithin is how long a queue counts as served after a server asked: as in
 // internal/script/lua/line.lua.
 const servedWithin = time.Minute

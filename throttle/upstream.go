@@ -17,15 +17,6 @@ const (
 	maxRamp = time.Minute
 )
 
-// DefaultMaxPause is the default of Policy.MaxPause.
-const DefaultMaxPause = time.Hour
-
-// MaxCauseBytes bounds the cause of a pause.
-const MaxCauseBytes = 128
-
-// DefaultPause is how long a policy that does not adapt pauses if the upstream does not say.
-const DefaultPause = time.Second
-
 // A Pause is the effect of a refusal by the upstream, or of a pause by hand: nothing is granted until
 // Until, and then gradually more until OpensAt. Times are by the clock of Redis. Of several it is the
 // one that lasts longest.

@@ -21,7 +21,7 @@ func (c *DoctorCommand) flags() []cli.Flag { return c.liveCommand.flags() }
 // A diagnosis is the JSON of doctor.
 type diagnosis struct {
 	OK       bool     `json:"ok"`
-	Findings []string `json:"findings"`        // what is to be mended
+	Findings []string `json:"findings"`        // what to correct
 	Error    string   `json:"error,omitempty"` // why Redis could not be asked, or refuses its user
 	Warnings []string `json:"warnings"`        // of the policies
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -64,7 +63,7 @@ func (c *ExplainCommand) Run(ctx context.Context) error {
 	}
 	found := explained{Explanation: e}
 	if e.Line != nil {
-		if found.Used, err = usage.Top(ctx, server.Client, c.Prefix, e.Line.Policy, throttle.Requests, usersShown); err != nil {
+		if found.Used, err = usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: e.Line.Policy, Prefix: c.Prefix}); err != nil {
 			return err
 		}
 	}

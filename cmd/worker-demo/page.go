@@ -37,7 +37,7 @@ func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, ser
 		Asynqmon: asynqmon, Client: client, Control: store, Inspector: asynq.NewInspectorFromRedisClient(server.Client),
 		Limiter: limiter, Token: token,
 		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
-			return usage.Top(ctx, server.Client, prefix, policy, throttle.Requests, usersShown)
+			return usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: policy, Prefix: prefix})
 		},
 	})
 	if err != nil {

@@ -129,7 +129,7 @@ func (c *StatusCommand) states(ctx context.Context, client redis.UniversalClient
 			}
 		}
 		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
-		used, err := usage.Top(ctx, client, c.Prefix, p.Name, throttle.Requests, usersShown)
+		used, err := usage.Top(ctx, client, usage.TopOptions{Max: usersShown, Policy: p.Name, Prefix: c.Prefix})
 		if err != nil {
 			return nil, err
 		}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,12 +95,9 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	if err != nil {
 		return inputError{err}
 	}
-	if _, found, err := c.address(c.Env); err != nil || !found {
-		return badInput("%w", cmp.Or(err, errors.New("there is no Redis: --redis must be the URL of that of your workers")))
-	}
-	server, err := c.open(ctx, c.Env)
+	server, err := c.openWorkers(ctx, c.Env)
 	if err != nil {
-		return inputError{err}
+		return err
 	}
 	defer server.Close()
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.Prefix})

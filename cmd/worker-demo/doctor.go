@@ -81,10 +81,10 @@ func (c *DoctorCommand) check(ctx context.Context, policies []throttle.Policy) (
 
 func (c *DoctorCommand) print(d diagnosis) {
 	for _, finding := range d.Findings {
-		fmt.Fprintf(c.Stdout, "mend: %s\n", finding)
+		fmt.Fprintf(c.Stdout, "finding: %s\n", finding)
 	}
 	if d.Error != "" && len(d.Findings) == 0 {
-		fmt.Fprintf(c.Stdout, "mend: %s\n", d.Error)
+		fmt.Fprintf(c.Stdout, "finding: %s\n", d.Error)
 	}
 	for _, warning := range d.Warnings {
 		fmt.Fprintf(c.Stdout, "warning: %s\n", warning)

@@ -42,7 +42,7 @@ func (c *liveCommand) validate() error {
 	}
 	_, found, err := c.address(c.Env)
 	if err == nil && !found {
-		err = errors.New("there is no Redis: --redis must be the URL of that of your workers")
+		err = errNoRedis
 	}
 	return err
 }

@@ -33,14 +33,15 @@ func ExampleLimiter_Simulate() {
 	}
 	limiter, end := exampleLimiter(policy)
 	defer end()
-	for i := range 7 { // two are granted, and five wait
-		r := throttle.Request{Policy: "geocoder", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
-		if _, err := limiter.Reserve(context.Background(), r); err != nil {
-			log.Fatal(err)
-		}
+	var waiting []throttle.Request
+	for i := range 6 {
+		waiting = append(waiting, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
+	}
+	if _, err := limiter.Line("geocoder").Join(context.Background(), waiting); err != nil {
+		log.Fatal(err)
 	}
 	raised := policy.WithDefaults()
-	raised.Windows[0].Limit = 6
+	raised.Windows[0].Limit = 3
 	simulations, err := limiter.Simulate(context.Background(), policy, raised)
 	if err != nil {
 		log.Fatal(err)
@@ -49,6 +50,6 @@ func ExampleLimiter_Simulate() {
 		fmt.Println(s.Waiting, "waiting, the last starts in", s.Last.Sub(s.At).Round(time.Hour))
 	}
 	// Output:
-	// 5 waiting, the last starts in 3h0m0s
-	// 5 waiting, the last starts in 1h0m0s
+	// 6 waiting, the last starts in 2h0m0s
+	// 6 waiting, the last starts in 1h0m0s
 }

@@ -29,5 +29,4 @@ policies:
 	// github-api per-minute 20 1m0s
 	// github-api burst 5 3s
 	// policyfile: policies.yml:3: policy "api", window "burst": key "limits": is not known: did you mean "limit"?
-	// policyfile: policies.yml:3: policy "api", window "burst": limit is missing: must be 1 to 1000000000000
 }

@@ -41,8 +41,8 @@ func TestNginxNeverRefuses(t *testing.T) {
 		jitter time.Duration
 		zones  []throttletest.Zone
 	}{
-		{"two limits at once", 600, 200 * time.Millisecond, []throttletest.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}}},
-		{"a burst", 600, 300 * time.Millisecond, []throttletest.Zone{{Rate: 150, Burst: 60}}},
+		{"two limits at once", 300, 200 * time.Millisecond, []throttletest.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 100}}},
+		{"a burst", 300, 300 * time.Millisecond, []throttletest.Zone{{Rate: 150, Burst: 60}}},
 		{"no burst", 30, 10 * time.Millisecond, []throttletest.Zone{{Rate: 5}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -97,11 +97,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 		return resp.StatusCode
 	}
 
-	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := s.Client(s.Limiter)
 
 	var mu sync.Mutex
 	var first, last time.Time

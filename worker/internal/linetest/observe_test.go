@@ -39,7 +39,7 @@ func TestStartsAreObserved(t *testing.T) {
 		}
 		defer client.Close()
 		for range 3 {
-			if _, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)); err != nil {
+			if _, err := client.Enqueue(sitetest.AcmeTask()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -56,7 +56,7 @@ func TestStartsAreObserved(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+		s.Enqueue(sitetest.AcmeTask())
 		if got := <-starts; got.Waited != 0 || got.Late >= 0 {
 			t.Errorf("a task that never was in line: %+v", got)
 		}
@@ -101,7 +101,7 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 				})
 				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
 				c.Cut()
-				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+				s.Enqueue(sitetest.AcmeTask())
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
 				select {
 				case got := <-told:

@@ -59,7 +59,7 @@ func TestATickFiresOnce(t *testing.T) {
 
 // A batch is killed five times while it is enqueued, and has every task once, also those that have
 // run by then.
-func TestABatchThatIsKilledWhileItIsEnqueued(t *testing.T) {
+func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) { // a miniredis takes seconds for so many tasks
 		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, many())
@@ -85,7 +85,7 @@ func TestABatchThatIsKilledWhileItIsEnqueued(t *testing.T) {
 
 // A scheduler that was stopped for long, and goes on in the middle of a chunk whose tasks have run
 // by then, enqueues none of them again.
-func TestASchedulerThatGoesOnLate(t *testing.T) {
+func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 	each(t, many(), func(s *site) {
 		b := batch.Batch{Name: "late", Tasks: calls(30), Tenants: batch.List("a")}
 		s.serve(succeed)
@@ -171,7 +171,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 }
 
 // What waits does not start while a firing is paused, also what comes back. Then it goes on.
-func TestPauseResumeCancel(t *testing.T) {
+func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.Shared})
 		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
@@ -237,7 +237,7 @@ func TestPauseResumeCancel(t *testing.T) {
 }
 
 // A firing that is cancelled while a chunk of it is on its way ends, too.
-func TestCancelWhileAChunkIsOnItsWay(t *testing.T) {
+func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, many()...)
 		b := batch.Batch{Name: "b", Tasks: slow(calls(300)), Tenants: batch.List("acme")}
@@ -350,7 +350,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 }
 
 // All that is kept of a firing has the slot of its queue, and no call reaches across.
-func TestABatchOnARedisCluster(t *testing.T) {
+func TestABatchRunsOnARedisCluster(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, []throttle.Window{{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.Shared}})
 	b := batch.Batch{Name: "b", FinishBy: "1h", Late: batch.Trim, Tasks: calls(60), Tenants: batch.List("acme", "zeta")}

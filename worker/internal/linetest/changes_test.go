@@ -97,7 +97,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 }
 
 // Tasks whose policy is gone run when they come by themselves.
-func TestPolicyRemovedWhileTasksWait(t *testing.T) {
+func TestTasksOfARemovedPolicyRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
@@ -116,7 +116,7 @@ func TestPolicyRemovedWhileTasksWait(t *testing.T) {
 }
 
 // A tenant that becomes exempt while its tasks wait leaves nothing in the line.
-func TestExemptWhileTasksWait(t *testing.T) {
+func TestATenantThatBecomesExemptLeavesTheLine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(1, time.Minute))
@@ -132,7 +132,7 @@ func TestExemptWhileTasksWait(t *testing.T) {
 
 // Where a policy fails open, tasks that wait run when they come by themselves, and the places that
 // they leave behind while Redis is away are found to be empty.
-func TestFailOpenWhileTasksWait(t *testing.T) {
+func TestTasksThatWaitRunWhereAPolicyFailsOpen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := sitetest.Shared(1, 30*time.Second)

@@ -160,7 +160,7 @@ func TestWeightedTenantsShare(t *testing.T) {
 }
 
 // Four tenants, the last of weight 2, one of which has much waiting when the others come.
-func TestWeightedTenantsCome(t *testing.T) {
+func TestTenantsThatComeLaterWakeNobodyInVain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := sitetest.Shared(50, time.Second)
@@ -192,7 +192,7 @@ func TestWeightedTenantsCome(t *testing.T) {
 }
 
 // A client alone, whose process ends before any worker's begins, leaves a line that is found.
-func TestLineOfAClientAlone(t *testing.T) {
+func TestTheLineOfAClientAloneIsFound(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
@@ -216,7 +216,7 @@ func TestLineOfAClientAlone(t *testing.T) {
 }
 
 // Without any worker for a minute the line keeps its order, and drains at its rate afterwards.
-func TestWorkersStopped(t *testing.T) {
+func TestALineOutlastsAMinuteWithoutWorkers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(20, time.Second))
@@ -247,7 +247,7 @@ func TestWorkersStopped(t *testing.T) {
 
 // Tasks deleted with asynq's Inspector leave the line when their turn comes, and their room is for
 // the next.
-func TestDeletedTasksLeave(t *testing.T) {
+func TestDeletedTasksLeaveTheLine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(20, time.Second))

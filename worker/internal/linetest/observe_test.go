@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -33,11 +32,7 @@ func TestStartsAreObserved(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
 		starts := make(chan throttle.Start, 10)
 		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
-		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
+		client := s.Client(s.Limiter)
 		for range 3 {
 			if _, err := client.Enqueue(sitetest.AcmeTask()); err != nil {
 				t.Fatal(err)

@@ -64,7 +64,7 @@ func TestServersHearOfNews(t *testing.T) {
 }
 
 // Servers and clients may share a limiter. One that ends leaves the line to the others.
-func TestOneLimiterForAll(t *testing.T) {
+func TestServersAndClientsShareALimiter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(2, 2*time.Second))

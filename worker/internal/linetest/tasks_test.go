@@ -91,7 +91,7 @@ func TestATaskThatIsStillActiveIsPickedShortly(t *testing.T) {
 
 // While a queue is paused, the line goes on without those of its tasks that are called, and they
 // wake at most once in vain afterwards.
-func TestPausedQueue(t *testing.T) {
+func TestAPausedQueueHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(10, time.Second))
@@ -126,7 +126,7 @@ func TestPausedQueue(t *testing.T) {
 }
 
 // Tasks that asynq itself enqueues, or holds back, take their place when they are denied.
-func TestTasksOfAsynqsOwn(t *testing.T) {
+func TestTasksThatAsynqEnqueuesTakeTheirPlaces(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(10, 20*time.Second))
@@ -226,7 +226,7 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 
 // A task that really failed comes back after asynq's own delay, at the front of its tenant's
 // waiters; its retries are counted, and it ends in the archive.
-func TestFailedTaskComesBack(t *testing.T) {
+func TestAFailedTaskComesBackInFront(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(1, 10*time.Second))

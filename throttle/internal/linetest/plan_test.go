@@ -33,7 +33,6 @@ func TestPlansComeTrue(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 4, Period: s}
 	for name, p := range map[string]throttle.Policy{
 		"shared":   limitertest.Policy(limitertest.SharedWindow(20, s)),
-		"own":      limitertest.Policy(own),
 		"both":     limitertest.Policy(own, limitertest.SharedWindow(20, s)),
 		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
 		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.Shared}),

@@ -32,14 +32,6 @@ const (
 	Concurrency Algorithm = "concurrency"
 )
 
-// Bounds of a Concurrency window.
-const (
-	DefaultLease   = algorithm.DefaultLease   // 30 s
-	MinLease       = algorithm.MinLease       // 1 s
-	MaxLease       = algorithm.MaxLease       // 24 h
-	MaxConcurrency = algorithm.MaxConcurrency // 10,000
-)
-
 // algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
 var algorithms = map[Algorithm]*algorithm.Algorithm{
 	Sliding:     &algorithm.Sliding,

@@ -58,7 +58,11 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle":                    "http",
 		"throttle/internal/algorithm": "redis",
 		"throttle/internal/glob":      "redis",
+		"throttle/internal/plan":      "redis",
 		"worker/internal/dispatch":    "hibiken",
+		"worker/internal/outage":      "hibiken",
+		"internal/apitest":            "throttle",
+		"internal/servers":            "throttle",
 	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
 			if names(path, word) {

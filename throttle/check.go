@@ -2,20 +2,14 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle/internal/redischeck"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
-
-// clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
-const clockOffMax = time.Second
 
 // CheckRedis is the function CheckRedis for the Redis of the limiter. It also finds each command that
 // the user may not call, and has to. Then the error is ErrForbidden.
@@ -64,113 +58,10 @@ func ofRedis(ctx context.Context, err error) error {
 
 // CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each: its
 // version, its eviction policy, its role and its clock, and whether the client is of its kind. Of a
-// Cluster it looks at all primaries. What the server does not tell, or the user may not ask, is left
+// Cluster it looks at all primaries. What the server does not say, or the user may not ask, is left
 // out. The error is ErrUnavailable, ErrForbidden or the context's. It makes three calls: use it at the
 // start of a program.
 func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, error) {
-	var mu sync.Mutex
-	var findings []string
-	_, cluster := client.(*redis.ClusterClient)
-	check := func(ctx context.Context, client redis.UniversalClient, addr string) error {
-		found, err := checkServer(ctx, client, addr, cluster)
-		mu.Lock()
-		defer mu.Unlock()
-		findings = append(findings, found...)
-		return err
-	}
-	var err error
-	switch c := client.(type) {
-	case *redis.ClusterClient:
-		err = c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
-			return check(ctx, node, node.Options().Addr)
-		})
-		if err == nil {
-			findings = append(findings, checkTags(ctx, c)...)
-		}
-	case *redis.Client:
-		err = check(ctx, c, c.Options().Addr)
-	default:
-		err = check(ctx, c, "")
-	}
-	slices.Sort(findings)
+	findings, err := redischeck.Findings(ctx, client)
 	return findings, ofRedis(ctx, err)
-}
-
-// checkServer looks at one server, which may be part of the Cluster of a client. The error is not an
-// answer of Redis.
-func checkServer(ctx context.Context, client redis.UniversalClient, addr string, cluster bool) (findings []string, err error) {
-	find := func(format string, a ...any) {
-		findings = append(findings, strings.TrimSpace("redis "+addr)+": "+fmt.Sprintf(format, a...))
-	}
-	begun := time.Now()
-	at, err := client.Time(ctx).Result()
-	if unanswered(err) || isStranger(err) {
-		return nil, err
-	}
-	ended := time.Now()
-	switch { // the clock was read in between
-	case err != nil:
-	case at.After(ended.Add(clockOffMax)):
-		find("its clock is %v ahead of this machine's: must be within %v, or deadlines and expected starts are off by that",
-			at.Sub(ended).Round(time.Millisecond), clockOffMax)
-	case at.Before(begun.Add(-clockOffMax)):
-		find("its clock is %v behind this machine's: must be within %v, or deadlines and expected starts are off by that",
-			begun.Sub(at).Round(time.Millisecond), clockOffMax)
-	}
-	text, err := client.Info(ctx).Result()
-	if err != nil {
-		if unanswered(err) {
-			return findings, err
-		}
-		return findings, nil
-	}
-	info := map[string]string{}
-	for line := range strings.Lines(text) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			info[name] = value
-		}
-	}
-	if version := info["redis_version"]; tooOld(version) {
-		find("it is Redis %s: must be 6.2 or newer", version)
-	}
-	if policy := info["maxmemory_policy"]; policy != "" && policy != "noeviction" {
-		find("maxmemory-policy is %s: must be noeviction, or windows and waiting tasks are forgotten", policy)
-	}
-	if info["role"] == "slave" {
-		find("it is a replica: must be the primary, as every call writes")
-	}
-	if _, single := client.(*redis.Client); single && info["cluster_enabled"] == "1" && !cluster {
-		find("it is a node of a Cluster: the client must be that of a Cluster, such as redis.NewClusterClient")
-	}
-	return findings, nil
-}
-
-// tooOld reports whether a version is before 6.2. What is no version is not.
-func tooOld(version string) bool {
-	var major, minor int
-	n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor)
-	return n == 2 && (major < 6 || major == 6 && minor < 2)
-}
-
-// checkTags looks whether a Cluster heeds hash tags, by which all keys of a policy share a slot.
-func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
-	a, err := client.ClusterKeySlot(ctx, "{sluice}a").Result()
-	if err != nil {
-		return nil
-	}
-	if b, err := client.ClusterKeySlot(ctx, "{sluice}b").Result(); err == nil && a != b {
-		return []string{"redis: the Cluster ignores hash tags: must keep keys with the same {tag} in one slot"}
-	}
-	return nil
-}
-
-// isStranger reports whether Redis does not know the user: it refuses whatever that asks.
-func isStranger(err error) bool {
-	return err != nil && script.Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
-}
-
-// unanswered reports whether an error is none of Redis' own.
-func unanswered(err error) bool {
-	var answer redis.Error
-	return err != nil && !errors.As(err, &answer)
 }

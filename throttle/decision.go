@@ -76,41 +76,33 @@ type Decision struct {
 // A WindowState is the state of one window after a decision. As JSON it has its durations in seconds:
 // period_seconds and retry_in_seconds.
 type WindowState struct {
-	Algorithm Algorithm     // how the window counts
-	Burst     int64         // the most units that it holds at once: Limit, unless it is a GCRA window
-	Denied    bool          // the cost does not fit, or the upstream has paused the window
-	Limit     int64         // units per period, for this tenant
-	Name      string        // of the window
-	Period    time.Duration // 0 for Calendar and Concurrency
-	Remaining int64         // units below the limit, whatever a pause; at least 0
-	ResetsAt  time.Time     // when nothing counts any more, if nothing else is granted; zero by Line.Take
-	RetryIn   time.Duration // from Decision.At until the cost fits this window; 0 unless Denied
-	Scope     ScopeValue    // which count of the window this is
-	Unit      string        // what it counts
-	Used      int64         // units counted; above the limit after a cut, or by exempt tenants
+	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
+	Burst     int64         `json:"burst"`              // the most units that it holds at once: Limit, unless it is a GCRA window
+	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream has paused the window
+	Limit     int64         `json:"limit"`              // units per period, for this tenant
+	Name      string        `json:"name"`               // of the window
+	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
+	Remaining int64         `json:"remaining"`          // units below the limit, whatever a pause; at least 0
+	ResetsAt  time.Time     `json:"resets_at,omitzero"` // when nothing counts any more, if nothing else is granted; zero by Line.Take
+	RetryIn   time.Duration `json:"-"`                  // from Decision.At until the cost fits this window; 0 unless Denied
+	Scope     ScopeValue    `json:"scope"`              // which count of the window this is
+	Unit      string        `json:"unit"`               // what it counts
+	Used      int64         `json:"used"`               // units counted; above the limit after a cut, or by exempt tenants
 }
+
+// windowFields are those of a WindowState, without its methods.
+type windowFields WindowState
 
 // windowJSON is a WindowState as JSON.
 type windowJSON struct {
-	Algorithm Algorithm  `json:"algorithm"`
-	Burst     int64      `json:"burst"`
-	Denied    bool       `json:"denied"`
-	Limit     int64      `json:"limit"`
-	Name      string     `json:"name"`
-	Period    float64    `json:"period_seconds"`
-	Remaining int64      `json:"remaining"`
-	ResetsAt  time.Time  `json:"resets_at,omitzero"`
-	RetryIn   float64    `json:"retry_in_seconds"`
-	Scope     ScopeValue `json:"scope"`
-	Unit      string     `json:"unit"`
-	Used      int64      `json:"used"`
+	windowFields
+	Period  float64 `json:"period_seconds"`
+	RetryIn float64 `json:"retry_in_seconds"`
 }
 
-// MarshalJSON writes the names of the fields in lower case, with underscores.
+// MarshalJSON writes durations in seconds.
 func (w WindowState) MarshalJSON() ([]byte, error) {
-	return json.Marshal(windowJSON{
-		w.Algorithm, w.Burst, w.Denied, w.Limit, w.Name, w.Period.Seconds(), w.Remaining, w.ResetsAt, w.RetryIn.Seconds(), w.Scope, w.Unit, w.Used,
-	})
+	return json.Marshal(windowJSON{windowFields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
 }
 
 // UnmarshalJSON reads what MarshalJSON writes.
@@ -120,9 +112,8 @@ func (w *WindowState) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s*1e6)) * time.Microsecond }
-	*w = WindowState{
-		j.Algorithm, j.Burst, j.Denied, j.Limit, j.Name, seconds(j.Period), j.Remaining, j.ResetsAt, seconds(j.RetryIn), j.Scope, j.Unit, j.Used,
-	}
+	*w = WindowState(j.windowFields)
+	w.Period, w.RetryIn = seconds(j.Period), seconds(j.RetryIn)
 	return nil
 }
 
@@ -151,6 +142,7 @@ func (d Decision) EarliestReset() time.Duration {
 const (
 	ByPause = "(pause)" // a pause by the upstream
 	ByLine  = "(line)"  // tickets that wait before it, or the limiter itself
+	BySlots = "(slots)" // in an Explanation: servers have no free handler slot
 )
 
 // DeniedBy returns the name of the window that denied for longest, ByPause or ByLine. It is empty if

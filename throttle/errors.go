@@ -19,8 +19,8 @@ var (
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
 	// ErrForbidden is the class of errors by which Redis does not know the user, or does not let it
-	// call what the limiter needs. They are of the class ErrUnavailable, too. The user's rights are to
-	// be mended: see docs/howto/lock-down-redis.md.
+	// call what the limiter needs. They are of the class ErrUnavailable, too. Grant the user its
+	// rights: see docs/howto/lock-down-redis.md.
 	ErrForbidden = errors.New("throttle: redis refuses its user")
 
 	// ErrState is the class of errors by which a value in Redis cannot be read: it has a newer format,

@@ -13,9 +13,6 @@ import (
 // maxAhead is how many tenants before a ticket an Explanation names.
 const maxAhead = 10
 
-// BySlots is what Explanation.DeniedBy says where servers have no free handler slot.
-const BySlots = "(slots)"
-
 // An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are of
 // RFC 3339, and durations are seconds.
 type Explanation struct {
@@ -40,11 +37,11 @@ type Explanation struct {
 	Of    int64 `json:"of,omitempty"`
 
 	// StartsAt is when it is expected to start, StartsAtLeast and StartsAtMost are the bounds: see
-	// Place.StartsIn. ToldAtMost is the upper bound that was told when it joined.
+	// Place.StartsIn. JoinedAtMost is the upper bound as it was when the ticket joined.
 	StartsAt      time.Time `json:"starts_at,omitzero"`
 	StartsAtLeast time.Time `json:"starts_at_least,omitzero"`
 	StartsAtMost  time.Time `json:"starts_at_most,omitzero"`
-	ToldAtMost    time.Time `json:"told_at_most,omitzero"`
+	JoinedAtMost  time.Time `json:"joined_at_most,omitzero"`
 
 	// DeniedBy is the name of the window that holds it up for longest, behind all that goes before it;
 	// or ByPause, ByLine or BySlots. It is empty if the ticket can start now.
@@ -64,7 +61,7 @@ type Explanation struct {
 	There int64 `json:"there,omitempty"`
 }
 
-// Explain tells why a ticket waits for a policy. It changes nothing, and its cost does not depend on
+// Explain returns why a ticket waits for a policy. It changes nothing, and its cost does not depend on
 // how many others wait. Errors are Reserve's.
 func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explanation, error) {
 	e := Explanation{At: time.Now(), Policy: policy, Ticket: t}
@@ -93,7 +90,7 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
-	e.Class, e.Joined, e.ToldAtMost = classOf(r.Class == Batch), time.UnixMicro(script.JoinedAt(record.Rank)), time.UnixMicro(record.Start)
+	e.Class, e.Joined, e.JoinedAtMost = classOf(r.Class == Batch), time.UnixMicro(script.JoinedAt(record.Rank)), time.UnixMicro(record.Start)
 	flows, err := l.runner.FlowsOf(ctx, cp.line, []string{record.Flow})
 	if err != nil {
 		return classify(ctx, cp.Name, err)
@@ -166,7 +163,7 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 		}
 		rows = append(rows, r)
 	}
-	err = p.tell(ctx, rows)
+	err = p.fill(ctx, rows)
 	e.Ahead = p.tenants
 	return err
 }

@@ -11,24 +11,24 @@ import (
 // A TenantOverride replaces settings of one tenant in a policy, until a time. Zero fields keep what
 // the policy, or the TenantFunc, says.
 type TenantOverride struct {
-	By      string              // who has set it
-	Exempt  *bool               // whether the tenant is exempt
-	Policy  string              // its name
-	Tenant  string              // its name
-	Until   time.Time           // when it ends, by the clock of Redis
-	Weight  float64             // above 0 and at most 1e6
-	Why     string              // the reason
-	Windows map[string]Override // by names of windows whose scope contains the tenant
+	By      string              `json:"by"`                // who has set it
+	Exempt  *bool               `json:"exempt,omitempty"`  // whether the tenant is exempt
+	Policy  string              `json:"policy"`            // its name
+	Tenant  string              `json:"tenant"`            // its name
+	Until   time.Time           `json:"until,omitzero"`    // when it ends, by the clock of Redis
+	Weight  float64             `json:"weight,omitempty"`  // above 0 and at most 1e6
+	Why     string              `json:"why"`               // the reason
+	Windows map[string]Override `json:"windows,omitempty"` // by names of windows whose scope contains the tenant
 }
 
 // An OperatorPause stops grants of a policy, or to one tenant of it, until a time. Exempt tenants
 // are stopped too. Tickets in line keep their places.
 type OperatorPause struct {
-	By     string    // who has set it
-	Policy string    // its name
-	Tenant string    // "" for all
-	Until  time.Time // when it ends, by the clock of Redis
-	Why    string    // the reason
+	By     string    `json:"by"`               // who has set it
+	Policy string    `json:"policy"`           // its name
+	Tenant string    `json:"tenant,omitempty"` // "" for all
+	Until  time.Time `json:"until,omitzero"`   // when it ends, by the clock of Redis
+	Why    string    `json:"why"`              // the reason
 }
 
 // Interventions are what operators have put in force for a while.

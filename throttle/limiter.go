@@ -52,11 +52,11 @@ type Config struct {
 	// The default is slog.Default().
 	Logger *slog.Logger
 
-	// Name is how others know this process: a pause says who was told the refusal. It is at most
+	// Name is how others know this process: a pause says who reported the refusal. It is at most
 	// MaxNameBytes. The default is the host's name, "/" and the process ID.
 	Name string
 
-	// Observer is told what the limiter does. The default tells nobody.
+	// Observer has functions that the limiter calls for what it does. The default has none.
 	Observer Observer
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
@@ -71,9 +71,6 @@ type Config struct {
 	// nil, finds none.
 	Tenants TenantFunc
 }
-
-// MaxNameBytes bounds Config.Name.
-const MaxNameBytes = 128
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 

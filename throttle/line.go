@@ -183,36 +183,24 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 // Calls that wait in place are left out, and a ticket may come twice. Use it before Leave, to find
 // tickets whose work no longer exists. Errors are Take's and those of do.
 func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
-	cp, err := n.limiter.findLine(n.name, true)
-	if err != nil {
-		return err
-	}
-	var own error // of do
-	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids []string) error {
-		tickets := make([]Ticket, len(ids))
-		for i := range ids {
-			tickets[i] = Ticket{Queue: queues[i], ID: ids[i]}
-		}
-		own = do(tickets)
-		return own
-	})
-	if err != nil && own == nil {
-		return classify(ctx, cp.Name, err)
-	}
-	return own
+	return n.tickets(ctx, func(string) bool { return true }, do)
 }
 
 // TicketsOf is Tickets for those of one tenant. It looks at all tickets in line.
 func (n *Line) TicketsOf(ctx context.Context, tenant string, do func([]Ticket) error) error {
+	return n.tickets(ctx, func(of string) bool { return of == tenant }, do)
+}
+
+func (n *Line) tickets(ctx context.Context, wanted func(tenant string) bool, do func([]Ticket) error) error {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
 	}
 	var own error // of do
-	err = n.limiter.runner.TicketsWith(ctx, cp.line, func(queues, ids, flows []string) error {
+	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids, flows []string) error {
 		var tickets []Ticket
 		for i := range ids {
-			if r, _ := cp.requestOf(flows[i], ""); r.Tenant == tenant {
+			if r, _ := cp.requestOf(flows[i], ""); wanted(r.Tenant) {
 				tickets = append(tickets, Ticket{Queue: queues[i], ID: ids[i]})
 			}
 		}

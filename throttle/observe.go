@@ -14,7 +14,7 @@ type Observed struct {
 }
 
 // observed returns the windows by which a policy counts that only observes. A denied request would
-// be charged later than now. Sliding and fixed windows cannot tell of that: they would count what is
+// be charged later than now. Sliding and fixed windows cannot show that: they would count what is
 // over the limit once, and forget it after a period. As GCRA windows they are virtual queues, which
 // drain at the rate of the limit.
 func observed(windows []Window) []Window {

@@ -3,15 +3,12 @@ package throttle
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/plan"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
-
-// MaxPlan is how far ahead a plan looks.
-const MaxPlan = 400 * 24 * time.Hour
 
 // A Demand is equal requests that are to wait in line, or do so already.
 type Demand struct {
@@ -77,43 +74,55 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 	if len(demands) == 0 {
 		return Plan{At: time.Now(), Finish: Finish{Known: true}}, nil
 	}
-	s, err := n.snapshot(ctx, cp, demands)
+	l, err := n.simulation(ctx, cp, demands)
 	if err != nil {
 		return Plan{}, err
 	}
 	if !o.From.IsZero() {
-		s.from = max(s.now, o.From.UnixMicro())
+		l.From = max(l.Now, o.From.UnixMicro())
 	}
 	if !o.By.IsZero() {
-		s.by = o.By.UnixMicro()
+		l.By = o.By.UnixMicro()
 	}
-	s.open = o.Open
-	s.run()
+	l.Open = o.Open
+	l.Run()
 	finishes := make([]Finish, len(demands))
 	for i := range demands {
-		finishes[i] = s.finish(i)
+		finishes[i] = finishOf(l.Start(i))
 	}
-	return PlanOf(time.UnixMicro(s.now), finishes), nil
+	return PlanOf(time.UnixMicro(l.Now), finishes), nil
+}
+
+// finishOf returns when a demand is expected to start.
+func finishOf(s plan.Start) Finish {
+	f := Finish{By: int(s.By), Known: s.Known}
+	if s.Known {
+		f.Last = time.UnixMicro(s.Last)
+	}
+	if s.HeldBy != nil {
+		f.SlotsBind, f.Window = s.HeldBy.Slots, s.HeldBy.Name
+	}
+	return f
 }
 
 // PlanOf returns the plan of all demands whose finishes are known, such as those of several lines.
 func PlanOf(at time.Time, demands []Finish) Plan {
-	plan := Plan{At: at, Finish: Finish{Known: true}, Demands: demands}
+	p := Plan{At: at, Finish: Finish{Known: true}, Demands: demands}
 	for _, f := range demands {
-		plan.By += f.By
-		plan.Known = plan.Known && f.Known
-		if f.Last.After(plan.Last) {
-			plan.Last, plan.SlotsBind, plan.Window = f.Last, f.SlotsBind, f.Window
+		p.By += f.By
+		p.Known = p.Known && f.Known
+		if f.Last.After(p.Last) {
+			p.Last, p.SlotsBind, p.Window = f.Last, f.SlotsBind, f.Window
 		}
 	}
-	if !plan.Known {
-		plan.Last, plan.SlotsBind, plan.Window = time.Time{}, false, ""
+	if !p.Known {
+		p.Last, p.SlotsBind, p.Window = time.Time{}, false, ""
 	}
-	return plan
+	return p
 }
 
-// snapshot reads what a simulation starts from.
-func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Demand) (*simulation, error) {
+// simulation reads what a simulation starts from.
+func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Demand) (*plan.Line, error) {
 	operations := make([]*operation, len(demands))
 	asks := make([]script.Request, len(demands))
 	for i, d := range demands {
@@ -136,40 +145,42 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
-	s := newSimulation(cp)
+	l := plan.New(cp.BatchShare)
 	for i, a := range answers {
 		if a.Err != nil {
 			return nil, classify(ctx, cp.Name, a.Err)
 		}
-		s.now = max(s.now, a.At)
-		s.opens = max(s.opens, a.Pause.Open)
-		s.know(operations[i], a)
+		l.Now = max(l.Now, a.At)
+		l.Opens = max(l.Opens, a.Pause.Open)
+		for j, w := range a.Windows {
+			operations[i].simulated(l, j, w, a.At)
+		}
 	}
-	s.from = s.now
+	l.From, l.End = l.Now, l.Now+MaxPlan.Microseconds()
 	waiting, err := n.limiter.runner.Standing(ctx, cp.line)
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
+	rates := map[string]bool{} // by queue
+	joined := map[*plan.Flow]int64{}
 	for i, d := range demands {
-		if _, known := s.slots[d.Queue]; !known {
-			rate, err := n.limiter.runner.SlotRate(ctx, cp.line, d.Queue, s.now)
+		if !rates[d.Queue] {
+			rate, err := n.limiter.runner.SlotRate(ctx, cp.line, d.Queue, l.Now)
 			if err != nil {
 				return nil, classify(ctx, cp.Name, err)
 			}
-			s.setSlots(d.Queue, rate)
+			l.SetSlots(d.Queue, rate)
+			rates[d.Queue] = true
 		}
 		o := operations[i]
-		f, w := s.flow(o, o.flow(d.Queue, o.request), d.Queue), &work{demand: i, left: int64(d.Count), costs: o.costs}
-		f.works, s.works = append(f.works, w), append(s.works, w)
-		f.joined += int64(d.Joined)
+		f := o.simulatedFlow(l, o.flow(d.Queue, o.request), d.Queue)
+		l.Demand(f, int64(d.Count), o.costs)
+		joined[f] += int64(d.Joined)
 	}
 	for name, standing := range waiting {
-		r, ok := cp.requestOf(name, "")
-		if !ok || standing.Tickets == 0 {
-			continue // of other scopes than the policy has now
-		}
-		for unit, units := range standing.Units {
-			r.Cost[unit] = algorithm.CeilDiv(units, standing.Tickets)
+		r, ok := cp.standingRequest(name, standing)
+		if !ok {
+			continue
 		}
 		t, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {
@@ -179,11 +190,61 @@ func (n *Line) snapshot(ctx context.Context, cp *compiledPolicy, demands []Deman
 		if err != nil || o.checkCosts() != nil {
 			continue
 		}
-		f := s.flow(o, name, r.Ticket.Queue)
-		if before := standing.Tickets - f.joined; before > 0 {
-			f.works = slices.Insert(f.works, 0, &work{demand: -1, left: before, costs: o.costs})
+		f := o.simulatedFlow(l, name, r.Ticket.Queue)
+		if before := standing.Tickets - joined[f]; before > 0 {
+			f.Before(before, o.costs)
 		}
-		f.waits = true
+		f.InLine = true
 	}
-	return s, nil
+	return l, nil
+}
+
+// standingRequest returns one of the tickets of a flow, as they cost on average. It returns false if
+// none waits, or by other scopes than the policy has now.
+func (cp *compiledPolicy) standingRequest(flow string, s script.Standing) (Request, bool) {
+	r, ok := cp.requestOf(flow, "")
+	if !ok || s.Tickets == 0 {
+		return r, false
+	}
+	for unit, units := range s.Units {
+		r.Cost[unit] = algorithm.CeilDiv(units, s.Tickets)
+	}
+	return r, true
+}
+
+// simulated returns a window of the request in a simulation, which has counted what the answer says;
+// nil if simulations leave it out.
+func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, now int64) *plan.Window {
+	w, a := o.windows[i], o.algorithms[i]
+	if a.Simulate == nil {
+		return nil
+	}
+	return l.Window(o.keys[o.scopeOf[i]]+" "+w.Name, func() *plan.Window {
+		made := &plan.Window{
+			Simulated: a.Simulate(w.numbers(), counted.Used, now, counted.Resets),
+			Limit:     float64(a.Capacity(w.numbers())), Name: w.Name, Place: i, Shared: w.Scope == Shared,
+		}
+		if w.Algorithm != GCRA {
+			made.Period = w.Period
+		}
+		return made
+	})
+}
+
+// simulatedFlow returns the flow of that name in a simulation.
+func (o *operation) simulatedFlow(l *plan.Line, name, queue string) *plan.Flow {
+	return l.Flow(name, queue, func() *plan.Flow {
+		f := &plan.Flow{Batch: o.request.Class == Batch, Weight: float64(o.weight()) / 1000}
+		for i := range o.windows {
+			w := o.simulated(l, i, script.WindowAnswer{Resets: l.Now}, l.Now)
+			switch {
+			case w == nil || o.tenant.Exempt:
+			case w.Shared:
+				f.Shared = append(f.Shared, w)
+			default:
+				f.Own = append(f.Own, w)
+			}
+		}
+		return f
+	})
 }

@@ -205,9 +205,6 @@ func (set *policySet) lines() []string {
 	return names
 }
 
-// MaxShards bounds Policy.Shards.
-const MaxShards = 64
-
 // lineName returns the name of the line in which tickets of a tenant wait, which is also the hash
 // tag of the tenant's windows. Names of policies hold no slash. The number of shards is in it:
 // tenants that come from another shard would find counts there that are not theirs alone.
@@ -248,9 +245,6 @@ func PolicyOf(line string) string {
 	policy, _, _ := strings.Cut(line, "/")
 	return policy
 }
-
-// MaxGlobBytes bounds a glob in Policy.Match.
-const MaxGlobBytes = 1024
 
 // A GlobOverlap is a pair of policies that match the same task type.
 type GlobOverlap struct {

@@ -1,37 +1,21 @@
 package throttle
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// Bounds of a policy, all inclusive.
 const (
-	MinPeriod     = time.Millisecond
-	MaxPeriod     = algorithm.MaxPeriod // 366 days
-	MaxLimit      = algorithm.MaxLimit  // 10^12
-	MaxWindows    = 32
-	MaxAttributes = 8
-	MaxValueBytes = 512 // of a tenant's name or any other attribute's value
+	// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says
+	// otherwise.
+	Requests = "requests"
+
+	// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows
+	// count by it unless Window.Scope says otherwise.
+	TenantAttribute = "tenant"
 )
-
-// Bounds and default of Policy.BatchShare.
-const (
-	MinBatchShare     = 0.001
-	MaxBatchShare     = 0.5
-	DefaultBatchShare = 0.05
-)
-
-// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows count
-// by it unless Window.Scope says otherwise.
-const TenantAttribute = "tenant"
-
-// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says
-// otherwise.
-const Requests = "requests"
 
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
 // all of them. Limiters copy the policies that they are given.
@@ -71,7 +55,7 @@ type Policy struct {
 	// first refusal. The default, 0, has no limit.
 	MaxRefusedWait time.Duration
 
-	// Mode says whether the policy denies, or only tells what it would deny. The default is
+	// Mode says whether the policy denies, or only reports what it would deny. The default is
 	// ModeEnforce.
 	Mode Mode
 
@@ -168,8 +152,8 @@ type Tenant struct {
 // An Override replaces numbers of a window for one tenant. Zero fields keep the window's numbers. A
 // Burst that is the window's default follows the Limit.
 type Override struct {
-	Burst int64
-	Limit int64
+	Burst int64 `json:"burst,omitempty"`
+	Limit int64 `json:"limit,omitempty"`
 }
 
 // An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where
@@ -236,7 +220,7 @@ const (
 	// ModeEnforce denies what does not fit.
 	ModeEnforce Mode = "enforce"
 
-	// ModeObserve grants every request, and tells by Decision.Observed what would be denied, and for
+	// ModeObserve grants every request, and reports in Decision.Observed what would be denied, and for
 	// how long. Work of the policy is counted as if it had waited in a queue of its own for each count
 	// of a window: Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What
 	// waits when the mode begins starts at once. Pauses by operators hold all the same.
@@ -265,43 +249,25 @@ const (
 
 // WithDefaults returns a copy with every default written out.
 func (w Window) WithDefaults() Window {
-	if w.Algorithm == "" {
-		w.Algorithm = Sliding
-	}
+	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, Sliding), cmp.Or(w.Unit, Requests)
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
 		n := w.numbers()
 		a.Defaults(&n)
 		w.Anchor, w.Burst, w.Lease, w.Timezone = Anchor(n.Anchor), n.Burst, n.Lease, n.Timezone
-	}
-	if w.Unit == "" {
-		w.Unit = Requests
 	}
 	return w
 }
 
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {
-	if p.Adapt == "" {
-		p.Adapt = AdaptFull
-	}
-	if p.BatchShare == 0 {
-		p.BatchShare = DefaultBatchShare
-	}
-	if p.Fail == "" {
-		p.Fail = FailClosed
-	}
-	if p.Failover == "" {
-		p.Failover = FailoverFast
-	}
-	if p.Mode == "" {
-		p.Mode = ModeEnforce
-	}
-	if p.Requeue == "" {
-		p.Requeue = RequeueWhenFits
-	}
-	if p.Shards == 0 {
-		p.Shards = 1
-	}
+	p.Adapt = cmp.Or(p.Adapt, AdaptFull)
+	p.BatchShare = cmp.Or(p.BatchShare, DefaultBatchShare)
+	p.Fail = cmp.Or(p.Fail, FailClosed)
+	p.Failover = cmp.Or(p.Failover, FailoverFast)
+	p.MaxPause = cmp.Or(p.MaxPause, DefaultMaxPause)
+	p.Mode = cmp.Or(p.Mode, ModeEnforce)
+	p.Requeue = cmp.Or(p.Requeue, RequeueWhenFits)
+	p.Shards = cmp.Or(p.Shards, 1)
 	p.Match = slices.Clone(p.Match)
 	windows := make([]Window, len(p.Windows))
 	for i, w := range p.Windows {
@@ -314,9 +280,6 @@ func (p Policy) WithDefaults() Policy {
 			p.Upstream = UpstreamTenant
 		}
 	}
-	if p.MaxPause == 0 {
-		p.MaxPause = DefaultMaxPause
-	}
 	tenants := make(map[string]Tenant, len(p.Tenants))
 	for name, t := range p.Tenants {
 		tenants[name] = t.withDefaults()
@@ -326,27 +289,17 @@ func (p Policy) WithDefaults() Policy {
 }
 
 func (t Tenant) withDefaults() Tenant {
-	if t.Weight == 0 {
-		t.Weight = 1
-	}
+	t.Weight = cmp.Or(t.Weight, 1)
 	t.Windows = maps.Clone(t.Windows)
 	return t
 }
 
 // apply returns the window with the tenant's own limits.
 func (t Tenant) apply(w Window) Window {
-	o, ok := t.Windows[w.Name]
-	if !ok {
-		return w
+	o := t.Windows[w.Name]
+	if o.Burst == 0 && w.Burst == w.Limit { // the default
+		o.Burst = o.Limit
 	}
-	if o.Limit != 0 {
-		if o.Burst == 0 && w.Burst == w.Limit { // the default
-			w.Burst = o.Limit
-		}
-		w.Limit = o.Limit
-	}
-	if o.Burst != 0 {
-		w.Burst = o.Burst
-	}
+	w.Burst, w.Limit = cmp.Or(o.Burst, w.Burst), cmp.Or(o.Limit, w.Limit)
 	return w
 }

@@ -18,7 +18,7 @@ const (
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	if l.policies.Load().byLine[cp.line] != cp {
 		if next < 0 {
-			if waiting, err := l.runner.Waiting(ctx, cp.line); err == nil && !waiting {
+			if waiting, err := l.runner.CountTickets(ctx, cp.line); err == nil && waiting == 0 {
 				cp.drained.Store(true)
 			}
 		}

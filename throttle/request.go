@@ -2,9 +2,6 @@ package throttle
 
 import "time"
 
-// MaxKeyBytes bounds Request.Key.
-const MaxKeyBytes = 64
-
 // A Request asks one policy for capacity. Limiters do not change it.
 type Request struct {
 	// Attributes are the values that scopes count by besides the tenant, such as {"user": "bob",

@@ -10,26 +10,22 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/plan"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each with its
-// other attributes, queue and class. It takes those of the rest for empty.
-const MaxSimulated = 10_000
-
-// A Backlog is when all that waits for a policy would be done, if nothing else comes. Times are by the
+// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are by the
 // clock of Redis.
-type Backlog struct {
-	At      time.Time       `json:"at"` // of the state that it starts from
-	Policy  string          `json:"policy"`
-	Waiting int64           `json:"waiting"`
-	Finish                  // of all
-	Tenants []TenantBacklog `json:"tenants"` // those with most tickets first
+type Simulation struct {
+	At      time.Time          `json:"at"` // of the state that it starts from
+	Policy  string             `json:"policy"`
+	Waiting int64              `json:"waiting"`
+	Finish                     // of all
+	Tenants []TenantSimulation `json:"tenants"` // those with most tickets first
 }
 
-// A TenantBacklog is when all that waits of one tenant would be done.
-type TenantBacklog struct {
+// A TenantSimulation is when all that waits of one tenant would be done.
+type TenantSimulation struct {
 	Tenant  string `json:"tenant"`
 	Waiting int64  `json:"waiting"`
 	Finish
@@ -43,8 +39,8 @@ type TenantBacklog struct {
 //
 // It reads all tenants that wait in pages, and what their windows have counted by a call for each 64.
 // Errors are Reserve's, and a *PolicyError of a variant.
-func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, error) {
-	backlogs := make([]Backlog, len(variants))
+func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulation, error) {
+	backlogs := make([]Simulation, len(variants))
 	snapshots := map[string][]*snapshot{} // by policy, and by its lines
 	for i, v := range variants {
 		lines, err := l.linesOf(v.Name)
@@ -67,8 +63,8 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, 
 				snapshots[v.Name] = append(snapshots[v.Name], s)
 			}
 		}
-		b := Backlog{At: time.Now(), Policy: v.Name}
-		var all []TenantBacklog
+		b := Simulation{At: time.Now(), Policy: v.Name}
+		var all []TenantSimulation
 		for j, cp := range shards {
 			s := snapshots[v.Name][j]
 			some, err := s.run(ctx, l, cp)
@@ -85,9 +81,9 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Backlog, 
 }
 
 // sum puts together what is of one tenant.
-func (b *Backlog) sum(all []TenantBacklog) {
+func (b *Simulation) sum(all []TenantSimulation) {
 	finishes := map[string][]Finish{}
-	tenants := map[string]TenantBacklog{}
+	tenants := map[string]TenantSimulation{}
 	every := make([]Finish, len(all))
 	for i, t := range all {
 		every[i] = t.Finish
@@ -97,12 +93,12 @@ func (b *Backlog) sum(all []TenantBacklog) {
 		tenants[t.Tenant] = sum
 		b.Waiting += t.Waiting
 	}
-	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantBacklog{}
+	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantSimulation{}
 	for name, t := range tenants {
 		t.Finish = PlanOf(b.At, finishes[name]).Finish
 		b.Tenants = append(b.Tenants, t)
 	}
-	slices.SortFunc(b.Tenants, func(x, y TenantBacklog) int {
+	slices.SortFunc(b.Tenants, func(x, y TenantSimulation) int {
 		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
 	})
 }
@@ -132,12 +128,9 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 	var asks []script.Request
 	for _, name := range slices.Sorted(maps.Keys(waiting)) {
 		f := waiting[name]
-		r, ok := cp.requestOf(name, "")
-		if !ok || f.Tickets == 0 || strings.HasPrefix(name, "!") {
-			continue // of other scopes than the policy has now, or a call that waits in place
-		}
-		for unit, units := range f.Units {
-			r.Cost[unit] = algorithm.CeilDiv(units, f.Tickets)
+		r, ok := cp.standingRequest(name, f)
+		if !ok || strings.HasPrefix(name, "!") {
+			continue // a call that waits in place
 		}
 		s.flows = append(s.flows, standingFlow{name: name, request: r, tickets: f.Tickets})
 		if len(asks) < MaxSimulated {
@@ -175,27 +168,24 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 }
 
 // run simulates the snapshot by a variant of its policy.
-func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantBacklog, error) {
-	sim := newSimulation(cp)
-	sim.now, sim.from = s.now, s.now
+func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantSimulation, error) {
+	sim := plan.New(cp.BatchShare)
+	sim.Now, sim.From, sim.End = s.now, s.now, s.now+MaxPlan.Microseconds()
 	for queue, rate := range s.slots {
-		sim.setSlots(queue, rate)
+		sim.SetSlots(queue, rate)
 	}
-	backlogs := make([]TenantBacklog, len(s.flows))
+	backlogs := make([]TenantSimulation, len(s.flows))
 	demands := make([]int, len(s.flows)) // -1: it never fits
 	for i, f := range s.flows {
 		r := f.request
-		backlogs[i] = TenantBacklog{Tenant: r.Tenant, Waiting: f.tickets}
+		backlogs[i] = TenantSimulation{Tenant: r.Tenant, Waiting: f.tickets}
 		demands[i] = -1
 		t, err := l.tenant(ctx, cp, r.Tenant)
 		if err != nil {
 			return nil, err
 		}
-		for unit := range r.Cost {
-			if !slices.Contains(cp.units, unit) {
-				delete(r.Cost, unit)
-			}
-		}
+		r.Cost = maps.Clone(r.Cost) // other variants may count other units
+		maps.DeleteFunc(r.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
 		o, err := cp.newOperation(r, t)
 		if err != nil { // a scope of the variant needs attributes that its tickets do not have
 			return nil, fmt.Errorf("throttle: policy %q cannot be simulated: %w", cp.Name, err)
@@ -206,33 +196,31 @@ func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]T
 			continue
 		}
 		s.know(sim, o, f.answer)
-		demands[i] = len(sim.works)
-		w := &work{demand: demands[i], left: f.tickets, costs: o.costs}
-		flow := sim.flow(o, f.name, r.Ticket.Queue)
-		flow.works, flow.waits = append(flow.works, w), true
-		sim.works = append(sim.works, w)
+		flow := o.simulatedFlow(sim, f.name, r.Ticket.Queue)
+		flow.InLine = true
+		demands[i] = sim.Demand(flow, f.tickets, o.costs)
 	}
-	sim.run()
+	sim.Run()
 	for i, demand := range demands {
 		if demand >= 0 {
-			backlogs[i].Finish = sim.finish(demand)
+			backlogs[i].Finish = finishOf(sim.Start(demand))
 		}
 	}
 	return backlogs, nil
 }
 
 // know makes the windows of a variant as those of the policy in force have counted.
-func (s *snapshot) know(sim *simulation, o *operation, a *script.Answer) {
+func (s *snapshot) know(sim *plan.Line, o *operation, a *script.Answer) {
 	if a == nil {
 		return
 	}
 	if a.Pause.Open > s.now {
-		sim.opens = max(sim.opens, a.Pause.Open)
+		sim.Opens = max(sim.Opens, a.Pause.Open)
 	}
 	for i, w := range o.windows {
 		for j, known := range s.policy.Windows {
 			if known.Name == w.Name && known.Algorithm == w.Algorithm && known.Scope == w.Scope {
-				sim.window(o, i, w, a.Windows[j].Used, s.now, a.Windows[j].Resets)
+				o.simulated(sim, i, a.Windows[j], s.now)
 			}
 		}
 	}

@@ -10,17 +10,11 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Bounds and default of StateRequest.Limit.
-const (
-	DefaultStatePage = 50
-	MaxStatePage     = 500
-)
-
 // servedWithin is how long a queue counts as served after a server asked: as in
 // internal/script/lua/line.lua.
 const servedWithin = time.Minute
 
-// A StateRequest says what Limiter.State is to tell.
+// A StateRequest says what Limiter.State returns.
 type StateRequest struct {
 	// After is PolicyState.Next of the page before. The default is the first page.
 	After string
@@ -92,7 +86,7 @@ type TenantState struct {
 	Adapted   *Adapted      `json:"adapted,omitempty"`
 }
 
-// State tells how a policy stands, with a page of the tenants that wait. It changes nothing. The cost
+// State returns how a policy stands, with a page of the tenants that wait. It changes nothing. The cost
 // of a page does not depend on how many tenants and tickets wait: it is a few commands, and one call
 // of a script for each 64 tenants. Of a page, tenants with most tickets come first.
 //
@@ -241,7 +235,7 @@ func classOf(batch bool) Class {
 }
 
 // perSecond returns what windows have granted in a second, lately, by the shortest one of requests
-// that tells; 0 if none does.
+// that says so; 0 if none does.
 func perSecond(windows []WindowState, at time.Time) float64 {
 	rate, shortest := 0.0, time.Duration(0)
 	for _, w := range windows {

@@ -44,7 +44,7 @@ func (p *page) read(ctx context.Context, cursor uint64, n int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := p.tell(ctx, rows); err != nil {
+	if err := p.fill(ctx, rows); err != nil {
 		return 0, err
 	}
 	slices.SortStableFunc(p.tenants, func(a, b TenantState) int {
@@ -117,8 +117,8 @@ func (p *page) row(ctx context.Context, flows []script.Standing) (*row, error) {
 	return r, nil
 }
 
-// tell asks about the flows of rows, and makes states of the answers.
-func (p *page) tell(ctx context.Context, rows []*row) error {
+// fill asks about the flows of rows, and makes states of the answers.
+func (p *page) fill(ctx context.Context, rows []*row) error {
 	var flows []script.Standing
 	var asks []script.Request
 	var of []*row

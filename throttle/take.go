@@ -9,9 +9,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// MaxTake bounds the tickets that one Line.Take returns.
-const MaxTake = 64
-
 // TakeOptions are the options of Line.Take.
 type TakeOptions struct {
 	Queues []string // to take from, the most important first; without any, Take does nothing

@@ -17,33 +17,27 @@ const (
 	maxRamp = time.Minute
 )
 
-// DefaultMaxPause is the default of Policy.MaxPause.
-const DefaultMaxPause = time.Hour
-
-// MaxCauseBytes bounds the cause of a pause.
-const MaxCauseBytes = 128
-
-// DefaultPause is how long a policy that does not adapt pauses if the upstream does not say.
-const DefaultPause = time.Second
-
 // A Pause is the effect of a refusal by the upstream, or of a pause by hand: nothing is granted until
 // Until, and then gradually more until OpensAt. Times are by the clock of Redis. Of several it is the
 // one that lasts longest.
 type Pause struct {
-	At      time.Time `json:"at"`       // when the limiter was told
-	By      string    `json:"by"`       // which limiter was told: Config.Name
+	At      time.Time `json:"at"`       // when it was reported
+	By      string    `json:"by"`       // which limiter reported it: Config.Name, or who set it by hand
 	ByHand  bool      `json:"by_hand"`  // by Limiter.Pause, and not by a refusal
-	Cause   string    `json:"cause"`    // what was told, such as "429"; empty if nothing was
+	Cause   string    `json:"cause"`    // what refused, such as "429"; empty if that is unknown
 	OpensAt time.Time `json:"opens_at"` // from which the gradual opening is over; Until, if the policy adapts
 	Tenant  string    `json:"tenant"`   // whose call was refused; empty if it had no tenant
 	Until   time.Time `json:"until"`    // before which nothing is granted
 }
 
-// Describe says what the pause means at a time, and who told it, such as "paused until 14:02:10 UTC
-// by the upstream's 429 to acme, told by worker-7".
+// Describe says what the pause means at a time, and who reported or set it, such as "paused until
+// 14:02:10 UTC by the upstream's 429 to acme, told by worker-7".
 func (p *Pause) Describe(at time.Time) string {
 	text := p.describe(at)
-	if p.By != "" {
+	switch {
+	case p.By != "" && p.ByHand:
+		text += ", set by " + printable(p.By)
+	case p.By != "":
 		text += ", told by " + printable(p.By)
 	}
 	return text

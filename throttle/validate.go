@@ -48,47 +48,37 @@ var (
 // set have their defaults.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
+	for _, check := range []struct {
+		valid bool
+		field string
+		value any
+		hint  string
+	}{
+		{nameShape.MatchString(p.Name), "name", p.Name, nameHint},
+		{slices.Contains(adapts, p.Adapt), "adapt", string(p.Adapt), `must be "off", "spread" or "full"`},
+		{p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare, // NaN is not
+			"batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare)},
+		{p.Fail == FailClosed || p.Fail == FailOpen, "fail", string(p.Fail), `must be "closed" or "open"`},
+		{p.Failover == FailoverFast || p.Failover == FailoverStrict, "failover", string(p.Failover), `must be "fast" or "strict"`},
+		{p.Failover == FailoverFast || p.Fail == FailClosed, "failover", string(p.Failover), `must be "fast" with "fail: open"`},
+		{p.Mode == ModeEnforce || p.Mode == ModeObserve, "mode", string(p.Mode), `must be "enforce" or "observe"`},
+		{p.Requeue == RequeueWhenFits || p.Requeue == RequeueEarliestReset,
+			"requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`},
+		{p.Shards >= 1 && p.Shards <= MaxShards, "shards", p.Shards, fmt.Sprintf("must be 1 to %d", MaxShards)},
+		{p.Upstream == UpstreamTenant || p.Upstream == UpstreamShared, "upstream", string(p.Upstream), `must be "tenant" or "shared"`},
+		{p.MaxPause >= time.Millisecond && p.MaxPause <= MaxPeriod && p.MaxPause%time.Microsecond == 0,
+			"max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod)},
+		{p.MaxRefusals >= 0 && p.MaxRefusals <= MaxLimit,
+			"max_refusals", p.MaxRefusals, fmt.Sprintf("must be 1 to %d, or left out for no limit", int64(MaxLimit))},
+		{p.MaxRefusedWait >= 0 && p.MaxRefusedWait <= MaxPeriod,
+			"max_refused_wait", p.MaxRefusedWait, fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod)},
+	} {
+		if !check.valid {
+			return &PolicyError{Policy: p.Name, Field: check.field, Value: check.value, Hint: check.hint}
+		}
+	}
 	bad := func(field string, value any, hint string) error {
 		return &PolicyError{Policy: p.Name, Field: field, Value: value, Hint: hint}
-	}
-	if !nameShape.MatchString(p.Name) {
-		return bad("name", p.Name, nameHint)
-	}
-	if !slices.Contains(adapts, p.Adapt) {
-		return bad("adapt", string(p.Adapt), `must be "off", "spread" or "full"`)
-	}
-	if !(p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare) { // NaN is not
-		return bad("batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare))
-	}
-	if p.Fail != FailClosed && p.Fail != FailOpen {
-		return bad("fail", string(p.Fail), `must be "closed" or "open"`)
-	}
-	switch {
-	case p.Failover != FailoverFast && p.Failover != FailoverStrict:
-		return bad("failover", string(p.Failover), `must be "fast" or "strict"`)
-	case p.Failover == FailoverStrict && p.Fail == FailOpen:
-		return bad("failover", string(p.Failover), `must be "fast" with "fail: open"`)
-	}
-	if p.Mode != ModeEnforce && p.Mode != ModeObserve {
-		return bad("mode", string(p.Mode), `must be "enforce" or "observe"`)
-	}
-	if p.Requeue != RequeueWhenFits && p.Requeue != RequeueEarliestReset {
-		return bad("requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`)
-	}
-	if p.Shards < 1 || p.Shards > MaxShards {
-		return bad("shards", p.Shards, fmt.Sprintf("must be 1 to %d", MaxShards))
-	}
-	if p.Upstream != UpstreamTenant && p.Upstream != UpstreamShared {
-		return bad("upstream", string(p.Upstream), `must be "tenant" or "shared"`)
-	}
-	if p.MaxPause < time.Millisecond || p.MaxPause > MaxPeriod || p.MaxPause%time.Microsecond != 0 {
-		return bad("max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
-	}
-	if p.MaxRefusals < 0 || p.MaxRefusals > MaxLimit {
-		return bad("max_refusals", p.MaxRefusals, fmt.Sprintf("must be 1 to %d, or left out for no limit", int64(MaxLimit)))
-	}
-	if p.MaxRefusedWait < 0 || p.MaxRefusedWait > MaxPeriod {
-		return bad("max_refused_wait", p.MaxRefusedWait, fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod))
 	}
 	for i, glob := range p.Match {
 		if glob == "" {

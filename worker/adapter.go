@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // Config configures how tasks are throttled. Its functions may be called at every attempt of a
@@ -73,8 +74,8 @@ type Adapter struct {
 	attempts  *attempts
 	config    Config
 	identify  identify
-	outages   *outages
-	silence   silence // of the limiter
+	outages   *outage.Log
+	silence   outage.Silence // of the limiter
 	sweeper   sweeper
 	unmatched *unmatched
 
@@ -113,7 +114,7 @@ func NewAdapter(c Config) (*Adapter, error) {
 	ad := &Adapter{
 		config:          c,
 		identify:        identify{c.Attributes, c.Cost, c.Tenant},
-		outages:         newOutages(c.Logger),
+		outages:         outage.NewLog(c.Logger),
 		shutdownTimeout: shutdownTimeout,
 		sweeper:         sweeper{limiter: c.Limiter},
 		unmatched:       &unmatched{logger: c.Logger, rejected: c.Unmatched == UnmatchedReject},
@@ -168,13 +169,13 @@ func (ad *Adapter) dispatcher() *dispatch.Dispatcher {
 	ad.serve.Do(func() {
 		c := ad.serving
 		c.Answered = func(line string, at time.Time) {
-			ad.outages.decided()
-			ad.outages.clockAt(line, at)
+			ad.outages.Decided()
+			ad.outages.ClockAt(line, at)
 		}
 		c.Asynq = ad.asynq.Load()
 		c.Failed = func(line string, err error) {
 			info, _ := ad.config.Limiter.Lookup(line)
-			ad.outages.failed(err, append(ofLine(line), "fails", string(info.Fail))...)
+			ad.outages.Failed(err, append(outage.OfLine(line), "fails", string(info.Fail))...)
 		}
 		c.Limiter = dispatch.Lines(ad.config.Limiter)
 		c.Match = ad.match

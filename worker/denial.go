@@ -97,7 +97,7 @@ func (ad *Adapter) mark(a *attempt) string {
 // unavailable returns the denial of a task about which the limiter could not decide: it fails
 // closed. The task may have joined the line all the same.
 func (ad *Adapter) unavailable(a *attempt, r throttle.Request, cause error) error {
-	ad.outages.failed(cause, "policy", r.Policy, "fails", "closed")
+	ad.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
 	ad.undecided(r, cause)
 	return ad.attempts.deny(a, newUnavailable(r, cause), ad.markIfJoining(a, r))
 }

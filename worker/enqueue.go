@@ -148,7 +148,7 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 	if !ok {
 		return false, nil
 	}
-	request, err := c.identify.request(policy.Name, e.task)
+	request, err := c.requestBy(ctx, policy, e.task, opts)
 	if err != nil {
 		return false, err
 	}
@@ -160,17 +160,30 @@ func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option,
 		case backlog:
 			e.request.Backlog = o.value.(int)
 		case class:
-			caught.class = o.value.(throttle.Class)
-			e.request.Class = caught.class
+			caught.class = e.request.Class
 		}
-	}
-	if err := c.limiter.Check(ctx, e.request); isInvalid(err) {
-		return false, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 	}
 	caught.join = policy.Requeue != throttle.RequeueEarliestReset
 	_, caught.member = asynqredis.MembersOf(ctx)
 	caught.backlog, caught.maxWait = e.request.Backlog > 0, max(0, e.request.MaxWait)
 	return true, nil
+}
+
+// requestBy returns what the task asks of a policy. Of the options it knows Class.
+func (c *Client) requestBy(ctx context.Context, policy throttle.PolicyInfo, task *asynq.Task, opts []asynq.Option) (throttle.Request, error) {
+	request, err := c.identify.request(policy.Name, task)
+	if err != nil {
+		return throttle.Request{}, err
+	}
+	for _, o := range opts {
+		if o, ok := o.(class); ok {
+			request.Class = o.value.(throttle.Class)
+		}
+	}
+	if err := c.limiter.Check(ctx, request); isInvalid(err) {
+		return throttle.Request{}, fmt.Errorf("worker: task type %q: %w", task.Type(), err)
+	}
+	return request, nil
 }
 
 // store stores tasks of one queue, and returns those that were.

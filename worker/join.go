@@ -111,7 +111,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 			requests[i] = e.request
 		}
 		var some []throttle.Place
-		err := c.silence.bound(ctx, c.timeout, func(ctx context.Context) (err error) {
+		err := c.silence.Bound(ctx, c.timeout, func(ctx context.Context) (err error) {
 			some, err = c.placesInTime(ctx, line, requests)
 			return err
 		})

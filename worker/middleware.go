@@ -17,6 +17,9 @@ import (
 // were taken. An older grant is given back and reserved again.
 const startWithin = 100 * time.Millisecond
 
+// decideTimeout bounds how long a task waits for the limiter in its handler slot.
+const decideTimeout = 2 * time.Second
+
 // Middleware returns the middleware that throttles. Put it outermost: a middleware around it
 // sees denials as errors, and runs at every attempt.
 //
@@ -102,11 +105,11 @@ func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Han
 		ad.outOfTime(ctx, request, d)
 		return waits
 	case d.FailedOpen != nil:
-		ad.outages.failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		ad.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
-		ad.outages.decided()
-		ad.outages.clockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
-		ad.outages.clockAhead(d.Policy, d.At)
+		ad.outages.Decided()
+		ad.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+		ad.outages.ClockAhead(d.Policy, d.At)
 	}
 	if d.Granted {
 		ad.attempts.allow(a)
@@ -142,7 +145,7 @@ func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Reques
 	return r, nil
 }
 
-// wasTaken tells whether the task comes from the line. A pending one may have been denied before.
+// wasTaken reports whether the task comes from the line. A pending one may have been denied before.
 func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decision.Queued }
 
 // processUnmatched runs a task whose type no policy matches, or returns the error by which it
@@ -175,11 +178,11 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 			return err
 		}
 	}
-	err = ad.silence.bound(ctx, decideTimeout, ask)
+	err = ad.silence.Bound(ctx, decideTimeout, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
-		if tell := ad.config.Limiter.Observer().Decided; tell != nil {
-			tell(d)
+		if report := ad.config.Limiter.Observer().Decided; report != nil {
+			report(d)
 		}
 		return d, nil
 	}
@@ -202,7 +205,7 @@ const parkMargin = time.Second
 // Asynq would fail the task when its own time limit ends. Shortly before, it is put back by our
 // connection, so that asynq does not find it any more.
 func (ad *Adapter) park(ctx context.Context, ref asynqredis.Ref, policy string) error {
-	ad.outages.failed(errOtherConnection, "policy", policy, "fails", "closed")
+	ad.outages.Failed(errOtherConnection, "policy", policy, "fails", "closed")
 	if limit, ok := ctx.Deadline(); ok {
 		select {
 		case <-time.After(time.Until(limit) - parkMargin):
@@ -210,7 +213,7 @@ func (ad *Adapter) park(ctx context.Context, ref asynqredis.Ref, policy string) 
 			defer cancel()
 			at := limit.Add(asynqredis.LeaseFor) // asynq may repeat its call until then
 			if err := ad.asynq.Load().Restore(call, ref.Queue, "", []string{ref.ID}, at); err != nil {
-				ad.outages.failed(fmt.Errorf("%w: putting task %s back: %w", errOtherConnection, ref.ID, err), "policy", policy)
+				ad.outages.Failed(fmt.Errorf("%w: putting task %s back: %w", errOtherConnection, ref.ID, err), "policy", policy)
 			}
 		case <-ctx.Done():
 		}
@@ -222,7 +225,7 @@ func (ad *Adapter) park(ctx context.Context, ref asynqredis.Ref, policy string) 
 // outOfTime gives back what was granted to a task whose time ran out before it could start.
 func (ad *Adapter) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		ad.outages.failed(errOutOfTime, "fails", "closed")
+		ad.outages.Failed(errOutOfTime, "fails", "closed")
 		ad.undecided(r, errOutOfTime)
 	}
 	if d.Granted {
@@ -244,10 +247,10 @@ func isInvalid(err error) bool {
 // serverKey is the key of the adapter in the contexts of its server.
 type serverKey struct{}
 
-// started tells the limiter's observer that a task's handler is about to be called.
+// started reports to the limiter's observer that a task's handler is about to be called.
 func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
-	tell := ad.config.Limiter.Observer().Started
-	if tell == nil {
+	report := ad.config.Limiter.Observer().Started
+	if report == nil {
 		return
 	}
 	s := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
@@ -257,7 +260,7 @@ func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
 			s.Late = max(0, time.Since(grant.Due))
 		}
 	}
-	tell(s)
+	report(s)
 }
 
 // undecided reports a task that is requeued because the limiter could not decide.

@@ -50,19 +50,7 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
 	}
-	request, err := c.identify.request(policy.Name, task)
-	if err != nil {
-		return throttle.Request{}, err
-	}
-	for _, o := range opts {
-		if o, ok := o.(class); ok {
-			request.Class = o.value.(throttle.Class)
-		}
-	}
-	if err := c.limiter.Check(context.Background(), request); isInvalid(err) {
-		return throttle.Request{}, fmt.Errorf("worker: task type %q: %w", task.Type(), err)
-	}
-	return request, nil
+	return c.requestBy(context.Background(), policy, task, opts)
 }
 
 // PlanDemands is Plan for tasks whose requests are known: RequestOf. Demand.Queue is asynq's.

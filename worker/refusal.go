@@ -62,7 +62,7 @@ func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
-		ad.outages.failed(err, "policy", e.calls.Request.Policy)
+		ad.outages.Failed(err, "policy", e.calls.Request.Policy)
 	}
 }
 

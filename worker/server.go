@@ -41,7 +41,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 }
 
 // NewServerFromRedisClient is NewServer for a client that stays the caller's to close, after
-// Shutdown. Adapter.RedisClient tells which clients can be shared.
+// Shutdown. Adapter.RedisClient says which clients can be shared.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
 	if client == nil {
 		return nil, errNoClient

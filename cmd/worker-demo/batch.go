@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,12 +95,9 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	if err != nil {
 		return inputError{err}
 	}
-	if _, found, err := c.address(c.Env); err != nil || !found {
-		return badInput("%w", cmp.Or(err, errors.New("there is no Redis: --redis must be the URL of that of your workers")))
-	}
-	server, err := c.open(ctx, c.Env)
+	server, err := c.openWorkers(ctx, c.Env)
 	if err != nil {
-		return inputError{err}
+		return err
 	}
 	defer server.Close()
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.Prefix})
@@ -132,7 +128,7 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		return c.tell(ctx, scheduler, status)
+		return c.print(ctx, scheduler, status)
 	}
 	return c.follow(ctx, scheduler, f, verb)
 }
@@ -212,7 +208,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		}
 		if status.HasEnded() || slices.Contains(batchVerbs[verb].done, status.State) {
 			p.end()
-			return c.tell(ctx, s, status)
+			return c.print(ctx, s, status)
 		}
 		p.show(status)
 		select {
@@ -222,7 +218,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 	}
 }
 
-// A batchProgress tells how a firing goes on: as a bar on a terminal, elsewhere as a line from time
+// A batchProgress shows how a firing goes on: as a bar on a terminal, elsewhere as a line from time
 // to time.
 type batchProgress struct {
 	bar   *progressbar.ProgressBar

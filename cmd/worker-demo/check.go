@@ -180,13 +180,9 @@ type (
 		Timezone  string             `json:"timezone,omitempty"`
 	}
 	checkedTenant struct {
-		Weight  float64                    `json:"weight"`
-		Exempt  bool                       `json:"exempt"`
-		Windows map[string]checkedOverride `json:"windows"`
-	}
-	checkedOverride struct {
-		Burst int64 `json:"burst,omitempty"`
-		Limit int64 `json:"limit,omitempty"`
+		Exempt  bool                         `json:"exempt"`
+		Weight  float64                      `json:"weight"`
+		Windows map[string]throttle.Override `json:"windows"`
 	}
 )
 
@@ -206,11 +202,10 @@ func describe(policies []throttle.Policy) checked {
 			})
 		}
 		for name, t := range p.Tenants {
-			own := map[string]checkedOverride{}
-			for window, o := range t.Windows {
-				own[window] = checkedOverride(o)
+			if t.Windows == nil {
+				t.Windows = map[string]throttle.Override{}
 			}
-			c.Tenants[name] = checkedTenant{Weight: t.Weight, Exempt: t.Exempt, Windows: own}
+			c.Tenants[name] = checkedTenant(t)
 		}
 		out.Policies = append(out.Policies, c)
 	}

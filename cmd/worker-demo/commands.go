@@ -123,7 +123,7 @@ func (m *Main) command() *cli.Command {
 	for _, c := range root.Commands {
 		describeCommand(c, help(c.Name))
 		if c.Name == "limits" {
-			for _, verb := range c.Commands { // its help tells of them
+			for _, verb := range c.Commands { // its help describes them
 				describeCommand(verb, help(c.Name))
 			}
 		}
@@ -195,7 +195,7 @@ func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	return badInput("%s: %s", text, see)
 }
 
-// A durationValue is a flag that is a duration, and tells who forgot the unit what to write.
+// A durationValue is a flag that is a duration. Its errors say what to write for one without a unit.
 type durationValue struct{ d *time.Duration }
 
 func (v durationValue) Get() any { return *v.d }

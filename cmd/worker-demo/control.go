@@ -78,12 +78,9 @@ func (c *controlFlags) connect(ctx context.Context) (controlDesk, error) {
 	if err := c.redisFlags.validate(); err != nil {
 		return controlDesk{}, inputError{err}
 	}
-	if _, found, err := c.address(c.Env); err != nil || !found {
-		return controlDesk{}, badInput("%w", cmp.Or(err, errors.New("there is no Redis: --redis must be the URL of that of your workers")))
-	}
-	server, err := c.open(ctx, c.Env)
+	server, err := c.openWorkers(ctx, c.Env)
 	if err != nil {
-		return controlDesk{}, inputError{err}
+		return controlDesk{}, err
 	}
 	store, err := control.NewStore(server.Client, c.Prefix)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -82,7 +83,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `tenant "acme" of api has no override any more`)
 		says(run("limits", "clear", "api", "acme", "--why", "done"), `had no override`)
 		says(look("limits", "log"), "resume")
-		var log []changeJSON
+		var log []control.Change
 		e = look("limits", "log", "--json", "--last", "3")
 		if err := json.Unmarshal([]byte(e.stdout), &log); err != nil || len(log) != 3 || log[0].What != "clear" || log[2].Tenant != "zeta" {
 			t.Errorf("%v:\n%s", err, e.stdout)

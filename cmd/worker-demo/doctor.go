@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// DoctorCommand tells whether a Redis is set up for workers.
+// DoctorCommand says whether a Redis is set up for workers.
 type DoctorCommand struct {
 	liveCommand
 }
@@ -21,7 +21,7 @@ func (c *DoctorCommand) flags() []cli.Flag { return c.liveCommand.flags() }
 // A diagnosis is the JSON of doctor.
 type diagnosis struct {
 	OK       bool     `json:"ok"`
-	Findings []string `json:"findings"`        // what is to be mended
+	Findings []string `json:"findings"`        // what to correct
 	Error    string   `json:"error,omitempty"` // why Redis could not be asked, or refuses its user
 	Warnings []string `json:"warnings"`        // of the policies
 }
@@ -55,7 +55,7 @@ func (c *DoctorCommand) Run(ctx context.Context) error {
 		c.print(d)
 	}
 	if !d.OK {
-		return errJobsFailed // it is told already
+		return errJobsFailed // the findings say so
 	}
 	return nil
 }
@@ -81,10 +81,10 @@ func (c *DoctorCommand) check(ctx context.Context, policies []throttle.Policy) (
 
 func (c *DoctorCommand) print(d diagnosis) {
 	for _, finding := range d.Findings {
-		fmt.Fprintf(c.Stdout, "mend: %s\n", finding)
+		fmt.Fprintf(c.Stdout, "finding: %s\n", finding)
 	}
 	if d.Error != "" && len(d.Findings) == 0 {
-		fmt.Fprintf(c.Stdout, "mend: %s\n", d.Error)
+		fmt.Fprintf(c.Stdout, "finding: %s\n", d.Error)
 	}
 	for _, warning := range d.Warnings {
 		fmt.Fprintf(c.Stdout, "warning: %s\n", warning)

@@ -23,7 +23,7 @@ type dryRunReport struct {
 	Windows       []forecast.Bound `json:"windows"`
 }
 
-// dryRun tells how long the jobs take at best that are not done by --out. It asks no Redis.
+// dryRun says how long the jobs take at best that are not done by --out. It asks no Redis.
 func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []throttle.Policy) error {
 	if _, _, err := c.address(c.Env); err != nil {
 		return inputError{err}

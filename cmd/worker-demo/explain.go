@@ -8,12 +8,11 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
 
-// ExplainCommand tells why one task waits.
+// ExplainCommand says why one task waits.
 type ExplainCommand struct {
 	liveCommand
 
@@ -62,19 +61,19 @@ func (c *ExplainCommand) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	told := explained{Explanation: e}
+	found := explained{Explanation: e}
 	if e.Line != nil {
-		if told.Used, err = usage.Top(ctx, server.Client, c.Prefix, e.Line.Policy, throttle.Requests, usersShown); err != nil {
+		if found.Used, err = usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: e.Line.Policy, Prefix: c.Prefix}); err != nil {
 			return err
 		}
 	}
 	if c.json {
-		err = show.JSON(c.Stdout, told)
+		err = show.JSON(c.Stdout, found)
 	} else {
-		_, err = fmt.Fprintln(c.Stdout, told)
+		_, err = fmt.Fprintln(c.Stdout, found)
 	}
 	if err == nil && e.State == "" {
-		err = errJobsFailed // it is told already
+		err = errJobsFailed // the answer says so
 	}
 	return err
 }

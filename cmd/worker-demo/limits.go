@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,7 +32,7 @@ type LimitsCommand struct {
 func (c *LimitsCommand) command() *cli.Command {
 	c.Version, c.Last = -1, 20
 	verb := func(name, usage string, flags []cli.Flag, run cli.ActionFunc) *cli.Command {
-		return &cli.Command{Name: name, Usage: usage, Flags: flags, Action: run, Hidden: true} // the help tells of it
+		return &cli.Command{Name: name, Usage: usage, Flags: flags, Action: run, Hidden: true} // the help describes it
 	}
 	return &cli.Command{
 		Name: "limits", Usage: "show and change limits while programs run", ArgsUsage: "get|publish|set|override|clear|log",
@@ -68,44 +69,14 @@ func (c *LimitsCommand) command() *cli.Command {
 	}
 }
 
-// The JSON of "limits get --json".
-type (
-	inForce struct {
-		At        string          `json:"at"`
-		Version   int64           `json:"version"`
-		Policies  []checkedPolicy `json:"policies"`
-		Overrides []overrideJSON  `json:"overrides"`
-		Pauses    []pauseJSON     `json:"pauses"`
-	}
-	overrideJSON struct {
-		Policy  string                     `json:"policy"`
-		Tenant  string                     `json:"tenant"`
-		Until   string                     `json:"until"`
-		By      string                     `json:"by"`
-		Why     string                     `json:"why"`
-		Exempt  *bool                      `json:"exempt,omitempty"`
-		Weight  float64                    `json:"weight,omitempty"`
-		Windows map[string]checkedOverride `json:"windows,omitempty"`
-	}
-	pauseJSON struct {
-		Policy string `json:"policy"`
-		Tenant string `json:"tenant,omitempty"`
-		Until  string `json:"until"`
-		By     string `json:"by"`
-		Why    string `json:"why"`
-	}
-	changeJSON struct {
-		At      string `json:"at"`
-		ID      string `json:"id"`
-		Who     string `json:"who"`
-		Why     string `json:"why"`
-		What    string `json:"what"`
-		Policy  string `json:"policy,omitempty"`
-		Tenant  string `json:"tenant,omitempty"`
-		Text    string `json:"text,omitempty"`
-		Version int64  `json:"version"`
-	}
-)
+// inForce is the JSON of "limits get --json".
+type inForce struct {
+	At        time.Time                 `json:"at"`
+	Version   int64                     `json:"version"`
+	Policies  []checkedPolicy           `json:"policies"`
+	Overrides []throttle.TenantOverride `json:"overrides"`
+	Pauses    []throttle.OperatorPause  `json:"pauses"`
+}
 
 func (c *LimitsCommand) get(ctx context.Context, cmd *cli.Command) error {
 	if cmd.NArg() > 1 {
@@ -127,7 +98,10 @@ func (c *LimitsCommand) get(ctx context.Context, cmd *cli.Command) error {
 		}
 	}
 	if c.json {
-		return show.JSON(c.Stdout, stateJSON(state))
+		return show.JSON(c.Stdout, inForce{
+			At: state.At.UTC(), Version: state.Version, Policies: describe(state.Policies).Policies,
+			Overrides: append([]throttle.TenantOverride{}, state.Overrides...), Pauses: append([]throttle.OperatorPause{}, state.Pauses...),
+		})
 	}
 	switch {
 	case state.PoliciesErr != nil:
@@ -167,43 +141,10 @@ func (c *LimitsCommand) get(ctx context.Context, cmd *cli.Command) error {
 func onlyOf(s control.State, policy string) control.State {
 	one := control.State{PoliciesErr: s.PoliciesErr, Version: s.Version}
 	one.At = s.At
-	for _, p := range s.Policies {
-		if p.Name == policy {
-			one.Policies = append(one.Policies, p)
-		}
-	}
-	for _, o := range s.Overrides {
-		if o.Policy == policy {
-			one.Overrides = append(one.Overrides, o)
-		}
-	}
-	for _, p := range s.Pauses {
-		if p.Policy == policy {
-			one.Pauses = append(one.Pauses, p)
-		}
-	}
+	one.Policies = slices.DeleteFunc(s.Policies, func(p throttle.Policy) bool { return p.Name != policy })
+	one.Overrides = slices.DeleteFunc(s.Overrides, func(o throttle.TenantOverride) bool { return o.Policy != policy })
+	one.Pauses = slices.DeleteFunc(s.Pauses, func(p throttle.OperatorPause) bool { return p.Policy != policy })
 	return one
-}
-
-func stateJSON(s control.State) inForce {
-	out := inForce{
-		At: s.At.UTC().Format(time.RFC3339Nano), Version: s.Version, Policies: describe(s.Policies).Policies,
-		Overrides: []overrideJSON{}, Pauses: []pauseJSON{},
-	}
-	for _, o := range s.Overrides {
-		own := map[string]checkedOverride{}
-		for window, numbers := range o.Windows {
-			own[window] = checkedOverride(numbers)
-		}
-		out.Overrides = append(out.Overrides, overrideJSON{
-			Policy: o.Policy, Tenant: o.Tenant, Until: o.Until.UTC().Format(time.RFC3339), By: o.By, Why: o.Why,
-			Exempt: o.Exempt, Weight: o.Weight, Windows: own,
-		})
-	}
-	for _, p := range s.Pauses {
-		out.Pauses = append(out.Pauses, pauseJSON{Policy: p.Policy, Tenant: p.Tenant, Until: p.Until.UTC().Format(time.RFC3339), By: p.By, Why: p.Why})
-	}
-	return out
 }
 
 func (c *LimitsCommand) publish(ctx context.Context, cmd *cli.Command) error {
@@ -383,14 +324,7 @@ func (c *LimitsCommand) log(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if c.json {
-		list := []changeJSON{}
-		for _, e := range changes {
-			list = append(list, changeJSON{
-				At: e.At.UTC().Format(time.RFC3339Nano), ID: e.ID, Who: e.Who, Why: e.Why, What: e.What,
-				Policy: e.Policy, Tenant: e.Tenant, Text: e.Text, Version: e.Version,
-			})
-		}
-		return show.JSON(c.Stdout, list)
+		return show.JSON(c.Stdout, append([]control.Change{}, changes...))
 	}
 	t := show.Table(c.Stdout)
 	fmt.Fprintln(t, "AT\tWHAT\tPOLICY\tTENANT\tCHANGE\tBY\tWHY")

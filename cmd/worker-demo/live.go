@@ -42,7 +42,7 @@ func (c *liveCommand) validate() error {
 	}
 	_, found, err := c.address(c.Env)
 	if err == nil && !found {
-		err = errors.New("there is no Redis: --redis must be the URL of that of your workers")
+		err = errNoRedis
 	}
 	return err
 }
@@ -66,7 +66,7 @@ func (c *liveCommand) connect(ctx context.Context) (*redisconn.Server, *throttle
 	return server, limiter, nil
 }
 
-// intervene has what operators have put in force hold for what is told.
+// intervene applies what operators have put in force.
 func (c *liveCommand) intervene(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter) {
 	if store, err := control.NewStore(server.Client, c.Prefix); err == nil {
 		if state, err := store.State(ctx); err == nil {

@@ -21,7 +21,7 @@ import (
 const tokenVariable = "SLUICE_PAGE_TOKEN"
 
 // servePage serves the page of a limiter at an address such as localhost:8080, until the context ends
-// or stop is called. It tells on stderr where. The prefix is the limiter's. Who knows the token in the
+// or stop is called. It says on stderr where. The prefix is the limiter's. Who knows the token in the
 // environment may change something.
 func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, server *redisconn.Server, limiter *throttle.Limiter) (stop func(), err error) {
 	token, _ := m.Env(tokenVariable)
@@ -37,7 +37,7 @@ func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, ser
 		Asynqmon: asynqmon, Client: client, Control: store, Inspector: asynq.NewInspectorFromRedisClient(server.Client),
 		Limiter: limiter, Token: token,
 		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
-			return usage.Top(ctx, server.Client, prefix, policy, throttle.Requests, usersShown)
+			return usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: policy, Prefix: prefix})
 		},
 	})
 	if err != nil {

@@ -158,7 +158,7 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 // to 10 s.
 func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, progress *drain.Progress) error {
 	inspector := asynq.NewInspectorFromRedisClient(client)
-	told := false
+	warned := false
 	for end := time.Now().Add(15 * time.Second); ; {
 		servers, err := inspector.Servers()
 		if err != nil {
@@ -172,8 +172,8 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 		if time.Now().After(end) {
 			return badInput("queue %q: process %d on %s works on it: let it end, or use another --queue", queue, other.PID, other.Host)
 		}
-		if !told {
-			told = true
+		if !warned {
+			warned = true
 			progress.Say("process %d on %s worked on these jobs up to now: waiting until it is known to be gone", other.PID, other.Host)
 		}
 		select {
@@ -184,7 +184,7 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 	}
 }
 
-// report tells people and, if they asked, machines how it went.
+// report says how it went: to people and, if they asked, to machines.
 func (c *RunCommand) report(s drain.Summary) error {
 	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %.2f wakes a job, %d denials", s.Jobs, s.Succeeded, s.Failed, s.DrainSeconds, s.WakesPerJob, s.Denials)
 	if s.RedisCallsPerJob != nil {

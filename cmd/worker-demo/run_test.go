@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
-	"net"
 	"os"
 	"reflect"
 	"strings"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -97,23 +96,14 @@ func sameResult(a, b jobs.Result) bool {
 	return started && reflect.DeepEqual(a, b)
 }
 
-// closedPort is the address of a port that nobody listens on, nor on the one 10,000 above. Outgoing
-// connections do not get one as low as these.
+// closedPort is the address of a port that nobody listens on.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	for range 100 {
-		port := 10_000 + rand.IntN(10_000)
-		if addr := fmt.Sprint("127.0.0.1:", port); closed(addr) && closed(fmt.Sprint("127.0.0.1:", port+10_000)) {
-			return addr
-		}
+	port, err := servers.FreePort()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("of 100 ports none is free")
-	return ""
-}
-
-func closed(addr string) bool {
-	l, err := net.Listen("tcp", addr)
-	return err == nil && l.Close() == nil
+	return fmt.Sprint("127.0.0.1:", port)
 }
 
 // manyJobs are n lines for two tenants, whose ids and paths are /0, /1, ...

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// SimulateCommand tells when the backlog of a policy would be done by other limits or weights.
+// SimulateCommand says when the backlog of a policy would be done by other limits or weights.
 type SimulateCommand struct {
 	liveCommand
 
@@ -36,8 +36,8 @@ func (c *SimulateCommand) flags() []cli.Flag {
 
 // A simulated is the JSON of simulate.
 type simulated struct {
-	Now throttle.Backlog `json:"now"` // by the policy as it is
-	If  throttle.Backlog `json:"if"`  // by the changed one
+	Now throttle.Simulation `json:"now"` // by the policy as it is
+	If  throttle.Simulation `json:"if"`  // by the changed one
 }
 
 func (c *SimulateCommand) Run(ctx context.Context) error {
@@ -140,13 +140,13 @@ func cutLast(s string) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-func (c *SimulateCommand) print(now, then throttle.Backlog) {
+func (c *SimulateCommand) print(now, then throttle.Simulation) {
 	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n",
 		now.Policy, count(now.Waiting, "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
 	if len(now.Tenants) == 0 {
 		return
 	}
-	after := map[string]throttle.TenantBacklog{}
+	after := map[string]throttle.TenantSimulation{}
 	for _, t := range then.Tenants {
 		after[t.Tenant] = t
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// StatusCommand tells how policies stand: who waits, since when and until when.
+// StatusCommand shows how policies stand: who waits, since when and until when.
 type StatusCommand struct {
 	liveCommand
 
@@ -129,7 +129,7 @@ func (c *StatusCommand) states(ctx context.Context, client redis.UniversalClient
 			}
 		}
 		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
-		used, err := usage.Top(ctx, client, c.Prefix, p.Name, throttle.Requests, usersShown)
+		used, err := usage.Top(ctx, client, usage.TopOptions{Max: usersShown, Policy: p.Name, Prefix: c.Prefix})
 		if err != nil {
 			return nil, err
 		}
@@ -202,7 +202,7 @@ func printState(w io.Writer, s policyStatus) {
 	}
 }
 
-// usedText tells who was granted most.
+// usedText lists who was granted most.
 func usedText(used []usage.Use) string {
 	parts := make([]string, len(used))
 	for i, use := range used {

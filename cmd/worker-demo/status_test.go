@@ -166,11 +166,11 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://half:any@"+d.addr)
-	if e.want(t, exitFailed); !strings.Contains(e.stdout, "mend: redis: its user may not call set: must be allowed") {
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "finding: redis: its user may not call set: must be allowed") {
 		t.Errorf("%s", e.stdout)
 	}
 	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1")
-	if e.want(t, exitFailed); !strings.HasPrefix(e.stdout, "mend: --redis: ") {
+	if e.want(t, exitFailed); !strings.HasPrefix(e.stdout, "finding: --redis: ") {
 		t.Errorf("%s", e.stdout)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -16,7 +17,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 )
 
-// redisURLVariable holds the URL of Redis if no flag tells it.
+// redisURLVariable holds the URL of Redis if no flag does.
 const redisURLVariable = "SLUICE_REDIS_URL"
 
 // redisFlags say where Redis is.
@@ -78,6 +79,20 @@ func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.S
 		return redisconn.Embedded()
 	}
 	return redisconn.Open(ctx, address, c.RedisTLS)
+}
+
+var errNoRedis = errors.New("there is no Redis: --redis must be the URL of that of your workers")
+
+// openWorkers connects to the Redis of workers that run elsewhere. Errors are the user's to correct.
+func (c *redisFlags) openWorkers(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
+	if _, found, err := c.address(env); err != nil || !found {
+		return nil, badInput("%w", cmp.Or(err, errNoRedis))
+	}
+	server, err := c.open(ctx, env)
+	if err != nil {
+		return nil, inputError{err}
+	}
+	return server, nil
 }
 
 // prefix is what everything of this run in Redis begins with.

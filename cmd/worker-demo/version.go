@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 )
 
-// A build is what "version" tells.
+// A build is what "version" prints.
 type build struct {
 	Version  string `json:"version"`  // of the module; "(devel)" if it was built in its own tree
 	Revision string `json:"revision"` // of the tree, "" if that is not known

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // What the APIs publish, for each tenant. The policy has a margin of apiMargin.
@@ -34,7 +34,7 @@ func adapt(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 func adaptScenarios() []scenario {
-	drains := func(name, about string, count func() throttletest.Count) scenario {
+	drains := func(name, about string, count func() apitest.Count) scenario {
 		return adaptScenario(name, about, func(ctx context.Context, _ uint64) ([]figure, error) {
 			api := newAPI(count)
 			failed, err := api.drain(ctx, throttle.AdaptFull, 500, 0)
@@ -45,13 +45,13 @@ func adaptScenarios() []scenario {
 			}, err
 		})
 	}
-	shared := func(name, about string, count func() throttletest.Count) scenario {
+	shared := func(name, about string, count func() apitest.Count) scenario {
 		return adaptScenario(name, about, func(ctx context.Context, seed uint64) ([]figure, error) {
 			const until = 2 * time.Minute
 			var strangers []func() int
-			api := newAPI(func() throttletest.Count {
+			api := newAPI(func() apitest.Count {
 				seed++
-				both, stranger := throttletest.SharedCount(count(), apiPeriod/(apiLimit/2), seed)
+				both, stranger := apitest.SharedCount(count(), apiPeriod/(apiLimit/2), seed)
 				strangers = append(strangers, stranger)
 				return both
 			})
@@ -69,16 +69,16 @@ func adaptScenarios() []scenario {
 	}
 	return []scenario{
 		drains("estimate", "an estimate over two buckets, which counts refused calls: 500 jobs of two tenants",
-			func() throttletest.Count { return throttletest.EstimatedCount(apiLimit, apiPeriod) }),
+			func() apitest.Count { return apitest.EstimatedCount(apiLimit, apiPeriod) }),
 		drains("half-burst", "a token bucket with half the burst: 500 jobs of two tenants",
-			func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }),
+			func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }),
 		drains("no-burst", "a leaky bucket that allows no burst: 500 jobs of two tenants",
-			func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, 1) }),
+			func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, 1) }),
 		adaptScenario("halved", "a limit that is halved for a minute", halved),
 		shared("stranger", "a token bucket shared with a stranger who takes half at random",
-			func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit) }),
+			func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, apiLimit) }),
 		shared("stranger-exact", "an exact sliding window shared with a stranger who takes half at random",
-			func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) }),
+			func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) }),
 		adaptScenario("published", "an API that counts as published, with adaptation and without", published),
 	}
 }
@@ -92,7 +92,7 @@ func adaptScenario(name, about string, run func(ctx context.Context, seed uint64
 
 func halved(ctx context.Context, _ uint64) ([]figure, error) {
 	const from, restored, until = 20 * time.Second, 80 * time.Second, 130 * time.Second
-	api := newAPI(func() throttletest.Count { return throttletest.HalvedCount(apiLimit, apiPeriod, from, restored) })
+	api := newAPI(func() apitest.Count { return apitest.HalvedCount(apiLimit, apiPeriod, from, restored) })
 	failed, err := api.drain(ctx, throttle.AdaptFull, 2800, until)
 	const span = 2 * apiPeriod
 	full := 2 * apiLimit * span.Seconds() / (apiPeriod + apiMargin).Seconds()
@@ -116,7 +116,7 @@ func published(ctx context.Context, _ uint64) ([]figure, error) {
 	var mu sync.Mutex
 	for i, mode := range []throttle.Adapt{throttle.AdaptOff, throttle.AdaptFull} {
 		both.Go(func() {
-			api := newAPI(func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) })
+			api := newAPI(func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) })
 			n, err := api.drain(ctx, mode, 500, 0)
 			mu.Lock()
 			defer mu.Unlock()

@@ -17,26 +17,26 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 )
 
 // An api is an HTTP server on loopback that counts the calls of each tenant in its own way. It
 // answers after 50 ms, without any field that says more than the status.
 type api struct {
-	of func() throttletest.Count
+	of func() apitest.Count
 
 	mu       sync.Mutex
 	start    time.Time
-	tenants  map[string]throttletest.Count
+	tenants  map[string]apitest.Count
 	accepted []time.Duration
 	refused  []time.Duration
 }
 
-func newAPI(of func() throttletest.Count) *api {
-	return &api{of: of, tenants: map[string]throttletest.Count{}}
+func newAPI(of func() apitest.Count) *api {
+	return &api{of: of, tenants: map[string]apitest.Count{}}
 }
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {

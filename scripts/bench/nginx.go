@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // nginx measures how much of nginx's own limits Sluice uses when nginx must refuse nothing.
@@ -22,18 +22,18 @@ func nginx(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		return nil, nil
 	}
 	two, err := throughNginx(ctx, o, "two limits", o.of(1000, 3000), 0.95,
-		[]throttletest.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}},
+		[]servers.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}},
 		gcra("fast", 100, 40+1-20, 0), gcra("slow", 80, 300+1-16, 0))
 	if err != nil {
 		return nil, err
 	}
 	burst, err := throughNginx(ctx, o, "burst", o.of(1000, 3000), 0.95,
-		[]throttletest.Zone{{Rate: 150, Burst: 60}}, gcra("burst", 150, 60+1-30, 0))
+		[]servers.Zone{{Rate: 150, Burst: 60}}, gcra("burst", 150, 60+1-30, 0))
 	if err != nil {
 		return nil, err
 	}
 	none, err := throughNginx(ctx, o, "no burst", o.of(40, 400), 0.9,
-		[]throttletest.Zone{{Rate: 5}}, gcra("spaced", 5, 1, 50*time.Millisecond))
+		[]servers.Zone{{Rate: 5}}, gcra("spaced", 5, 1, 50*time.Millisecond))
 	return append(append(two, burst...), none...), err
 }
 
@@ -43,7 +43,7 @@ func gcra(name string, limit, burst int64, margin time.Duration) throttle.Window
 	return w
 }
 
-func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, bar float64, zones []throttletest.Zone, windows ...throttle.Window) ([]figure, error) {
+func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, bar float64, zones []servers.Zone, windows ...throttle.Window) ([]figure, error) {
 	far := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer far.Close()
 	dir, err := os.MkdirTemp("", "sluice-bench-")
@@ -51,7 +51,7 @@ func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, ba
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	proxy, err := throttletest.StartNginx(dir, far.Listener.Addr().String(), zones...)
+	proxy, err := servers.StartNginx(dir, far.Listener.Addr().String(), zones...)
 	if err != nil {
 		return nil, err
 	}

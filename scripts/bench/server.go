@@ -11,7 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/internal/servers"
 )
 
 // A server is a redis-server, and a client that counts what it sends.
@@ -19,7 +19,7 @@ type server struct {
 	client  *redis.Client
 	control *redis.Client // not counted
 	dir     string
-	process *throttletest.Process
+	process *servers.Process
 	sent    *counter
 }
 
@@ -28,7 +28,7 @@ func startServer(connections int) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := throttletest.Start(dir)
+	process, err := servers.StartRedis(dir)
 	if err != nil {
 		os.RemoveAll(dir)
 		return nil, err

@@ -26,16 +26,18 @@ const (
 type Change struct {
 	By
 
-	At      time.Time `json:"-"` // by the clock of Redis, in whole milliseconds
-	ID      string    `json:"-"` // in the log
-	Policy  string    // its name; "" if all were published
-	Tenant  string    // its name; "" for all
-	Text    string    // what has changed, for people
-	Version int64     `json:"-"` // of the whole state; it grows by each change
-	What    string    // Published, Overridden, ...
+	At      time.Time `json:"at,omitzero"`       // by the clock of Redis, in whole milliseconds
+	ID      string    `json:"id,omitempty"`      // in the log
+	Policy  string    `json:"policy,omitempty"`  // its name; "" if all were published
+	Tenant  string    `json:"tenant,omitempty"`  // its name; "" for all
+	Text    string    `json:"text,omitempty"`    // what has changed, for people
+	Version int64     `json:"version,omitempty"` // of the whole state; it grows by each change
+	What    string    `json:"what"`              // Published, Overridden, ...
 }
 
+// encode returns what the log does not know of the change by itself.
 func (c Change) encode() string {
+	c.At, c.ID, c.Version = time.Time{}, "", 0
 	data, _ := json.Marshal(c) // strings only
 	return string(data)
 }
@@ -61,7 +63,7 @@ func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, er
 		ms, _, _ := strings.Cut(e.ID, "-")
 		n, _ := strconv.ParseInt(ms, 10, 64)
 		version, _ := e.Values["version"].(string)
-		c.ID, c.At = e.ID, time.UnixMilli(n)
+		c.ID, c.At = e.ID, time.UnixMilli(n).UTC()
 		c.Version, _ = strconv.ParseInt(version, 10, 64)
 		changes = append(changes, c)
 	}

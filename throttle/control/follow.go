@@ -29,7 +29,7 @@ type FollowConfig struct {
 	// KeepPolicies has the limiter keep its own policies, and follow overrides and pauses only.
 	KeepPolicies bool
 
-	// Limiter follows. It is required. Its Observer is told of each version (Observer.Followed).
+	// Limiter follows. It is required. Its Observer.Followed is called for each version.
 	Limiter *throttle.Limiter
 
 	// Logger gets what is put in force, and what cannot be. The default is slog.Default().
@@ -41,7 +41,7 @@ type FollowConfig struct {
 
 // A Follower has a limiter follow a Store.
 type Follower struct {
-	FollowConfig
+	config FollowConfig
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -57,7 +57,7 @@ type Follower struct {
 // returns. If Redis does not answer then, the limiter begins with its own policies, and follows once
 // it does. The same holds while nothing was published.
 //
-// Every change is in force within a second, as Redis tells followers of it. If that message is lost,
+// Every change is in force within a second, as Redis notifies followers. If that message is lost,
 // it takes up to 10 seconds. Policies that cannot be used are logged, and those before stay in force.
 // They stay, too, if Redis forgets what was published.
 //
@@ -72,7 +72,7 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	f := &Follower{FollowConfig: c}
+	f := &Follower{config: c}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	f.done.Go(func() { f.run(ctx) })
@@ -94,7 +94,7 @@ func (f *Follower) run(ctx context.Context) {
 
 // listen subscribes, and looks when it hears of a change, until the subscription fails.
 func (f *Follower) listen(ctx context.Context) {
-	sub := f.Store.client.Subscribe(ctx, f.Store.key("changed"))
+	sub := f.config.Store.client.Subscribe(ctx, f.config.Store.key("changed"))
 	defer sub.Close()
 	defer context.AfterFunc(ctx, func() { sub.Close() })()
 	for {
@@ -107,7 +107,7 @@ func (f *Follower) listen(ctx context.Context) {
 		if !heard && !(errors.As(err, &timeout) && timeout.Timeout()) {
 			if !f.deaf {
 				f.deaf = true
-				f.Logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
+				f.config.Logger.Warn("control: cannot hear of changes at once: looks for them every second", "err", err)
 			}
 			f.look(ctx)
 			select {
@@ -139,11 +139,11 @@ func (f *Follower) untilNext() time.Duration {
 func (f *Follower) look(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	state, changed, err := f.Store.read(ctx, f.state.mark)
+	state, changed, err := f.config.Store.read(ctx, f.state.mark)
 	if err != nil {
 		if ctx.Err() != context.Canceled && !f.silent {
 			f.silent = true
-			f.Logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
+			f.config.Logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 		}
 		changed = false
 		state.At = time.Now().Add(f.offset) // what has ended, has
@@ -163,7 +163,7 @@ func (f *Follower) look(ctx context.Context) bool {
 		f.publish(state, before)
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
-		f.Limiter.SetInterventions(state.Interventions)
+		f.config.Limiter.SetInterventions(state.Interventions)
 		f.log(before, state)
 	}
 	return changed
@@ -179,13 +179,13 @@ func (s *State) end() {
 
 // publish puts policies in force, if they are new.
 func (f *Follower) publish(state, before State) {
-	if f.KeepPolicies {
+	if f.config.KeepPolicies {
 		return
 	}
 	version := fmt.Sprint(state.epoch, " ", state.Version)
 	switch {
 	case state.Version == 0 && before.Version > 0:
-		f.Logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
+		f.config.Logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		return
 	case state.Version == 0 || version == f.version:
 		return
@@ -193,17 +193,17 @@ func (f *Follower) publish(state, before State) {
 	f.version = version
 	err := state.PoliciesErr
 	if err == nil {
-		err = f.Limiter.SetPolicies(state.Policies)
+		err = f.config.Limiter.SetPolicies(state.Policies)
 	}
 	if err != nil {
-		f.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
+		f.config.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
 	}
-	if followed := f.Limiter.Observer().Followed; followed != nil {
+	if followed := f.config.Limiter.Observer().Followed; followed != nil {
 		followed(throttle.Followed{Err: err, Version: state.Version})
 	}
 }
 
-// log tells which overrides and pauses have begun, and which have ended.
+// log logs which overrides and pauses have begun, and which have ended.
 func (f *Follower) log(before, now State) {
 	type entry struct{ policy, tenant, by, why, text string }
 	list := func(s State) (entries []entry) {
@@ -218,12 +218,12 @@ func (f *Follower) log(before, now State) {
 	was, is := list(before), list(now)
 	for _, e := range is {
 		if !slices.Contains(was, e) {
-			f.Logger.Info("control: in force", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
+			f.config.Logger.Info("control: in force", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
 		}
 	}
 	for _, e := range was {
 		if !slices.Contains(is, e) {
-			f.Logger.Info("control: ended", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by)
+			f.config.Logger.Info("control: ended", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by)
 		}
 	}
 }

@@ -14,18 +14,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// An intervention is how an override or a pause is stored, behind the time of its end. It is read
-// leniently: what an older program does not know has no effect there.
-type intervention struct {
-	By      string
-	Exempt  *bool                        `json:",omitempty"`
-	Policy  string                       //
-	Tenant  string                       //
-	Weight  float64                      `json:",omitempty"`
-	Why     string                       //
-	Windows map[string]throttle.Override `json:",omitempty"`
-}
-
 func fieldOf(kind, policy, tenant string) string {
 	return kind + " " + policy + " " + url.QueryEscape(tenant)
 }
@@ -35,7 +23,9 @@ const (
 	kindPause    = "p"
 )
 
-// add reads a field of the state, if it is an override or a pause that has not ended.
+// add reads a field of the state, if it is an override or a pause that has not ended. Both are stored
+// behind the time of their end. They are read leniently: what an older program does not know has no
+// effect there.
 func (s *State) add(field, value string) error {
 	kind, _, ok := strings.Cut(field, " ")
 	if !ok || kind != kindOverride && kind != kindPause {
@@ -43,22 +33,22 @@ func (s *State) add(field, value string) error {
 	}
 	end, text, _ := strings.Cut(value, " ")
 	us, err := strconv.ParseInt(end, 10, 64)
-	var i intervention
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &i)
+	until := time.UnixMicro(us).UTC()
+	switch {
+	case err != nil || !until.After(s.At):
+	case kind == kindPause:
+		var p throttle.OperatorPause
+		err = json.Unmarshal([]byte(text), &p)
+		p.Until = until
+		s.Pauses = append(s.Pauses, p)
+	default:
+		var o throttle.TenantOverride
+		err = json.Unmarshal([]byte(text), &o)
+		o.Until = until
+		s.Overrides = append(s.Overrides, o)
 	}
 	if err != nil {
 		return fmt.Errorf("control: %q cannot be read: %w", shorten(field), err)
-	}
-	until := time.UnixMicro(us)
-	switch {
-	case !until.After(s.At):
-	case kind == kindPause:
-		s.Pauses = append(s.Pauses, throttle.OperatorPause{By: i.By, Policy: i.Policy, Tenant: i.Tenant, Until: until, Why: i.Why})
-	default:
-		s.Overrides = append(s.Overrides, throttle.TenantOverride{
-			By: i.By, Exempt: i.Exempt, Policy: i.Policy, Tenant: i.Tenant, Until: until, Weight: i.Weight, Why: i.Why, Windows: i.Windows,
-		})
 	}
 	return nil
 }
@@ -100,11 +90,9 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	if err := s.suits(ctx, o); err != nil {
 		return err
 	}
-	o.By, o.Why = by.Who, by.Why
-	_, err := s.intervene(ctx, kindOverride, intervention{
-		By: by.Who, Exempt: o.Exempt, Policy: o.Policy, Tenant: o.Tenant, Weight: o.Weight, Why: by.Why, Windows: o.Windows,
-	}, ttl, Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
-	return err
+	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
+	return s.intervene(ctx, kindOverride, o, ttl,
+		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
 }
 
 // suits checks an override against the published policies, if there are any.
@@ -158,9 +146,8 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 	if err := checkCase(policy, tenant, d); err != nil {
 		return err
 	}
-	_, err := s.intervene(ctx, kindPause, intervention{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}, d,
+	return s.intervene(ctx, kindPause, throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}, d,
 		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
-	return err
 }
 
 // Resume ends the pause of a policy by Pause, or of a tenant, and reports whether there was one. It
@@ -170,12 +157,14 @@ func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool,
 		Change{What: Resumed, By: by, Policy: policy, Tenant: tenant}))
 }
 
-func (s *Store) intervene(ctx context.Context, kind string, i intervention, ttl time.Duration, c Change) (int64, error) {
-	data, err := json.Marshal(i)
+// intervene stores an override or a pause.
+func (s *Store) intervene(ctx context.Context, kind string, overrideOrPause any, ttl time.Duration, c Change) error {
+	data, err := json.Marshal(overrideOrPause)
 	if err != nil {
-		return 0, fmt.Errorf("control: %w", err)
+		return fmt.Errorf("control: %w", err)
 	}
-	return s.change(ctx, fieldOf(kind, i.Policy, i.Tenant), string(data), ttl, 0, c)
+	_, err = s.change(ctx, fieldOf(kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
+	return err
 }
 
 func checkCase(policy, tenant string, ttl time.Duration) error {

@@ -60,8 +60,8 @@ func (s *Store) key(name string) string { return s.prefix + "sluice:{!control}:"
 
 // By says who changes something, and why. Both are in the log, and beside what is in force.
 type By struct {
-	Who string // required: 1 to MaxWhoBytes bytes
-	Why string // required: 1 to MaxWhyBytes bytes
+	Who string `json:"who"` // required: 1 to MaxWhoBytes bytes
+	Why string `json:"why"` // required: 1 to MaxWhyBytes bytes
 }
 
 func (b By) validate() error {

@@ -46,7 +46,7 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 		job.Answered(made)
 	}
 	switch {
-	case d.FailedOpen != nil: // Redis cannot be told, and there are no windows to compare with
+	case d.FailedOpen != nil: // Redis does not answer, and there are no windows to compare with
 	case refused:
 		afterward(ctx, func(ctx context.Context) {
 			if _, err := d.Reservation.Pause(ctx, retryIn, strconv.Itoa(resp.StatusCode)); err != nil {

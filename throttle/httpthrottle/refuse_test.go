@@ -41,7 +41,7 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
 			}
 		}
-		if n := log.count("limiter is unavailable"); n != 1 {
+		if n := log.Count("limiter is unavailable"); n != 1 {
 			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
 		}
 	}
@@ -60,7 +60,7 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for i := range 13 { // two minutes
 			ask(h, "10.0.0.1", "")
-			if begun, still := log.count("limiter is unavailable"), log.count("limiter is still unavailable"); begun != 1 || still != i/6 {
+			if begun, still := log.Count("limiter is unavailable"), log.Count("limiter is still unavailable"); begun != 1 || still != i/6 {
 				t.Errorf("after %d s logged %d and %d times, want 1 and %d", 10*i, begun, still, i/6)
 			}
 			time.Sleep(10 * time.Second)
@@ -99,14 +99,14 @@ func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 		if served != 0 {
 			t.Errorf("%d were served", served)
 		}
-		if n, lines := log.count("level=WARN"), log.count("\n"); n != 1 || lines != 1 {
+		if n, lines := log.Count("level=WARN"), log.Count("\n"); n != 1 || lines != 1 {
 			t.Errorf("logged in %d lines, %d warnings, want 1", lines, n)
 		}
 		time.Sleep(time.Minute)
 		if resp := send("", "acme"); resp.StatusCode != http.StatusBadRequest {
 			t.Errorf("a minute later: %d", resp.StatusCode)
 		}
-		if n := log.count("requests=40 "); n != 1 {
+		if n := log.Count("requests=40 "); n != 1 {
 			t.Errorf("a line with the number of requests since the last: %d times, want once", n)
 		}
 		if resp := send("ann", "acme"); resp.StatusCode != 200 || served != 1 {
@@ -136,7 +136,7 @@ func TestCostsThatCannotBeCounted(t *testing.T) {
 			t.Errorf("cost %v: %d, want %d", cost, resp.StatusCode, row.status)
 		}
 	}
-	if n := log.count("\n"); n != 1 {
+	if n := log.Count("\n"); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
 }

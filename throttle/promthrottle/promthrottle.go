@@ -118,7 +118,7 @@ func (m *Metrics) Observer() throttle.Observer {
 	}
 }
 
-// Watch adds what only the limiter can tell: the metric sluice_waiting. Each scrape then asks Redis
+// Watch adds what only the limiter knows: the metric sluice_waiting. Each scrape then asks Redis
 // for one number a policy, for a second at most. Numbers that do not come are left out.
 func (m *Metrics) Watch(l *throttle.Limiter) { m.limiter.Store(l) }
 

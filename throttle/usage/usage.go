@@ -5,7 +5,7 @@
 //	defer counter.Close()
 //	limiter, err := throttle.New(throttle.Config{Client: client, Observer: counter.Observer(throttle.Observer{})})
 //	...
-//	top, err := usage.Top(ctx, client, "", "github-api", throttle.Requests, 10)
+//	top, err := usage.Top(ctx, client, usage.TopOptions{Policy: "github-api"})
 //
 // Grants are summed in memory, and written every few seconds. So it adds nothing to the calls by which
 // a limiter decides.
@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Span is the time that Top tells of, at the least, and at the most with a bucket more.
+// Span is the shortest time that Top covers. The longest is a bucket more.
 const Span = time.Hour
 
 const (
@@ -47,7 +47,7 @@ type Config struct {
 	// command for each tenant that was granted something.
 	Every time.Duration
 
-	// Logger is told when sums cannot be written. They are written later. The default is slog.Default().
+	// Logger gets errors of writing sums. They are written later. The default is slog.Default().
 	Logger *slog.Logger
 
 	// Prefix is that of the limiter: throttle.Config.Prefix.
@@ -86,7 +86,7 @@ func New(c Config) (*Counter, error) {
 	return counter, nil
 }
 
-// Observer returns an observer that counts, and tells another one too, such as that of promthrottle.
+// Observer returns an observer that counts, and calls another one too, such as that of promthrottle.
 func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
 	o.Decided = func(d throttle.Decision) {
@@ -213,14 +213,22 @@ type Use struct {
 	Part   float64 `json:"part"` // of what all were granted: 0 to 1
 }
 
-// Top returns the tenants that were granted most of a policy's unit in the last hour, up to n, those
-// with most units first. It is empty where no Counter writes. Prefix is that of the limiter. Errors are
-// those of go-redis.
-func Top(ctx context.Context, client redis.UniversalClient, prefix, policy, unit string, n int) ([]Use, error) {
+// TopOptions are the options of Top.
+type TopOptions struct {
+	Max    int    // tenants; the default is 10
+	Policy string // its name; required
+	Prefix string // throttle.Config.Prefix of the limiter
+	Unit   string // the default is throttle.Requests
+}
+
+// Top returns the tenants that were granted most of a policy in the last hour, those with most units
+// first. It is empty where no Counter writes. Errors are those of go-redis.
+func Top(ctx context.Context, client redis.UniversalClient, o TopOptions) ([]Use, error) {
+	o.Max, o.Unit = cmp.Or(o.Max, 10), cmp.Or(o.Unit, throttle.Requests)
 	keys := make([]string, 0, Span/bucket+1)
 	now := time.Now()
 	for ago := time.Duration(0); ago <= Span; ago += bucket {
-		keys = append(keys, keyOf(prefix, policy, unit, now.Add(-ago)))
+		keys = append(keys, keyOf(o.Prefix, o.Policy, o.Unit, now.Add(-ago)))
 	}
 	pipe := client.Pipeline() // ZUNION would need a Redis that has it
 	parts := make([]*redis.ZSliceCmd, len(keys))
@@ -228,7 +236,7 @@ func Top(ctx context.Context, client redis.UniversalClient, prefix, policy, unit
 		parts[i] = pipe.ZRangeWithScores(ctx, key, 0, -1)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, fmt.Errorf("usage: policy %q: %w", policy, err)
+		return nil, fmt.Errorf("usage: policy %q: %w", o.Policy, err)
 	}
 	units, all := map[string]int64{}, int64(0)
 	for _, part := range parts {
@@ -241,7 +249,7 @@ func Top(ctx context.Context, client redis.UniversalClient, prefix, policy, unit
 		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))
 	})
 	uses := []Use{}
-	for _, tenant := range tenants[:min(len(tenants), max(0, n))] {
+	for _, tenant := range tenants[:min(len(tenants), max(0, o.Max))] {
 		uses = append(uses, Use{tenant, units[tenant], float64(units[tenant]) / float64(max(1, all))})
 	}
 	return uses, nil

@@ -38,7 +38,7 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage
 
 func top(t *testing.T, client *redis.Client, unit string, n int) string {
 	t.Helper()
-	uses, err := usage.Top(t.Context(), client, "test:", "api", unit, n)
+	uses, err := usage.Top(t.Context(), client, usage.TopOptions{Max: n, Policy: "api", Prefix: "test:", Unit: unit})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func ExampleCounter() {
 		}
 	}
 	counter.Close() // in a program that goes on, sums are written every 10 s
-	top, err := usage.Top(context.Background(), client, "", "github-api", throttle.Requests, 10)
+	top, err := usage.Top(context.Background(), client, usage.TopOptions{Policy: "github-api"})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -33,11 +33,11 @@ func (w *work) watch(ctx context.Context, r record) error {
 	return nil
 }
 
-// end ends the firing, and enqueues the task that tells it.
+// end ends the firing, and enqueues the task that reports it.
 func (w *work) end(ctx context.Context, r record, outcome State) error {
 	r.phase, r.outcome, r.finished = phaseEnded, string(outcome), time.Now().Truncate(time.Second)
 	if w.b.Ended != "" {
-		if err := w.tell(ctx, w.b.status(w.f, r, 0)); err != nil {
+		if err := w.report(ctx, w.b.status(w.f, r, 0)); err != nil {
 			return err
 		}
 	}
@@ -45,12 +45,12 @@ func (w *work) end(ctx context.Context, r record, outcome State) error {
 	return err
 }
 
-// endedRetention is how long the task that tells the end of a firing keeps its ID, so that it is
+// endedRetention is how long the task that reports the end of a firing keeps its ID, so that it is
 // enqueued once.
 const endedRetention = 24 * time.Hour
 
-// tell enqueues the task that tells the end of the firing.
-func (w *work) tell(ctx context.Context, s Status) error {
+// report enqueues the task that reports the end of the firing.
+func (w *work) report(ctx context.Context, s Status) error {
 	payload, err := json.Marshal(s)
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func (w *work) estimate(ctx context.Context) {
 	e := &estimator{work: w}
 	for pause := estimateEvery; sleep(ctx, pause); {
 		begun := time.Now()
-		if err := e.look(ctx); errors.Is(err, asynqredis.ErrLeaseLost) {
+		if err := e.look(ctx); errors.Is(err, asynqredis.ErrNotHolder) {
 			return
 		}
 		pause = min(max(estimateEvery, estimatePart*time.Since(begun)), estimateMost)
@@ -102,7 +102,7 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []int64) er
 	return err
 }
 
-// expectedFields are those of a firing that tell when it is expected to end.
+// expectedFields are those of a firing that say when it is expected to end.
 func expectedFields(f finish, b *compiled, now time.Time) []any {
 	slots := 0
 	if f.SlotsBind {

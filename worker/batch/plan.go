@@ -183,7 +183,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		for unit, n := range request.Cost {
 			k.Units[unit] += n
 		}
-		if _, told := request.Cost[throttle.Requests]; !told {
+		if _, given := request.Cost[throttle.Requests]; !given {
 			k.Units[throttle.Requests]++
 		}
 		if byCost && len(t.Kinds) > kindsMost {
@@ -230,7 +230,7 @@ type finish struct {
 	kinds []throttle.Finish // of the kinds of a tenant
 }
 
-// look finds out when tasks are expected. The function tells how many of a tenant's tasks have not
+// look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
 // started, and how many of these stand in line.
 func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant, o throttle.PlanOptions, left func(tenant int) (left, joined int)) (outlook, error) {
 	var demands []throttle.Demand
@@ -290,7 +290,7 @@ func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant,
 // planTimeout bounds the calls of a plan.
 const planTimeout = 20 * time.Second
 
-// expected is the time to tell, zero if it is unknown. What the end of the hours deletes has ended
+// expected is the time to report, zero if it is unknown. What the end of the hours deletes has ended
 // by then.
 func (f finish) expected(b *compiled, tick time.Time) time.Time {
 	switch {

@@ -47,7 +47,7 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 	err := w.until(held)
 	cancel(nil)
 	beside.Wait()
-	if err != nil && ctx.Err() == nil && !errors.Is(err, asynqredis.ErrLeaseLost) {
+	if err != nil && ctx.Err() == nil && !errors.Is(err, asynqredis.ErrNotHolder) {
 		s.config.Logger.Error("batch: a firing waits for another scheduler", "batch", f.Batch, "firing", f.Name(), "error", err)
 	}
 	if ctx.Err() != nil { // another scheduler need not wait
@@ -66,7 +66,7 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 		fields, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
 		switch {
 		case err == nil && fields == nil:
-			cancel(asynqredis.ErrLeaseLost)
+			cancel(asynqredis.ErrNotHolder)
 		case err == nil:
 			last = begun
 		case time.Since(last) > w.lease*4/5:
@@ -90,7 +90,7 @@ func (w *work) until(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, asynqredis.ErrLeaseLost):
+		case errors.Is(err, asynqredis.ErrNotHolder):
 			return err
 		case err != nil:
 			w.config.Logger.Warn("batch: a firing is held up", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)

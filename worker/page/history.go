@@ -60,7 +60,7 @@ func (p *Page) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for _, policy := range p.config.Limiter.Policies() {
-			_, _ = p.state(ctx, throttle.StateRequest{Policy: policy.Name, Limit: tenantsAtOnce}) // the page tells errors
+			_, _ = p.state(ctx, throttle.StateRequest{Policy: policy.Name, Limit: tenantsAtOnce}) // the page shows errors
 		}
 		select {
 		case <-tick.C:

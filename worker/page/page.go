@@ -53,7 +53,7 @@ type Config struct {
 	// it stands behind.
 	Token string
 
-	// Used tells who was granted most by a policy in the last hour, such as usage.Top does. The default,
+	// Used returns who was granted most by a policy in the last hour, such as usage.Top does. The default,
 	// nil, shows nobody.
 	Used func(ctx context.Context, policy string) ([]usage.Use, error)
 }

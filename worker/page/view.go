@@ -118,7 +118,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 	return v
 }
 
-// policy tells how one policy stands.
+// policy describes how one policy stands.
 func (p *Page) policy(ctx context.Context, v view, r throttle.StateRequest) policyView {
 	r.Limit = tenantsAtOnce
 	state, err := p.state(ctx, r)
@@ -131,7 +131,7 @@ func (p *Page) policy(ctx context.Context, v view, r throttle.StateRequest) poli
 	return pv
 }
 
-// besides leaves out a pause that an operator's own is: a limiter that follows Control tells of it too.
+// besides leaves out a pause that an operator's own is: a limiter that follows Control shows it too.
 func besides(pause *throttle.Pause, own ...*throttle.OperatorPause) *throttle.Pause {
 	for _, p := range own {
 		if p != nil && pause != nil && pause.ByHand && pause.By == p.By {
@@ -150,7 +150,7 @@ func pauseOf(pauses []throttle.OperatorPause, policy, tenant string) *throttle.O
 	return nil
 }
 
-// chosen tells all about the policy that is asked for.
+// chosen describes the policy that is asked for.
 func (p *Page) chosen(ctx context.Context, v view, policies []throttle.Policy) *chosenView {
 	q := v.Asked
 	c := &chosenView{Tenant: q.Tenant}
@@ -184,7 +184,7 @@ func (p *Page) chosen(ctx context.Context, v view, policies []throttle.Policy) *
 	return c
 }
 
-// used tells who was granted most by the policy.
+// used lists who was granted most by the policy.
 func (p *Page) used(ctx context.Context, c *chosenView) {
 	if p.config.Used == nil || c.Error != "" {
 		return

@@ -79,7 +79,7 @@ func (r *recorder) begin(ctx context.Context, task *asynq.Task) *Run {
 	return run
 }
 
-// observer tells the recorder what handlers do.
+// observer records what handlers do.
 func (r *recorder) observer() throttle.Observer {
 	return throttle.Observer{
 		Corrected: func(c throttle.Correction) {

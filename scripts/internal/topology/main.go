@@ -10,7 +10,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/internal/servers"
 )
 
 func main() {
@@ -31,17 +31,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	defer os.RemoveAll(dir)
 	switch strings.Join(args, " ") {
 	case "sentinel":
-		s, err := throttletest.StartSentinels(dir, 2)
+		s, err := servers.StartSentinels(dir, 2)
 		if err != nil {
 			return err
 		}
 		defer s.Stop()
-		fmt.Fprintf(out, "redis-sentinel://%s?master=%s\n\n", strings.Join(s.Addrs(), ","), throttletest.MasterName)
+		fmt.Fprintf(out, "redis-sentinel://%s?master=%s\n\n", strings.Join(s.Addrs(), ","), servers.MasterName)
 		list(out, "primary", s.Redis[:1])
 		list(out, "replica", s.Redis[1:])
 		list(out, "sentinel", s.Sentinels)
 	case "cluster":
-		c, err := throttletest.StartCluster(dir, 3, 1)
+		c, err := servers.StartCluster(dir, 3, 1)
 		if err != nil {
 			return err
 		}
@@ -56,8 +56,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return nil
 }
 
-func list(out io.Writer, role string, servers []*throttletest.Process) {
-	for _, p := range servers {
+func list(out io.Writer, role string, processes []*servers.Process) {
+	for _, p := range processes {
 		fmt.Fprintf(out, "%-8s %s  kill %d\n", role, p.Addr, p.Cmd.Process.Pid)
 	}
 }

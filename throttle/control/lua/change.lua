@@ -12,7 +12,7 @@
 --       8 kept       entries of the log
 --       9 channel    that followers have subscribed to
 -- reply status, version
---       status   1 done   2 conflict: policies have another version, which is told   3 nothing to
+--       status   1 done   2 conflict: policies have another version, which follows   3 nothing to
 --                delete   4 too many are in force
 --
 -- The state has these fields: epoch, version (of every change), policies_version (the version that

@@ -10,6 +10,7 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -47,7 +48,7 @@ func TestCheckRedis(t *testing.T) {
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		c := throttletest.Cluster(t, 2, 0)
+		c := servers.Cluster(t, 2, 0)
 		client := c.Client(t)
 		found(t, client, "")
 		for _, node := range c.Nodes {

@@ -8,15 +8,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // While a slot is migrated the old node has a part of a policy's keys and the new one has the
 // others. Every call is refused as a whole at any stage. Then the counts and the line go on.
 func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 	t.Parallel()
-	ctx, nodes := t.Context(), throttletest.Cluster(t, 2, 0)
+	ctx, nodes := t.Context(), servers.Cluster(t, 2, 0)
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: nodes.Addrs(), MaxRedirects: 1})
 	defer client.Close()
 	for name, waiting := range map[string]bool{"nobody": false, "one": true} {

@@ -16,6 +16,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
@@ -95,7 +96,7 @@ func unavailable(t *testing.T, client redis.UniversalClient, what string) {
 func TestRedisThatIsGone(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		p := throttletest.RedisProcess(t)
+		p := servers.Redis(t)
 		client := impatient(t, p.Addr)
 		Reserve(t, New(t, client, three()), Acme(1))
 		p.Stop()

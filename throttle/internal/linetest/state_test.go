@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -225,7 +226,7 @@ func TestStateOfShards(t *testing.T) {
 	t.Parallel()
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
-		stateOfShards(t, throttletest.Cluster(t, 2, 0).Client(t))
+		stateOfShards(t, servers.Cluster(t, 2, 0).Client(t))
 	})
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) { stateOfShards(t, client) })
 }

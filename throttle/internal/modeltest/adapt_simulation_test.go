@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/internal/apitest"
 )
 
 // The published limit of the simulated APIs, and the policy's margin.
@@ -20,7 +20,7 @@ const (
 
 // A simulation is a backlog of jobs that eight handlers work off against an API, in fake time.
 type simulation struct {
-	count  throttletest.Count
+	count  apitest.Count
 	jobs   int
 	until  time.Duration
 	random *rand.Rand
@@ -53,7 +53,7 @@ func (e *apiEvents) Pop() any {
 	return last
 }
 
-func simulate(seed uint64, count throttletest.Count, jobs int, until time.Duration, adapt bool) *simulation {
+func simulate(seed uint64, count apitest.Count, jobs int, until time.Duration, adapt bool) *simulation {
 	s := &simulation{count: count, jobs: jobs, until: until, slots: 8, random: rand.New(rand.NewPCG(seed, seed))}
 	if adapt {
 		s.model = &adaptModel{cycle: toUS(apiPeriod + apiMargin), capacity: apiLimit, full: true}
@@ -168,10 +168,10 @@ func mean(run func(seed uint64) []float64) []float64 {
 // Against APIs that count differently all jobs succeed, with few refusals after the first two
 // periods and most of the published limit used.
 func TestAdaptingToAnotherWayToCount(t *testing.T) {
-	for name, count := range map[string]func() throttletest.Count{
-		"an estimate over two buckets":   func() throttletest.Count { return throttletest.EstimatedCount(apiLimit, apiPeriod) },
-		"half the burst":                 func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit/2) },
-		"a leaky bucket without a burst": func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, 1) },
+	for name, count := range map[string]func() apitest.Count{
+		"an estimate over two buckets":   func() apitest.Count { return apitest.EstimatedCount(apiLimit, apiPeriod) },
+		"half the burst":                 func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, apiLimit/2) },
+		"a leaky bucket without a burst": func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			const jobs, start = 250, 2 * apiPeriod
@@ -197,7 +197,7 @@ func TestAdaptingToAnotherWayToCount(t *testing.T) {
 func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
 	const halved, restored, until = 20 * time.Second, 80 * time.Second, 140 * time.Second
 	figures := mean(func(seed uint64) []float64 {
-		s := simulate(seed, throttletest.HalvedCount(apiLimit, apiPeriod, halved, restored), 1e6, until, true)
+		s := simulate(seed, apitest.HalvedCount(apiLimit, apiPeriod, halved, restored), 1e6, until, true)
 		back := restored
 		for ; between(s.accepted, back-2*apiPeriod, back) < 0.95*published(2*apiPeriod)*toUS(apiPeriod)/toUS(apiPeriod+apiMargin); back += time.Second {
 			if back > until {
@@ -215,7 +215,7 @@ func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
 func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
 	const until = 2 * time.Minute
 	figures := mean(func(seed uint64) []float64 {
-		count, stranger := throttletest.SharedCount(throttletest.BucketCount(apiLimit, apiPeriod, apiLimit), apiPeriod/(apiLimit/2), seed)
+		count, stranger := apitest.SharedCount(apitest.BucketCount(apiLimit, apiPeriod, apiLimit), apiPeriod/(apiLimit/2), seed)
 		s := simulate(seed, count, 1e6, until, true)
 		return []float64{s.refusals(0), between(s.accepted, 0, until) / (published(until) - float64(stranger()))}
 	})
@@ -227,8 +227,8 @@ func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
 
 // Where the API counts as published, adaptation never starts.
 func TestAdaptingToNothing(t *testing.T) {
-	with := simulate(1, throttletest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, true)
-	without := simulate(1, throttletest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, false)
+	with := simulate(1, apitest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, true)
+	without := simulate(1, apitest.PublishedCount(apiLimit, apiPeriod), 250, time.Hour, false)
 	if with.model.on || !slices.Equal(with.accepted, without.accepted) {
 		t.Errorf("%d refusals, the end after %v, without adaptation after %v", len(with.refused), with.end(), without.end())
 	}
@@ -240,7 +240,7 @@ func TestAdaptingToALonelyRefusal(t *testing.T) {
 	end := map[bool]float64{}
 	for _, adapt := range []bool{false, true} {
 		figures := mean(func(seed uint64) []float64 {
-			count, calls := throttletest.PublishedCount(apiLimit, apiPeriod), 0
+			count, calls := apitest.PublishedCount(apiLimit, apiPeriod), 0
 			s := simulate(seed, func(now time.Duration) bool {
 				calls++
 				return calls != late && count(now)
@@ -263,8 +263,8 @@ func TestAdaptingToALonelyRefusal(t *testing.T) {
 // never pauses. Adaptation has to find its rate, and leaves more to the stranger.
 func TestAnExactWindowSharedWithAStranger(t *testing.T) {
 	const until = 2 * time.Minute
-	shared := func(seed uint64) (throttletest.Count, func() float64) {
-		count, stranger := throttletest.SharedCount(throttletest.PublishedCount(apiLimit, apiPeriod), apiPeriod/(apiLimit/2), seed)
+	shared := func(seed uint64) (apitest.Count, func() float64) {
+		count, stranger := apitest.SharedCount(apitest.PublishedCount(apiLimit, apiPeriod), apiPeriod/(apiLimit/2), seed)
 		return count, func() float64 { return published(until) - float64(stranger()) }
 	}
 	constant := func(spacing time.Duration) []float64 {

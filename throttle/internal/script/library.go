@@ -20,7 +20,7 @@ var (
 		"line_eta", "line_leave", "line_join",
 	}
 	deciding = []string{"request", "later_verbs", "reservation", "decide"}
-	taking   = []string{"line_turns", "line_take", "take"}
+	taking   = []string{"line_turns", "line_lists", "line_take", "take"}
 )
 
 // scripts are shared by all policies that count by the same algorithms and have the same constants.

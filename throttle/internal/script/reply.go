@@ -46,15 +46,15 @@ type Answer struct {
 // on little until Open (us). It is zero without a pause.
 type PauseAnswer struct {
 	Until, Open int64
-	At          int64 // when somebody was told (us)
+	At          int64 // when it was reported (us)
 	By          string
 	ByHand      bool
 	Cause       string
 	Tenant      string // the one that was refused
 }
 
-// told reads "TENANT:CAUSE:BY:HAND:AT".
-func (p *PauseAnswer) told(text string) (ok bool) {
+// readOrigin reads "TENANT:CAUSE:BY:HAND:AT".
+func (p *PauseAnswer) readOrigin(text string) (ok bool) {
 	parts := strings.Split(text, ":")
 	if len(parts) != 5 {
 		return false
@@ -166,9 +166,9 @@ func (r *reader) text() string {
 	return ""
 }
 
-// said reads "UNTIL OPEN TOLD;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
+// upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
 // be empty, or nothing.
-func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
+func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
 	if text == "" {
 		return p, a
@@ -179,7 +179,7 @@ func (r *reader) said() (p PauseAnswer, a AdaptedAnswer) {
 		i := strings.LastIndexByte(pause, ' ')
 		n := r.integers(pause[:max(i, 0)], 2)
 		p = PauseAnswer{Until: n[0], Open: n[1]}
-		r.bad = !p.told(pause[i+1:]) || r.bad
+		r.bad = !p.readOrigin(pause[i+1:]) || r.bad
 	}
 	if adapted != "" {
 		n := r.integers(adapted, 6)
@@ -225,7 +225,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
 			if full {
 				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
-				a.Pause, a.Adapted = r.said()
+				a.Pause, a.Adapted = r.upstream()
 			}
 			if hasWindows(requests[i].Op) {
 				a.Windows = make([]WindowAnswer, len(p.Windows))

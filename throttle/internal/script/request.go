@@ -10,8 +10,8 @@ import (
 const (
 	Reserve   = "reserve"   // takes the costs in all windows, or in none
 	Exempt    = "exempt"    // takes them in any case
-	Observe   = "observe"   // takes them in any case, and tells when they would have fitted
-	Peek      = "peek"      // tells what Reserve would answer
+	Observe   = "observe"   // takes them in any case, and answers when they would have fitted
+	Peek      = "peek"      // answers as Reserve would
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank
@@ -22,7 +22,7 @@ const (
 	Pause     = "pause"     // notes that the upstream refused
 	Resume    = "resume"    // ends a pause
 	Remaining = "remaining" // notes what the upstream has left
-	Expect    = "expect"    // tells when a ticket, or the last of a flow, is expected to start
+	Expect    = "expect"    // answers when a ticket, or the last of a flow, is expected to start
 	Refresh   = "refresh"   // writes a tenant's weight and own limits where its tickets wait
 )
 
@@ -184,18 +184,18 @@ type Refused struct {
 	Adapt   int    // 0 not, 1 by spreading grants, 2 by the rate too
 	Tenant  string // the one that was refused
 	Cause   string // what the upstream said; empty if that is unknown
-	By      string // which limiter was told
+	By      string // which limiter reported it
 	ByHand  bool
 }
 
 // PauseWord returns Request.Word of a pause.
 func PauseWord(r Refused) string {
 	return fmt.Sprintf("%s %d %d %d %d %d %s",
-		commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, r.told())
+		commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, r.origin())
 }
 
-// told is who was told what, by colons: the script adds when. See PauseAnswer.
-func (r Refused) told() string {
+// origin is who reported what, by colons: the script adds when. See PauseAnswer.
+func (r Refused) origin() string {
 	hand := ""
 	if r.ByHand {
 		hand = "h"

@@ -63,7 +63,7 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	if err == nil {
 		answers, err = p.readAnswers(reply, requests)
 	}
-	r.tell(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
+	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
 	return answers, err
 }
 
@@ -75,7 +75,7 @@ func (r *Runner) begin() (begun time.Time) {
 	return begun
 }
 
-func (r *Runner) tell(ctx context.Context, begun time.Time, c Call) {
+func (r *Runner) called(ctx context.Context, begun time.Time, c Call) {
 	if r.Called != nil {
 		c.Took = time.Since(begun)
 		r.Called(ctx, c)
@@ -100,14 +100,8 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	if err == nil {
 		taken, err = p.readTaken(reply)
 	}
-	r.tell(ctx, begun, Call{Err: err, Line: p.Line, N: len(taken.Tickets), Script: "take"})
+	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(taken.Tickets), Script: "take"})
 	return taken, err
-}
-
-// Waiting reports whether anybody waits in the policy's line.
-func (r *Runner) Waiting(ctx context.Context, policy string) (bool, error) {
-	n, err := r.client.Exists(ctx, Prefix(r.prefix, policy)+"q").Result()
-	return n > 0, err
 }
 
 // Flows calls do for pages of the flows that wait in the policy's line. Some may come twice.
@@ -146,22 +140,9 @@ func (r *Runner) SlotRate(ctx context.Context, policy, queue string, now int64) 
 	return rate, err
 }
 
-// Tickets calls do for pages of the tickets in the policy's line, by their queues and IDs, without
-// claims. Some may come twice.
-func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids []string) error) error {
-	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, _ []string) error {
-		var queues, ids []string
-		for _, name := range names {
-			if queue, id, ok := parseTicket(name); ok && !strings.HasPrefix(queue, "!") {
-				queues, ids = append(queues, queue), append(ids, id)
-			}
-		}
-		return do(queues, ids)
-	})
-}
-
-// TicketsWith is Tickets with the flow of each.
-func (r *Runner) TicketsWith(ctx context.Context, policy string, do func(queues, ids, flows []string) error) error {
+// Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,
+// without claims. Some may come twice.
+func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids, flows []string) error) error {
 	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, records []string) error {
 		var queues, ids, flows []string
 		for i, name := range names {

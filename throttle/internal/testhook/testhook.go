@@ -18,7 +18,7 @@ type Client struct {
 	// Redis.
 	Now func() int64
 
-	// Gathered tells how many requests of a policy wait for the call that is under way. New sets it.
+	// Gathered returns how many requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
 
 	// Refresh does at once what the first take after SetPolicies does in the background: tenants'

@@ -165,8 +165,8 @@ func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error
 	return c.Lease(ctx, f, "", 0)
 }
 
-// ErrLeaseLost says that another scheduler works for a firing, or that it has ended.
-var ErrLeaseLost = errors.New("worker: the lease of the batch's firing was lost")
+// ErrNotHolder says that another scheduler works for a firing, or that it has ended.
+var ErrNotHolder = errors.New("worker: another scheduler works for the batch's firing, or it has ended")
 
 // Update writes fields of a firing: names and values in turn. It returns what is wanted of it. A name
 // that begins with ":" is that of a value that is kept beside the firing: Kept reads it.
@@ -174,7 +174,7 @@ func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...
 	args := append([]any{holder, f.Name(), int(FiringKept.Seconds())}, fields...)
 	want, err = c.run(ctx, batchUpdate, f.Queue, []string{f.key(), f.open()}, args...).Text()
 	if err != nil && strings.HasPrefix(err.Error(), "LOST") {
-		err = ErrLeaseLost
+		err = ErrNotHolder
 	}
 	return want, err
 }

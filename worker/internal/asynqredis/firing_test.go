@@ -113,7 +113,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 		}
 		lease("other", time.Minute, false)
 		lease("holder", time.Minute, true)
-		if _, err := s.Update(s.Context(), nightly, "other", "position", 1); !errors.Is(err, asynqredis.ErrLeaseLost) {
+		if _, err := s.Update(s.Context(), nightly, "other", "position", 1); !errors.Is(err, asynqredis.ErrNotHolder) {
 			s.Error(err)
 		}
 		lease("holder", 0, true)
@@ -210,7 +210,7 @@ func TestWhatIsKeptBesideAFiring(t *testing.T) {
 		}
 		_, err := s.Update(s.Context(), nightly, holder, ":plan", "{}", "late", 3)
 		s.ok(err)
-		if _, err := s.Update(s.Context(), nightly, "other", ":plan", "none"); !errors.Is(err, asynqredis.ErrLeaseLost) {
+		if _, err := s.Update(s.Context(), nightly, "other", ":plan", "none"); !errors.Is(err, asynqredis.ErrNotHolder) {
 			s.Error(err)
 		}
 		if data, err := s.Kept(s.Context(), nightly, "plan"); string(data) != "{}" || err != nil {

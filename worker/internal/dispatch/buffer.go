@@ -96,7 +96,7 @@ func (d *Dispatcher) fetchAhead() {
 		d.fetching, d.full = false, d.full && err == nil // Next meets the same trouble
 		d.mu.Unlock()
 		if d.isStopped() {
-			d.later(d.empty)
+			d.Later(d.empty)
 		}
 	})
 }
@@ -116,7 +116,7 @@ func (d *Dispatcher) roundUnlessReady(ctx context.Context) error {
 
 // expire puts back tasks for which no slot has become free.
 func (d *Dispatcher) expire() {
-	d.later(func(ctx context.Context) error { return d.restore(ctx, time.Now().Add(-bufferFor)) })
+	d.Later(func(ctx context.Context) error { return d.restore(ctx, time.Now().Add(-bufferFor)) })
 }
 
 // restore puts back tasks that have been ready since before the given time, and their tickets to
@@ -231,7 +231,7 @@ func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []
 	if len(tickets) == 0 {
 		return
 	}
-	d.later(func(ctx context.Context) error {
+	d.Later(func(ctx context.Context) error {
 		var without []asynqredis.Rescored
 		for _, t := range tickets {
 			if !t.Decision.Granted {
@@ -256,7 +256,7 @@ func (d *Dispatcher) GiveBack(line, queue string, tickets ...throttle.TakenTicke
 	if len(tickets) == 0 {
 		return
 	}
-	d.later(func(ctx context.Context) error {
+	d.Later(func(ctx context.Context) error {
 		err := d.Limiter.Line(line).Refund(ctx, tickets)
 		if err == nil {
 			d.Expect(line, queue, 0)

@@ -221,7 +221,7 @@ func (d *Dispatcher) Stop() {
 		d.mu.Lock()
 		d.passOn.Stop()
 		d.mu.Unlock()
-		d.later(func(ctx context.Context) error {
+		d.Later(func(ctx context.Context) error {
 			err := d.empty(ctx)
 			if err == nil {
 				close(d.emptied)
@@ -274,10 +274,7 @@ func (d *Dispatcher) sleep(pause time.Duration) {
 }
 
 // Later makes a call in the background, and repeats it for ten seconds while it fails.
-func (d *Dispatcher) Later(do func(context.Context) error) { d.later(do) }
-
-// later is Later.
-func (d *Dispatcher) later(do func(context.Context) error) {
+func (d *Dispatcher) Later(do func(context.Context) error) {
 	d.inBackground(func() {
 		pause := 50 * time.Millisecond
 		for end := time.Now().Add(2 * troubleTimeout); ; pause = min(2*pause, time.Second) {

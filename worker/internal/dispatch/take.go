@@ -199,7 +199,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		return false, nil
 	}
 	if nudged != "" && len(taken.Tickets) >= n {
-		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.name) })
+		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.name) })
 	}
 	before := d.madeReady()
 	pickings := d.pickings(l, taken, sent)
@@ -313,7 +313,7 @@ func (d *Dispatcher) acknowledgeLater(line string) {
 }
 
 func (d *Dispatcher) acknowledge(line string) {
-	d.later(func(ctx context.Context) error {
+	d.Later(func(ctx context.Context) error {
 		err := d.Limiter.Line(line).Acknowledge(ctx)
 		if errors.Is(err, throttle.ErrUnknownPolicy) {
 			return nil

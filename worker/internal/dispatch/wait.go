@@ -120,7 +120,7 @@ func (d *Dispatcher) listenTo(queues []string) {
 		d.mu.Unlock()
 		if err == nil && line != "" && !waiting {
 			// All slots are taken by now: it is for another server.
-			d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
+			d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
 		}
 	})
 }
@@ -163,7 +163,7 @@ func (d *Dispatcher) Nudge(queue, line string) {
 	}
 	d.mu.Unlock()
 	if !waiting {
-		d.later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
+		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -19,7 +20,7 @@ import (
 // primary is killed that has a policy and a queue, and its replica takes over.
 func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	t.Parallel()
-	c := throttletest.Cluster(t, 3, 1)
+	c := servers.Cluster(t, 3, 1)
 	ctx := t.Context()
 	at := func(key string) (slot, node int) {
 		t.Helper()

@@ -15,6 +15,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -111,9 +112,9 @@ func (p *place) options() *redis.Options {
 }
 
 // start starts a redis-server in the directory, which its last one has left.
-func (p *place) start(t *testing.T, dir string, args ...string) *throttletest.Process {
+func (p *place) start(t *testing.T, dir string, args ...string) *servers.Process {
 	t.Helper()
-	process, err := throttletest.Start(dir, args...)
+	process, err := servers.StartRedis(dir, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,9 +124,9 @@ func (p *place) start(t *testing.T, dir string, args ...string) *throttletest.Pr
 }
 
 // newPlace starts a redis-server, or skips the test where there is none.
-func newPlace(t *testing.T, args ...string) (p *place, process *throttletest.Process, dir string) {
+func newPlace(t *testing.T, args ...string) (p *place, process *servers.Process, dir string) {
 	t.Helper()
-	throttletest.RedisProcess(t).Stop()
+	servers.Redis(t).Stop()
 	p, dir = &place{}, t.TempDir()
 	return p, p.start(t, dir, args...), dir
 }

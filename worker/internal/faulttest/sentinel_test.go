@@ -8,7 +8,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/internal/servers"
 )
 
 // The sentinels replace the primary while tasks wait in line: it was killed, it does not answer for
@@ -18,7 +18,7 @@ import (
 // new one then waits for the old one to become its replica.
 func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	t.Parallel()
-	asked := func(t *testing.T, s *throttletest.Sentinels) {
+	asked := func(t *testing.T, s *servers.Sentinels) {
 		if err := s.Failover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -27,12 +27,12 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		strict string // the policy that exceeds nothing: the old primary does not go on
-		fail   func(t *testing.T, s *throttletest.Sentinels)
+		fail   func(t *testing.T, s *servers.Sentinels)
 		args   []string
 		twice  int
 	}{
-		{"killed", "b", func(_ *testing.T, s *throttletest.Sentinels) { s.Redis[0].Stop() }, nil, some},
-		{"stopped", "", func(t *testing.T, s *throttletest.Sentinels) {
+		{"killed", "b", func(_ *testing.T, s *servers.Sentinels) { s.Redis[0].Stop() }, nil, some},
+		{"stopped", "", func(t *testing.T, s *servers.Sentinels) {
 			s.Redis[0].Cmd.Process.Signal(syscall.SIGSTOP)
 		}, nil, some},
 		{"asked", "", asked, nil, any},
@@ -43,14 +43,14 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 		}
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			s := throttletest.Sentinel(t, 1, row.args...)
+			s := servers.Sentinel(t, 1, row.args...)
 			d := &drain{
 				TB:      t,
-				asynq:   asynq.RedisFailoverClientOpt{MasterName: throttletest.MasterName, SentinelAddrs: s.Addrs()},
+				asynq:   asynq.RedisFailoverClientOpt{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()},
 				control: true,
 				each:    100,
 				limits: func() redis.UniversalClient {
-					return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: throttletest.MasterName, SentinelAddrs: s.Addrs()})
+					return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()})
 				},
 				names:  []string{"a", "b"},
 				queues: []string{"one", "two"},

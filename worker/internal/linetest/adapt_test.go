@@ -16,9 +16,9 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -30,11 +30,11 @@ const (
 
 // An adaptingAPI counts the calls of each tenant, and answers after 50 ms.
 type adaptingAPI struct {
-	count func() throttletest.Count
+	count func() apitest.Count
 
 	mu       sync.Mutex
 	start    time.Time
-	tenants  map[string]throttletest.Count
+	tenants  map[string]apitest.Count
 	accepted []time.Duration
 	refused  []time.Duration
 }
@@ -49,7 +49,7 @@ func (a *adaptingAPI) decide(tenant string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.tenants == nil {
-		a.tenants, a.start = map[string]throttletest.Count{}, time.Now()
+		a.tenants, a.start = map[string]apitest.Count{}, time.Now()
 	}
 	if a.tenants[tenant] == nil {
 		a.tenants[tenant] = a.count()
@@ -141,13 +141,13 @@ func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
 
 var adaptingAPIs = []struct {
 	name   string
-	count  func() throttletest.Count
+	count  func() apitest.Count
 	starts bool // adapting
 }{
-	{"an estimate over two buckets", func() throttletest.Count { return throttletest.EstimatedCount(apiLimit, apiPeriod) }, true},
-	{"half the burst", func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }, true},
-	{"a leaky bucket without a burst", func() throttletest.Count { return throttletest.BucketCount(apiLimit, apiPeriod, 1) }, true},
-	{"as published", func() throttletest.Count { return throttletest.PublishedCount(apiLimit, apiPeriod) }, false},
+	{"an estimate over two buckets", func() apitest.Count { return apitest.EstimatedCount(apiLimit, apiPeriod) }, true},
+	{"half the burst", func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }, true},
+	{"a leaky bucket without a burst", func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, 1) }, true},
+	{"as published", func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) }, false},
 }
 
 func meets(s *sitetest.Site, api *adaptingAPI, jobs int, starts bool, least float64) {

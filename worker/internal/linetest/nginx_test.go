@@ -13,6 +13,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -22,7 +23,7 @@ import (
 // zoneWindow is the gcra window that keeps to a zone. One call may be on its way for up to `jitter`
 // longer than the next: as much of the burst is left free, or, where there is none, of the time
 // between any two.
-func zoneWindow(z throttletest.Zone, name string, jitter time.Duration) throttle.Window {
+func zoneWindow(z servers.Zone, name string, jitter time.Duration) throttle.Window {
 	w := throttle.Window{Name: name, Algorithm: throttle.GCRA, Limit: int64(z.Rate), Period: time.Second, Scope: throttle.Shared}
 	each := time.Second / time.Duration(z.Rate)
 	free := int64((jitter + each - 1) / each)
@@ -39,11 +40,11 @@ func TestNginxNeverRefuses(t *testing.T) {
 		name   string
 		jobs   int
 		jitter time.Duration
-		zones  []throttletest.Zone
+		zones  []servers.Zone
 	}{
-		{"two limits at once", 600, 200 * time.Millisecond, []throttletest.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}}},
-		{"a burst", 600, 300 * time.Millisecond, []throttletest.Zone{{Rate: 150, Burst: 60}}},
-		{"no burst", 30, 10 * time.Millisecond, []throttletest.Zone{{Rate: 5}}},
+		{"two limits at once", 600, 200 * time.Millisecond, []servers.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}}},
+		{"a burst", 600, 300 * time.Millisecond, []servers.Zone{{Rate: 150, Burst: 60}}},
+		{"no burst", 30, 10 * time.Millisecond, []servers.Zone{{Rate: 5}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -74,7 +75,7 @@ type nginxRun struct {
 }
 
 // throughNginx runs jobs of one call each by workers on a Redis of their own.
-func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttletest.Zone) nginxRun {
+func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []servers.Zone) nginxRun {
 	var windows []throttle.Window
 	for i, z := range zones {
 		windows = append(windows, zoneWindow(z, fmt.Sprintf("zone%d", i), jitter))
@@ -83,7 +84,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []throttle
 	var served atomic.Int64
 	far := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
 	defer far.Close()
-	proxy := throttletest.Nginx(t, far.Listener.Addr().String(), zones...)
+	proxy := servers.Nginx(t, far.Listener.Addr().String(), zones...)
 	calls := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 	defer calls.CloseIdleConnections()
 	call := func(path string) int {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -77,7 +78,7 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 }
 
 // counting is an API that counts the calls of all.
-func counting(count throttletest.Count) api {
+func counting(count apitest.Count) api {
 	var mu sync.Mutex
 	start := time.Now()
 	return func(*http.Request) (int, string) {
@@ -100,13 +101,13 @@ func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 	published := throttle.Window{Name: "all", Limit: 20, Period: period, Scope: throttle.Shared}
 	for name, row := range map[string]struct {
 		jobs        int
-		count       func() throttletest.Count
+		count       func() apitest.Count
 		least, most float64 // of the rate that it allows
 		says        string
 	}{
-		"no burst":       {160, func() throttletest.Count { return throttletest.BucketCount(21, period, 1) }, 10, 10, "it seems to allow 10/s, but no bursts.\n  This window would fit: {name: all, algorithm: gcra, limit: 20, period: 2s, burst: 1}\n"},
-		"three quarters": {160, func() throttletest.Count { return throttletest.BucketCount(15, period, 15) }, 6.3, 7.8, "/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
-		"as published":   {40, func() throttletest.Count { return throttletest.BucketCount(25, period, 25) }, 0, 0, ""},
+		"no burst":       {160, func() apitest.Count { return apitest.BucketCount(21, period, 1) }, 10, 10, "it seems to allow 10/s, but no bursts.\n  This window would fit: {name: all, algorithm: gcra, limit: 20, period: 2s, burst: 1}\n"},
+		"three quarters": {160, func() apitest.Count { return apitest.BucketCount(15, period, 15) }, 6.3, 7.8, "/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
+		"as published":   {40, func() apitest.Count { return apitest.BucketCount(25, period, 25) }, 0, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

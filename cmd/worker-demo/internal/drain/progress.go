@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 )
 
-// A Progress tells people how a drain goes on: as a bar on a terminal, elsewhere as a line
+// A Progress shows people how a drain goes on: as a bar on a terminal, elsewhere as a line
 // every few seconds. It is safe for concurrent use.
 type Progress struct {
 	bar     *progressbar.ProgressBar

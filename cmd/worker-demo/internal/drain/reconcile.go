@@ -17,7 +17,7 @@ import (
 var ErrForeignTask = errors.New("a task is not ours")
 
 // reconcile looks through the queue: it takes the results of jobs that ended without a line,
-// removes tasks that wait but must not run, and tells which jobs have no task and which tasks
+// removes tasks that wait but must not run, and returns which jobs have no task and which tasks
 // are active.
 func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 	tasks, err := d.listTasks()

@@ -28,7 +28,7 @@ type Summary struct {
 	Dequeues         int         `json:"dequeues"`
 	WakesPerJob      float64     `json:"wakes_per_job"`
 	DrainSeconds     float64     `json:"drain_seconds"`
-	RedisCallsPerJob *float64    `json:"redis_calls_per_job"` // inside scripts too; nil where Redis does not tell
+	RedisCallsPerJob *float64    `json:"redis_calls_per_job"` // inside scripts too; nil where Redis does not say
 	Windows          []WindowUse `json:"windows"`
 	Learnt           []Lesson    `json:"learnt"` // of windows whose calls the API refused
 
@@ -93,7 +93,7 @@ func (s *Summary) setRedisCalls(calls int64) {
 }
 
 // commandCalls is how many commands the server has processed for anybody, those inside of
-// scripts included. miniredis does not tell, nor does a cluster as a whole.
+// scripts included. miniredis does not say, nor does a cluster as a whole.
 func commandCalls(ctx context.Context, client redis.UniversalClient) (calls int64, ok bool) {
 	single, ok := client.(*redis.Client)
 	if !ok {

@@ -62,7 +62,7 @@ func Of(limiter *throttle.Limiter, todo []jobs.Job, now time.Time) Forecast {
 			continue
 		}
 		cost := job.Cost
-		if _, told := cost[throttle.Requests]; !told {
+		if _, given := cost[throttle.Requests]; !given {
 			add(loads, info.Name, throttle.Requests, job.Tenant, 1)
 		}
 		for unit, n := range cost {

@@ -37,7 +37,7 @@ func Embedded() (*Server, error) {
 	return s, nil
 }
 
-// Open connects to a Redis and sees that it answers, within 3 s. Errors never tell a password.
+// Open connects to a Redis and sees that it answers, within 3 s. Errors never show a password.
 func Open(ctx context.Context, a Address, t TLS) (*Server, error) {
 	opt, err := a.parse(t)
 	if err != nil {

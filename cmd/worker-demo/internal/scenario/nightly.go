@@ -113,19 +113,19 @@ func (n *night) mostCounted(window, scope string) int64 {
 	return n.most[[2]string{window, scope}]
 }
 
-// follow tells how the batch goes on, until it has ended or the context ends.
+// follow shows how the batch goes on, until it has ended or the context ends.
 func (n *night) follow(ctx context.Context, scheduler *batch.Scheduler, firing batch.Firing) batch.Status {
-	var told batch.Status
+	var shown batch.Status
 	for {
 		status, err := scheduler.Status(ctx, firing)
-		moved := status.Expected.Sub(told.Expected).Abs() > time.Second
+		moved := status.Expected.Sub(shown.Expected).Abs() > time.Second
 		switch {
 		case err != nil:
 		case status.HasEnded():
 			n.progress.Say("nightly batch: %d of %d tasks done, %s", status.Done, status.Total, against(status))
 			return status
 		case !status.Expected.IsZero() && moved && time.Until(status.Expected) > time.Second:
-			told = status
+			shown = status
 			n.progress.Say("nightly batch: %d of %d tasks done, the last expected to start in %s, %s", status.Done, status.Total,
 				show.Short(time.Until(status.Expected).Round(time.Second)), against(status))
 		}

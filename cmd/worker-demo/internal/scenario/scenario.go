@@ -66,7 +66,7 @@ func Default() Scenario {
 	}
 }
 
-// Run runs the scenario on a Redis, and tells on stderr how it goes. The report is that of what was
+// Run runs the scenario on a Redis, and shows on stderr how it goes. The report is that of what was
 // done even if the context ends.
 func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.Writer) (Report, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

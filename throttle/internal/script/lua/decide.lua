@@ -20,8 +20,9 @@
 --                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
 --                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was
---                        refused, by what, who was told, and by hand: see upstream.lua; guess: the longest pause, or 0 if the upstream
---                        said how long; mode: 0, 1, 2 for adapt: off, spread, full)
+--                        refused, by what, who reported it, and by hand: see upstream.lua; guess:
+--                        the longest pause, or 0 if the upstream said how long; mode: 0, 1, 2 for
+--                        adapt: off, spread, full)
 --   then S ends of the scopes' keys, narrow to broad
 --
 -- Verbs:

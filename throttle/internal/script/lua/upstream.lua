@@ -4,7 +4,7 @@
 --           Nothing is granted before `until`. From then on `ramp` is the time in which one
 --           window's worth is let out, evenly, and `gone` how much of that was granted since, in
 --           parts of SHARE. It was set for what was granted at the time `set` or before. `by` is
---           "TENANT:CAUSE:NAME:HAND:AT": whose refusal, what was said, who was told, and when (us).
+--           "TENANT:CAUSE:NAME:HAND:AT": whose refusal, what was said, who reported it, and when (us).
 --   !UNIT   what the upstream has left (kind "r"): left(7) at(7) entry*; entry time(7) units(7)
 --           So many units are left, by the answer to a call that was granted at the time `at`; the
 --           entries are what was granted later. It expires when the upstream resets.

@@ -1,4 +1,4 @@
--- batch_due.lua: tells what a scheduler of a batch has to know once a second.
+-- batch_due.lua: returns what a scheduler of a batch has to know once a second.
 --
 -- KEYS  1 the batch (hash)  2 its firings that have not ended (set)
 -- ARGV  nothing

@@ -1,4 +1,4 @@
--- due.lua: tells which scheduled or retried tasks of one queue are due.
+-- due.lua: returns which scheduled or retried tasks of one queue are due.
 --
 -- KEYS  1 scheduled or retry (sorted set)
 -- ARGV  1 prefix of the task keys  2 now (s)  3 the most tasks to return

@@ -1,4 +1,4 @@
--- there.lua: tells which tasks of one queue exist, and may still run.
+-- there.lua: returns which tasks of one queue exist, and may still run.
 --
 -- KEYS  the tasks (hashes)
 -- ARGV  nothing

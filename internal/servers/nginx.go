@@ -1,4 +1,4 @@
-package throttletest
+package servers
 
 import (
 	"bytes"
@@ -29,8 +29,8 @@ type NginxProcess struct {
 func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 	t.Helper()
 	if _, err := exec.LookPath("nginx"); err != nil {
-		if os.Getenv(RequireEnv) != "" {
-			t.Fatalf("nginx is not installed, and %s is set", RequireEnv)
+		if os.Getenv(requireEnv) != "" {
+			t.Fatalf("nginx is not installed, and %s is set", requireEnv)
 		}
 		t.Skip("nginx is not installed: scripts/test installs it")
 	}
@@ -57,7 +57,7 @@ func StartNginx(dir, upstream string, zones ...Zone) (*NginxProcess, error) {
 	// Another process can take the port between our look and the start: then look again.
 	var said bytes.Buffer
 	for range 10 {
-		port, err := freePort()
+		port, err := FreePort()
 		if err != nil {
 			return nil, err
 		}

@@ -1,19 +1,20 @@
-package worker
+// Package outage is about a limiter that does not answer, or whose Redis has a clock that was set:
+// what is logged of it, and how long callers wait.
+package outage
 
 import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// outages logs that the limiter is unavailable: for each class of error when it begins, every minute
+// A Log logs that the limiter is unavailable: for each class of error when it begins, every minute
 // while it lasts, and when it is over, rather than for every task. It also logs that the clock of
 // Redis was set back, or went ahead.
-type outages struct {
+type Log struct {
 	logger *slog.Logger
 
 	mu        sync.Mutex
@@ -58,11 +59,13 @@ const clockAheadMax = 5 * time.Second
 // clockSlower is how many smaller offsets in a row show that a clock was set back.
 const clockSlower = 20
 
-func newOutages(logger *slog.Logger) *outages {
-	return &outages{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}, begun: time.Now(), clocks: map[string]clock{}}
+// NewLog returns a log of one server.
+func NewLog(logger *slog.Logger) *Log {
+	return &Log{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}, begun: time.Now(), clocks: map[string]clock{}}
 }
 
-func (o *outages) failed(err error, details ...any) {
+// Failed notes that the limiter could not decide, or was not asked. Details are those of slog.
+func (o *Log) Failed(err error, details ...any) {
 	var class error
 	for _, c := range []error{throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrForbidden} {
 		if errors.Is(err, c) {
@@ -87,7 +90,8 @@ func (o *outages) failed(err error, details ...any) {
 	}
 }
 
-func (o *outages) decided() {
+// Decided notes that the limiter has decided.
+func (o *Log) Decided() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for class, out := range o.byClass {
@@ -98,30 +102,30 @@ func (o *outages) decided() {
 	}
 }
 
-// ofLine is what a log says of a line: its policy, and which of its shards it is if it has some.
-func ofLine(line string) []any {
+// OfLine is what a log says of a line: its policy, and which of its shards it is if it has some.
+func OfLine(line string) []any {
 	if policy := throttle.PolicyOf(line); policy != line {
 		return []any{"policy", policy, "line", line}
 	}
 	return []any{"policy", line}
 }
 
-// clockAt notes what the clock of Redis said when a line was asked. It may have been set back since
+// ClockAt notes what the clock of Redis said when a line was asked. It may have been set back since
 // it was asked before.
-func (o *outages) clockAt(line string, at time.Time) {
+func (o *Log) ClockAt(line string, at time.Time) {
 	o.mu.Lock()
 	latest := o.latest[line]
 	if at.After(latest) {
 		o.latest[line] = at
 	}
 	o.mu.Unlock()
-	o.clockBehind(latest.Sub(at), ofLine(line)...)
-	o.clockAhead(line, at)
+	o.ClockBehind(latest.Sub(at), OfLine(line)...)
+	o.ClockAhead(line, at)
 }
 
-// clockAhead logs once if the clock of Redis went ahead since it was asked before: what the windows
+// ClockAhead logs once if the clock of Redis went ahead since it was asked before: what the windows
 // count became older at once, and they grant more than they would by a true clock.
-func (o *outages) clockAhead(line string, at time.Time) {
+func (o *Log) ClockAhead(line string, at time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	offset := at.Sub(o.begun) - time.Since(o.begun)
@@ -132,7 +136,7 @@ func (o *outages) clockAhead(line string, at time.Time) {
 		if known && by > clockAheadMax && (o.ahead == nil || (offset-*o.ahead).Abs() > clockAheadMax) {
 			o.ahead = &offset
 			o.logger.Warn("worker: the clock of Redis went ahead: each window may grant up to its limit once more",
-				append(ofLine(line), "by", by.Round(time.Millisecond))...)
+				append(OfLine(line), "by", by.Round(time.Millisecond))...)
 		}
 		c = clock{offset: offset}
 	case c.times == 0 || offset > c.less:
@@ -149,9 +153,9 @@ func (o *outages) clockAhead(line string, at time.Time) {
 	o.clocks[line] = c
 }
 
-// clockBehind logs once that the clock of Redis was set back. Until it has caught up no window
+// ClockBehind logs once that the clock of Redis was set back. Until it has caught up no window
 // frees any units.
-func (o *outages) clockBehind(behind time.Duration, details ...any) {
+func (o *Log) ClockBehind(behind time.Duration, details ...any) {
 	if behind <= clockBehindMax {
 		return
 	}
@@ -164,40 +168,5 @@ func (o *outages) clockBehind(behind time.Duration, details ...any) {
 	}
 	if at := now.Add(behind); at.After(o.catchesUp) {
 		o.catchesUp = at
-	}
-}
-
-// maxUnmatchedTypes bounds how many task types are logged, and remembered for it.
-const maxUnmatchedTypes = 100
-
-// unmatched counts the attempts of tasks whose type no policy matches, and logs each type once.
-type unmatched struct {
-	logger   *slog.Logger
-	rejected bool // such tasks fail
-	count    atomic.Int64
-
-	mu    sync.Mutex
-	types map[string]bool
-}
-
-func (u *unmatched) attempt(taskType string) {
-	u.count.Add(1)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.types[taskType] || len(u.types) > maxUnmatchedTypes {
-		return
-	}
-	if u.types == nil {
-		u.types = map[string]bool{}
-	}
-	u.types[taskType] = true
-	switch {
-	case len(u.types) > maxUnmatchedTypes:
-		u.logger.Warn("worker: no policy matches many task types: no more of them are logged",
-			"logged", maxUnmatchedTypes)
-	case u.rejected:
-		u.logger.Warn("worker: no policy matches a task type: its tasks fail", "type", taskType)
-	default:
-		u.logger.Warn("worker: no policy matches a task type: its tasks run unthrottled", "type", taskType)
 	}
 }

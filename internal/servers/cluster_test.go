@@ -1,15 +1,15 @@
-package throttletest_test
+package servers_test
 
 import (
 	"testing"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/internal/servers"
 )
 
 func TestAClusterServesAndMigratesASlot(t *testing.T) {
 	t.Parallel()
-	c := throttletest.Cluster(t, 2, 1)
+	c := servers.Cluster(t, 2, 1)
 	ctx, client := t.Context(), c.Client(t)
 	slot, err := c.Slot(ctx, "{a}")
 	if err != nil {
@@ -48,7 +48,7 @@ func TestAClusterServesAndMigratesASlot(t *testing.T) {
 
 func TestSentinelsReplaceThePrimary(t *testing.T) {
 	t.Parallel()
-	s := throttletest.Sentinel(t, 1)
+	s := servers.Sentinel(t, 1)
 	ctx, client := t.Context(), s.Client(t)
 	if err := client.Set(ctx, "key", "value", 0).Err(); err != nil {
 		t.Fatal(err)

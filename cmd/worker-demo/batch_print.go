@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// plan prints when the batch would be done. The scheduler has the schedule, which tells the next tick.
+// plan prints when the batch would be done. The scheduler has the schedule, which has the next tick.
 func (c *BatchCommand) plan(ctx context.Context, opt asynq.RedisConnOpt, b batch.Batch, limiter *throttle.Limiter, tick time.Time) error {
 	scheduler, err := batch.NewScheduler(opt, batch.Config{Batches: []batch.Batch{b}, Client: worker.ClientConfig{Limiter: limiter}})
 	if err != nil {
@@ -93,8 +93,8 @@ func moment(t time.Time) string {
 	return t.Local().Format(time.DateTime)
 }
 
-// tell prints a status. Tasks that failed or were refused make the exit code.
-func (c *BatchCommand) tell(ctx context.Context, scheduler *batch.Scheduler, s batch.Status) error {
+// print prints a status. Tasks that failed or were refused make the exit code.
+func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s batch.Status) error {
 	tenants, err := scheduler.Tenants(ctx, batch.Firing{Batch: s.Batch, Tick: s.Tick})
 	if err != nil {
 		return err

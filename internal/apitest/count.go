@@ -1,4 +1,5 @@
-package throttletest
+// Package apitest has models of APIs that limit their callers.
+package apitest
 
 import (
 	"math"

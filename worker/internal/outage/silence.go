@@ -1,4 +1,4 @@
-package worker
+package outage
 
 import (
 	"context"
@@ -11,9 +11,6 @@ import (
 )
 
 const (
-	// decideTimeout bounds how long a task waits for the limiter in its handler slot.
-	decideTimeout = 2 * time.Second
-
 	// probeTimeout bounds each call while the limiter is silent.
 	probeTimeout = 250 * time.Millisecond
 
@@ -22,10 +19,10 @@ const (
 	probePauseMax = time.Second
 )
 
-// A silence keeps callers from waiting for a limiter that does not answer. The first callers wait
+// A Silence keeps callers from waiting for a limiter that does not answer. The first callers wait
 // for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
-// once.
-type silence struct {
+// once. Its zero value is ready.
+type Silence struct {
 	mu    sync.Mutex
 	began bool
 	pause time.Duration
@@ -34,9 +31,9 @@ type silence struct {
 
 var errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
 
-// bound calls ask with a context that ends after timeout, or sooner while the limiter is silent. If
+// Bound calls ask with a context that ends after timeout, or sooner while the limiter is silent. If
 // the time is up the error is throttle.ErrUnavailable.
-func (s *silence) bound(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+func (s *Silence) Bound(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	timeout, ok := s.begin(time.Now(), timeout)
 	if !ok {
 		return errSilent
@@ -55,7 +52,7 @@ func (s *silence) bound(ctx context.Context, timeout time.Duration, ask func(con
 }
 
 // begin returns how long a caller may wait for the limiter, and whether it may ask at all.
-func (s *silence) begin(now time.Time, timeout time.Duration) (time.Duration, bool) {
+func (s *Silence) begin(now time.Time, timeout time.Duration) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.began {
@@ -70,7 +67,7 @@ func (s *silence) begin(now time.Time, timeout time.Duration) (time.Duration, bo
 }
 
 // end notes whether the limiter was silent.
-func (s *silence) end(now time.Time, silent bool) {
+func (s *Silence) end(now time.Time, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.began = silent; !silent {

@@ -1,4 +1,4 @@
-package throttletest
+package servers
 
 import (
 	"context"

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -43,7 +44,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		}}
 		version, err := s.Publish(t.Context(), everything, 0, anna)
 		must(t, err)
-		soon(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
+		limitertest.Until(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
 		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
 		if got := own.Policies(); !reflect.DeepEqual(got, want) {
 			t.Errorf("policies have changed on their way:\n%+v\n%+v", got, want)
@@ -126,7 +127,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			must(t, err)
 			must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
 			must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
-			soon(t, "the observer is told that "+document+" cannot be used", func() bool {
+			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
 				return f.Version == state.Version+1000 && f.Err != nil
 			})
@@ -139,20 +140,20 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		must(t, err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 4)}, state.Version, anna)
 		must(t, err)
-		soon(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
+		limitertest.Until(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
 
 		// What Redis forgets stays in force, but for overrides and pauses.
 		must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
-		soon(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
+		limitertest.Until(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
 		must(t, client.FlushAll(t.Context()).Err())
 		must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
-		soon(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
+		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
 		if got := l.Policies(); got[0].Windows[0].Limit != 4 {
 			t.Errorf("after Redis was flushed the policies are %+v", got)
 		}
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
 		must(t, err)
-		soon(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
+		limitertest.Until(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
 	})
 }
 
@@ -176,7 +177,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
 	must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
 	inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
-	soon(t, "the override is in force", inForce(1))
+	limitertest.Until(t, "the override is in force", inForce(1))
 	more := 0 // besides the first one
 	for granted(t, l, "p", "acme") {
 		more++
@@ -189,7 +190,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	}
 	exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
 	must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
-	soon(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
 	state, err := s.State(t.Context())
 	must(t, err)
 	if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
@@ -200,7 +201,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	}
 	found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
 	must(t, err)
-	soon(t, "it is cleared", inForce(0))
+	limitertest.Until(t, "it is cleared", inForce(0))
 	if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
 		t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
 	}
@@ -210,8 +211,8 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 
 	// By the clock of Redis it ends by itself.
 	must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
-	soon(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
-	soon(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
+	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+	limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
 
 	for _, bad := range []throttle.TenantOverride{
 		{Policy: "p", Tenant: "acme"},
@@ -291,7 +292,7 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 		t.Errorf("without an answer the limit is %d, not the limiter's own", got)
 	}
 	server.SetError("")
-	soon(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
+	limitertest.Until(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
 }
 
 func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {

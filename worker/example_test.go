@@ -59,7 +59,7 @@ func Example() {
 	check(err)
 	defer client.Close()
 	for range 3 {
-		var start worker.ExpectedStart // start.At is when the task is expected to start
+		var start worker.ExpectedStart // if start.Known, the task is expected to start at start.At
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil)
 		_, err = client.EnqueueContext(ctx, task, worker.ReportStart(&start))
 		check(err)

@@ -3,7 +3,7 @@ package dispatch
 import "time"
 
 // paceOf is how many tasks the pace is measured by, about: older ones count less and less.
-const paceOf = 8
+const paceOf = 4
 
 // A pace is how fast slots become free: how long they were taken, and how many tasks ended.
 type pace struct {

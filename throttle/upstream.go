@@ -22,7 +22,7 @@ const (
 // one that lasts longest.
 type Pause struct {
 	At      time.Time `json:"at"`       // when it was reported
-	By      string    `json:"by"`       // which limiter reported it: Config.Name
+	By      string    `json:"by"`       // which limiter reported it: Config.Name, or who set it by hand
 	ByHand  bool      `json:"by_hand"`  // by Limiter.Pause, and not by a refusal
 	Cause   string    `json:"cause"`    // what refused, such as "429"; empty if that is unknown
 	OpensAt time.Time `json:"opens_at"` // from which the gradual opening is over; Until, if the policy adapts
@@ -30,11 +30,14 @@ type Pause struct {
 	Until   time.Time `json:"until"`    // before which nothing is granted
 }
 
-// Describe says what the pause means at a time, and who reported it, such as "paused until 14:02:10 UTC
-// by the upstream's 429 to acme, told by worker-7".
+// Describe says what the pause means at a time, and who reported or set it, such as "paused until
+// 14:02:10 UTC by the upstream's 429 to acme, told by worker-7".
 func (p *Pause) Describe(at time.Time) string {
 	text := p.describe(at)
-	if p.By != "" {
+	switch {
+	case p.By != "" && p.ByHand:
+		text += ", set by " + printable(p.By)
+	case p.By != "":
 		text += ", told by " + printable(p.By)
 	}
 	return text

@@ -61,7 +61,7 @@ func Example() {
 	for range 3 {
 		var start worker.ExpectedStart // start.At is when the task is expected to start
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "github:star", nil)
-		_, err := client.EnqueueContext(ctx, task, worker.ReportStart(&start))
+		_, err = client.EnqueueContext(ctx, task, worker.ReportStart(&start))
 		check(err)
 	}
 	for range 3 {

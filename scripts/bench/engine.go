@@ -44,6 +44,7 @@ func engineScenarios() []scenario {
 		{"full", "single calls to full sliding windows: limits of 1,000 and 100,000 against one of 20", engineFull},
 		{"shapes", "single calls to two scopes, and to five windows, against two windows in one scope", engineShapes},
 		{"waiting", "a join behind many tickets against a join of an empty line; full: 1,000,000 tickets", engineWaiting},
+		{"state", "a page of the state of a long line, and why one of its tickets waits; full: 1,000,000 tickets of 100,000 tenants", engineState},
 		{"keys", "how many keys in Redis a grant adds", engineKeys},
 		{"bullmq", "BullMQ's limiter against plain asynq; needs node and npm", engineBullMQ},
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	mathrand "math/rand/v2"
 	"strconv"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -16,6 +18,10 @@ type joins struct {
 	client  *redis.Client
 	limiter *throttle.Limiter
 	asynqID string
+	tenants int // of which tickets are, at random
+
+	mu     sync.Mutex
+	joined []throttle.Ticket // one of each call
 }
 
 func newJoins(addr string, policies []throttle.Policy) (*joins, error) {
@@ -25,7 +31,7 @@ func newJoins(addr string, policies []throttle.Policy) (*joins, error) {
 		client.Close()
 		return nil, err
 	}
-	return &joins{client, limiter, rand.Text()[:8]}, nil
+	return &joins{client: client, limiter: limiter, asynqID: rand.Text()[:8], tenants: 10}, nil
 }
 
 func (j *joins) close() { j.client.Close() }
@@ -33,29 +39,32 @@ func (j *joins) close() { j.client.Close() }
 // many joins tickets by hundreds a call, on several goroutines.
 func (j *joins) many(ctx context.Context, policy string, n int) error {
 	return inParallel((n+batchSize-1)/batchSize, enqueuers, func(i int) error {
-		return j.join(ctx, policy, i*batchSize, min(batchSize, n-i*batchSize))
+		return j.join(ctx, policy, min(batchSize, n-i*batchSize))
 	})
 }
 
 // one joins tickets by one a call, one after the other.
 func (j *joins) one(ctx context.Context, policy string, n int) error {
-	for i := range n {
-		if err := j.join(ctx, policy, i, 1); err != nil {
+	for range n {
+		if err := j.join(ctx, policy, 1); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (j *joins) join(ctx context.Context, policy string, from, n int) error {
+func (j *joins) join(ctx context.Context, policy string, n int) error {
 	requests := make([]throttle.Request, n)
 	for i := range requests {
 		requests[i] = throttle.Request{
 			Key:    rand.Text()[:16],
-			Tenant: "tenant-" + strconv.Itoa((from+i)%10),
+			Tenant: "tenant-" + strconv.Itoa(mathrand.IntN(j.tenants)),
 			Ticket: throttle.Ticket{Queue: j.asynqID + "/default", ID: taskID()},
 		}
 	}
+	j.mu.Lock()
+	j.joined = append(j.joined, requests[0].Ticket)
+	j.mu.Unlock()
 	places, err := j.limiter.Line(policy).Join(ctx, requests)
 	for _, p := range places {
 		if err == nil {

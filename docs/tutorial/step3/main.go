@@ -50,7 +50,7 @@ func main() {
 	}
 
 	redisOpt := asynq.RedisClientOpt{Addr: m.Addr()}
-	client, err := worker.NewClient(redisOpt, worker.ClientConfig{Limiter: limiter})
+	client, err := worker.NewClient(redisOpt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: 5 * time.Second})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -100,6 +100,9 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {
 					sc.t.Errorf("%s, want %s", d.Reason(), want)
 				}
+				if text := d.Pause.Describe(d.At); !strings.HasSuffix(text, ": it is down, set by anna") {
+					sc.t.Errorf("%s", text)
+				}
 			}
 			if d := limitertest.Peek(sc.t, sc.l, sc.without("d")); d.Granted || d.Windows[0].Used != 0 {
 				sc.t.Errorf("%+v", d)

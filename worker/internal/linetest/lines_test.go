@@ -32,7 +32,7 @@ func TestBacklogDrains(t *testing.T) {
 		pace        func(*asynq.Config, *worker.Config)
 	}{
 		{"20 per second", sitetest.Policy(20, time.Second), 20, time.Second, 100, 2.1, 0.95, sitetest.Quick},
-		{"200 per 10 seconds", sitetest.Policy(200, 10*time.Second), 200, 10 * time.Second, 400, 2.1, 0.95, sitetest.Quick},
+		{"60 per 3 seconds", sitetest.Policy(60, 3*time.Second), 60, 3 * time.Second, 120, 2.1, 0.95, sitetest.Quick},
 		{"20 per minute and 5 per 3 seconds", minuteAndBurst, 20, time.Minute, 60, 2.1, 0.9, sitetest.Calm},
 		{"5 per 100 ms", sitetest.Policy(5, 100*time.Millisecond), 5, 100 * time.Millisecond, 100, 2.2, 0.85, sitetest.Quick},
 		{"20 per second, shared", sitetest.Shared(20, time.Second), 20, time.Second, 100, 2.1, 0.95, sitetest.Quick},

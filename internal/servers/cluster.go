@@ -11,7 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// NodeTimeout is after what time without an answer the nodes of a Cluster suspect one of them.
+// NodeTimeout is after what time without an answer the nodes of a Cluster suspect one of them. In a
+// Cluster without replicas it is a minute.
 const NodeTimeout = 1000 * time.Millisecond
 
 // A RedisCluster is a running Redis Cluster. The slots are spread evenly over its first nodes, the
@@ -75,7 +76,16 @@ func (c *RedisCluster) start(dir string, primaries, replicas int, args []string)
 			return fmt.Errorf("node %d becomes a replica: %w", primaries+i, err)
 		}
 	}
-	return c.Settled(ctx, n-primaries)
+	if err := c.Settled(ctx, n-primaries); err != nil || replicas > 0 {
+		return err
+	}
+	// Nobody can take over from a node that is slow to answer.
+	for _, p := range c.Nodes {
+		if err := p.do(ctx, "config", "set", "cluster-node-timeout", time.Minute.Milliseconds()).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 const slots = 16384

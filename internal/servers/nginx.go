@@ -57,7 +57,7 @@ func StartNginx(dir, upstream string, zones ...Zone) (*NginxProcess, error) {
 	// Another process can take the port between our look and the start: then look again.
 	var said bytes.Buffer
 	for range 10 {
-		port, err := freePort()
+		port, err := FreePort()
 		if err != nil {
 			return nil, err
 		}

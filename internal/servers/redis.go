@@ -4,6 +4,7 @@ package servers
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -83,7 +84,7 @@ func addrsOf(processes []*Process) []string {
 func startServer(dir string, args ...string) (*Process, error) {
 	// Another process can take the port between our look and the start: then look again.
 	for range 10 {
-		port, err := freePort()
+		port, err := FreePort()
 		if err != nil {
 			return nil, err
 		}
@@ -109,13 +110,28 @@ func (p *Process) Stop() {
 	<-p.exited
 }
 
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// FreePort returns a port that nobody listens on, nor on the one 10,000 above, which is the bus of a
+// node of a Cluster. Both are below the ports that outgoing connections get, 32768 and up: one of
+// these would keep a server from starting.
+func FreePort() (port int, err error) {
+	for range 100 {
+		port = 10_000 + rand.IntN(10_000)
+		if err = closed(port); err == nil {
+			err = closed(port + 10_000)
+		}
+		if err == nil {
+			return port, nil
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
+}
+
+func closed(port int) error {
+	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // answers waits until the server takes connections, at most 20 s.

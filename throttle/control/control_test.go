@@ -16,8 +16,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -42,7 +44,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		}}
 		version, err := s.Publish(t.Context(), everything, 0, anna)
 		must(t, err)
-		soon(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
+		limitertest.Until(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
 		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
 		if got := own.Policies(); !reflect.DeepEqual(got, want) {
 			t.Errorf("policies have changed on their way:\n%+v\n%+v", got, want)
@@ -125,7 +127,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			must(t, err)
 			must(t, client.HSet(t.Context(), "sluice:{!control}:state", "policies", document, "policies_version", state.Version+1000, "version", state.Version+1000).Err())
 			must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
-			soon(t, "the observer is told that "+document+" cannot be used", func() bool {
+			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
 				return f.Version == state.Version+1000 && f.Err != nil
 			})
@@ -138,91 +140,99 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		must(t, err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 4)}, state.Version, anna)
 		must(t, err)
-		soon(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
+		limitertest.Until(t, "the next version is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 4 })
 
 		// What Redis forgets stays in force, but for overrides and pauses.
 		must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
-		soon(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
+		limitertest.Until(t, "the pause is in force", func() bool { return len(l.Interventions().Pauses) == 1 })
 		must(t, client.FlushAll(t.Context()).Err())
 		must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
-		soon(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
+		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
 		if got := l.Policies(); got[0].Windows[0].Limit != 4 {
 			t.Errorf("after Redis was flushed the policies are %+v", got)
 		}
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
 		must(t, err)
-		soon(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
+		limitertest.Until(t, "a version of the new state is in force", func() bool { return l.Policies()[0].Windows[0].Limit == 5 })
 	})
 }
 
 func TestOverridesOfATenant(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		s := newStore(t, client)
-		l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
-		follow(t, l, s)
-		if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
-			t.Fatal("the limit is not 1")
-		}
-		three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
-		must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
-		inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
-		soon(t, "the override is in force", inForce(1))
-		more := 0 // besides the first one
-		for granted(t, l, "p", "acme") {
-			more++
-		}
-		if more != 2 {
-			t.Errorf("the tenant's limit is %d, want 3", 1+more)
-		}
-		if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
-			t.Error("the limit of another tenant is not 1")
-		}
-		exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
-		must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
-		soon(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
-		state, err := s.State(t.Context())
-		must(t, err)
-		if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
-			t.Errorf("in force: %+v", state.Overrides)
-		}
-		if left := state.Overrides[0].Until.Sub(state.At); left <= 59*time.Minute || left > time.Hour {
-			t.Errorf("the override ends in %v", left)
-		}
-		found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
-		must(t, err)
-		soon(t, "it is cleared", inForce(0))
-		if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
-			t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
-		}
-		if granted(t, l, "p", "acme") {
-			t.Error("the limit is not 1 again")
-		}
-
-		// By the clock of Redis it ends by itself.
-		must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
-		soon(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
-		soon(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
-
-		for _, bad := range []throttle.TenantOverride{
-			{Policy: "p", Tenant: "acme"},
-			{Policy: "p", Exempt: new(true)},
-			{Tenant: "acme", Exempt: new(true)},
-			{Policy: "p", Tenant: "acme", Weight: -1},
-			{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
-			{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
-		} {
-			if err := s.SetOverride(t.Context(), bad, time.Hour, anna); err == nil {
-				t.Errorf("%+v was put in force", bad)
-			}
-		}
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 1)}, 0, anna)
-		must(t, err)
-		var bad *throttle.PolicyError
-		three.Windows["day"] = throttle.Override{Limit: 1}
-		if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
-			t.Errorf("a window that the published policy has not was overridden: %v", err)
-		}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) { overrideATenant(t, client) })
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: servers.Cluster(t, 2, 0).Addrs()})
+		defer client.Close()
+		overrideATenant(t, client)
 	})
+}
+
+func overrideATenant(t *testing.T, client redis.UniversalClient) {
+	s := newStore(t, client)
+	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	follow(t, l, s)
+	if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
+		t.Fatal("the limit is not 1")
+	}
+	three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
+	must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
+	inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
+	limitertest.Until(t, "the override is in force", inForce(1))
+	more := 0 // besides the first one
+	for granted(t, l, "p", "acme") {
+		more++
+	}
+	if more != 2 {
+		t.Errorf("the tenant's limit is %d, want 3", 1+more)
+	}
+	if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
+		t.Error("the limit of another tenant is not 1")
+	}
+	exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
+	must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
+	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+	state, err := s.State(t.Context())
+	must(t, err)
+	if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
+		t.Errorf("in force: %+v", state.Overrides)
+	}
+	if left := state.Overrides[0].Until.Sub(state.At); left <= 59*time.Minute || left > time.Hour {
+		t.Errorf("the override ends in %v", left)
+	}
+	found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
+	must(t, err)
+	limitertest.Until(t, "it is cleared", inForce(0))
+	if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
+		t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
+	}
+	if granted(t, l, "p", "acme") {
+		t.Error("the limit is not 1 again")
+	}
+
+	// By the clock of Redis it ends by itself.
+	must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
+	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+	limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
+
+	for _, bad := range []throttle.TenantOverride{
+		{Policy: "p", Tenant: "acme"},
+		{Policy: "p", Exempt: new(true)},
+		{Tenant: "acme", Exempt: new(true)},
+		{Policy: "p", Tenant: "acme", Weight: -1},
+		{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
+		{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
+	} {
+		if err := s.SetOverride(t.Context(), bad, time.Hour, anna); err == nil {
+			t.Errorf("%+v was put in force", bad)
+		}
+	}
+	_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 1)}, 0, anna)
+	must(t, err)
+	var bad *throttle.PolicyError
+	three.Windows["day"] = throttle.Override{Limit: 1}
+	if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
+		t.Errorf("a window that the published policy has not was overridden: %v", err)
+	}
 }
 
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
@@ -282,7 +292,7 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 		t.Errorf("without an answer the limit is %d, not the limiter's own", got)
 	}
 	server.SetError("")
-	soon(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
+	limitertest.Until(t, "it follows", func() bool { return l.Policies()[0].Windows[0].Limit == 7 })
 }
 
 func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {

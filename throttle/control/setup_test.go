@@ -47,16 +47,6 @@ func follow(t testing.TB, l *throttle.Limiter, s *control.Store) {
 	t.Cleanup(func() { f.Close() })
 }
 
-// soon waits until something holds.
-func soon(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
-}
-
 // granted reports whether one request of a tenant is granted.
 func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 	t.Helper()

@@ -32,7 +32,7 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 	}{{throttle.FailClosed, 503, "1"}, {throttle.FailOpen, 200, ""}} {
 		p := policy("site", perHour(1))
 		p.Fail = row.fail
-		log := &journal{}
+		log := &limitertest.Journal{}
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, p), Policy: "site",
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for range 3 {
@@ -41,7 +41,7 @@ func TestRequestsWhileRedisIsAway(t *testing.T) {
 				t.Errorf("fail: %s: status %d, fields %v", row.fail, resp.StatusCode, resp.Header)
 			}
 		}
-		if n := log.count("limiter is unavailable"); n != 1 {
+		if n := log.Count("limiter is unavailable"); n != 1 {
 			t.Errorf("fail: %s: logged %d times, want once", row.fail, n)
 		}
 	}
@@ -55,12 +55,12 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed },
 		})
 		defer client.Close()
-		log := &journal{}
+		log := &limitertest.Journal{}
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limitertest.New(t, client, policy("site", perHour(1))), Policy: "site",
 			Logger: slog.New(slog.NewTextHandler(log, nil))})(http.HandlerFunc(ok))
 		for i := range 13 { // two minutes
 			ask(h, "10.0.0.1", "")
-			if begun, still := log.count("limiter is unavailable"), log.count("limiter is still unavailable"); begun != 1 || still != i/6 {
+			if begun, still := log.Count("limiter is unavailable"), log.Count("limiter is still unavailable"); begun != 1 || still != i/6 {
 				t.Errorf("after %d s logged %d and %d times, want 1 and %d", 10*i, begun, still, i/6)
 			}
 			time.Sleep(10 * time.Second)
@@ -72,7 +72,7 @@ func TestAnOutageThatLastsIsLoggedAgain(t *testing.T) {
 func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 	t.Parallel()
 	limitertest.Bubble(t, policy("site", perHour(5, "user"), throttle.Window{Name: "each", Limit: 9, Period: time.Hour}), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
-		log := &journal{}
+		log := &limitertest.Journal{}
 		served := 0
 		h := newMiddleware(t, httpthrottle.MiddlewareConfig{
 			Limiter: l, Policy: "site", Attributes: byUser, Logger: slog.New(slog.NewTextHandler(log, nil)),
@@ -99,14 +99,14 @@ func TestAttributesThatCannotBeCountedAreBadRequests(t *testing.T) {
 		if served != 0 {
 			t.Errorf("%d were served", served)
 		}
-		if n, lines := log.count("level=WARN"), log.count("\n"); n != 1 || lines != 1 {
+		if n, lines := log.Count("level=WARN"), log.Count("\n"); n != 1 || lines != 1 {
 			t.Errorf("logged in %d lines, %d warnings, want 1", lines, n)
 		}
 		time.Sleep(time.Minute)
 		if resp := send("", "acme"); resp.StatusCode != http.StatusBadRequest {
 			t.Errorf("a minute later: %d", resp.StatusCode)
 		}
-		if n := log.count("requests=40 "); n != 1 {
+		if n := log.Count("requests=40 "); n != 1 {
 			t.Errorf("a line with the number of requests since the last: %d times, want once", n)
 		}
 		if resp := send("ann", "acme"); resp.StatusCode != 200 || served != 1 {
@@ -119,7 +119,7 @@ func TestCostsThatCannotBeCounted(t *testing.T) {
 	t.Parallel()
 	limiter := limitertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), policy("site", perHour(5, "ip")))
 	var cost map[string]int64
-	log := &journal{}
+	log := &limitertest.Journal{}
 	h := newMiddleware(t, httpthrottle.MiddlewareConfig{
 		Limiter: limiter, Policy: "site", Logger: slog.New(slog.NewTextHandler(log, nil)),
 		Cost: func(*http.Request) map[string]int64 { return cost },
@@ -136,7 +136,7 @@ func TestCostsThatCannotBeCounted(t *testing.T) {
 			t.Errorf("cost %v: %d, want %d", cost, resp.StatusCode, row.status)
 		}
 	}
-	if n := log.count("\n"); n != 1 {
+	if n := log.Count("\n"); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
 }

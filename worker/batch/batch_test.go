@@ -277,13 +277,6 @@ func TestABatchKeepsItsHours(t *testing.T) {
 		if st := at(90*time.Second, "days"); st.State != batch.Waiting || st.Total != 0 {
 			t.Errorf("before its hours: %+v", st)
 		}
-		early, err := p.Firings(t.Context(), "days", 1)
-		s.ok(err)
-		s.ok(p.Pause(t.Context(), early[0]))
-		if st := at(90*time.Second, "days"); st.State != batch.Paused {
-			t.Errorf("paused before its hours: %+v", st)
-		}
-		s.ok(p.Resume(t.Context(), early[0]))
 		if st := at(270*time.Second, "days"); st.State != batch.Running || st.Done != 20 {
 			t.Errorf("in its hours: %+v", st)
 		}

@@ -2,6 +2,8 @@
 // for any number of bytes, ? for one, and everything else for itself.
 package glob
 
+import "slices"
+
 // Match reports whether the glob matches the whole name.
 func Match(glob, name string) bool {
 	return meet(glob, name, false)
@@ -34,7 +36,9 @@ func meet(a, b string, both bool) bool {
 				next[j+1] = reach[j] && (a[i] == b[j] || a[i] == '?' || both && b[j] == '?')
 			}
 		}
-		reach = next
+		if reach = next; !slices.Contains(reach, true) {
+			return false
+		}
 	}
 	return reach[len(b)]
 }

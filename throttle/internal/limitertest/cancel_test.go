@@ -29,7 +29,7 @@ func TestCancel(t *testing.T) {
 		cost int64
 		used []int64 // sliding, fixed, gcra
 	}
-	for name, ops := range map[string][]op{
+	EachOf(t, map[string][]op{
 		"at once": {
 			{0, "+a", 4, []int64{4, 4, 4}},
 			{0, "-a", 0, []int64{0, 0, 0}},
@@ -77,30 +77,26 @@ func TestCancel(t *testing.T) {
 			{0, "+b", 0, []int64{3, 3, 3}},
 			{0, "-b", 0, []int64{3, 3, 3}},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := NewHanded(t, client, three())
-				made := map[string]throttle.Reservation{}
-				for i, op := range ops {
-					c.Set(op.at)
-					var d throttle.Decision
-					if op.do[0] == '+' {
-						d = Reserve(t, l, Acme(op.cost))
-						made[op.do[1:]] = d.Reservation
-						if !d.Granted {
-							t.Fatalf("op %d: denied", i)
-						}
-					} else {
-						d = Cancel(t, l, made[op.do[1:]])
-					}
-					if !slices.Equal(Used(d), op.used) {
-						t.Errorf("op %d, %s at %v: used %v, want %v", i, op.do, op.at, Used(d), op.used)
-					}
+	}, func(t *testing.T, client *redis.Client, ops []op) {
+		l, c := NewHanded(t, client, three())
+		made := map[string]throttle.Reservation{}
+		for i, op := range ops {
+			c.Set(op.at)
+			var d throttle.Decision
+			if op.do[0] == '+' {
+				d = Reserve(t, l, Acme(op.cost))
+				made[op.do[1:]] = d.Reservation
+				if !d.Granted {
+					t.Fatalf("op %d: denied", i)
 				}
-			})
-		})
-	}
+			} else {
+				d = Cancel(t, l, made[op.do[1:]])
+			}
+			if !slices.Equal(Used(d), op.used) {
+				t.Errorf("op %d, %s at %v: used %v, want %v", i, op.do, op.at, Used(d), op.used)
+			}
+		}
+	})
 }
 
 // Only this reservation is given back by it, however late the call is repeated.

@@ -13,21 +13,16 @@ import (
 
 // Every algorithm, with one window of limit 100, 20 or 10 a minute.
 func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64))) {
-	for name, w := range map[string]throttle.Window{
+	EachOf(t, map[string]throttle.Window{
 		"sliding":   {Algorithm: throttle.Sliding},
 		"fixed":     {Algorithm: throttle.Fixed},
 		"first use": {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
 		"gcra":      {Algorithm: throttle.GCRA},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				w := w
-				w.Name, w.Period, w.Limit = "w", m, 1
-				l, c := NewHanded(t, client, Policy(w))
-				test(t, l, c, func(limit int64) { w.Limit = limit; SetPolicy(t, l, w) })
-			})
-		})
-	}
+	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		w.Name, w.Period, w.Limit = "w", m, 1
+		l, c := NewHanded(t, client, Policy(w))
+		test(t, l, c, func(limit int64) { w.Limit = limit; SetPolicy(t, l, w) })
+	})
 }
 
 func TestRaiseTakesEffectAtOnce(t *testing.T) {

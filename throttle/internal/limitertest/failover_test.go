@@ -165,12 +165,9 @@ func promote(t *testing.T, primary, replica *redis.Client) {
 // untilReplication waits until INFO replication contains the text.
 func untilReplication(t *testing.T, client *redis.Client, text string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !strings.Contains(client.Info(t.Context(), "replication").Val(), text); {
-		if time.Now().After(end) {
-			t.Fatalf("in vain until it says %s", text)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	Until(t, "INFO replication says "+text, func() bool {
+		return strings.Contains(client.Info(t.Context(), "replication").Val(), text)
+	})
 }
 
 // A new primary does not know the last grants of the old one. With "failover: strict" it grants

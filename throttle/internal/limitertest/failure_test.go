@@ -11,6 +11,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -20,11 +21,21 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// impatient is a client that gives up at once.
+// impatient is a client that tries everything once.
 func impatient(t *testing.T, addr string) *redis.Client {
 	t.Helper()
+	return givesUpAfter(t, addr, 20*s)
+}
+
+// unanswered is a client that soon gives up waiting for a Redis that hangs.
+func unanswered(t *testing.T) *redis.Client {
+	t.Helper()
+	return givesUpAfter(t, answering(t, ""), 200*ms)
+}
+
+func givesUpAfter(t *testing.T, addr string, wait time.Duration) *redis.Client {
 	client := redis.NewClient(&redis.Options{
-		Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 1, PoolTimeout: 10 * ms, ReadTimeout: 200 * ms,
+		Addr: addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 1, PoolTimeout: 10 * ms, ReadTimeout: wait,
 	})
 	t.Cleanup(func() { client.Close() })
 	return client
@@ -133,7 +144,7 @@ func TestRedisThatIsGone(t *testing.T) {
 	}
 	t.Run("hangs", func(t *testing.T) {
 		t.Parallel()
-		unavailable(t, impatient(t, answering(t, "")), "no answer")
+		unavailable(t, unanswered(t), "no answer")
 	})
 	t.Run("hangs up", func(t *testing.T) {
 		t.Parallel()
@@ -295,7 +306,7 @@ func TestContextThatEnds(t *testing.T) {
 	})
 	t.Run("deadline while Redis hangs", func(t *testing.T) {
 		t.Parallel()
-		l := New(t, impatient(t, answering(t, "")), p)
+		l := New(t, unanswered(t), p)
 		ctx, end := context.WithTimeout(t.Context(), 20*ms)
 		defer end()
 		d, err := l.Reserve(ctx, Acme(1))

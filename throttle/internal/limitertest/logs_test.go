@@ -1,10 +1,8 @@
 package limitertest
 
 import (
-	"bytes"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,37 +14,13 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A journal keeps what is logged.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
-
-// lines returns what was logged since the last call, without levels.
-func (j *journal) lines() (lines []string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for line := range strings.Lines(j.text.String()) {
-		_, message, _ := strings.Cut(strings.TrimSpace(line), "msg=")
-		lines = append(lines, message)
-	}
-	j.text.Reset()
-	return lines
-}
-
 // A rate is logged when it is lowered, and when it is the published one again: not before, however
 // often it was refused meanwhile.
 func TestRatesAreLogged(t *testing.T) {
 	p := Policy(throttle.Window{Name: "w", Limit: 10, Period: time.Second})
 	Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
 		client := throttletest.Memory{Miniredis: server}.Client(t)
-		log := &journal{}
+		log := &Journal{}
 		l, err := throttle.New(throttle.Config{
 			Client: client, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: []throttle.Policy{p},
 		})
@@ -56,7 +30,7 @@ func TestRatesAreLogged(t *testing.T) {
 		wants := func(want ...string) {
 			t.Helper()
 			synctest.Wait()
-			got := log.lines()
+			got := log.Lines()
 			for i := 0; i < max(len(got), len(want)); i++ {
 				if i >= len(got) || i >= len(want) || !strings.HasPrefix(got[i], want[i]) {
 					t.Errorf("logged %q, want %q", got, want)
@@ -91,7 +65,7 @@ func TestRatesAreLogged(t *testing.T) {
 
 // SetPolicies logs what it changes, and nothing if that is nothing.
 func TestReplacedPoliciesAreLogged(t *testing.T) {
-	log := &journal{}
+	log := &Journal{}
 	named := func(name string, limit int64) throttle.Policy {
 		return throttle.Policy{Name: name, Match: []string{name}, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: time.Second}}}
 	}
@@ -112,7 +86,7 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 		{[]throttle.Policy{named("bad name", 1)}, ""},
 	} {
 		_ = l.SetPolicies(row.policies)
-		if got := strings.Join(log.lines(), "\n"); got != row.want {
+		if got := strings.Join(log.Lines(), "\n"); got != row.want {
 			t.Errorf("logged %q, want %q", got, row.want)
 		}
 	}

@@ -130,47 +130,44 @@ func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 		return plan, found, nil
 	}
 	type limits struct{ w, g, burst, b int64 }
-	for name, tc := range map[string]struct {
+	type row struct {
 		tenants throttle.TenantFunc
 		want    map[string]limits
-	}{
+	}
+	EachOf(t, map[string]row{
 		"policy":   {nil, map[string]limits{"acme": {5, 4, 4, 7}, "startup": {2, 2, 2, 30}}},
 		"function": {find, map[string]limits{"acme": {9, 2, 2, 30}, "startup": {1, 2, 2, 30}, "other": {2, 2, 2, 30}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
-				if err != nil {
-					t.Fatal(err)
-				}
-				got := map[string]limits{}
-				for tenant := range tc.want {
-					d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
-					got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
-					if d.Windows[0].Remaining != d.Windows[0].Limit-1 {
-						t.Errorf("%s: %+v", tenant, d.Windows[0])
-					}
-				}
-				if !maps.Equal(got, tc.want) {
-					t.Errorf("limits %v, want %v", got, tc.want)
-				}
-				if tc.tenants == nil {
-					return
-				}
-				if d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
-					t.Error("not exempt")
-				}
-				if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"}); !errors.Is(err, offline) {
-					t.Errorf("got %v", err)
-				}
-				var bad *throttle.PolicyError
-				want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
-				if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
-					t.Errorf("got %v", err)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, client *redis.Client, tc row) {
+		l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}, Tenants: tc.tenants})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]limits{}
+		for tenant := range tc.want {
+			d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: tenant})
+			got[tenant] = limits{d.Windows[0].Limit, d.Windows[1].Limit, d.Windows[1].Burst, d.Windows[2].Burst}
+			if d.Windows[0].Remaining != d.Windows[0].Limit-1 {
+				t.Errorf("%s: %+v", tenant, d.Windows[0])
+			}
+		}
+		if !maps.Equal(got, tc.want) {
+			t.Errorf("limits %v, want %v", got, tc.want)
+		}
+		if tc.tenants == nil {
+			return
+		}
+		if d := Reserve(t, l, throttle.Request{Policy: "p", Tenant: "ours"}); !d.Exempt {
+			t.Error("not exempt")
+		}
+		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "offline"}); !errors.Is(err, offline) {
+			t.Errorf("got %v", err)
+		}
+		var bad *throttle.PolicyError
+		want := throttle.PolicyError{Policy: "p", Window: "w", Tenant: "broken", Field: "limit", Value: int64(-1), Hint: "must be 1 to 1000000000000"}
+		if _, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "broken"}); !errors.As(err, &bad) || !reflect.DeepEqual(*bad, want) {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 // Tenants are data: no name reaches what is another's.

@@ -61,6 +61,22 @@ func OnRedis(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 	test(t, throttletest.Client(t, throttletest.Redis(t)))
 }
 
+// EachOf runs the test for each of the cases, by their names, on a real Redis and on miniredis. All
+// cases share the two, which are empty when a case begins.
+func EachOf[Case any](t *testing.T, cases map[string]Case, test func(t *testing.T, client *redis.Client, c Case)) {
+	t.Helper()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				if err := client.FlushAll(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				test(t, client, c)
+			})
+		}
+	})
+}
+
 // New returns a limiter that goes by the clock of Redis.
 func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
@@ -169,23 +185,42 @@ func Dump(t TB, client *redis.Client) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := make(map[string]string, len(keys))
-	for _, key := range keys {
-		var value any
-		switch kind := client.Type(t.Context(), key).Val(); kind {
-		case "string":
-			value, err = client.Get(t.Context(), key).Result()
-		case "hash":
-			value, err = client.HGetAll(t.Context(), key).Result()
-		case "zset":
-			value, err = client.ZRangeWithScores(t.Context(), key, 0, -1).Result()
-		default:
-			t.Fatalf("%q is a %s", key, kind)
-		}
+	pipelined := func(command func(pipe redis.Pipeliner, i int) redis.Cmder) []redis.Cmder {
+		cmds, err := client.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+			for i := range keys {
+				command(pipe, i)
+			}
+			return nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[key] = fmt.Sprint(value)
+		return cmds
+	}
+	kinds := pipelined(func(pipe redis.Pipeliner, i int) redis.Cmder { return pipe.Type(t.Context(), keys[i]) })
+	values := pipelined(func(pipe redis.Pipeliner, i int) redis.Cmder {
+		switch kind := kinds[i].(*redis.StatusCmd).Val(); kind {
+		case "string":
+			return pipe.Get(t.Context(), keys[i])
+		case "hash":
+			return pipe.HGetAll(t.Context(), keys[i])
+		case "zset":
+			return pipe.ZRangeWithScores(t.Context(), keys[i], 0, -1)
+		default:
+			t.Fatalf("%q is a %s", keys[i], kind)
+			return nil
+		}
+	})
+	all := make(map[string]string, len(keys))
+	for i, value := range values {
+		switch value := value.(type) {
+		case *redis.StringCmd:
+			all[keys[i]] = value.Val()
+		case *redis.MapStringStringCmd:
+			all[keys[i]] = fmt.Sprint(value.Val())
+		case *redis.ZSliceCmd:
+			all[keys[i]] = fmt.Sprint(value.Val())
+		}
 	}
 	return all
 }

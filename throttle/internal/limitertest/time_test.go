@@ -82,6 +82,7 @@ func TestClockThatStepsBackInOneScope(t *testing.T) {
 
 // Redis forgets a key in the first millisecond after the one that EXPIRETIME names.
 func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
+	cases := map[string]throttle.Window{}
 	for _, period := range []time.Duration{5 * ms, 100 * ms, 900 * ms, 1900 * ms, 24 * h} {
 		for name, w := range map[string]throttle.Window{
 			"sliding":   {Algorithm: throttle.Sliding, Margin: period / 5},
@@ -90,39 +91,38 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 			"gcra":      {Algorithm: throttle.GCRA},
 		} {
 			w.Name, w.Limit, w.Period = "w", 3, period
-			t.Run(fmt.Sprint(period, " ", name), func(t *testing.T) {
-				throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-					l := New(t, client, Policy(w))
-					Reserve(t, l, Acme(1)) // loads the script
-					for range 1000 {       // the shortest may have gone before we look
-						before := client.Time(t.Context()).Val()
-						d := Reserve(t, l, Acme(2))
-						after := client.Time(t.Context()).Val()
-						expires, err := client.PExpireTime(t.Context(), "sluice:{p}:w:tenant:acme").Result()
-						if err != nil {
-							t.Fatal(err)
-						}
-						if !d.Granted || expires < 0 {
-							time.Sleep(time.Millisecond)
-							continue
-						}
-						needed := d.Windows[0].ResetsAt
-						gone := time.UnixMilli(0).Add(expires + ms)
-						if gone.Before(needed) {
-							t.Errorf("is forgotten at %v, needed until %v", gone, needed)
-						}
-						if slack := after.Sub(before) + 4*ms; gone.After(needed.Add(slack)) {
-							t.Errorf("is forgotten at %v, needed only until %v", gone, needed)
-						}
-						return
-					}
-					if period >= time.Second {
-						t.Error("the key had always gone")
-					}
-				})
-			})
+			cases[fmt.Sprint(period, " ", name)] = w
 		}
 	}
+	EachOf(t, cases, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		l := New(t, client, Policy(w))
+		Reserve(t, l, Acme(1)) // loads the script
+		for range 1000 {       // the shortest may have gone before we look
+			before := client.Time(t.Context()).Val()
+			d := Reserve(t, l, Acme(2))
+			after := client.Time(t.Context()).Val()
+			expires, err := client.PExpireTime(t.Context(), "sluice:{p}:w:tenant:acme").Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !d.Granted || expires < 0 {
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			needed := d.Windows[0].ResetsAt
+			gone := time.UnixMilli(0).Add(expires + ms)
+			if gone.Before(needed) {
+				t.Errorf("is forgotten at %v, needed until %v", gone, needed)
+			}
+			if slack := after.Sub(before) + 4*ms; gone.After(needed.Add(slack)) {
+				t.Errorf("is forgotten at %v, needed only until %v", gone, needed)
+			}
+			return
+		}
+		if w.Period >= time.Second {
+			t.Error("the key had always gone")
+		}
+	})
 }
 
 // The longest-lived window of a scope decides when its key expires, even if the last writer does

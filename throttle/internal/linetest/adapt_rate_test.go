@@ -136,32 +136,28 @@ func TestTheRateHasAFloor(t *testing.T) {
 func TestWhoAdapts(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: s}
-	for name, row := range map[string]struct {
+	type row struct {
 		upstream throttle.Upstream
 		windows  []throttle.Window
 		others   bool
-	}{
+	}
+	limitertest.EachOf(t, map[string]row{
 		"the tenant":                         {"", []throttle.Window{own}, false},
 		"the tenant, beside a shared window": {"", []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
 		"all":                                {throttle.UpstreamShared, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
 		"all, of a shared window":            {"", []throttle.Window{limitertest.SharedWindow(100, s)}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				p := limitertest.Policy(row.windows...)
-				p.Upstream = row.upstream
-				sc := newScene(t, client, p)
-				sc.refusedAt(0, "a1")
-				if got := sc.rate("a"); got == 0 {
-					t.Error("a does not adapt")
-				}
-				if got := sc.rate("b"); (got > 0) != row.others {
-					t.Errorf("b's rate is %v", got)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, client *redis.Client, r row) {
+		p := limitertest.Policy(r.windows...)
+		p.Upstream = r.upstream
+		sc := newScene(t, client, p)
+		sc.refusedAt(0, "a1")
+		if got := sc.rate("a"); got == 0 {
+			t.Error("a does not adapt")
+		}
+		if got := sc.rate("b"); (got > 0) != r.others {
+			t.Errorf("b's rate is %v", got)
+		}
+	})
 }
 
 // A refusal that one process reports changes what every other grants, with its next call.

@@ -4,11 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // refused says that the upstream refused a reservation's call, and not for how long.
@@ -32,10 +29,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 		p.Adapt = adapt
 		return p
 	}
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"a first refusal spreads what a window holds": {with(throttle.AdaptFull, second), func(sc *scene) {
 			d := sc.granted("a1")
 			sc.at(10 * ms).refused(d.Reservation) // for an eighth of the period
@@ -133,10 +127,5 @@ func TestAdaptingToRefusals(t *testing.T) {
 			}
 			sc.granted("a2", "a3", "a4")
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
-		})
-	}
+	})
 }

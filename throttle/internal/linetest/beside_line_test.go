@@ -13,10 +13,7 @@ import (
 
 // What is corrected, paused or released beside a line counts once.
 func TestCorrectionsBesideALine(t *testing.T) {
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"a refusal during a pause": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			sc.pauseByHand(of("a"), h)
 			sc.at(1 * s)
@@ -93,12 +90,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			sc.pause(d.Reservation, 10*s)
 			sc.denied("a2", 10*s)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
-		})
-	}
+	})
 }
 
 // A late renewal does not take again what was released, with any lease.

@@ -49,15 +49,6 @@ func serve(ctx context.Context, l *throttle.Limiter, queue string, taken *atomic
 	}
 }
 
-func until(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
-}
-
 func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -69,7 +60,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 		var group sync.WaitGroup
 		waiters(ctx, &group, here, "b", 5, &waited)
 		group.Go(func() { serve(ctx, there, "q", &taken) })
-		until(t, "150 grants", func() bool { return waited.Load()+taken.Load() >= 150 })
+		limitertest.Until(t, "150 grants", func() bool { return waited.Load()+taken.Load() >= 150 })
 		w, k := waited.Load(), taken.Load()
 		stop()
 		group.Wait()
@@ -90,7 +81,7 @@ func TestWaitersShareByWeight(t *testing.T) {
 		var group sync.WaitGroup
 		waiters(ctx, &group, l, "a", 8, &a)
 		waiters(ctx, &group, l, "b", 8, &b)
-		until(t, "120 grants", func() bool { return a.Load()+b.Load() >= 120 })
+		limitertest.Until(t, "120 grants", func() bool { return a.Load()+b.Load() >= 120 })
 		gotA, gotB := a.Load(), b.Load()
 		stop()
 		group.Wait()
@@ -137,7 +128,7 @@ func waits(ctx context.Context, t *testing.T, client *redis.Client, l *throttle.
 		_, err := l.Wait(ctx, r)
 		ended <- err
 	}()
-	until(t, "the claim joins", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) > before })
+	limitertest.Until(t, "the claim joins", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) > before })
 	return ended
 }
 
@@ -156,7 +147,7 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 		if err := <-ended; !errors.Is(err, throttle.ErrUnavailable) {
 			t.Error(err)
 		}
-		until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
+		limitertest.Until(t, "a newcomer is let in", func() bool { return limitertest.Reserve(t, l, limitertest.Acme(1)).Granted })
 		limitertest.Reserve(t, l, limitertest.Acme(0))
 		limitertest.IsGone(t, client)
 	})
@@ -268,13 +259,13 @@ func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
 		first := waits(t.Context(), t, client, other, limitertest.Acme(1))
 		second := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "b"})
 		stopped.stop.Lock()
-		until(t, "the claims are removed", func() bool {
+		limitertest.Until(t, "the claims are removed", func() bool {
 			limitertest.Reserve(t, l, limitertest.Acme(0))
 			return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
 		})
 		limitertest.IsGone(t, client)
 		stopped.stop.Unlock()
-		until(t, "they join again", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
+		limitertest.Until(t, "they join again", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
 		limitertest.Agrees(t, client)
 		limitertest.Cancel(t, l, full.Reservation)
 		var left <-chan error
@@ -313,7 +304,7 @@ func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
 		if err := errors.Join(<-first, <-second); err != nil {
 			t.Error(err)
 		}
-		until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
+		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
 		limitertest.IsGone(t, client)
 	})
 }
@@ -355,33 +346,29 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 			return err
 		},
 	}
-	for name, giveBack := range ways {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
-				l := limitertest.New(t, client, limitertest.Policy(slots))
-				ctx, cancel := context.WithTimeout(throttle.WithJob(t.Context(), &throttle.Job{}), m)
-				defer cancel()
-				held := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
-				_, hold := held.Hold(ctx)
-				var denied *throttle.DeniedError
-				r := limitertest.Acme(1)
-				r.Ticket = throttle.Ticket{Queue: "q", ID: "t"}
-				if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
-					t.Errorf("it holds a slot: %v", err)
-				}
-				if err := giveBack(ctx, held, hold); err != nil {
-					t.Fatal(err)
-				}
-				others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
-				ended := waits(ctx, t, client, l, limitertest.Acme(1))
-				if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
-					t.Errorf("it holds none: %v", err)
-				}
-				if err := hold.Release(ctx); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+	limitertest.EachOf(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation, *throttle.Hold) error) {
+		slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
+		l := limitertest.New(t, client, limitertest.Policy(slots))
+		ctx, cancel := context.WithTimeout(throttle.WithJob(t.Context(), &throttle.Job{}), m)
+		defer cancel()
+		held := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
+		_, hold := held.Hold(ctx)
+		var denied *throttle.DeniedError
+		r := limitertest.Acme(1)
+		r.Ticket = throttle.Ticket{Queue: "q", ID: "t"}
+		if _, err := l.Wait(ctx, r); !errors.As(err, &denied) || denied.Cause != nil || denied.Decision.Queued {
+			t.Errorf("it holds a slot: %v", err)
+		}
+		if err := giveBack(ctx, held, hold); err != nil {
+			t.Fatal(err)
+		}
+		others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
+		ended := waits(ctx, t, client, l, limitertest.Acme(1))
+		if err := errors.Join(others.Release(t.Context()), <-ended); err != nil {
+			t.Errorf("it holds none: %v", err)
+		}
+		if err := hold.Release(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 }

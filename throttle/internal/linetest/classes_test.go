@@ -22,10 +22,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	two := limitertest.SharedWindow(2, 100*s) // too long a period for a pace
 	sharedWindow10 := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 	own := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"of all tenants, whenever they come": {limitertest.Policy(two), func(sc *scene) {
 			sc.batch().joins("a1", "a2", "b1", "b2")
 			sc.takes("a1", "b1")
@@ -105,14 +102,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			sc.at(10 * s).takes("a3").asks(900 * ms)
 			sc.at(10900 * ms).takes("a4").asks(-1)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				scene.play(newScene(t, client, scene.p))
-				limitertest.Agrees(t, client)
-			})
-		})
-	}
+	})
 }
 
 // Where both wait, a batch gets its share: of a shared window, of a tenant's own and of slots,
@@ -134,9 +124,6 @@ func TestShareOfABatch(t *testing.T) {
 			"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 100, Period: s, Scope: throttle.Shared}}, 10, 64},
 			"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.Shared}}, 7, 16},
 		} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
 			p := limitertest.Policy(c.windows...)
 			p.BatchShare = 0.1
 			sc := newScene(t, client, p)
@@ -175,40 +162,36 @@ func TestShareOfABatch(t *testing.T) {
 // Expected starts count the other class as it is served, and each ticket starts between its bounds.
 func TestExpectedStartsOfClasses(t *testing.T) {
 	t.Parallel()
-	for name, windows := range etaPolicies {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, limitertest.Policy(windows...))
-				sc.with = map[string]string{"user": "bob"}
-				alone := sc.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
-				var all []string
-				for ticket := range alone {
-					all = append(all, ticket)
-				}
-				sc.leave(all...)
-				limitertest.IsGone(t, client)
-				sc.batch().joins("a90", "a91", "a92", "a93", "b90", "b91", "c90")
-				told := sc.live().told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
-				for ticket, p := range sc.batch().told("a94", "c91", "d90") {
-					told[ticket] = p
-				}
-				for ticket, p := range told {
-					if before, live := alone[ticket]; live && p.StartsIn > before.StartsInMost+before.StartsIn/4+2*s {
-						t.Errorf("%s is told %v beside a batch, %v without", ticket, p.StartsIn, before.StartsIn)
-					}
-				}
-				starts := sc.starts()
-				for ticket, p := range told {
-					if at := starts[ticket]; at < p.StartsInLeast || at > p.StartsInMost {
-						t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.StartsInLeast, p.StartsInMost)
-					}
-				}
-				if last := starts["d90"]; told["d90"].StartsIn < last/3 || told["a94"].StartsIn < starts["a94"]/3 {
-					t.Errorf("a batch starts at %v and %v, and was told %v and %v", last, starts["a94"], told["d90"].StartsIn, told["a94"].StartsIn)
-				}
-			})
-		})
-	}
+	limitertest.EachOf(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
+		sc := newScene(t, client, limitertest.Policy(windows...))
+		sc.with = map[string]string{"user": "bob"}
+		alone := sc.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
+		var all []string
+		for ticket := range alone {
+			all = append(all, ticket)
+		}
+		sc.leave(all...)
+		limitertest.IsGone(t, client)
+		sc.batch().joins("a90", "a91", "a92", "a93", "b90", "b91", "c90")
+		told := sc.live().told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06")
+		for ticket, p := range sc.batch().told("a94", "c91", "d90") {
+			told[ticket] = p
+		}
+		for ticket, p := range told {
+			if before, live := alone[ticket]; live && p.StartsIn > before.StartsInMost+before.StartsIn/4+2*s {
+				t.Errorf("%s is told %v beside a batch, %v without", ticket, p.StartsIn, before.StartsIn)
+			}
+		}
+		starts := sc.starts()
+		for ticket, p := range told {
+			if at := starts[ticket]; at < p.StartsInLeast || at > p.StartsInMost {
+				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.StartsInLeast, p.StartsInMost)
+			}
+		}
+		if last := starts["d90"]; told["d90"].StartsIn < last/3 || told["a94"].StartsIn < starts["a94"]/3 {
+			t.Errorf("a batch starts at %v and %v, and was told %v and %v", last, starts["a94"], told["d90"].StartsIn, told["a94"].StartsIn)
+		}
+	})
 }
 
 // A batch in a queue of another server waits for live tickets that are about to be taken, and gets

@@ -23,10 +23,7 @@ func renew(t limitertest.TB, l *throttle.Limiter, d throttle.Decision) bool {
 }
 
 func TestConcurrencyScenes(t *testing.T) {
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"the next in line goes at a release": {limitertest.Policy(limitertest.Slots(2)), func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
@@ -122,12 +119,7 @@ func TestConcurrencyScenes(t *testing.T) {
 				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.RetryInMost)
 			}
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
-		})
-	}
+	})
 }
 
 // Random calls against a model of the slots: which reservation holds how many, and until when.

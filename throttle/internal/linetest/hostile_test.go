@@ -35,7 +35,6 @@ func TestHostileNamesInALine(t *testing.T) {
 			if shared {
 				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.Shared})
 			}
-			client.FlushDB(t.Context())
 			sc := newScene(t, client, p)
 			type names struct{ tenant, user, queue, id, key string }
 			var all []names

@@ -75,10 +75,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		sc.pauses()
 		sc.at(6 * m).takes("a1").at(7 * m).takes("a2").at(8 * m).takes("a3").at(9 * m).takes("a4").asks(-1)
 	}
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"a policy is paused": {limitertest.Policy(limitertest.SharedWindow(2, 10*s)), func(sc *scene) {
 			sc.pauses("")
 			if d := limitertest.Reserve(sc.t, sc.l, sc.without("a")); d.Granted || d.Queued || d.RetryIn < h-m {
@@ -159,18 +156,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				sc.t.Errorf("took %s", got)
 			}
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, scene.p)
-				scene.play(sc)
-				limitertest.Agrees(t, client)
-				if sc.next < 0 {
-					limitertest.IsGone(t, client)
-				}
-			})
-		})
-	}
+	})
 }
 
 // The end of a pause of a tenant is in the line: it ends also if no server writes it there.

@@ -45,10 +45,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		throttle.Window{Name: "own", Limit: 1, Period: 30 * s, Unit: "tokens"},
 		limitertest.SharedWindow(1, 15*s),
 	)
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"a limit is cut below what the first one costs": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(sc *scene) {
 			sc.granted("b0", "b1")
 			sc.cost = 3
@@ -262,18 +259,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.at(15 * s).takes().takes("b1")
 			sc.at(40 * s).takes("a1").asks(-1)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, scene.p)
-				scene.play(sc)
-				limitertest.Agrees(t, client)
-				if sc.next < 0 {
-					limitertest.IsGone(t, client)
-				}
-			})
-		})
-	}
+	})
 }
 
 // Calls are repeated, because the caller lost the answer or its process. A ticket is in line once,

@@ -33,9 +33,6 @@ func TestFleetBulkBesideLiveTenants(t *testing.T) {
 			limit int64
 			takes int // ms; 32 slots
 		}{"a window binds": {50, 0}, "slots bind": {1e6, 640}} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
 			f := newFleet(t, client, 4, limitertest.Policy(limitertest.SharedWindow(tc.limit, s)))
 			f.takes = tc.takes
 			f.arrive(0, "bulk", 600)

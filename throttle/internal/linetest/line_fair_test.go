@@ -104,9 +104,6 @@ func TestSharesOfSlots(t *testing.T) {
 		own := throttle.Window{Name: "own", Limit: 1e6, Period: s}
 		for name, windows := range map[string][]throttle.Window{"own": {own}, "shared": {own, limitertest.SharedWindow(1e6, s)}} {
 			for _, most := range []int{1, 16} {
-				if err := client.FlushDB(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
 				sc := newScene(t, client, limitertest.Policy(windows...))
 				sc.joinMany("q", "bulk", 1000)
 				for i := range 9 {
@@ -185,9 +182,6 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 			"nested":   {Name: "user", Limit: 30, Period: s, Scope: throttle.Per("tenant", "user")},
 			"crossing": {Name: "region", Limit: 30, Period: s, Scope: throttle.Per("region")},
 		} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
 			sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1000, Period: s}, other, limitertest.SharedWindow(20, s)))
 			for i := range 8 {
 				sc.with = map[string]string{"user": fmt.Sprint("u", i), "region": fmt.Sprint("r", i%4)}
@@ -211,9 +205,6 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 			"one scope":    {limitertest.SharedWindow(10, s)},
 			"three scopes": {limitertest.SharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Scope: throttle.Per("region")}},
 		} {
-			if err := client.FlushDB(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
 			weights := map[string]float64{}
 			for i := range 50 {
 				weights[fmt.Sprint("visitor", i)] = 0.2 // a visit moves the tag by what five others take

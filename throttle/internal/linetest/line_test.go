@@ -3,11 +3,8 @@ package linetest
 import (
 	"testing"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func TestLineScenes(t *testing.T) {
@@ -19,10 +16,7 @@ func TestLineScenes(t *testing.T) {
 		p.Tenants = map[string]throttle.Tenant{tenant: {Windows: map[string]throttle.Override{"own": {Limit: limit}}}}
 		return p
 	}
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"the walk through time of docs/explanation/line.md": {limitertest.Policy(two), func(sc *scene) {
 			sc.expects("a1", 0)
 			sc.expects("a2", 0)
@@ -237,16 +231,5 @@ func TestLineScenes(t *testing.T) {
 			sc.at(10 * s).takes("b1")
 			sc.at(11 * s).takes("a3").asks(-1)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, scene.p)
-				scene.play(sc)
-				limitertest.Agrees(t, client)
-				if sc.next < 0 {
-					limitertest.IsGone(t, client)
-				}
-			})
-		})
-	}
+	})
 }

@@ -21,15 +21,39 @@ type scene struct {
 	class  throttle.Class
 	cost   int64
 	front  bool
-	next   time.Duration                   // of the last take
+	next   time.Duration                   // of the last take, if nobody joined since
 	tokens int64                           // cost, if the policy counts them
 	took   map[string]throttle.TakenTicket // by ticket
 	with   map[string]string               // attributes
 }
 
+// A play is what happens to the line of a policy.
+type play struct {
+	p    throttle.Policy
+	play func(sc *scene)
+}
+
+// plays plays each scene on both kinds of Redis. Then the keys of its line agree. If the last take
+// said that nobody waits, and nobody came since, nothing is left.
+func plays(t *testing.T, scenes map[string]play) {
+	t.Helper()
+	limitertest.EachOf(t, scenes, func(t *testing.T, client *redis.Client, p play) {
+		sc := newScene(t, client, p.p)
+		p.play(sc)
+		limitertest.Agrees(t, client)
+		if sc.next < 0 {
+			limitertest.IsGone(t, client)
+		}
+	})
+}
+
+// newScene begins a scene on an empty Redis.
 func newScene(t *testing.T, client *redis.Client, p throttle.Policy) *scene {
 	t.Helper()
 	sc := &scene{t: t, client: client, cost: 1, took: map[string]throttle.TakenTicket{}}
+	if err := client.FlushDB(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
 	sc.c = limitertest.NewClock()
 	sc.edit(limitertest.WithoutExpiry, p)
 	return sc
@@ -70,6 +94,7 @@ func (sc *scene) granted(tickets ...string) (last throttle.Decision) {
 // time.
 func (sc *scene) denied(ticket string, retryIn time.Duration) {
 	sc.t.Helper()
+	sc.next = 0
 	if d := limitertest.Reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued || d.RetryIn != retryIn {
 		sc.t.Fatalf("%s: granted %v, queued %v, denied for %v, want denied for %v", ticket, d.Granted, d.Queued, d.RetryIn, retryIn)
 	}
@@ -78,6 +103,7 @@ func (sc *scene) denied(ticket string, retryIn time.Duration) {
 func (sc *scene) waits(tickets ...string) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
+		sc.next = 0
 		if d := limitertest.Reserve(sc.t, sc.l, sc.of(ticket)); d.Granted || !d.Queued {
 			sc.t.Fatalf("%s: granted %v, queued %v, want denied and queued", ticket, d.Granted, d.Queued)
 		}
@@ -88,6 +114,7 @@ func (sc *scene) waits(tickets ...string) {
 func (sc *scene) joins(tickets ...string) (last throttle.Place) {
 	sc.t.Helper()
 	for _, ticket := range tickets {
+		sc.next = 0
 		places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{sc.of(ticket)})
 		if err != nil || places[0].Err != nil {
 			sc.t.Fatalf("%s: %v, %+v", ticket, err, places)

@@ -20,53 +20,49 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		w.Name, w.Unit = "tokens", "tokens"
 		return w
 	}
-	for name, w := range map[string]throttle.Window{
+	limitertest.EachOf(t, map[string]throttle.Window{
 		"sliding":   window(throttle.Window{Limit: 1000, Period: m}),
 		"merged":    window(throttle.Window{Limit: 1000, Period: 10 * h}),
 		"fixed":     window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.Fixed}),
 		"first use": window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse}),
 		"gcra":      window(throttle.Window{Limit: 1, Burst: 1000, Period: h, Algorithm: throttle.GCRA}),
 		"calendar":  window(throttle.Window{Limit: 1000, Resets: "* * * * *", Algorithm: throttle.Calendar}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, limitertest.Policy(w))
-				tokens := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": 10}}
-				others := tokens
-				others.Tenant, others.Cost = "a", map[string]int64{"tokens": 7}
-				used := func(want int64) {
-					t.Helper()
-					// Of a bucket some parts of a unit have drained, which somebody else may have got.
-					if used := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.GCRA || used != want+1) {
-						t.Errorf("%d are counted, want %d", used, want)
-					}
-				}
-				r := limitertest.Reserve(t, sc.at(30*s).l, tokens).Reservation
-				r = sc.at(50*s).settle(r, 100)
-				r = sc.at(55*s).settle(r, 300)
-				limitertest.Reserve(t, sc.l, others)
-				used(307)
-				r = sc.settle(r, 90) // all that the second added, and of the first
-				used(97)
-				r = sc.settle(r, 10)
-				used(17)
-				r = sc.settle(r, 5) // of the grant itself
-				used(12)
-				r = sc.settle(r, 15)
-				limitertest.Cancel(t, sc.l, r)
-				used(7)
-				// The next minute: what was granted in this one may count no longer, what is added then does.
-				r = limitertest.Reserve(t, sc.at(30*m+57*s).l, tokens).Reservation
-				counted := limitertest.Peek(t, sc.l, tokens).Windows[0].Used - 10
-				r = sc.at(31*m+2*s).settle(r, 100)
-				r = sc.settle(r, 20)
-				limitertest.Cancel(t, sc.l, r)
-				if now := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; now > counted {
-					t.Errorf("%d are counted, want %d", now, counted)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		sc := newScene(t, client, limitertest.Policy(w))
+		tokens := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": 10}}
+		others := tokens
+		others.Tenant, others.Cost = "a", map[string]int64{"tokens": 7}
+		used := func(want int64) {
+			t.Helper()
+			// Of a bucket some parts of a unit have drained, which somebody else may have got.
+			if used := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.GCRA || used != want+1) {
+				t.Errorf("%d are counted, want %d", used, want)
+			}
+		}
+		r := limitertest.Reserve(t, sc.at(30*s).l, tokens).Reservation
+		r = sc.at(50*s).settle(r, 100)
+		r = sc.at(55*s).settle(r, 300)
+		limitertest.Reserve(t, sc.l, others)
+		used(307)
+		r = sc.settle(r, 90) // all that the second added, and of the first
+		used(97)
+		r = sc.settle(r, 10)
+		used(17)
+		r = sc.settle(r, 5) // of the grant itself
+		used(12)
+		r = sc.settle(r, 15)
+		limitertest.Cancel(t, sc.l, r)
+		used(7)
+		// The next minute: what was granted in this one may count no longer, what is added then does.
+		r = limitertest.Reserve(t, sc.at(30*m+57*s).l, tokens).Reservation
+		counted := limitertest.Peek(t, sc.l, tokens).Windows[0].Used - 10
+		r = sc.at(31*m+2*s).settle(r, 100)
+		r = sc.settle(r, 20)
+		limitertest.Cancel(t, sc.l, r)
+		if now := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; now > counted {
+			t.Errorf("%d are counted, want %d", now, counted)
+		}
+	})
 }
 
 // By random settles and cancels at random times: a sliding window counts for each reservation what

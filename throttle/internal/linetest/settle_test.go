@@ -34,7 +34,7 @@ func (sc *scene) used(want int64) {
 func TestSettleScenes(t *testing.T) {
 	t.Parallel()
 	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s), tokens(4000, 60*s))
-	for name, play := range map[string]func(sc *scene){
+	limitertest.EachOf(t, map[string]func(sc *scene){
 		"an overestimate is given back, for those that wait": func(sc *scene) {
 			first := sc.granted("a1")
 			sc.granted("a2")
@@ -74,16 +74,11 @@ func TestSettleScenes(t *testing.T) {
 			sc.at(61*s).settle(first.Reservation, 100)
 			sc.used(1500)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				sc := newScene(t, client, p)
-				sc.tokens = 1500
-				play(sc)
-			})
-		})
-	}
+	}, func(t *testing.T, client *redis.Client, play func(sc *scene)) {
+		sc := newScene(t, client, p)
+		sc.tokens = 1500
+		play(sc)
+	})
 }
 
 // A settle whose reply was lost is repeated by go-redis: it counts once, for all algorithms.

@@ -50,10 +50,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 	ofAll.Adapt = throttle.AdaptOff
 	ramps := limitertest.Policy(shared)
 	ramps.Adapt = throttle.AdaptOff
-	for name, scene := range map[string]struct {
-		p    throttle.Policy
-		play func(sc *scene)
-	}{
+	plays(t, map[string]play{
 		"a pause is for all where the policy says so": {ofAll, func(sc *scene) {
 			d := sc.granted("a1")
 			sc.at(1*s).pause(d.Reservation, 5*s)
@@ -145,12 +142,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			sc.granted("a2")
 			sc.denied("a3", 30*s)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) { scene.play(newScene(t, client, scene.p)) })
-		})
-	}
+	})
 }
 
 // Nothing of a pause, a ramp or what is left stays behind.

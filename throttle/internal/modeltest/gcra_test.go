@@ -55,10 +55,10 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 		{Limit: 999_999_999_989, Burst: 1, Period: throttle.MaxPeriod - us},
 		{Limit: 1, Burst: 4, Period: throttle.MaxPeriod - us, Margin: throttle.MaxPeriod - 3*us},
 	}
-	for days := time.Duration(1); days <= 300; days += 13 {
+	for days := time.Duration(1); days <= 300; days += 23 {
 		windows = append(windows, throttle.Window{Limit: 4999, Period: days * 24 * h})
 	}
-	for range 50 {
+	for range 30 {
 		w := throttle.Window{Limit: upTo(throttle.MaxLimit), Period: time.Duration(1000+upTo(int64(throttle.MaxPeriod/us)-1000)) * us}
 		w.Burst = min(throttle.MaxLimit, max(1, w.Limit/upTo(1000)))
 		windows = append(windows, w)

@@ -67,7 +67,7 @@ func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = 10 * time.Millisecond }, func(b *bench) {
 		b.next() // the line is empty by now
 		b.mu.Lock()
-		b.took = func() { time.Sleep(time.Second) }
+		b.late = func() { time.Sleep(time.Second) }
 		b.mu.Unlock()
 		b.throttledTasks("a")
 		begun := time.Now()

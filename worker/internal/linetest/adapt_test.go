@@ -99,9 +99,9 @@ func adaptingPolicy(adapt throttle.Adapt) throttle.Policy {
 	}
 }
 
-// works starts a server whose jobs call the API through a transport, and enqueues jobs of two
-// tenants.
-func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
+// work enqueues jobs of two tenants, and runs a server until they are done, for a minute at most.
+// They call the API through a transport.
+func work(s *sitetest.Site, api *adaptingAPI, jobs int) {
 	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Base: api, Limiter: s.Limiter, LearnOnly: true})
 	if err != nil {
 		s.Fatal(err)
@@ -131,19 +131,14 @@ func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
 	}, func(c *asynq.Config, _ *worker.Config) {
 		c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 8, time.Second, time.Second
 	})
-	wait()
+	for until := time.Now().Add(time.Minute); api.done() < jobs && time.Now().Before(until); {
+		time.Sleep(100 * time.Millisecond)
+	}
+	time.Sleep(time.Second)
 	server.Shutdown()
 }
 
-var adaptingAPIs = []struct {
-	name   string
-	count  func() apitest.Count
-	adapts bool // the limiter has to
-}{
-	{"a leaky bucket without a burst", func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, 1) }, true},
-	{"as published", func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) }, false},
-}
-
+// meets fails unless all jobs are done, few calls were refused, and most of the limit was used.
 func meets(s *sitetest.Site, api *adaptingAPI, jobs int, adapts bool) {
 	s.Helper()
 	c := s.Counters()
@@ -168,17 +163,19 @@ func meets(s *sitetest.Site, api *adaptingAPI, jobs int, adapts bool) {
 // Jobs of a real worker meet APIs that count differently: none fails, in fake time. More ways to
 // count are simulated in throttle/internal/modeltest.
 func TestJobsAdaptToAnotherWayToCount(t *testing.T) {
-	for _, row := range adaptingAPIs {
+	for _, row := range []struct {
+		name   string
+		count  func() apitest.Count
+		adapts bool // the limiter has to
+	}{
+		{"a leaky bucket without a burst", func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, 1) }, true},
+		{"as published", func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) }, false},
+	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const jobs = 250
 				s, api := sitetest.NewInBubble(t, adaptingPolicy(throttle.AdaptFull)), &adaptingAPI{count: row.count}
-				works(s, api, jobs, func() {
-					for until := time.Now().Add(time.Minute); api.done() < jobs && time.Now().Before(until); {
-						time.Sleep(100 * time.Millisecond)
-					}
-					time.Sleep(time.Second)
-				})
+				work(s, api, jobs)
 				meets(s, api, jobs, row.adapts)
 			})
 		})

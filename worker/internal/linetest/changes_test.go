@@ -25,26 +25,26 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 	}
 	type counts map[string]int
 	for _, row := range []struct {
-		name         string
-		policy       throttle.Policy
-		change       func(*throttle.Policy)
-		soon, minute counts // granted in the 10 s and in the minute after
+		name       string
+		policy     throttle.Policy
+		change     func(*throttle.Policy)
+		soon, late counts // granted in the 5 s and in the half minute after
 	}{
-		{"limit raised", sitetest.Policy(5, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 15 },
+		{"limit raised", sitetest.Policy(5, 30*time.Second), func(p *throttle.Policy) { p.Windows[0].Limit = 15 },
 			counts{"acme": 10, "beta": 10}, counts{"acme": 10 + 5, "beta": 10 + 5}},
-		{"limit cut", sitetest.Policy(5, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 3 },
+		{"limit cut", sitetest.Policy(5, 30*time.Second), func(p *throttle.Policy) { p.Windows[0].Limit = 3 },
 			counts{}, counts{"acme": 3, "beta": 3}},
-		{"limit raised, shared", sitetest.Shared(6, time.Minute), func(p *throttle.Policy) { p.Windows[0].Limit = 20 },
+		{"limit raised, shared", sitetest.Shared(6, 30*time.Second), func(p *throttle.Policy) { p.Windows[0].Limit = 20 },
 			counts{"acme": 7, "beta": 7}, counts{"acme": 10, "beta": 10}},
-		{"tenant's own limit", sitetest.Policy(5, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
+		{"tenant's own limit", sitetest.Policy(5, 30*time.Second), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
 			counts{"acme": 10}, counts{"acme": 10 + 5, "beta": 5}},
 		{"tenant's own limit, beside a shared window", func() throttle.Policy {
-			p := sitetest.Policy(5, time.Minute)
+			p := sitetest.Policy(5, 30*time.Second)
 			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
 			return p
 		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
 			counts{"acme": 10}, counts{"acme": 10 + 5, "beta": 5}},
-		{"weight", sitetest.Shared(10, time.Minute), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
+		{"weight", sitetest.Shared(10, 30*time.Second), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
 			counts{}, counts{"acme": 8, "beta": 2}},
 	} {
 		for _, restart := range []bool{false, true} {
@@ -67,7 +67,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					// No waiting task wakes within the test without a call.
 					s.EnqueueMany("acme", 0, 25)
 					s.EnqueueMany("beta", 0, 25)
-					time.Sleep(30 * time.Second)
+					time.Sleep(15 * time.Second)
 					before := l.Count()
 					if restart {
 						servers[0].Shutdown()
@@ -80,7 +80,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					for _, after := range []struct {
 						sleep time.Duration
 						want  counts
-					}{{10 * time.Second, row.soon}, {49 * time.Second, row.minute}} { // at 60 s some fit again
+					}{{5 * time.Second, row.soon}, {24 * time.Second, row.late}} { // at 30 s some fit again
 						time.Sleep(after.sleep)
 						got := counts{}
 						for _, g := range l.Sorted()[before:] {

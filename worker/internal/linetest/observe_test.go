@@ -106,6 +106,8 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 				case <-time.After(time.Minute):
 					t.Error("told nothing")
 				}
+				c.Mend()
+				time.Sleep(2 * time.Second) // go-redis tries to connect in the background
 			})
 		})
 	}

@@ -81,7 +81,7 @@ func TestServersAndClientsShareALimiter(t *testing.T) {
 		two.Shutdown()
 		s.EnqueueMany("acme", 14, 6)
 		s.SleepUntil(l, 20, 10*time.Second)
-		if u := l.Utilization(2, 2*time.Second); u < 0.6 {
+		if u := l.Utilization(2, 2*time.Second); u < 0.6 { // 18 s of work, and up to 4 s without any, three times
 			t.Errorf("utilization %.2f", u)
 		}
 		s.WantNobodyInLine()
@@ -125,7 +125,7 @@ func TestServersComeAndGo(t *testing.T) {
 				}
 				s.SleepUntil(l, 200, 35*time.Second)
 				mean, most := l.WakesPerTask()
-				if mean > 2.2 || most > 4 {
+				if most > 2 {
 					t.Errorf("%.2f wakes a task, at most %d", mean, most)
 				}
 				if n := l.Excess(20, 2*time.Second); n != 0 {

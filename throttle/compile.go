@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -136,12 +135,8 @@ func (p Policy) countsFor() time.Duration {
 }
 
 func (w Window) countsFor() time.Duration {
-	switch w.Algorithm {
-	case GCRA: // until what was granted at once has drained
-		us := math.Ceil(float64(w.Burst) / float64(w.Limit) * float64((w.Period + w.Margin).Microseconds()))
-		return time.Duration(min(us, float64(MaxPeriod.Microseconds()))) * time.Microsecond
-	case Concurrency:
-		return w.Lease
+	if counts := algorithms[w.Algorithm].CountsFor; counts != nil {
+		return counts(w.numbers())
 	}
 	return w.Period + w.Margin
 }

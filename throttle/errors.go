@@ -51,8 +51,8 @@ var (
 type RequestError struct {
 	Policy string
 	Field  string // such as "attribute user" or "cost tokens"
-	Value  any
-	Hint   string
+	Value  any    // the invalid value
+	Hint   string // what it must be
 }
 
 func (e *RequestError) Error() string {
@@ -76,10 +76,10 @@ func shorten(s string) string {
 type NeverFitsError struct {
 	Policy   string
 	Window   string
-	Unit     string
-	Cost     int64
-	Capacity int64 // the window's limit, or its burst
-	Held     int64 // the part of it that the job which asks holds itself; 0 outside of a job
+	Unit     string // what the window counts
+	Cost     int64  // of the request, in units
+	Capacity int64  // the window's limit, or its burst
+	Held     int64  // the part of it that the job which asks holds itself; 0 outside of a job
 }
 
 func (e *NeverFitsError) Error() string {

@@ -33,9 +33,9 @@ type OperatorPause struct {
 
 // Interventions are what operators have put in force for a while.
 type Interventions struct {
-	At        time.Time // by the clock of Redis
-	Overrides []TenantOverride
-	Pauses    []OperatorPause
+	At        time.Time        // by the clock of Redis
+	Overrides []TenantOverride // one for each policy and tenant
+	Pauses    []OperatorPause  // one for each policy, and each tenant of it
 }
 
 // A caseOf names a policy, and a tenant of it, or "" for all.
@@ -69,7 +69,7 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 	for _, o := range i.Overrides {
 		if o.Until.After(i.At) {
-			o.Windows = maps.Clone(o.Windows)
+			o = o.clone()
 			now.overrides[caseOf{o.Policy, o.Tenant}] = &o
 		}
 	}
@@ -100,8 +100,7 @@ func (l *Limiter) Interventions() Interventions {
 	i := Interventions{At: time.Now().Add(now.offset)}
 	for _, o := range now.overrides {
 		if o.Until.After(i.At) {
-			i.Overrides = append(i.Overrides, *o)
-			i.Overrides[len(i.Overrides)-1].Windows = maps.Clone(o.Windows)
+			i.Overrides = append(i.Overrides, o.clone())
 		}
 	}
 	for _, p := range now.pauses {
@@ -145,6 +144,15 @@ func (now *interventions) changed(before *interventions) map[string]map[string]b
 		}
 	}
 	return changed
+}
+
+// clone returns a deep copy.
+func (o TenantOverride) clone() TenantOverride {
+	if o.Exempt != nil {
+		o.Exempt = new(*o.Exempt)
+	}
+	o.Windows = maps.Clone(o.Windows)
+	return o
 }
 
 // settings are what the override does, whoever has set it, and until when.

@@ -14,13 +14,12 @@ type Observed struct {
 }
 
 // observed returns the windows by which a policy counts that only observes. A denied request would
-// be charged later than now. Sliding and fixed windows cannot show that: they would count what is
-// over the limit once, and forget it after a period. As GCRA windows they are virtual queues, which
-// drain at the rate of the limit.
+// be charged later than now. Windows that forget what is over the limit cannot show that. As GCRA
+// windows they are virtual queues, which drain at the rate of the limit.
 func observed(windows []Window) []Window {
 	out := make([]Window, len(windows))
 	for i, w := range windows {
-		if w.Algorithm == Sliding || w.Algorithm == Fixed {
+		if algorithms[w.Algorithm].ForgetsExcess {
 			w.Algorithm, w.Anchor, w.Burst = GCRA, "", w.Limit
 		}
 		out[i] = w

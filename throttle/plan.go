@@ -224,7 +224,7 @@ func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, 
 			Simulated: a.Simulate(w.numbers(), counted.Used, now, counted.Resets),
 			Limit:     float64(a.Capacity(w.numbers())), Name: w.Name, Place: i, Shared: w.Scope == Shared,
 		}
-		if w.Algorithm != GCRA {
+		if !a.Even {
 			made.Period = w.Period
 		}
 		return made

@@ -48,7 +48,8 @@ func (l *Limiter) Policies() []Policy {
 	return policies
 }
 
-// A PolicyInfo is a summary of a policy that is cheap to get.
+// A PolicyInfo is a summary of a policy that is cheap to get. Its fields are those of Policy, with
+// their defaults.
 type PolicyInfo struct {
 	Fail     FailMode
 	Leases   bool // some window is a Concurrency window: reservations have to be held and released

@@ -152,8 +152,8 @@ type Tenant struct {
 // An Override replaces numbers of a window for one tenant. Zero fields keep the window's numbers. A
 // Burst that is the window's default follows the Limit.
 type Override struct {
-	Burst int64 `json:"burst,omitempty"`
-	Limit int64 `json:"limit,omitempty"`
+	Burst int64 `json:"burst,omitempty"` // Window.Burst, in units; of GCRA windows
+	Limit int64 `json:"limit,omitempty"` // Window.Limit, in units
 }
 
 // An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where

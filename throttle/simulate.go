@@ -19,7 +19,7 @@ import (
 type Simulation struct {
 	At      time.Time          `json:"at"` // of the state that it starts from
 	Policy  string             `json:"policy"`
-	Waiting int64              `json:"waiting"`
+	Waiting int64              `json:"waiting"` // tickets in line
 	Finish                     // of all
 	Tenants []TenantSimulation `json:"tenants"` // those with most tickets first
 }

@@ -239,19 +239,11 @@ func classOf(batch bool) Class {
 func perSecond(windows []WindowState, at time.Time) float64 {
 	rate, shortest := 0.0, time.Duration(0)
 	for _, w := range windows {
-		span := w.Period
-		switch {
-		case w.Unit != Requests || shortest > 0 && w.Period >= shortest:
-			continue
-		case w.Algorithm == Fixed:
-			if left := w.ResetsAt.Sub(at); left > 0 {
-				span -= left
-			}
-			span = max(span, w.Period/10) // a bucket that has just begun says little
-		case w.Algorithm != Sliding:
+		lately := algorithms[w.Algorithm].Lately
+		if w.Unit != Requests || lately == nil || shortest > 0 && w.Period >= shortest {
 			continue
 		}
-		rate, shortest = float64(w.Used)/span.Seconds(), w.Period
+		rate, shortest = float64(w.Used)/lately(w.Period, w.ResetsAt.Sub(at)).Seconds(), w.Period
 	}
 	return rate
 }

@@ -21,8 +21,8 @@ const (
 // Until, and then gradually more until OpensAt. Times are by the clock of Redis. Of several it is the
 // one that lasts longest.
 type Pause struct {
-	At      time.Time `json:"at"`       // when it was reported
-	By      string    `json:"by"`       // which limiter reported it: Config.Name, or who set it by hand
+	At      time.Time `json:"at"`       // when it was reported or set
+	By      string    `json:"by"`       // which limiter reported it (Config.Name), or which operator set it
 	ByHand  bool      `json:"by_hand"`  // by Limiter.Pause, and not by a refusal
 	Cause   string    `json:"cause"`    // what refused, such as "429"; empty if that is unknown
 	OpensAt time.Time `json:"opens_at"` // from which the gradual opening is over; Until, if the policy adapts
@@ -33,12 +33,13 @@ type Pause struct {
 // Describe says what the pause means at a time, and who reported or set it, such as "paused until
 // 14:02:10 UTC by the upstream's 429 to acme, told by worker-7".
 func (p *Pause) Describe(at time.Time) string {
+	verb := "told"
+	if p.ByHand {
+		verb = "set"
+	}
 	text := p.describe(at)
-	switch {
-	case p.By != "" && p.ByHand:
-		text += ", set by " + printable(p.By)
-	case p.By != "":
-		text += ", told by " + printable(p.By)
+	if p.By != "" {
+		text += ", " + verb + " by " + printable(p.By)
 	}
 	return text
 }

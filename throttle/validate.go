@@ -99,8 +99,8 @@ func (p Policy) Validate() error {
 		if names[w.Name] {
 			return &PolicyError{p.Name, w.Name, "", "name", w.Name, "is taken: windows of one policy have different names"}
 		}
-		if w.Algorithm == Calendar && p.Failover == FailoverStrict {
-			return bad("failover", string(p.Failover), `must be "fast" with a window of "algorithm: calendar", which may count for months`)
+		if algorithms[w.Algorithm].Ticks != nil && p.Failover == FailoverStrict {
+			return bad("failover", string(p.Failover), `must be "fast" with a window of "algorithm: `+string(w.Algorithm)+`", which may count for months`)
 		}
 		if p.Shards > 1 && !w.Scope.has(TenantAttribute) {
 			return bad("shards", p.Shards, fmt.Sprintf(

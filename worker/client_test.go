@@ -31,11 +31,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
+		client := s.Client(limiter)
 		task := func(tenant string, cost int64) *asynq.Task {
 			return worker.NewTask(worker.Identity{Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"requests": cost}, Tenant: tenant}, "x", nil)
 		}
@@ -48,7 +44,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), task("acme", 6)); !errors.As(err, &neverFits) || neverFits.Capacity != 5 {
 			t.Errorf("a cost of 6 of 5: %v", err)
 		}
-		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)); !errors.As(err, &request) || request.Field != "attribute user" {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask()); !errors.As(err, &request) || request.Field != "attribute user" {
 			t.Errorf("without the user: %v", err)
 		}
 		if _, err := client.EnqueueContext(t.Context(), nil); err == nil {

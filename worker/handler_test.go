@@ -34,19 +34,23 @@ func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
 		}
 		one := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 1 }
 		s.Serve(handler, one)
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("first"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("first"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateScheduled, "first")
 		if text := s.Task("first").LastErr; !strings.Contains(text, "throttled: api") || !strings.Contains(text, "the upstream refuses calls for 1.5s") {
 			t.Errorf("the task's last error is %q", text)
 		}
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("second"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("second"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
 		s.WaitGone("third", "first", "second")
 		s.Mu.Lock()
-		ran := slices.Clone(s.Ran)
-		s.Mu.Unlock()
-		if !slices.Equal(ran, []string{"third", "first", "second"}) {
+		if ran := s.Ran; len(ran) != 3 || slices.Index(ran, "first") > slices.Index(ran, "second") {
 			t.Errorf("ran in the order %q", ran)
+		}
+		s.Mu.Unlock()
+		for _, d := range s.Denials() {
+			if d.Tenant != "acme" {
+				t.Errorf("a task of %s was denied, and acme's were refused", d.Tenant)
+			}
 		}
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
@@ -63,7 +67,7 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 			}
 			return errors.New("429")
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted || d.RetryIn < 30*time.Second {
@@ -126,7 +130,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 		})
 		ids := []string{"wait1", "wait2", "line1", "line2"}
 		for _, id := range ids {
-			s.Enqueue(sitetest.Task("acme"), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
 		s.WaitGone(ids...)
 		if got := s.Runs(); !slices.Equal(got, slices.Sorted(slices.Values(ids))) {
@@ -137,10 +141,7 @@ func TestAJobReservesByASecondPolicy(t *testing.T) {
 		}
 		s.WantCounters(sitetest.Counters{Processed: 4})
 		s.WantReported(nil, nil)
-		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Windows[0].Used != 4 {
-			t.Errorf("%d of the task's own policy are counted, %v", d.Windows[0].Used, err)
-		}
+		s.WaitUsed(4) // of the task's own policy
 	})
 }
 
@@ -158,7 +159,7 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 			job.Answered(time.Now()) // and tried again, with success
 			return s.Ok(ctx, task)
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
@@ -176,7 +177,7 @@ func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 			}
 			return s.Ok(ctx, task)
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
@@ -189,7 +190,7 @@ func TestSkipRetryIsTheLastWord(t *testing.T) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			return errors.Join(worker.RetryAfter(time.Minute), asynq.SkipRetry)
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(5))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(5))
 		s.WaitState(asynq.TaskStateArchived, "t")
 	})
 }
@@ -239,7 +240,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 			time.Sleep(time.Second)
 			return s.Ok(ctx, task)
 		}, sitetest.Calm)
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		la.on.Store(false)
 		close(la.till)
@@ -263,7 +264,7 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 			<-ctx.Done()
 			return worker.RetryAfter(time.Hour)
 		}, sitetest.Calm)
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		if err != nil || d.Granted {
@@ -292,7 +293,7 @@ func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 			waited = time.Since(begun)
 			return s.Ok(ctx, task)
 		}, sitetest.Calm)
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
@@ -331,13 +332,13 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 					}
 					return s.Ok(ctx, task)
 				}, sitetest.Calm)
-				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
 				s.WantNobodyInLine()
 				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
-				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("later"))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
 				time.Sleep(4 * time.Minute)
 				if got := s.InLine(); name == "when it fits" && !slices.Equal(got, []string{"default/later", "default/t"}) {
 					t.Errorf("in line: %q", got)

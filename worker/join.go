@@ -112,7 +112,7 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 		}
 		var some []throttle.Place
 		err := c.silence.Bound(ctx, c.timeout, func(ctx context.Context) (err error) {
-			some, err = c.placesInTime(ctx, line, requests)
+			some, err = c.placesOf(ctx, line, requests)
 			return err
 		})
 		if err != nil {
@@ -123,33 +123,9 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 	return places, nil
 }
 
-// placesInTime waits for placesOf until the context ends. A call to a silent Redis takes longer. A
-// ticket that joins after that is dropped when it is taken, as its task is not scheduled then.
-func (c *Client) placesInTime(ctx context.Context, line string, requests []throttle.Request) ([]throttle.Place, error) {
-	type result struct {
-		places []throttle.Place
-		err    error
-	}
-	done := make(chan result, 1)
-	go func() {
-		places, err := c.placesOf(ctx, line, requests)
-		done <- result{places, err}
-	}()
-	select {
-	case r := <-done:
-		return r.places, r.err
-	case <-ctx.Done():
-	}
-	select {
-	case r := <-done: // just in time
-		return r.places, r.err
-	default:
-		return nil, ctx.Err()
-	}
-}
-
 // placesOf joins. A ticket that was in line before is of an earlier task with the same ID: it
-// leaves first.
+// leaves first. One that joins after the context has ended is dropped when it is taken, as its task is
+// not scheduled then.
 func (c *Client) placesOf(ctx context.Context, line string, requests []throttle.Request) ([]throttle.Place, error) {
 	places, err := c.limiter.Line(line).Join(ctx, requests)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -235,7 +234,7 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	s := sitetest.New(t, client, sitetest.Policy(1, time.Hour))
 	s.Fill("acme")
-	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"))
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	server := s.Serve(s.Ok)
 	s.WaitState(asynq.TaskStateScheduled, "a")
 	theirs, ours := s.Configs()
@@ -265,74 +264,50 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	s.Wait("all connections are closed", func() bool { return m.CurrentConnectionCount() == 0 })
 }
 
-func TestPackageKnowsNoYAML(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", ".").CombinedOutput()
-	if err != nil {
-		t.Fatalf("go list: %v\n%s", err, out)
-	}
-	if !strings.Contains(string(out), "hibiken/asynq") || strings.Contains(string(out), "yaml") {
-		t.Errorf("package worker depends on:\n%s", out)
-	}
-}
-
 // Servers and clients that were shut down leave no connection to Redis behind, even after failures.
 func TestShutdownLeavesNoConnection(t *testing.T) {
 	t.Parallel()
-	client := throttletest.Client(t, throttletest.Redis(t))
+	addr := throttletest.Redis(t)
+	watch, client := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr})
 	s := sitetest.New(t, client, sitetest.Policy(2, time.Second), sitetest.AtOnceOf("slots", 1))
 	connections := func() int {
-		list, err := client.ClientList(t.Context()).Result()
+		list, err := watch.ClientList(t.Context()).Result()
 		if err != nil {
 			t.Fatal(err)
 		}
 		return strings.Count(list, "\n")
 	}
-	before := 0
-	for round := range 4 {
-		var servers []*worker.Server
-		for range 2 {
-			theirs, ours := s.Configs()
-			server, err := worker.NewServer(s.Asynq, theirs, ours)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-				switch id, _ := asynq.GetTaskID(ctx); id[0] {
-				case 'p':
-					panic("on purpose")
-				case 'r':
-					if _, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slots"}); err != nil {
-						return err
-					}
+	var servers []*worker.Server
+	for range 2 {
+		servers = append(servers, s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			switch id, _ := asynq.GetTaskID(ctx); id[0] {
+			case 'p':
+				panic("on purpose")
+			case 'r':
+				if _, err := worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "slots"}); err != nil {
+					return err
 				}
-				return s.Ok(ctx, task)
-			})); err != nil {
-				t.Fatal(err)
 			}
-			servers = append(servers, server)
-		}
-		planner, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		if err != nil {
+			return s.Ok(ctx, task)
+		}))
+	}
+	planner := s.Client(s.Limiter)
+	for _, id := range []string{"a", "p", "r", "b"} {
+		if _, err := planner.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0)); err != nil {
 			t.Fatal(err)
 		}
-		for _, id := range []string{"a", "p", "r", "b"} {
-			if _, err := planner.EnqueueContext(t.Context(), sitetest.Task("acme"), asynq.TaskID(fmt.Sprint(id, round)), asynq.MaxRetry(0)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		s.Wait("some have run", func() bool { return len(s.Runs()) >= 2*(round+1) })
-		for _, server := range servers {
-			server.Shutdown()
-		}
-		if err := planner.Close(); err != nil {
-			t.Error(err)
-		}
-		if round == 0 {
-			time.Sleep(100 * time.Millisecond) // until Redis has heard of the ends
-			before = connections()             // those of the limiter and of the test itself, which stay
-		}
 	}
-	s.Wait("no connection is left over", func() bool { return connections() <= before+3 })
+	s.Wait("some have run", func() bool { return len(s.Runs()) >= 2 })
+	for _, server := range servers {
+		server.Shutdown()
+	}
+	if err := planner.Close(); err != nil {
+		t.Error(err)
+	}
+	s.Inspector.Close()
+	s.Plain.Close()
+	client.Close()
+	s.Wait("no connection is left but that which counts them", func() bool { return connections() == 1 })
 }
 
 // A server says at its start, once, how the Redis of both is not set up.
@@ -360,7 +335,7 @@ func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "zeta"}, "x", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("zeta"), asynq.TaskID("fails"), asynq.MaxRetry(0))
 		log := &sitetest.Journal{}
 		s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
 			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Journal: log}, asynq.WarnLevel

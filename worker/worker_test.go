@@ -21,13 +21,10 @@ import (
 // in turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
-		ours, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer ours.Close()
+		ours := s.Client(s.Limiter)
 		ids := []string{"ours", "plain-1", "plain-2"}
 		for _, id := range ids {
+			var err error
 			opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
 			if id == "ours" {
 				_, err = ours.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), opts...)

@@ -47,7 +47,7 @@ func (m *Main) command() *cli.Command {
 			},
 			{
 				Name:      "batch",
-				Usage:     "plan or fire a batch, and tell, pause, resume or cancel it",
+				Usage:     "plan or fire a batch, and show, pause, resume or cancel it",
 				ArgsUsage: "plan|run|status|pause|resume|cancel",
 				Flags:     batch.flags(),
 				Commands:  batch.verbs(),
@@ -75,25 +75,25 @@ func (m *Main) command() *cli.Command {
 			(&FrontCommand{control()}).command(),
 			{
 				Name:   "status",
-				Usage:  "tell who waits, until when, and what is used",
+				Usage:  "show who waits, until when, and what is used",
 				Flags:  status.flags(),
 				Action: noArguments(status.Run),
 			},
 			{
 				Name:   "explain",
-				Usage:  "tell why a task waits, and until when",
+				Usage:  "say why a task waits, and until when",
 				Flags:  explain.flags(),
 				Action: noArguments(explain.Run),
 			},
 			{
 				Name:   "simulate",
-				Usage:  "tell when the backlog would be done by other limits or weights",
+				Usage:  "say when the backlog would be done by other limits or weights",
 				Flags:  simulate.flags(),
 				Action: noArguments(simulate.Run),
 			},
 			{
 				Name:   "doctor",
-				Usage:  "tell whether a Redis is set up for workers",
+				Usage:  "check whether a Redis is set up for workers",
 				Flags:  doctor.flags(),
 				Action: noArguments(doctor.Run),
 			},
@@ -104,7 +104,7 @@ func (m *Main) command() *cli.Command {
 			},
 		},
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "json", Usage: "write what a command tells as JSON to stdout", Destination: &m.json},
+			&cli.BoolFlag{Name: "json", Usage: "write what a command shows as JSON to stdout", Destination: &m.json},
 			&cli.StringFlag{Name: "http", Usage: "serve a page of the scenario at `ADDRESS`, such as localhost:8080", Destination: &scenario.HTTP, Local: true},
 		},
 		Version:               buildText(),

@@ -50,7 +50,7 @@ func (c *RunCommand) flags() []cli.Flag {
 		&cli.StringFlag{Name: "success", Usage: "`CODES` that count as success, such as 2xx,404", DefaultText: call.DefaultSuccess, Destination: &c.Success},
 		&cli.StringFlag{Name: "retry", Usage: "`CODES` that are tried again, such as 409,500-503", DefaultText: call.DefaultRetry, Destination: &c.Retry},
 		&cli.BoolFlag{Name: "retry-failed", Usage: "run jobs again that failed in an earlier run", Destination: &c.RetryFailed},
-		&cli.BoolFlag{Name: "dry-run", Usage: "check all input and tell how long it takes at best; nothing is called or written", Destination: &c.DryRun},
+		&cli.BoolFlag{Name: "dry-run", Usage: "check all input and say how long it takes at best; nothing is called or written", Destination: &c.DryRun},
 		&cli.StringFlag{Name: "prefix", Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging", Destination: &c.Prefix},
 		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
 		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},

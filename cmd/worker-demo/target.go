@@ -73,7 +73,7 @@ func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.S
 		return nil, err
 	}
 	if !found && c.RedisTLS != (redisconn.TLS{}) {
-		return nil, errors.New("there are TLS files, but no Redis: --redis must tell its URL")
+		return nil, errors.New("there are TLS files, but no Redis: --redis must be its URL")
 	}
 	if !found {
 		return redisconn.Embedded()

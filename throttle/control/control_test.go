@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -157,73 +158,81 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 }
 
 func TestOverridesOfATenant(t *testing.T) {
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		s := newStore(t, client)
-		l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
-		follow(t, l, s)
-		if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
-			t.Fatal("the limit is not 1")
-		}
-		three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
-		must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
-		inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
-		limitertest.Until(t, "the override is in force", inForce(1))
-		more := 0 // besides the first one
-		for granted(t, l, "p", "acme") {
-			more++
-		}
-		if more != 2 {
-			t.Errorf("the tenant's limit is %d, want 3", 1+more)
-		}
-		if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
-			t.Error("the limit of another tenant is not 1")
-		}
-		exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
-		must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
-		limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
-		state, err := s.State(t.Context())
-		must(t, err)
-		if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
-			t.Errorf("in force: %+v", state.Overrides)
-		}
-		if left := state.Overrides[0].Until.Sub(state.At); left <= 59*time.Minute || left > time.Hour {
-			t.Errorf("the override ends in %v", left)
-		}
-		found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
-		must(t, err)
-		limitertest.Until(t, "it is cleared", inForce(0))
-		if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
-			t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
-		}
-		if granted(t, l, "p", "acme") {
-			t.Error("the limit is not 1 again")
-		}
-
-		// By the clock of Redis it ends by itself.
-		must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
-		limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
-		limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
-
-		for _, bad := range []throttle.TenantOverride{
-			{Policy: "p", Tenant: "acme"},
-			{Policy: "p", Exempt: new(true)},
-			{Tenant: "acme", Exempt: new(true)},
-			{Policy: "p", Tenant: "acme", Weight: -1},
-			{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
-			{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
-		} {
-			if err := s.SetOverride(t.Context(), bad, time.Hour, anna); err == nil {
-				t.Errorf("%+v was put in force", bad)
-			}
-		}
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 1)}, 0, anna)
-		must(t, err)
-		var bad *throttle.PolicyError
-		three.Windows["day"] = throttle.Override{Limit: 1}
-		if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
-			t.Errorf("a window that the published policy has not was overridden: %v", err)
-		}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) { overrideATenant(t, client) })
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: servers.Cluster(t, 2, 0).Addrs()})
+		defer client.Close()
+		overrideATenant(t, client)
 	})
+}
+
+func overrideATenant(t *testing.T, client redis.UniversalClient) {
+	s := newStore(t, client)
+	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	follow(t, l, s)
+	if !granted(t, l, "p", "acme") || granted(t, l, "p", "acme") {
+		t.Fatal("the limit is not 1")
+	}
+	three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
+	must(t, s.SetOverride(t.Context(), three, time.Hour, anna))
+	inForce := func(n int) func() bool { return func() bool { return len(l.Interventions().Overrides) == n } }
+	limitertest.Until(t, "the override is in force", inForce(1))
+	more := 0 // besides the first one
+	for granted(t, l, "p", "acme") {
+		more++
+	}
+	if more != 2 {
+		t.Errorf("the tenant's limit is %d, want 3", 1+more)
+	}
+	if !granted(t, l, "p", "zeta") || granted(t, l, "p", "zeta") {
+		t.Error("the limit of another tenant is not 1")
+	}
+	exempt := throttle.TenantOverride{Policy: "p", Tenant: "acme", Exempt: new(true)}
+	must(t, s.SetOverride(t.Context(), exempt, time.Hour, anna))
+	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+	state, err := s.State(t.Context())
+	must(t, err)
+	if len(state.Overrides) != 1 || state.Overrides[0].By != "anna" || state.Overrides[0].Why != "incident 7" || state.Overrides[0].Windows != nil {
+		t.Errorf("in force: %+v", state.Overrides)
+	}
+	if left := state.Overrides[0].Until.Sub(state.At); left <= 59*time.Minute || left > time.Hour {
+		t.Errorf("the override ends in %v", left)
+	}
+	found, err := s.ClearOverride(t.Context(), "p", "acme", anna)
+	must(t, err)
+	limitertest.Until(t, "it is cleared", inForce(0))
+	if again, err := s.ClearOverride(t.Context(), "p", "acme", anna); !found || again || err != nil {
+		t.Errorf("cleared: %v, and again: %v, %v", found, again, err)
+	}
+	if granted(t, l, "p", "acme") {
+		t.Error("the limit is not 1 again")
+	}
+
+	// By the clock of Redis it ends by itself.
+	must(t, s.SetOverride(t.Context(), exempt, 300*time.Millisecond, anna))
+	limitertest.Until(t, "the tenant is exempt", func() bool { return granted(t, l, "p", "acme") })
+	limitertest.Until(t, "it ends", func() bool { return !granted(t, l, "p", "acme") })
+
+	for _, bad := range []throttle.TenantOverride{
+		{Policy: "p", Tenant: "acme"},
+		{Policy: "p", Exempt: new(true)},
+		{Tenant: "acme", Exempt: new(true)},
+		{Policy: "p", Tenant: "acme", Weight: -1},
+		{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {}}},
+		{Policy: "p", Tenant: strings.Repeat("x", 513), Exempt: new(true)},
+	} {
+		if err := s.SetOverride(t.Context(), bad, time.Hour, anna); err == nil {
+			t.Errorf("%+v was put in force", bad)
+		}
+	}
+	_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 1)}, 0, anna)
+	must(t, err)
+	var bad *throttle.PolicyError
+	three.Windows["day"] = throttle.Override{Limit: 1}
+	if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
+		t.Errorf("a window that the published policy has not was overridden: %v", err)
+	}
 }
 
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {

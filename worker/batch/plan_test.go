@@ -119,7 +119,7 @@ func TestAPlanComesTrue(t *testing.T) {
 }
 
 // A firing that would be late is refused, begins with a warning, or is trimmed to what is in time.
-func TestLate(t *testing.T) {
+func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 	for _, late := range []batch.Late{batch.Warn, batch.Refuse, batch.Trim} {
 		t.Run(string(late), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

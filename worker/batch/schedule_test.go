@@ -25,7 +25,7 @@ func at(t *testing.T, s string) time.Time {
 	return parsed
 }
 
-func TestDueTicks(t *testing.T) {
+func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		b         batch.Batch
@@ -67,7 +67,7 @@ func TestDueTicks(t *testing.T) {
 	}
 }
 
-func TestHours(t *testing.T) {
+func TestHoursMayCrossMidnight(t *testing.T) {
 	for _, c := range []struct {
 		from, to, at string
 		want         bool
@@ -87,7 +87,7 @@ func TestHours(t *testing.T) {
 	}
 }
 
-func TestABatchThatCannotBeUsed(t *testing.T) {
+func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 	good := batch.Batch{Name: "nightly", Schedule: "0 2 * * *", Tasks: noTasks, Tenants: batch.List("acme")}
 	for want, change := range map[string]func(*batch.Batch){
 		`batch: batch "a b": name "a b": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`:                                                                             func(b *batch.Batch) { b.Name = "a b" },

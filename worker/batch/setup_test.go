@@ -7,8 +7,6 @@ import (
 	"io"
 	"iter"
 	"log/slog"
-	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,15 +22,6 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
-
-func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{}) // connections break on purpose here
-	os.Exit(m.Run())
-}
-
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // A site is a Redis with what stands around it in a test.
 type site struct {
@@ -117,7 +106,7 @@ type process struct {
 	dead    atomic.Bool
 	deaf    atomic.Bool // to the limiter's Redis
 	limiter *throttle.Limiter
-	log     journal
+	log     sitetest.Journal
 	stop    context.CancelFunc
 	stopped chan struct{}
 }
@@ -187,24 +176,6 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	return p
 }
 
-// A journal is what a process logs.
-type journal struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (j *journal) Write(line []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(line)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.String()
-}
-
 // kill ends the process without any more calls.
 func (p *process) kill() {
 	p.dead.Store(true)
@@ -216,7 +187,7 @@ func (p *process) kill() {
 func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 	s.Helper()
 	server, err := worker.NewServer(s, asynq.Config{
-		Concurrency: 8, DelayedTaskCheckInterval: time.Second, TaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
+		Concurrency: 8, DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel,
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
 	}, worker.Config{Limiter: s.limiter, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	s.ok(err)

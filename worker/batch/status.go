@@ -151,7 +151,7 @@ func (r record) state() State {
 		return State(r.outcome)
 	case r.want == wantCancel:
 		return Cancelling
-	case r.held, r.want == wantPause && r.phase == phaseNew: // nothing is enqueued yet
+	case r.held, r.want == wantPause && r.phase == phaseNew: // nothing is enqueued
 		return Paused
 	case r.want == wantPause:
 		return Pausing

@@ -32,7 +32,7 @@ func describe(b batch.Batch) string {
 	return text.String()
 }
 
-func TestGoodFiles(t *testing.T) {
+func TestGoodFilesAreRead(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.good.yml")
 	if len(files) == 0 {
 		t.Fatal("no good files")
@@ -54,7 +54,7 @@ func TestGoodFiles(t *testing.T) {
 }
 
 // A bad file begins with the messages that it must cause, one a line: "# want: ...".
-func TestBadFiles(t *testing.T) {
+func TestBadFilesSayWhatIsWrong(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	if len(files) == 0 {
 		t.Fatal("no bad files")

@@ -62,7 +62,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	}})
 	must(err)
 	opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
-	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter})
+	enqueuer, err := worker.NewClient(opt, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	must(err)
 	t.Cleanup(func() { enqueuer.Close() })
 	for _, tenant := range []string{"acme", hostile} {
@@ -281,7 +281,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 	})
 }
 
-func TestBadConfigs(t *testing.T) {
+func TestABadConfigIsRefused(t *testing.T) {
 	limiter := throttletest.NewLimiter(t)
 	store := &control.Store{}
 	for want, c := range map[string]page.Config{

@@ -133,7 +133,7 @@ func TestByTheRealClock(t *testing.T) {
 }
 
 // Every way in which a run can end.
-func TestOutcomes(t *testing.T) {
+func TestARunSaysHowItEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
 		for i, row := range []struct {

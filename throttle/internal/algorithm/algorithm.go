@@ -28,11 +28,22 @@ type Algorithm struct {
 	// Capacity is the largest cost that can ever fit.
 	Capacity func(Window) int64
 
+	// CountsFor, if not nil, is the longest time for which a grant counts. The default is the period and
+	// the margin.
+	CountsFor func(Window) time.Duration
+
 	// Defaults, if not nil, writes out the fields that only this algorithm has.
 	Defaults func(*Window)
 
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
+
+	// Even says that units are granted evenly: a batch needs no pace beside that.
+	Even bool
+
+	// ForgetsExcess says that units over the limit are counted once, and then forgotten. So a policy
+	// that only observes counts by GCRA instead.
+	ForgetsExcess bool
 
 	// GrantsWithin, if not nil, returns how many units the window always grants in any span of the
 	// length that it returns; ok is false if there is no such number.
@@ -40,6 +51,10 @@ type Algorithm struct {
 
 	// Kind names the algorithm in Lua and in stored state.
 	Kind string
+
+	// Lately, if not nil, returns the time in which the units were granted that a window counts now, by
+	// its period and the time until it counts none of them.
+	Lately func(period, left time.Duration) time.Duration
 
 	// Leases says that units are held until they are given back, or their lease runs out: a denial
 	// may end at any time, and what was taken cannot be corrected.

@@ -15,9 +15,10 @@ const (
 
 // Concurrency is the counting semaphore with leases: see throttle/internal/script/lua/concurrency.lua.
 var Concurrency = Algorithm{
-	Kind:     "c",
-	File:     "concurrency",
-	Capacity: func(w Window) int64 { return w.Limit },
+	Kind:      "c",
+	File:      "concurrency",
+	Capacity:  func(w Window) int64 { return w.Limit },
+	CountsFor: func(w Window) time.Duration { return w.Lease },
 	Defaults: func(w *Window) {
 		if w.Lease == 0 {
 			w.Lease = DefaultLease

@@ -20,8 +20,12 @@ var Fixed = Algorithm{
 			w.Anchor = AnchorClock
 		}
 	},
+	ForgetsExcess: true,
 	GrantsWithin: func(w Window) (int64, time.Duration, bool) {
 		return w.Limit, w.Period, w.Margin == 0 // with a margin it closes at times, whatever it has counted
+	},
+	Lately: func(period, left time.Duration) time.Duration {
+		return max(period-max(0, left), period/10) // a bucket that has just begun says little
 	},
 	Options: []Option{OptionAnchor, OptionMargin, OptionPeriod},
 	Params: func(w Window) [4]int64 {

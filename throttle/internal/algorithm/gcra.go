@@ -2,6 +2,7 @@ package algorithm
 
 import (
 	"fmt"
+	"math"
 	"math/big"
 	"time"
 )
@@ -11,11 +12,16 @@ var GCRA = Algorithm{
 	Kind:     "g",
 	File:     "gcra",
 	Capacity: func(w Window) int64 { return w.Burst },
+	CountsFor: func(w Window) time.Duration { // until what was granted at once has drained
+		us := math.Ceil(float64(w.Burst) / float64(w.Limit) * float64((w.Period + w.Margin).Microseconds()))
+		return time.Duration(min(us, float64(MaxPeriod/time.Microsecond))) * time.Microsecond
+	},
 	Defaults: func(w *Window) {
 		if w.Burst == 0 {
 			w.Burst = w.Limit
 		}
 	},
+	Even:    true,
 	Options: []Option{OptionBurst, OptionMargin, OptionPeriod},
 	Params: func(w Window) [4]int64 {
 		span, drained := gcraRate(w)

@@ -6,11 +6,13 @@ import (
 
 // Sliding is the sliding window log, packed: see throttle/internal/script/lua/sliding.lua.
 var Sliding = Algorithm{
-	Kind:         "s",
-	File:         "sliding",
-	Capacity:     func(w Window) int64 { return w.Limit },
-	GrantsWithin: func(w Window) (int64, time.Duration, bool) { return w.Limit, w.Period + w.Margin, true },
-	Options:      []Option{OptionMargin, OptionPeriod},
+	Kind:          "s",
+	File:          "sliding",
+	Capacity:      func(w Window) int64 { return w.Limit },
+	ForgetsExcess: true,
+	GrantsWithin:  func(w Window) (int64, time.Duration, bool) { return w.Limit, w.Period + w.Margin, true },
+	Lately:        func(period, _ time.Duration) time.Duration { return period },
+	Options:       []Option{OptionMargin, OptionPeriod},
 	Simulate: func(w Window, used, now, resets int64) Simulated {
 		s := &simulatedSliding{limit: w.Limit, period: (w.Period + w.Margin).Microseconds()}
 		s.before(used, now, resets)

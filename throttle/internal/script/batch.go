@@ -63,14 +63,16 @@ func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
 func (p *Policy) batch() int { return max(1, min(maxBatch, maxBatchWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error, and what was granted is cancelled. Other errors are those of go-redis, or a
-// *ReplyError. If a single request cannot be decided, its answer has the error.
+// context's error, and what was granted is cancelled. With a deadline it returns then, whatever Redis
+// does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be decided,
+// its answer has the error.
 func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Answer, error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
 	}
+	_, timed := ctx.Deadline() // a client does not heed it, unless it is told to
 	b.mu.Lock()
-	if !b.busy && len(requests) <= p.batch() {
+	if !b.busy && !timed && len(requests) <= p.batch() {
 		b.busy = true
 		b.mu.Unlock()
 		answers, errs := b.run(ctx, p, requests)

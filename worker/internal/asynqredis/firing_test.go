@@ -14,7 +14,7 @@ import (
 
 var nightly = asynqredis.Firing{Queue: queue, Batch: "night.ly-1", Tick: time.Date(2026, 1, 2, 2, 0, 0, 0, time.UTC)}
 
-func TestFiringOf(t *testing.T) {
+func TestATaskIDSaysItsFiring(t *testing.T) {
 	id := nightly.ID(17)
 	if id != "sluice-batch:night.ly-1:20260102T020000Z:17" {
 		t.Error(id)
@@ -202,7 +202,7 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 }
 
 // What is kept beside a firing is its holder's to write. A bit for each position says what has ended.
-func TestWhatIsKeptBesideAFiring(t *testing.T) {
+func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 	each(t, func(s *site) {
 		holder := s.begun()
 		if data, err := s.Kept(s.Context(), nightly, "plan"); data != nil || err != nil {
@@ -231,7 +231,7 @@ func TestWhatIsKeptBesideAFiring(t *testing.T) {
 }
 
 // Tasks that wait anywhere are held, released or deleted. Those that run are left alone.
-func TestTasksOfAFiringThatWait(t *testing.T) {
+func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()
 		s.storeOf(nightly, 0, 5)
@@ -276,7 +276,7 @@ func TestTasksOfAFiringThatWait(t *testing.T) {
 
 // Tasks that a scheduler stored before it was killed are due at once, with the marks of their store:
 // they join, as their joins were lost.
-func TestTasksThatWereStoredAndNoMore(t *testing.T) {
+func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()
 		s.storeOf(nightly, 0, 3)

@@ -11,7 +11,7 @@ import (
 
 // The header of every script lists the keys and arguments that its code uses by number, in order,
 // and no other, and says what the reply is.
-func TestLuaHeaders(t *testing.T) {
+func TestHeadersOfScriptsSayWhatTheyUse(t *testing.T) {
 	files, err := filepath.Glob("lua/*.lua")
 	if err != nil || len(files) < 12 {
 		t.Fatal(files, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-func TestRequeue(t *testing.T) {
+func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a")
 		picks, err := s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
@@ -47,7 +47,7 @@ func TestRequeue(t *testing.T) {
 }
 
 // A requeue touches the lock of a task of ours alone, only as its holder, and never shortens it.
-func TestRequeueAndTheLock(t *testing.T) {
+func TestARequeueNeverShortensALock(t *testing.T) {
 	each(t, func(s *site) {
 		ctx := s.Context()
 		for name, row := range map[string]struct {

@@ -12,7 +12,7 @@ import (
 )
 
 // What Store leaves is what asynq's client schedules, so that its tools and its server know it.
-func TestStore(t *testing.T) {
+func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 	each(t, func(s *site) {
 		at := time.Now().Add(2 * time.Minute)
 		unique := asynq.Unique(time.Hour)
@@ -56,7 +56,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-func TestUnstoreActivateRescore(t *testing.T) {
+func TestOnlyTasksThatWaitAreUnstoredActivatedAndRescored(t *testing.T) {
 	each(t, func(s *site) {
 		unique := asynq.Unique(time.Hour)
 		s.store("a", "b", "c", "d")
@@ -107,7 +107,7 @@ func TestUnstoreActivateRescore(t *testing.T) {
 }
 
 // A pick takes what waits in line, and says of everything else why it does not.
-func TestPick(t *testing.T) {
+func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b", "c", "d", "e", "f")
 		s.ok(s.Activate(s.Context(), queue, s.waiting("c")))
@@ -152,7 +152,7 @@ func TestPick(t *testing.T) {
 }
 
 // The lock of a unique task holds while it waits, and from the pick on for as long as it was to.
-func TestPickOfUnique(t *testing.T) {
+func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 	each(t, func(s *site) {
 		unique := asynq.Unique(time.Hour)
 		task := s.captured("u", unique)
@@ -171,7 +171,7 @@ func TestPickOfUnique(t *testing.T) {
 	})
 }
 
-func TestDequeuePending(t *testing.T) {
+func TestADequeueTakesWhatIsPending(t *testing.T) {
 	each(t, func(s *site) {
 		for _, id := range []string{"a", "b", "c d:e 5", "f", "g"} {
 			_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id))
@@ -210,7 +210,7 @@ func TestDequeuePending(t *testing.T) {
 }
 
 // What is put back is only what that call has made active, and nobody took since.
-func TestRestore(t *testing.T) {
+func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b")
 		mine, theirs := s.Call(), s.Call()
@@ -228,7 +228,7 @@ func TestRestore(t *testing.T) {
 	})
 }
 
-func TestForward(t *testing.T) {
+func TestForwardMovesWhatIsDue(t *testing.T) {
 	each(t, func(s *site) {
 		past := time.Now().Add(-time.Hour)
 		s.store("line", "other")
@@ -280,7 +280,7 @@ func TestForward(t *testing.T) {
 	})
 }
 
-func TestNudge(t *testing.T) {
+func TestNudgesNameEachPolicyOnce(t *testing.T) {
 	each(t, func(s *site) {
 		ctx := s.Context()
 		for _, policies := range [][]string{{"a", "b"}, {"a"}, {"c"}} {
@@ -305,7 +305,7 @@ func TestNudge(t *testing.T) {
 	})
 }
 
-func TestThere(t *testing.T) {
+func TestATaskThatHasEndedIsNotThere(t *testing.T) {
 	each(t, func(s *site) {
 		ids := []string{"none"}
 		want := []bool{false}
@@ -324,7 +324,7 @@ func TestThere(t *testing.T) {
 	})
 }
 
-func TestIdentity(t *testing.T) {
+func TestARedisHasOneIdentity(t *testing.T) {
 	each(t, func(s *site) {
 		mine, err := s.Identity(s.Context())
 		s.ok(err)

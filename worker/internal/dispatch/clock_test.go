@@ -6,7 +6,7 @@ import (
 )
 
 // The clock of Redis is 300 ms behind this machine's. Calls take a while on their way.
-func TestClock(t *testing.T) {
+func TestTheClockOfRedisIsLearnt(t *testing.T) {
 	const ms = time.Millisecond
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	behind := 300 * ms

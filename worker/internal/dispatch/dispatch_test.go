@@ -21,7 +21,7 @@ func of(policies ...throttle.Policy) []throttle.Policy { return policies }
 func slots(n int) func(*dispatch.Config) { return func(c *dispatch.Config) { c.Concurrency = n } }
 
 // Tasks in line go in their order, as far as they fit, and each brings what it was granted.
-func TestLineInOrder(t *testing.T) {
+func TestTasksInLineGoInOrder(t *testing.T) {
 	inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
 		b.wait("default", "a", "b", "c", "d")
 		b.want("ran", b.run(4), "[a b c none]")
@@ -32,7 +32,7 @@ func TestLineInOrder(t *testing.T) {
 }
 
 // Nothing is taken from a paused queue. Its tickets keep their places, and other queues go on.
-func TestPausedQueue(t *testing.T) {
+func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
 		c.Concurrency, c.Queues = 4, map[string]int{"default": 1, "other": 1}
 	}, func(b *bench) {
@@ -51,7 +51,7 @@ func TestPausedQueue(t *testing.T) {
 
 // As many are taken as there are free slots. Where tasks end at once, it is as many as the slots run
 // in a moment.
-func TestHowManyAreTaken(t *testing.T) {
+func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 	inBubble(t, of(perHour(1000)), slots(4), func(b *bench) {
 		var ids []string
 		for i := range 200 {
@@ -141,7 +141,7 @@ func TestLinesTakeTurns(t *testing.T) {
 
 // A limiter that is silent holds up pending tasks by 250 ms at most now and then, and is no
 // error.
-func TestSilentLimiter(t *testing.T) {
+func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 20 {
 		policies = append(policies, perHour(1, fmt.Sprint("p", i)))
@@ -219,7 +219,7 @@ func TestPendingTasksHaveTurns(t *testing.T) {
 
 // Under strict order a more important queue's pending tasks go before a less important queue's
 // line.
-func TestStrictOrder(t *testing.T) {
+func TestStrictOrderHoldsForLinesAndPendingTasks(t *testing.T) {
 	inBubble(t, of(perHour(1000)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 3, "middle": 2, "low": 1}
 	}, func(b *bench) {
@@ -241,7 +241,7 @@ func TestStrictOrder(t *testing.T) {
 }
 
 // The weights of queues say which one is asked first.
-func TestWeightedQueues(t *testing.T) {
+func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 	inBubble(t, of(perHour(100000)), func(c *dispatch.Config) {
 		c.Queues = map[string]int{"high": 30, "low": 10}
 	}, func(b *bench) {
@@ -265,7 +265,7 @@ func TestWeightedQueues(t *testing.T) {
 }
 
 // An idle server is woken by a nudge, and starts at once.
-func TestNudge(t *testing.T) {
+func TestANudgeWakesAnIdleServer(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.want("next", b.next(), "none")
 		time.AfterFunc(300*time.Millisecond, func() { b.wait("default", "a") })
@@ -293,7 +293,7 @@ func TestNudge(t *testing.T) {
 
 // A ticket that joins while a take is on its way is asked for, although the take's reply, which
 // comes later, does not know it.
-func TestJoinedDuringATake(t *testing.T) {
+func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.quiet = true
 		b.want("next", b.next(), "none")
@@ -311,7 +311,7 @@ func TestJoinedDuringATake(t *testing.T) {
 }
 
 // A server that has an appointment and no slot free passes it on.
-func TestAppointmentIsPassedOn(t *testing.T) {
+func TestAnAppointmentIsPassedOn(t *testing.T) {
 	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{{Name: "window", Limit: 1, Period: 2 * time.Second}}}), nil, func(b *bench) {
 		b.wait("default", "a", "b")
 		b.want("next", b.next(), "a")

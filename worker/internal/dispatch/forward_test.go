@@ -38,7 +38,7 @@ func (b *bench) dueIn(id string) time.Duration {
 
 // Tasks that are due join their line, those whose ticket was lost join again, and those in line
 // stay there.
-func TestForwardJoins(t *testing.T) {
+func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		b.later("at its time", 10*time.Second)
 		b.wait("default", "in line")
@@ -63,7 +63,7 @@ func TestForwardJoins(t *testing.T) {
 }
 
 // One that has failed comes back before the others of its flow.
-func TestForwardOfRetries(t *testing.T) {
+func TestAFailedTaskComesBackInFront(t *testing.T) {
 	inBubble(t, of(perHour(2)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c")
 		task, ok, err := b.Next(b.Context())
@@ -84,7 +84,7 @@ func TestForwardOfRetries(t *testing.T) {
 }
 
 // What joins no line goes where asynq forwards it.
-func TestForwardOfOthers(t *testing.T) {
+func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("unmatched"), asynq.ProcessIn(time.Second))
 		b.ok(err)
@@ -103,7 +103,7 @@ func TestForwardOfOthers(t *testing.T) {
 }
 
 // Without the limiter tasks that are due wait for ten seconds, or run if their policy says so.
-func TestForwardWithoutTheLimiter(t *testing.T) {
+func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		inBubble(t, nil, func(c *dispatch.Config) {
 			match := c.Match
@@ -146,7 +146,7 @@ func (awayLine) Join(context.Context, []throttle.Request) ([]throttle.Place, err
 func (away) Lines() []string { return nil }
 
 // One ticket whose tenant cannot be looked up holds up no others.
-func TestForwardOfOneThatFails(t *testing.T) {
+func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
 		c.Limiter = picky{c.Limiter}
 	}, func(b *bench) {
@@ -178,7 +178,7 @@ func (p pickyLine) Join(ctx context.Context, requests []throttle.Request) ([]thr
 }
 
 // A task that waits for a time and in no line runs in that second, with any interval of asynq.
-func TestWakeAt(t *testing.T) {
+func TestATaskOutOfLineRunsInItsSecond(t *testing.T) {
 	inBubble(t, nil, func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.want("next", b.next(), "none")
 		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("a"), asynq.ProcessIn(10*time.Second))

@@ -14,7 +14,7 @@ import (
 
 // The reply to a pick is lost. Its tasks are active, and no server has them. The same pick is
 // repeated until it is answered, before any other.
-func TestPickWhoseReplyWasLost(t *testing.T) {
+func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
 			inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
@@ -40,7 +40,7 @@ func TestPickWhoseReplyWasLost(t *testing.T) {
 }
 
 // A server that stops before a lost pick was repeated puts the tasks back, and their tickets.
-func TestStopAfterALostPick(t *testing.T) {
+func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {
 		b.wait("default", "a", "b")
 		b.breaks(nil, picks(errLost), nil)
@@ -58,7 +58,7 @@ func TestStopAfterALostPick(t *testing.T) {
 }
 
 // A dequeue of pending tasks whose reply is lost is repeated too.
-func TestDequeueWhoseReplyWasLost(t *testing.T) {
+func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
 	inBubble(t, nil, slots(8), func(b *bench) {
 		b.pending("default", "a", "b", "c")
 		b.breaks(nil, calls("", ":lease", errLost), nil)
@@ -152,7 +152,7 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 
 // A task that is active when its ticket is taken is on its way: its ticket goes back, and is
 // taken again shortly.
-func TestActiveTaskIsPickedShortly(t *testing.T) {
+func TestAnActiveTaskIsPickedShortly(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
 		b.wait("default", "a", "b")
 		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
@@ -170,7 +170,7 @@ func TestActiveTaskIsPickedShortly(t *testing.T) {
 
 // One that stays active, as it runs elsewhere, loses its place after a second, and is charged
 // nothing.
-func TestActiveTaskLeavesAtLast(t *testing.T) {
+func TestAnActiveTaskLeavesAtLast(t *testing.T) {
 	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
 		b.wait("default", "a", "b")
 		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")

@@ -36,7 +36,7 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 		}
 		call, cancel := context.WithTimeout(ctx, takeTimeout)
 		sent := time.Now()
-		tickets, err := d.reserveInTime(call, line, queue, all)
+		tickets, err := d.Limiter.Line(line).Reserve(call, all)
 		cancel()
 		if errors.Is(unavailable(err), throttle.ErrUnavailable) {
 			d.failed(l, err)
@@ -46,30 +46,6 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 				tasks[of[line][j]].Grant = &Grant{TakenTicket: ticket, Line: line, Sent: sent}
 			}
 		}
-	}
-}
-
-// reserveInTime reserves, and returns when the context ends: a call to a silent Redis takes longer.
-// What is granted after that is given back.
-func (d *Dispatcher) reserveInTime(ctx context.Context, line, queue string, requests []throttle.Request) ([]throttle.TakenTicket, error) {
-	type reply struct {
-		tickets []throttle.TakenTicket
-		err     error
-	}
-	replied := make(chan reply)
-	d.inBackground(func() {
-		tickets, err := d.Limiter.Line(line).Reserve(ctx, requests)
-		select {
-		case replied <- reply{tickets, err}:
-		case <-ctx.Done():
-			d.GiveBack(line, queue, tickets...)
-		}
-	})
-	select {
-	case r := <-replied:
-		return r.tickets, r.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
 }
 

@@ -40,7 +40,7 @@ func (b *bench) decisions(n int) (granted, denied, open int) {
 }
 
 // Pending tasks are decided when they are dequeued. Those that are denied stand in line by then.
-func TestPendingTasksReserve(t *testing.T) {
+func TestPendingTasksAreDecidedWhenTheyAreDequeued(t *testing.T) {
 	inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
 		b.throttledTasks("a", "b", "c", "d", "e")
 		granted, denied, open := b.decisions(5)
@@ -63,11 +63,11 @@ func TestReadyPendingTasksGiveBack(t *testing.T) {
 }
 
 // Nobody waits for a reply that is late, and what it grants is refunded.
-func TestAGrantThatComesLate(t *testing.T) {
+func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = 10 * time.Millisecond }, func(b *bench) {
 		b.next() // the line is empty by now
 		b.mu.Lock()
-		b.took = func() { time.Sleep(time.Second) }
+		b.late = func() { time.Sleep(time.Second) }
 		b.mu.Unlock()
 		b.throttledTasks("a")
 		begun := time.Now()
@@ -85,7 +85,7 @@ func TestAGrantThatComesLate(t *testing.T) {
 
 // A silent limiter delays a few pending tasks by a moment, and the others not at all. They are
 // decided in their slots.
-func TestPendingTasksOfASilentLimiter(t *testing.T) {
+func TestASilentLimiterDelaysFewPendingTasks(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = 10 * time.Millisecond }, func(b *bench) {
 		b.next() // all lines are empty by now
 		b.breaks(nil, nil, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })

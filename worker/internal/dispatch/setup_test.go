@@ -50,7 +50,8 @@ type bench struct {
 	fault func(redis.Cmder) error     // of the dispatcher's connection to asynq's Redis, before a call
 	after func(redis.Cmder) error     // and after it
 	limit func(context.Context) error // of the limiter, before a take or a reserve
-	took  func()                      // is called once, after a take or a reserve and before its reply is known
+	took  func()                      // is called once, after a take and before its reply is known
+	late  func()                      // is called once, after a script of the limiter ran and before its reply is known
 }
 
 // watched notes the takes of a limiter.
@@ -83,9 +84,23 @@ func (w watchedLine) Reserve(ctx context.Context, requests []throttle.Request) (
 			return nil, err
 		}
 	}
-	tickets, err := w.Line.Reserve(ctx, requests)
-	w.answered()
-	return tickets, err
+	return w.Line.Reserve(ctx, requests)
+}
+
+// delay has a reply come late.
+func (b *bench) delay(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	err := next(ctx, cmd)
+	if err != nil || !hooktest.IsScript(cmd) {
+		return err
+	}
+	b.mu.Lock()
+	late := b.late
+	b.late = nil
+	b.mu.Unlock()
+	if late != nil {
+		late()
+	}
+	return nil
 }
 
 // answered is called before the reply of a call is known.
@@ -122,7 +137,9 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 		b := &bench{T: t, client: m.Client(t)}
 		served := m.Client(t)
 		served.AddHook(hooktest.Hook(b.see))
-		limiter, err := throttle.New(throttle.Config{Client: m.Client(t), Policies: policies})
+		limiting := m.Client(t)
+		limiting.AddHook(hooktest.Hook(b.delay))
+		limiter, err := throttle.New(throttle.Config{Client: limiting, Policies: policies})
 		if err != nil {
 			t.Fatal(err)
 		}

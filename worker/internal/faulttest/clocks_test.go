@@ -36,11 +36,7 @@ func limitByClock(s *sitetest.Site, by time.Duration) {
 	client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 	client.AddHook(hooktest.Hook(skewed{by}.see))
 	s.Cleanup(func() { client.Close() })
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.Limiter = limiter
+	s.Limiter = s.LimiterOn(client)
 }
 
 // The clocks of all workers are off from that of Redis: nobody notices.
@@ -55,7 +51,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					limitByClock(s, by)
 					var c sitetest.Counted
 					l := sitetest.NewLedger()
-					s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+					s.Serve(c.Handle, sitetest.Calm, l.Watch)
 					s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 					s.SleepUntil(l, 16, 2*time.Minute)
 					c.OnceEach(t, 16)
@@ -124,10 +120,10 @@ func TestWorkersClocksDiffer(t *testing.T) {
 				s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
 				var c sitetest.Counted
 				l := sitetest.NewLedger()
-				s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+				s.Serve(c.Handle, sitetest.Calm, l.Watch)
 				right := s.Asynq
 				s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
-				s.Serve(c.Handle, sitetest.Brisk, l.Watch, s.Apart)
+				s.Serve(c.Handle, sitetest.Calm, l.Watch, s.Apart)
 				s.Asynq = right
 				s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 				s.SleepUntil(l, 16, 2*time.Minute)
@@ -160,7 +156,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 		defer sitetest.SetClock(m.Miniredis, &ahead)()
 		var c sitetest.Counted
 		l := sitetest.NewLedger()
-		s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+		s.Serve(c.Handle, sitetest.Calm, l.Watch)
 		s.EnqueueMany("acme", 0, 20, asynq.MaxRetry(0))
 		s.EnqueueMany("initech", 0, 1)
 		time.Sleep(25 * time.Second)

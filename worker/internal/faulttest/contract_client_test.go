@@ -1,17 +1,12 @@
 package faulttest
 
 import (
-	"context"
-	"crypto/sha1"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -33,38 +28,27 @@ var callsOfAsynqsClient = map[string]string{
 func TestCallsOfAsynqsClient(t *testing.T) {
 	t.Parallel()
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	calls := &clientCalls{of: map[string]string{}}
-	client := asynq.NewClient(hooktest.With(s.Asynq, hooktest.Hook(calls.see)))
+	recorder := newRecorder()
+	client := asynq.NewClient(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)))
 	defer client.Close()
-	inspector := asynq.NewInspector(hooktest.With(s.Asynq, hooktest.Hook(calls.see)))
+	inspector := asynq.NewInspector(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)))
 	defer inspector.Close()
 	for name, opts := range map[string][]asynq.Option{
 		"enqueue":          {},
 		"enqueue, unique":  {asynq.Unique(time.Hour)},
 		"schedule":         {asynq.ProcessIn(time.Hour)},
 		"schedule, unique": {asynq.ProcessIn(time.Hour), asynq.Unique(time.Hour)},
+		"run":              {asynq.ProcessIn(time.Hour)},
 	} {
-		calls.name = name
 		if _, err := client.Enqueue(asynq.NewTask(name, nil), append(opts, asynq.TaskID("id of "+name))...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	calls.name = "run"
-	if err := inspector.RunTask("default", "id of schedule"); err != nil {
+	if err := inspector.RunTask("default", "id of run"); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range callsOfAsynqsClient {
-		if got := calls.of[name]; got != want {
-			t.Errorf("asynq calls %s otherwise than is expected:\n got %s\nwant %s\n"+
-				"Compare its script in asynq's internal/rdb with that of v0.26.0. Then see to\n"+
-				" - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
-				" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? activate.lua: as enqueue does?\n"+
-				"and write the new call here.", name, got, want)
-		}
-	}
-	if got, want := slices.Sorted(maps.Keys(calls.of)), slices.Sorted(maps.Keys(callsOfAsynqsClient)); !slices.Equal(got, want) {
-		t.Errorf("calls %q, want %q", got, want)
-	}
+	recorder.wantCalls(t, callsOfAsynqsClient, " - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
+		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? activate.lua: as enqueue does?")
 }
 
 // What the client's hook recognises joins a line, and what it does not goes through: of the calls
@@ -96,44 +80,4 @@ func TestClientRecognisesAsynqsCalls(t *testing.T) {
 			t.Errorf("%v: in line: %v", row.opts, got)
 		}
 	}
-}
-
-// clientCalls notes the script call made under each name.
-type clientCalls struct {
-	name string
-	of   map[string]string
-}
-
-func (c *clientCalls) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-	err := next(ctx, cmd)
-	args := cmd.Args()
-	if err != nil || args[0] != "evalsha" && args[0] != "eval" {
-		return err
-	}
-	sha := args[1].(string)
-	if args[0] == "eval" {
-		sha = fmt.Sprintf("%x", sha1.Sum([]byte(sha)))
-	}
-	n := args[2].(int)
-	var keys, argv []string
-	for _, key := range args[3 : 3+n] {
-		keys = append(keys, date.ReplaceAllString(key.(string), "*"))
-	}
-	for _, arg := range args[3+n:] {
-		switch arg := arg.(type) {
-		case []byte:
-			argv = append(argv, "task")
-		case string:
-			argv = append(argv, arg)
-		default:
-			argv = append(argv, fmt.Sprintf("%T", arg))
-		}
-	}
-	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(keys, " "), strings.Join(argv, " | "))
-	for _, name := range []string{c.name, "schedule"} {
-		call = strings.ReplaceAll(call, "id of "+name, "ID")
-		call = strings.ReplaceAll(call, "unique:"+name+":", "unique:TYPE:")
-	}
-	c.of[c.name] = strings.ReplaceAll(call, "asynq:{default}:", ":")
-	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,25 +21,25 @@ import (
 )
 
 // callsOfAsynq are the calls of asynq 0.26 that move a task: the SHA-1 of the script, its keys,
-// and its arguments ("task" is the encoded message, "n" a number; keys without "asynq:{QUEUE}").
+// and its arguments ("task" is the encoded message; keys without "asynq:{QUEUE}").
 var callsOfAsynq = map[string]string{
-	"dequeue":          "a8153319360adc71cdc370107f8ab9786f204765 keys :pending :paused :active :lease args n | :t:",
-	"forward":          "522b1a6ae66fe79ea2f24a9af58798ab71879035 keys :scheduled :pending args n | :t: | n | :g:",
-	"forward retry":    "522b1a6ae66fe79ea2f24a9af58798ab71879035 keys :retry :pending args n | :t: | n | :g:",
-	"retry":            "65fa409c88198a681c53e0892d8276eca0145694 keys :t:ID :active :lease :retry :processed:* :failed:* :processed :failed args ID | task | n | n | bool | n",
-	"archive":          "9c3b1eb9947ce2ee5304ac013a0a365ec364fd2d keys :t:ID :active :lease :archived :processed:* :failed:* :processed :failed :t: args ID | task | n | n | n | n | n",
-	"done":             "1241eaa1c73409baaf1fea0c08d203a4911bda15 keys :active :lease :t:ID :processed:* :processed args ID | n | n",
-	"done, unique":     "a2631c71357a54b4c3e7450b1757e7f3f49d6c81 keys :active :lease :t:ID :processed:* :processed :unique:done, unique: args ID | n | n",
-	"complete":         "117dca952700588e559c7ace20b925096d587974 keys :active :lease :completed :t:ID :processed:* :processed args ID | n | n | task | n",
-	"complete, unique": "ce6833ccce362a8c0ee53beee413341daf52e39c keys :active :lease :completed :t:ID :processed:* :processed :unique:complete, unique: args ID | n | n | task | n",
-	"requeue":          "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 keys :active :lease :pending :t:ID args ID",
+	"dequeue":           "a8153319360adc71cdc370107f8ab9786f204765 keys :pending :paused :active :lease args int64 | :t:",
+	"forward scheduled": "522b1a6ae66fe79ea2f24a9af58798ab71879035 keys :scheduled :pending args int64 | :t: | int64 | :g:",
+	"forward retry":     "522b1a6ae66fe79ea2f24a9af58798ab71879035 keys :retry :pending args int64 | :t: | int64 | :g:",
+	"retry":             "65fa409c88198a681c53e0892d8276eca0145694 keys :t:ID :active :lease :retry :processed:* :failed:* :processed :failed args ID | task | int64 | int64 | bool | int64",
+	"archive":           "9c3b1eb9947ce2ee5304ac013a0a365ec364fd2d keys :t:ID :active :lease :archived :processed:* :failed:* :processed :failed :t: args ID | task | int64 | int64 | int | int64 | int64",
+	"done":              "1241eaa1c73409baaf1fea0c08d203a4911bda15 keys :active :lease :t:ID :processed:* :processed args ID | int64 | int64",
+	"done, unique":      "a2631c71357a54b4c3e7450b1757e7f3f49d6c81 keys :active :lease :t:ID :processed:* :processed :unique:TYPE: args ID | int64 | int64",
+	"complete":          "117dca952700588e559c7ace20b925096d587974 keys :active :lease :completed :t:ID :processed:* :processed args ID | int64 | int64 | task | int64",
+	"complete, unique":  "ce6833ccce362a8c0ee53beee413341daf52e39c keys :active :lease :completed :t:ID :processed:* :processed :unique:TYPE: args ID | int64 | int64 | task | int64",
+	"requeue":           "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 keys :active :lease :pending :t:ID args ID",
 }
 
 // The hook knows asynq's calls by their shape, and our scripts do in place of them what they do to
 // the task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynq(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	recorder := &recorder{calls: map[string]string{}}
+	recorder := newRecorder()
 	server := asynq.NewServer(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)), asynq.Config{
 		Concurrency: 1, DelayedTaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: time.Millisecond,
 	})
@@ -69,31 +70,40 @@ func TestCallsOfAsynq(t *testing.T) {
 	}
 	s.Enqueue(asynq.NewTask("requeue", nil), asynq.TaskID("id of requeue"))
 	<-isStuck
-	s.Wait("tasks were forwarded", func() bool { return recorder.has("forward") && recorder.has("forward retry") })
+	s.Wait("tasks were forwarded", func() bool { return recorder.has("forward scheduled") && recorder.has("forward retry") })
 	server.Shutdown()
 
-	for name, want := range callsOfAsynq {
-		if got := recorder.calls[name]; got != want {
-			t.Errorf("asynq calls %s otherwise than the hook expects:\n got %s\nwant %s\n"+
-				"Compare its script in asynq's internal/rdb/rdb.go with that of v0.26.0. Then see to\n"+
-				" - shapes in internal/asynqredis/calls.go: are the first keys still these, and the ID the first argument (for dequeue: is the reply the encoded task; for forward: the number of tasks moved)?\n"+
-				" - the scripts in internal/asynqredis/lua: do they still do what asynq's do, and undo it?\n"+
-				" - internal/asynqredis/message.go: does internal/proto/asynq.proto still number its fields so?\n"+
-				"and write the new call here.", name, got, want)
+	recorder.wantCalls(t, callsOfAsynq, " - shapes in internal/asynqredis/calls.go: are the first keys still these, and the ID the first argument (for dequeue: is the reply the encoded task; for forward: the number of tasks moved)?\n"+
+		" - the scripts in internal/asynqredis/lua: do they still do what asynq's do, and undo it?\n"+
+		" - internal/asynqredis/message.go: does internal/proto/asynq.proto still number its fields so?")
+}
+
+// wantCalls fails unless just these calls were recorded. It says what to see to where one differs.
+func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, want := range want {
+		if got := r.calls[name]; got != want {
+			t.Errorf("asynq calls %s otherwise than is expected:\n got %s\nwant %s\n"+
+				"Compare its script in asynq's internal/rdb with that of v0.26.0. Then see to\n%s\nand write the new call here.", name, got, want, seeTo)
 		}
 	}
-	for name, got := range recorder.calls {
-		if callsOfAsynq[name] == "" {
+	for name, got := range r.calls {
+		if want[name] == "" {
 			t.Errorf("asynq makes a call that is not known here: %s: %s", name, got)
 		}
 	}
 }
 
-// A recorder notes the script calls that concern a queue's active tasks, by the type of the task.
+// A recorder notes the script calls that concern a task or the active ones. A call is known by the
+// task, whose ID is "id of NAME" and whose type is NAME.
 type recorder struct {
 	mu    sync.Mutex
 	calls map[string]string
 }
+
+func newRecorder() *recorder { return &recorder{calls: map[string]string{}} }
 
 func (r *recorder) has(name string) bool {
 	r.mu.Lock()
@@ -105,46 +115,41 @@ var date = regexp.MustCompile(`\d{4}-\d\d-\d\d|[0-9a-f]{32}`)
 
 func (r *recorder) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	err := next(ctx, cmd)
-	args := cmd.Args()
-	if err != nil || args[0] != "evalsha" && args[0] != "eval" {
+	if err != nil || !hooktest.IsScript(cmd) {
 		return err
 	}
+	args := cmd.Args()
 	sha := args[1].(string)
-	if args[0] == "eval" {
+	if cmd.Name() == "eval" {
 		sha = fmt.Sprintf("%x", sha1.Sum([]byte(sha)))
 	}
-	n := args[2].(int)
-	name, known := "dequeue", false
-	var keys, argv []string
-	for _, key := range args[3 : 3+n] {
-		known = known || key == "asynq:{default}:active"
-		keys = append(keys, date.ReplaceAllString(key.(string), "*"))
-	}
-	for _, arg := range args[3+n:] {
+	name, texts := "", make([]string, len(args)-3) // keys, and arguments
+	for i, arg := range args[3:] {
 		switch arg := arg.(type) {
 		case []byte:
-			argv = append(argv, "task")
+			texts[i] = "task"
 		case string:
-			if arg == "asynq:{default}:g:" {
-				if name, known = "forward", true; args[3] == "asynq:{default}:retry" {
-					name = "forward retry"
-				}
-			}
+			texts[i] = date.ReplaceAllString(arg, "*")
 			if id, ok := strings.CutPrefix(arg, "id of "); ok {
 				name = id
 			}
-			argv = append(argv, arg)
-		case int, int64:
-			argv = append(argv, "n")
 		default:
-			argv = append(argv, fmt.Sprintf("%T", arg))
+			texts[i] = fmt.Sprintf("%T", arg)
 		}
 	}
-	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(keys, " "), strings.Join(argv, " | "))
-	if known {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.calls[name] = strings.ReplaceAll(strings.ReplaceAll(call, "asynq:{default}:", ":"), "id of "+name, "ID")
+	n := args[2].(int)
+	switch {
+	case name != "":
+	case slices.Contains(texts[:n], "asynq:{default}:active"):
+		name = "dequeue"
+	case slices.Contains(texts[n:], "asynq:{default}:g:"):
+		name = "forward " + strings.TrimPrefix(texts[0], "asynq:{default}:")
+	default:
+		return nil
 	}
-	return err
+	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(texts[:n], " "), strings.Join(texts[n:], " | "))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls[name] = strings.NewReplacer("id of "+name, "ID", "asynq:{default}:unique:"+name+":", ":unique:TYPE:", "asynq:{default}:", ":").Replace(call)
+	return nil
 }

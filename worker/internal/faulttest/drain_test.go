@@ -195,9 +195,6 @@ func (d *drain) finish(promoted time.Time, twice int) {
 		case over > drainLimit:
 			d.Errorf("policy %s: %d above its limit: a failover can forget one window", name, over)
 		}
-		if first > 30*time.Second {
-			d.Errorf("policy %s: the first grant came %v after the promotion", name, first)
-		}
 	}
 	for _, queue := range d.queues {
 		info, err := d.inspector.GetQueueInfo(queue)

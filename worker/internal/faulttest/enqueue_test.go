@@ -48,7 +48,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 				if there := s.Task("cut").ID != ""; there != row.sent {
 					t.Errorf("the task is there: %v", there)
 				}
-				s.Serve(s.Ok, sitetest.Brisk)
+				s.Serve(s.Ok, sitetest.Calm)
 				time.Sleep(3 * time.Minute)
 				if ran := len(s.Runs()); (ran == 1) != row.sent {
 					t.Errorf("%d tasks ran", ran)

@@ -23,31 +23,6 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
-func TestShutdownWithoutRedis(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
-		var c sitetest.Cable
-		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
-		s.Fill("acme")
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
-		server := s.Serve(s.Ok, sitetest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
-			theirs.ShutdownTimeout = 3 * time.Second
-			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { c.Cut() }
-		})
-		time.Sleep(2 * time.Second)
-		begun := time.Now()
-		server.Shutdown()
-		if took := time.Since(begun); took < 3*time.Second || took > 10*time.Second {
-			t.Errorf("shut down in %v, want 3 s and a bit", took)
-		}
-		c.Mend()
-		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
-		time.Sleep(2 * time.Second)                             // go-redis tries to connect in the background
-	})
-}
-
 // Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each
 // runs once, completed ones too, and no place is left behind.
 func TestCallsAreLost(t *testing.T) {
@@ -86,6 +61,31 @@ func TestCallsAreLost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
+func TestShutdownWithoutRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
+		var c sitetest.Cable
+		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
+		server := s.Serve(s.Ok, sitetest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
+			theirs.ShutdownTimeout = 3 * time.Second
+			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { c.Cut() }
+		})
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		server.Shutdown()
+		if took := time.Since(begun); took < 3*time.Second || took > 10*time.Second {
+			t.Errorf("shut down in %v, want 3 s and a bit", took)
+		}
+		c.Mend()
+		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1}) // as after the death of a worker
+		time.Sleep(2 * time.Second)                             // go-redis tries to connect in the background
+	})
 }
 
 // A task that has ended is put down as its handler left it, however long asynq's Redis is out then.
@@ -173,7 +173,7 @@ func (k *kept) MakeRedisClient() any {
 
 // A queue is paused for so long that all its denied tasks reach their fallback. They wake at most
 // once in vain afterwards.
-func TestPausedForLong(t *testing.T) {
+func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(8, 30*time.Second))

@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -24,11 +23,7 @@ func limitThrough(s *sitetest.Site, c *sitetest.Cable, client *redis.Client) {
 	s.Helper()
 	through := sitetest.Connect(c.Options(sitetest.SameRedis(client)))
 	s.Cleanup(func() { through.Close() })
-	limiter, err := throttle.New(throttle.Config{Client: through, Policies: s.Limiter.Policies()})
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.Limiter = limiter
+	s.Limiter = s.LimiterOn(through)
 }
 
 // The limiter has a Redis of its own here, which goes away: nothing runs, nothing is lost.
@@ -39,7 +34,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		c.Cut()
 		ids := []string{"a", "b", "c"}
 		for _, id := range ids {
-			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
 		s.Serve(s.Ok)
 		for _, id := range ids {
@@ -92,7 +87,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		}
 		enqueue := func(n int, tenant string) {
 			for range n {
-				s.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.Task(tenant), asynq.MaxRetry(0))
 			}
 		}
 		logged := func(undecided, again int) {
@@ -135,7 +130,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 
 		s.Limiter = limiter
 		s.Serve(s.Ok, sitetest.Calm)
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "unlucky"}, "x", nil), asynq.TaskID("unlucky"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.Task("unlucky"), asynq.TaskID("unlucky"), asynq.MaxRetry(0))
 		for range 60 {
 			enqueue(1, "acme")
 			time.Sleep(time.Second)
@@ -162,7 +157,7 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 		limitThrough(s, &c, s.Redis)
 		c.Cut()
 		for _, id := range []string{"a", "b"} {
-			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID(id))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))
 		}
 		s.Serve(s.Ok)
 		s.WaitGone("a", "b")
@@ -182,12 +177,8 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		var late atomic.Bool
 		late.Store(true)
 		slow.AddHook(hooktest.Hook(slowReply{&late}.see))
-		limiter, err := throttle.New(throttle.Config{Client: slow, Policies: s.Limiter.Policies()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Limiter = limiter
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+		s.Limiter = s.LimiterOn(slow)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
 		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(time.Minute)
 		if task := s.Task("a"); task.State == asynq.TaskStateArchived || !strings.Contains(task.LastErr, "time ran out before the limiter had answered") {

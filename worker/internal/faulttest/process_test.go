@@ -229,7 +229,7 @@ func TestWorkerIsTerminated(t *testing.T) {
 		ids := []string{"a", "b", "c", "d", "e", "f"}
 		for i, id := range ids {
 			tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
-			s.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(sitetest.Task(tenant), asynq.TaskID(id), asynq.MaxRetry(0))
 		}
 		s.Fill("acme", "acme", "beta")
 		cmd, ended, log := process(s, "")

@@ -18,7 +18,6 @@ import (
 	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -37,11 +36,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 					}
 					client := redis.NewClient(limits)
 					defer client.Close()
-					limiter, err := throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()})
-					if err != nil {
-						t.Fatal(err)
-					}
-					s.Limiter = limiter
+					s.Limiter = s.LimiterOn(client)
 
 					// A dequeue that Redis did when nobody waited for it any more costs a retry, as
 					// it does in plain asynq.
@@ -52,7 +47,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 					const n, late = 20, 6
 					var c sitetest.Counted
 					l := sitetest.NewLedger()
-					s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+					s.Serve(c.Handle, sitetest.Calm, l.Watch)
 					s.EnqueueMany("acme", 0, n, retries)
 					time.Sleep(15 * time.Second)
 					frozen := make(chan struct{})
@@ -61,7 +56,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						<-frozen
 					}
 					for i := range late {
-						s.Enqueue(worker.NewTask(worker.Identity{Tenant: "initech"}, "x", nil), asynq.TaskID(fmt.Sprint("late", i)), retries)
+						s.Enqueue(sitetest.Task("initech"), asynq.TaskID(fmt.Sprint("late", i)), retries)
 					}
 					<-frozen
 					for end := time.Now().Add(10 * time.Minute); c.Done() < n+late && time.Now().Before(end); {
@@ -297,7 +292,7 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		const n = 24
 		var c sitetest.Counted
 		l := sitetest.NewLedger()
-		s.Serve(c.Handle, sitetest.Brisk, l.Watch)
+		s.Serve(c.Handle, sitetest.Calm, l.Watch)
 		s.EnqueueMany("acme", 0, n, asynq.MaxRetry(0))
 		time.Sleep(25 * time.Second)
 		own.Redis.FlushAll(t.Context())

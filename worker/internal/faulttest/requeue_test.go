@@ -24,7 +24,7 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 		var c sitetest.Cable
 		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
 			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
 				if !d.Granted {
@@ -49,7 +49,7 @@ func TestRequeueAfterTheLease(t *testing.T) {
 		var c sitetest.Cable
 		s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
 			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
 				if !d.Granted {
@@ -76,7 +76,7 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 		refused := &losesReply{unsent: true}
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(refused.see))
 		s.Fill("acme")
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		server := s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(3 * time.Minute)
 		if !refused.repeated() {
@@ -104,7 +104,7 @@ func TestRequeueWhoseReplyWasLost(t *testing.T) {
 		}}
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(lost.see))
 		s.Fill("acme")
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			s.Ok(ctx, task)
 			close(running)

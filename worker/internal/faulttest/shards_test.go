@@ -131,7 +131,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 		for tenant := range weights {
 			var tasks []*asynq.Task
 			for range 50 {
-				tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil))
+				tasks = append(tasks, sitetest.Task(tenant))
 			}
 			for _, e := range client.EnqueueBatch(t.Context(), tasks) {
 				if e.Err != nil {

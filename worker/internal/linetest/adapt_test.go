@@ -106,11 +106,7 @@ func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-	if err != nil {
-		s.Fatal(err)
-	}
-	defer client.Close()
+	client := s.Client(s.Limiter)
 	for i := range jobs {
 		task := worker.NewTask(worker.Identity{Tenant: []string{"acme", "umbrella"}[i%2]}, "call", nil)
 		if _, err := client.EnqueueContext(s.Context(), task, asynq.MaxRetry(3)); err != nil {
@@ -142,15 +138,13 @@ func works(s *sitetest.Site, api *adaptingAPI, jobs int, wait func()) {
 var adaptingAPIs = []struct {
 	name   string
 	count  func() apitest.Count
-	starts bool // adapting
+	adapts bool // the limiter has to
 }{
-	{"an estimate over two buckets", func() apitest.Count { return apitest.EstimatedCount(apiLimit, apiPeriod) }, true},
-	{"half the burst", func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, apiLimit/2) }, true},
 	{"a leaky bucket without a burst", func() apitest.Count { return apitest.BucketCount(apiLimit, apiPeriod, 1) }, true},
 	{"as published", func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) }, false},
 }
 
-func meets(s *sitetest.Site, api *adaptingAPI, jobs int, starts bool, least float64) {
+func meets(s *sitetest.Site, api *adaptingAPI, jobs int, adapts bool) {
 	s.Helper()
 	c := s.Counters()
 	end := slices.Max(api.accepted)
@@ -161,15 +155,18 @@ func meets(s *sitetest.Site, api *adaptingAPI, jobs int, starts bool, least floa
 	if len(api.accepted) != jobs || c.Failed != 0 || c.Retry != 0 || c.Archived != 0 {
 		s.Errorf("%d of %d jobs are done: %+v", len(api.accepted), jobs, c)
 	}
-	if refusals > 0.03 || utilization < least {
-		s.Errorf("want refusals at most 0.03, utilization at least %v", least)
+	// On average these are the bounds of TestAdaptingToAnotherWayToCount. One run may lower its rate
+	// once more, by an eighth.
+	if refusals > 0.03 || utilization < 0.85*7/8 {
+		s.Errorf("want refusals at most 0.03, utilization at least %.2f", 0.85*7/8)
 	}
-	if !starts && len(api.refused) > 0 {
+	if !adapts && len(api.refused) > 0 {
 		s.Errorf("%d refusals, want none", len(api.refused))
 	}
 }
 
-// Jobs of a real worker meet APIs that count differently: none fails, in fake time.
+// Jobs of a real worker meet APIs that count differently: none fails, in fake time. More ways to
+// count are simulated in throttle/internal/modeltest.
 func TestJobsAdaptToAnotherWayToCount(t *testing.T) {
 	for _, row := range adaptingAPIs {
 		t.Run(row.name, func(t *testing.T) {
@@ -182,7 +179,7 @@ func TestJobsAdaptToAnotherWayToCount(t *testing.T) {
 					}
 					time.Sleep(time.Second)
 				})
-				meets(s, api, jobs, row.starts, 0.8) // one run differs from the mean by chance
+				meets(s, api, jobs, row.adapts)
 			})
 		})
 	}
@@ -216,13 +213,9 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 				begun := time.Now()
 				var took time.Duration
 				refused := len(waits)
-				client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer client.Close()
+				client := s.Client(s.Limiter)
 				for i := range jobs {
-					if _, err := client.EnqueueContext(t.Context(), sitetest.Task("acme"), asynq.TaskID(fmt.Sprintf("%02d", i)), asynq.MaxRetry(0)); err != nil {
+					if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID(fmt.Sprintf("%02d", i)), asynq.MaxRetry(0)); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -240,7 +233,7 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 					took = time.Since(begun)
 					return nil
 				}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 8 })
-				time.Sleep(3 * time.Minute)
+				time.Sleep(40 * time.Second)
 				t.Logf("%d jobs, %d of them refused for 1 s: %v", jobs, refused, took)
 				if done != jobs || runs != jobs+refused || took > row.most {
 					t.Errorf("%d of %d done by %d runs, after %v, want at most %v", done, jobs, runs, took, row.most)

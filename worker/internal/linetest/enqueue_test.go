@@ -96,7 +96,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), worker.MaxWait(24*time.Hour), worker.Backlog(4)); err != nil {
 			t.Error(err)
 		}
-		if _, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "beta"}, "x", nil), worker.Backlog(1)); err != nil {
+		if _, err := client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1)); err != nil {
 			t.Error(err)
 		}
 	})

@@ -154,20 +154,20 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 			}
 			return s.Ok(ctx, task)
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitGone("t")
 		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }
 
 // Calls that wait in place get their share beside a backlog of tasks.
-func TestWaitersBesideTasks(t *testing.T) {
+func TestCallsThatWaitShareWithTasks(t *testing.T) {
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 		{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: time.Second, Scope: throttle.Shared},
 	}}
 	sitetest.Each(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
-		for range 300 {
+		for range 100 {
 			if _, err := client.EnqueueContext(t.Context(), sitetest.Task("batch")); err != nil {
 				t.Fatal(err)
 			}
@@ -217,7 +217,7 @@ func TestAHandlerWhoseWaitIsTooLateIsRequeued(t *testing.T) {
 		if d, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "slack", Tenant: "acme"}); err != nil || !d.Granted {
 			t.Fatalf("granted %v, %v", d.Granted, err)
 		}
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateScheduled, "t")
 		s.Open("t")
 		s.WaitGone("t")

@@ -16,7 +16,7 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 		return func(s *sitetest.Site) {
 			now := time.Now()
 			s.Limiter.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.OperatorPause{
-				{By: "anna", Policy: s.Limiter.Policies()[0].Name, Tenant: tenant, Until: now.Add(10 * time.Minute), Why: "it is down"},
+				{By: "anna", Policy: s.Limiter.Policies()[0].Name, Tenant: tenant, Until: now.Add(3 * time.Minute), Why: "it is down"},
 			}})
 		}
 	}
@@ -30,18 +30,18 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 	for name, row := range map[string]struct {
 		policy     throttle.Policy
 		change     func(s *sitetest.Site)
-		soon, late int // tasks that have run 3 s and 9 minutes after the change
-		all        time.Duration
+		soon, late int           // tasks that have run 3 s and 2.5 minutes after the change
+		all        time.Duration // after it all have run
 	}{
-		"a pause":             {sitetest.Policy(2, time.Minute), pause(""), 2, 2, 20 * time.Minute},
-		"a pause of a tenant": {sitetest.Shared(2, time.Minute), pause("acme"), 2, 2, 20 * time.Minute},
-		"an exempt tenant":    {sitetest.Policy(2, time.Hour), override(throttle.TenantOverride{Exempt: new(true)}), 8, 8, 10 * time.Minute},
-		"a higher limit": {sitetest.Policy(2, time.Hour), override(throttle.TenantOverride{
+		"a pause":             {sitetest.Policy(2, 10*time.Second), pause(""), 2, 2, 4 * time.Minute},
+		"a pause of a tenant": {sitetest.Shared(2, 10*time.Second), pause("acme"), 2, 2, 4 * time.Minute},
+		"an exempt tenant":    {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{Exempt: new(true)}), 8, 8, 3 * time.Minute},
+		"a higher limit": {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{
 			Windows: map[string]throttle.Override{"window": {Limit: 6}},
-		}), 6, 6, 2 * time.Hour},
-		"a policy that observes": {sitetest.Shared(2, time.Hour), func(s *sitetest.Site) {
+		}), 6, 6, 6 * time.Minute},
+		"a policy that observes": {sitetest.Shared(2, 5*time.Minute), func(s *sitetest.Site) {
 			s.SetPolicy(func(p *throttle.Policy) { p.Mode = throttle.ModeObserve }, s.Limiter)
-		}, 8, 8, 10 * time.Minute},
+		}, 8, 8, 3 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -60,11 +60,11 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 				if n := len(s.Runs()); n != row.soon {
 					t.Errorf("%d tasks have run 3 s after the change, want %d", n, row.soon)
 				}
-				time.Sleep(9*time.Minute - 3*time.Second)
+				time.Sleep(150*time.Second - 3*time.Second)
 				if n := len(s.Runs()); n != row.late {
-					t.Errorf("%d tasks have run 9 minutes after the change, want %d", n, row.late)
+					t.Errorf("%d tasks have run 2.5 minutes after the change, want %d", n, row.late)
 				}
-				time.Sleep(row.all)
+				time.Sleep(row.all - 150*time.Second)
 				if n := len(s.Runs()); n != 8 {
 					t.Errorf("%d tasks have run in the end, want 8", n)
 				}

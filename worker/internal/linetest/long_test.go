@@ -11,7 +11,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -31,7 +30,7 @@ func TestHalfAnHourOfWork(t *testing.T) {
 			for range n {
 				id := fmt.Sprintf("%s-%d", tenant, len(want))
 				want[id] = 1
-				s.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil),
+				s.Enqueue(sitetest.Task(tenant),
 					asynq.TaskID(id), asynq.MaxRetry(0), asynq.ProcessAt(begin.Add(in+time.Duration(random.Int64N(int64(time.Second))))))
 			}
 		}
@@ -43,9 +42,7 @@ func TestHalfAnHourOfWork(t *testing.T) {
 		}
 		enqueue("once", 60, 5*time.Minute)
 
-		s.Serve(s.Ok, func(c *asynq.Config, _ *worker.Config) {
-			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 2*time.Second, 2*time.Second
-		})
+		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(30 * time.Minute)
 
 		ran := map[string]int{}

@@ -42,8 +42,8 @@ func TestNginxNeverRefuses(t *testing.T) {
 		jitter time.Duration
 		zones  []servers.Zone
 	}{
-		{"two limits at once", 600, 200 * time.Millisecond, []servers.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 300}}},
-		{"a burst", 600, 300 * time.Millisecond, []servers.Zone{{Rate: 150, Burst: 60}}},
+		{"two limits at once", 300, 200 * time.Millisecond, []servers.Zone{{Rate: 100, Burst: 40}, {Rate: 80, Burst: 100}}},
+		{"a burst", 300, 300 * time.Millisecond, []servers.Zone{{Rate: 150, Burst: 60}}},
 		{"no burst", 30, 10 * time.Millisecond, []servers.Zone{{Rate: 5}}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -98,11 +98,7 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []servers.
 		return resp.StatusCode
 	}
 
-	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := s.Client(s.Limiter)
 
 	var mu sync.Mutex
 	var first, last time.Time

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -33,13 +32,9 @@ func TestStartsAreObserved(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Second))
 		starts := make(chan throttle.Start, 10)
 		observe(s, s.Redis, throttle.Observer{Started: func(s throttle.Start) { starts <- s }})
-		client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Close()
+		client := s.Client(s.Limiter)
 		for range 3 {
-			if _, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil)); err != nil {
+			if _, err := client.Enqueue(sitetest.AcmeTask()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -56,7 +51,7 @@ func TestStartsAreObserved(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+		s.Enqueue(sitetest.AcmeTask())
 		if got := <-starts; got.Waited != 0 || got.Late >= 0 {
 			t.Errorf("a task that never was in line: %+v", got)
 		}
@@ -101,7 +96,7 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 				})
 				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
 				c.Cut()
-				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
+				s.Enqueue(sitetest.AcmeTask())
 				want := map[throttle.FailMode]string{throttle.FailClosed: "acme", throttle.FailOpen: "open acme"}[row.fail]
 				select {
 				case got := <-told:

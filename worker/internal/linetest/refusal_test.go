@@ -86,7 +86,7 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 					}
 					return s.Ok(ctx, task)
 				})
-				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 				if row.fails {
 					s.WaitState(asynq.TaskStateArchived, "t")
 					return
@@ -141,7 +141,7 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 			}
 			return err
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.Wait("the task has ended", func() bool {
 			return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
 		})
@@ -163,7 +163,7 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 					throttle.JobFrom(ctx).Refused("api", 100*time.Millisecond)
 					return fail(ctx)
 				})
-				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(0))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 				s.WaitState(asynq.TaskStateArchived, "t")
 			})
 		})
@@ -198,7 +198,7 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 					runs++
 					return row.errs[min(runs, len(row.errs))-1]
 				}, sitetest.Calm)
-				s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(1))
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(1))
 				for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
 					if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {
 						break
@@ -233,7 +233,7 @@ func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 			throttle.JobFrom(ctx).Refused("calls", time.Millisecond)
 			return errors.New("429")
 		})
-		s.Enqueue(sitetest.Task("acme"), asynq.TaskID("t"), asynq.MaxRetry(9))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(9))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		want := `worker: policy "calls", tenant "acme": given up by max_refusals 2: refused 2 times since 20`
 		if got := s.Task("t").LastErr; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "Z: 429") {

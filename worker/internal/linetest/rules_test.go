@@ -198,7 +198,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer client.Close()
-		tasks := make([]*asynq.Task, 1200)
+		tasks := make([]*asynq.Task, 510) // two chunks
 		for i := range tasks {
 			tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
 		}
@@ -210,7 +210,7 @@ func TestABatchTakesFewCalls(t *testing.T) {
 			last = result.Start.At.Add(-time.Second)
 		}
 		// Of which at most 24 are captured and never sent to Redis beside the first.
-		if calls > len(tasks)+60 {
+		if t.Logf("%d calls", calls); calls > len(tasks)+50 {
 			t.Errorf("%d calls", calls)
 		}
 		if n := len(s.InLine()); n != len(tasks) {

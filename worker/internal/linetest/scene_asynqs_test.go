@@ -23,7 +23,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 	if sitetest.OnCluster() {
 		t.Skip("a Redis Cluster has one database")
 	}
-	const tasks = 100
+	const tasks = 60
 	sitetest.Each(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
 		client := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer client.Close()

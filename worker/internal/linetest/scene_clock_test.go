@@ -26,7 +26,7 @@ func TestSceneClockOfRedisMovesUnderABacklog(t *testing.T) {
 		var ahead atomic.Int64
 		defer sitetest.SetClock(m.Miniredis, &ahead)()
 		d, l := newDiary(), sitetest.NewLedger()
-		s.Serve(d.handle, l.Watch, sitetest.Brisk)
+		s.Serve(d.handle, l.Watch, sitetest.Calm)
 		s.JoinMany(s.Client(s.AnotherLimiter(client)), "acme", 0, 100)
 		time.Sleep(7500 * time.Millisecond) // 10 have run
 		ran := func(want int, when string) {

@@ -56,8 +56,8 @@ func TestSceneStartsOfCostsAreTold(t *testing.T) {
 	}
 }
 
-// All but 20 of 2,000 waiting tasks are deleted, which fill more than three minutes. At that moment
-// another task comes, with a deadline in a minute, by a client of ours or by a plain one. It runs.
+// All but 20 of 500 waiting tasks are deleted, which fill 50 s. At that moment another task comes,
+// with a deadline in half a minute, by a client of ours or by a plain one. It runs.
 func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 	t.Parallel()
 	for _, plain := range []bool{false, true} {
@@ -66,7 +66,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 				s := sitetest.NewInBubble(t, sitetest.Shared(10, time.Second))
 				d := newDiary()
 				client := s.Client(s.AnotherLimiter(s.Redis))
-				tasks := make([]*asynq.Task, 1000)
+				tasks := make([]*asynq.Task, 500)
 				for i := range tasks {
 					tasks[i] = taskOf(s, "acme", i, asynq.TaskID(fmt.Sprintf("acme-%04d", i)))
 				}
@@ -77,11 +77,11 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 				}
 				s.Serve(d.handle, d.watch, s.Apart, sitetest.Calm)
 				time.Sleep(500 * time.Millisecond)
-				for i := range 980 {
+				for i := range 480 {
 					_ = s.Inspector.DeleteTask("default", fmt.Sprintf("acme-%04d", i)) // the first have run
 				}
 				soon := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("soon"))
-				deadline := asynq.Deadline(time.Now().Add(time.Minute))
+				deadline := asynq.Deadline(time.Now().Add(30 * time.Second))
 				var err error
 				if plain {
 					err = d.enqueue(s.Plain, soon, deadline)
@@ -92,7 +92,7 @@ func TestSceneDeletedTasksHoldUpNobody(t *testing.T) {
 					t.Fatal(err)
 				}
 				begun := time.Now()
-				time.Sleep(time.Minute)
+				time.Sleep(30 * time.Second)
 				d.mu.Lock()
 				defer d.mu.Unlock()
 				if e := d.of("soon"); len(e.starts) != 1 {

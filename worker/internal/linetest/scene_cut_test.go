@@ -19,7 +19,7 @@ import (
 // that, and no ticket outlives its task.
 func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	t.Parallel()
-	const costly, small = 20, 94 // small tasks of each of two tenants
+	const costly, small = 20, 40 // small tasks of each of two tenants
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.Shared}
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}

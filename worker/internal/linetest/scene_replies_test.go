@@ -26,7 +26,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 		policies[i].Match = []string{fmt.Sprint("x", i)}
 		policies[i].Windows[0].Period = 20 * time.Millisecond
 	}
-	crossing(t, 20, policies, func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
+	crossing(t, 12, policies, func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
 		d := newDiary()
 		var clients []*worker.Client
 		for range 2 {
@@ -85,7 +85,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 	p := sitetest.Policy(5, 100*time.Millisecond)
 	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.Shared})
-	crossing(t, 600, append(idle(30), p), func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
+	crossing(t, 400, append(idle(30), p), func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
 		d := newDiary()
 		var clients []*worker.Client
 		for range 2 {

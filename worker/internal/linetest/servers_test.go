@@ -42,8 +42,8 @@ func TestServersHearOfNews(t *testing.T) {
 				}
 				s := sitetest.NewInBubble(t, append(others, p)...)
 				l := sitetest.NewLedger()
-				s.Serve(s.Ok, l.Watch, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
-				s.Serve(s.Ok, l.Watch, s.Apart, func(c *asynq.Config, _ *worker.Config) { c.TaskCheckInterval = time.Second })
+				s.Serve(s.Ok, l.Watch, s.Apart, sitetest.Calm)
+				s.Serve(s.Ok, l.Watch, s.Apart, sitetest.Calm)
 				time.Sleep(10 * time.Second)
 				if row.enqueued {
 					s.EnqueueMany("quick", 0, row.tasks)
@@ -64,7 +64,7 @@ func TestServersHearOfNews(t *testing.T) {
 }
 
 // Servers and clients may share a limiter. One that ends leaves the line to the others.
-func TestOneLimiterForAll(t *testing.T) {
+func TestServersAndClientsShareALimiter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(2, 2*time.Second))
@@ -110,7 +110,7 @@ func TestServersComeAndGo(t *testing.T) {
 				through := redis.NewClient(c.Options(sitetest.SameRedis(s.Redis)))
 				defer through.Close()
 				own := s.AnotherLimiter(through)
-				s.EnqueueMany("acme", 0, 300)
+				s.EnqueueMany("acme", 0, 200)
 				leading := s.Asynq
 				s.Asynq = sitetest.Dialed{Options: c.Options(sitetest.SameRedis(s.Redis))}
 				server := s.Serve(s.Ok, l.Watch, sitetest.Brisk, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
@@ -123,7 +123,7 @@ func TestServersComeAndGo(t *testing.T) {
 				} else {
 					server.Shutdown()
 				}
-				s.SleepUntil(l, 300, 35*time.Second)
+				s.SleepUntil(l, 200, 35*time.Second)
 				mean, most := l.WakesPerTask()
 				if mean > 2.2 || most > 4 {
 					t.Errorf("%.2f wakes a task, at most %d", mean, most)

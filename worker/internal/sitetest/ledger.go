@@ -157,11 +157,7 @@ func (s *Site) AnotherLimiter(client *redis.Client) *throttle.Limiter {
 	s.Helper()
 	own := Connect(SameRedis(client))
 	s.Cleanup(func() { own.Close() })
-	limiter, err := throttle.New(throttle.Config{Client: own, Policies: s.Limiter.Policies()})
-	if err != nil {
-		s.Fatal(err)
-	}
-	return limiter
+	return s.LimiterOn(own)
 }
 
 // Client is a client of ours, as in a process of its own.

@@ -4,6 +4,7 @@ package sitetest
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -87,7 +88,7 @@ func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
 func (s *Site) Configs() (asynq.Config, worker.Config) {
 	return asynq.Config{
 			Concurrency:              4,
-			DelayedTaskCheckInterval: 20 * time.Millisecond,
+			DelayedTaskCheckInterval: 100 * time.Millisecond,
 			ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
 				s.Mu.Lock()
 				defer s.Mu.Unlock()
@@ -101,7 +102,7 @@ func (s *Site) Configs() (asynq.Config, worker.Config) {
 			},
 			LogLevel:          asynq.FatalLevel,
 			RetryDelayFunc:    func(int, error, *asynq.Task) time.Duration { return 0 },
-			TaskCheckInterval: 10 * time.Millisecond,
+			TaskCheckInterval: 20 * time.Millisecond,
 		}, worker.Config{
 			Limiter: s.Limiter,
 			Logger:  slog.New(slog.NewTextHandler(s.Journal, nil)),
@@ -131,10 +132,9 @@ func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *w
 	return server
 }
 
-// Calm is for servers in a bubble, where hours of asking for work 100 times a second cost time.
-func Calm(c *asynq.Config, _ *worker.Config) {
-	c.DelayedTaskCheckInterval, c.TaskCheckInterval = time.Second, time.Second
-}
+// Calm has a server ask as seldom as by asynq's defaults. In a bubble a second of a server that asks
+// more often takes milliseconds.
+func Calm(c *asynq.Config, _ *worker.Config) { c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, 0 }
 
 // Ok is a handler that records the tasks it ran, and succeeds.
 func (s *Site) Ok(ctx context.Context, _ *asynq.Task) error {
@@ -245,6 +245,13 @@ func (s *Site) Used() int64 {
 		s.Fatal(err)
 	}
 	return d.Windows[0].Used
+}
+
+// WaitUsed waits until n units of acme's window are used. What a task was granted in vain is given
+// back in the background.
+func (s *Site) WaitUsed(n int64) {
+	s.Helper()
+	s.Wait(fmt.Sprintf("%d units are used", n), func() bool { return s.Used() == n })
 }
 
 // Adapted returns a server as asynq makes it, by an adapter.

@@ -83,7 +83,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	}
 	d.RetryFailed = false // what fails from now on has failed in this run
 	before := d.Counts()
-	d.tellBefore(before)
+	d.sayBefore(before)
 	if before.Done() < before.Jobs {
 		if err := d.expireLeases(ctx, active); err != nil {
 			return Summary{}, err
@@ -99,8 +99,8 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	return s, err
 }
 
-// tellBefore says what need not be done again.
-func (d *Drain) tellBefore(c Counts) {
+// sayBefore says what need not be done again.
+func (d *Drain) sayBefore(c Counts) {
 	if c.Done() == 0 {
 		return
 	}

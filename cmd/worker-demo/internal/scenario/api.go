@@ -31,7 +31,7 @@ type APILimit struct {
 	Span      time.Duration
 }
 
-// A Trouble is a time in which an API grants half of one of its limits, and tells nobody before.
+// A Trouble is a time in which an API grants half of one of its limits, without notice.
 type Trouble struct {
 	After, For time.Duration // after the first call
 	Limit      string        // the limit's name

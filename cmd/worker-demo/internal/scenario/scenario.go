@@ -147,7 +147,7 @@ func (s Scenario) introduce(w io.Writer, list []jobs.Job) {
 		fmt.Fprintf(w, "Beside them a nightly batch has %d tasks for each of %s: it yields to the jobs.\n", n.Each, strings.Join(n.Tenants, " and "))
 	}
 	if t := s.API.Trouble; t.For > 0 {
-		fmt.Fprintf(w, "After %s the API grants half of %q, for %s, and tells nobody before.\n", show.Short(t.After), t.Limit, show.Short(t.For))
+		fmt.Fprintf(w, "After %s the API grants half of %q, for %s, without notice.\n", show.Short(t.After), t.Limit, show.Short(t.For))
 	}
 }
 

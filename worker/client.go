@@ -60,7 +60,7 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	client, err := connect(opt)
+	client, err := asynqredis.Connect(opt)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 	if o.Tenant == "" {
 		return 0, errors.New("worker: DropOptions.Tenant is empty: must be the name of a tenant")
 	}
-	client, err := connect(opt)
+	client, err := asynqredis.Connect(opt)
 	if err != nil {
 		return 0, err
 	}

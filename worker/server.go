@@ -12,6 +12,8 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // A Server is an asynq.Server whose tasks are throttled before any other middleware sees them.
@@ -26,7 +28,7 @@ type Server struct {
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
 // It does not talk to either. Shutdown must be called, also for a server that was not started.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
-	client, err := connect(opt)
+	client, err := asynqredis.Connect(opt)
 	if err != nil {
 		return nil, err
 	}
@@ -116,14 +118,3 @@ var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
 type connection struct{ client redis.UniversalClient }
 
 func (c connection) MakeRedisClient() any { return c.client }
-
-func connect(opt asynq.RedisConnOpt) (redis.UniversalClient, error) {
-	if opt == nil {
-		return nil, errors.New("worker: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}")
-	}
-	client, ok := opt.MakeRedisClient().(redis.UniversalClient)
-	if !ok {
-		return nil, fmt.Errorf("worker: %T makes no redis.UniversalClient: use one of asynq's own options", opt)
-	}
-	return client, nil
-}

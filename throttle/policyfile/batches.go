@@ -3,7 +3,6 @@ package policyfile
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -156,14 +155,9 @@ const maxRetries = 1000
 
 // retries reads a field that may be 0.
 func (o object) retries(key string) *int {
-	text, there, ok := o.scalar(key, "!!int")
-	if !there {
+	n, ok := o.whole(key, 0, maxRetries)
+	if !ok {
 		return nil
 	}
-	n, err := strconv.Atoi(text)
-	if !ok || err != nil || n < 0 || n > maxRetries || !digits.MatchString(text) {
-		o.bad(key, fmt.Sprintf("must be a whole number, 0 to %d, in plain digits", maxRetries))
-		return nil
-	}
-	return &n
+	return new(int(n))
 }

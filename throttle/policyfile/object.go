@@ -176,16 +176,22 @@ func (o object) scalar(key string, tags ...string) (text string, there, ok bool)
 }
 
 func (o object) units(key string) int64 {
+	n, _ := o.whole(key, 1, throttle.MaxLimit)
+	return n
+}
+
+// whole reads a whole number. It returns false if the field is missing, or cannot be used.
+func (o object) whole(key string, least, most int64) (int64, bool) {
 	text, there, ok := o.scalar(key, "!!int")
 	if !there {
-		return 0
+		return 0, false
 	}
-	units, err := strconv.ParseInt(text, 10, 64)
-	if !ok || err != nil || units < 1 || units > throttle.MaxLimit || !digits.MatchString(text) {
-		o.bad(key, fmt.Sprintf("must be a whole number, 1 to %d, in plain digits", int64(throttle.MaxLimit)))
-		return 0
+	n, err := strconv.ParseInt(text, 10, 64)
+	if !ok || err != nil || n < least || n > most || !digits.MatchString(text) {
+		o.bad(key, fmt.Sprintf("must be a whole number, %d to %d, in plain digits", least, most))
+		return 0, false
 	}
-	return units
+	return n, true
 }
 
 // number reads a number above 0.

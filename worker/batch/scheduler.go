@@ -72,12 +72,9 @@ func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
 		}
 		s.batches[b.Name] = compiled
 	}
-	if opt == nil {
-		return nil, errors.New("batch: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}")
-	}
-	conn, ok := opt.MakeRedisClient().(redis.UniversalClient)
-	if !ok {
-		return nil, fmt.Errorf("batch: %T makes no redis.UniversalClient: use one of asynq's own options", opt)
+	conn, err := asynqredis.Connect(opt)
+	if err != nil {
+		return nil, fmt.Errorf("batch: %w", err)
 	}
 	client, err := worker.NewClientFromRedisClient(conn, c.Client)
 	if err != nil {

@@ -144,26 +144,19 @@ type reader struct {
 	bad   bool
 }
 
-func (r *reader) integer() int64 {
-	if r.at < len(r.reply) {
-		if n, ok := r.reply[r.at].(int64); ok {
-			r.at++
-			return n
-		}
-	}
-	r.bad = true
-	return 0
-}
+func (r *reader) integer() int64 { return next[int64](r) }
+func (r *reader) text() string   { return next[string](r) }
 
-func (r *reader) text() string {
+func next[T any](r *reader) (value T) {
+	ok := false
 	if r.at < len(r.reply) {
-		if s, ok := r.reply[r.at].(string); ok {
-			r.at++
-			return s
-		}
+		value, ok = r.reply[r.at].(T)
 	}
-	r.bad = true
-	return ""
+	if ok {
+		r.at++
+	}
+	r.bad = r.bad || !ok
+	return value
 }
 
 // upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may

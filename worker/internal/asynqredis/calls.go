@@ -106,13 +106,17 @@ type EnqueueCall struct {
 	Ref
 	Lock    string // of a unique task
 	LockFor int    // seconds
-	Message Message
+	messageOf
+}
 
+// A messageOf is the message in a call.
+type messageOf struct {
+	Message  Message
 	argument *any // that is the message
 }
 
 // SetHeader sets a header of the task.
-func (c *EnqueueCall) SetHeader(name, value string) {
+func (c *messageOf) SetHeader(name, value string) {
 	c.Message = c.Message.withHeader(name, value)
 	*c.argument = []byte(c.Message)
 }
@@ -129,7 +133,7 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 		id := fmt.Sprint(rest[1])
 		if queue, ok := queueOf(keys, []string{"t:", "pending"}, id); ok {
 			message, ok := rest[0].([]byte)
-			return EnqueueCall{Ref: Ref{queue, id}, Message: message, argument: &rest[0]}, ok
+			return EnqueueCall{Ref: Ref{queue, id}, messageOf: messageOf{message, &rest[0]}}, ok
 		}
 	case 3: // lock, task, pending; ID, seconds, message, now
 		id := fmt.Sprint(rest[0])
@@ -137,7 +141,7 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 		seconds, ok := rest[1].(int)
 		message, isMessage := rest[2].([]byte)
 		if queue, shaped := queueOf(keys[1:], []string{"t:", "pending"}, id); ok && isMessage && shaped && strings.Contains(lock, ":unique:") {
-			return EnqueueCall{Ref{queue, id}, lock, seconds, message, &rest[2]}, true
+			return EnqueueCall{Ref{queue, id}, lock, seconds, messageOf{message, &rest[2]}}, true
 		}
 	}
 	return EnqueueCall{}, false
@@ -145,16 +149,8 @@ func EnqueueOf(args []any) (EnqueueCall, bool) {
 
 // A ScheduleCall is a call by which asynq's client makes a task scheduled.
 type ScheduleCall struct {
-	At      time.Time // when it is to be processed
-	Message Message
-
-	argument *any // that is the message
-}
-
-// SetHeader sets a header of the task.
-func (c *ScheduleCall) SetHeader(name, value string) {
-	c.Message = c.Message.withHeader(name, value)
-	*c.argument = []byte(c.Message)
+	At time.Time // when it is to be processed
+	messageOf
 }
 
 // ScheduleOf recognises asynq's schedule and scheduleUnique. TestCallsOfAsynqsClient holds it to
@@ -181,5 +177,5 @@ func ScheduleOf(args []any) (ScheduleCall, bool) {
 	if !ok || !isTime || !isMessage {
 		return ScheduleCall{}, false
 	}
-	return ScheduleCall{time.Unix(seconds, 0), message, argument}, true
+	return ScheduleCall{time.Unix(seconds, 0), messageOf{message, argument}}, true
 }

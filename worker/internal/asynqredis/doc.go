@@ -73,6 +73,18 @@ func text(files ...string) string {
 // A Ref names a task: IDs are unique per queue only.
 type Ref struct{ Queue, ID string }
 
+// Connect returns the client that an asynq.RedisConnOpt makes.
+func Connect(opt interface{ MakeRedisClient() any }) (redis.UniversalClient, error) {
+	if opt == nil {
+		return nil, errors.New("worker: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}")
+	}
+	client, ok := opt.MakeRedisClient().(redis.UniversalClient)
+	if !ok {
+		return nil, fmt.Errorf("worker: %T makes no redis.UniversalClient: use one of asynq's own options", opt)
+	}
+	return client, nil
+}
+
 // A Client runs our scripts on asynq's Redis. It is safe for concurrent use.
 type Client struct {
 	redis   redis.UniversalClient

@@ -127,10 +127,11 @@ func countdown(n int, first step) []step {
 
 func TestDecisionsStepByStep(t *testing.T) {
 	const burst, minute = "burst", "per-minute"
-	for name, table := range map[string]struct {
+	type table struct {
 		windows []throttle.Window
 		steps   []step
-	}{
+	}
+	limitertest.EachOf(t, map[string]table{
 		"20 a minute and 5 per 3 seconds": {
 			[]throttle.Window{{Name: minute, Limit: 20, Period: m}, {Name: burst, Limit: 5, Period: 3 * s}},
 			slices.Concat(
@@ -331,12 +332,8 @@ func TestDecisionsStepByStep(t *testing.T) {
 				{25 * h, 6, "", []int64{0, 1, 1}, 0},
 			},
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				l, c := limitertest.NewHanded(t, client, limitertest.Policy(table.windows...))
-				run(t, l, c, "p", table.steps)
-			})
-		})
-	}
+	}, func(t *testing.T, client *redis.Client, table table) {
+		l, c := limitertest.NewHanded(t, client, limitertest.Policy(table.windows...))
+		run(t, l, c, "p", table.steps)
+	})
 }

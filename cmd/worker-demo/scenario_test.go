@@ -32,7 +32,7 @@ func TestScenario(t *testing.T) {
 		"TENANT JOBS WAKES PER JOB WAITED (P50) WAITED (MAX) 429s large 5 ",
 		"tenant-burst 4 per 200ms large ",
 		"everybody 8 per 200ms all ",
-		"RETRIES USED plain-00",
+		"EXPECTED START TAKEN RETRIES USED ",
 		" s throttled: third-party-api",
 		"The nightly batch: 3 of 3 tasks done, ",
 		"Every job is done, and the API never answered 429.",
@@ -66,12 +66,13 @@ func TestScenarioJSON(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	// A plain client's six jobs cannot all fit at once.
+	// A plain client's six jobs cannot all fit at once. On a busy machine those of others can be
+	// denied, too: their join found no limiter in time.
 	if len(r.Denials) == 0 || len(r.Denials) != r.Summary.Denials {
 		t.Errorf("%d denials, %+v", len(r.Denials), r.Summary)
 	}
 	for _, row := range r.Denials {
-		if row.Tenant != "plain" || row.Retried != 0 || !strings.HasPrefix(row.Reason, "throttled: third-party-api") ||
+		if row.Retried != 0 || !strings.HasPrefix(row.Reason, "throttled: third-party-api") ||
 			row.ExpectedMS < row.AtMS || row.TakenMS < row.AtMS {
 			t.Errorf("%+v", row)
 		}

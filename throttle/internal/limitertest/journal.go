@@ -3,8 +3,6 @@ package limitertest
 import (
 	"strings"
 	"sync"
-	"testing"
-	"time"
 )
 
 // A Journal keeps what is logged.
@@ -38,14 +36,4 @@ func (j *Journal) Lines() (lines []string) {
 	}
 	j.read = j.text.Len()
 	return lines
-}
-
-// Until waits until something holds, and fails the test after a minute.
-func Until(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
 }

@@ -217,7 +217,7 @@ func TestFleet(t *testing.T) {
 	}{
 		"20 a second":           {[]throttle.Window{own(20, s)}, 200, 0.98, 20, s},
 		"20 a second, shared":   {[]throttle.Window{limitertest.SharedWindow(20, s)}, 200, 0.98, 20, s},
-		"200 in 10 seconds":     {[]throttle.Window{own(200, 10*s)}, 400, 0.98, 200, 10 * s},
+		"100 in 5 seconds":      {[]throttle.Window{own(100, 5*s)}, 200, 0.98, 100, 5 * s},
 		"20 a minute, 5 in 3 s": {[]throttle.Window{own(20, m), {Name: "burst", Limit: 5, Period: 3 * s}}, 100, 0.95, 20, m},
 		"5 in 100 ms":           {[]throttle.Window{own(5, 100*ms)}, 100, 0.95, 5, 100 * ms},
 		"fixed":                 {[]throttle.Window{{Name: "own", Algorithm: throttle.Fixed, Limit: 20, Period: s}}, 200, 0.98, 20, s},

@@ -37,14 +37,15 @@ func Embedded() (*Server, error) {
 	return s, nil
 }
 
-// Open connects to a Redis and sees that it answers, within 3 s. Errors never show a password.
+// Open connects to a Redis and sees that it answers, within 10 s. go-redis needs 3 s to report what
+// keeps it from connecting, such as a certificate. Errors never show a password.
 func Open(ctx context.Context, a Address, t TLS) (*Server, error) {
 	opt, err := a.parse(t)
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{Opt: opt, Client: opt.connect()}
-	ping, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ping, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := s.Client.Ping(ping).Err(); err != nil {
 		s.Close()

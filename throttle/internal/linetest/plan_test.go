@@ -92,7 +92,7 @@ func TestPlansComeTrue(t *testing.T) {
 					}
 					var whole time.Time
 					for i, tenant := range tenants {
-						if got := plan.Demands[i]; !got.Known || off(got.Last, last[tenant]) {
+						if got := plan.Demands[i]; !got.Known || off(got.Last, last[tenant]) || got.Window == "" {
 							t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(limitertest.At(3*h)))
 						}
 						if last[tenant].After(whole) {
@@ -120,6 +120,15 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		d.Joined = 30
 		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != limitertest.At(4*s) || got.Window != "shared" || got.SlotsBind {
 			t.Errorf("50, 30 of them in line: %+v", got)
+		}
+		var crowd []throttle.Demand
+		for i := range 30 {
+			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
+		}
+		for i, got := range sc.plan(throttle.PlanOptions{}, crowd...).Demands {
+			if now := got.Last == limitertest.At(0); now != (got.Window == "") {
+				t.Errorf("the window holds up all that do not start now, %d: %+v", i, got)
+			}
 		}
 		if got := sc.plan(throttle.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Last != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)

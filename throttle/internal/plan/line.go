@@ -32,6 +32,7 @@ type Line struct {
 	live, batch class    // by tag
 	waiting     flowHeap // those without room in their own windows, by when they have it
 	owed, share float64  // what is owed to batches, in parts of a shared window; their share
+	heldBy      *Window  // the shared one that the next flow in turn waited for last
 	lump        int64    // tickets that go as one
 }
 

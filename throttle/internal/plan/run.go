@@ -228,7 +228,7 @@ func (l *Line) step(t int64) int64 {
 		return t
 	}
 	if at, by := f.fitsAll(f.Shared, t, lump); at > t {
-		f.heldBy = by
+		l.heldBy = by
 		if l.waiting.Len() > 0 && l.waiting.flows[0].ready < at {
 			return l.waiting.flows[0].ready
 		}
@@ -258,6 +258,9 @@ func (l *Line) start(f *Flow, t, lump int64) {
 	w := f.works[0]
 	if w.left -= lump; t <= l.By {
 		w.by += lump
+	}
+	if f.ready < t { // it had room in its own windows, and waited for its turn
+		f.heldBy = l.heldBy
 	}
 	w.last, w.heldBy = t, f.heldBy
 	if w.left <= 0 {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestReason(t *testing.T) {
+func TestADenialSaysItsReason(t *testing.T) {
 	windows := []WindowState{
 		{Name: "idle", RetryIn: 9 * time.Hour},
 		{Name: "burst", Denied: true, RetryIn: 300 * time.Millisecond},
@@ -34,7 +34,7 @@ func TestReason(t *testing.T) {
 }
 
 // A rounded wait is never shorter, and no more than a tenth longer.
-func TestRoundUp(t *testing.T) {
+func TestAWaitIsNeverRoundedDown(t *testing.T) {
 	for d := time.Duration(1); d < 1000*time.Hour; d += d/7 + 1 {
 		if got := roundUp(d); got < d || d > time.Microsecond && got-d > max(d/10, time.Microsecond) {
 			t.Errorf("%v is rounded to %v", d, got)

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-func TestValidate(t *testing.T) {
+func TestPoliciesAreValidated(t *testing.T) {
 	const nameHint = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
 	change := func(change func(w *throttle.Window)) func(*throttle.Policy) {
 		return func(p *throttle.Policy) { change(&p.Windows[0]) }
@@ -151,7 +151,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func TestNewRefuses(t *testing.T) {
+func TestNewRefusesBadPolicies(t *testing.T) {
 	good := limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: m})
 	_, err := throttle.New(throttle.Config{Policies: []throttle.Policy{good}})
 	if want := "throttle: Config.Client is nil: must be a connection to Redis"; errorText(err) != want {
@@ -163,7 +163,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-func TestDefaults(t *testing.T) {
+func TestPoliciesHaveDefaults(t *testing.T) {
 	given := throttle.Policy{
 		Name:    "p",
 		Tenants: map[string]throttle.Tenant{"acme": {}},
@@ -195,7 +195,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestWarnings(t *testing.T) {
+func TestPoliciesThatNeverBindAreWarnedOf(t *testing.T) {
 	type window = throttle.Window
 	tight := window{Name: "tight", Limit: 10, Period: 10 * s}
 	loose := window{Name: "loose", Limit: 600, Period: 600 * s}

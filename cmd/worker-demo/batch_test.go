@@ -71,7 +71,7 @@ func (d batchDesk) batch(ctx context.Context, args ...string) ending {
 	return runMain(ctx, "", append([]string{"batch", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}, args...)...)
 }
 
-func TestBatch(t *testing.T) {
+func TestABatchIsRunAndWatched(t *testing.T) {
 	t.Parallel()
 	d := newBatchDesk(t, func(_ context.Context, task *asynq.Task) error {
 		if len(task.Payload()) == 0 {

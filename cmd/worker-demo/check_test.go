@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-func TestCheck(t *testing.T) {
+func TestCheckForecastsAFile(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, `
 policies:

@@ -56,7 +56,7 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 	})
 }
 
-func TestRunReadsCSV(t *testing.T) {
+func TestRunReadsJobsFromCSV(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	d := newDesk(t, roomy, "")
@@ -178,7 +178,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 	})
 }
 
-func TestQueueName(t *testing.T) {
+func TestAQueueIsNamedByItsFiles(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	name := func(c RunCommand) string {

@@ -205,7 +205,7 @@ func parseResults(t *testing.T, text string) map[string]jobs.Result {
 	return results
 }
 
-func TestHelp(t *testing.T) {
+func TestHelpTeachesByExample(t *testing.T) {
 	t.Parallel()
 	for page, same := range map[string][][]string{
 		"":         {{"help"}, {"-h"}, {"-help"}, {"--help"}},
@@ -272,7 +272,7 @@ func TestDocsKnowEveryFlag(t *testing.T) {
 	}
 }
 
-func TestCompletion(t *testing.T) {
+func TestEveryShellHasACompletion(t *testing.T) {
 	t.Parallel()
 	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
 		if e := runMain(t.Context(), "", "completion", shell); e.code != 0 || !strings.Contains(e.stdout, "--generate-shell-completion") {
@@ -285,7 +285,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionIsPrinted(t *testing.T) {
 	t.Parallel()
 	e := runMain(t.Context(), "", "version", "--json")
 	e.want(t, exitDone)

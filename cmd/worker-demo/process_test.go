@@ -29,8 +29,8 @@ func program(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestProcess runs the real program, as a shell does, and ends it by signals.
-func TestProcess(t *testing.T) {
+// TestTheProgramEndsCleanlyBySignals runs the real program, as a shell does, and ends it by signals.
+func TestTheProgramEndsCleanlyBySignals(t *testing.T) {
 	t.Parallel()
 	const tight = `
 policies:

@@ -44,7 +44,7 @@ func ran(t *testing.T, d desk, e ending, client redis.Cmdable) {
 	}
 }
 
-func TestRedisUser(t *testing.T) {
+func TestRedisIsReachedAsAUser(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	addr := throttletest.Redis(t,
@@ -92,7 +92,7 @@ func TestRedisUser(t *testing.T) {
 	}
 }
 
-func TestRedisTLS(t *testing.T) {
+func TestRedisIsReachedByTLS(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	certs := newCerts(t)
@@ -206,7 +206,7 @@ func TestRedisSentinel(t *testing.T) {
 	ran(t, d, e, admin)
 }
 
-func TestRedisSocket(t *testing.T) {
+func TestRedisIsReachedBySocket(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	dir, err := os.MkdirTemp("", "") // a test's own directory can be too long for a socket
@@ -222,7 +222,7 @@ func TestRedisSocket(t *testing.T) {
 
 // Two environments run the same files on one Redis, at the same time: neither takes over the
 // other's jobs, and their windows count apart.
-func TestPrefix(t *testing.T) {
+func TestTwoPrefixesShareARedis(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)

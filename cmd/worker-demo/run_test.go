@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func TestRunCalls(t *testing.T) {
+func TestRunCallsWhatTheFileSays(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
@@ -187,7 +187,7 @@ policies:
 	}
 }
 
-func TestRunNothing(t *testing.T) {
+func TestRunOfNoJobsSucceeds(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, "\n")
 	runMain(t.Context(), "", d.args("--summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
@@ -197,7 +197,7 @@ func TestRunNothing(t *testing.T) {
 }
 
 // With --json the summary goes to stdout, and the results must go elsewhere.
-func TestRunJSON(t *testing.T) {
+func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
@@ -211,7 +211,7 @@ func TestRunJSON(t *testing.T) {
 	runMain(t.Context(), "", d.args("--json", "--out", "")...).want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
 }
 
-func TestDryRun(t *testing.T) {
+func TestADryRunCallsNobody(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
 	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":60}`))

@@ -22,7 +22,7 @@ func shortScenario() scenario.Scenario {
 	return s
 }
 
-func TestScenario(t *testing.T) {
+func TestTheScenarioKeepsItsPromises(t *testing.T) {
 	t.Parallel()
 	e := runMain(t.Context(), "")
 	e.want(t, exitDone, "14 jobs of 3 tenants", `Those of "plain" come from a plain asynq client`, "14 of 14 jobs done, 0 failed",
@@ -43,7 +43,7 @@ func TestScenario(t *testing.T) {
 	}
 }
 
-func TestScenarioJSON(t *testing.T) {
+func TestTheScenarioPrintsJSON(t *testing.T) {
 	t.Parallel()
 	e := runMain(t.Context(), "", "--json")
 	e.want(t, exitDone)

@@ -75,7 +75,7 @@ func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
 	return runMain(t.Context(), "", append([]string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}, args...)...)
 }
 
-func TestStatus(t *testing.T) {
+func TestStatusShowsWhoWaits(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	first := d.reserves(t, "acme", "1")
@@ -112,7 +112,7 @@ func TestStatus(t *testing.T) {
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").want(t, exitFailed, "must be a Redis that answers")
 }
 
-func TestSimulate(t *testing.T) {
+func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	d.reserves(t, "acme", "1")
@@ -147,7 +147,7 @@ func TestSimulate(t *testing.T) {
 	}
 }
 
-func TestDoctor(t *testing.T) {
+func TestDoctorSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	e := d.run(t, "doctor")
@@ -175,7 +175,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
@@ -208,7 +208,7 @@ func TestExplain(t *testing.T) {
 }
 
 // A watched status is a line of JSON each time, until it is interrupted.
-func TestStatusWatch(t *testing.T) {
+func TestStatusIsShownLive(t *testing.T) {
 	t.Parallel()
 	d := newLiveDesk(t)
 	ctx, interrupt := context.WithCancel(t.Context())

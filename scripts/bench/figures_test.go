@@ -48,7 +48,7 @@ func twoPerSecond() []start {
 	return all
 }
 
-func TestRate(t *testing.T) {
+func TestUtilizationAndLatenessByGrants(t *testing.T) {
 	r, starts := rate{2, time.Second}, twoPerSecond()
 	if u := r.utilization(starts); math.Abs(u-2000./2011) > 1e-9 {
 		t.Errorf("utilization %v, want 2 s of 2.011 s", u)
@@ -69,7 +69,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-func TestShareError(t *testing.T) {
+func TestFairSharesHaveNoError(t *testing.T) {
 	var fair, fifo []start
 	for i := range 30 {
 		fair = append(fair, start{tenant: strconv.Itoa(i % 3)})
@@ -83,7 +83,7 @@ func TestShareError(t *testing.T) {
 	}
 }
 
-func TestSentFor(t *testing.T) {
+func TestAGrantIsMatchedToItsCall(t *testing.T) {
 	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
 	calls := []scriptCall{{sent: at(0), answered: at(10)}, {sent: at(20), answered: at(40)}, {sent: at(30), answered: at(35)}}
 	for granted, sent := range map[int64]int64{5: 0, 15: 15, 25: 20, 32: 30, 38: 20, 50: 50} {
@@ -93,7 +93,7 @@ func TestSentFor(t *testing.T) {
 	}
 }
 
-func TestArguments(t *testing.T) {
+func TestWrongArgumentsAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		args string
 		code int
@@ -116,7 +116,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-func TestHonest(t *testing.T) {
+func TestWrongResultsAreNotMeasured(t *testing.T) {
 	starts := twoPerSecond()
 	if err := honest(starts, len(starts), true); err != nil {
 		t.Error(err)

@@ -16,7 +16,7 @@ var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func after(d time.Duration) time.Time { return noon.Add(d) }
 
-func TestExcess(t *testing.T) {
+func TestUnitsAboveALimitAreCounted(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 2, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 3, Period: time.Second, Scope: throttle.Shared}
@@ -82,7 +82,7 @@ func runsOf(text string) (runs []run) {
 	return runs
 }
 
-func TestCount(t *testing.T) {
+func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 	t.Parallel()
 	const gone = asynq.TaskState(0)
 	for _, row := range []struct {
@@ -152,7 +152,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-func TestCharges(t *testing.T) {
+func TestAttemptsAreChargedOnce(t *testing.T) {
 	t.Parallel()
 	killed := func(at time.Duration) *attempt { return &attempt{At: after(at), Holder: "worker"} }
 	for _, row := range []struct {
@@ -186,7 +186,7 @@ func TestCharges(t *testing.T) {
 	}
 }
 
-func TestLocksLeft(t *testing.T) {
+func TestLocksThatAreLeftAreFound(t *testing.T) {
 	t.Parallel()
 	e := evidence{
 		ends: map[string]ending{"waits": {asynq.TaskStateScheduled, 0}}, enqueued: map[string]bool{"well": true, "waits": true},
@@ -198,7 +198,7 @@ func TestLocksLeft(t *testing.T) {
 	}
 }
 
-func TestRecoveries(t *testing.T) {
+func TestRecoveriesAreTimed(t *testing.T) {
 	t.Parallel()
 	runs := []run{{Begun: after(time.Second)}, {Begun: after(3 * time.Second)}}
 	disrupted := []disruptionEnd{{at: noon}, {at: after(time.Second)}, {at: after(2500 * time.Millisecond)}, {at: after(time.Hour)}}
@@ -214,7 +214,7 @@ func TestRecoveries(t *testing.T) {
 	}
 }
 
-func TestBars(t *testing.T) {
+func TestFiguresAreHeldAgainstTheirBars(t *testing.T) {
 	t.Parallel()
 	one, two := number(1), number(2)
 	for _, row := range []struct {
@@ -237,7 +237,7 @@ func TestBars(t *testing.T) {
 }
 
 // A job fails as often as it is to fail, whatever asynq counts, and a run that was killed is none.
-func TestVerdicts(t *testing.T) {
+func TestAJobFailsAsOftenAsItIsTo(t *testing.T) {
 	t.Parallel()
 	jobs := []job{{ID: "twice", MaxRetry: 3, Fails: 2, Work: time.Millisecond}, {ID: "always", MaxRetry: 1, Fails: 2, Panics: true}}
 	calls := &Calls{newJournal(jobs)}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestFates(t *testing.T) {
+func TestFatesAreDrawnAtTheirRates(t *testing.T) {
 	t.Parallel()
 	const n, rate = 20_000, 0.01
 	got := map[fate]float64{}

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestWrongFlags(t *testing.T) {
+func TestWrongFlagsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"-for", "1ms"}, {"-for", "x"}, {"-fault-rate", "0.2"}, {"-fault-rate", "NaN"}, {"-workers", "0"}, {"-disrupt-every", "-1s"}, {"extra"}} {
 		var out, complaint bytes.Buffer

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestReadValue(t *testing.T) {
+func TestRepliesOfRedisAreRead(t *testing.T) {
 	t.Parallel()
 	values := []string{
 		"+OK\r\n", "-NOT FOUND\r\n", ":1\r\n", "_\r\n", "#t\r\n", ",1.5\r\n", "$-1\r\n", "*-1\r\n", "$0\r\n\r\n",

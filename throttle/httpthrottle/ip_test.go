@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 )
 
-func TestClientIP(t *testing.T) {
+func TestTheClientsAddressIsTakenFromTrustedProxiesOnly(t *testing.T) {
 	t.Parallel()
 	proxies := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}
 	for _, row := range []struct {

@@ -48,7 +48,7 @@ func describe(policies []throttle.Policy) string {
 	return b.String()
 }
 
-func TestGoodFiles(t *testing.T) {
+func TestGoodFilesSayWhatTheyMean(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.good.yml")
 	if len(files) == 0 {
 		t.Fatal("no good files")
@@ -85,7 +85,7 @@ func usable(t *testing.T, policies []throttle.Policy) {
 }
 
 // A bad file begins with the messages that it must cause, one a line: "# want: ...".
-func TestBadFiles(t *testing.T) {
+func TestBadFilesAreRefusedWithTheirLines(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.bad.yml")
 	if len(files) == 0 {
 		t.Fatal("no bad files")
@@ -227,7 +227,7 @@ func TestReferenceMessages(t *testing.T) {
 	}
 }
 
-func TestScopes(t *testing.T) {
+func TestScopesAreReadFromPer(t *testing.T) {
 	policies, err := policyfile.Parse("f", []byte(`
 policies:
   - name: p

@@ -2,7 +2,7 @@ package policyfile
 
 import "testing"
 
-func TestNearest(t *testing.T) {
+func TestAMisspelledNameHasASuggestion(t *testing.T) {
 	t.Parallel()
 	known := []string{"tenant", "url", "type", "period", "per"}
 	for name, want := range map[string]string{

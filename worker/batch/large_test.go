@@ -16,8 +16,8 @@ import (
 
 // 100,000 tasks of 50 tenants are enqueued by one scheduler, and again by schedulers of which five
 // are killed. It says how long that took, and how much memory. It takes a minute:
-// SLUICE_LONG=1 go test -run TestALargeBatch -v ./worker/batch
-func TestALargeBatch(t *testing.T) {
+// SLUICE_LONG=1 go test -run TestALargeBatchIsEnqueuedOnceWhateverIsKilled -v ./worker/batch
+func TestALargeBatchIsEnqueuedOnceWhateverIsKilled(t *testing.T) {
 	long(t)
 	const perTenant, many = 2000, 50
 	b := batch.Batch{Name: "large", Tasks: calls(perTenant), Tenants: batch.List(tenants(many)...)}

@@ -11,7 +11,7 @@ import (
 
 // In a browser the page stays up to date without a reload, keeps focus and what is typed meanwhile,
 // is used by keys alone, fits a phone, and runs nobody else's scripts.
-func TestInABrowser(t *testing.T) {
+func TestThePageWorksInABrowser(t *testing.T) {
 	t.Parallel()
 	b := chromium(t)
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))

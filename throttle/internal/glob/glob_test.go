@@ -55,7 +55,7 @@ func TestGlobsByBruteForce(t *testing.T) {
 	}
 }
 
-func TestMatchGlob(t *testing.T) {
+func TestGlobsMatchNames(t *testing.T) {
 	for _, tc := range []struct {
 		glob, name string
 		want       bool
@@ -132,7 +132,7 @@ func TestOverlapsAreThoseOfTheSlowCheck(t *testing.T) {
 
 // Many lists and many globs are compared. Globs that only a comparison byte by byte keeps apart are
 // refused before that takes long. (These differ in their second byte, so it is quick here.)
-func TestManyGlobs(t *testing.T) {
+func TestManyGlobsAreComparedFast(t *testing.T) {
 	of := func(lists, globs int, format string) [][]string {
 		all := make([][]string, lists)
 		for i := range all {

@@ -113,7 +113,7 @@ func TestReplyOfEveryWindow(t *testing.T) {
 }
 
 // Windows of many scopes and kinds, as many as a policy may have.
-func TestManyWindows(t *testing.T) {
+func TestAPolicyMayHaveManyWindows(t *testing.T) {
 	var windows []throttle.Window
 	for i := range throttle.MaxWindows {
 		w := throttle.Window{Name: fmt.Sprint("w", i), Limit: int64(1 + i%7), Period: time.Duration(i+1) * m}

@@ -22,7 +22,7 @@ func three() throttle.Policy {
 	)
 }
 
-func TestCancel(t *testing.T) {
+func TestCancelGivesUnitsBackOnce(t *testing.T) {
 	type op struct {
 		at   time.Duration
 		do   string // "+NAME" reserves, "-NAME" cancels

@@ -27,7 +27,7 @@ func found(t *testing.T, client redis.UniversalClient, want string) {
 	}
 }
 
-func TestCheckRedis(t *testing.T) {
+func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()

@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-func TestMostOver(t *testing.T) {
+func TestTheMostAboveALimitIsFound(t *testing.T) {
 	const us = time.Microsecond
 	sliding := throttle.Window{Limit: 3, Period: 10 * us}
 	fixed := throttle.Window{Algorithm: throttle.Fixed, Limit: 3, Period: 10 * us}

@@ -69,7 +69,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 	})
 }
 
-func TestPrefixShape(t *testing.T) {
+func TestABadPrefixIsRefused(t *testing.T) {
 	for _, prefix := range []string{"a{b", "a}b", "a b", "\n", strings.Repeat("x", 65)} {
 		_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Prefix: prefix})
 		if err == nil || !strings.Contains(err.Error(), "throttle: Config.Prefix ") {

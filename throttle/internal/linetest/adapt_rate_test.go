@@ -133,7 +133,7 @@ func TestTheRateHasAFloor(t *testing.T) {
 }
 
 // Only what was refused adapts, as the policy says whose count that is.
-func TestWhoAdapts(t *testing.T) {
+func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 10, Period: s}
 	type row struct {

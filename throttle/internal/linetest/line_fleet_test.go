@@ -204,7 +204,7 @@ func (f *fleet) utilization(want float64, limit int, period time.Duration) {
 	}
 }
 
-func TestFleet(t *testing.T) {
+func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 	own := func(limit int64, period time.Duration) throttle.Window {
 		return throttle.Window{Name: "own", Limit: limit, Period: period}
 	}

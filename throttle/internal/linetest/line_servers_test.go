@@ -34,7 +34,7 @@ func (sc *scene) joinIn(queue string, tickets ...string) (last throttle.Place) {
 	return last
 }
 
-func TestQueues(t *testing.T) {
+func TestQueuesShareALine(t *testing.T) {
 	t.Parallel()
 	two := limitertest.Policy(limitertest.SharedWindow(2, 10*s))
 	plays(t, map[string]play{
@@ -193,7 +193,7 @@ func TestAppointments(t *testing.T) {
 	}
 }
 
-func TestNudges(t *testing.T) {
+func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, 10*s)))

@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-func TestLineScenes(t *testing.T) {
+func TestALineIsServedInItsOrder(t *testing.T) {
 	t.Parallel()
 	two := limitertest.SharedWindow(2, 10*s)
 	own := throttle.Window{Name: "own", Limit: 2, Period: 10 * s}

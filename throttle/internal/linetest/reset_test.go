@@ -12,7 +12,7 @@ import (
 )
 
 // A reset empties what it is asked for, and what waits behind it starts.
-func TestReset(t *testing.T) {
+func TestAResetLetsGoWhatWaits(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 1, Period: h},

@@ -344,7 +344,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 }
 
 // As JSON, names are in lower case with underscores, times of RFC 3339, and durations seconds.
-func TestStateAsJSON(t *testing.T) {
+func TestStateHasOneFormAsJSON(t *testing.T) {
 	t.Parallel()
 	sc := newScene(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 90 * s}))
 	sc.granted("a1")

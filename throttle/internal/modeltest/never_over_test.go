@@ -16,7 +16,7 @@ import (
 )
 
 // Steps and costs at random, keys of every algorithm kept full, some reservations cancelled.
-func TestNeverOver(t *testing.T) {
+func TestNoWindowIsEverExceeded(t *testing.T) {
 	limitertest.EachOf(t, map[string]throttle.Window{
 		"sliding":            {Limit: 20, Period: 10 * s},
 		"sliding, margin":    {Limit: 20, Period: 10 * s, Margin: 333 * ms},

@@ -168,7 +168,7 @@ func FuzzCallOf(f *testing.F) {
 	})
 }
 
-func TestWholeSecond(t *testing.T) {
+func TestSecondsAreRoundedUp(t *testing.T) {
 	second := time.Unix(1_800_000_000, 0)
 	for in, want := range map[time.Duration]time.Duration{
 		0: 0, 1: time.Second, time.Microsecond: time.Second, 999 * time.Millisecond: time.Second, time.Second: time.Second,

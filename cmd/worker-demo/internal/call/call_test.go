@@ -32,7 +32,7 @@ func TestRetryAfterOfAFailure(t *testing.T) {
 	}
 }
 
-func TestRetryDelay(t *testing.T) {
+func TestARetryWaitsAsLongAsTheAPIAsks(t *testing.T) {
 	t.Parallel()
 	plain := &Error{Retryable: true}
 	asked := fmt.Errorf("wrapped: %w", &Error{Retryable: true, RetryAfter: 100 * time.Second})

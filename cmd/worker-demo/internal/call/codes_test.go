@@ -2,7 +2,7 @@ package call
 
 import "testing"
 
-func TestOutcome(t *testing.T) {
+func TestACodeIsASuccessARetryOrAFailure(t *testing.T) {
 	t.Parallel()
 	// What becomes of a code: success, retry, or failure at once.
 	for _, c := range []struct {

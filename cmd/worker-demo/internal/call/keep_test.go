@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 )
 
-func TestKeep(t *testing.T) {
+func TestHeadersAndBodiesAreKeptAsAskedFor(t *testing.T) {
 	t.Parallel()
 	headers := http.Header{"Etag": {"x"}, "Set-Cookie": {"a=1", "b=2"}}
 	for _, c := range []struct {

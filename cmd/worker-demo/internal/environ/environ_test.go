@@ -2,7 +2,7 @@ package environ
 
 import "testing"
 
-func TestExpand(t *testing.T) {
+func TestVariablesAreExpandedOnce(t *testing.T) {
 	t.Parallel()
 	lookup := func(name string) (string, bool) {
 		value, found := map[string]string{"A": "one", "B_2": "${A}", "EMPTY": ""}[name]

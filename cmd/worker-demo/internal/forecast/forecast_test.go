@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-func TestForecast(t *testing.T) {
+func TestAForecastSaysWhenJobsAreDone(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 23, 59, 50, 0, time.UTC)
 	some := func(n int, tenant string, cost jobs.Cost) []jobs.Job {

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 )
 
-func TestReadCSV(t *testing.T) {
+func TestJobsAreReadFromCSV(t *testing.T) {
 	t.Parallel()
 	const text = "\ufefftenant,url,id,max_retry,cost.tokens,cost.requests,headers.Accept,body\r\n" +
 		"acme,http://x/1,one,0,15,2,text/html,\"two\nlines, \"\"quoted\"\"\"\n" +
@@ -35,7 +35,7 @@ func TestReadCSV(t *testing.T) {
 	}
 }
 
-func TestBadCSV(t *testing.T) {
+func TestBadRowsAreRefusedByLineAndColumn(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ text, want string }{
 		{"tenat,url\n", `j:1: unknown column "tenat": did you mean "tenant"?`},
@@ -57,7 +57,7 @@ func TestBadCSV(t *testing.T) {
 }
 
 // A body can be JSON, or a file beside the jobs file; headers can name variables.
-func TestReadBodies(t *testing.T) {
+func TestBodiesAreJSONOrFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "b.bin"), []byte("x"), 0o600); err != nil {

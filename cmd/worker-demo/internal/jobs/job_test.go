@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestReadJobs(t *testing.T) {
+func TestJobsAreReadFromLines(t *testing.T) {
 	t.Parallel()
 	jobs, err := Source{}.Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
 
@@ -44,7 +44,7 @@ func TestReadJobs(t *testing.T) {
 	}
 }
 
-func TestBadJobs(t *testing.T) {
+func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 	t.Parallel()
 	const good = `"tenant":"a","url":"http://x/"`
 	for _, c := range []struct{ lines, want string }{

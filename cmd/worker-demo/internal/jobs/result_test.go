@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestLogGoesOn(t *testing.T) {
+func TestALogGoesOnWhereItEnded(t *testing.T) {
 	t.Parallel()
 	const a = `{"id":"a","tenant":"t","status":200,"attempts":1,"wakes":2,"waited_ms":3,"started_at":"2026-01-02T03:04:05Z","error":""}` + "\n"
 	b := strings.Replace(a, `"a"`, `"b"`, 1)
@@ -112,7 +112,7 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }
 
 // A result that could not be written must not count as written.
-func TestLogFull(t *testing.T) {
+func TestAResultThatIsNotWrittenDoesNotCount(t *testing.T) {
 	t.Parallel()
 	l := NewLog(full{})
 	if _, err := l.Add(Result{ID: "a"}); err == nil || err.Error() != "writing a result: disk is full" {
@@ -124,7 +124,7 @@ func TestLogFull(t *testing.T) {
 }
 
 // The last result of a job counts, and one that failed can be followed by another.
-func TestLogReopens(t *testing.T) {
+func TestTheLastResultOfAJobCounts(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "out.jsonl")
 	open := func() *Log {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestAPI(t *testing.T) {
+func TestAnAPIRefusesWhatIsAboveItsLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		a := &API{Limits: []APILimit{

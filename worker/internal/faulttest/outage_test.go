@@ -168,8 +168,8 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 }
 
 // The limiter takes longer than the task may, which is less than the 2 s that a task waits for a
-// limiter: asynq does not wait for it, and the task did not
-// run. What it was granted too late it gives back.
+// limiter. Asynq does not wait for it, and the task did not run. What it was granted too late it gives
+// back.
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))

@@ -28,9 +28,27 @@ type ending struct {
 	stdout, stderr string
 }
 
+// An output is written to by a command and by what it logs meanwhile, as a file may be.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
 // runMain runs the program in this process.
 func runMain(ctx context.Context, stdin string, args ...string) ending {
-	var stdout, stderr bytes.Buffer
+	var stdout, stderr output
 	m := &Main{Env: noEnv, Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
 	return ending{code, stdout.String(), stderr.String()}
@@ -38,7 +56,7 @@ func runMain(ctx context.Context, stdin string, args ...string) ending {
 
 // runWith is runMain in an environment: names and values in turn.
 func runWith(ctx context.Context, env []string, args ...string) ending {
-	var stdout, stderr bytes.Buffer
+	var stdout, stderr output
 	m := &Main{Env: environment(env...), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
 	return ending{code, stdout.String(), stderr.String()}

@@ -197,18 +197,19 @@ local function new_line(call)
     return node
   end
 
-  function L.new_flow(id, weight, tenant, suffixes, own_text)
+  function L.new_flow(id, weight, tenant, suffixes, list, own_text)
     local queue = match(id, '^([^|]*)')
     return {
       id = id, queue = queue, values = sub(id, #queue + 1), weight = weight, tag = 0, hour = nil,
       n = 0, same = false, units = false, -- line_units.lua
       rest = nil,                         -- of its record, if that was not read to the end
-      tenant = tenant, suffixes = suffixes, own_text = own_text,
+      tenant = tenant, suffixes = suffixes, list = list, own_text = own_text,
       own = windows.own_parameters(call, own_text),
-      changed = false, suffix = nil, rank = nil,
+      changed = false, suffix = nil, rank = nil, score = nil,
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
-      scopes = nil, nodes = nil, gone = nil,
+      first = nil,                       -- the first one that is left
+      scopes = nil, nodes = nil, gone = nil, static = nil, between = nil,
     }
   end
 
@@ -231,17 +232,36 @@ local function new_line(call)
     return flow
   end
 
+  -- A flow that is known in brief is completed. Others are read at once: a table that grows is copied.
   function L.flow_of(id)
-    local flow = L.brief_flow(id)
-    if not flow or not flow.rest then return flow end
-    local suffix, rank, tenant, list, own = match(flow.rest, '^(%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
-    local suffixes, count = {}, 0
+    local flow = flows[id]
+    if flow == false or flow and not flow.rest then return flow end
+    local record = flow and flow.rest or L.read('f', id)
+    if not record then
+      flows[id] = false
+      return false
+    end
+    local suffix, rank, tenant, list, own, n, units, hour, weight, tag
+    if flow then
+      suffix, rank, tenant, list, own = match(record, '^(%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+    else
+      n, units, hour, weight, tag, suffix, rank, tenant, list, own =
+        match(record, '^(%d+) (%S+) (%S+) (%d+) (%d+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
+    end
+    local suffixes, count = {nil, nil}, 0
     for s in gmatch(list, '[^+]+') do
       count = count + 1
       suffixes[count] = s
     end
-    flow.rest, flow.tenant, flow.suffixes, flow.head = nil, tenant, suffixes, 1
-    flow.own_text, flow.own = own, windows.own_parameters(call, own)
+    if flow then
+      flow.rest, flow.tenant, flow.suffixes, flow.list, flow.head = nil, tenant, suffixes, list, 1
+      flow.own_text, flow.own = own, windows.own_parameters(call, own)
+    else
+      flow = L.new_flow(id, weight + 0, tenant, suffixes, list, own)
+      flow.n, flow.hour, flow.tag = n + 0, hour, tag + 0
+      line_units.parse(call, flow, units)
+      flows[id] = flow
+    end
     if suffix ~= '-' then
       flow.suffix, flow.rank, flow.stored_suffix, flow.stored_rank = suffix, rank, suffix, rank
     end

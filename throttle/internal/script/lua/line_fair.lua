@@ -32,8 +32,11 @@ local function add_fairness(L)
   -- Where a node has no window, or the costs take nothing of it, a slot counts.
   function L.share(node, costs)
     if not node.number then return SHARE / 1000 end
-    local part = L.part_of(scopes.open(call, node.suffix, node.number, nil), costs.windows)
-    return part > 0 and part or SHARE / 1000
+    if node.part_of ~= costs then
+      local part = L.part_of(scopes.open(call, node.suffix, node.number, nil), costs.windows)
+      node.part_of, node.part = costs, part > 0 and part or SHARE / 1000
+    end
+    return node.part
   end
 
   -- Where only tenants count, a tenant has one flow, and its record holds the tag.

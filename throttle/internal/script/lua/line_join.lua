@@ -98,7 +98,7 @@ local function new_join(L)
       J.place_first(flow, rank, costs)
     elseif r.front or r.rank then
       flow = L.flow_of(r.flow)
-      flow.heads, flow.read_to_end = nil, nil
+      flow.heads, flow.first, flow.read_to_end = nil, nil, nil
       local first = L.first_ticket(flow)
       if first and first.id == id then J.place_first(flow, rank, costs) end
     end

@@ -23,7 +23,8 @@ local function add_leaving(L, J, E, with_slots)
   end
 
   function J.new_flow(r)
-    return L.new_flow(r.flow, r.weight + 0, r.tenant, r.suffixes, own_text(r.own))
+    local list = concat(r.suffixes, '+')
+    return L.new_flow(r.flow, r.weight + 0, r.tenant, r.suffixes, list, own_text(r.own))
   end
 
   function J.rank(id)
@@ -132,7 +133,7 @@ local function add_leaving(L, J, E, with_slots)
     redis.call('ZREM', P .. 'f:' .. of, id)
     L.forget(flow, id, windows.costs_of(call, text))
     if first == id and flow.n > 0 then
-      flow.heads, flow.read_to_end = nil, nil
+      flow.heads, flow.first, flow.read_to_end = nil, nil, nil
       local second = L.first_ticket(flow)
       if second then L.place(flow, second.rank, second.costs) end
     end

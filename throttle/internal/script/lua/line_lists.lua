@@ -21,7 +21,7 @@ function new_lists(L)
 
   -- load_heads reads the first tickets of flows, as many as may be taken, in few commands.
   local function load_heads(list, n)
-    local last, tickets = format('%d', min(HEADS - 1, ceil(n / max(1, #list)))), {}
+    local last, tickets = format('%d', min(HEADS - 1, ceil((n - 1) / max(1, #list)))), {}
     for k = 1, #list do
       local flow = list[k]
       if not flow.heads and flow.popped == 0 then

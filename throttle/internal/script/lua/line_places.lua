@@ -28,14 +28,16 @@ local function add_places(L)
   local dues, dues_changed = L.dues, L.dues_changed
 
   function L.scopes_of(flow)
-    local list = flow.scopes
+    local list, own, aligned = flow.scopes, flow.own, true
     if list then
       for i = 1, #list do
         local scope = list[i]
-        if scope.own ~= flow.own and scope.of.of_tenant then
-          scopes.open(call, scope.suffix, scope.of.number, flow.own)
+        if scope.own ~= own and scope.of.of_tenant then
+          scopes.open(call, scope.suffix, scope.of.number, own)
         end
+        if scope.now ~= now then aligned = false end
       end
+      if aligned then return list, now end
       return list, windows.align(call, list)
     end
     list = {}
@@ -108,30 +110,41 @@ local function add_places(L)
       local of, states, ahead = scope.of.windows, scope.states, scope.ahead
       local turn = turns and turns.at(flow, scope)
       local kept = classes and not batch and classes.kept(scope)
+      local others = ahead or turn or kept
       for j = 1, #of do
         local i = of[j]
         local window, st, cost, opens = call.windows[i], states[i], by_window[i], at
-        local algorithm, before = window.algorithm, ahead and ahead[window.unit] or 0
-        local reserved = turn and turn.reserved[window.unit] or 0
-        if kept then before = before + (kept[window.unit] or 0) end
+        local before, reserved = 0, 0
+        if others then
+          local unit = window.unit
+          before = (ahead and ahead[unit] or 0) + (kept and kept[unit] or 0)
+          reserved = turn and turn.reserved[unit] or 0
+        end
         if cost > 0 then
-          if cost > algorithm.capacity(st) then return nil, at, true end
+          local algorithm = window.algorithm
           opens = algorithm.fits_at(st, at, at, cost, before + reserved, 1)
-          if opens > at and algorithm.opens_at then opens = slots_open_at(flow, algorithm, st, at) end
+          if opens > at then
+            if cost > algorithm.capacity(st) then return nil, at, true end
+            if algorithm.opens_at then opens = slots_open_at(flow, algorithm, st, at) end
+          end
         end
         if scope.upstream then
           opens = upstream().fits_at(scope, window, st, at, opens, cost, before + reserved)
         end
-        if reserved > 0 and opens > at then
-          opens = with_turns(flow, scope, i, at, cost, before, opens, turn.lapses)
-        end
-        if opens > at and (not blocked or blocked == scope) then
-          blocked = scope
-          if opens > blocked_until then blocked_until = opens end
+        if opens > at then
+          if reserved > 0 then
+            opens = with_turns(flow, scope, i, at, cost, before, opens, turn.lapses)
+          end
+          if opens > at and (not blocked or blocked == scope) then
+            blocked = scope
+            if opens > blocked_until then blocked_until = opens end
+          end
         end
       end
-      local held = batch and (not blocked or blocked == scope) and classes.held(scope, costs)
-      if held then blocked, blocked_until = scope, max(blocked_until, held) end
+      if batch then
+        local held = (not blocked or blocked == scope) and classes.held(scope, costs)
+        if held then blocked, blocked_until = scope, max(blocked_until, held) end
+      end
     end
     if batch and not blocked and not L.numbers[''] then
       local held = classes.held(classes.root, costs)
@@ -197,7 +210,8 @@ local function add_places(L)
 
   -- Tickets that were taken stay in the sorted set until all is written.
   function L.first_ticket(flow)
-    while true do
+    local first = flow.first
+    while not first do
       local id = flow.heads and flow.heads[flow.head]
       if not id then
         if flow.read_to_end then return nil end
@@ -211,17 +225,30 @@ local function add_places(L)
         end
         L.read_all('t', flow.heads)
       end
-      local of, costs, key, rank = L.ticket(id)
-      if of == flow.id then
-        return {id = id, costs = windows.costs_of(call, costs), rank = rank, key = key}
+      local record, between, of, costs, key, rank = L.read('t', id), flow.between, nil, nil, nil, nil
+      if not between then
+        between = (byte(flow.queue, -1) == 33 and ' !' or ' ') .. flow.values .. ' '
+        flow.between = between
       end
-      -- It was evicted, or is a leftover of a line that expired.
-      flow.head, flow.popped = flow.head + 1, flow.popped + 1
+      if record and sub(record, 15, 14 + #between) == between then -- costs what most tickets do
+        of, costs, key = flow.id, 'requests=1', sub(record, 15 + #between)
+        rank = format('%d', unpack7(record, 1))
+      else
+        of, costs, key, rank = L.ticket(id)
+      end
+      if of == flow.id then
+        first = {id = id, costs = windows.costs_of(call, costs), rank = rank, key = key}
+        flow.first = first
+      else -- it was evicted, or is a leftover of a line that expired
+        flow.head, flow.popped = flow.head + 1, flow.popped + 1
+      end
     end
+    return first
   end
 
   function L.forget(flow, id, costs)
-    L.waiting = {} -- line_eta.lua
+    flow.first = nil
+    if next(L.waiting) then L.waiting = {} end -- line_eta.lua
     L.write('t', id, false)
     L.count = L.count - 1
     local q = L.queue_of(flow.queue)

@@ -34,10 +34,12 @@ function new_take(L)
     taken[n + 1], taken[n + 2] = text, at
     taken.n = taken.n + 1
     if not flow.static then -- the same for all of its tickets
-      local suffixes = table.concat(flow.suffixes, '+')
-      flow.static = format(' %d ', flow.weight) .. suffixes .. ';' .. flow.own_text
+      flow.static = format(' %d ', flow.weight) .. flow.list .. ';' .. flow.own_text
     end
-    taken.kept[taken.n] = text .. flow.static .. (at == now and '\n' or format('\t%d\n', at))
+    local kept = taken.kept
+    local k = #kept
+    kept[k + 1], kept[k + 2] = text, flow.static
+    kept[k + 3] = at == now and '\n' or format('\t%d\n', at)
     n = n + 2
     for i = 1, #call.windows do taken[n + i] = 0 end
     if status ~= '1' then return end
@@ -52,15 +54,16 @@ function new_take(L)
   end
 
   -- hand_out_first hands out the first ticket of the first flow at ROOT, whose next one then waits.
-  local function hand_out_first(root, flow, ticket, taken, never)
+  -- at: the time of the flow's scopes, in which nothing blocks it.
+  local function hand_out_first(root, flow, ticket, taken, at, never)
+    local list = flow.scopes
     if never then
       hand_out(taken, flow, ticket, '7', now)
       L.reopen(flow, nil)
-    elseif #L.scopes_of(flow) < #call.scopes -- it joined when the policy had not all of them
+    elseif #list < #call.scopes -- it joined when the policy had not all of them
       or flow.own and flow.own['!'] and flow.own['!'][2] == 1 then
       hand_out(taken, flow, ticket, '8', now)
     else
-      local list, at = L.scopes_of(flow)
       local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       L.charge(flow, ticket.costs, 1)
@@ -108,7 +111,7 @@ function new_take(L)
           L.set_due(q.name, ROOT, now)
           return
         else
-          hand_out_first(root, flow, ticket, taken, never)
+          hand_out_first(root, flow, ticket, taken, opens, never)
         end
       end
     end
@@ -172,7 +175,7 @@ function new_take(L)
       if id and not L.read('t', id) then -- what never fits is not put back
         local suffixes = {}
         for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end
-        local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, own)
+        local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, list, own)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
           suffixes = suffixes, own = own, costs_text = costs, key = key, options = '', rank = rank,

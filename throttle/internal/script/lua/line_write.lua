@@ -80,7 +80,7 @@ local function add_writing(L)
       if flow then
         if flow.popped > 0 then
           redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
-          flow.popped, flow.heads, flow.read_to_end = 0, nil, nil
+          flow.popped, flow.heads, flow.first, flow.read_to_end = 0, nil, nil, nil
         end
         if flow.n == 0 then
           if flow.gone then L.write('f', id, false) end
@@ -91,7 +91,7 @@ local function add_writing(L)
             flow.hour = hour
           end
           local rest = flow.rest or format('%s %s %s %s;%s', flow.suffix or '-', flow.rank or '-',
-            flow.tenant, concat(flow.suffixes, '+'), flow.own_text)
+            flow.tenant, flow.list, flow.own_text)
           L.write('f', id, format('%d %s %s %d %d ', flow.n, line_units.text(flow), hour, flow.weight,
             flow.tag) .. rest)
           flow.changed = false

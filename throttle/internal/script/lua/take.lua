@@ -33,15 +33,17 @@ local P, now = call.P, call.now
 local most, nqueues = ARGV[call.first] + 0, ARGV[call.first + 2] + 0
 call.id_base = ARGV[call.first + 1]
 local own_key = P .. 'k:' .. call.process
-local values = redis.call('MGET', P .. 'q', own_key)
-call.waiting = (values[1] or 0) + 0
+call.waiting = (redis.call('MGET', P .. 'q')[1] or 0) + 0
 
-local before, appointment = values[2], 0
-if before then
+-- Of the record of the take before only the head is read: the tickets are long.
+local before, appointment = redis.call('GETRANGE', own_key, '0', '31'), 0
+local known, held = #before > 0, #before > 31
+if known then
   local seq = unpack7(before, 1)
   if seq == call.seq then
     local out = {unpack7(before, 8), unpack7(before, 15), sub(before, 22, 31)}
-    for text, at in gmatch(sub(before, 32), '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
+    local tickets = redis.call('GETRANGE', own_key, '31', '-1')
+    for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
       out[#out + 1] = at == '' and out[1] or at + 0
       for _ = 1, #call.windows do out[#out + 1] = 0 end
@@ -50,46 +52,52 @@ if before then
   end
   if seq > call.seq then return {now, 0, call.id_base} end -- a late copy: its caller has given up
   appointment = unpack7(before, 15)
-  if #before > 31 then redis.call('ZREM', P .. 'k', call.process) end
+  if held and (call.waiting == 0 or nqueues == 0) then
+    redis.call('ZREM', P .. 'k', call.process)
+    held = false
+  end
 end
 
 if call.waiting == 0 and redis.call('EXISTS', P .. 'k') == 0 then
-  if before then redis.call('DEL', own_key) end
+  if known then redis.call('DEL', own_key) end
   return {now, 0, call.id_base}
 end
 local L = new_line(call)
 local T = new_take(L)
 local lost = format('%d', now - LOST)
 for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
-  local record = redis.call('GET', P .. 'k:' .. process)
-  if record then T.put_back(record) end
-  redis.call('ZREM', P .. 'k', process)
-  redis.call('DEL', P .. 'k:' .. process)
+  if process ~= call.process then -- whose take before is acknowledged by this call
+    local record = redis.call('GET', P .. 'k:' .. process)
+    if record then T.put_back(record) end
+    redis.call('ZREM', P .. 'k', process)
+    redis.call('DEL', P .. 'k:' .. process)
+  end
 end
 if nqueues == 0 then
-  if before then redis.call('DEL', own_key) end
+  if known then redis.call('DEL', own_key) end
   scopes.write_all(call)
   L.finish()
   return {now, 0, call.id_base}
 end
 
-local names, taken = {}, {n = 0, kept = {}}
+local names, taken = {}, {now, 0, call.id_base, n = 0, kept = {''}}
 for i = 1, nqueues do names[i] = ARGV[call.first + 2 + i] end
 local next_time = T.take(names, most, appointment, taken)
 if L.own.dead_claims then new_join(L).sweep() end
 scopes.write_all(call)
 L.finish()
-local out = {now, next_time, call.id_base}
-for i = 1, #taken do out[3 + i] = taken[i] end
+taken[2] = next_time
 if taken.n > 0 or next_time > 0 then
-  local head = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
-  redis.call('SET', own_key, head .. table.concat(taken.kept), 'PX', KEPT)
-  -- A claim whose process is gone is not put back: nobody would take it.
-  if taken.n > 0 and string.byte(names[1]) ~= 33 then
-    redis.call('ZADD', P .. 'k', format('%d', now), call.process)
-    expire(P .. 'k', DAY)
-  end
-elseif before then
+  taken.kept[1] = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
+  redis.call('SET', own_key, table.concat(taken.kept), 'PX', KEPT)
+elseif known then
   redis.call('DEL', own_key)
 end
-return out
+-- A claim whose process is gone is not put back: nobody would take it.
+if taken.n > 0 and string.byte(names[1]) ~= 33 then
+  redis.call('ZADD', P .. 'k', format('%d', now), call.process)
+  expire(P .. 'k', DAY)
+elseif held then
+  redis.call('ZREM', P .. 'k', call.process)
+end
+return taken

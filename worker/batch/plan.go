@@ -260,7 +260,7 @@ func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant,
 	}
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
-	plan, err := s.client.PlanDemands(ctx, demands, o)
+	plan, err := s.client.Plan(ctx, demands, o)
 	if err != nil {
 		return all, err
 	}

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -23,19 +24,23 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 }
 
 // Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. A demand's
-// Queue is asynq's, and its Request that of RequestOf.
+// Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
 func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (throttle.Plan, error) {
 	identity, err := c.asynq.Identity(ctx)
 	if err != nil {
 		return throttle.Plan{}, err
 	}
 	lines, of := map[string][]throttle.Demand{}, map[string][]int{} // by line: demands, and their places
+	finishes := slices.Repeat([]throttle.Finish{{Known: true}}, len(demands))
 	for i, d := range demands {
+		if d.Count == 0 {
+			continue
+		}
 		d.Queue = identity + "/" + d.Queue
 		line := c.limiter.LineOf(d.Request.Policy, d.Request.Tenant)
 		lines[line], of[line] = append(lines[line], d), append(of[line], i)
 	}
-	at, finishes := time.Now(), make([]throttle.Finish, len(demands))
+	at := time.Now()
 	for line, demands := range lines {
 		plan, err := c.limiter.Line(line).Plan(ctx, demands, o)
 		if err != nil {

@@ -3,33 +3,14 @@ package worker
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A captured is what capture keeps of a call by which asynq's client enqueues a task.
-type captured struct {
-	headers map[string]string // to add
-	matched bool              // by a policy
-	class   throttle.Class    // if that is given
-
-	// Of a task that a policy matches:
-
-	join    bool // the task joins a line if it is to run now: its call is not sent
-	backlog bool // Backlog is given: the task must join now
-	member  bool // the task is one of a firing of a batch: it must join now
-	maxWait time.Duration
-
-	call asynqredis.EnqueueCall
-	ok   bool  // the call was kept
-	err  error // why it was refused
-}
-
-type capturedKey struct{}
+// enqueuingKey is the key of the *enqueuing in the context of asynq's client.
+type enqueuingKey struct{}
 
 // These refuse options that would have no effect.
 var (
@@ -54,45 +35,41 @@ func (capture) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		script, ok := cmd.(*redis.Cmd)
-		c, _ := ctx.Value(capturedKey{}).(*captured)
-		if !ok || c == nil {
+		e, _ := ctx.Value(enqueuingKey{}).(*enqueuing)
+		if !ok || e == nil {
 			return next(ctx, cmd)
 		}
-		if call, now := asynqredis.EnqueueOf(script.Args()); now {
-			for name, value := range c.headers {
+		call, known := asynqredis.EnqueueOf(script.Args())
+		if known {
+			for name, value := range e.headers {
 				call.SetHeader(name, value)
 			}
-			if c.join {
-				c.call, c.ok = call, true
-				script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
-				return nil
-			}
 		}
-		schedule, scheduled := asynqredis.ScheduleOf(script.Args())
-		if scheduled {
-			for name, value := range c.headers {
-				schedule.SetHeader(name, value)
-			}
-		}
-		if !c.matched {
+		if !e.matched {
 			return next(ctx, cmd)
 		}
-		joins := scheduled && c.join && schedule.Message.GroupKey() == ""
-		switch deadline := schedule.Message.Deadline(); {
-		case !deadline.IsZero() && !schedule.At.Before(deadline):
-			c.err = &throttle.TooLateError{Deadline: deadline, StartsAt: schedule.At}
-		case c.member:
-			c.err = errMember
-		case c.backlog:
-			c.err = errJoinsLater
-		case c.maxWait > 0 && !joins:
-			c.err = errJoinsNever
-		case c.maxWait > 0: // forward looks at it when the task joins
-			schedule.SetHeader(maxWaitHeader, c.maxWait.String())
+		scheduled := !call.At.IsZero()
+		if known && !scheduled && e.joins {
+			e.call, e.captured = call, true
+			script.SetVal(int64(1)) // enqueued, as far as asynq's client knows
+			return nil
 		}
-		if c.err != nil {
-			script.SetErr(c.err)
-			return c.err
+		joinsLater := scheduled && e.joins && call.Message.GroupKey() == ""
+		switch deadline := call.Message.Deadline(); {
+		case !deadline.IsZero() && !call.At.Before(deadline):
+			e.refuse(missed(e.request.Policy, e.request.Tenant, deadline, call.At))
+		case e.member:
+			e.refuse(errMember)
+		case e.request.Backlog > 0:
+			e.refuse(errJoinsLater)
+		case e.request.MaxWait > 0 && !joinsLater:
+			e.refuse(errJoinsNever)
+		case e.request.MaxWait > 0: // forward looks at it when the task joins
+			call.SetHeader(maxWaitHeader, e.request.MaxWait.String())
+		}
+		if e.Err != nil {
+			script.SetErr(e.Err)
+			return e.Err
 		}
 		return next(ctx, cmd)
 	}

@@ -132,8 +132,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		c.gather.do(ctx, e)
 	}
 	for _, o := range opts {
-		if report, ok := o.(reportStart); ok {
-			*report.start = e.Start
+		if start, ok := o.Value().(*ExpectedStart); ok {
+			*start = e.Start
 		}
 	}
 	return e.Info, e.Err

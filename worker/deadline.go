@@ -40,9 +40,10 @@ func tooLate(message asynqredis.Message, d throttle.Decision, wasInLine bool) *t
 	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
 }
 
-// missed returns the error for a deadline that has passed already.
-func missed(policy, tenant string, deadline, now time.Time) *throttle.TooLateError {
-	return &throttle.TooLateError{Deadline: deadline, Decision: throttle.Decision{At: now, Policy: policy, Tenant: tenant}, StartsAt: now}
+// missed returns the error for a deadline that will have passed when the task starts.
+func missed(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLateError {
+	d := throttle.Decision{At: time.Now(), Policy: policy, Tenant: tenant}
+	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
 }
 
 // missedDeadline returns why a task that was just picked up does not run, or nil. Once a task's

@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,9 +20,16 @@ const storedFor = 2 * time.Minute
 type enqueuing struct {
 	Enqueued
 	task    *asynq.Task
-	call    asynqredis.EnqueueCall
-	reason  string // why it waits for long
-	request throttle.Request
+	headers map[string]string // to add
+	reason  string            // why it waits for long
+	request throttle.Request  // if a policy matches
+
+	matched  bool // by a policy
+	joins    bool // it joins a line when it is to run
+	member   bool // of a firing of a batch: it must join now
+	captured bool // it joins now: asynq's call was not sent
+
+	call asynqredis.EnqueueCall // that was captured
 }
 
 func (e *enqueuing) refuse(err error) {
@@ -84,100 +90,83 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 // message makes the task's message by asynq's client, and reports whether the task joins a line. If
 // it does not, it has its result: asynq has enqueued it, or it was refused.
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
-	var caught captured
-	if e.task != nil {
-		var err error
-		if caught.matched, err = c.request(ctx, e, opts, &caught); err != nil {
-			e.Err = err
+	if e.task != nil { // else asynq returns the error
+		if e.Err = c.prepare(ctx, e, opts); e.Err != nil {
 			return false
 		}
-		if c.headers != nil {
-			caught.headers = maps.Clone(c.headers(ctx, e.task))
-		}
-		if caught.class != "" {
-			if caught.headers == nil {
-				caught.headers = map[string]string{}
-			}
-			caught.headers[classHeader] = string(caught.class)
-		}
-		if caught.matched || len(caught.headers) > 0 {
-			ctx = context.WithValue(ctx, capturedKey{}, &caught)
-		}
-		if _, member := asynqredis.MembersOf(ctx); member && !caught.join {
-			e.refuse(errMember)
-			return false
-		}
+		ctx = context.WithValue(ctx, enqueuingKey{}, e)
 	}
 	info, err := c.client.EnqueueContext(ctx, e.task, opts...)
-	var late *throttle.TooLateError
-	switch {
-	case errors.As(caught.err, &late):
-		late.Decision = throttle.Decision{At: time.Now(), Policy: e.request.Policy, Tenant: e.request.Tenant}
-		fallthrough
-	case caught.err != nil:
-		e.refuse(caught.err)
-		return false
-	case err != nil:
-		e.Err = err
+	if e.Err == nil { // else capture has refused it
+		e.Info, e.Err = info, err
+	}
+	if e.Err != nil {
 		return false
 	}
 	now := time.Now()
-	e.Info = info
-	if !caught.ok {
+	if !e.captured {
 		e.Start = ExpectedStart{Known: true, Least: now}
 		if info.State == asynq.TaskStateScheduled {
 			e.Start.Least = info.NextProcessAt
 		}
 		return false
 	}
-	e.call = caught.call
-	e.request.Key = e.call.Message.JoinKey()
-	e.request.MaxHold = e.call.Message.TimeLimit(now)
-	if deadline := e.call.Message.Deadline(); !deadline.IsZero() {
-		if e.request.Deadline = deadline; !deadline.After(now) {
-			e.refuse(missed(e.request.Policy, e.request.Tenant, deadline, now))
-			return false
-		}
+	message := e.call.Message
+	e.request.Key = message.JoinKey()
+	e.request.MaxHold = message.TimeLimit(now)
+	e.request.Deadline = message.Deadline()
+	if deadline := e.request.Deadline; !deadline.IsZero() && !deadline.After(now) {
+		e.refuse(missed(e.request.Policy, e.request.Tenant, deadline, now))
+		return false
 	}
 	return true
 }
 
-// request makes the task's request, and reports whether a policy matches it.
-func (c *Client) request(ctx context.Context, e *enqueuing, opts []asynq.Option, caught *captured) (bool, error) {
-	policy, ok := c.limiter.Match(e.task.Type())
-	if !ok {
-		return false, nil
+// prepare finds out what the task asks of the policy that matches it, and which headers it gets.
+func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option) error {
+	policy, matched := c.limiter.Match(e.task.Type())
+	e.matched, e.joins = matched, matched && policy.Requeue != throttle.RequeueEarliestReset
+	if _, e.member = asynqredis.MembersOf(ctx); e.member && !e.joins {
+		e.refuse(errMember)
+		return e.Err
 	}
-	request, err := c.requestBy(ctx, policy, e.task, opts)
-	if err != nil {
-		return false, err
+	if c.headers != nil {
+		e.headers = maps.Clone(c.headers(ctx, e.task))
 	}
-	e.request = request
-	for _, o := range opts {
-		switch o := o.(type) {
-		case maxWait:
-			e.request.MaxWait = o.value.(time.Duration)
-		case backlog:
-			e.request.Backlog = o.value.(int)
-		case class:
-			caught.class = e.request.Class
+	if !matched {
+		return nil
+	}
+	var err error
+	if e.request, err = c.requestBy(ctx, policy, e.task, opts); err != nil {
+		return err
+	}
+	if class := string(e.request.Class); class != e.task.Headers()[classHeader] {
+		if e.headers == nil {
+			e.headers = map[string]string{}
 		}
+		e.headers[classHeader] = class
 	}
-	caught.join = policy.Requeue != throttle.RequeueEarliestReset
-	_, caught.member = asynqredis.MembersOf(ctx)
-	caught.backlog, caught.maxWait = e.request.Backlog > 0, max(0, e.request.MaxWait)
-	return true, nil
+	return nil
 }
 
-// requestBy returns what the task asks of a policy. Of the options it knows Class.
+// requestBy returns what the task asks of a policy.
 func (c *Client) requestBy(ctx context.Context, policy throttle.PolicyInfo, task *asynq.Task, opts []asynq.Option) (throttle.Request, error) {
 	request, err := c.identify.request(policy.Name, task)
 	if err != nil {
 		return throttle.Request{}, err
 	}
 	for _, o := range opts {
-		if o, ok := o.(class); ok {
-			request.Class = o.value.(throttle.Class)
+		own, ours := o.(option)
+		if !ours {
+			continue
+		}
+		switch value := own.value.(type) {
+		case time.Duration:
+			request.MaxWait = value
+		case int:
+			request.Backlog = value
+		case throttle.Class:
+			request.Class = value
 		}
 	}
 	if err := c.limiter.Check(ctx, request); isInvalid(err) {

@@ -9,7 +9,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// An option is one of ours among asynq's, which ignores it.
+// An option is one of ours among asynq's, which ignores it. Its value is of a type that no other
+// has.
 type option struct {
 	name  string
 	value any
@@ -18,15 +19,6 @@ type option struct {
 func (o option) String() string         { return fmt.Sprintf("%s(%v)", o.name, o.value) }
 func (o option) Type() asynq.OptionType { return -1 }
 func (o option) Value() any             { return o.value }
-
-type maxWait struct{ option }
-type backlog struct{ option }
-type class struct{ option }
-
-type reportStart struct {
-	option
-	start *ExpectedStart
-}
 
 // Our options are for the calls of a Client. An asynq.Client ignores them. A Client ignores them
 // among the options of a task, which asynq does not show.
@@ -38,26 +30,24 @@ type reportStart struct {
 //
 // With ProcessAt or ProcessIn, d counts from when the task joins the line, and a task that is
 // refused then fails: asynq archives it. With Group it is an error.
-func MaxWait(d time.Duration) asynq.Option { return maxWait{option{"MaxWait", d}} }
+func MaxWait(d time.Duration) asynq.Option { return option{"MaxWait", d} }
 
 // Backlog is an option of Client's calls: if n tasks of the same tenant, attributes and queue are
 // in line already, the task is refused with a *throttle.BacklogError, and not enqueued. 0 is no
 // limit. While the limiter's Redis does not answer nothing is refused. It has no effect in
 // asynq.Client's calls, in NewTask and in asynq.NewTask. With ProcessAt, ProcessIn or Group it is
 // an error.
-func Backlog(n int) asynq.Option { return backlog{option{"Backlog", n}} }
+func Backlog(n int) asynq.Option { return option{"Backlog", n} }
 
 // Class is an option of Client's calls: tasks of throttle.Batch let live ones go first in line. The
 // stored task keeps it in a header, also for retries. It replaces Identity.Class. It has no effect
 // in asynq.Client's calls, in NewTask and in asynq.NewTask, for a task with Group, and for one that
 // no policy matches.
-func Class(c throttle.Class) asynq.Option { return class{option{"Class", c}} }
+func Class(c throttle.Class) asynq.Option { return option{"Class", c} }
 
 // ReportStart is an option of Client.EnqueueContext and Enqueue: it stores when the task is
 // expected to start. It has no effect elsewhere.
-func ReportStart(start *ExpectedStart) asynq.Option {
-	return reportStart{option{"ReportStart", nil}, start}
-}
+func ReportStart(start *ExpectedStart) asynq.Option { return option{"ReportStart", start} }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
 // The times of a task in line hold if nobody changes limits. Least and Most know nothing of full

@@ -10,9 +10,6 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// identified is an option that names a task's headers. Asynq's clients ignore it.
-type identified struct{ option }
-
 // PeriodicTask returns the config of a task for an asynq.PeriodicTaskManager. The manager takes two
 // configs for one if they differ in nothing but the headers of their tasks, such as in the tenant of
 // NewTask. This config has an option that tells the headers apart, which the clients ignore.
@@ -24,6 +21,6 @@ func PeriodicTask(cronspec string, task *asynq.Task, opts ...asynq.Option) *asyn
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		fmt.Fprintf(digest, "%q=%q\n", name, headers[name])
 	}
-	mark := identified{option{"Headers", hex.EncodeToString(digest.Sum(nil)[:8])}}
+	mark := option{"Headers", hex.EncodeToString(digest.Sum(nil)[:8])}
 	return &asynq.PeriodicTaskConfig{Cronspec: cronspec, Task: task, Opts: append(slices.Clone(opts), mark)}
 }

@@ -2,44 +2,14 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
 )
-
-// A Planned is tasks like one, for Client.Plan.
-type Planned struct {
-	Count  int         // how many, those in line included
-	Joined int         // how many of them are enqueued and stand in line already
-	Task   *asynq.Task // one of them; its payload matters only to the functions of ClientConfig
-}
-
-// Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. Of the
-// options it knows asynq.Queue and Class, as given to EnqueueBatch.
-func (c *Client) Plan(ctx context.Context, planned []Planned, o throttle.PlanOptions, opts ...asynq.Option) (throttle.Plan, error) {
-	demands := make([]throttle.Demand, len(planned))
-	for i, p := range planned {
-		if p.Task == nil {
-			return throttle.Plan{}, errors.New("worker: Planned.Task is nil: must be one of the tasks to plan")
-		}
-		request, err := c.RequestOf(p.Task, opts...)
-		if err != nil {
-			return throttle.Plan{}, err
-		}
-		queue := "default"
-		for _, o := range opts {
-			if o.Type() == asynq.QueueOpt {
-				queue = o.Value().(string)
-			}
-		}
-		demands[i] = throttle.Demand{Count: p.Count, Joined: p.Joined, Queue: queue, Request: request}
-	}
-	return c.PlanDemands(ctx, demands, o)
-}
 
 // RequestOf returns what the task asks of the policy that matches it. Of the options it knows Class,
 // as given to EnqueueBatch. It is an error if no policy with a line matches, if the task has no
@@ -53,19 +23,24 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 	return c.requestBy(context.Background(), policy, task, opts)
 }
 
-// PlanDemands is Plan for tasks whose requests are known: RequestOf. Demand.Queue is asynq's.
-func (c *Client) PlanDemands(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (throttle.Plan, error) {
+// Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. A demand's
+// Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
+func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (throttle.Plan, error) {
 	identity, err := c.asynq.Identity(ctx)
 	if err != nil {
 		return throttle.Plan{}, err
 	}
 	lines, of := map[string][]throttle.Demand{}, map[string][]int{} // by line: demands, and their places
+	finishes := slices.Repeat([]throttle.Finish{{Known: true}}, len(demands))
 	for i, d := range demands {
+		if d.Count == 0 {
+			continue
+		}
 		d.Queue = identity + "/" + d.Queue
 		line := c.limiter.LineOf(d.Request.Policy, d.Request.Tenant)
 		lines[line], of[line] = append(lines[line], d), append(of[line], i)
 	}
-	at, finishes := time.Now(), make([]throttle.Finish, len(demands))
+	at := time.Now()
 	for line, demands := range lines {
 		plan, err := c.limiter.Line(line).Plan(ctx, demands, o)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -68,12 +67,12 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 	}
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, Expected: p.all.expected(b, f.Tick), SlotsBind: p.all.SlotsBind, Window: p.all.Window,
-		FinishBy: b.deadline(f.Tick), Late: p.late, Refused: p.refused,
+		FinishBy: b.deadline(f.Tick), Late: p.untrimmed.late, Refused: p.refused,
 	}
 	for i, t := range p.Tenants {
 		plan.Total += t.Total
 		plan.Trimmed += t.Total - t.Kept
-		plan.Tenants = append(plan.Tenants, TenantPlan{t.Name, t.Total, p.lateOf[i], t.Total - t.Kept, p.all.tenants[i].expected(b, f.Tick)})
+		plan.Tenants = append(plan.Tenants, TenantPlan{t.Name, t.Total, p.untrimmed.tenants[i].late, t.Total - t.Kept, p.all.tenants[i].expected(b, f.Tick)})
 	}
 	return plan, nil
 }
@@ -83,10 +82,9 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 type planned struct {
 	Tenants []planTenant `json:"tenants"`
 
-	all     outlook // without what is left out
-	late    int     // with it
-	lateOf  []int
-	refused bool
+	all       outlook // without what is left out
+	untrimmed outlook // with it
+	refused   bool
 }
 
 // A planTenant is the tasks of one tenant, in their order.
@@ -122,25 +120,21 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 		}
 		p.Tenants = append(p.Tenants, tenant)
 	}
-	look := func() (err error) {
-		p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), func(i int) (int, int) { return p.Tenants[i].Kept, 0 })
-		return err
+	look := func() (outlook, error) {
+		return s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), func(i int) (int, int) { return p.Tenants[i].Kept, 0 })
 	}
-	if err := look(); err != nil {
+	var err error
+	if p.untrimmed, err = look(); err != nil {
 		return nil, err
 	}
-	p.late, p.lateOf = p.all.late, make([]int, len(p.Tenants))
-	for i := range p.Tenants {
-		p.lateOf[i] = p.all.tenants[i].late
-	}
-	switch {
-	case p.late > 0 && b.Late == Refuse:
-		p.refused = true
-	case p.late > 0 && b.Late == Trim:
+	p.all = p.untrimmed
+	late := p.all.late > 0
+	p.refused = late && b.Late == Refuse
+	if late && b.Late == Trim {
 		for i := range p.Tenants {
 			p.Tenants[i].Kept = p.all.tenants[i].inTime(p.Tenants[i])
 		}
-		if err := look(); err != nil {
+		if p.all, err = look(); err != nil {
 			return nil, err
 		}
 	}
@@ -161,46 +155,39 @@ const kindsMost = 64
 func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (planTenant, error) {
 	t := planTenant{Name: tenant}
 	kinds, byCost, options := map[string]*planKind{}, true, b.options()
+	add := func(k *planKind) {
+		key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
+		if byCost {
+			key += fmt.Sprint(k.Units)
+		}
+		alike := kinds[key]
+		if alike == nil {
+			alike = &planKind{Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant, Units: map[string]int64{}}
+			kinds[key], t.Kinds = alike, append(t.Kinds, alike)
+		}
+		alike.Count += k.Count
+		for unit, n := range k.Units {
+			alike.Units[unit] += n
+		}
+	}
 	for task, err := range b.Tasks(ctx, f, tenant) {
 		if err != nil {
 			return t, err
 		}
 		t.Total++
-		request, err := s.client.RequestOf(task, options...)
+		r, err := s.client.RequestOf(task, options...)
 		if err != nil {
 			continue // it is counted as refused when it is its turn
 		}
-		key := fmt.Sprintf("%q %q %q %v", request.Policy, request.Tenant, request.Class, request.Attributes)
-		if byCost {
-			key += fmt.Sprint(request.Cost)
-		}
-		k := kinds[key]
-		if k == nil {
-			k = &planKind{Attributes: request.Attributes, Class: request.Class, Policy: request.Policy, Tenant: request.Tenant, Units: map[string]int64{}}
-			kinds[key], t.Kinds = k, append(t.Kinds, k)
-		}
-		k.Count++
-		for unit, n := range request.Cost {
-			k.Units[unit] += n
-		}
-		if _, given := request.Cost[throttle.Requests]; !given {
-			k.Units[throttle.Requests]++
-		}
+		units := map[string]int64{throttle.Requests: 1}
+		maps.Copy(units, r.Cost)
+		add(&planKind{Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant, Units: units})
 		if byCost && len(t.Kinds) > kindsMost {
-			byCost, kinds = false, map[string]*planKind{}
-			t.Kinds = slices.DeleteFunc(t.Kinds, func(k *planKind) bool {
-				key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
-				first := kinds[key]
-				if first == nil {
-					kinds[key] = k
-					return false
-				}
-				first.Count += k.Count
-				for unit, n := range k.Units {
-					first.Units[unit] += n
-				}
-				return true
-			})
+			told := t.Kinds
+			kinds, byCost, t.Kinds = map[string]*planKind{}, false, nil
+			for _, k := range told {
+				add(k)
+			}
 		}
 	}
 	t.Kept = t.Total
@@ -234,7 +221,6 @@ type finish struct {
 // started, and how many of these stand in line.
 func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant, o throttle.PlanOptions, left func(tenant int) (left, joined int)) (outlook, error) {
 	var demands []throttle.Demand
-	var places []int // by kind of each tenant: its demand, or -1
 	all := outlook{tenants: make([]finish, len(tenants))}
 	for i, t := range tenants {
 		total := 0
@@ -248,37 +234,24 @@ func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant,
 		sum := 0
 		for _, k := range t.Kinds { // each has its part of what is left
 			part := func(of int) int { return of*(sum+k.Count)/total - of*sum/total }
-			count := part(n)
-			if count > 0 {
-				demands = append(demands, throttle.Demand{Count: count, Joined: min(count, part(joined)), Queue: b.Queue, Request: k.request()})
-				places = append(places, len(demands)-1)
-			} else {
-				places = append(places, -1)
-			}
+			demands = append(demands, throttle.Demand{
+				Count: part(n), Joined: min(part(n), part(joined)), Queue: b.Queue, Request: k.request(),
+			})
 			sum += k.Count
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, planTimeout)
 	defer cancel()
-	plan, err := s.client.PlanDemands(ctx, demands, o)
+	plan, err := s.client.Plan(ctx, demands, o)
 	if err != nil {
 		return all, err
 	}
 	all.Finish = plan.Finish
-	place := 0
+	rest := plan.Demands
 	for i, t := range tenants {
 		f := &all.tenants[i]
-		var those []throttle.Finish
-		for range t.Kinds {
-			kind := throttle.Finish{Known: true}
-			if at := places[place]; at >= 0 {
-				kind = plan.Demands[at]
-				those = append(those, kind)
-			}
-			f.kinds = append(f.kinds, kind)
-			place++
-		}
-		f.Finish = throttle.PlanOf(plan.At, those).Finish
+		f.kinds, rest = rest[:len(t.Kinds)], rest[len(t.Kinds):]
+		f.Finish = throttle.PlanOf(plan.At, f.kinds).Finish
 		if !o.By.IsZero() {
 			f.late = f.left - f.By
 			all.late += f.late

@@ -102,10 +102,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 
 // serve fires one batch on time, and works for those of its firings that nobody works for.
 func (s *Scheduler) serve(ctx context.Context, b *compiled) {
-	var mu sync.Mutex
 	var all sync.WaitGroup
 	defer all.Wait()
-	busy := map[asynqredis.Firing]bool{}
+	var busy sync.Map // its firings for which this process works
 	for failed := false; ; {
 		open, pause, err := s.tick(ctx, b)
 		if err != nil && ctx.Err() == nil && !failed {
@@ -113,16 +112,10 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 		}
 		failed = err != nil
 		for _, f := range open {
-			mu.Lock()
-			begin := !busy[f]
-			busy[f] = true
-			mu.Unlock()
-			if begin {
+			if _, is := busy.LoadOrStore(f, true); !is {
 				all.Go(func() {
 					s.work(ctx, b, f)
-					mu.Lock()
-					delete(busy, f)
-					mu.Unlock()
+					busy.Delete(f)
 				})
 			}
 		}

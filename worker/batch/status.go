@@ -102,7 +102,7 @@ type record struct {
 	begun, finished          time.Time
 	planned, expected        time.Time
 	window                   string
-	policies, err            string
+	err                      string
 }
 
 // Phases of a firing.
@@ -138,7 +138,7 @@ func recordOf(fields map[string]string) record {
 		late: number("late"), trimmed: number("trimmed"), slots: fields["slots"] == "1", window: fields["window"],
 		begun: second("begun"), finished: second("finished"),
 		planned: fromMillis(int64(number("planned"))), expected: fromMillis(int64(number("expected"))),
-		policies: fields["policies"], err: fields["error"],
+		err: fields["error"],
 	}
 }
 

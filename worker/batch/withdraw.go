@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -21,27 +20,17 @@ const (
 // pause takes the tasks of the firing out of their lines, again and again until none of them runs,
 // as one that runs may come back.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.phase == phaseNew {
+	if r.phase == phaseNew || !w.mayComeBack(r.held) {
 		return nil
 	}
-	if !w.mayComeBack(r.held) {
-		return nil
-	}
-	running, err := w.redis.Running(ctx, w.f)
-	if err != nil {
-		return err
-	}
-	err = w.sweep(r, func(positions []int) error {
-		if err := w.redis.Hold(ctx, w.f, positions, time.Now().Add(heldFor)); err != nil {
-			return err
-		}
-		return w.leave(ctx, r, positions)
+	err := w.withdraw(ctx, r, func(positions []int) error {
+		return w.redis.Hold(ctx, w.f, positions, time.Now().Add(heldFor))
 	})
 	if err != nil {
 		return err
 	}
 	_, err = w.redis.Update(ctx, w.f, w.holder, "held", 1)
-	return errors.Join(err, w.swept(ctx, len(running)))
+	return err
 }
 
 // resume has the tasks join their lines again.
@@ -62,23 +51,13 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if !w.mayComeBack(true) {
 		return false, nil
 	}
-	running, err := w.redis.Running(ctx, w.f)
-	if err != nil {
-		return false, err
-	}
-	err = w.sweep(r, func(positions []int) error {
+	err = w.withdraw(ctx, r, func(positions []int) error {
 		if err := w.redis.Delete(ctx, w.f, positions); err != nil {
-			return err
-		}
-		if err := w.leave(ctx, r, positions); err != nil {
 			return err
 		}
 		return w.redis.Account(ctx, w.f, positions)
 	})
-	if err != nil {
-		return false, err
-	}
-	if err := w.swept(ctx, len(running)); err != nil || w.sweepings > 0 {
+	if err != nil || w.sweepings > 0 {
 		return false, err
 	}
 	fields, err := w.redis.Fields(ctx, w.f)
@@ -94,17 +73,32 @@ func (w *work) mayComeBack(swept bool) bool {
 	return !swept || w.sweepings == 0 || w.sweepings > 0 && time.Since(w.since) >= w.sweepings
 }
 
-// swept notes a sweep, before which so many tasks were running. If none was, and none is, it is the
-// last.
-func (w *work) swept(ctx context.Context, running int) error {
-	w.since = time.Now()
-	after, err := w.redis.Running(ctx, w.f)
+// withdraw takes tasks from where they wait, by a function for their positions, and out of their
+// lines. If none was running before and none is after, it was the last time.
+func (w *work) withdraw(ctx context.Context, r record, from func(positions []int) error) error {
+	before, err := w.redis.Running(ctx, w.f)
 	if err != nil {
 		return err
 	}
-	running += len(after)
+	lines, err := w.lines(ctx)
+	if err != nil {
+		return err
+	}
+	err = w.sweep(r, func(positions []int) error {
+		if err := from(positions); err != nil {
+			return err
+		}
+		return w.leave(ctx, lines, positions)
+	})
+	if err != nil {
+		return err
+	}
+	w.since = time.Now()
+	after, err := w.redis.Running(ctx, w.f)
 	switch {
-	case running == 0:
+	case err != nil:
+		return err
+	case len(before)+len(after) == 0:
 		w.sweepings = -1
 	case w.sweepings <= 0:
 		w.sweepings = lookEvery
@@ -133,23 +127,37 @@ func (w *work) sweep(r record, do func(positions []int) error) error {
 	return nil
 }
 
-// leave takes tasks out of the lines in which they may wait.
-func (w *work) leave(ctx context.Context, r record, positions []int) error {
+// lines are those in which tasks of the firing may wait.
+func (w *work) lines(ctx context.Context) (lines []string, err error) {
+	p, err := w.kept(ctx, w.f)
+	policies := map[string]bool{}
+	for _, t := range p.Tenants {
+		for _, k := range t.Kinds {
+			policies[k.Policy] = true
+		}
+	}
+	for _, line := range w.config.Client.Limiter.Lines() {
+		if policies[throttle.PolicyOf(line)] {
+			lines = append(lines, line)
+		}
+	}
+	return lines, err
+}
+
+// leave takes tasks out of lines.
+func (w *work) leave(ctx context.Context, lines []string, positions []int) error {
 	identity, err := w.redis.Identity(ctx)
 	if err != nil {
 		return err
 	}
-	policies := strings.Split(r.policies, ",")
-	for _, line := range w.config.Client.Limiter.Lines() {
-		if !slices.Contains(policies, throttle.PolicyOf(line)) {
-			continue
-		}
+	for _, line := range lines {
 		for some := range slices.Chunk(positions, throttle.MaxTake) {
 			tickets := make([]throttle.Ticket, len(some))
 			for i, position := range some {
 				tickets[i] = throttle.Ticket{Queue: identity + "/" + w.f.Queue, ID: w.f.ID(position)}
 			}
-			if err := w.config.Client.Limiter.Line(line).Leave(ctx, tickets...); err != nil && !errors.Is(err, throttle.ErrUnknownPolicy) {
+			err := w.config.Client.Limiter.Line(line).Leave(ctx, tickets...)
+			if err != nil && !errors.Is(err, throttle.ErrUnknownPolicy) {
 				return err
 			}
 		}

@@ -132,18 +132,18 @@ func (w *work) begin(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	late := []any{"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.late}
+	late := []any{"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.untrimmed.late}
 	switch {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would start too late", late...)
-		r.err = fmt.Sprintf("batch: %d tasks are expected to start too late: nothing is enqueued", p.late)
+		r.err = fmt.Sprintf("batch: %d tasks are expected to start too late: nothing is enqueued", p.untrimmed.late)
 		if _, err := w.redis.Update(ctx, w.f, w.holder, append(expectedFields(p.all.finish, w.b, w.f.Tick), "error", r.err)...); err != nil {
 			return err
 		}
 		return w.end(ctx, r, Refused)
-	case p.late > 0 && w.b.Late == Trim:
+	case p.untrimmed.late > 0 && w.b.Late == Trim:
 		w.config.Logger.Warn("batch: tasks that would start too late are left out", late...)
-	case p.late > 0:
+	case p.untrimmed.late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to start too late", late...)
 	}
 	text, err := json.Marshal(p)

@@ -101,81 +101,65 @@ func queueOf(keys []any, shape []string, id string) (queue string, ok bool) {
 	return queue, opened && closed
 }
 
-// An EnqueueCall is a call by which asynq's client makes a task pending.
+// An EnqueueCall is a call by which asynq's client makes a task pending, or scheduled.
 type EnqueueCall struct {
 	Ref
-	Lock    string // of a unique task
-	LockFor int    // seconds
-	messageOf
-}
-
-// A messageOf is the message in a call.
-type messageOf struct {
+	At       time.Time // when it is to be processed; zero: now, it becomes pending
+	Lock     string    // of a unique task
+	LockFor  int       // seconds
 	Message  Message
 	argument *any // that is the message
 }
 
 // SetHeader sets a header of the task.
-func (c *messageOf) SetHeader(name, value string) {
+func (c *EnqueueCall) SetHeader(name, value string) {
 	c.Message = c.Message.withHeader(name, value)
 	*c.argument = []byte(c.Message)
 }
 
-// EnqueueOf recognises asynq's enqueue and enqueueUnique. TestCallsOfAsynqsClient holds it to what
-// the asynq in use does.
-func EnqueueOf(args []any) (EnqueueCall, bool) {
+// enqueues are the keys of asynq's enqueue, enqueueUnique, schedule and scheduleUnique, and which
+// of their arguments are the ID, the message and the time. TestCallsOfAsynqsClient holds them to
+// what the asynq in use does.
+var enqueues = []struct {
+	unique          bool // the lock is the first key, and its seconds are the second argument
+	keys            []string
+	id, message, at int
+}{
+	{false, []string{"t:", "pending"}, 1, 0, -1},
+	{true, []string{"t:", "pending"}, 0, 2, -1},
+	{false, []string{"t:", "scheduled"}, 2, 0, 1},
+	{true, []string{"t:", "scheduled"}, 0, 3, 2},
+}
+
+// EnqueueOf recognises a call by which asynq's client enqueues a task.
+func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
 	keys, rest, ok := scriptCall(args)
-	if !ok || len(rest) != len(keys)+1 {
+	unique := len(keys) == 3
+	if !ok || len(keys) > 3 || len(rest) != len(keys)+1 {
 		return EnqueueCall{}, false
 	}
-	switch len(keys) {
-	case 2: // task, pending; message, ID, now
-		id := fmt.Sprint(rest[1])
-		if queue, ok := queueOf(keys, []string{"t:", "pending"}, id); ok {
-			message, ok := rest[0].([]byte)
-			return EnqueueCall{Ref: Ref{queue, id}, messageOf: messageOf{message, &rest[0]}}, ok
+	if unique {
+		call.Lock, _ = keys[0].(string)
+		call.LockFor, _ = rest[1].(int)
+		keys = keys[1:]
+	}
+	for _, shape := range enqueues {
+		if unique != shape.unique {
+			continue
 		}
-	case 3: // lock, task, pending; ID, seconds, message, now
-		id := fmt.Sprint(rest[0])
-		lock, _ := keys[0].(string)
-		seconds, ok := rest[1].(int)
-		message, isMessage := rest[2].([]byte)
-		if queue, shaped := queueOf(keys[1:], []string{"t:", "pending"}, id); ok && isMessage && shaped && strings.Contains(lock, ":unique:") {
-			return EnqueueCall{Ref{queue, id}, lock, seconds, messageOf{message, &rest[2]}}, true
+		id := fmt.Sprint(rest[shape.id])
+		queue, shaped := queueOf(keys, shape.keys, id)
+		message, isMessage := rest[shape.message].([]byte)
+		if !shaped || !isMessage {
+			continue
 		}
+		call.Ref, call.Message, call.argument = Ref{queue, id}, message, &rest[shape.message]
+		if shape.at >= 0 {
+			seconds, isTime := rest[shape.at].(int64)
+			call.At = time.Unix(seconds, 0)
+			return call, isTime
+		}
+		return call, true
 	}
 	return EnqueueCall{}, false
-}
-
-// A ScheduleCall is a call by which asynq's client makes a task scheduled.
-type ScheduleCall struct {
-	At time.Time // when it is to be processed
-	messageOf
-}
-
-// ScheduleOf recognises asynq's schedule and scheduleUnique. TestCallsOfAsynqsClient holds it to
-// what the asynq in use does.
-func ScheduleOf(args []any) (ScheduleCall, bool) {
-	keys, rest, ok := scriptCall(args)
-	if !ok || len(rest) != len(keys)+1 {
-		return ScheduleCall{}, false
-	}
-	var score any
-	var argument *any
-	switch len(keys) {
-	case 2: // task, scheduled; message, time, ID
-		_, ok = queueOf(keys, []string{"t:", "scheduled"}, fmt.Sprint(rest[2]))
-		argument, score = &rest[0], rest[1]
-	case 3: // lock, task, scheduled; ID, seconds, time, message
-		_, ok = queueOf(keys[1:], []string{"t:", "scheduled"}, fmt.Sprint(rest[0]))
-		argument, score = &rest[3], rest[2]
-	default:
-		return ScheduleCall{}, false
-	}
-	seconds, isTime := score.(int64)
-	message, isMessage := (*argument).([]byte)
-	if !ok || !isTime || !isMessage {
-		return ScheduleCall{}, false
-	}
-	return ScheduleCall{time.Unix(seconds, 0), messageOf{message, argument}}, true
 }

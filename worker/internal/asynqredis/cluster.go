@@ -3,6 +3,7 @@ package asynqredis
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -16,11 +17,15 @@ type cluster interface{ ReloadState(ctx context.Context) }
 // the others. A script that derives keys would fail halfway at the one, and miss tasks at the
 // other. A further key that never exists makes both refuse the call as a whole (TRYAGAIN). The
 // client repeats it.
-func (c *Client) run(ctx context.Context, script *redis.Script, queue string, keys []string, args ...any) *redis.Cmd {
-	if !c.OneSlot() {
-		keys = append(keys, prefix(queue)+"sluice:none")
+func (c *Client) run(ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
+	return scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
+}
+
+func (c *Client) guarded(queue string, keys []string) []string {
+	if c.OneSlot() {
+		return keys
 	}
-	return script.Run(ctx, c.redis, keys, args...)
+	return append(slices.Clone(keys), prefix(queue)+"sluice:none")
 }
 
 // A reload is a hook of a Cluster's client. If a node does not answer, it looks at once which node

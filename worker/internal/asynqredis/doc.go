@@ -7,10 +7,10 @@
 package asynqredis
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"regexp"
@@ -31,44 +31,28 @@ const LeaseFor = 30 * time.Second
 //go:embed lua
 var lua embed.FS
 
-var (
-	activateScript = script("activate")
-	batchCountText = text("batch_count")
-	batchCount     = redis.NewScript(batchCountText)
-	batchDue       = script("batch_due")
-	batchFire      = script("batch_fire")
-	batchLease     = script("batch_lease")
-	batchRefuse    = script("batch_refuse")
-	batchRelease   = script("batch_release")
-	batchUpdate    = script("batch_update")
-	batchWant      = script("batch_want")
-	batchWithdraw  = script("batch_withdraw")
-	dequeueScript  = script("dequeue")
-	dueScript      = script("due")
-	forwardScript  = script("lock", "forward")
-	nudgeScript    = script("nudge")
-	pickScript     = script("pick")
-	requeueScript  = script("lock", "requeue")
-	rescoreScript  = script("lock", "rescore")
-	restoreScript  = script("lock", "restore")
-	storeScript    = script("store")
-	thereScript    = script("there")
-	unstoreScript  = script("unstore")
-)
-
-func script(files ...string) *redis.Script { return redis.NewScript(text(files...)) }
-
-func text(files ...string) string {
-	var text strings.Builder
-	for _, file := range files {
-		part, err := lua.ReadFile("lua/" + file + ".lua")
-		if err != nil {
-			panic(err) // the file is part of this package
-		}
-		text.Write(part)
+// scripts are those in lua, by name. One that calls keep_lock begins with lock.lua.
+var scripts = func() map[string]*redis.Script {
+	files, err := lua.ReadDir("lua")
+	all := map[string]*redis.Script{}
+	text := func(name string) string {
+		data, failed := lua.ReadFile("lua/" + name)
+		err = errors.Join(err, failed)
+		return string(data)
 	}
-	return text.String()
-}
+	lock := text("lock.lua")
+	for _, file := range files {
+		code := text(file.Name())
+		if strings.Contains(code, "keep_lock(") {
+			code = lock + code
+		}
+		all[strings.TrimSuffix(file.Name(), ".lua")] = redis.NewScript(code)
+	}
+	if err != nil {
+		panic(err) // the files are part of this package
+	}
+	return all
+}()
 
 // A Ref names a task: IDs are unique per queue only.
 type Ref struct{ Queue, ID string }
@@ -99,9 +83,7 @@ type Client struct {
 // New returns a client that uses the connection, which stays the caller's to close. To the client of
 // a Cluster it adds a hook: see reload.
 func New(client redis.UniversalClient) *Client {
-	var process [8]byte
-	rand.Read(process[:])
-	c := &Client{asking: make(chan struct{}, 1), redis: client, process: hex.EncodeToString(process[:])}
+	c := &Client{asking: make(chan struct{}, 1), redis: client, process: rand.Text()[:16]}
 	if cluster, ok := client.(cluster); ok {
 		client.AddHook(reload{cluster})
 	}
@@ -129,35 +111,34 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 	if c.identity != "" && time.Since(c.asserted) < identityKept {
 		return c.identity, nil
 	}
-	proposed := c.identity
-	if proposed == "" {
-		proposed = c.process[:8]
-	}
 	const key = "sluice:asynq"
-	if err := c.redis.SetNX(ctx, key, proposed, identityTTL).Err(); err != nil {
-		return c.identity, known(c.identity, err)
+	identity := ""
+	err := c.redis.SetNX(ctx, key, cmp.Or(c.identity, c.process[:8]), identityTTL).Err()
+	if err == nil {
+		err = c.redis.Expire(ctx, key, identityTTL).Err()
 	}
-	if err := c.redis.Expire(ctx, key, identityTTL).Err(); err != nil {
-		return c.identity, known(c.identity, err)
+	if err == nil {
+		identity, err = c.redis.Get(ctx, key).Result()
 	}
-	identity, err := c.redis.Get(ctx, key).Result()
-	if err != nil {
-		return c.identity, known(c.identity, err)
+	switch {
+	case err == nil:
+		c.identity, c.asserted = identity, time.Now()
+	case c.identity == "": // else that goes on
+		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 	}
-	c.identity, c.asserted = identity, time.Now()
-	return identity, nil
-}
-
-// known ignores the error if there is an identity to go on with.
-func known(identity string, err error) error {
-	if identity != "" {
-		return nil
-	}
-	return fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
+	return c.identity, nil
 }
 
 // prefix returns the common prefix of a queue's keys.
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
+
+// keys returns keys of a queue, by what follows the prefix.
+func keys(queue string, names ...string) []string {
+	for i, name := range names {
+		names[i] = prefix(queue) + name
+	}
+	return names
+}
 
 // IsNotFound reports whether the error of a call that ends an attempt says that the task is not active.
 func IsNotFound(err error) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,8 +20,8 @@ type Firing struct {
 	Tick  time.Time
 }
 
-// FiringKept is how long what is kept of a firing outlives its last change.
-const FiringKept = 31 * 24 * time.Hour
+// keptSeconds is how long what is kept of a firing outlives its last change.
+const keptSeconds = 31 * 24 * 60 * 60
 
 const (
 	firingPrefix = "sluice-batch:" // of the IDs of tasks
@@ -57,11 +58,18 @@ func FiringOf(task Ref) (f Firing, position int, ok bool) {
 	return f, position, err == nil && f.Batch != ""
 }
 
-func batchKey(queue, batch string) string { return prefix(queue) + "sluice:batch:" + batch }
+// batchKeys are keys of a batch: its own with more behind it.
+func batchKeys(queue, batch string, more ...string) []string {
+	for i, text := range more {
+		more[i] = prefix(queue) + "sluice:batch:" + batch + text
+	}
+	return more
+}
 
-func (f Firing) key() string { return batchKey(f.Queue, f.Batch) + ":" + f.Name() }
-
-func (f Firing) open() string { return batchKey(f.Queue, f.Batch) + ":open" }
+// keys are keys of the firing, in the same way.
+func (f Firing) keys(more ...string) []string {
+	return batchKeys(f.Queue, f.Batch+":"+f.Name(), more...)
+}
 
 // Members says that tasks that are enqueued are those of a firing, from a position on.
 type Members struct {
@@ -91,8 +99,7 @@ type Schedule struct {
 
 // Schedule returns what is known of a batch's ticks.
 func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule, err error) {
-	key := batchKey(queue, batch)
-	reply, err := c.run(ctx, batchDue, queue, []string{key, key + ":open"}).Slice()
+	reply, err := c.run(ctx, "batch_due", queue, batchKeys(queue, batch, "", ":open")).Slice()
 	if err != nil {
 		return s, err
 	}
@@ -116,12 +123,11 @@ func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule,
 // false if they were decided by another scheduler. With the zero time for both, the firings are
 // recorded in any case.
 func (c *Client) Fire(ctx context.Context, queue, batch string, after, upTo time.Time, ticks []time.Time) (bool, error) {
-	key := batchKey(queue, batch)
-	args := []any{second(after), second(upTo), int(FiringKept.Seconds())}
+	args := []any{second(after), second(upTo), keptSeconds}
 	for _, tick := range ticks {
 		args = append(args, Firing{Tick: tick}.Name(), tick.Unix())
 	}
-	n, err := c.run(ctx, batchFire, queue, []string{key, key + ":open", key + ":firings"}, args...).Int()
+	n, err := c.run(ctx, "batch_fire", queue, batchKeys(queue, batch, "", ":open", ":firings"), args...).Int()
 	return n == 1, err
 }
 
@@ -134,7 +140,7 @@ func second(t time.Time) string {
 
 // Firings returns the newest firings of a batch, at most n, the newest first.
 func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Firing, error) {
-	names, err := c.redis.ZRevRange(ctx, batchKey(queue, batch)+":firings", 0, int64(n)-1).Result()
+	names, err := c.redis.ZRevRange(ctx, batchKeys(queue, batch, ":firings")[0], 0, int64(n)-1).Result()
 	var firings []Firing
 	for _, name := range names {
 		if f, err := FiringNamed(queue, batch, name); err == nil {
@@ -147,9 +153,8 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 // Lease takes or renews the lease of a firing, and returns its fields: nil if another holds it, or
 // it has ended or is gone. A lease for 0 is given back.
 func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.Duration) (map[string]string, error) {
-	k := f.key()
-	keys := []string{k, k + ":stored", k + ":done", k + ":ended", f.kept("plan"), f.kept("expected")}
-	reply, err := c.run(ctx, batchLease, f.Queue, keys, holder, lease.Milliseconds(), int(FiringKept.Seconds())).StringSlice()
+	all := f.keys("", ":stored", ":done", ":ended", ":plan", ":expected")
+	reply, err := c.run(ctx, "batch_lease", f.Queue, all, holder, lease.Milliseconds(), keptSeconds).StringSlice()
 	if err != nil || len(reply) == 0 {
 		return nil, err
 	}
@@ -171,8 +176,9 @@ var ErrNotHolder = errors.New("worker: another scheduler works for the batch's f
 // Update writes fields of a firing: names and values in turn. It returns what is wanted of it. A name
 // that begins with ":" is that of a value that is kept beside the firing: Kept reads it.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
-	args := append([]any{holder, f.Name(), int(FiringKept.Seconds())}, fields...)
-	want, err = c.run(ctx, batchUpdate, f.Queue, []string{f.key(), f.open()}, args...).Text()
+	args := append([]any{holder, f.Name(), keptSeconds}, fields...)
+	of := append(f.keys(""), batchKeys(f.Queue, f.Batch, ":open")...)
+	want, err = c.run(ctx, "batch_update", f.Queue, of, args...).Text()
 	if err != nil && strings.HasPrefix(err.Error(), "LOST") {
 		err = ErrNotHolder
 	}
@@ -182,15 +188,13 @@ func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...
 // Want says what is wanted of a firing: run, pause or cancel. It reports false if that has no
 // effect any more.
 func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
-	n, err := c.run(ctx, batchWant, f.Queue, []string{f.key()}, want).Int()
+	n, err := c.run(ctx, "batch_want", f.Queue, f.keys(""), want).Int()
 	return n == 1, err
 }
 
-func (f Firing) kept(name string) string { return f.key() + ":" + name }
-
 // Kept reads what Update has kept beside a firing: nil if there is none.
 func (c *Client) Kept(ctx context.Context, f Firing, name string) ([]byte, error) {
-	data, err := c.redis.Get(ctx, f.kept(name)).Bytes()
+	data, err := c.redis.Get(ctx, f.keys(":" + name)[0]).Bytes()
 	if errors.Is(err, redis.Nil) {
 		return nil, nil
 	}
@@ -214,67 +218,57 @@ func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err er
 
 // Refuse counts tasks of a firing that were not enqueued.
 func (c *Client) Refuse(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, batchRefuse, []string{f.key(), f.key() + ":ended"})
+	return c.positions(ctx, f, positions, "batch_refuse", f.keys("", ":ended"))
 }
 
 // Account counts tasks of a firing that have ended and were not counted: those that were deleted
 // or archived by others.
 func (c *Client) Account(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, batchCount, f.counts(), f.tasks(), "failed", int(FiringKept.Seconds()))
+	return c.positions(ctx, f, positions, "batch_count", f.counts(), f.tasks(), "failed", keptSeconds)
 }
 
 // Hold takes tasks of a firing from where they wait, so that none of them starts.
 func (c *Client) Hold(ctx context.Context, f Firing, positions []int, until time.Time) error {
-	return c.positions(ctx, f, positions, batchWithdraw, f.waits(), f.tasks(), f.IDs(), score(until))
+	return c.positions(ctx, f, positions, "batch_withdraw", f.waits(), f.tasks(), f.IDs(), score(until))
 }
 
 // Release has tasks that wait join their lines soon, unless they are there. Those that were held do so
 // too.
 func (c *Client) Release(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, batchRelease, f.waits()[:1], f.tasks(), f.IDs(), time.Now().Unix())
+	return c.positions(ctx, f, positions, "batch_release", keys(f.Queue, "scheduled"), f.tasks(), f.IDs(), time.Now().Unix())
 }
 
 // Delete deletes tasks of a firing that wait, and counts them as cancelled.
 func (c *Client) Delete(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, batchWithdraw, f.waits(), f.tasks(), f.IDs(), "")
+	return c.positions(ctx, f, positions, "batch_withdraw", f.waits(), f.tasks(), f.IDs(), "")
 }
 
 func (f Firing) tasks() string { return prefix(f.Queue) + "t:" + f.IDs() }
 
-func (f Firing) counts() []string {
-	return []string{f.key(), f.key() + ":stored", f.key() + ":done", f.key() + ":ended"}
-}
+func (f Firing) counts() []string { return f.keys("", ":stored", ":done", ":ended") }
 
 func (f Firing) waits() []string {
-	return []string{prefix(f.Queue) + "scheduled", prefix(f.Queue) + "retry", prefix(f.Queue) + "pending", f.key(), f.key() + ":ended", f.key() + ":stored"}
+	return append(keys(f.Queue, "scheduled", "retry", "pending"), f.keys("", ":ended", ":stored")...)
 }
 
 // positions calls a script for tasks of a firing.
-func (c *Client) positions(ctx context.Context, f Firing, positions []int, script *redis.Script, keys []string, args ...any) error {
+func (c *Client) positions(ctx context.Context, f Firing, positions []int, script string, keys []string, args ...any) error {
 	return inBatches(positions, func(some []int) error {
-		all := append([]any{}, args...)
+		all := slices.Clone(args)
 		for _, position := range some {
 			all = append(all, position)
 		}
-		return c.run(ctx, script, f.Queue, append([]string{}, keys...), all...).Err()
+		return c.run(ctx, script, f.Queue, keys, all...).Err()
 	})
 }
 
 // End sends asynq's own call by which a task of a firing ends, and counts the task in the same
 // transaction. It is counted by what is there after the call: not if the call had no effect.
 func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, position int) error {
-	keys := f.counts()
-	if !c.OneSlot() {
-		keys = append(keys, prefix(f.Queue)+"sluice:none") // see run
-	}
-	args := []any{"eval", batchCountText, len(keys)}
-	for _, key := range keys {
-		args = append(args, key)
-	}
-	args = append(args, f.tasks(), "done", int(FiringKept.Seconds()), position)
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
-		return p.Process(ctx, redis.NewCmd(ctx, args...))
+		count := scripts["batch_count"]
+		return count.Eval(ctx, p, c.guarded(f.Queue, f.counts()), f.tasks(), "done", keptSeconds, position).Err()
 	})
 	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
 		return err

@@ -16,7 +16,7 @@ type Due struct {
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
-	reply, err := c.run(ctx, dueScript, queue, []string{source(queue, retried)}, prefix(queue)+"t:", time.Now().Unix(), n).StringSlice()
+	reply, err := c.run(ctx, "due", queue, keys(queue, source(retried)), prefix(queue)+"t:", time.Now().Unix(), n).StringSlice()
 	if err != nil {
 		return nil, err
 	}
@@ -46,8 +46,7 @@ func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves 
 		}
 		args = append(args, move.ID, at, move.Mark)
 	}
-	keys := []string{source(queue, retried), prefix(queue) + "scheduled", prefix(queue) + "pending"}
-	reply, err := c.run(ctx, forwardScript, queue, keys, args...).Int64Slice()
+	reply, err := c.run(ctx, "forward", queue, keys(queue, source(retried), "scheduled", "pending"), args...).Int64Slice()
 	if err != nil {
 		return nil, err
 	}
@@ -61,9 +60,9 @@ func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves 
 	return moved, nil
 }
 
-func source(queue string, retried bool) string {
+func source(retried bool) string {
 	if retried {
-		return prefix(queue) + "retry"
+		return "retry"
 	}
-	return prefix(queue) + "scheduled"
+	return "scheduled"
 }

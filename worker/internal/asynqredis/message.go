@@ -3,6 +3,7 @@ package asynqredis
 import (
 	"fmt"
 	"hash/fnv"
+	"iter"
 	"slices"
 	"time"
 
@@ -56,20 +57,14 @@ func (m Message) Payload() []byte {
 // Headers returns the task's headers, nil if it has none.
 func (m Message) Headers() map[string]string {
 	var headers map[string]string
-	for rest := []byte(m); len(rest) > 0; {
-		number, kind, tag := protowire.ConsumeTag(rest)
-		size := protowire.ConsumeFieldValue(number, kind, rest[max(tag, 0):])
-		if tag < 0 || size < 0 {
-			return headers
-		}
-		if number == fieldHeaders && kind == protowire.BytesType {
-			entry, _ := protowire.ConsumeBytes(rest[tag:])
+	for f := range m.fields() {
+		if f.number == fieldHeaders && f.kind == protowire.BytesType {
+			entry, _ := protowire.ConsumeBytes(f.value)
 			if headers == nil {
 				headers = map[string]string{}
 			}
 			headers[Message(entry).text(1)] = Message(entry).text(2)
 		}
-		rest = rest[tag+size:]
 	}
 	return headers
 }
@@ -106,20 +101,21 @@ func (m Message) JoinKey() string {
 }
 
 // WithError returns a copy of the message whose last error is the reason, which must be valid
-// UTF-8, as asynq writes it for an error that is no failure.
+// UTF-8, as asynq writes it for an error that is no failure. A message that cannot be read stays as
+// it is.
 func (m Message) WithError(reason string, at time.Time) Message {
-	out, _ := m.withError(reason, at)
-	return out
+	if out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied); ok {
+		return out.withText(fieldErrorMsg, reason).withNumber(fieldLastFailedAt, at.Unix())
+	}
+	return m
 }
 
 // WithDenial is WithError for a denial: Denied is true of its copy.
 func (m Message) WithDenial(reason string, at time.Time) Message {
-	out, ok := m.withError(reason, at)
-	if !ok {
-		return out
+	if _, ok := m.without(); ok {
+		return m.WithError(reason, at).withNumber(fieldDenied, 1)
 	}
-	out = protowire.AppendTag(out, fieldDenied, protowire.VarintType)
-	return protowire.AppendVarint(out, 1)
+	return m
 }
 
 // Refusals returns how often the upstream refused a call of the task since its last failure, and
@@ -137,35 +133,24 @@ func (m Message) WithRefusal(at time.Time) Message {
 	if n == 0 {
 		since = at
 	}
-	out, ok := m.without(fieldRefusals, fieldRefusedSince)
-	if !ok {
-		return m
+	if out, ok := m.without(fieldRefusals, fieldRefusedSince); ok {
+		return out.withNumber(fieldRefusals, n+1).withNumber(fieldRefusedSince, since.UnixMilli())
 	}
-	out = protowire.AppendTag(out, fieldRefusals, protowire.VarintType)
-	out = protowire.AppendVarint(out, uint64(n+1))
-	out = protowire.AppendTag(out, fieldRefusedSince, protowire.VarintType)
-	return protowire.AppendVarint(out, uint64(since.UnixMilli()))
-}
-
-// withError returns the message itself, and false, if it cannot be read.
-func (m Message) withError(reason string, at time.Time) (Message, bool) {
-	out, ok := m.without(fieldErrorMsg, fieldLastFailedAt, fieldDenied)
-	if !ok {
-		return m, false
-	}
-	out = protowire.AppendTag(out, fieldErrorMsg, protowire.BytesType)
-	out = protowire.AppendString(out, reason)
-	out = protowire.AppendTag(out, fieldLastFailedAt, protowire.VarintType)
-	return protowire.AppendVarint(out, uint64(at.Unix())), true
+	return m
 }
 
 // withHeader returns a copy of the message with one more header. Of two headers of one name the
 // last counts.
 func (m Message) withHeader(name, value string) Message {
-	var entry []byte
-	entry = protowire.AppendString(protowire.AppendTag(entry, 1, protowire.BytesType), name)
-	entry = protowire.AppendString(protowire.AppendTag(entry, 2, protowire.BytesType), value)
-	return protowire.AppendBytes(protowire.AppendTag(slices.Clone(m), fieldHeaders, protowire.BytesType), entry)
+	return slices.Clone(m).withText(fieldHeaders, string(Message(nil).withText(1, name).withText(2, value)))
+}
+
+func (m Message) withNumber(field protowire.Number, n int64) Message {
+	return protowire.AppendVarint(protowire.AppendTag(m, field, protowire.VarintType), uint64(n))
+}
+
+func (m Message) withText(field protowire.Number, text string) Message {
+	return protowire.AppendString(protowire.AppendTag(m, field, protowire.BytesType), text)
 }
 
 // WithoutRetries returns a copy of the message with no retries left, and false if it cannot be
@@ -185,34 +170,45 @@ func (m Message) number(field protowire.Number) int64 {
 	return int64(number)
 }
 
-// value returns the message from the value of its field on, or nothing if it has none.
+// value returns the value of a field as it is encoded, nothing if there is none.
 func (m Message) value(field protowire.Number, of protowire.Type) []byte {
-	for rest := []byte(m); len(rest) > 0; {
-		number, kind, tag := protowire.ConsumeTag(rest)
-		size := protowire.ConsumeFieldValue(number, kind, rest[max(tag, 0):])
-		if tag < 0 || size < 0 {
-			return nil
+	for f := range m.fields() {
+		if f.number == field && f.kind == of {
+			return f.value
 		}
-		if number == field && kind == of {
-			return rest[tag:]
-		}
-		rest = rest[tag+size:]
 	}
 	return nil
 }
 
 // without returns a copy of the message without those fields, and false if it cannot be read.
 func (m Message) without(fields ...protowire.Number) (Message, bool) {
-	out := make(Message, 0, len(m))
-	for rest := []byte(m); len(rest) > 0; {
-		number, _, size := protowire.ConsumeField(rest)
-		if size < 0 {
-			return nil, false
+	out, read := make(Message, 0, len(m)), 0
+	for f := range m.fields() {
+		read += len(f.whole)
+		if !slices.Contains(fields, f.number) {
+			out = append(out, f.whole...)
 		}
-		if !slices.Contains(fields, number) {
-			out = append(out, rest[:size]...)
-		}
-		rest = rest[size:]
 	}
-	return out, true
+	return out, read == len(m)
+}
+
+type field struct {
+	number protowire.Number
+	kind   protowire.Type
+	value  []byte
+	whole  []byte // with its tag
+}
+
+// fields yields the fields of a message, until one that cannot be read.
+func (m Message) fields() iter.Seq[field] {
+	return func(yield func(field) bool) {
+		for rest := []byte(m); len(rest) > 0; {
+			number, kind, tag := protowire.ConsumeTag(rest)
+			_, _, size := protowire.ConsumeField(rest)
+			if size < 0 || !yield(field{number, kind, rest[tag:size], rest[:size]}) {
+				return
+			}
+			rest = rest[size:]
+		}
+	}
 }

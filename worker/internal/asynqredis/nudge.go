@@ -10,13 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+const nudges = "sluice:nudge" // the list in which they wait
+
 // Nudge has one idle server of the queue ask the lines of these policies now.
 func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) error {
 	args := make([]any, len(policies))
 	for i, policy := range policies {
 		args[i] = policy
 	}
-	return c.run(ctx, nudgeScript, queue, []string{nudges(queue)}, args...).Err()
+	return c.run(ctx, "nudge", queue, keys(queue, nudges), args...).Err()
 }
 
 // AwaitNudge waits for a nudge of one of the queues, for at most half of ReadTimeout. Unless
@@ -25,7 +27,7 @@ func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) er
 func (c *Client) AwaitNudge(ctx context.Context, queues []string, wait time.Duration) (queue, policy string, err error) {
 	args := []any{"blpop"}
 	for _, queue := range queues {
-		args = append(args, nudges(queue))
+		args = append(args, prefix(queue)+nudges)
 	}
 	// Not by client.BLPop, which rounds fractions of a second up.
 	reply, err := c.redis.Do(ctx, append(args, fmt.Sprintf("%.3f", max(wait, time.Millisecond).Seconds()))...).StringSlice()
@@ -39,7 +41,5 @@ func (c *Client) AwaitNudge(ctx context.Context, queues []string, wait time.Dura
 		return "", "", fmt.Errorf("%w: BLPOP: %d values", errReply, len(reply))
 	}
 	queue, _ = strings.CutPrefix(reply[0], "asynq:{")
-	return strings.TrimSuffix(queue, "}:sluice:nudge"), reply[1], nil
+	return strings.TrimSuffix(queue, "}:"+nudges), reply[1], nil
 }
-
-func nudges(queue string) string { return prefix(queue) + "sluice:nudge" }

@@ -26,13 +26,12 @@ type Pick struct {
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
 // the same tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
-	keys := []string{prefix(queue) + "scheduled", prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "paused"}
 	args := make([]any, 0, 3+2*len(tasks))
 	args = append(args, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), call)
 	for _, task := range tasks {
 		args = append(args, task.ID, task.JoinKey)
 	}
-	reply, err := c.run(ctx, pickScript, queue, keys, args...).Slice()
+	reply, err := c.run(ctx, "pick", queue, keys(queue, "scheduled", "active", "lease", "paused"), args...).Slice()
 	if err != nil {
 		return nil, err
 	}
@@ -56,9 +55,8 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 // DequeuePending makes up to n pending tasks of one queue active, and returns their messages, and
 // whether the queue is paused. The call is identified like that of Pick.
 func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
-	keys := []string{prefix(queue) + "sluice:dequeued:" + c.process, prefix(queue) + "pending", prefix(queue) + "paused",
-		prefix(queue) + "active", prefix(queue) + "lease"}
-	reply, err := c.run(ctx, dequeueScript, queue, keys, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), n, call).Result()
+	from := keys(queue, "sluice:dequeued:"+c.process, "pending", "paused", "active", "lease")
+	reply, err := c.run(ctx, "dequeue", queue, from, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), n, call).Result()
 	if err != nil {
 		return nil, false, err
 	}
@@ -80,7 +78,6 @@ func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) 
 // did not run. They become scheduled for the given time, or pending if it is zero. Tasks that the
 // call did not make active, or that are active no more, are left alone. The call "" is any.
 func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, at time.Time) error {
-	keys := []string{prefix(queue) + "active", prefix(queue) + "lease", prefix(queue) + "scheduled", prefix(queue) + "pending"}
 	args := []any{prefix(queue) + "t:", call, "", 0}
 	if !at.IsZero() {
 		args[2], args[3] = score(at), until(at)
@@ -88,7 +85,7 @@ func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, 
 	for _, id := range ids {
 		args = append(args, id)
 	}
-	return c.run(ctx, restoreScript, queue, keys, args...).Err()
+	return c.run(ctx, "restore", queue, keys(queue, "active", "lease", "scheduled", "pending"), args...).Err()
 }
 
 // A Requeued is a denied task, and how it waits.
@@ -102,23 +99,22 @@ type Requeued struct {
 
 // Requeue puts a denied task back to wait. Its error may be IsNotFound.
 func (c *Client) Requeue(ctx context.Context, r Requeued) error {
-	queue := prefix(r.Queue)
-	keys := []string{queue + "active", queue + "lease", queue + "scheduled", queue + "t:" + r.ID}
+	all := keys(r.Queue, "active", "lease", "scheduled", "t:"+r.ID)
 	if lock := r.Message.UniqueKey(); lock != "" {
-		keys = append(keys, lock)
+		all = append(all, lock)
 	}
-	return requeueScript.Run(ctx, c.redis, keys, r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
+	return scripts["requeue"].Run(ctx, c.redis, all, r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
 }
 
 // There reports for each task of one queue whether it exists and may still run.
 func (c *Client) There(ctx context.Context, queue string, ids []string) ([]bool, error) {
 	there := make([]bool, 0, len(ids))
 	err := inBatches(ids, func(batch []string) error {
-		keys := make([]string, len(batch))
+		tasks := make([]string, len(batch))
 		for i, id := range batch {
-			keys[i] = prefix(queue) + "t:" + id
+			tasks[i] = "t:" + id
 		}
-		reply, err := thereScript.Run(ctx, c.redis, keys).Int64Slice()
+		reply, err := scripts["there"].Run(ctx, c.redis, keys(queue, tasks...)).Int64Slice()
 		if err == nil && len(reply) != len(batch) {
 			err = fmt.Errorf("%w: there of %d tasks: %v", errReply, len(batch), reply)
 		}

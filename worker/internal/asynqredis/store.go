@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,13 +31,7 @@ func JoinedAt(mark string) time.Time {
 	if len(mark) <= joinKeyBytes+1 {
 		return time.Time{}
 	}
-	text := mark[joinKeyBytes+1:]
-	for i := range text {
-		if text[i] == '.' {
-			text = text[:i]
-			break
-		}
-	}
+	text, _, _ := strings.Cut(mark[joinKeyBytes+1:], ".")
 	seconds, err := strconv.ParseInt(text, 36, 64)
 	if err != nil {
 		return time.Time{}
@@ -49,22 +44,22 @@ func JoinedAt(mark string) time.Time {
 func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, at time.Time) ([]Result, error) {
 	results := make([]Result, 0, len(tasks))
 	now, call := time.Now(), c.Call()
-	keys := []string{prefix(queue) + "scheduled"}
-	if m, ok := ctx.Value(membersKey{}).(Members); ok {
-		keys = append(keys, m.Firing.key(), m.Firing.key()+":stored")
+	into := keys(queue, "scheduled")
+	if m, ok := MembersOf(ctx); ok {
+		into = append(into, m.keys("", ":stored")...)
 	}
-	for i := 0; i < len(tasks); i += maxBatch {
-		some := tasks[i:min(i+maxBatch, len(tasks))]
+	for some := range slices.Chunk(tasks, maxBatch) {
 		args := make([]any, 0, 3+4*len(some))
 		args = append(args, prefix(queue)+"t:", score(at), until(at))
-		for j, task := range some {
+		for i, task := range some {
 			lock := ""
 			if task.Lock != "" {
 				lock = strconv.Itoa(task.LockFor) + ":" + task.Lock
 			}
-			args = append(args, task.ID, []byte(task.Message), Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(i+j)), lock)
+			mark := Mark(task.Message.JoinKey(), now, call+"."+strconv.Itoa(len(results)+i))
+			args = append(args, task.ID, []byte(task.Message), mark, lock)
 		}
-		reply, err := c.run(ctx, storeScript, queue, slices.Clone(keys), args...).Int64Slice()
+		reply, err := c.run(ctx, "store", queue, into, args...).Int64Slice()
 		if err != nil {
 			return results, err
 		}
@@ -88,7 +83,7 @@ func (c *Client) Unstore(ctx context.Context, queue string, tasks []Waiting) err
 		for _, task := range batch {
 			args = append(args, task.ID, task.JoinKey)
 		}
-		return c.run(ctx, unstoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
+		return c.run(ctx, "unstore", queue, keys(queue, "scheduled"), args...).Err()
 	})
 }
 
@@ -99,7 +94,7 @@ func (c *Client) Activate(ctx context.Context, queue string, tasks []Waiting) er
 		for _, task := range batch {
 			args = append(args, task.ID, task.JoinKey)
 		}
-		return c.run(ctx, activateScript, queue, []string{prefix(queue) + "pending", prefix(queue) + "scheduled"}, args...).Err()
+		return c.run(ctx, "activate", queue, keys(queue, "pending", "scheduled"), args...).Err()
 	})
 }
 
@@ -112,29 +107,25 @@ type Rescored struct {
 	Reason  string // valid UTF-8
 }
 
-// message returns the message to store, nothing without a Reason.
-func (r Rescored) message(now time.Time) []byte {
-	if r.Reason == "" {
-		return nil
-	}
-	return r.Message.WithDenial(r.Reason, now)
-}
-
 // Rescore changes when forward looks at stored tasks of one queue.
 func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) error {
 	return inBatches(tasks, func(batch []Rescored) error {
 		now := time.Now()
 		args := []any{prefix(queue) + "t:", now.Unix()}
 		for _, task := range batch {
-			args = append(args, task.ID, task.JoinKey, score(task.At), task.message(now), len(task.Message))
+			var message []byte
+			if task.Reason != "" {
+				message = task.Message.WithDenial(task.Reason, now)
+			}
+			args = append(args, task.ID, task.JoinKey, score(task.At), message, len(task.Message))
 		}
-		return c.run(ctx, rescoreScript, queue, []string{prefix(queue) + "scheduled"}, args...).Err()
+		return c.run(ctx, "rescore", queue, keys(queue, "scheduled"), args...).Err()
 	})
 }
 
 func inBatches[T any](all []T, do func(batch []T) error) error {
-	for i := 0; i < len(all); i += maxBatch {
-		if err := do(all[i:min(i+maxBatch, len(all))]); err != nil {
+	for some := range slices.Chunk(all, maxBatch) {
+		if err := do(some); err != nil {
 			return err
 		}
 	}

@@ -9,21 +9,52 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// aheadFrom is how many hand-outs within recently start a fetch ahead.
+// aheadFrom is how many slots that become free soon start a fetch ahead.
 const aheadFrom = 8
 
-// A buffered task is active in asynq's Redis and runs nowhere yet.
-type buffered struct {
-	Task
-	from *batch
+// A fetch is one call that makes tasks of a queue active: a pick of tickets that were taken from a
+// line, or a dequeue of pending tasks.
+type fetch struct {
+	queue string
+	call  string // by which it can be repeated, and its tasks put back
+	n     int    // the most tasks of a dequeue
+
+	line    string // of a pick; "" for a dequeue
+	tickets []throttle.TakenTicket
+	due     time.Time // of the first ticket; zero: unknown
+	sent    time.Time // the take
+	taken   time.Time // by the clock of Redis
+
+	at    time.Time // when its tasks were ready
+	ready []Task    // that are active in asynq's Redis and run nowhere yet, the next first
 }
 
-// A batch is the tasks that one call made active.
-type batch struct {
-	queue string
-	call  string // by which it can be put back
-	line  string // "" if the tasks were pending
-	at    time.Time
+// fetch makes a call, and returns how many tasks it has made ready. If it gets no answer it must be
+// repeated before anything else, as some tasks may be active.
+func (d *Dispatcher) fetch(ctx context.Context, f *fetch) (n int, err error) {
+	call := d.pick
+	if f.line == "" {
+		call = d.dequeue
+	}
+	ready, err := call(ctx, f)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case err != nil:
+		d.lost = append(d.lost, f)
+		if timer := d.acks[f.line]; timer != nil {
+			timer.Stop()
+		}
+		return 0, err
+	case f.line != "":
+		d.acknowledgeLater(f.line)
+	}
+	if len(ready) > 0 {
+		f.at, f.ready = time.Now(), ready
+		d.buffer = append(d.buffer, f)
+		d.expiry.Reset(bufferFor)
+	}
+	return len(ready), nil
 }
 
 // handOut returns the next task that is ready. Answered means that the previous call already found
@@ -37,16 +68,16 @@ func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 		}
 		return Task{}, false, answered
 	}
-	task, fromLine := d.buffer[0].Task, d.buffer[0].from.line != ""
-	d.buffer[0] = buffered{}
-	d.buffer = d.buffer[1:]
+	from := d.buffer[0]
+	task, from.ready = from.ready[0], from.ready[1:]
+	if len(from.ready) == 0 {
+		d.buffer = d.buffer[1:]
+	}
 	d.skips = 0
-	now := time.Now()
-	d.pace.note(now, d.running)
+	d.pace.note(time.Now(), d.running)
 	d.running++
-	d.handed.add(now)
 	g := d.groupOf(task.Queue)
-	if fromLine {
+	if from.line != "" {
 		g.earned++
 	} else {
 		g.earned = max(0, g.earned-pendingFor)
@@ -57,32 +88,20 @@ func (d *Dispatcher) handOut() (task Task, ok, answered bool) {
 	return task, true, false
 }
 
-// ready adds tasks to the buffer.
-func (d *Dispatcher) ready(from *batch, tasks []Task) {
-	if len(tasks) == 0 {
-		return
+// buffered returns how many tasks are ready. The lock is held.
+func (d *Dispatcher) buffered() (n int) {
+	for _, f := range d.buffer {
+		n += len(f.ready)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, task := range tasks {
-		d.buffer = append(d.buffer, buffered{task, from})
-	}
-	d.made += len(tasks)
-	d.expiry.Reset(bufferFor)
+	return n
 }
 
-func (d *Dispatcher) madeReady() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.made
-}
-
-// fetchAhead makes the next tasks ready in the background while hand-outs follow one another
-// quickly, so that slots do not wait for Redis.
+// fetchAhead makes the next tasks ready in the background while slots become free quickly, so that
+// they do not wait for Redis.
 func (d *Dispatcher) fetchAhead() {
 	d.mu.Lock()
-	rate := d.handed.since(time.Now().Add(-recently))
-	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() && rate >= aheadFrom && len(d.buffer) <= rate/2
+	soon := d.freeSoon()
+	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() && soon >= aheadFrom && d.buffered() <= soon/3
 	d.fetching = d.fetching || ahead
 	d.mu.Unlock()
 	if !ahead {
@@ -122,30 +141,25 @@ func (d *Dispatcher) expire() {
 // restore puts back tasks that have been ready since before the given time, and their tickets to
 // their ranks. Tasks that cannot be put back stay ready.
 func (d *Dispatcher) restore(ctx context.Context, before time.Time) error {
+	var old, kept []*fetch
 	d.mu.Lock()
-	old := map[*batch][]buffered{}
-	var order []*batch
-	kept := make([]buffered, 0, len(d.buffer))
-	for _, b := range d.buffer {
-		if b.from.at.After(before) {
-			kept = append(kept, b)
-			continue
+	for _, f := range d.buffer {
+		if f.at.After(before) {
+			kept = append(kept, f)
+		} else {
+			old = append(old, f)
 		}
-		if old[b.from] == nil {
-			order = append(order, b.from)
-		}
-		old[b.from] = append(old[b.from], b)
 	}
 	if d.buffer = kept; len(kept) > 0 {
-		d.expiry.Reset(max(time.Millisecond, time.Until(kept[0].from.at.Add(bufferFor))))
+		d.expiry.Reset(max(time.Millisecond, time.Until(kept[0].at.Add(bufferFor))))
 	}
 	d.mu.Unlock()
 	var failed error
-	for _, from := range order {
-		if err := d.restoreBatch(ctx, from, old[from]); err != nil {
+	for _, f := range old {
+		if err := d.undo(ctx, f); err != nil {
 			failed = errors.Join(failed, err)
 			d.mu.Lock()
-			d.buffer = append(old[from], d.buffer...)
+			d.buffer = append([]*fetch{f}, d.buffer...)
 			if !d.closed {
 				d.expiry.Reset(bufferFor)
 			}
@@ -155,29 +169,30 @@ func (d *Dispatcher) restore(ctx context.Context, before time.Time) error {
 	return failed
 }
 
-func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buffered) error {
+// undo puts the tasks of a fetch back that are ready.
+func (d *Dispatcher) undo(ctx context.Context, f *fetch) error {
 	var ids []string
 	var tickets []throttle.TakenTicket
-	for _, b := range tasks {
-		ids = append(ids, b.ID)
-		if b.Grant != nil {
-			tickets = append(tickets, b.Grant.TakenTicket)
+	for _, task := range f.ready {
+		ids = append(ids, task.ID)
+		if task.Grant != nil {
+			tickets = append(tickets, task.Grant.TakenTicket)
 		}
 	}
 	var at time.Time // to pending
-	if from.line != "" {
+	if f.line != "" {
 		at = time.Now().Add(fallbackMin)
 	}
-	if err := d.Asynq.Restore(ctx, from.queue, from.call, ids, at); err != nil {
+	if err := d.Asynq.Restore(ctx, f.queue, f.call, ids, at); err != nil {
 		return err
 	}
-	if from.line != "" {
-		d.putBack(from.line, from.queue, 0, tickets)
+	if f.line != "" {
+		d.putBack(f.line, f.queue, 0, tickets)
 		return nil
 	}
-	for _, b := range tasks {
-		if b.Grant != nil {
-			d.GiveBack(b.Grant.Line, from.queue, b.Grant.TakenTicket)
+	for _, task := range f.ready {
+		if task.Grant != nil {
+			d.GiveBack(task.Grant.Line, f.queue, task.Grant.TakenTicket)
 		}
 	}
 	return nil
@@ -187,41 +202,44 @@ func (d *Dispatcher) restoreBatch(ctx context.Context, from *batch, tasks []buff
 func (d *Dispatcher) empty(ctx context.Context) error {
 	failed := d.restore(ctx, time.Now())
 	d.mu.Lock()
-	lost, pops := d.lost, d.lostPops
-	d.lost, d.lostPops = nil, nil
+	lost := d.lost
+	d.lost = nil
 	d.mu.Unlock()
-	for _, p := range lost {
-		var ids []string
-		for _, ticket := range p.tickets {
-			ids = append(ids, ticket.ID)
-		}
-		if err := d.Asynq.Restore(ctx, p.queue, p.call, ids, time.Now().Add(fallbackMin)); err != nil {
+	for _, f := range lost {
+		if err := d.undoLost(ctx, f); err != nil {
 			failed = errors.Join(failed, err)
 			d.mu.Lock()
-			d.lost = append(d.lost, p)
-			d.mu.Unlock()
-			continue
-		}
-		d.putBack(p.line, p.queue, 0, p.tickets)
-	}
-	for _, p := range pops {
-		messages, _, err := d.Asynq.DequeuePending(ctx, p.queue, p.call, p.n)
-		if err == nil && len(messages) > 0 {
-			var ids []string
-			for _, m := range messages {
-				ids = append(ids, m.ID())
-			}
-			err = d.Asynq.Restore(ctx, p.queue, p.call, ids, time.Time{})
-		}
-		if err != nil {
-			failed = errors.Join(failed, err)
-			d.mu.Lock()
-			d.lostPops = append(d.lostPops, p)
+			d.lost = append(d.lost, f)
 			d.mu.Unlock()
 		}
 	}
 	d.acknowledgeAll()
 	return failed
+}
+
+// undoLost puts the tasks of a fetch back whose reply was lost.
+func (d *Dispatcher) undoLost(ctx context.Context, f *fetch) error {
+	f.ready = nil
+	for _, t := range f.tickets {
+		ref := asynqredis.Ref{Queue: f.queue, ID: t.ID}
+		f.ready = append(f.ready, Task{Ref: ref, Grant: &Grant{TakenTicket: t}})
+	}
+	if f.line == "" {
+		messages, _, err := d.Asynq.DequeuePending(ctx, f.queue, f.call, f.n)
+		if err != nil || len(messages) == 0 {
+			return err
+		}
+		f.ready = tasksOf(f.queue, messages)
+	}
+	return d.undo(ctx, f)
+}
+
+func tasksOf(queue string, messages []asynqredis.Message) []Task {
+	tasks := make([]Task, len(messages))
+	for i, m := range messages {
+		tasks[i] = Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m}
+	}
+	return tasks
 }
 
 // putBack returns tickets to their ranks, with their units, and asks their line after the given
@@ -263,16 +281,4 @@ func (d *Dispatcher) GiveBack(line, queue string, tickets ...throttle.TakenTicke
 		}
 		return err
 	})
-}
-
-// A popping is one dequeue of pending tasks.
-type popping struct {
-	queue, call string
-	n           int
-}
-
-// A stuck ticket's task was active when it was to be picked.
-type stuck struct {
-	since time.Time
-	pause time.Duration
 }

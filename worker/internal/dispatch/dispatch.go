@@ -23,12 +23,10 @@ const (
 	// each waits longer for the others.
 	batchMax = 20
 
-	// soon is how long a task that is taken may wait for a slot, about.
-	soon = 10 * time.Millisecond
-
-	// recently is the time over which hand-outs are counted, and recentMax the most that are.
-	recently  = 10 * time.Millisecond
-	recentMax = 64
+	// soon is how long a task that is taken may wait for a slot, about. soonMax is the most tasks that
+	// do.
+	soon    = 10 * time.Millisecond
+	soonMax = 64
 
 	// bufferFor is how long a task is kept ready for a slot.
 	bufferFor = 500 * time.Millisecond
@@ -119,27 +117,23 @@ type Dispatcher struct {
 
 	mu        sync.Mutex
 	acks      map[string]*time.Timer // by line, of takes that are not acknowledged
-	buffer    []buffered             // tasks to hand out, the next first
+	buffer    []*fetch               // with tasks to hand out, the next first
 	closed    bool
-	emptyAt   time.Time            // when the next of the empty lines is asked
-	emptyLast *line                // which was asked last
-	expiry    *time.Timer          // of the buffer
-	fetching  bool                 // a round is under way ahead of time
-	full      bool                 // the last take or dequeue got all that it asked for
-	handed    recent               // the last hand-outs
-	listening map[string]bool      // the listeners that run, by their first queue
-	lost      []*picking           // whose reply has not come
-	lostPops  []*popping           //
-	made      int                  // tasks made ready so far
-	pace      pace                 // at which slots become free
-	passing   bool                 // passOn runs
-	passOn    *time.Timer          // of appointments that cannot be kept
-	paused    map[string]time.Time // when to look again whether the queue is paused
-	running   int                  // tasks handed out that have not ended
-	silence   backoff              // of the limiter as a whole
-	skips     int                  // calls of this pass that are answered already
-	stuck     map[asynqredis.Ref]stuck
-	waiting   bool // Next waits, and nudges are for it
+	emptyAt   time.Time                    // when the next of the empty lines is asked
+	expiry    *time.Timer                  // of the buffer
+	fetching  bool                         // a round is under way ahead of time
+	full      bool                         // the last take or dequeue got all that it asked for
+	listening map[string]bool              // the listeners that run, by their first queue
+	lost      []*fetch                     // whose reply has not come
+	pace      pace                         // at which slots become free
+	passing   bool                         // passOn runs
+	passOn    *time.Timer                  // of appointments that cannot be kept
+	paused    map[string]time.Time         // when to look again whether the queue is paused
+	running   int                          // tasks handed out that have not ended
+	silence   backoff                      // of the limiter as a whole
+	skips     int                          // calls of this pass that are answered already
+	stuck     map[asynqredis.Ref]time.Time // since when tasks were active that were to be picked
+	waiting   bool                         // Next waits, and nudges are for it
 	wakes     map[wakeUp]bool
 }
 
@@ -157,7 +151,7 @@ func New(c Config) *Dispatcher {
 		paused:    map[string]time.Time{},
 		rounds:    make(chan struct{}, 1),
 		stop:      make(chan struct{}),
-		stuck:     map[asynqredis.Ref]stuck{},
+		stuck:     map[asynqredis.Ref]time.Time{},
 		wake:      make(chan struct{}, 1),
 		wakes:     map[wakeUp]bool{},
 	}
@@ -353,23 +347,4 @@ func (b *backoff) fail(now time.Time) {
 	b.failed = true
 	b.pause = min(max(2*b.pause, backoffMin), backoffMax)
 	b.until = now.Add(b.pause)
-}
-
-// recent counts recent events.
-type recent struct {
-	times [recentMax]time.Time
-	next  int
-}
-
-func (r *recent) add(now time.Time) {
-	r.times[r.next] = now
-	r.next = (r.next + 1) % len(r.times)
-}
-
-func (r *recent) since(at time.Time) int {
-	n := 0
-	for n < len(r.times) && r.times[(r.next-1-n+2*len(r.times))%len(r.times)].After(at) {
-		n++
-	}
-	return n
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -48,20 +49,22 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		if !ok {
 			continue
 		}
-		match.Request.Front = match.Request.Front || task.Mark == asynqredis.FrontMark
 		key := task.Message.JoinKey()
-		if moves[i].Mark = task.Mark; retried || len(task.Mark) < len(key) || task.Mark[:len(key)] != key {
-			moves[i].Mark = asynqredis.Mark(key, now, call)
+		move := &moves[i]
+		if move.Mark = task.Mark; retried || !strings.HasPrefix(task.Mark, key) {
+			move.Mark = asynqredis.Mark(key, now, call)
 		}
-		moves[i].At = now.Add(fallbackMin)
-		j := joining{index: i, match: match, message: task.Message, request: match.Request, waited: now.Sub(asynqredis.JoinedAt(moves[i].Mark))}
-		j.request.Deadline, j.request.Key = task.Message.Deadline(), key
-		j.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
+		move.At = now.Add(fallbackMin)
+		r := &match.Request
+		r.Front = r.Front || task.Mark == asynqredis.FrontMark
+		r.Deadline, r.Key = task.Message.Deadline(), key
+		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		if task.Mark == "" { // it joins for the first time
-			j.request.MaxWait = match.MaxWait
+			r.MaxWait = match.MaxWait
 		}
-		line := d.Limiter.LineOf(match.Request.Policy, match.Request.Tenant)
-		joins[line] = append(joins[line], j)
+		line := d.Limiter.LineOf(r.Policy, r.Tenant)
+		waited := now.Sub(asynqredis.JoinedAt(move.Mark))
+		joins[line] = append(joins[line], joining{match, i, task.Message, waited})
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
@@ -87,15 +90,14 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 
 // A joining is a task that joins a line.
 type joining struct {
+	Match
 	index   int
-	match   Match
 	message asynqredis.Message
-	request throttle.Request
 	waited  time.Duration
 }
 
 func (j joining) waiting() asynqredis.Waiting {
-	return asynqredis.Waiting{ID: j.request.Ticket.ID, JoinKey: j.request.Key}
+	return asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}
 }
 
 // reason is empty for a task whose last error is a failure: that says more.
@@ -103,7 +105,7 @@ func (j joining) reason(p throttle.Place, now time.Time) string {
 	if j.message.LastError() != "" && !j.message.Denied() {
 		return ""
 	}
-	return Reason(j.request, p, now)
+	return Reason(j.Request, p, now)
 }
 
 // join makes tasks join a line. They are scheduled with their join keys.
@@ -113,7 +115,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	}
 	requests := make([]throttle.Request, len(all))
 	for i, j := range all {
-		requests[i] = j.request
+		requests[i] = j.Request
 	}
 	call, cancel := context.WithTimeout(ctx, joinTimeout)
 	places, err := d.Limiter.Line(line).Join(call, requests)
@@ -136,14 +138,14 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	}
 	for i, j := range all {
 		switch {
-		case err != nil && !removed && !j.match.FailOpen:
+		case err != nil && !removed && !j.FailOpen:
 			scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(unavailableFor)})
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = append(pending, j.waiting())
 		default:
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].StartsIn)
-			if wait := Fallback(places[i].StartsIn, j.waited, j.match.FailOpen); wait > fallbackMin {
+			if wait := Fallback(places[i].StartsIn, j.waited, j.FailOpen); wait > fallbackMin {
 				scores = append(scores, asynqredis.Rescored{
 					Waiting: j.waiting(), At: now.Add(wait), Message: j.message, Reason: j.reason(places[i], now),
 				})

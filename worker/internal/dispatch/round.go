@@ -19,10 +19,8 @@ const (
 
 // A group is the queues that are asked together: all of them, or one with strict priorities.
 type group struct {
-	index   int
-	draws   []string // the queues, each as often as its priority says
-	ordered []string // the queues
-	strict  bool     // less important groups follow, and must not go before its pending tasks
+	queues []string
+	strict bool // less important groups follow, and must not go before its pending tasks
 
 	earned int              // hand-outs from the line that earned pending ones no turn yet
 	lines  map[string]*line // by name
@@ -32,79 +30,59 @@ type group struct {
 	reached map[string]float64 // by policy with shards: where the shard was whose turn it was last
 }
 
-func groups(queues map[string]int, strict bool) []*group {
+func groups(queues map[string]int, strict bool) (all []*group) {
 	names := slices.Sorted(maps.Keys(queues))
-	if !strict {
-		g := &group{ordered: names, lines: map[string]*line{}, reached: map[string]float64{}}
-		divisor := 0
-		for _, priority := range queues {
-			for divisor, priority = priority, divisor; priority > 0; {
-				divisor, priority = priority, divisor%priority
-			}
-		}
-		for _, name := range names {
-			for range queues[name] / max(1, divisor) {
-				g.draws = append(g.draws, name)
-			}
-		}
-		return []*group{g}
+	together := [][]string{names}
+	if strict {
+		slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(queues[b], queues[a]) })
+		together = slices.Collect(slices.Chunk(names, 1))
 	}
-	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(queues[b], queues[a]) })
-	var gs []*group
-	for i, name := range names {
-		one := []string{name}
-		gs = append(gs, &group{index: i, draws: one, ordered: one, strict: i+1 < len(names), lines: map[string]*line{}, reached: map[string]float64{}})
+	for i, names := range together {
+		all = append(all, &group{
+			queues: names, strict: i+1 < len(together), lines: map[string]*line{}, reached: map[string]float64{},
+		})
 	}
-	return gs
+	return all
 }
 
 func (d *Dispatcher) groupOf(queue string) *group {
 	for _, g := range d.groups {
-		if slices.Contains(g.ordered, queue) {
+		if slices.Contains(g.queues, queue) {
 			return g
 		}
 	}
 	return d.groups[0] // asynq runs what its queue held, whatever queue the message names
 }
 
-// draw returns the queues in the order of this round. Asynq draws them in the same way.
-func (g *group) draw() []string {
-	if len(g.ordered) == 1 {
-		return g.ordered
+// draw returns the queues in the order of this round: each is the next with a chance by its
+// priority, as in asynq.
+func (g *group) draw(priorities map[string]int) []string {
+	at := map[string]float64{}
+	for _, queue := range g.queues {
+		at[queue] = rand.ExpFloat64() / float64(priorities[queue])
 	}
-	names := slices.Clone(g.draws)
-	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-	order := names[:0]
-	for _, name := range names {
-		if !slices.Contains(order, name) {
-			order = append(order, name)
-		}
-	}
-	return order
+	return slices.SortedFunc(maps.Keys(at), func(a, b string) int { return cmp.Compare(at[a], at[b]) })
 }
 
 // round makes tasks ready, if there are any. It repeats unanswered calls first. Then it asks, group
 // by group, the lines that are due and the pending tasks.
 func (d *Dispatcher) round(ctx context.Context) error {
-	before := d.madeReady()
-	found := func() bool { return d.madeReady() > before }
-	if err := d.askAgain(ctx); err != nil || found() {
+	if found, err := d.askAgain(ctx); err != nil || found {
 		return err
 	}
-	n := d.wanted()
-	now := time.Now()
+	n, now := d.wanted(), time.Now()
 	d.know(now)
 	for _, g := range d.groups {
-		queues := g.draw()
+		queues := g.draw(d.Queues)
 		if turns := d.turns(g); turns > 0 {
-			if err := d.pending(ctx, g, queues, min(n, turns), now); err != nil || found() {
+			if found, err := d.pending(ctx, g, queues, min(n, turns), now); err != nil || found {
 				return err
 			}
 		}
-		if err := d.lines(ctx, g, queues, n, now); err != nil || found() {
+		if found, err := d.lines(ctx, g, queues, n, now); err != nil || found {
 			return err
 		}
-		if err := d.pending(ctx, g, queues, n, now); err != nil || found() {
+		if found, err := d.pending(ctx, g, queues, n, now); err != nil || found {
 			return err
 		}
 	}
@@ -116,9 +94,11 @@ func (d *Dispatcher) round(ctx context.Context) error {
 func (d *Dispatcher) wanted() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	quick := d.pace.within(soon, d.Concurrency, recentMax) - len(d.buffer)
-	return min(max(1, d.Concurrency-d.running, quick), batchMax)
+	return min(max(1, d.Concurrency-d.running, d.freeSoon()-d.buffered()), batchMax)
 }
+
+// freeSoon returns how many slots become free soon, if all are taken. The lock is held.
+func (d *Dispatcher) freeSoon() int { return d.pace.within(soon, d.Concurrency, soonMax) }
 
 // turns returns how many turns before the line the pending tasks have earned.
 func (d *Dispatcher) turns(g *group) int {
@@ -128,76 +108,59 @@ func (d *Dispatcher) turns(g *group) int {
 }
 
 // pending dequeues pending tasks, unless there were none a moment ago.
-func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n int, now time.Time) error {
+func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n int, now time.Time) (found bool, err error) {
 	d.mu.Lock()
 	rests := now.Before(g.pollAt) && !g.strict
 	d.mu.Unlock()
 	if rests {
-		return nil
+		return false, nil
 	}
 	for _, queue := range queues {
-		p := &popping{queue: queue, call: d.Asynq.Call(), n: n}
-		found, err := d.pop(ctx, p)
-		if err != nil || found {
-			return err
+		n, err := d.fetch(ctx, &fetch{queue: queue, call: d.Asynq.Call(), n: n})
+		if err != nil || n > 0 {
+			return true, err
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	g.earned = 0
 	g.pollAt = now.Add(d.Poll/2 + rand.N(max(1, d.Poll)))
-	return nil
+	return false, nil
 }
 
-// pop makes one dequeue. If it gets no answer it must be repeated before anything else.
-func (d *Dispatcher) pop(ctx context.Context, p *popping) (found bool, err error) {
-	messages, paused, err := d.Asynq.DequeuePending(ctx, p.queue, p.call, p.n)
+// dequeue returns pending tasks, with what was decided about them.
+func (d *Dispatcher) dequeue(ctx context.Context, f *fetch) ([]Task, error) {
+	messages, paused, err := d.Asynq.DequeuePending(ctx, f.queue, f.call, f.n)
 	if err != nil {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.lostPops = append(d.lostPops, p)
-		return false, err
+		return nil, err
 	}
 	if paused {
-		d.pause(p.queue)
+		d.pause(f.queue)
 	}
 	d.mu.Lock()
-	d.full = len(messages) >= p.n
+	d.full = len(messages) >= f.n
 	d.mu.Unlock()
-	tasks := make([]Task, len(messages))
-	for i, m := range messages {
-		tasks[i] = Task{Message: m}
-		tasks[i].Queue, tasks[i].ID = p.queue, m.ID()
-	}
-	d.reserve(ctx, p.queue, tasks)
-	d.ready(&batch{queue: p.queue, call: p.call, at: time.Now()}, tasks)
-	return len(tasks) > 0, nil
+	tasks := tasksOf(f.queue, messages)
+	d.reserve(ctx, f.queue, tasks)
+	return tasks, nil
 }
 
 // askAgain repeats calls that were not answered.
-func (d *Dispatcher) askAgain(ctx context.Context) error {
+func (d *Dispatcher) askAgain(ctx context.Context) (found bool, err error) {
 	for {
 		d.mu.Lock()
-		var lost *picking
-		var pop *popping
-		if len(d.lost) > 0 {
-			lost, d.lost = d.lost[0], d.lost[1:]
-		} else if len(d.lostPops) > 0 {
-			pop, d.lostPops = d.lostPops[0], d.lostPops[1:]
+		if len(d.lost) == 0 {
+			d.mu.Unlock()
+			return found, nil
 		}
+		f := d.lost[0]
+		d.lost = d.lost[1:]
 		d.mu.Unlock()
-		var err error
-		switch {
-		case lost != nil:
-			err = d.pick(ctx, lost)
-		case pop != nil:
-			_, err = d.pop(ctx, pop)
-		default:
-			return nil
-		}
+		n, err := d.fetch(ctx, f)
 		if err != nil {
-			return err
+			return found, err
 		}
+		found = found || n > 0
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -29,7 +30,8 @@ type line struct {
 	group *group
 	backoff
 	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
-	empty  bool      // nobody waited when it was asked last
+	asked  time.Time // when it was asked last
+	empty  bool      // nobody waited then
 	next   time.Time // when to ask it next; if it is not empty
 	nudged string    // the queue for which somebody asked to ask it
 	news   time.Time // when to ask it for what came since the last take was sent; zero: nothing
@@ -50,11 +52,7 @@ func (d *Dispatcher) know(now time.Time) {
 			}
 		}
 		if len(g.lines) > len(names) {
-			for name := range g.lines {
-				if !slices.Contains(names, name) {
-					delete(g.lines, name)
-				}
-			}
+			maps.DeleteFunc(g.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
 		}
 	}
 }
@@ -80,65 +78,47 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 		due = append(due, l)
 	}
 	slices.SortFunc(due, func(a, b *line) int {
-		if first, second := a.family() > g.served, b.family() > g.served; first != second {
-			if first {
+		if after := a.family() > g.served; after != (b.family() > g.served) {
+			if after {
 				return -1
 			}
 			return 1
 		}
-		if c := strings.Compare(a.family(), b.family()); c != 0 {
-			return c
-		}
-		return cmp.Or(cmp.Compare(max(a.share.at, g.reached[a.family()]), max(b.share.at, g.reached[b.family()])), strings.Compare(a.name, b.name))
+		had := func(l *line) float64 { return max(l.share.at, g.reached[l.family()]) }
+		return cmp.Or(strings.Compare(a.family(), b.family()), cmp.Compare(had(a), had(b)), strings.Compare(a.name, b.name))
 	})
 	return due
 }
 
-// emptyOne returns the next of all empty lines, if it is time to ask one. The lock is held.
-func (d *Dispatcher) emptyOne(now time.Time) *line {
+// emptyOne returns, if it is time to ask one of the empty lines, that which was asked longest ago.
+// The lock is held.
+func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 	if now.Before(d.emptyAt) {
 		return nil
 	}
-	var first, next *line
 	for _, g := range d.groups {
 		for _, l := range g.lines {
-			if !l.empty || now.Before(l.until) {
-				continue
-			}
-			if first == nil || l.before(first) {
-				first = l
-			}
-			if d.emptyLast != nil && d.emptyLast.before(l) && (next == nil || l.before(next)) {
-				next = l
+			if l.empty && !now.Before(l.until) && (one == nil || l.asked.Before(one.asked)) {
+				one = l
 			}
 		}
 	}
-	if next == nil {
-		next = first
-	}
-	return next
-}
-
-func (l *line) before(other *line) bool {
-	if l.group != other.group {
-		return l.group.index < other.group.index
-	}
-	return l.name < other.name
+	return one
 }
 
 // lines takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) error {
+func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) (found bool, err error) {
 	due := d.due(g, now)
 	if len(due) == 0 {
-		return nil
+		return false, nil
 	}
-	queues, err := d.open(ctx, queues, now)
+	queues, err = d.open(ctx, queues, now)
 	if err != nil {
-		return err
+		return false, err
 	}
 	identity, err := d.Asynq.Identity(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	names := make([]string, len(queues))
 	for i, queue := range queues {
@@ -152,14 +132,11 @@ func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int
 			continue
 		}
 		found, err := d.take(ctx, l, names, n)
-		if err != nil || found {
-			return err
-		}
-		if d.isStopped() || d.isSilent(time.Now()) {
-			return nil
+		if err != nil || found || d.isStopped() || d.isSilent(time.Now()) {
+			return found, err
 		}
 	}
-	return nil
+	return false, nil
 }
 
 func (d *Dispatcher) isSilent(now time.Time) bool {
@@ -175,15 +152,14 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 	if timer := d.acks[l.name]; timer != nil {
 		timer.Stop() // this take says it
 	}
-	nudged, due := l.nudged, l.due
-	l.news = time.Time{}
+	nudged, due, sent := l.nudged, l.due, time.Now()
+	l.asked, l.news = sent, time.Time{}
 	if l.nudged = ""; l.empty && nudged == "" {
-		d.emptyAt, d.emptyLast = time.Now().Add(emptyEvery), l
+		d.emptyAt = sent.Add(emptyEvery)
 	}
 	d.mu.Unlock()
 
 	call, cancel := context.WithTimeout(ctx, takeTimeout)
-	sent := time.Now()
 	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Max: n})
 	cancel()
 	if err != nil {
@@ -201,18 +177,16 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 	if nudged != "" && len(taken.Tickets) >= n {
 		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.name) })
 	}
-	before := d.madeReady()
-	pickings := d.pickings(l, taken, sent)
-	pickings[0].due = due
-	if joined := sent.Add(-taken.Tickets[0].Waited); joined.After(due) {
-		pickings[0].due = joined
-	}
-	for _, p := range pickings {
-		if failed := d.pick(ctx, p); failed != nil {
+	picks := d.picksOf(l, taken, sent)
+	picks[0].due = later(due, sent.Add(-taken.Tickets[0].Waited))
+	for _, p := range picks {
+		n, failed := d.fetch(ctx, p)
+		if failed != nil {
 			err = failed // the other queues' tickets are picked all the same, or kept to be picked
 		}
+		found = found || n > 0
 	}
-	return d.madeReady() > before, err
+	return found, err
 }
 
 // failed notes that a take failed. The line is skipped for a while. If it was not the first
@@ -302,7 +276,7 @@ func (l *line) expect(at time.Time) bool {
 // acknowledgeLater acknowledges the last take from a line after a while, unless another take
 // follows or some of its tickets are not picked yet. The lock is held.
 func (d *Dispatcher) acknowledgeLater(line string) {
-	if d.closed || slices.ContainsFunc(d.lost, func(p *picking) bool { return p.line == line }) {
+	if d.closed || slices.ContainsFunc(d.lost, func(f *fetch) bool { return f.line == line }) {
 		return
 	}
 	if timer := d.acks[line]; timer != nil {

@@ -85,7 +85,7 @@ func (d *Dispatcher) listen() {
 	d.mu.Lock()
 	for _, g := range d.groups {
 		if len(g.lines) > 0 {
-			all = append(all, g.ordered...)
+			all = append(all, g.queues...)
 		}
 	}
 	d.mu.Unlock()
@@ -200,7 +200,7 @@ func (d *Dispatcher) passOnAppointments() {
 			}
 			queue := l.nudged
 			if queue == "" {
-				queue = g.ordered[0]
+				queue = g.queues[0]
 			}
 			l.passed, l.nudged = now, ""
 			nudges[queue] = append(nudges[queue], l.name)

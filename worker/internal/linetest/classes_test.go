@@ -136,21 +136,25 @@ func TestPlansOfTasks(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 4)
-		planned := []worker.Planned{{Count: 4, Task: sitetest.AcmeTask()}}
-		plan, err := client.Plan(context.Background(), planned, throttle.PlanOptions{}, worker.Class(throttle.Batch))
+		request, err := client.RequestOf(sitetest.AcmeTask(), worker.Class(throttle.Batch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		demands := []throttle.Demand{{Count: 4, Queue: "default", Request: request}}
+		plan, err := client.Plan(context.Background(), demands, throttle.PlanOptions{})
 		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
 			t.Errorf("four behind four: %+v in %v, %v", plan, wait, err)
 		}
-		planned[0].Joined = 4
-		plan, err = client.Plan(context.Background(), planned, throttle.PlanOptions{})
+		demands[0].Joined, demands[0].Request.Class = 4, ""
+		plan, err = client.Plan(context.Background(), demands, throttle.PlanOptions{})
 		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || wait != time.Hour {
 			t.Errorf("the four: %+v in %v, %v", plan, wait, err)
 		}
 		if n := len(s.InLine()); n != 4 {
 			t.Errorf("%d are in line", n)
 		}
-		if _, err := client.Plan(context.Background(), []worker.Planned{{Count: 1}}, throttle.PlanOptions{}); err == nil {
-			t.Error("no task is planned")
+		if _, err := client.RequestOf(asynq.NewTask("x", nil)); err == nil {
+			t.Error("a task without a tenant is planned")
 		}
 	})
 }

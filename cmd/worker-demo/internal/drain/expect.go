@@ -55,7 +55,7 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	kinds = slices.DeleteFunc(kinds, func(k throttle.Demand) bool { return k.Request.Policy == "" })
 	ctx, cancel := context.WithTimeout(ctx, expectTimeout)
 	defer cancel()
-	plan, err := client.PlanDemands(ctx, kinds, throttle.PlanOptions{})
+	plan, err := client.Plan(ctx, kinds, throttle.PlanOptions{})
 	if err != nil || !plan.Known || len(kinds) == 0 {
 		return Outlook{}
 	}

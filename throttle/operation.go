@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -108,7 +110,7 @@ func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error
 		default:
 			continue
 		}
-		return &RequestError{Policy: cp.Name, Field: field + " " + printable(unit), Value: cost, Hint: hint}
+		return &RequestError{Policy: cp.Name, Field: field + " " + quote.Name(unit), Value: cost, Hint: hint}
 	}
 	return nil
 }
@@ -239,16 +241,22 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	return ask
 }
 
-// do sends one request. Errors of the call and of the request are classified.
+// do sends one request.
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
-	answers, err := o.batcher.Do(ctx, o.script, ask)
-	if err == nil {
-		err = answers[0].Err
-	}
+	answers, err := o.decide(ctx, ask)
 	if err != nil {
-		return script.Answer{}, classify(ctx, o.Name, err)
+		return script.Answer{}, err
 	}
 	return answers[0], nil
+}
+
+// decide sends requests, and returns an answer to each. An error of one is that of all.
+func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([]script.Answer, error) {
+	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	for _, a := range answers {
+		err = cmp.Or(err, a.Err)
+	}
+	return answers, classify(ctx, cp.Name, err)
 }
 
 func (o *operation) badStatus(a script.Answer) error {

@@ -141,15 +141,12 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 		asks[i] = o.scriptRequest(script.Peek, "")
 		asks[i].Once, asks[i].Place = "", o.place()
 	}
-	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	answers, err := cp.decide(ctx, asks...)
 	if err != nil {
-		return nil, classify(ctx, cp.Name, err)
+		return nil, err
 	}
 	l := plan.New(cp.BatchShare)
 	for i, a := range answers {
-		if a.Err != nil {
-			return nil, classify(ctx, cp.Name, a.Err)
-		}
 		l.Now = max(l.Now, a.At)
 		l.Opens = max(l.Opens, a.Pause.Open)
 		for j, w := range a.Windows {

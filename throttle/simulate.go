@@ -144,14 +144,11 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 		}
 	}
 	for i := 0; i < len(asks); i += 1024 { // others may want to call in between
-		answers, err := cp.batcher.Do(ctx, cp.script, asks[i:min(i+1024, len(asks))]...)
+		answers, err := cp.decide(ctx, asks[i:min(i+1024, len(asks))]...)
 		if err != nil {
-			return nil, classify(ctx, cp.Name, err)
+			return nil, err
 		}
 		for j := range answers {
-			if answers[j].Err != nil {
-				return nil, classify(ctx, cp.Name, answers[j].Err)
-			}
 			s.now = answers[j].At
 			s.flows[i+j].answer = &answers[j]
 		}

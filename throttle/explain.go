@@ -70,7 +70,7 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 	if err != nil {
 		return e, err
 	}
-	name := script.TicketName(t.Queue, t.ID)
+	name := t.name()
 	for _, cp := range lines {
 		record, waits, err := l.runner.Ticket(ctx, cp.line, name)
 		if err != nil {

@@ -220,7 +220,7 @@ func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
 	asks := make([]script.Request, len(tickets))
 	for i, t := range tickets {
 		asks[i] = script.Request{
-			Op: script.Leave, Ticket: script.TicketName(t.Queue, t.ID), Keys: make([]string, len(cp.scopes)),
+			Op: script.Leave, Ticket: t.name(), Keys: make([]string, len(cp.scopes)),
 		}
 	}
 	_, err = cp.decide(ctx, asks...)
@@ -266,7 +266,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 		}
 		r := o.request
 		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(r.Ticket.Queue, r), Cost: cp.costsText(r), Decision: d, policy: cp,
+			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(script.Escape(r.Ticket.Queue), r), Cost: cp.costsText(r), Decision: d, policy: cp,
 		}
 	}
 	return tickets, nil

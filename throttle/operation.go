@@ -141,7 +141,7 @@ func (o *operation) own() (own script.Own) {
 // place returns what the line needs of the request.
 func (o *operation) place() *script.Place {
 	p := &script.Place{
-		Flow: o.flow(o.request.Ticket.Queue, o.request), Tenant: o.request.Tenant, Weight: o.weight(),
+		Flow: o.flow(script.Escape(o.request.Ticket.Queue), o.request), Tenant: o.request.Tenant, Weight: o.weight(),
 		Front: o.request.Front,
 	}
 	if o.request.Ticket != (Ticket{}) {
@@ -150,18 +150,15 @@ func (o *operation) place() *script.Place {
 	return p
 }
 
-func (cp *compiledPolicy) flowValues(r Request) []string {
+// flow returns the name of the flow of a request. The queue is as script.Flow takes it.
+func (cp *compiledPolicy) flow(queue string, r Request) string {
 	values := make([]string, len(cp.flowBy))
 	for i, a := range cp.flowBy {
 		if values[i] = r.Attributes[a]; a == TenantAttribute {
 			values[i] = r.Tenant
 		}
 	}
-	return values
-}
-
-func (cp *compiledPolicy) flow(queue string, r Request) string {
-	return script.Flow(queue, r.Class == Batch, cp.flowMark, cp.flowValues(r))
+	return script.Flow(queue, r.Class == Batch, cp.flowMark, values)
 }
 
 // costsText lists the cost of each unit, such as "requests=1,tokens=5".
@@ -236,7 +233,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	ask.Hold = max(0, o.request.MaxHold.Microseconds())
 	ask.Place = o.place()
 	if o.request.Ticket != (Ticket{}) {
-		ask.Ticket = script.TicketName(o.request.Ticket.Queue, o.request.Ticket.ID)
+		ask.Ticket = o.request.Ticket.name()
 	}
 	return ask
 }

@@ -218,5 +218,5 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.find(r.Policy, r.Tenant)
 	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
-		t.Flow == cp.flow(t.Queue, r) && t.Cost == cp.costsText(r)
+		t.Flow == cp.flow(script.Escape(t.Queue), r) && t.Cost == cp.costsText(r)
 }

@@ -250,8 +250,8 @@ func (p Policy) alwaysFirst(tight, loose Window) bool {
 }
 
 func alwaysFirst(tight, loose Window) bool {
-	grants := algorithms[loose.Algorithm].GrantsWithin
-	if tight.Unit != loose.Unit || grants == nil {
+	grants, lets := algorithms[loose.Algorithm].GrantsWithin, algorithms[tight.Algorithm].UnitsIn
+	if tight.Unit != loose.Unit || grants == nil || lets == nil {
 		return false
 	}
 	for _, attribute := range tight.Scope.Attributes() {
@@ -260,6 +260,6 @@ func alwaysFirst(tight, loose Window) bool {
 		}
 	}
 	units, span, ok := grants(loose.numbers())
-	granted := algorithms[tight.Algorithm].UnitsIn(tight.numbers(), span)
+	granted := lets(tight.numbers(), span)
 	return ok && granted >= 0 && granted <= units
 }

@@ -22,12 +22,11 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	switch {
 	case err != nil && len(findings) > 0 && !script.Forbidden(err):
 		return findings, nil // such as of a replica
-	case err != nil:
-		return findings, ofRedis(ctx, err)
-	case len(refused) == 0:
-		return findings, nil
+	case err != nil || len(refused) == 0:
+		return findings, classify(ctx, "", err)
 	}
-	finding := "redis: its user may not call " + strings.Join(refused, ", ") + ": must be allowed, see docs/howto/lock-down-redis.md"
+	finding := "redis: its user may not call " + strings.Join(refused, ", ") +
+		": must be allowed, see docs/howto/lock-down-redis.md"
 	return append(findings, finding), fmt.Errorf("%w: %w: %s", ErrUnavailable, ErrForbidden, finding)
 }
 
@@ -37,23 +36,10 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 func (l *Limiter) Ping(ctx context.Context) error {
 	refused, err := l.runner.Preflight(ctx)
 	if err == nil && len(refused) > 0 {
-		err = fmt.Errorf("its user may not call %s", strings.Join(refused, ", "))
-		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrForbidden, err)
+		return fmt.Errorf("%w: %w: its user may not call %s",
+			ErrUnavailable, ErrForbidden, strings.Join(refused, ", "))
 	}
-	return ofRedis(ctx, err)
-}
-
-// ofRedis wraps an error of a call that is about no policy.
-func ofRedis(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("throttle: %w", contextError(ctx))
-	case script.Forbidden(err):
-		return fmt.Errorf("%w: %w: %w", ErrUnavailable, ErrForbidden, err)
-	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return classify(ctx, "", err)
 }
 
 // CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each: its
@@ -63,5 +49,5 @@ func ofRedis(ctx context.Context, err error) error {
 // start of a program.
 func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	findings, err := redischeck.Findings(ctx, client)
-	return findings, ofRedis(ctx, err)
+	return findings, classify(ctx, "", err)
 }

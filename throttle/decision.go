@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // A Decision is the answer to a request. It belongs to the caller.
@@ -184,17 +186,7 @@ func (d Decision) Reason() string {
 	if d.Adapted != nil {
 		pause += ": " + d.Adapted.String()
 	}
-	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, printable(d.Tenant), roundUp(d.RetryIn), pause)
-}
-
-// printable keeps names that are data from breaking out of a line of text.
-func printable(s string) string {
-	s = shorten(s)
-	quoted := fmt.Sprintf("%q", s)
-	if quoted[1:len(quoted)-1] == s {
-		return s
-	}
-	return quoted
+	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, quote.Name(d.Tenant), roundUp(d.RetryIn), pause)
 }
 
 // roundUp keeps two digits or so, and never says less than d.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -58,17 +59,9 @@ type RequestError struct {
 func (e *RequestError) Error() string {
 	value := fmt.Sprint(e.Value)
 	if s, ok := e.Value.(string); ok {
-		value = fmt.Sprintf("%q", shorten(s))
+		value = fmt.Sprintf("%q", quote.Short(s))
 	}
 	return fmt.Sprintf("throttle: policy %q: %s %s: %s", e.Policy, e.Field, value, e.Hint)
-}
-
-// shorten keeps error messages short: names of tenants are data.
-func shorten(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "..."
-	}
-	return s
 }
 
 // A NeverFitsError says that a cost is above the capacity of a window, so that waiting does not
@@ -162,7 +155,7 @@ type BacklogError struct {
 
 func (e *BacklogError) Error() string {
 	return fmt.Sprintf("throttle: policy %q: tenant %s has %d waiting already",
-		e.Decision.Policy, printable(e.Decision.Tenant), e.Backlog)
+		e.Decision.Policy, quote.Name(e.Decision.Tenant), e.Backlog)
 }
 
 // contextError returns the error of a context that has ended, with its cause if that is another.
@@ -174,14 +167,21 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// classify wraps an error of a call to Redis in its class. If ctx has ended, that is the reason.
+// classify wraps an error of a call to Redis in its class. If ctx has ended, that is the reason. The
+// policy is empty if the call is about none.
 func classify(ctx context.Context, policy string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if policy != "" {
+		policy = fmt.Sprintf("policy %q: ", policy)
+	}
 	if ctx.Err() != nil {
 		ended := contextError(ctx)
 		if !errors.Is(err, ctx.Err()) {
 			ended = fmt.Errorf("%w: %w", ended, err)
 		}
-		return fmt.Errorf("throttle: policy %q: %w", policy, ended)
+		return fmt.Errorf("throttle: %s%w", policy, ended)
 	}
 	// What is no answer of Redis is about the way to it: a network, TLS, a closed pipe or pool. OOM,
 	// READONLY and the like are answers that name a line of the script, but they are not its fault.
@@ -191,7 +191,7 @@ func classify(ctx context.Context, policy string, err error) error {
 	class := ErrUnavailable
 	switch text := err.Error(); {
 	case script.Forbidden(err):
-		return fmt.Errorf("%w: %w: policy %q: %w", ErrUnavailable, ErrForbidden, policy, err)
+		return fmt.Errorf("%w: %w: %s%w", ErrUnavailable, ErrForbidden, policy, err)
 	case strings.Contains(text, "SLUICE_STATE"):
 		class = ErrState
 	case strings.Contains(text, "SLUICE_CLOCK"):
@@ -201,5 +201,5 @@ func classify(ctx context.Context, policy string, err error) error {
 		errors.As(err, &number), script.ScriptFailed(err):
 		class = ErrReply
 	}
-	return fmt.Errorf("%w: policy %q: %w", class, policy, err)
+	return fmt.Errorf("%w: %s%w", class, policy, err)
 }

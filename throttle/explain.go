@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -69,7 +70,7 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 	if err != nil {
 		return e, err
 	}
-	name := script.TicketName(t.Queue, t.ID)
+	name := t.name()
 	for _, cp := range lines {
 		record, waits, err := l.runner.Ticket(ctx, cp.line, name)
 		if err != nil {
@@ -187,11 +188,11 @@ func (e Explanation) HeldUpBy() string {
 func (e Explanation) String() string {
 	var b strings.Builder
 	line := func(format string, a ...any) { fmt.Fprintf(&b, "\n"+format, a...) }
-	fmt.Fprintf(&b, "%s: ticket %s of queue %s", e.Policy, printable(e.Ticket.ID), printable(e.Ticket.Queue))
+	fmt.Fprintf(&b, "%s: ticket %s of queue %s", e.Policy, quote.Name(e.Ticket.ID), quote.Name(e.Ticket.Queue))
 	if !e.Waiting {
 		return b.String() + " stands in no line"
 	}
-	fmt.Fprintf(&b, ", tenant %s, waits since %s", printable(e.Tenant), e.clock(e.Joined))
+	fmt.Fprintf(&b, ", tenant %s, waits since %s", quote.Name(e.Tenant), e.clock(e.Joined))
 	switch {
 	case e.Place == 0:
 		line("it leaves the line just now")
@@ -216,7 +217,7 @@ func (e Explanation) String() string {
 	if e.TenantsAhead > 0 {
 		line("tenants that go before its own: %d", e.TenantsAhead)
 		for _, t := range e.Ahead {
-			line("  %s, %d waiting%s", printable(t.Tenant), t.Waiting, usedText(t.Windows))
+			line("  %s, %d waiting%s", quote.Name(t.Tenant), t.Waiting, usedText(t.Windows))
 		}
 	}
 	for _, w := range e.Windows {

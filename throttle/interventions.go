@@ -1,10 +1,9 @@
 package throttle
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -38,12 +37,28 @@ type Interventions struct {
 	Pauses    []OperatorPause  // one for each policy, and each tenant of it
 }
 
+// InForce returns a deep copy of those that have not ended at a time.
+func (i Interventions) InForce(at time.Time) Interventions {
+	now := Interventions{At: at}
+	for _, o := range i.Overrides {
+		if o.Until.After(at) {
+			now.Overrides = append(now.Overrides, o.clone())
+		}
+	}
+	for _, p := range i.Pauses {
+		if p.Until.After(at) {
+			now.Pauses = append(now.Pauses, p)
+		}
+	}
+	return now
+}
+
 // A caseOf names a policy, and a tenant of it, or "" for all.
 type caseOf struct{ policy, tenant string }
 
 // interventions are Interventions, by what they are about.
 type interventions struct {
-	at        time.Time     // of them, by the clock of Redis
+	all       Interventions
 	offset    time.Duration // of the clock of Redis from the one of this machine
 	overrides map[caseOf]*TenantOverride
 	pauses    map[caseOf]*OperatorPause
@@ -64,19 +79,14 @@ type tenantNow struct {
 // interventions in Redis, and calls this.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{
-		at: i.At, offset: time.Until(i.At),
-		overrides: make(map[caseOf]*TenantOverride, len(i.Overrides)), pauses: make(map[caseOf]*OperatorPause, len(i.Pauses)),
+		all: i.InForce(i.At), offset: time.Until(i.At),
+		overrides: map[caseOf]*TenantOverride{}, pauses: map[caseOf]*OperatorPause{},
 	}
-	for _, o := range i.Overrides {
-		if o.Until.After(i.At) {
-			o = o.clone()
-			now.overrides[caseOf{o.Policy, o.Tenant}] = &o
-		}
+	for _, o := range now.all.Overrides {
+		now.overrides[caseOf{o.Policy, o.Tenant}] = &o
 	}
-	for _, p := range i.Pauses {
-		if p.Until.After(i.At) {
-			now.pauses[caseOf{p.Policy, p.Tenant}] = &p
-		}
+	for _, p := range now.all.Pauses {
+		now.pauses[caseOf{p.Policy, p.Tenant}] = &p
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -90,40 +100,17 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 }
 
-// Interventions returns what operators have put in force in this process, sorted by policy and
-// tenant. It does not call Redis.
+// Interventions returns what operators have put in force in this process, as SetInterventions got it.
+// It does not call Redis.
 func (l *Limiter) Interventions() Interventions {
 	now := l.interventions.Load()
-	if now == nil {
-		return Interventions{}
-	}
-	i := Interventions{At: time.Now().Add(now.offset)}
-	for _, o := range now.overrides {
-		if o.Until.After(i.At) {
-			i.Overrides = append(i.Overrides, o.clone())
-		}
-	}
-	for _, p := range now.pauses {
-		if p.Until.After(i.At) {
-			i.Pauses = append(i.Pauses, *p)
-		}
-	}
-	slices.SortFunc(i.Overrides, func(a, b TenantOverride) int {
-		return strings.Compare(a.Policy+"\x00"+a.Tenant, b.Policy+"\x00"+b.Tenant)
-	})
-	slices.SortFunc(i.Pauses, func(a, b OperatorPause) int {
-		return strings.Compare(a.Policy+"\x00"+a.Tenant, b.Policy+"\x00"+b.Tenant)
-	})
-	return i
+	return now.all.InForce(time.Now().Add(now.offset))
 }
 
 // changed returns the tenants, by policy, for whose tickets in line something has changed. What all
 // tenants share is not written there.
 func (now *interventions) changed(before *interventions) map[string]map[string]bool {
 	changed := map[string]map[string]bool{}
-	if before == nil {
-		before = &interventions{}
-	}
 	add := func(c caseOf) {
 		if changed[c.policy] == nil {
 			changed[c.policy] = map[string]bool{}
@@ -165,12 +152,9 @@ func (o TenantOverride) settings() TenantOverride {
 func (l *Limiter) logUnsuited(now, before *interventions) {
 	set := l.policies.Load()
 	for c, o := range now.overrides {
-		if before != nil && before.overrides[c] != nil && reflect.DeepEqual(*o, *before.overrides[c]) {
-			continue
-		}
 		shards := set.byName[c.policy]
-		if shards == nil {
-			continue // of another limiter on this Redis
+		if shards == nil || reflect.DeepEqual(o, before.overrides[c]) {
+			continue // of another limiter on this Redis, or not new
 		}
 		if _, err := shards[0].overridden(c.tenant, shards[0].Tenants[c.tenant], o); err != nil {
 			l.logger.Warn("throttle: an override has no effect", "policy", c.policy, "tenant", c.tenant, "by", o.By, "err", err)
@@ -181,7 +165,7 @@ func (l *Limiter) logUnsuited(now, before *interventions) {
 // over returns a tenant's settings as operators have changed them.
 func (now *interventions) over(cp *compiledPolicy, name string, settings Tenant) tenantNow {
 	t := tenantNow{Tenant: settings}
-	if now == nil || len(now.overrides)+len(now.pauses) == 0 {
+	if len(now.overrides)+len(now.pauses) == 0 {
 		return t
 	}
 	own := caseOf{cp.Name, name}
@@ -216,25 +200,16 @@ func (now *interventions) left(until time.Time) time.Duration {
 
 // overridden returns a tenant's settings with those of an override, or a *PolicyError.
 func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (Tenant, error) {
-	changed := o.over(t)
-	return changed, cp.validateTenant(name, changed)
-}
-
-func (o *TenantOverride) over(t Tenant) Tenant {
 	t = t.withDefaults() // a copy
+	t.Weight = cmp.Or(o.Weight, t.Weight)
 	if o.Exempt != nil {
 		t.Exempt = *o.Exempt
 	}
-	if o.Weight != 0 {
-		t.Weight = o.Weight
+	if t.Windows == nil {
+		t.Windows = map[string]Override{}
 	}
-	for window, own := range o.Windows {
-		if t.Windows == nil {
-			t.Windows = map[string]Override{}
-		}
-		t.Windows[window] = own
-	}
-	return t
+	maps.Copy(t.Windows, o.Windows)
+	return t, cp.validateTenant(name, t)
 }
 
 // ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as it
@@ -251,9 +226,6 @@ func (l *Limiter) ValidateOverride(o TenantOverride) error {
 // paused returns how long operators pause the whole policy.
 func (l *Limiter) paused(cp *compiledPolicy) time.Duration {
 	now := l.interventions.Load()
-	if now == nil {
-		return 0
-	}
 	if p := now.pauses[caseOf{policy: cp.Name}]; p != nil {
 		return max(0, now.left(p.Until))
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 	"github.com/sluice-go/sluice/throttle/internal/testhook"
 )
@@ -26,7 +27,7 @@ import (
 // Calls of one policy share calls to Redis: those that are made during another one are sent
 // together after it. Each keeps its own context and its own error.
 type Limiter struct {
-	interventions atomic.Pointer[interventions] // nil if none were set
+	interventions atomic.Pointer[interventions]
 	library       script.Library
 	logger        *slog.Logger
 	name          string
@@ -81,16 +82,17 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	if !prefixShape.MatchString(c.Prefix) {
-		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(c.Prefix))
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", quote.Short(c.Prefix))
 	}
 	if len(c.Name) > MaxNameBytes {
-		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", shorten(c.Name), MaxNameBytes)
+		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), MaxNameBytes)
 	}
 	if c.Name == "" {
 		host, _ := os.Hostname()
 		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
 	}
 	l := &Limiter{logger: c.Logger, name: c.Name, observer: c.Observer, tenants: c.Tenants}
+	l.interventions.Store(&interventions{})
 	if l.logger == nil {
 		l.logger = slog.Default()
 	}
@@ -309,7 +311,7 @@ func (l *Limiter) settings(ctx context.Context, cp *compiledPolicy, name string)
 	}
 	t, found, err := l.tenants(ctx, cp.Name, name)
 	if err != nil {
-		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, shorten(name), err)
+		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
 	}
 	if !found {
 		return cp.Tenants[name], nil

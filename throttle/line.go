@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,14 +103,11 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 		}
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
-	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	answers, err := cp.decide(ctx, asks...)
 	if err != nil {
-		return nil, classify(ctx, cp.Name, err)
+		return nil, err
 	}
 	for j, a := range answers {
-		if a.Err != nil {
-			return nil, classify(ctx, cp.Name, a.Err)
-		}
 		if places[of[j]], err = operations[j].placed(a); err != nil {
 			return nil, err
 		}
@@ -179,19 +177,11 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	return p, nil
 }
 
-// Tickets calls do for pages of the tickets in line, some hundred each, until do returns an error.
-// Calls that wait in place are left out, and a ticket may come twice. Use it before Leave, to find
-// tickets whose work no longer exists. Errors are Take's and those of do.
-func (n *Line) Tickets(ctx context.Context, do func([]Ticket) error) error {
-	return n.tickets(ctx, func(string) bool { return true }, do)
-}
-
-// TicketsOf is Tickets for those of one tenant. It looks at all tickets in line.
-func (n *Line) TicketsOf(ctx context.Context, tenant string, do func([]Ticket) error) error {
-	return n.tickets(ctx, func(of string) bool { return of == tenant }, do)
-}
-
-func (n *Line) tickets(ctx context.Context, wanted func(tenant string) bool, do func([]Ticket) error) error {
+// Tickets calls do for pages of the tickets in line, some hundred each, until do returns an error: of
+// one tenant, or with "" of all. It looks at all of them in any case. Calls that wait in place are
+// left out, and a ticket may come twice. Use it before Leave, to find tickets whose work no longer
+// exists. Errors are Take's and those of do.
+func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
 		return err
@@ -200,17 +190,14 @@ func (n *Line) tickets(ctx context.Context, wanted func(tenant string) bool, do 
 	err = n.limiter.runner.Tickets(ctx, cp.line, func(queues, ids, flows []string) error {
 		var tickets []Ticket
 		for i := range ids {
-			if r, _ := cp.requestOf(flows[i], ""); wanted(r.Tenant) {
+			if r, _ := cp.requestOf(flows[i], ""); tenant == "" || r.Tenant == tenant {
 				tickets = append(tickets, Ticket{Queue: queues[i], ID: ids[i]})
 			}
 		}
 		own = do(tickets)
 		return own
 	})
-	if err != nil && own == nil {
-		return classify(ctx, cp.Name, err)
-	}
-	return own
+	return cmp.Or(own, classify(ctx, cp.Name, err))
 }
 
 // Len returns how many tickets are in line, with those of calls that wait in place. It is one short
@@ -221,10 +208,7 @@ func (n *Line) Len(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	waiting, err := n.limiter.runner.CountTickets(ctx, cp.line)
-	if err != nil {
-		return 0, classify(ctx, cp.Name, err)
-	}
-	return waiting, nil
+	return waiting, classify(ctx, cp.Name, err)
 }
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
@@ -236,17 +220,11 @@ func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
 	asks := make([]script.Request, len(tickets))
 	for i, t := range tickets {
 		asks[i] = script.Request{
-			Op: script.Leave, Ticket: script.TicketName(t.Queue, t.ID), Keys: make([]string, len(cp.scopes)),
+			Op: script.Leave, Ticket: t.name(), Keys: make([]string, len(cp.scopes)),
 		}
 	}
-	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
-	for _, a := range answers {
-		err = errors.Join(err, a.Err)
-	}
-	if err != nil {
-		return classify(ctx, cp.Name, err)
-	}
-	return nil
+	_, err = cp.decide(ctx, asks...)
+	return err
 }
 
 // Reserve is Limiter.Reserve for requests with tickets, in one call to Redis. It returns one ticket
@@ -288,7 +266,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 		}
 		r := o.request
 		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(r.Ticket.Queue, r), Cost: cp.costsText(r), Decision: d, policy: cp,
+			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(script.Escape(r.Ticket.Queue), r), Cost: cp.costsText(r), Decision: d, policy: cp,
 		}
 	}
 	return tickets, nil

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -108,7 +110,7 @@ func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error
 		default:
 			continue
 		}
-		return &RequestError{Policy: cp.Name, Field: field + " " + printable(unit), Value: cost, Hint: hint}
+		return &RequestError{Policy: cp.Name, Field: field + " " + quote.Name(unit), Value: cost, Hint: hint}
 	}
 	return nil
 }
@@ -139,7 +141,7 @@ func (o *operation) own() (own script.Own) {
 // place returns what the line needs of the request.
 func (o *operation) place() *script.Place {
 	p := &script.Place{
-		Flow: o.flow(o.request.Ticket.Queue, o.request), Tenant: o.request.Tenant, Weight: o.weight(),
+		Flow: o.flow(script.Escape(o.request.Ticket.Queue), o.request), Tenant: o.request.Tenant, Weight: o.weight(),
 		Front: o.request.Front,
 	}
 	if o.request.Ticket != (Ticket{}) {
@@ -148,18 +150,15 @@ func (o *operation) place() *script.Place {
 	return p
 }
 
-func (cp *compiledPolicy) flowValues(r Request) []string {
+// flow returns the name of the flow of a request. The queue is as script.Flow takes it.
+func (cp *compiledPolicy) flow(queue string, r Request) string {
 	values := make([]string, len(cp.flowBy))
 	for i, a := range cp.flowBy {
 		if values[i] = r.Attributes[a]; a == TenantAttribute {
 			values[i] = r.Tenant
 		}
 	}
-	return values
-}
-
-func (cp *compiledPolicy) flow(queue string, r Request) string {
-	return script.Flow(queue, r.Class == Batch, cp.flowMark, cp.flowValues(r))
+	return script.Flow(queue, r.Class == Batch, cp.flowMark, values)
 }
 
 // costsText lists the cost of each unit, such as "requests=1,tokens=5".
@@ -234,21 +233,27 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	ask.Hold = max(0, o.request.MaxHold.Microseconds())
 	ask.Place = o.place()
 	if o.request.Ticket != (Ticket{}) {
-		ask.Ticket = script.TicketName(o.request.Ticket.Queue, o.request.Ticket.ID)
+		ask.Ticket = o.request.Ticket.name()
 	}
 	return ask
 }
 
-// do sends one request. Errors of the call and of the request are classified.
+// do sends one request.
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
-	answers, err := o.batcher.Do(ctx, o.script, ask)
-	if err == nil {
-		err = answers[0].Err
-	}
+	answers, err := o.decide(ctx, ask)
 	if err != nil {
-		return script.Answer{}, classify(ctx, o.Name, err)
+		return script.Answer{}, err
 	}
 	return answers[0], nil
+}
+
+// decide sends requests, and returns an answer to each. An error of one is that of all.
+func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([]script.Answer, error) {
+	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	for _, a := range answers {
+		err = cmp.Or(err, a.Err)
+	}
+	return answers, classify(ctx, cp.Name, err)
 }
 
 func (o *operation) badStatus(a script.Answer) error {

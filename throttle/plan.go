@@ -141,15 +141,12 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 		asks[i] = o.scriptRequest(script.Peek, "")
 		asks[i].Once, asks[i].Place = "", o.place()
 	}
-	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
+	answers, err := cp.decide(ctx, asks...)
 	if err != nil {
-		return nil, classify(ctx, cp.Name, err)
+		return nil, err
 	}
 	l := plan.New(cp.BatchShare)
 	for i, a := range answers {
-		if a.Err != nil {
-			return nil, classify(ctx, cp.Name, a.Err)
-		}
 		l.Now = max(l.Now, a.At)
 		l.Opens = max(l.Opens, a.Pause.Open)
 		for j, w := range a.Windows {
@@ -161,19 +158,17 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
-	rates := map[string]bool{} // by queue
+	rates, err := n.limiter.runner.SlotRates(ctx, cp.line, l.Now)
+	if err != nil {
+		return nil, classify(ctx, cp.Name, err)
+	}
+	for _, d := range demands {
+		l.SetSlots(d.Queue, rates[d.Queue])
+	}
 	joined := map[*plan.Flow]int64{}
 	for i, d := range demands {
-		if !rates[d.Queue] {
-			rate, err := n.limiter.runner.SlotRate(ctx, cp.line, d.Queue, l.Now)
-			if err != nil {
-				return nil, classify(ctx, cp.Name, err)
-			}
-			l.SetSlots(d.Queue, rate)
-			rates[d.Queue] = true
-		}
 		o := operations[i]
-		f := o.simulatedFlow(l, o.flow(d.Queue, o.request), d.Queue)
+		f := o.simulatedFlow(l, o.flow(script.Escape(d.Queue), o.request), d.Queue)
 		l.Demand(f, int64(d.Count), o.costs)
 		joined[f] += int64(d.Joined)
 	}

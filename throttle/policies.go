@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -92,7 +93,7 @@ func (l *Limiter) find(policy, tenant string) (*compiledPolicy, error) {
 	if shards := l.policies.Load().byName[policy]; shards != nil {
 		return shards[shardOf(tenant, len(shards))], nil
 	}
-	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(policy))
+	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 }
 
 // findLine returns the policy that has the line of that name, or with former one that was removed.
@@ -107,7 +108,7 @@ func (l *Limiter) findLine(line string, former bool) (*compiledPolicy, error) {
 			"join the one that LineOf returns, and take from those of Lines", ErrUnknownPolicy, line, len(shards))
 	}
 	if cp == nil {
-		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(line))
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(line))
 	}
 	return cp, nil
 }
@@ -141,13 +142,26 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 			set.byLine[cp.line] = cp
 		}
 	}
-	overlaps, err := GlobOverlaps(policies)
-	if len(overlaps) > 0 {
-		first, second := policies[overlaps[0].First], policies[overlaps[0].Second]
-		return nil, &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[overlaps[0].SecondGlob], Hint: fmt.Sprintf(
-			"must not match a task type that policy %q matches too, by %q", first.Name, first.Match[overlaps[0].FirstGlob])}
+	return set, checkOverlaps(policies)
+}
+
+// checkOverlaps returns a *PolicyError if two policies match the same task type.
+func checkOverlaps(policies []Policy) error {
+	lists := make([][]string, len(policies))
+	for i, p := range policies {
+		lists[i] = p.Match
 	}
-	return set, err
+	overlaps, err := glob.Overlaps(lists)
+	if alike, ok := errors.AsType[*glob.TooAlikeError](err); ok {
+		return &PolicyError{Policy: policies[alike.List].Name, Field: "match", Value: alike.Globs, Hint: alike.Hint()}
+	}
+	if len(overlaps) == 0 {
+		return nil
+	}
+	o := overlaps[0]
+	first, second := policies[o.First], policies[o.Second]
+	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: fmt.Sprintf(
+		"must not match a task type that policy %q matches too, by %q", first.Name, first.Match[o.FirstGlob])}
 }
 
 // inherit takes over the state that the policies of a line share, and makes it for new lines.
@@ -178,8 +192,7 @@ func (set *policySet) match(taskType string) *compiledPolicy {
 	}
 	var found *compiledPolicy
 	for _, name := range set.names {
-		cp := set.byName[name][0]
-		if slices.ContainsFunc(cp.Match, func(g string) bool { return glob.Match(g, taskType) }) {
+		if cp := set.byName[name][0]; cp.Matches(taskType) {
 			found = cp
 			break
 		}
@@ -207,15 +220,13 @@ func (set *policySet) lines() []string {
 }
 
 // lineName returns the name of the line in which tickets of a tenant wait, which is also the hash
-// tag of the tenant's windows. Names of policies hold no slash. The number of shards is in it:
-// tenants that come from another shard would find counts there that are not theirs alone.
+// tag of the tenant's windows.
 func lineName(policy, tenant string, shards int) string {
-	if shards <= 1 {
-		return policy
-	}
 	return shardName(policy, shardOf(tenant, shards), shards)
 }
 
+// shardName returns the name of a shard's line. Names of policies hold no slash. The number of shards
+// is in it: tenants that come from another shard would find counts there that are not theirs alone.
 func shardName(policy string, shard, shards int) string {
 	if shards <= 1 {
 		return policy
@@ -237,40 +248,11 @@ func shardOf(tenant string, shards int) int {
 // is the policy's name, unless Policy.Shards is above 1 or SetPolicies changed that: then tickets
 // that joined before wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
-	shards := l.policies.Load().byName[policy]
-	return lineName(policy, tenant, len(shards))
+	return lineName(policy, tenant, len(l.policies.Load().byName[policy]))
 }
 
 // PolicyOf returns the name of the policy that a line belongs to.
 func PolicyOf(line string) string {
 	policy, _, _ := strings.Cut(line, "/")
 	return policy
-}
-
-// A GlobOverlap is a pair of policies that match the same task type.
-type GlobOverlap struct {
-	First, FirstGlob   int // index of the policy, and of its glob in Match
-	Second, SecondGlob int // the same of the later policy
-}
-
-// GlobOverlaps finds the policies that match a task type which an earlier policy matches too. For
-// each it returns the first such policy and their first two globs that overlap. SetPolicies refuses
-// such policies; GlobOverlaps is for programs that report all of them. Empty globs match nothing.
-// The error is a *PolicyError: too many globs are alike to compare.
-func GlobOverlaps(policies []Policy) ([]GlobOverlap, error) {
-	lists := make([][]string, len(policies))
-	for i, p := range policies {
-		lists[i] = p.Match
-	}
-	pairs, err := glob.Overlaps(lists)
-	var overlaps []GlobOverlap
-	for _, pair := range pairs {
-		overlaps = append(overlaps, GlobOverlap(pair))
-	}
-	var alike *glob.TooAlikeError
-	if errors.As(err, &alike) {
-		return overlaps, &PolicyError{Policy: policies[alike.List].Name, Field: "match", Value: alike.Globs,
-			Hint: "are too many globs that begin and end as those of other policies do: let them begin with different text"}
-	}
-	return overlaps, err
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/glob"
 )
 
 const (
@@ -286,6 +288,11 @@ func (p Policy) WithDefaults() Policy {
 	}
 	p.Tenants = tenants
 	return p
+}
+
+// Matches reports whether one of Match matches a task type.
+func (p Policy) Matches(taskType string) bool {
+	return slices.ContainsFunc(p.Match, func(g string) bool { return glob.Match(g, taskType) })
 }
 
 func (t Tenant) withDefaults() Tenant {

@@ -263,11 +263,11 @@ func TestGlobsHaveBounds(t *testing.T) {
 	}
 
 	const globs = 20
-	alike := []throttle.Policy{{Name: "p0"}, {Name: "p1"}}
+	alike := []throttle.Policy{{Name: "p0", Windows: p.Windows}, {Name: "p1", Windows: p.Windows}}
 	for i := range 2 * globs { // their ends could meet: each pair is compared byte by byte
 		alike[i/globs].Match = append(alike[i/globs].Match, fmt.Sprintf("?%02d", i)+strings.Repeat("a", throttle.MaxGlobBytes-4)+"*")
 	}
-	_, err := throttle.GlobOverlaps(alike)
+	_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: alike})
 	var wrong *throttle.PolicyError
 	if !errors.As(err, &wrong) || err.Error() != `throttle: policy "p1": match 20: are too many globs that begin and end as those of `+
 		`other policies do: let them begin with different text` {

@@ -1,6 +1,10 @@
 package throttle
 
-import "time"
+import (
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
+)
 
 // A Request asks one policy for capacity. Limiters do not change it.
 type Request struct {
@@ -92,3 +96,6 @@ type Ticket struct {
 	Queue string // of which servers take tickets: TakeOptions.Queues
 	ID    string // unique in the queue; required
 }
+
+// name returns the ticket's name in its line.
+func (t Ticket) name() string { return script.TicketName(script.Escape(t.Queue), t.ID) }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // A Scope names the attributes that a window is counted by. The zero value is the tenant alone:
@@ -94,7 +96,7 @@ func (s ScopeValue) String() string {
 	}
 	parts := make([]string, len(s.Attributes))
 	for i, a := range s.Attributes {
-		parts[i] = a + "=" + printable(s.Values[i])
+		parts[i] = a + "=" + quote.Name(s.Values[i])
 	}
 	return strings.Join(parts, ",")
 }

@@ -124,7 +124,7 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 	if err != nil {
 		return nil, classify(ctx, cp.Name, err)
 	}
-	s := &snapshot{policy: cp, now: time.Now().UnixMicro(), slots: map[string]float64{}}
+	s := &snapshot{policy: cp, now: time.Now().UnixMicro()}
 	var asks []script.Request
 	for _, name := range slices.Sorted(maps.Keys(waiting)) {
 		f := waiting[name]
@@ -144,35 +144,26 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 		}
 	}
 	for i := 0; i < len(asks); i += 1024 { // others may want to call in between
-		answers, err := cp.batcher.Do(ctx, cp.script, asks[i:min(i+1024, len(asks))]...)
+		answers, err := cp.decide(ctx, asks[i:min(i+1024, len(asks))]...)
 		if err != nil {
-			return nil, classify(ctx, cp.Name, err)
+			return nil, err
 		}
 		for j := range answers {
-			if answers[j].Err != nil {
-				return nil, classify(ctx, cp.Name, answers[j].Err)
-			}
 			s.now = answers[j].At
 			s.flows[i+j].answer = &answers[j]
 		}
 	}
-	for _, f := range s.flows {
-		queue := f.request.Ticket.Queue
-		if _, known := s.slots[queue]; !known {
-			if s.slots[queue], err = l.runner.SlotRate(ctx, cp.line, queue, s.now); err != nil {
-				return nil, classify(ctx, cp.Name, err)
-			}
-		}
-	}
-	return s, nil
+	s.slots, err = l.runner.SlotRates(ctx, cp.line, s.now)
+	return s, classify(ctx, cp.Name, err)
 }
 
 // run simulates the snapshot by a variant of its policy.
 func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantSimulation, error) {
 	sim := plan.New(cp.BatchShare)
 	sim.Now, sim.From, sim.End = s.now, s.now, s.now+MaxPlan.Microseconds()
-	for queue, rate := range s.slots {
-		sim.SetSlots(queue, rate)
+	for _, f := range s.flows {
+		queue := f.request.Ticket.Queue
+		sim.SetSlots(queue, s.slots[queue])
 	}
 	backlogs := make([]TenantSimulation, len(s.flows))
 	demands := make([]int, len(s.flows)) // -1: it never fits

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -157,7 +158,7 @@ func (l *Limiter) linesOf(policy string) ([]*compiledPolicy, error) {
 		}
 	}
 	if former == nil {
-		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, shorten(policy))
+		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 	}
 	slices.SortFunc(former, func(a, b *compiledPolicy) int { return cmp.Compare(a.line, b.line) })
 	return former, nil

@@ -137,9 +137,9 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 	if err != nil {
 		return classify(ctx, p.Name, err)
 	}
-	answers, err := p.batcher.Do(ctx, p.compiledPolicy.script, asks...)
+	answers, err := p.decide(ctx, asks...)
 	if err != nil {
-		return classify(ctx, p.Name, err)
+		return err
 	}
 	weights := map[string]int64{}
 	for _, q := range p.queues {
@@ -170,9 +170,6 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 		}
 	}
 	for i, a := range answers {
-		if a.Err != nil {
-			return classify(ctx, p.Name, a.Err)
-		}
 		states[of[i]].add(of[i].operation, a, ranks[i])
 	}
 	for _, r := range rows {

@@ -2,7 +2,6 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -135,10 +134,7 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := cp.taker.Acknowledge(ctx, cp.script); err != nil {
-		return classify(ctx, cp.Name, err)
-	}
-	return nil
+	return classify(ctx, cp.Name, cp.taker.Acknowledge(ctx, cp.script))
 }
 
 // PutBack returns taken tickets that could not start to their places in line, and refunds their
@@ -187,14 +183,10 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		asks[cp] = append(asks[cp], ask)
 	}
 	for cp, asks := range asks {
-		answers, err := now.batcher.Do(ctx, cp.script, asks...)
-		for _, a := range answers {
-			err = errors.Join(err, a.Err)
+		if _, err := cp.decide(ctx, asks...); err != nil {
+			return err
 		}
-		if err != nil {
-			return classify(ctx, now.Name, err)
-		}
-		now.claims.released()
+		cp.claims.released()
 	}
 	return nil
 }
@@ -226,5 +218,5 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.find(r.Policy, r.Tenant)
 	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
-		t.Flow == cp.flow(t.Queue, r) && t.Cost == cp.costsText(r)
+		t.Flow == cp.flow(script.Escape(t.Queue), r) && t.Cost == cp.costsText(r)
 }

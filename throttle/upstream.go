@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -39,7 +40,7 @@ func (p *Pause) Describe(at time.Time) string {
 	}
 	text := p.describe(at)
 	if p.By != "" {
-		text += ", " + verb + " by " + printable(p.By)
+		text += ", " + verb + " by " + quote.Name(p.By)
 	}
 	return text
 }
@@ -58,16 +59,16 @@ func (p *Pause) describe(at time.Time) string {
 	text += " until " + until.Format(layout) + " UTC"
 	switch {
 	case p.ByHand && p.Cause != "":
-		return text + " by hand: " + printable(p.Cause)
+		return text + " by hand: " + quote.Name(p.Cause)
 	case p.ByHand:
 		return text + " by hand"
 	case p.Cause != "":
-		text += " by the upstream's " + printable(p.Cause)
+		text += " by the upstream's " + quote.Name(p.Cause)
 	case p.Tenant != "":
 		text += " by the upstream's refusal"
 	}
 	if p.Tenant != "" {
-		text += " to " + printable(p.Tenant)
+		text += " to " + quote.Name(p.Tenant)
 	}
 	return text
 }

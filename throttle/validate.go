@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // A PolicyError says which value of a policy is invalid, and what would be valid.
@@ -85,7 +86,7 @@ func (p Policy) Validate() error {
 			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)
 		}
 		if len(glob) > MaxGlobBytes {
-			return bad(fmt.Sprintf("match[%d]", i), shorten(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+			return bad(fmt.Sprintf("match[%d]", i), quote.Short(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
 		}
 	}
 	if len(p.Windows) == 0 || len(p.Windows) > MaxWindows {
@@ -116,95 +117,57 @@ func (p Policy) Validate() error {
 	return nil
 }
 
-// A windowRule returns a field that breaks it, its value, and what it must be; hint is empty if all
-// is well. It may rely on the rules before it.
-type windowRule func(Window) (field string, value any, hint string)
-
 func (w Window) validate(policy string) error {
-	for _, rule := range []windowRule{nameRule, algorithmRule, limitRule, periodRule, marginRule, unitRule, scopeRule, optionsRule, ownRule} {
-		if field, value, hint := rule(w); hint != "" {
-			return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
-		}
+	field, value, hint := w.invalid()
+	if hint == "" {
+		return nil
 	}
-	return nil
+	return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
 }
 
-func nameRule(w Window) (field string, value any, hint string) {
-	if !nameShape.MatchString(w.Name) {
-		hint = nameHint
-	}
-	return "name", w.Name, hint
-}
-
-func algorithmRule(w Window) (field string, value any, hint string) {
-	if algorithms[w.Algorithm] == nil {
-		hint = "must be one of " + algorithmNames()
-	}
-	return "algorithm", string(w.Algorithm), hint
-}
-
-func limitRule(w Window) (field string, value any, hint string) {
-	if w.Limit < 1 || w.Limit > MaxLimit {
-		hint = fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
-	}
-	return "limit", w.Limit, hint
-}
-
-func periodRule(w Window) (field string, value any, hint string) {
-	switch timeless := !algorithms[w.Algorithm].Has(algorithm.OptionPeriod); {
-	case timeless && w.Period != 0:
-		hint = notFor(w.Algorithm)
-	case timeless:
-	case w.Period < MinPeriod:
-		hint = "must be at least 1ms"
-	case w.Period > MaxPeriod:
-		hint = fmt.Sprintf("must be at most %v", MaxPeriod)
-	case w.Period%time.Microsecond != 0:
-		hint = "must be whole microseconds"
-	}
-	return "period", w.Period, hint
-}
-
-func marginRule(w Window) (field string, value any, hint string) {
+// invalid returns the first field that cannot be used, its value, and what it must be. The hint is
+// empty if all is well.
+func (w Window) invalid() (field string, value any, hint string) {
+	const whole = "must be whole microseconds"
+	a, per := algorithms[w.Algorithm], w.Scope.Attributes()
 	switch {
-	case w.Margin != 0 && !algorithms[w.Algorithm].Has(algorithm.OptionMargin):
-		hint = notFor(w.Algorithm)
-	case w.Margin < 0 || w.Margin > w.Period && algorithms[w.Algorithm].Has(algorithm.OptionPeriod):
-		hint = fmt.Sprintf("must be 0 to the period, %v", w.Period)
+	case !nameShape.MatchString(w.Name):
+		return "name", w.Name, nameHint
+	case a == nil:
+		return "algorithm", string(w.Algorithm), "must be one of " + algorithmNames()
+	case w.Limit < 1 || w.Limit > MaxLimit:
+		return "limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
+	}
+	timed, notFor := a.Has(algorithm.OptionPeriod), `is not for windows with "algorithm: `+string(w.Algorithm)+`"`
+	switch {
+	case !timed && w.Period != 0:
+		return "period", w.Period, notFor
+	case timed && w.Period < MinPeriod:
+		return "period", w.Period, "must be at least 1ms"
+	case w.Period > MaxPeriod:
+		return "period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod)
+	case w.Period%time.Microsecond != 0:
+		return "period", w.Period, whole
+	case w.Margin != 0 && !a.Has(algorithm.OptionMargin):
+		return "margin", w.Margin, notFor
+	case w.Margin < 0 || timed && w.Margin > w.Period:
+		return "margin", w.Margin, fmt.Sprintf("must be 0 to the period, %v", w.Period)
 	case w.Margin > MaxPeriod:
-		hint = fmt.Sprintf("must be at most %v", MaxPeriod)
+		return "margin", w.Margin, fmt.Sprintf("must be at most %v", MaxPeriod)
 	case w.Margin%time.Microsecond != 0:
-		hint = "must be whole microseconds"
-	}
-	return "margin", w.Margin, hint
-}
-
-func notFor(a Algorithm) string { return `is not for windows with "algorithm: ` + string(a) + `"` }
-
-func unitRule(w Window) (field string, value any, hint string) {
-	if !nameShape.MatchString(w.Unit) {
-		hint = nameHint
-	}
-	return "unit", w.Unit, hint
-}
-
-func scopeRule(w Window) (field string, value any, hint string) {
-	per := w.Scope.Attributes()
-	if len(per) > MaxAttributes {
+		return "margin", w.Margin, whole
+	case !nameShape.MatchString(w.Unit):
+		return "unit", w.Unit, nameHint
+	case len(per) > MaxAttributes:
 		return "per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes)
+	case len(slices.Compact(slices.Clone(per))) < len(per):
+		return "per", per, "must name every attribute once"
 	}
-	for i, attribute := range per {
+	for _, attribute := range per {
 		if !nameShape.MatchString(attribute) {
 			return "per", attribute, nameHint
 		}
-		if i > 0 && attribute == per[i-1] {
-			return "per", per, "must name every attribute once"
-		}
 	}
-	return "", nil, ""
-}
-
-func optionsRule(w Window) (field string, value any, hint string) {
 	for _, f := range []struct {
 		option algorithm.Option
 		value  any
@@ -216,19 +179,15 @@ func optionsRule(w Window) (field string, value any, hint string) {
 		{algorithm.OptionTimezone, w.Timezone, w.Timezone != ""},
 		{algorithm.OptionAnchor, string(w.Anchor), w.Anchor != ""},
 	} {
-		if f.set && !algorithms[w.Algorithm].Has(f.option) {
-			return string(f.option), f.value, `is for windows with "algorithm: ` + strings.ReplaceAll(algorithmNames(f.option), `"`, "") + `"`
+		if f.set && !a.Has(f.option) {
+			only := strings.ReplaceAll(algorithmNames(f.option), `"`, "")
+			return string(f.option), f.value, `is for windows with "algorithm: ` + only + `"`
 		}
 	}
-	return "", nil, ""
-}
-
-// ownRule is that of the window's algorithm.
-func ownRule(w Window) (field string, value any, hint string) {
-	if rule := algorithms[w.Algorithm].Rule; rule != nil {
-		return rule(w.numbers())
+	if a.Rule == nil {
+		return "", nil, ""
 	}
-	return "", nil, ""
+	return a.Rule(w.numbers())
 }
 
 func (p Policy) validateTenant(name string, t Tenant) error {
@@ -291,8 +250,8 @@ func (p Policy) alwaysFirst(tight, loose Window) bool {
 }
 
 func alwaysFirst(tight, loose Window) bool {
-	grants := algorithms[loose.Algorithm].GrantsWithin
-	if tight.Unit != loose.Unit || grants == nil {
+	grants, lets := algorithms[loose.Algorithm].GrantsWithin, algorithms[tight.Algorithm].UnitsIn
+	if tight.Unit != loose.Unit || grants == nil || lets == nil {
 		return false
 	}
 	for _, attribute := range tight.Scope.Attributes() {
@@ -301,6 +260,6 @@ func alwaysFirst(tight, loose Window) bool {
 		}
 	}
 	units, span, ok := grants(loose.numbers())
-	granted := algorithms[tight.Algorithm].UnitsIn(tight.numbers(), span)
+	granted := lets(tight.numbers(), span)
 	return ok && granted >= 0 && granted <= units
 }

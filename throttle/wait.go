@@ -118,8 +118,8 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	if ask.Op == script.Peek && o.pauseLeft() < w.left(ctx) {
 		ask.Op = script.Join
 	}
-	ask.Ticket = script.ClaimTicket(o.claims.queue, w.claim.id)
-	ask.Place.Flow = script.ClaimFlow(o.claims.queue, w.request.Class == Batch, o.flowMark, o.flowValues(w.request))
+	ask.Ticket = script.TicketName(o.claims.queue, w.claim.id)
+	ask.Place.Flow = o.flow(o.claims.queue, w.request)
 	if left := w.left(ctx); left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
@@ -226,7 +226,7 @@ func (o *operation) leave(ctx context.Context, c *claim) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	_, _ = o.do(ctx, script.Request{
-		Op: script.Leave, Ticket: script.ClaimTicket(o.claims.queue, c.id), Keys: make([]string, len(o.scopes)),
+		Op: script.Leave, Ticket: script.TicketName(o.claims.queue, c.id), Keys: make([]string, len(o.scopes)),
 	})
 }
 
@@ -243,7 +243,7 @@ func (w *waiter) matches(t *script.TakenTicket) bool {
 		cp, err = w.limiter.findLine(w.operation.line, true)
 	}
 	return err == nil && cp.claims == w.claims && t.Granted != "" && t.Costs == cp.costsText(w.request) &&
-		t.Flow == script.ClaimFlow(w.claims.queue, w.request.Class == Batch, cp.flowMark, cp.flowValues(w.request))
+		t.Flow == cp.flow(w.claims.queue, w.request)
 }
 
 // end ends the claim, and gives back what it got meanwhile.

@@ -45,7 +45,7 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 	}
 	inspector := asynq.NewInspectorFromRedisClient(client)
 	line, dropped := limiter.Line(limiter.LineOf(o.Policy, o.Tenant)), 0
-	err = line.TicketsOf(ctx, o.Tenant, func(tickets []throttle.Ticket) error {
+	err = line.Tickets(ctx, o.Tenant, func(tickets []throttle.Ticket) error {
 		var gone []throttle.Ticket
 		for _, t := range tickets {
 			in, queue, _ := strings.Cut(t.Queue, "/")

@@ -49,7 +49,7 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 		return false
 	}
 	line, seen, dropped := s.limiter.Line(name), 0, false
-	_ = line.Tickets(ctx, func(tickets []throttle.Ticket) error { // what it has dropped is enough
+	_ = line.Tickets(ctx, "", func(tickets []throttle.Ticket) error { // what it has dropped is enough
 		byQueue := map[string][]throttle.Ticket{}
 		for _, t := range tickets {
 			if in, queue, _ := strings.Cut(t.Queue, "/"); in == identity {

@@ -153,8 +153,7 @@ func (f *Follower) look(ctx context.Context) bool {
 	if !changed {
 		at := state.At
 		state = f.state
-		state.At = at
-		state.end()
+		state.Interventions = state.InForce(at)
 	}
 	f.offset = time.Until(state.At)
 	before := f.state
@@ -167,14 +166,6 @@ func (f *Follower) look(ctx context.Context) bool {
 		f.log(before, state)
 	}
 	return changed
-}
-
-// end drops what has ended.
-func (s *State) end() {
-	s.Overrides = slices.Clone(s.Overrides)
-	s.Overrides = slices.DeleteFunc(s.Overrides, func(o throttle.TenantOverride) bool { return !o.Until.After(s.At) })
-	s.Pauses = slices.Clone(s.Pauses)
-	s.Pauses = slices.DeleteFunc(s.Pauses, func(p throttle.OperatorPause) bool { return !p.Until.After(s.At) })
 }
 
 // publish puts policies in force, if they are new.

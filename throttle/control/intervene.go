@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 func fieldOf(kind, policy, tenant string) string {
@@ -23,9 +24,8 @@ const (
 	kindPause    = "p"
 )
 
-// add reads a field of the state, if it is an override or a pause that has not ended. Both are stored
-// behind the time of their end. They are read leniently: what an older program does not know has no
-// effect there.
+// add reads a field of the state, if it is an override or a pause. Both are stored behind the time of
+// their end. They are read leniently: what an older program does not know has no effect there.
 func (s *State) add(field, value string) error {
 	kind, _, ok := strings.Cut(field, " ")
 	if !ok || kind != kindOverride && kind != kindPause {
@@ -35,7 +35,7 @@ func (s *State) add(field, value string) error {
 	us, err := strconv.ParseInt(end, 10, 64)
 	until := time.UnixMicro(us).UTC()
 	switch {
-	case err != nil || !until.After(s.At):
+	case err != nil:
 	case kind == kindPause:
 		var p throttle.OperatorPause
 		err = json.Unmarshal([]byte(text), &p)
@@ -48,7 +48,7 @@ func (s *State) add(field, value string) error {
 		s.Overrides = append(s.Overrides, o)
 	}
 	if err != nil {
-		return fmt.Errorf("control: %q cannot be read: %w", shorten(field), err)
+		return fmt.Errorf("control: %q cannot be read: %w", quote.Short(field), err)
 	}
 	return nil
 }
@@ -77,14 +77,14 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	case o.Tenant == "":
 		return fmt.Errorf("control: tenant %q: must be 1 to %d bytes: publish policies to change the limits of all", o.Tenant, throttle.MaxValueBytes)
 	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
-		return fmt.Errorf("control: the override of tenant %q is empty: must change a limit, the weight or whether it is exempt", shorten(o.Tenant))
+		return fmt.Errorf("control: the override of tenant %q is empty: must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
 	case !(o.Weight >= 0 && o.Weight <= 1e6):
 		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
 	for window, own := range o.Windows {
 		if own.Limit < 0 || own.Limit > throttle.MaxLimit || own.Burst < 0 || own.Burst > throttle.MaxLimit || own == (throttle.Override{}) {
 			return fmt.Errorf("control: window %q: limit %d and burst %d: must be 1 to %d, or one of them 0 to keep it",
-				shorten(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
+				quote.Short(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
 		}
 	}
 	if err := s.suits(ctx, o); err != nil {
@@ -170,9 +170,9 @@ func (s *Store) intervene(ctx context.Context, kind string, overrideOrPause any,
 func checkCase(policy, tenant string, ttl time.Duration) error {
 	switch {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
-		return fmt.Errorf("control: policy %q: must be the name of a policy", shorten(policy))
+		return fmt.Errorf("control: policy %q: must be the name of a policy", quote.Short(policy))
 	case len(tenant) > throttle.MaxValueBytes:
-		return fmt.Errorf("control: tenant %q: must be at most %d bytes", shorten(tenant), throttle.MaxValueBytes)
+		return fmt.Errorf("control: tenant %q: must be at most %d bytes", quote.Short(tenant), throttle.MaxValueBytes)
 	case ttl < time.Microsecond || ttl > MaxTTL:
 		return fmt.Errorf("control: duration %v: must be above 0 and at most %v", ttl, MaxTTL)
 	}

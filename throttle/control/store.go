@@ -12,10 +12,9 @@ package control
 import (
 	"context"
 	"crypto/rand"
-	"embed"
+	_ "embed"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // Bounds, all inclusive.
@@ -41,18 +41,14 @@ type Store struct {
 	prefix string
 }
 
-var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
-
-// NewStore returns the store of the limiters with this client's Redis and this throttle.Config.Prefix.
-// It does not call Redis. The error names the argument that is invalid.
+// NewStore returns the store of the limiters with this throttle.Config.Client and Prefix. It does not
+// call Redis. Errors are those of throttle.New.
 func NewStore(client redis.UniversalClient, prefix string) (*Store, error) {
-	if client == nil {
-		return nil, errors.New("control: the client is nil: must be that of the limiter")
+	s := &Store{client, prefix}
+	if _, err := s.limiter(nil); err != nil {
+		return nil, fmt.Errorf("control: %w", err)
 	}
-	if !prefixShape.MatchString(prefix) {
-		return nil, fmt.Errorf("control: prefix %q: must be that of the limiter, at most 64 of the characters A-Z a-z 0-9 _ . : -", shorten(prefix))
-	}
-	return &Store{client, prefix}, nil
+	return s, nil
 }
 
 // key returns a key of the store. No policy has a "!" in its name, so none has these keys.
@@ -67,9 +63,9 @@ type By struct {
 func (b By) validate() error {
 	switch {
 	case strings.TrimSpace(b.Who) == "" || len(b.Who) > MaxWhoBytes:
-		return fmt.Errorf("control: who %q: must be 1 to %d bytes: who makes the change", shorten(b.Who), MaxWhoBytes)
+		return fmt.Errorf("control: who %q: must be 1 to %d bytes: who makes the change", quote.Short(b.Who), MaxWhoBytes)
 	case strings.TrimSpace(b.Why) == "" || len(b.Why) > MaxWhyBytes:
-		return fmt.Errorf("control: why %q: must be 1 to %d bytes: the reason of the change", shorten(b.Why), MaxWhyBytes)
+		return fmt.Errorf("control: why %q: must be 1 to %d bytes: the reason of the change", quote.Short(b.Why), MaxWhyBytes)
 	}
 	return nil
 }
@@ -92,19 +88,14 @@ type State struct {
 }
 
 var (
-	//go:embed lua
-	scripts      embed.FS
-	changeScript = redis.NewScript(text("change"))
-	readScript   = redis.NewScript(text("read"))
-)
+	//go:embed lua/change.lua
+	changeText   string
+	changeScript = redis.NewScript(changeText)
 
-func text(name string) string {
-	data, err := scripts.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(fmt.Sprintf("control: %v", err)) // the files are part of the program
-	}
-	return string(data)
-}
+	//go:embed lua/read.lua
+	readText   string
+	readScript = redis.NewScript(readText)
+)
 
 // State reads what is in force. The error wraps that of Redis.
 func (s *Store) State(ctx context.Context) (State, error) {
@@ -142,6 +133,7 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 			return state, true, err
 		}
 	}
+	state.Interventions = state.InForce(state.At)
 	state.sort()
 	return state, true, nil
 }
@@ -201,7 +193,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 
 // limiter returns a limiter that has these policies, or a *throttle.PolicyError.
 func (s *Store) limiter(policies []throttle.Policy) (*throttle.Limiter, error) {
-	return throttle.New(throttle.Config{Client: s.client, Policies: policies})
+	return throttle.New(throttle.Config{Client: s.client, Policies: policies, Prefix: s.prefix})
 }
 
 // change makes one change, and logs it. Without a field it is only logged.
@@ -228,7 +220,6 @@ func (s *Store) change(ctx context.Context, field, value string, ttl time.Durati
 	return 0, &TooManyError{reply[1]}
 }
 
-// errNothing says that there is nothing to delete.
 var errNothing = errors.New("control: nothing to delete")
 
 // found makes of errNothing that nothing was found.
@@ -237,14 +228,6 @@ func found(_ int64, err error) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// shorten keeps error messages short: names of tenants are data.
-func shorten(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "..."
-	}
-	return s
 }
 
 // differences says which policies are new, changed and removed; "" if none are.

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // An object is a mapping in the file. Its methods read one field each. They return the zero value
@@ -100,7 +101,7 @@ func (o object) check(err error) {
 	line, value := f.line, fmt.Sprint(e.Value)
 	switch v := e.Value.(type) {
 	case string:
-		value = strconv.Quote(cut(v))
+		value = strconv.Quote(quote.Short(v))
 	case []string:
 		value = fmt.Sprintf("%q", v)
 	}
@@ -240,7 +241,7 @@ func (d *decoder) asText(n *yaml.Node, line int, where, what string) (string, bo
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" && n.Value != "":
 		return n.Value, true
 	case n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() != "!!null":
-		d.report(line, where, what+" "+show(n), fmt.Sprintf("must be text: write %q", cut(n.Value)))
+		d.report(line, where, what+" "+show(n), fmt.Sprintf("must be text: write %q", quote.Short(n.Value)))
 	default:
 		d.report(line, where, what+" "+show(n), "must be text, and not empty")
 	}
@@ -252,7 +253,7 @@ func label(kind string, n *yaml.Node, i int) string {
 	if n = follow(n); n.Kind == yaml.MappingNode {
 		for j := 0; j < len(n.Content); j += 2 {
 			if name := follow(n.Content[j+1]); n.Content[j].Value == "name" && name.Value != "" {
-				return fmt.Sprintf("%s %q", kind, cut(name.Value))
+				return fmt.Sprintf("%s %q", kind, quote.Short(name.Value))
 			}
 		}
 	}
@@ -274,17 +275,9 @@ func show(n *yaml.Node) string {
 	case n.ShortTag() == "!!null":
 		return tag + "(nothing)"
 	case n.ShortTag() == "!!str" || n.Style != 0:
-		return tag + strconv.Quote(cut(n.Value))
+		return tag + strconv.Quote(quote.Short(n.Value))
 	}
-	return cut(n.Value)
-}
-
-// cut keeps a message short if a name is long.
-func cut(s string) string {
-	if len(s) > 64 {
-		return s[:64] + "..."
-	}
-	return s
+	return quote.Short(n.Value)
 }
 
 // unknown returns the hint for an unknown key: the known key most like it, or all known keys.

@@ -16,6 +16,8 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/glob"
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 const (
@@ -148,9 +150,13 @@ func (d *decoder) policies(file object) []throttle.Policy {
 
 // overlaps reports policies that match one task type, as package throttle finds them.
 func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
-	overlaps, err := throttle.GlobOverlaps(policies)
-	if e, ok := errors.AsType[*throttle.PolicyError](err); ok {
-		objects[slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Name == e.Policy })].bad("match", e.Hint)
+	lists := make([][]string, len(policies))
+	for i, p := range policies {
+		lists[i] = p.Match
+	}
+	overlaps, err := glob.Overlaps(lists)
+	if alike, ok := errors.AsType[*glob.TooAlikeError](err); ok {
+		objects[alike.List].bad("match", alike.Hint())
 	}
 	for _, o := range overlaps {
 		first, second := objects[o.First], objects[o.Second]
@@ -240,12 +246,12 @@ func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[stri
 	all := policy.child("tenants", policy.where, "tenants", "{acme: {weight: 2}}")
 	for _, name := range all.keys {
 		before := len(d.errs)
-		o := all.child(name, fmt.Sprintf("%s, tenant %q", policy.where, cut(name)), "", "{weight: 2}", "weight", "exempt", "windows")
+		o := all.child(name, fmt.Sprintf("%s, tenant %q", policy.where, quote.Short(name)), "", "{weight: 2}", "weight", "exempt", "windows")
 		t := throttle.Tenant{Exempt: o.flag("exempt"), Weight: o.number("weight", "must be a number in plain digits, above 0 and at most 1000000")}
 		overrides := o.child("windows", o.where, "windows", "{burst: {limit: 50}}")
 		windows := map[string]object{}
 		for _, window := range overrides.keys {
-			w := overrides.child(window, fmt.Sprintf("%s, window %q", o.where, cut(window)), "", "{limit: 50}", "limit", "burst")
+			w := overrides.child(window, fmt.Sprintf("%s, window %q", o.where, quote.Short(window)), "", "{limit: 50}", "limit", "burst")
 			if t.Windows == nil {
 				t.Windows = map[string]throttle.Override{}
 			}
@@ -265,7 +271,7 @@ func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[stri
 			windows[e.Window].check(err)
 		case e.Field == "windows": // a window of that name cannot be overridden
 			window := fmt.Sprint(e.Value)
-			d.report(overrides.fields[window].line, o.where, fmt.Sprintf("windows %q", cut(window)), e.Hint)
+			d.report(overrides.fields[window].line, o.where, fmt.Sprintf("windows %q", quote.Short(window)), e.Hint)
 		default:
 			o.check(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"go.yaml.in/yaml/v4"
 )
 
@@ -46,7 +47,7 @@ func (d *decoder) expands(root *yaml.Node) bool {
 	walk = func(n, alias *yaml.Node) bool {
 		if n.Kind == yaml.AliasNode {
 			if open[n.Alias] {
-				d.report(n.Line, "", "alias *"+cut(n.Value), fmt.Sprintf("must not refer to itself: &%s is on line %d", cut(n.Value), n.Alias.Line))
+				d.report(n.Line, "", "alias *"+quote.Short(n.Value), fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(n.Value), n.Alias.Line))
 				return false
 			}
 			if alias == nil {
@@ -57,7 +58,7 @@ func (d *decoder) expands(root *yaml.Node) bool {
 		if left--; left < 0 {
 			line, what := n.Line, "file is too large"
 			if alias != nil {
-				line, what = alias.Line, "alias *"+cut(alias.Value)+" makes the file too large"
+				line, what = alias.Line, "alias *"+quote.Short(alias.Value)+" makes the file too large"
 			}
 			d.report(line, "", what, fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
 			return false

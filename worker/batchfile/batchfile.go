@@ -59,7 +59,7 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		b.Tenants = batch.ListFile(path)
 	}
 	tasks := from.Tasks
-	if !matches(policies, tasks.Type) {
+	if !slices.ContainsFunc(policies, func(p throttle.Policy) bool { return p.Matches(tasks.Type) }) {
 		return b, from.Bad("tasks", fmt.Sprintf("type %q: must match a policy", tasks.Type))
 	}
 	var err error
@@ -85,13 +85,6 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		return b, from.Bad(e.Field, e.Hint)
 	}
 	return b, nil
-}
-
-// matches reports whether a policy matches a task type: whether it overlaps with one that matches
-// nothing else.
-func matches(policies []throttle.Policy, typename string) bool {
-	overlaps, err := throttle.GlobOverlaps(append(slices.Clip(policies), throttle.Policy{Name: "own", Match: []string{typename}}))
-	return err == nil && len(overlaps) > 0
 }
 
 func in(dir, path string) string {

@@ -73,7 +73,7 @@ type Algorithm struct {
 	// Ticks, if not nil, makes the list that goes in place of the last parameter.
 	Ticks func(Window) *Ticks
 
-	// UnitsIn is the most units that the window can let through in any span of the given
+	// UnitsIn, if not nil, is the most units that the window can let through in any span of the given
 	// length, or -1 if that is not known.
 	UnitsIn func(w Window, span time.Duration) int64
 

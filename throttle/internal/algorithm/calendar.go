@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"cmp"
 	"hash/fnv"
 	"strconv"
 	"strings"
@@ -28,25 +29,18 @@ var Calendar = Algorithm{
 	Kind:     "t",
 	File:     "calendar",
 	Capacity: func(w Window) int64 { return w.Limit },
-	Defaults: func(w *Window) {
-		if w.Timezone == "" {
-			w.Timezone = "UTC"
-		}
-	},
-	Options: []Option{OptionMargin, OptionResets, OptionTimezone},
+	Defaults: func(w *Window) { w.Timezone = cmp.Or(w.Timezone, "UTC") },
+	Options:  []Option{OptionMargin, OptionResets, OptionTimezone},
 	Params: func(w Window) [4]int64 {
 		h := fnv.New32()
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
 	Simulate: func(w Window, used, now, _ int64) Simulated {
-		s := &simulatedCalendar{ticks: newTicks(w), limit: w.Limit}
-		s.ends = s.next(now)
-		s.used = used
-		return s
+		reset := newTicks(w).resetAfter
+		return &simulatedBuckets{limit: w.Limit, used: used, ends: reset(now), reset: reset}
 	},
-	Ticks:   newTicks,
-	UnitsIn: func(Window, time.Duration) int64 { return -1 },
+	Ticks: newTicks,
 	Rule: func(w Window) (string, any, string) {
 		zone, err := time.LoadLocation(w.Timezone)
 		if err != nil || w.Timezone == "Local" {
@@ -119,6 +113,15 @@ func (c *Ticks) Around(now time.Time) string {
 	// Only for seconds, as the slack is for clocks that differ.
 	c.list, c.from, c.until = b.String(), now.Add(-time.Second), now.Add(time.Second)
 	return c.list
+}
+
+// resetAfter returns when the window starts again from 0, first after a time (us).
+func (c *Ticks) resetAfter(t int64) int64 {
+	tick := c.schedule.Next(time.UnixMicro(t).Add(-c.margin).In(c.zone))
+	if tick.IsZero() {
+		return Never
+	}
+	return tick.Add(c.margin).UnixMicro()
 }
 
 // before returns ticks up to t, at least ticksBefore of them. Schedules only look ahead: so it

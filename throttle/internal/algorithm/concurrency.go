@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -19,17 +20,10 @@ var Concurrency = Algorithm{
 	File:      "concurrency",
 	Capacity:  func(w Window) int64 { return w.Limit },
 	CountsFor: func(w Window) time.Duration { return w.Lease },
-	Defaults: func(w *Window) {
-		if w.Lease == 0 {
-			w.Lease = DefaultLease
-		}
-	},
-	Leases:  true,
-	Options: []Option{OptionLease},
-	Params: func(w Window) [4]int64 {
-		return [4]int64{w.Limit, w.Lease.Microseconds()}
-	},
-	UnitsIn: func(Window, time.Duration) int64 { return -1 },
+	Defaults:  func(w *Window) { w.Lease = cmp.Or(w.Lease, DefaultLease) },
+	Leases:    true,
+	Options:   []Option{OptionLease},
+	Params:    func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
 	Rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Limit > MaxConcurrency:

@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"cmp"
 	"time"
 )
 
@@ -12,14 +13,10 @@ const (
 
 // Fixed is the fixed window counter: see throttle/internal/script/lua/fixed.lua.
 var Fixed = Algorithm{
-	Kind:     "f",
-	File:     "fixed",
-	Capacity: func(w Window) int64 { return w.Limit },
-	Defaults: func(w *Window) {
-		if w.Anchor == "" {
-			w.Anchor = AnchorClock
-		}
-	},
+	Kind:          "f",
+	File:          "fixed",
+	Capacity:      func(w Window) int64 { return w.Limit },
+	Defaults:      func(w *Window) { w.Anchor = cmp.Or(w.Anchor, AnchorClock) },
 	ForgetsExcess: true,
 	GrantsWithin: func(w Window) (int64, time.Duration, bool) {
 		return w.Limit, w.Period, w.Margin == 0 // with a margin it closes at times, whatever it has counted
@@ -36,10 +33,12 @@ var Fixed = Algorithm{
 		return [4]int64{w.Limit, w.Period.Microseconds(), w.Margin.Microseconds(), firstUse}
 	},
 	Simulate: func(w Window, used, now, resets int64) Simulated {
-		return &simulatedFixed{
-			limit: w.Limit, period: w.Period.Microseconds(), margin: w.Margin.Microseconds(),
-			clock: w.Anchor == AnchorClock, used: used, ends: max(now, resets),
+		period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
+		s := &simulatedBuckets{limit: w.Limit, used: used, ends: max(now, resets)}
+		if s.reset = func(t int64) int64 { return t + period + margin }; w.Anchor == AnchorClock {
+			s.closed, s.reset = margin, func(t int64) int64 { return t - t%period + period }
 		}
+		return s
 	},
 	UnitsIn: func(w Window, span time.Duration) int64 {
 		return w.Limit * (CeilDiv(int64(span), int64(w.Period)) + 1)

@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/big"
@@ -16,13 +17,9 @@ var GCRA = Algorithm{
 		us := math.Ceil(float64(w.Burst) / float64(w.Limit) * float64((w.Period + w.Margin).Microseconds()))
 		return time.Duration(min(us, float64(MaxPeriod/time.Microsecond))) * time.Microsecond
 	},
-	Defaults: func(w *Window) {
-		if w.Burst == 0 {
-			w.Burst = w.Limit
-		}
-	},
-	Even:    true,
-	Options: []Option{OptionBurst, OptionMargin, OptionPeriod},
+	Defaults: func(w *Window) { w.Burst = cmp.Or(w.Burst, w.Limit) },
+	Even:     true,
+	Options:  []Option{OptionBurst, OptionMargin, OptionPeriod},
 	Params: func(w Window) [4]int64 {
 		span, drained := gcraRate(w)
 		return [4]int64{w.Burst, span, drained}

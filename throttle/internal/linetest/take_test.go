@@ -258,7 +258,7 @@ func TestTicketsOfALine(t *testing.T) {
 		}
 		delete(waiting, requests[0].Ticket)
 		listed := map[throttle.Ticket]bool{}
-		if err := line.Tickets(t.Context(), func(page []throttle.Ticket) error {
+		if err := line.Tickets(t.Context(), "", func(page []throttle.Ticket) error {
 			for _, id := range page {
 				if listed[id] = true; !waiting[id] {
 					t.Errorf("%v is listed", id)
@@ -275,10 +275,10 @@ func TestTicketsOfALine(t *testing.T) {
 			t.Errorf("%d are counted, %v, want %d", n, err, len(waiting))
 		}
 		enough := errors.New("enough")
-		if err := line.Tickets(t.Context(), func([]throttle.Ticket) error { return enough }); err != enough {
+		if err := line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }); err != enough {
 			t.Errorf("error %v", err)
 		}
-		if err := l.Line("other").Tickets(t.Context(), nil); !errors.Is(err, throttle.ErrUnknownPolicy) {
+		if err := l.Line("other").Tickets(t.Context(), "", nil); !errors.Is(err, throttle.ErrUnknownPolicy) {
 			t.Errorf("error %v of a policy that is none", err)
 		}
 	})

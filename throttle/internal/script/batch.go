@@ -1,9 +1,11 @@
 package script
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,10 +52,13 @@ type asked struct {
 	batch   *batch // the call under way with some of its requests
 }
 
-// A batch is a call under way for several callers.
+// A batch is one call for several callers.
 type batch struct {
 	callers int // that have not given up
+	ctx     context.Context
 	cancel  context.CancelFunc
+	policy  *Policy
+	items   []item
 }
 
 // NewBatcher returns a batcher of one policy name.
@@ -79,7 +84,7 @@ func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Ans
 		b.mu.Lock()
 		b.next()
 		b.mu.Unlock()
-		return answers, first(errs)
+		return answers, cmp.Or(errs...)
 	}
 	a := &asked{ctx: ctx, answers: make([]Answer, len(requests)), left: len(requests), done: make(chan struct{})}
 	b.mu.Unlock()
@@ -112,16 +117,6 @@ func (b *Batcher) Gathered() int {
 	return len(b.waiting)
 }
 
-// first returns the first error.
-func first(errs []error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // giveUp reports whether the caller is not answered yet, and then forgets it.
 func (b *Batcher) giveUp(a *asked) bool {
 	b.mu.Lock()
@@ -130,33 +125,13 @@ func (b *Batcher) giveUp(a *asked) bool {
 		return false
 	}
 	a.gone = true
-	kept := b.waiting[:0]
-	for _, it := range b.waiting {
-		if it.asked != a {
-			kept = append(kept, it)
+	b.waiting = slices.DeleteFunc(b.waiting, func(it item) bool { return it.asked == a })
+	if a.batch != nil {
+		if a.batch.callers--; a.batch.callers == 0 {
+			a.batch.cancel()
 		}
 	}
-	clear(b.waiting[len(kept):])
-	b.waiting = kept
-	if a.batch != nil {
-		a.batch.leave()
-	}
 	return true
-}
-
-// leave ends the call when the last caller gives up. The batcher's lock is held.
-func (bt *batch) leave() {
-	if bt.callers--; bt.callers == 0 {
-		bt.cancel()
-	}
-}
-
-// A shipment is what one call sends for several callers.
-type shipment struct {
-	*batch
-	ctx    context.Context
-	policy *Policy
-	items  []item
 }
 
 // next sends what waits, after a call has ended. The lock is held.
@@ -167,29 +142,25 @@ func (b *Batcher) next() {
 }
 
 // load takes what one call can send from what waits, or returns nil. The lock is held.
-func (b *Batcher) load() *shipment {
+func (b *Batcher) load() *batch {
 	if len(b.waiting) == 0 {
 		b.busy, b.waiting = false, nil
 		return nil
 	}
-	s := &shipment{batch: &batch{}, ctx: context.Background(), policy: b.waiting[0].policy}
-	kept := b.waiting[:0]
-	for _, it := range b.waiting {
-		if it.policy == s.policy && len(s.items) < s.policy.batch() {
+	s := &batch{ctx: context.Background(), policy: b.waiting[0].policy}
+	b.waiting = slices.DeleteFunc(b.waiting, func(it item) bool {
+		goes := it.policy == s.policy && len(s.items) < s.policy.batch()
+		if goes {
 			s.items = append(s.items, it)
-		} else {
-			kept = append(kept, it)
 		}
-	}
-	clear(b.waiting[len(kept):])
-	b.waiting = kept
-
+		return goes
+	})
 	for _, it := range s.items {
 		switch a := it.asked; {
 		case a == nil:
 			s.callers++
-		case a.batch != s.batch:
-			a.batch = s.batch
+		case a.batch != s:
+			a.batch = s
 			if s.callers++; s.callers == 1 {
 				s.ctx = context.WithoutCancel(a.ctx) // for its values, such as a trace
 			}
@@ -201,7 +172,7 @@ func (b *Batcher) load() *shipment {
 
 // send makes one call for several callers, and then the next ones. Redis waits for nothing while
 // callers wake up.
-func (b *Batcher) send(s *shipment) {
+func (b *Batcher) send(s *batch) {
 	for s != nil {
 		requests := make([]Request, len(s.items))
 		for i := range s.items {
@@ -269,16 +240,14 @@ func (b *Batcher) undo(it item, a Answer) {
 // fails, any of the requests may be the cause: then each gets a call of its own.
 func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) ([]Answer, []error) {
 	answers, err := b.decide(ctx, p, b.seq.Add(1), requests)
-	errs := make([]error, len(requests))
-	if err == nil {
+	errs := slices.Repeat([]error{err}, len(requests))
+	if err != nil {
+		answers = make([]Answer, len(requests))
+	}
+	if len(requests) == 1 || !ScriptFailed(err) {
 		return answers, errs
 	}
-	answers = make([]Answer, len(requests))
-	alone := ScriptFailed(err) && len(requests) > 1
 	for i := range requests {
-		if errs[i] = err; !alone {
-			continue
-		}
 		one, err := b.decide(ctx, p, b.seq.Add(1), requests[i:i+1])
 		if errs[i] = err; err == nil {
 			answers[i] = one[0]

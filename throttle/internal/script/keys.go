@@ -47,13 +47,14 @@ func ScopeKey(attributes, values []string) string {
 // OnceKey returns the name of an idempotency key. Tenants do not share names.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
-// TicketName returns the name of a ticket in its line. IDs that are UUIDs, as asynq's are, take 23
-// bytes of it in place of 36: "!", which no escaped name holds, and base64.
+// TicketName returns the name of a ticket in its line. The queue is escaped, or that of NewClaims. IDs
+// that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name holds, and
+// base64.
 func TicketName(queue, id string) string {
 	if u, ok := parseUUID(id); ok {
-		return Escape(queue) + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
+		return queue + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
 	}
-	return Escape(queue) + "/" + Escape(id)
+	return queue + "/" + Escape(id)
 }
 
 // parseTicket undoes TicketName.
@@ -98,12 +99,8 @@ func FlowMark(scopes []string) string {
 }
 
 // Flow returns the name of the flow in which tickets of a queue wait that have the same class, mark
-// and values.
+// and values. The queue is escaped, or that of NewClaims.
 func Flow(queue string, batch bool, mark string, values []string) string {
-	return flow(Escape(queue), batch, mark, values)
-}
-
-func flow(queue string, batch bool, mark string, values []string) string {
 	var b strings.Builder
 	b.WriteString(queue)
 	if batch {
@@ -120,14 +117,6 @@ func flow(queue string, batch bool, mark string, values []string) string {
 	return b.String()
 }
 
-// ClaimTicket returns the name of a claim in its line. The queue is that of NewClaims.
-func ClaimTicket(queue, id string) string { return queue + "/" + Escape(id) }
-
-// ClaimFlow returns the name of the flow in which claims wait that have the same class and values.
-func ClaimFlow(queue string, batch bool, mark string, values []string) string {
-	return flow(queue, batch, mark, values)
-}
-
 // ParseFlow undoes Flow.
 func ParseFlow(flow string) (queue string, batch bool, mark string, values []string) {
 	queue, list, _ := strings.Cut(flow, "|")
@@ -141,28 +130,22 @@ func ParseFlow(flow string) (queue string, batch bool, mark string, values []str
 	return Unescape(queue), batch, mark, values
 }
 
-func plain(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("_.-~@", c) >= 0
+func plain(c rune) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+		strings.ContainsRune("_.-~@", c)
 }
 
 // Escape writes a name so that it holds only letters, digits and _ . - ~ @ %.
 func Escape(s string) string {
-	for i := range len(s) {
-		if !plain(s[i]) {
-			return escapeFrom(s, i)
-		}
+	if !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
+		return s
 	}
-	return s
-}
-
-func escapeFrom(s string, i int) string {
 	var b strings.Builder
-	b.WriteString(s[:i])
-	for ; i < len(s); i++ {
-		if plain(s[i]) {
-			b.WriteByte(s[i])
+	for _, c := range []byte(s) {
+		if plain(rune(c)) {
+			b.WriteByte(c)
 		} else {
-			fmt.Fprintf(&b, "%%%02X", s[i])
+			fmt.Fprintf(&b, "%%%02X", c)
 		}
 	}
 	return b.String()
@@ -178,13 +161,10 @@ func Unescape(s string) string {
 
 // field is Escape for a field between spaces, where "-" stands for nothing.
 func field(s string) string {
-	switch s {
-	case "":
-		return "-"
-	case "-":
+	if s == "-" {
 		return "%2D"
 	}
-	return Escape(s)
+	return dash(Escape(s))
 }
 
 func unfield(s string) string {

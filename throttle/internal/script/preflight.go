@@ -3,6 +3,7 @@ package script
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -47,7 +48,7 @@ func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
 	for _, reply := range replies {
 		name, text, _ := strings.Cut(reply, " ")
 		if !isRefusal(text) {
-			return nil, &ReplyError{"of " + name + ": " + text}
+			return nil, fmt.Errorf("%s: %s", name, text)
 		}
 		refused = append(refused, name)
 	}

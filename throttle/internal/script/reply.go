@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -293,22 +294,11 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 		return t, false
 	}
 	t = TakenTicket{
-		Queue: queue, ID: name, Key: unfield(f[4]), Flow: f[3], Costs: costs(f[1]), Rank: rank,
+		Queue: queue, ID: name, Key: unfield(f[4]), Flow: f[3], Costs: unfield(f[1]), Rank: rank,
 		NeverFits: f[6] == "7", Tenant: unfield(f[5]),
 	}
-	switch f[6] {
-	case "1":
+	if f[6] == "1" {
 		t.Granted = id
-	case "7", "8":
-	default:
-		return t, false
 	}
-	return t, true
-}
-
-func costs(field string) string {
-	if field == "-" {
-		return ""
-	}
-	return field
+	return t, slices.Contains([]string{"1", "7", "8"}, f[6])
 }

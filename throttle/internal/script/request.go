@@ -1,6 +1,7 @@
 package script
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -74,11 +75,7 @@ func (p *Place) text() string {
 	if p == nil {
 		return ""
 	}
-	b := make([]byte, 0, 96)
-	b = append(append(b, p.Flow...), ' ')
-	b = append(append(b, field(p.Tenant)...), ' ')
-	b = append(strconv.AppendInt(b, p.Weight, 10), ' ')
-	return string(append(b, field(p.Key)...))
+	return p.Flow + " " + field(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + field(p.Key)
 }
 
 // options returns the part that few tickets have.
@@ -145,34 +142,16 @@ func (r *Request) extra(leases bool) string {
 			return ""
 		}
 	}
-	b := make([]byte, 0, 96)
-	b = append(append(b, dash(r.ID)...), ' ')
-	b = append(strconv.AppendInt(b, r.At, 10), ' ')
-	b = append(append(b, dash(r.Once)...), ' ')
-	b = append(strconv.AppendInt(b, r.Hold, 10), ' ')
-	return string(append(b, r.Word...))
+	at, hold := strconv.FormatInt(r.At, 10), strconv.FormatInt(r.Hold, 10)
+	return dash(r.ID) + " " + at + " " + dash(r.Once) + " " + hold + " " + r.Word
 }
 
 // dash returns "-" for what is empty.
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func dash(s string) string { return cmp.Or(s, "-") }
 
 // SettleWord returns Request.Word of a correction. Changes are units by window: to add, or to give
 // back if below 0.
-func SettleWord(id string, changes []int64) string {
-	b := append([]byte(id), ' ')
-	for i, change := range changes {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendInt(b, change, 10)
-	}
-	return string(b)
-}
+func SettleWord(id string, changes []int64) string { return id + " " + commas(changes) }
 
 // A Refused is a refusal by the upstream, for the scopes at Places, from 1. Times are microseconds.
 type Refused struct {
@@ -188,19 +167,15 @@ type Refused struct {
 	ByHand  bool
 }
 
-// PauseWord returns Request.Word of a pause.
+// PauseWord returns Request.Word of a pause. It ends with who reported what, by colons: the script
+// adds when. See PauseAnswer.
 func PauseWord(r Refused) string {
-	return fmt.Sprintf("%s %d %d %d %d %d %s",
-		commas(r.Places), r.Wait, r.Guess, r.Ramp, r.RampMax, r.Adapt, r.origin())
-}
-
-// origin is who reported what, by colons: the script adds when. See PauseAnswer.
-func (r Refused) origin() string {
 	hand := ""
 	if r.ByHand {
 		hand = "h"
 	}
-	return Escape(r.Tenant) + ":" + Escape(r.Cause) + ":" + Escape(r.By) + ":" + hand
+	return fmt.Sprintf("%s %d %d %d %d %d %s:%s:%s:%s", commas(r.Places), r.Wait, r.Guess, r.Ramp,
+		r.RampMax, r.Adapt, Escape(r.Tenant), Escape(r.Cause), Escape(r.By), hand)
 }
 
 // ResumeWord returns Request.Word of the end of a pause.
@@ -213,10 +188,10 @@ func RemainingWord(places []int, unit string, units, reset int64) string {
 }
 
 // commas joins numbers by commas.
-func commas(places []int) string {
-	list := make([]string, len(places))
-	for i, place := range places {
-		list[i] = strconv.Itoa(place)
+func commas[N int | int64](numbers []N) string {
+	list := make([]string, len(numbers))
+	for i, n := range numbers {
+		list[i] = strconv.FormatInt(int64(n), 10)
 	}
 	return strings.Join(list, ",")
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,7 +58,7 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	for i := range requests {
 		args = requests[i].append(args, p.leases)
 	}
-	begun := r.begin()
+	begun := time.Now()
 	var answers []Answer
 	reply, err := r.run(ctx, p, p.scripts.decide, args)
 	if err == nil {
@@ -65,14 +66,6 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	}
 	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
 	return answers, err
-}
-
-// begin returns the time, if somebody asks how long a call takes.
-func (r *Runner) begin() (begun time.Time) {
-	if r.Called != nil {
-		begun = time.Now()
-	}
-	return begun
 }
 
 func (r *Runner) called(ctx context.Context, begun time.Time, c Call) {
@@ -94,7 +87,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	args := p.header(r.now(), r.process, seq, 3+len(queues))
 	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues))
 	args = append(args, queues...)
-	begun := r.begin()
+	begun := time.Now()
 	var taken Taken
 	reply, err := r.run(ctx, p, p.scripts.take, args)
 	if err == nil {
@@ -112,32 +105,25 @@ func (r *Runner) Flows(ctx context.Context, policy string, do func(flows []strin
 // Standing returns the flows that wait in the policy's line, by name.
 func (r *Runner) Standing(ctx context.Context, policy string) (map[string]Standing, error) {
 	all := map[string]Standing{}
-	err := r.pages(ctx, Prefix(r.prefix, policy)+"f", 500, func(flows, records []string) error {
-		for i, record := range records {
-			flow, err := readFlow(flows[i], record)
-			if err != nil {
-				return err
-			}
-			all[flows[i]] = flow
+	err := r.pages(ctx, Prefix(r.prefix, policy)+"f", 500, func(names, records []string) error {
+		flows, err := readFlows(names, records)
+		for _, flow := range flows {
+			all[flow.Name] = flow
 		}
-		return nil
+		return err
 	})
 	return all, err
 }
 
-// SlotRate returns how many tickets of a queue servers took in a second, of both classes, since they
-// left some that fit; 0 while they leave none. Now is the time of Redis in microseconds.
-func (r *Runner) SlotRate(ctx context.Context, policy, queue string, now int64) (float64, error) {
-	name := Escape(queue)
-	records, err := r.client.HMGet(ctx, Prefix(r.prefix, policy)+"z", name, name+"!").Result()
-	rate := 0.0
-	for i, record := range records {
-		text, _ := record.(string)
-		if q, ok := readQueue([]string{name, name + "!"}[i], text); ok {
-			rate += q.Rate(now)
-		}
+// SlotRates returns how many tickets of each queue servers took in a second, of both classes, since
+// they left some that fit; 0 while they leave none. Now is the time of Redis in microseconds.
+func (r *Runner) SlotRates(ctx context.Context, line string, now int64) (map[string]float64, error) {
+	queues, err := r.Queues(ctx, line)
+	rates := map[string]float64{}
+	for _, q := range queues {
+		rates[q.Queue] += q.Rate(now)
 	}
-	return rate, err
+	return rates, err
 }
 
 // Tickets calls do for pages of the tickets in the policy's line, by their queues, IDs and flows,
@@ -164,19 +150,22 @@ func (r *Runner) CountTickets(ctx context.Context, policy string) (int64, error)
 // pages calls do for pages of about n fields of a hash, and their values.
 func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields, values []string) error) error {
 	for cursor := uint64(0); ; {
-		page, next, err := r.client.HScan(ctx, key, cursor, "", n).Result()
-		if err != nil {
+		fields, values, next, err := r.page(ctx, key, cursor, n)
+		if err == nil {
+			err = do(fields, values)
+		}
+		if cursor = next; err != nil || cursor == 0 {
 			return err
-		}
-		fields, values := make([]string, 0, len(page)/2), make([]string, 0, len(page)/2)
-		for i := 0; i+1 < len(page); i += 2 {
-			fields, values = append(fields, page[i]), append(values, page[i+1])
-		}
-		if err := do(fields, values); err != nil {
-			return err
-		}
-		if cursor = next; cursor == 0 {
-			return nil
 		}
 	}
+}
+
+// page returns about n fields of a hash behind a cursor, their values, and the next cursor, 0 at the
+// end.
+func (r *Runner) page(ctx context.Context, key string, cursor uint64, n int64) (fields, values []string, next uint64, err error) {
+	page, next, err := r.client.HScan(ctx, key, cursor, "", n).Result()
+	for pair := range slices.Chunk(page, 2) {
+		fields, values = append(fields, pair[0]), append(values, pair[1])
+	}
+	return fields, values, next, err
 }

@@ -24,6 +24,17 @@ type Standing struct {
 	Rank    string           // that of its first ticket there, of 16 digits
 }
 
+func readFlows(names, records []string) ([]Standing, error) {
+	flows := make([]Standing, len(names))
+	for i, name := range names {
+		var err error
+		if flows[i], err = readFlow(name, records[i]); err != nil {
+			return nil, err
+		}
+	}
+	return flows, nil
+}
+
 // readFlow reads "tickets units hour weight tag suffix rank ...".
 func readFlow(name, record string) (Standing, error) {
 	f := strings.SplitN(record, " ", 8)
@@ -48,19 +59,12 @@ func readFlow(name, record string) (Standing, error) {
 // FlowPage returns about n of the flows that wait in a line, behind a cursor that begins at 0, and
 // the next cursor, 0 at the end. A flow may come twice.
 func (r *Runner) FlowPage(ctx context.Context, line string, cursor uint64, n int64) ([]Standing, uint64, error) {
-	page, next, err := r.client.HScan(ctx, Prefix(r.prefix, line)+"f", cursor, "", n).Result()
+	names, records, next, err := r.page(ctx, Prefix(r.prefix, line)+"f", cursor, n)
 	if err != nil {
 		return nil, 0, err
 	}
-	flows := make([]Standing, 0, len(page)/2)
-	for i := 0; i+1 < len(page); i += 2 {
-		flow, err := readFlow(page[i], page[i+1])
-		if err != nil {
-			return nil, 0, err
-		}
-		flows = append(flows, flow)
-	}
-	return flows, next, nil
+	flows, err := readFlows(names, records)
+	return flows, next, err
 }
 
 // FlowsOf returns those flows of the names that wait.
@@ -68,21 +72,17 @@ func (r *Runner) FlowsOf(ctx context.Context, line string, names []string) ([]St
 	if len(names) == 0 {
 		return nil, nil
 	}
-	records, err := r.client.HMGet(ctx, Prefix(r.prefix, line)+"f", names...).Result()
+	found, err := r.client.HMGet(ctx, Prefix(r.prefix, line)+"f", names...).Result()
 	if err != nil {
 		return nil, err
 	}
-	var flows []Standing
-	for i, record := range records {
+	var waiting, records []string
+	for i, record := range found {
 		if text, ok := record.(string); ok {
-			flow, err := readFlow(names[i], text)
-			if err != nil {
-				return nil, err
-			}
-			flows = append(flows, flow)
+			waiting, records = append(waiting, names[i]), append(records, text)
 		}
 	}
-	return flows, nil
+	return readFlows(waiting, records)
 }
 
 // FirstRanks returns the ranks of the first tickets of flows, 0 if none waits any more.
@@ -99,8 +99,8 @@ func (r *Runner) FirstRanks(ctx context.Context, line string, flows []Standing) 
 	}
 	ranks := make([]int64, len(flows))
 	for i, f := range first {
-		if z := f.Val(); len(z) > 0 {
-			ranks[i] = int64(z[0].Score)
+		for _, z := range f.Val() {
+			ranks[i] = int64(z.Score)
 		}
 	}
 	return ranks, nil

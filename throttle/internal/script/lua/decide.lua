@@ -202,7 +202,7 @@ local out, m = {nil, nil, nil, nil, nil, nil}, 0
 local done, count = {nil}, 0               -- what the record says of every request
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
 local last_grant, last_at                  -- of the record: the grants of a batch are alike
-local all, open = call.windows, call.open
+local all, open, scope_of = call.windows, call.open, call.scope_of
 for at = first, #argv, stride do
   count = count + 1
   local own_text, options, extra, own, failed = argv[at + 4], '', '', nil, nil
@@ -210,14 +210,16 @@ for at = first, #argv, stride do
     own_text, options, extra = match(own_text, '^([^\t]*)\t([^\t]*)\t(.*)$')
     own = windows.own_parameters(call, own_text)
   end
+  local now, op, aligned = call.now, argv[at], true
   for i = 1, nscopes do
     local suffix = argv[at + 4 + i]
     local scope = open[suffix]
     if not scope or scope.own ~= own then scope = scopes.open(call, suffix, i, own) end
-    failed = failed or scope.failed
+    if scope.failed then failed = failed or scope.failed end
+    if scope.now ~= now then aligned = false end
     list[i] = scope
   end
-  local now, op = nscopes == 1 and list[1].now or windows.align(call, list), argv[at]
+  if not aligned then now = windows.align(call, list) end
   local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel' or
     op == 'expect' or op == 'observe'
   if late then
@@ -266,20 +268,13 @@ for at = first, #argv, stride do
     end
     if needs_windows then
       local step = full and 3 or 2
-      for s = 1, nscopes do
-        local of, states = list[s].of.windows, list[s].states
-        for j = 1, #of do
-          local i = of[j]
-          local algorithm, st, o = all[i].algorithm, states[i], m + step * i
-          if full then
-            out[o - 2], out[o - 1] = algorithm.used(st), fits[i] or 0
-          else
-            out[o - 1] = algorithm.used(st)
-          end
-          out[o] = algorithm.resets_at(st, now)
-        end
+      for i = 1, nwindows do -- in this order, as a list that grows in another one costs more
+        local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]
+        out[m + 1] = algorithm.used(st)
+        if full then out[m + 2] = fits[i] or 0 end
+        m = m + step
+        out[m] = algorithm.resets_at(st, now)
       end
-      m = m + step * nwindows
     end
   end
 end

@@ -18,6 +18,7 @@
 --   scopes                      list of {number, attributes, of_tenant, windows}
 --   windows                     list of {name, unit, algorithm, head, p1 .. p4}
 --                               head is the name and the kind
+--   scope_of                    the number of the scope of each window
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
 --   texts                       what was made of costs and of own parameters, by text
@@ -71,7 +72,8 @@ windows = {
       local t = redis.call('TIME')
       now = t[1] * 1000000 + t[2]
     end
-    local scopes, list, nscopes, nwindows, leases, lists = {nil, nil}, {nil, nil}, 0, 0, nil, nil
+    local scopes, list, scope_of, nscopes, nwindows = {nil, nil}, {nil, nil}, {nil, nil}, 0, 0
+    local leases, lists = nil, nil
     for attributes in gmatch(argv[4], '([^;]*);') do
       nscopes = nscopes + 1
       scopes[nscopes] = {
@@ -100,11 +102,12 @@ windows = {
         name = sub(head, 1, -2), unit = unit, algorithm = algorithm, head = head,
         p1 = p1 + 0, p2 = p2 + 0, p3 = p3, p4 = p4,
       }
+      scope_of[nwindows] = place + 0
       of[#of + 1] = nwindows
     end
     return {
-      P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, open = {}, raw = {},
-      texts = {}, dirty = false, leases = leases,
+      P = sub(KEYS[1], 1, -2), now = now, scopes = scopes, windows = list, scope_of = scope_of,
+      open = {}, raw = {}, texts = {}, dirty = false, leases = leases,
     }
   end,
 

@@ -35,18 +35,18 @@ func adapt(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 func adaptScenarios() []scenario {
 	drains := func(name, about string, count func() apitest.Count) scenario {
-		return adaptScenario(name, about, func(ctx context.Context, _ uint64) ([]figure, error) {
+		return adaptScenario(name, about, func(ctx context.Context, o scenarioOptions, _ uint64) []figure {
 			api := newAPI(count)
-			failed, err := api.drain(ctx, throttle.AdaptFull, 500, 0)
+			failed := api.drain(ctx, o, throttle.AdaptFull, 500, 0)
 			return []figure{
 				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
 				{Name: "refusals after two periods, of calls", Value: api.refusals(apiStart), AtMost: new(0.03)},
 				{Name: "utilization of the published limit", Value: api.utilization(apiStart, api.end()), AtLeast: new(0.85)},
-			}, err
+			}
 		})
 	}
 	shared := func(name, about string, count func() apitest.Count) scenario {
-		return adaptScenario(name, about, func(ctx context.Context, seed uint64) ([]figure, error) {
+		return adaptScenario(name, about, func(ctx context.Context, o scenarioOptions, seed uint64) []figure {
 			const until = 2 * time.Minute
 			var strangers []func() int
 			api := newAPI(func() apitest.Count {
@@ -55,7 +55,7 @@ func adaptScenarios() []scenario {
 				strangers = append(strangers, stranger)
 				return both
 			})
-			failed, err := api.drain(ctx, throttle.AdaptFull, 2600, until)
+			failed := api.drain(ctx, o, throttle.AdaptFull, 2600, until)
 			left := 0.0
 			for _, stranger := range strangers {
 				left += apiLimit*(1+until.Seconds()/apiPeriod.Seconds()) - float64(stranger())
@@ -64,7 +64,7 @@ func adaptScenarios() []scenario {
 				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
 				{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(0.05)},
 				{Name: "utilization of what is left", Value: api.count(api.accepted, 0, until) / left, AtLeast: new(0.9)},
-			}, err
+			}
 		})
 	}
 	return []scenario{
@@ -84,16 +84,16 @@ func adaptScenarios() []scenario {
 }
 
 // adaptScenario is the scenario of a case, with the median of its rounds.
-func adaptScenario(name, about string, run func(ctx context.Context, seed uint64) ([]figure, error)) scenario {
-	return scenario{name, about, func(ctx context.Context, o scenarioOptions) ([]figure, error) {
-		return medians(o.rounds, func(round int) ([]figure, error) { return run(ctx, uint64(1000*round)) })
+func adaptScenario(name, about string, run func(ctx context.Context, o scenarioOptions, seed uint64) []figure) scenario {
+	return scenario{name, about, func(ctx context.Context, o scenarioOptions) []figure {
+		return medians(o.rounds, func(round int) []figure { return run(ctx, o, uint64(1000*round)) })
 	}}
 }
 
-func halved(ctx context.Context, _ uint64) ([]figure, error) {
+func halved(ctx context.Context, o scenarioOptions, _ uint64) []figure {
 	const from, restored, until = 20 * time.Second, 80 * time.Second, 130 * time.Second
 	api := newAPI(func() apitest.Count { return apitest.HalvedCount(apiLimit, apiPeriod, from, restored) })
-	failed, err := api.drain(ctx, throttle.AdaptFull, 2800, until)
+	failed := api.drain(ctx, o, throttle.AdaptFull, 2800, until)
 	const span = 2 * apiPeriod
 	full := 2 * apiLimit * span.Seconds() / (apiPeriod + apiMargin).Seconds()
 	back := restored
@@ -105,33 +105,24 @@ func halved(ctx context.Context, _ uint64) ([]figure, error) {
 		{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(0.03)},
 		{Name: "back to 0.95 of the full rate after", Value: (back - restored).Seconds(), Unit: "s", AtMost: new(30.)},
 		{Name: "utilization of the half", Value: 2 * api.utilization(from, restored)},
-	}, err
+	}
 }
 
-func published(ctx context.Context, _ uint64) ([]figure, error) {
+func published(ctx context.Context, o scenarioOptions, _ uint64) []figure {
 	var used [2]float64
-	var errs [2]error
 	refused, failed := 0, 0
-	var both sync.WaitGroup
 	var mu sync.Mutex
-	for i, mode := range []throttle.Adapt{throttle.AdaptOff, throttle.AdaptFull} {
-		both.Go(func() {
-			api := newAPI(func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) })
-			n, err := api.drain(ctx, mode, 500, 0)
-			mu.Lock()
-			defer mu.Unlock()
-			used[i], errs[i] = api.utilization(apiStart, api.end()), err
-			refused, failed = refused+len(api.refused), failed+n
-		})
-	}
-	both.Wait()
-	err := errs[0]
-	if err == nil {
-		err = errs[1]
-	}
+	inParallel(2, 2, func(i int) {
+		api := newAPI(func() apitest.Count { return apitest.PublishedCount(apiLimit, apiPeriod) })
+		n := api.drain(ctx, o, []throttle.Adapt{throttle.AdaptOff, throttle.AdaptFull}[i], 500, 0)
+		mu.Lock()
+		defer mu.Unlock()
+		used[i] = api.utilization(apiStart, api.end())
+		refused, failed = refused+len(api.refused), failed+n
+	})
 	return []figure{
 		{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
 		{Name: "refusals", Value: float64(refused), AtMost: new(0.)},
 		{Name: "utilization beside adapt: off", Value: used[1] / used[0], AtLeast: new(0.99)},
-	}, err
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
@@ -96,67 +94,56 @@ func (a *api) utilization(from, until time.Duration) float64 {
 
 // drain has two servers with four slots each work off jobs of two tenants, with three retries each,
 // until all are done, or for a time. It returns how many have failed, or lost a retry.
-func (a *api) drain(ctx context.Context, mode throttle.Adapt, jobs int, until time.Duration) (failed int, err error) {
-	redisServer, err := startServer(20)
-	if err != nil {
-		return 0, err
-	}
-	defer redisServer.stop()
-	web := httptest.NewServer(a)
-	defer web.Close()
-	policy := throttle.Policy{
-		Name: "api", Match: []string{"*"}, Adapt: mode,
-		Windows: []throttle.Window{{Name: "published", Limit: apiLimit, Period: apiPeriod, Margin: apiMargin}},
-	}
-	redisOpt := asynq.RedisClientOpt{Addr: redisServer.process.Addr}
-	var done atomic.Int64
-	for range 2 {
-		end, err := a.serve(redisOpt, policy, web.URL, &done)
-		if err != nil {
-			return 0, err
+func (a *api) drain(ctx context.Context, o scenarioOptions, mode throttle.Adapt, jobs int, until time.Duration) (failed int) {
+	check(o.apart(func(o scenarioOptions) {
+		s := newSite(o)
+		web := httptest.NewServer(a)
+		o.atEnd(web.Close)
+		policy := throttle.Policy{
+			Name: "api", Match: []string{"*"}, Adapt: mode,
+			Windows: []throttle.Window{{Name: "published", Limit: apiLimit, Period: apiPeriod, Margin: apiMargin}},
 		}
-		defer end()
-	}
-	if err := enqueueCalls(ctx, redisOpt, policy, jobs); err != nil {
-		return 0, err
-	}
-	for begun := time.Now(); done.Load() < int64(jobs); time.Sleep(50 * time.Millisecond) {
-		if ctx.Err() != nil {
-			return 0, ctx.Err()
+		var done atomic.Int64
+		for range 2 {
+			s.serveCalls(policy, web.URL, &done)
 		}
-		if until > 0 && time.Since(begun) > until {
-			break
+		s.withOurClient(policy, func(c *worker.Client) { inBatches(ctx, c)(callTasks(jobs)) })
+		for begun := time.Now(); done.Load() < int64(jobs); time.Sleep(50 * time.Millisecond) {
+			check(ctx.Err())
+			if until > 0 && time.Since(begun) > until {
+				break
+			}
+			if time.Since(begun) > 4*time.Minute {
+				fail("%d of %d jobs are done after 4 minutes", done.Load(), jobs)
+			}
 		}
-		if time.Since(begun) > 4*time.Minute {
-			return 0, fmt.Errorf("%d of %d jobs are done after 4 minutes", done.Load(), jobs)
-		}
-	}
-	inspector := asynq.NewInspector(redisOpt)
-	defer inspector.Close()
-	info, err := inspector.GetQueueInfo("default")
-	if err != nil {
-		return 0, err
-	}
-	return info.Failed + info.Archived + info.Retry, nil
+		inspector := asynq.NewInspector(s.opt())
+		defer inspector.Close()
+		info := must(inspector.GetQueueInfo("default"))
+		failed = info.Failed + info.Archived + info.Retry
+	}))
+	return failed
 }
 
-func (a *api) serve(redisOpt asynq.RedisClientOpt, policy throttle.Policy, url string, done *atomic.Int64) (end func(), err error) {
-	client, limiter, err := newLimiter(redisOpt.Addr, policy)
-	if err != nil {
-		return nil, err
+func callTasks(n int) []*asynq.Task {
+	tasks := make([]*asynq.Task, n)
+	for i := range tasks {
+		identity := worker.Identity{Tenant: []string{"acme", "umbrella"}[i%2]}
+		tasks[i] = worker.NewTask(identity, "call", []byte(fmt.Sprint(i)), asynq.MaxRetry(3))
 	}
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
+	return tasks
+}
+
+// serveCalls starts a server whose tasks are calls of the URL. It ends with the case.
+func (s *site) serveCalls(policy throttle.Policy, url string, done *atomic.Int64) {
+	client, limiter := newLimiter(s.addr(), policy)
+	quiet := slog.New(slog.DiscardHandler)
 	base := &http.Transport{MaxIdleConnsPerHost: 8}
-	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Base: base, LearnOnly: true, Limiter: limiter, Logger: quiet})
-	if err != nil {
-		return nil, err
-	}
-	calls := &http.Client{Transport: transport}
-	srv, err := worker.NewServer(redisOpt, asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel}, worker.Config{Limiter: limiter, Logger: quiet})
-	if err != nil {
-		return nil, err
-	}
-	if err := srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+	s.o.atEnd(func() { client.Close(); base.CloseIdleConnections() })
+	calls := &http.Client{Transport: must(httpthrottle.NewTransport(
+		httpthrottle.TransportConfig{Base: base, LearnOnly: true, Limiter: limiter, Logger: quiet}))}
+	srv := must(worker.NewServer(s.opt(), asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel}, worker.Config{Limiter: limiter, Logger: quiet}))
+	check(srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		d, _ := worker.FromContext(ctx).Decision()
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/"+d.Tenant, nil)
 		if err != nil {
@@ -172,39 +159,6 @@ func (a *api) serve(redisOpt asynq.RedisClientOpt, policy throttle.Policy, url s
 		}
 		done.Add(1)
 		return nil
-	})); err != nil {
-		return nil, err
-	}
-	return func() {
-		srv.Shutdown()
-		client.Close()
-		base.CloseIdleConnections()
-	}, nil
-}
-
-func enqueueCalls(ctx context.Context, redisOpt asynq.RedisClientOpt, policy throttle.Policy, jobs int) error {
-	limits := redis.NewClient(&redis.Options{Addr: redisOpt.Addr})
-	defer limits.Close()
-	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{policy}})
-	if err != nil {
-		return err
-	}
-	client, err := worker.NewClient(redisOpt, worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	tasks := make([]*asynq.Task, jobs)
-	for i := range tasks {
-		identity := worker.Identity{Tenant: []string{"acme", "umbrella"}[i%2]}
-		tasks[i] = worker.NewTask(identity, "call", []byte(fmt.Sprint(i)), asynq.MaxRetry(3))
-	}
-	for batch := range slices.Chunk(tasks, 500) {
-		for _, result := range client.EnqueueBatch(ctx, batch) {
-			if result.Err != nil {
-				return result.Err
-			}
-		}
-	}
-	return nil
+	})))
+	s.o.atEnd(srv.Shutdown)
 }

@@ -5,14 +5,12 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
-	"path"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -23,39 +21,21 @@ var bullMQSource embed.FS
 // A bullMQ is an installation of BullMQ, a queue for Node that has a limiter.
 type bullMQ struct{ dir string }
 
-// installBullMQ installs BullMQ into a directory of its own. If it cannot, missing says why.
-func installBullMQ(ctx context.Context) (b *bullMQ, missing error) {
+// installBullMQ installs BullMQ into a directory of its own, which is removed when the case has
+// ended. If it cannot, missing says why.
+func installBullMQ(ctx context.Context, o scenarioOptions) (b *bullMQ, missing error) {
 	for _, command := range []string{"node", "npm"} {
 		if _, err := exec.LookPath(command); err != nil {
 			return nil, fmt.Errorf("%s is not installed", command)
 		}
 	}
-	dir, err := os.MkdirTemp("", "sluice-bench-bullmq-")
-	if err != nil {
-		return nil, err
-	}
-	b = &bullMQ{dir}
-	if err := b.install(ctx); err != nil {
-		b.remove()
-		return nil, err
-	}
-	return b, nil
+	b = &bullMQ{must(os.MkdirTemp("", "sluice-bench-bullmq-"))}
+	o.atEnd(func() { os.RemoveAll(b.dir) })
+	return b, b.install(ctx)
 }
 
 func (b *bullMQ) install(ctx context.Context) error {
-	files, err := bullMQSource.ReadDir("bullmq")
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
-		text, err := bullMQSource.ReadFile(path.Join("bullmq", f.Name()))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(b.dir, f.Name()), text, 0o600); err != nil {
-			return err
-		}
-	}
+	check(os.CopyFS(b.dir, must(fs.Sub(bullMQSource, "bullmq"))))
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	npm := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--silent")
@@ -66,64 +46,45 @@ func (b *bullMQ) install(ctx context.Context) error {
 	return nil
 }
 
-func (b *bullMQ) remove() { os.RemoveAll(b.dir) }
-
 // process runs bullmq/peer.js with the arguments. It returns the cost of one job, from the time
 // that the peer was ready to its end, and when its handlers started.
-func (b *bullMQ) process(ctx context.Context, s *site, jobs int, mode string, args ...any) (c cost, starts []start, err error) {
+func (b *bullMQ) process(ctx context.Context, s *site, jobs int, mode string, args ...any) (c cost, starts []start) {
 	_, port, err := net.SplitHostPort(s.addr())
-	if err != nil {
-		return cost{}, nil, err
-	}
+	check(err)
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	words := []string{"peer.js", port, mode, fmt.Sprint(jobs)}
 	for _, a := range args {
 		words = append(words, fmt.Sprint(a))
 	}
 	node := exec.CommandContext(ctx, "node", words...)
 	node.Dir, node.Stderr = b.dir, os.Stderr
-	in, err := node.StdinPipe()
-	if err != nil {
-		return cost{}, nil, err
-	}
-	out, err := node.StdoutPipe()
-	if err != nil {
-		return cost{}, nil, err
-	}
-	if err := node.Start(); err != nil {
-		return cost{}, nil, err
-	}
+	in, out := must(node.StdinPipe()), must(node.StdoutPipe())
+	check(node.Start())
+	ended := false
 	defer func() {
-		if err != nil {
-			cancel()
+		cancel()
+		if !ended {
+			node.Wait()
 		}
-		err = errors.Join(err, node.Wait())
 	}()
 	said := bufio.NewReader(out)
-	if line, err := said.ReadString('\n'); err != nil || line != "ready\n" {
-		return cost{}, nil, fmt.Errorf("BullMQ's process said %q in place of ready: %w", line, err)
+	if line := must(said.ReadString('\n')); line != "ready\n" {
+		fail("BullMQ's process said %q in place of ready", line)
 	}
 	var line string
-	took, cpu, err := s.spent(ctx, func() error {
-		if _, err := io.WriteString(in, "begin\n"); err != nil {
-			return err
-		}
-		line, err = said.ReadString('\n')
-		return err
+	took, cpu := s.spent(ctx, func() {
+		must(io.WriteString(in, "begin\n"))
+		line = must(said.ReadString('\n'))
 	})
-	if err != nil {
-		return cost{}, nil, fmt.Errorf("BullMQ's process: %w", err)
-	}
 	var answer struct {
 		Starts []float64 `json:"starts"` // milliseconds since 1970
 	}
-	if err := json.Unmarshal([]byte(line), &answer); err != nil {
-		return cost{}, nil, fmt.Errorf("BullMQ's process: %w", err)
-	}
+	check(json.Unmarshal([]byte(line), &answer))
+	ended = true
+	check(node.Wait())
 	for _, ms := range answer.Starts {
 		at := time.UnixMicro(int64(ms * 1000))
 		starts = append(starts, start{at: at, granted: at})
 	}
-	return cost{took.Seconds() * 1e6 / float64(jobs), cpu / float64(jobs)}, starts, nil
+	return cost{took.Seconds() * 1e6 / float64(jobs), cpu / float64(jobs)}, starts
 }

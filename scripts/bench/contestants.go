@@ -23,21 +23,21 @@ const period = 24 * time.Hour
 type contestant struct {
 	name  string
 	limit int
+	take  reserveFunc
 
-	// take takes one unit for the tenant.
-	take func(ctx context.Context, tenant string) (granted bool, err error)
-
-	// fill takes `used` units for a tenant that has none yet.
-	fill func(ctx context.Context, tenant string, used int) error
+	// fill takes `used` units for a tenant that has none yet. If it is nil, one take does.
+	fill func(ctx context.Context, tenant string, used int)
 }
+
+// A reserveFunc asks once for units, and returns whether they were granted.
+type reserveFunc func(ctx context.Context, tenant string, cost int) bool
 
 // baseline is the contestant that every ratio refers to.
 func baseline(client redis.UniversalClient) contestant {
 	return redisRate(client, "redis_rate, one call", 20, 1)
 }
 
-func contestants(client redis.UniversalClient) ([]contestant, error) {
-	var all []contestant
+func contestants(client redis.UniversalClient) (all []contestant) {
 	for _, kind := range []struct {
 		algorithm throttle.Algorithm
 		limit     int
@@ -59,60 +59,36 @@ func contestants(client redis.UniversalClient) ([]contestant, error) {
 			{"two scopes", []throttle.Window{first, ofUser}},
 		} {
 			name := fmt.Sprintf("sluice %s %d, %s", kind.algorithm, kind.limit, shape.name)
-			c, err := sluice(client, name, kind.limit, shape.windows)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, c)
+			all = append(all, sluice(client, name, kind.limit, shape.windows))
 		}
 	}
-	all = append(all, redisRate(client, "redis_rate, two calls", 20, 2))
-	gcra, err := throttledGCRA(client, 20)
-	if err != nil {
-		return nil, err
-	}
-	all = append(all, gcra, plainCounter(client, 20))
+	all = append(all, redisRate(client, "redis_rate, two calls", 20, 2), throttledGCRA(client, 20), plainCounter(client, 20))
 	for _, limit := range []int{20, 1000, 100_000} {
 		all = append(all, sortedSet(client, limit))
 	}
-	return all, nil
+	return all
 }
-
-// A reserveFunc asks once for units, and returns whether they were granted.
-type reserveFunc func(ctx context.Context, tenant string, cost int) (granted bool, err error)
 
 // ourReserve returns a reserve by our limiter with these windows. The tenant is also the user.
-func ourReserve(client redis.UniversalClient, windows ...throttle.Window) (reserveFunc, error) {
-	return ourReservePolicy(client, "bench", windows...)
-}
-
-func ourReservePolicy(client redis.UniversalClient, policy string, windows ...throttle.Window) (reserveFunc, error) {
-	l, err := throttle.New(throttle.Config{
+func ourReserve(client redis.UniversalClient, policy string, windows ...throttle.Window) reserveFunc {
+	l := must(throttle.New(throttle.Config{
 		Client:   client,
 		Policies: []throttle.Policy{{Name: policy, Windows: windows}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context, tenant string, cost int) (bool, error) {
-		d, err := l.Reserve(ctx, throttle.Request{
+	}))
+	return func(ctx context.Context, tenant string, cost int) bool {
+		return must(l.Reserve(ctx, throttle.Request{
 			Policy: policy, Tenant: tenant,
 			Attributes: map[string]string{"user": tenant},
 			Cost:       map[string]int64{throttle.Requests: int64(cost)},
-		})
-		return d.Granted, err
-	}, nil
+		})).Granted
+	}
 }
 
-func sluice(client redis.UniversalClient, name string, limit int, windows []throttle.Window) (contestant, error) {
-	take, err := ourReserve(client, windows...)
-	if err != nil {
-		return contestant{}, err
-	}
+func sluice(client redis.UniversalClient, name string, limit int, windows []throttle.Window) contestant {
+	take := ourReserve(client, "bench", windows...)
 	return contestant{
-		name: name, limit: limit,
-		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
-		fill: func(ctx context.Context, tenant string, used int) error {
+		name: name, limit: limit, take: take,
+		fill: func(ctx context.Context, tenant string, used int) {
 			fill, pause := take, time.Duration(0)
 			if large := limit > 128 && windows[0].Algorithm == throttle.Sliding; large {
 				// A large window counts together what is granted together. Full since long is one
@@ -122,23 +98,19 @@ func sluice(client redis.UniversalClient, name string, limit int, windows []thro
 				for i := range short {
 					short[i].Period = fillPeriod
 				}
-				if fill, err = ourReserve(client, short...); err != nil {
-					return err
-				}
+				fill = ourReserve(client, "bench", short...)
 				pause = fillPeriod * 3 / 4 / fillCalls
 			}
 			each := max(1, limit/fillCalls)
 			for next := time.Now(); used > 0; used -= each {
-				granted, err := fill(ctx, tenant, min(used, each))
-				if err != nil || !granted {
-					return fmt.Errorf("filling %s: granted %t, %w", name, granted, err)
+				if !fill(ctx, tenant, min(used, each)) {
+					fail("filling %s: not granted", name)
 				}
 				next = next.Add(pause)
 				time.Sleep(time.Until(next))
 			}
-			return nil
 		},
-	}, nil
+	}
 }
 
 // A large window is filled by so many calls while it has this period.
@@ -150,51 +122,31 @@ const (
 // redisRate makes one call for each window, as its users do. All but the last have room.
 func redisRate(client redis.UniversalClient, name string, limit, calls int) contestant {
 	l := redis_rate.NewLimiter(client)
-	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
+	return contestant{name: name, limit: limit, take: func(ctx context.Context, tenant string, cost int) bool {
 		for i := range calls {
 			n := limit
 			if i < calls-1 {
 				n *= 1000
 			}
-			r, err := l.AllowN(ctx, fmt.Sprint(tenant, ":", i), redis_rate.Limit{Rate: n, Burst: n, Period: period}, cost)
-			if err != nil || r.Allowed == 0 {
-				return false, err
+			r := must(l.AllowN(ctx, fmt.Sprint(tenant, ":", i), redis_rate.Limit{Rate: n, Burst: n, Period: period}, cost))
+			if r.Allowed == 0 {
+				return false
 			}
 		}
-		return true, nil
-	}
-	return contestant{
-		name: name, limit: limit,
-		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
-		fill: func(ctx context.Context, tenant string, used int) error {
-			_, err := take(ctx, tenant, used)
-			return err
-		},
-	}
+		return true
+	}}
 }
 
-func throttledGCRA(client redis.UniversalClient, limit int) (contestant, error) {
-	store, err := goredisstore.NewCtx(client, "throttled:")
-	if err != nil {
-		return contestant{}, err
-	}
-	l, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
+func throttledGCRA(client redis.UniversalClient, limit int) contestant {
+	store := must(goredisstore.NewCtx(client, "throttled:"))
+	l := must(throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
 		MaxRate: throttled.PerDuration(limit, period), MaxBurst: limit - 1,
-	})
-	if err != nil {
-		return contestant{}, err
-	}
-	return contestant{
-		name: "throttled, GCRA", limit: limit,
-		take: func(ctx context.Context, tenant string) (bool, error) {
-			limited, _, err := l.RateLimitCtx(ctx, tenant, 1)
-			return !limited, err
-		},
-		fill: func(ctx context.Context, tenant string, used int) error {
-			_, _, err := l.RateLimitCtx(ctx, tenant, used)
-			return err
-		},
-	}, nil
+	}))
+	return contestant{name: "throttled, GCRA", limit: limit, take: func(ctx context.Context, tenant string, cost int) bool {
+		limited, _, err := l.RateLimitCtx(ctx, tenant, cost)
+		check(err)
+		return !limited
+	}}
 }
 
 // The shortest script of a fixed window. It returns neither the time of the reset nor the state
@@ -206,18 +158,10 @@ return used <= tonumber(ARGV[1]) and 1 or 0
 `)
 
 func plainCounter(client redis.UniversalClient, limit int) contestant {
-	take := func(ctx context.Context, tenant string, cost int) (bool, error) {
-		n, err := plainCounterScript.Run(ctx, client, []string{"counter:" + tenant}, limit, period.Milliseconds(), cost).Int()
-		return n == 1, err
-	}
-	return contestant{
-		name: "plain counter script", limit: limit,
-		take: func(ctx context.Context, tenant string) (bool, error) { return take(ctx, tenant, 1) },
-		fill: func(ctx context.Context, tenant string, used int) error {
-			_, err := take(ctx, tenant, used)
-			return err
-		},
-	}
+	return contestant{name: "plain counter script", limit: limit, take: func(ctx context.Context, tenant string, cost int) bool {
+		keys := []string{"counter:" + tenant}
+		return must(plainCounterScript.Run(ctx, client, keys, limit, period.Milliseconds(), cost).Int()) == 1
+	}}
 }
 
 // The usual sliding window log in a sorted set, with a member for each grant.
@@ -240,24 +184,21 @@ func sortedSet(client redis.UniversalClient, limit int) contestant {
 	key := func(tenant string) string { return "zset:" + tenant }
 	return contestant{
 		name: fmt.Sprintf("sorted set script %d", limit), limit: limit,
-		take: func(ctx context.Context, tenant string) (bool, error) {
-			reply, err := sortedSetScript.Run(ctx, client, []string{key(tenant)},
-				limit, period.Microseconds(), rand.Text()).Int64Slice()
-			return len(reply) > 0 && reply[0] == 1, err
+		take: func(ctx context.Context, tenant string, _ int) bool {
+			return must(sortedSetScript.Run(ctx, client, []string{key(tenant)},
+				limit, period.Microseconds(), rand.Text()).Int64Slice())[0] == 1
 		},
-		fill: func(ctx context.Context, tenant string, used int) error {
+		fill: func(ctx context.Context, tenant string, used int) {
 			now := time.Now().UnixMicro()
 			for used > 0 {
 				members := make([]redis.Z, min(used, 10_000))
 				for i := range members {
 					members[i] = redis.Z{Score: float64(now - int64(used-i)), Member: rand.Text()}
 				}
-				if err := client.ZAdd(ctx, key(tenant), members...).Err(); err != nil {
-					return err
-				}
+				check(client.ZAdd(ctx, key(tenant), members...).Err())
 				used -= len(members)
 			}
-			return client.PExpire(ctx, key(tenant), period).Err()
+			check(client.PExpire(ctx, key(tenant), period).Err())
 		},
 	}
 }

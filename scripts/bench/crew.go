@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -33,28 +32,21 @@ func (c crew) plain() crew {
 	return c
 }
 
-// A shift is a crew at work.
+// A shift is a crew at work, or not yet.
 type shift struct {
 	calls []*callLog // of each server's limiter
 	ends  []func()
 }
 
 // start starts the servers, each with connections and a limiter of its own.
-func (c crew) start(addr string, j *journal) (*shift, error) {
-	s := &shift{}
+func (s *shift) start(c crew, addr string, j *journal) {
 	for i := range cmp.Or(c.servers, 1) {
-		var err error
 		if c.policy == nil {
-			err = c.startPlain(s, i, addr, j)
+			s.startPlain(c, i, addr, j)
 		} else {
-			err = c.startThrottled(s, i, addr, j)
-		}
-		if err != nil {
-			s.end()
-			return nil, err
+			s.startThrottled(c, i, addr, j)
 		}
 	}
-	return s, nil
 }
 
 // end shuts all servers down as a deploy does.
@@ -71,30 +63,24 @@ func (c crew) config() asynq.Config {
 	return asynq.Config{Concurrency: c.slots, LogLevel: asynq.FatalLevel}
 }
 
-func (c crew) startPlain(s *shift, server int, addr string, j *journal) error {
+func (s *shift) startPlain(c crew, server int, addr string, j *journal) {
 	srv := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, c.config())
-	if err := srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+	check(srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		id, _ := asynq.GetTaskID(ctx)
 		j.start(start{at: time.Now(), id: id, server: server})
 		time.Sleep(c.work)
 		return nil
-	})); err != nil {
-		return err
-	}
+	})))
 	s.ends = append(s.ends, srv.Shutdown)
-	return nil
 }
 
-func (c crew) startThrottled(s *shift, server int, addr string, j *journal) error {
-	client, limiter, err := newLimiter(addr, *c.policy)
-	if err != nil {
-		return err
-	}
+func (s *shift) startThrottled(c crew, server int, addr string, j *journal) {
+	client, limiter := newLimiter(addr, *c.policy)
 	calls := &callLog{}
 	client.AddHook(calls)
-	srv, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, c.config(), worker.Config{
+	srv := must(worker.NewServer(asynq.RedisClientOpt{Addr: addr}, c.config(), worker.Config{
 		Limiter: limiter,
-		Logger:  slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger:  slog.New(slog.DiscardHandler),
 		OnDecision: func(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
 			if d.Granted {
 				return
@@ -105,16 +91,8 @@ func (c crew) startThrottled(s *shift, server int, addr string, j *journal) erro
 				c.denied(id, d)
 			}
 		},
-	})
-	if err != nil {
-		client.Close()
-		return err
-	}
-	end := func() {
-		srv.Shutdown()
-		client.Close()
-	}
-	if err := srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+	}))
+	check(srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		at := time.Now()
 		d, _ := worker.FromContext(ctx).Decision()
 		id, _ := asynq.GetTaskID(ctx)
@@ -125,22 +103,14 @@ func (c crew) startThrottled(s *shift, server int, addr string, j *journal) erro
 		j.start(s)
 		time.Sleep(c.work)
 		return nil
-	})); err != nil {
-		end()
-		return err
-	}
-	s.calls, s.ends = append(s.calls, calls), append(s.ends, end)
-	return nil
+	})))
+	s.calls = append(s.calls, calls)
+	s.ends = append(s.ends, func() { srv.Shutdown(); client.Close() })
 }
 
-func newLimiter(addr string, policy throttle.Policy) (*redis.Client, *throttle.Limiter, error) {
+func newLimiter(addr string, policy throttle.Policy) (*redis.Client, *throttle.Limiter) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy}})
-	if err != nil {
-		client.Close()
-		return nil, nil, err
-	}
-	return client, limiter, nil
+	return client, must(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{policy}}))
 }
 
 // A cost is the mean cost of one of many equal things.
@@ -156,18 +126,11 @@ const turns = 20
 
 // inTurns has sides act in turn, in short slices, so that a disturbance of the machine hits all of
 // them. A side does a part of its things in each slice, and returns how many.
-func (s *site) inTurns(ctx context.Context, sides ...func() (int, error)) ([]cost, error) {
+func (s *site) inTurns(ctx context.Context, sides ...func() int) []cost {
 	n, took, cpu := make([]int, len(sides)), make([]time.Duration, len(sides)), make([]float64, len(sides))
 	for range turns {
 		for i, act := range sides {
-			t, c, err := s.spent(ctx, func() error {
-				did, err := act()
-				n[i] += did
-				return err
-			})
-			if err != nil {
-				return nil, err
-			}
+			t, c := s.spent(ctx, func() { n[i] += act() })
 			took[i] += t
 			cpu[i] += c
 		}
@@ -176,5 +139,5 @@ func (s *site) inTurns(ctx context.Context, sides ...func() (int, error)) ([]cos
 	for i := range sides {
 		costs[i] = cost{took[i].Seconds() * 1e6 / float64(n[i]), cpu[i] / float64(n[i])}
 	}
-	return costs, nil
+	return costs
 }

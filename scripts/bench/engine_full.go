@@ -9,9 +9,8 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/sluice-go/sluice/worker"
-
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
 )
 
 // Windows that stay full have this period, and grant so many calls in it.
@@ -22,105 +21,74 @@ const (
 
 // engineFull: single calls to sliding windows that stay full, as calls never pause. All grant as
 // many calls a second, so they differ only in size.
-func engineFull(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	s, err := newReserveSite(ctx, o, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
+func engineFull(ctx context.Context, o scenarioOptions) []figure {
+	s := newReserveSite(ctx, o, 1)
 	limits := []int{20, 1_000, 100_000}
-	sides, granted, err := s.fullWindows(ctx, limits)
-	if err != nil {
-		return nil, err
-	}
-	return medians(o.rounds, func(round int) ([]figure, error) {
-		if err := s.clear(ctx); err != nil {
-			return nil, err
-		}
-		if err := fillWindows(sides); err != nil {
-			return nil, err
-		}
+	sides, granted := s.fullWindows(ctx, limits)
+	return medians(o.rounds, func(round int) []figure {
+		s.clear(ctx)
+		fillWindows(sides)
 		clear(granted)
-		costs, err := s.inTurns(ctx, sides...)
-		if err != nil {
-			return nil, err
-		}
+		costs := s.inTurns(ctx, sides...)
 		o.say("round %d of %d: limits %v: %v, granted %v", round+1, o.rounds, limits, costs, granted)
 		var all []figure
 		for i, limit := range limits[1:] {
 			all = append(all, figure{Name: fmt.Sprintf("full window of %d: Redis CPU a decision, beside one of 20", limit), Value: costs[i+1].cpu / costs[0].cpu, AtMost: new(1.3)})
 		}
-		return all, nil
+		return all
 	})
 }
 
 // fullWindows returns sides that call windows of these limits one call after the other, without a
 // pause, and how many calls each was granted. A call to a large window costs more units. Small
 // windows are spread over several tenants.
-func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []func() (int, error), granted []int, err error) {
+func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []func() int, granted []int) {
 	slice := time.Duration(s.o.of(50, 150)) * time.Millisecond
 	granted = make([]int, len(limits))
 	for i, limit := range limits {
-		take, err := ourReservePolicy(s.askers, fmt.Sprint("full-", limit), throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod})
-		if err != nil {
-			return nil, nil, err
-		}
+		take := ourReserve(s.askers, fmt.Sprint("full-", limit), throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod})
 		tenants := max(1, fullGrants/limit)
 		cost := limit * tenants / fullGrants
 		next := 0
-		sides = append(sides, func() (n int, err error) {
+		sides = append(sides, func() (n int) {
 			for end := time.Now().Add(slice); time.Now().Before(end); n++ {
-				ok, err := take(ctx, "tenant-"+strconv.Itoa(next%tenants), cost)
-				if err != nil {
-					return n, err
-				}
-				if ok {
+				if take(ctx, "tenant-"+strconv.Itoa(next%tenants), cost) {
 					granted[i]++
 				}
 				next++
 			}
-			return n, nil
+			return n
 		})
 	}
-	return sides, granted, nil
+	return sides, granted
 }
 
 // fillWindows calls until all windows are full.
-func fillWindows(sides []func() (int, error)) error {
+func fillWindows(sides []func() int) {
 	for _, ask := range sides {
 		for begin := time.Now(); time.Since(begin) < fullPeriod; {
-			if _, err := ask(); err != nil {
-				return err
-			}
+			ask()
 		}
 	}
-	return nil
 }
 
 // engineSlots: handler slots bind, and no limit does. One tenant's backlog came first.
-func engineSlots(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineSlots(ctx context.Context, o scenarioOptions) []figure {
 	const others, each = 9, 100
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
+	s := newSite(o)
 	policy := unbound()
 	c := crew{policy: &policy, slots: 32, work: 5 * time.Millisecond}
-	return medians(o.rounds, func(int) ([]figure, error) {
+	return medians(o.rounds, func(int) []figure {
 		var all []*asynq.Task
 		for range o.of(2_000, 10_000) {
 			all = append(all, worker.NewTask(worker.Identity{Tenant: "bulk"}, "call", nil))
 		}
 		all = append(all, tasks(others*each, others)...)
-		ours, err := s.drainOurs(ctx, c, all)
-		if err != nil {
-			return nil, err
-		}
+		ours := s.drainOurs(ctx, c, all)
 		return []figure{
 			{Name: "share error while all wait", Value: shareErrorOf(ours.starts, others+1), AtMost: new(0.05)},
 			{Name: "wakes a task", Value: ours.wakes, AtMost: new(1.02)},
-		}, nil
+		}
 	})
 }
 

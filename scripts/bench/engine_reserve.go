@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -26,73 +25,55 @@ func twoExact() []throttle.Window {
 func rateReserve(client redis.UniversalClient) reserveFunc {
 	l := redis_rate.NewLimiter(client)
 	limit := redis_rate.Limit{Rate: 100_000, Burst: 100_000, Period: time.Second}
-	return func(ctx context.Context, tenant string, cost int) (bool, error) {
-		r, err := l.AllowN(ctx, tenant, limit, cost)
-		return err == nil && r.Allowed > 0, err
+	return func(ctx context.Context, tenant string, cost int) bool {
+		return must(l.AllowN(ctx, tenant, limit, cost)).Allowed > 0
 	}
 }
 
 // engineReserve: two exact windows by many goroutines, against one call of redis_rate.
-func engineReserve(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineReserve(ctx context.Context, o scenarioOptions) []figure {
 	const goroutines = 64
-	s, err := newReserveSite(ctx, o, goroutines)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
+	s := newReserveSite(ctx, o, goroutines)
 	n := o.of(10_000, 80_000)
-	return medians(o.rounds, func(round int) ([]figure, error) {
+	return medians(o.rounds, func(round int) []figure {
 		var all []figure
 		for _, c := range []struct {
 			name    string
 			tenants int
 			cpu     float64
 		}{{"10 tenants", 10, 0.7}, {"all different", math.MaxInt, 1.0}} {
-			costs, err := s.besideRate(ctx, n, c.tenants, goroutines)
-			if err != nil {
-				return nil, err
-			}
+			costs := s.besideRate(ctx, n, c.tenants, goroutines)
 			o.say("round %d of %d, %s: redis_rate %v; ours %v", round+1, o.rounds, c.name, costs[0], costs[1])
 			all = append(all,
 				figure{Name: c.name + ": throughput, beside redis_rate", Value: costs[0].each / costs[1].each, AtLeast: new(2.)},
 				figure{Name: c.name + ": Redis CPU a decision, beside redis_rate's", Value: costs[1].cpu / costs[0].cpu, AtMost: &c.cpu},
 			)
 		}
-		return all, nil
+		return all
 	})
 }
 
 // engineReserveOne: the same by one goroutine, which waits for each answer.
-func engineReserveOne(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	s, err := newReserveSite(ctx, o, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
-	return medians(o.rounds, func(round int) ([]figure, error) {
-		costs, err := s.besideRate(ctx, o.of(2_000, 10_000), 10, 1)
-		if err != nil {
-			return nil, err
-		}
+func engineReserveOne(ctx context.Context, o scenarioOptions) []figure {
+	s := newReserveSite(ctx, o, 1)
+	return medians(o.rounds, func(round int) []figure {
+		costs := s.besideRate(ctx, o.of(2_000, 10_000), 10, 1)
 		o.say("round %d of %d: redis_rate %v; ours %v", round+1, o.rounds, costs[0], costs[1])
 		return []figure{
 			{Name: "time a call, beside redis_rate's", Value: costs[1].each / costs[0].each, AtMost: new(1.2)},
 			{Name: "Redis CPU a decision, beside redis_rate's", Value: costs[1].cpu / costs[0].cpu},
-		}, nil
+		}
 	})
 }
 
 // besideRate returns the costs of redis_rate, and of two exact windows of ours.
-func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int) ([]cost, error) {
-	ours, err := ourReserve(s.askers, twoExact()...)
-	if err != nil {
-		return nil, err
-	}
+func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int) []cost {
+	ours := ourReserve(s.askers, "bench", twoExact()...)
 	return s.compare(ctx, n, tenants, goroutines, rateReserve(s.askers), ours)
 }
 
 // engineShapes: policies of other shapes against two windows in one scope, by single calls.
-func engineShapes(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineShapes(ctx context.Context, o scenarioOptions) []figure {
 	window := func(name string, period time.Duration, per ...string) throttle.Window {
 		w := throttle.Window{Name: name, Limit: 1_000_000, Period: period}
 		if len(per) > 0 {
@@ -105,29 +86,18 @@ func engineShapes(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		{window("second", time.Second), window("user", time.Minute, "tenant", "user")},
 		{window("second", time.Second), window("minute", time.Minute), window("hour", time.Hour), window("day", 24*time.Hour), window("week", 7*24*time.Hour)},
 	}
-	s, err := newReserveSite(ctx, o, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
+	s := newReserveSite(ctx, o, 1)
 	var takes []reserveFunc
 	for i, windows := range shapes {
-		take, err := ourReservePolicy(s.askers, fmt.Sprint("shape-", i), windows...)
-		if err != nil {
-			return nil, err
-		}
-		takes = append(takes, take)
+		takes = append(takes, ourReserve(s.askers, fmt.Sprint("shape-", i), windows...))
 	}
-	return medians(o.rounds, func(round int) ([]figure, error) {
-		costs, err := s.compare(ctx, o.of(2_000, 8_000), 100, 1, takes...)
-		if err != nil {
-			return nil, err
-		}
+	return medians(o.rounds, func(round int) []figure {
+		costs := s.compare(ctx, o.of(2_000, 8_000), 100, 1, takes...)
 		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, costs[0], costs[1], costs[2])
 		return []figure{
 			{Name: "two scopes with a window each: Redis CPU a decision, beside two windows in one scope", Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.3)},
 			{Name: "five windows in one scope: Redis CPU a decision, beside two windows in one scope", Value: costs[2].cpu / costs[0].cpu, AtMost: new(2.)},
-		}, nil
+		}
 	})
 }
 
@@ -137,62 +107,44 @@ type reserveSite struct {
 	askers *redis.Client
 }
 
-func newReserveSite(ctx context.Context, o scenarioOptions, connections int) (*reserveSite, error) {
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.learnIdle(ctx, nil); err != nil {
-		s.stop()
-		return nil, err
-	}
-	return &reserveSite{s, redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: connections})}, nil
-}
-
-func (s *reserveSite) stop() {
-	s.askers.Close()
-	s.site.stop()
+func newReserveSite(ctx context.Context, o scenarioOptions, connections int) *reserveSite {
+	s := newSite(o)
+	s.learnIdle(ctx, nil)
+	askers := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: connections})
+	o.atEnd(func() { askers.Close() })
+	return &reserveSite{s, askers}
 }
 
 // compare calls each limiter n times, for tenants in turn. All calls must be granted.
-func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) ([]cost, error) {
-	if err := s.clear(ctx); err != nil {
-		return nil, err
-	}
-	var sides []func() (int, error)
+func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) []cost {
+	s.clear(ctx)
+	var sides []func() int
 	for _, take := range takes {
 		asked := 0
-		sides = append(sides, func() (int, error) {
+		sides = append(sides, func() int {
 			from := asked
 			asked += n / turns
-			return n / turns, inParallel(n/turns, goroutines, func(i int) error {
-				granted, err := take(ctx, "tenant-"+strconv.Itoa((from+i)%tenants), 1)
-				if err == nil && !granted {
-					err = errors.New("a call was denied, and all should fit")
+			inParallel(n/turns, goroutines, func(i int) {
+				if !take(ctx, "tenant-"+strconv.Itoa((from+i)%tenants), 1) {
+					fail("a call was denied, and all should fit")
 				}
-				return err
 			})
+			return n / turns
 		})
 	}
 	for _, act := range sides { // makes connections and loads scripts
-		if _, err := act(); err != nil {
-			return nil, err
-		}
+		act()
 	}
 	return s.inTurns(ctx, sides...)
 }
 
 // engineReset: the rule by which a denied task comes back at the earliest reset.
-func engineReset(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineReset(ctx context.Context, o scenarioOptions) []figure {
 	policy := throttle.Policy{Name: "api", Match: []string{"*"}, Requeue: throttle.RequeueEarliestReset, Windows: []throttle.Window{
 		shared("shared", 20, 2300*time.Millisecond), // resets are rarely on a whole second
 	}}
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
-	return medians(o.rounds, func(int) ([]figure, error) {
+	s := newSite(o)
+	return medians(o.rounds, func(int) []figure {
 		var mu sync.Mutex
 		resets := map[string]time.Time{} // as the last denial of a task said
 		c := crew{policy: &policy, slots: 32, denied: func(id string, d throttle.Decision) {
@@ -200,10 +152,7 @@ func engineReset(ctx context.Context, o scenarioOptions) ([]figure, error) {
 			defer mu.Unlock()
 			resets[id] = d.At.Add(d.EarliestReset())
 		}}
-		ours, err := s.drainOurs(ctx, c, tasks(o.of(60, 200), 10))
-		if err != nil {
-			return nil, err
-		}
+		ours := s.drainOurs(ctx, c, tasks(o.of(60, 200), 10))
 		var late []time.Duration
 		for _, s := range ours.starts {
 			if reset, denied := resets[s.id]; denied {
@@ -215,6 +164,6 @@ func engineReset(ctx context.Context, o scenarioOptions) ([]figure, error) {
 			{Name: "reset to start p50", Value: quantile(late, 0.5).Seconds(), Unit: "s"},
 			{Name: "reset to start, earliest", Value: quantile(late, 0).Seconds(), Unit: "s", AtLeast: new(0.)},
 			{Name: "wakes a task", Value: ours.wakes},
-		}, nil
+		}
 	})
 }

@@ -14,42 +14,29 @@ import (
 // engineRun: the cost of throttling that denies nothing. Each round runs the same backlog three
 // times: by plain asynq, by our server with tasks of our client, and by our server with tasks of
 // asynq's client.
-func engineRun(n, tenants, slots int, work time.Duration, throughput float64) func(context.Context, scenarioOptions) ([]figure, error) {
-	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineRun(n, tenants, slots int, work time.Duration, throughput float64) func(context.Context, scenarioOptions) []figure {
+	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := unbound()
 		c := crew{policy: &policy, slots: slots, work: work}
-		s, take, err := newDrainSite(ctx, o, c)
-		if err != nil {
-			return nil, err
-		}
-		defer s.stop()
+		s, take := newDrainSite(ctx, o, c)
 		n := o.of(n/10, n)
-		return medians(o.rounds, func(round int) ([]figure, error) {
-			plain, err := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
-			if err != nil {
-				return nil, err
-			}
-			ours, err := s.drainOurs(ctx, c, tasks(n, tenants))
-			if err != nil {
-				return nil, err
-			}
-			theirs, err := s.drainPlain(ctx, c, tasks(n, tenants))
-			if err != nil {
-				return nil, err
-			}
+		return medians(o.rounds, func(round int) []figure {
+			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
+			ours := s.drainOurs(ctx, c, tasks(n, tenants))
+			theirs := s.drainPlain(ctx, c, tasks(n, tenants))
 			o.say("round %d of %d: plain %v; ours %v; ours with a plain client's tasks %v", round+1, o.rounds, plain, ours, theirs)
 			figures := append(
 				beside(plain, ours, "our client's tasks", throughput),
 				beside(plain, theirs, "a plain client's tasks", throughput)...)
-			return append(figures, takenFigures(ours, take, false)...), nil
+			return append(figures, takenFigures(ours, take, false)...)
 		})
 	}
 }
 
 // engineRate: a backlog at a shared window and a window for each tenant. Its cost is compared with
 // plain asynq, which runs the same backlog without limits.
-func engineRate(limit int, utilization float64, barred bool) func(context.Context, scenarioOptions) ([]figure, error) {
-	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineRate(limit int, utilization float64, barred bool) func(context.Context, scenarioOptions) []figure {
+	return func(ctx context.Context, o scenarioOptions) []figure {
 		const tenants = 10
 		r := rate{limit, time.Second}
 		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
@@ -57,21 +44,11 @@ func engineRate(limit int, utilization float64, barred bool) func(context.Contex
 			{Name: "tenant", Limit: int64(2 * limit / tenants), Period: r.period}, // twice a fair share
 		}}
 		c := crew{policy: &policy, slots: 32}
-		s, take, err := newDrainSite(ctx, o, c)
-		if err != nil {
-			return nil, err
-		}
-		defer s.stop()
+		s, take := newDrainSite(ctx, o, c)
 		n := limit * (1 + o.of(3, 20))
-		return medians(o.rounds, func(round int) ([]figure, error) {
-			plain, err := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
-			if err != nil {
-				return nil, err
-			}
-			ours, err := s.drainOurs(ctx, c, tasks(n, tenants))
-			if err != nil {
-				return nil, err
-			}
+		return medians(o.rounds, func(round int) []figure {
+			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
+			ours := s.drainOurs(ctx, c, tasks(n, tenants))
 			o.say("round %d of %d: plain %v; ours %v", round+1, o.rounds, plain, ours)
 			cpu := figure{Name: "Redis CPU a task, beside plain asynq's", Value: ours.cpu / plain.cpu}
 			if barred {
@@ -84,27 +61,20 @@ func engineRate(limit int, utilization float64, barred bool) func(context.Contex
 				{Name: "excess", Value: float64(r.excess(ours.starts)), Unit: "units", AtMost: new(0.)},
 				{Name: "wakes a task", Value: ours.wakes, AtMost: new(1.02)},
 			}
-			return append(figures, takenFigures(ours, take, barred)...), nil
+			return append(figures, takenFigures(ours, take, barred)...)
 		})
 	}
 }
 
 // engineDefaults: a backlog of our client at a window. Only the concurrency is set.
-func engineDefaults(r rate, short, full int, utilization float64, react bool) func(context.Context, scenarioOptions) ([]figure, error) {
-	return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineDefaults(r rate, short, full int, utilization float64, react bool) func(context.Context, scenarioOptions) []figure {
+	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("shared", int64(r.limit), r.period)}}
-		s, err := newSite(o)
-		if err != nil {
-			return nil, err
-		}
-		defer s.stop()
+		s := newSite(o)
 		stalls := watchStalls(s.control)
 		defer stalls.end()
-		return medians(o.rounds, func(int) ([]figure, error) {
-			ours, err := s.drainOurs(ctx, crew{policy: &policy, slots: 32}, tasks(o.of(short, full), 10))
-			if err != nil {
-				return nil, err
-			}
+		return medians(o.rounds, func(int) []figure {
+			ours := s.drainOurs(ctx, crew{policy: &policy, slots: 32}, tasks(o.of(short, full), 10))
 			wakes := figure{Name: "wakes a task", Value: ours.wakes}
 			figures := []figure{
 				{Name: "utilization", Value: r.utilization(ours.starts), AtLeast: &utilization},
@@ -117,45 +87,30 @@ func engineDefaults(r rate, short, full int, utilization float64, react bool) fu
 				wakes.AtMost, p50.AtMost, p99.AtMost = new(1.02), new(5.), new(25.)
 			}
 			return append(figures, wakes, p50, p99,
-				figure{Name: "stall of this machine, longest", Value: milliseconds(stalls.longest()), Unit: "ms"}), nil
+				figure{Name: "stall of this machine, longest", Value: milliseconds(stalls.longest()), Unit: "ms"})
 		})
 	}
 }
 
 // newDrainSite returns a site that knows the idle cost of the crew, and the script that takes.
-func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take string, err error) {
-	if s, err = newSite(o); err != nil {
-		return nil, "", err
-	}
-	if take, err = takeScript(ctx, s.addr()); err == nil {
-		err = s.learnIdle(ctx, &c)
-	}
-	if err != nil {
-		s.stop()
-		return nil, "", err
-	}
-	return s, take, nil
+func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take string) {
+	s = newSite(o)
+	take = takeScript(ctx, s.addr())
+	s.learnIdle(ctx, &c)
+	return s, take
 }
 
 // drainPlain has a crew run tasks that asynq's client enqueued.
-func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) (*drained, error) {
-	if err := s.clear(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.withPlainClient(func(client *asynq.Client) error { return plainly(ctx, client)(all) }); err != nil {
-		return nil, err
-	}
+func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drained {
+	s.clear(ctx)
+	s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client)(all) })
 	return s.drain(ctx, c, len(all))
 }
 
 // drainOurs has a crew run tasks that our client enqueued.
-func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) (*drained, error) {
-	if err := s.clear(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.withOurClient(*c.policy, func(client *worker.Client) error { return inBatches(ctx, client)(all) }); err != nil {
-		return nil, err
-	}
+func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drained {
+	s.clear(ctx)
+	s.withOurClient(*c.policy, func(client *worker.Client) { inBatches(ctx, client)(all) })
 	return s.drain(ctx, c, len(all))
 }
 

@@ -9,25 +9,15 @@ import (
 )
 
 // engineState: what it costs an operator to look at a long line of many tenants.
-func engineState(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineState(ctx context.Context, o scenarioOptions) []figure {
 	n, tenants := o.of(50_000, 1_000_000), o.of(5_000, 100_000)
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
-	joins, err := newJoins(s.addr(), []throttle.Policy{lineOf("long")})
-	if err != nil {
-		return nil, err
-	}
-	defer joins.close()
+	s := newSite(o)
+	joins := s.newJoins(lineOf("long"))
 	joins.tenants = tenants
 	const step = 50_000
 	for from := 0; from < n; from += step {
 		o.say("%d of %d wait", from, n)
-		if err := joins.many(ctx, "long", min(step, n-from)); err != nil {
-			return nil, err
-		}
+		joins.many(ctx, "long", min(step, n-from))
 	}
 	name := func(what string) string {
 		return what + ", " + strconv.Itoa(n) + " tickets of " + strconv.Itoa(tenants) + " tenants"
@@ -36,10 +26,7 @@ func engineState(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	after, seen := "", 0
 	for page := 0; page == 0 || after != "" && page < 500; page++ {
 		begin := time.Now()
-		st, err := joins.limiter.State(ctx, throttle.StateRequest{Policy: "long", After: after})
-		if err != nil {
-			return nil, err
-		}
+		st := must(joins.limiter.State(ctx, throttle.StateRequest{Policy: "long", After: after}))
 		pages = append(pages, time.Since(begin))
 		seen += len(st.Tenants)
 		after = st.Next
@@ -47,9 +34,7 @@ func engineState(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	const looks = 100
 	for i := range looks {
 		begin := time.Now()
-		if _, err := joins.limiter.Explain(ctx, "long", joins.joined[i*len(joins.joined)/looks]); err != nil {
-			return nil, err
-		}
+		must(joins.limiter.Explain(ctx, "long", joins.joined[i*len(joins.joined)/looks]))
 		explanations = append(explanations, time.Since(begin))
 	}
 	return []figure{
@@ -58,5 +43,5 @@ func engineState(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		{Name: "tenants a page", Value: float64(seen) / float64(len(pages))},
 		{Name: name("why a ticket waits, p50"), Value: milliseconds(quantile(explanations, 0.5)), Unit: "ms"},
 		{Name: name("why a ticket waits, p99"), Value: milliseconds(quantile(explanations, 0.99)), Unit: "ms"},
-	}, nil
+	}
 }

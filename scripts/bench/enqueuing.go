@@ -15,35 +15,25 @@ import (
 const batchSize = 500
 
 // An enqueue enqueues tasks by one client, on several goroutines.
-type enqueue func([]*asynq.Task) error
+type enqueue func([]*asynq.Task)
 
-func plainly(ctx context.Context, c *asynq.Client) enqueue {
-	return func(all []*asynq.Task) error {
-		return inParallel(len(all), enqueuers, func(i int) error {
-			_, err := c.EnqueueContext(ctx, all[i])
-			return err
-		})
-	}
+// A client is asynq's, or ours.
+type client interface {
+	EnqueueContext(context.Context, *asynq.Task, ...asynq.Option) (*asynq.TaskInfo, error)
 }
 
-func oneByOne(ctx context.Context, c *worker.Client) enqueue {
-	return func(all []*asynq.Task) error {
-		return inParallel(len(all), enqueuers, func(i int) error {
-			_, err := c.EnqueueContext(ctx, all[i])
-			return err
-		})
+func oneByOne[C client](ctx context.Context, c C) enqueue {
+	return func(all []*asynq.Task) {
+		inParallel(len(all), enqueuers, func(i int) { must(c.EnqueueContext(ctx, all[i])) })
 	}
 }
 
 func inBatches(ctx context.Context, c *worker.Client) enqueue {
-	return func(all []*asynq.Task) error {
-		return inParallel((len(all)+batchSize-1)/batchSize, enqueuers, func(i int) error {
+	return func(all []*asynq.Task) {
+		inParallel((len(all)+batchSize-1)/batchSize, enqueuers, func(i int) {
 			for _, e := range c.EnqueueBatch(ctx, all[i*batchSize:min((i+1)*batchSize, len(all))]) {
-				if e.Err != nil {
-					return e.Err
-				}
+				check(e.Err)
 			}
-			return nil
 		})
 	}
 }
@@ -66,59 +56,47 @@ func tasks(n, tenants int) []*asynq.Task {
 }
 
 // engineEnqueue: our client against asynq's, one task a call.
-func engineEnqueue(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	return compareEnqueue(ctx, o, o.of(6_000, 40_000), oneByOne, 0.30, 3.3)
+func engineEnqueue(ctx context.Context, o scenarioOptions) []figure {
+	return compareEnqueue(ctx, o, o.of(6_000, 40_000), oneByOne[*worker.Client], 0.30, 3.3)
 }
 
 // engineEnqueueBatch: our client with hundreds of tasks a call, against asynq's.
-func engineEnqueueBatch(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func engineEnqueueBatch(ctx context.Context, o scenarioOptions) []figure {
 	return compareEnqueue(ctx, o, turns*enqueuers*batchSize/o.of(8, 1), inBatches, 0.60, 2.0)
 }
 
-func compareEnqueue(ctx context.Context, o scenarioOptions, n int, by func(context.Context, *worker.Client) enqueue, throughput, cpu float64) ([]figure, error) {
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
-	if err := s.learnIdle(ctx, nil); err != nil {
-		return nil, err
-	}
-	return medians(o.rounds, func(round int) (figures []figure, err error) {
-		if err := s.clear(ctx); err != nil {
-			return nil, err
-		}
-		return figures, s.withPlainClient(func(plain *asynq.Client) error {
-			return s.withOurClient(unbound(), func(ours *worker.Client) error {
-				sides := []func() (int, error){
-					inSlices(plainly(ctx, plain), n),
+func compareEnqueue(ctx context.Context, o scenarioOptions, n int, by func(context.Context, *worker.Client) enqueue, throughput, cpu float64) []figure {
+	s := newSite(o)
+	s.learnIdle(ctx, nil)
+	return medians(o.rounds, func(round int) (figures []figure) {
+		s.clear(ctx)
+		s.withPlainClient(func(plain *asynq.Client) {
+			s.withOurClient(unbound(), func(ours *worker.Client) {
+				sides := []func() int{
+					inSlices(oneByOne(ctx, plain), n),
 					inSlices(by(ctx, ours), n),
 				}
 				for _, act := range sides { // makes connections and loads scripts
-					if _, err := act(); err != nil {
-						return err
-					}
+					act()
 				}
-				costs, err := s.inTurns(ctx, sides...)
-				if err != nil {
-					return err
-				}
+				costs := s.inTurns(ctx, sides...)
 				o.say("round %d of %d: plain %v; ours %v", round+1, o.rounds, costs[0], costs[1])
 				figures = []figure{
 					{Name: "throughput, beside asynq's client", Value: costs[0].each / costs[1].each, AtLeast: &throughput},
 					{Name: "Redis CPU a task, beside asynq's client", Value: costs[1].cpu / costs[0].cpu, AtMost: &cpu},
 					{Name: "Redis CPU a task", Value: costs[1].cpu, Unit: "us"},
 				}
-				return nil
 			})
 		})
+		return figures
 	})
 }
 
 // inSlices returns a side that enqueues so many tasks of ten tenants, in slices.
-func inSlices(put enqueue, n int) func() (int, error) {
-	return func() (int, error) {
+func inSlices(put enqueue, n int) func() int {
+	return func() int {
 		slice := tasks(n/turns, 10)
-		return len(slice), put(slice)
+		put(slice)
+		return len(slice)
 	}
 }

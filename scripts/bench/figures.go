@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -46,6 +47,12 @@ func (f figure) verdict() string {
 	return ""
 }
 
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
 func printFigures(w io.Writer, figures []figure) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "case\tfigure\tmeasured\tbar\t")
@@ -63,15 +70,11 @@ func printFigures(w io.Writer, figures []figure) error {
 
 // medians runs all rounds of a measurement, and returns the median of each figure, in the order of
 // their first appearance.
-func medians(rounds int, measure func(round int) ([]figure, error)) ([]figure, error) {
+func medians(rounds int, measure func(round int) []figure) []figure {
 	var all []figure
 	values := map[string][]float64{}
 	for round := range rounds {
-		figures, err := measure(round)
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range figures {
+		for _, f := range measure(round) {
 			if _, known := values[f.Name]; !known {
 				all = append(all, f)
 			}
@@ -81,7 +84,7 @@ func medians(rounds int, measure func(round int) ([]figure, error)) ([]figure, e
 	for i := range all {
 		all[i].Value = median(values[all[i].Name])
 	}
-	return all, nil
+	return all
 }
 
 func median(values []float64) float64 {

@@ -11,11 +11,11 @@ import (
 
 func TestMediansAreOfEachFigure(t *testing.T) {
 	rounds := []float64{3, 1, 2}
-	figures, err := medians(len(rounds), func(round int) ([]figure, error) {
-		return []figure{{Name: "a", Value: rounds[round]}, {Name: "b", Value: 10 * rounds[round], AtMost: new(15.)}}, nil
+	figures := medians(len(rounds), func(round int) []figure {
+		return []figure{{Name: "a", Value: rounds[round]}, {Name: "b", Value: 10 * rounds[round], AtMost: new(15.)}}
 	})
-	if err != nil || len(figures) != 2 {
-		t.Fatalf("medians: %v, %v", figures, err)
+	if len(figures) != 2 {
+		t.Fatalf("medians: %v", figures)
 	}
 	if figures[0].Value != 2 || figures[0].missed() {
 		t.Errorf("a is %v, missed %t; want 2, which has no bar", figures[0].Value, figures[0].missed())
@@ -23,9 +23,18 @@ func TestMediansAreOfEachFigure(t *testing.T) {
 	if figures[1].Value != 20 || !figures[1].missed() {
 		t.Errorf("b is %v, missed %t; want 20, above its bar", figures[1].Value, figures[1].missed())
 	}
-	failed := errors.New("failed")
-	if _, err := medians(2, func(int) ([]figure, error) { return nil, failed }); err != failed {
-		t.Errorf("medians of a measurement that fails: %v", err)
+}
+
+func TestAFailureEndsACase(t *testing.T) {
+	failed, ended := errors.New("failed"), ""
+	err := scenarioOptions{}.apart(func(o scenarioOptions) {
+		o.atEnd(func() { ended += "first" })
+		o.atEnd(func() { ended += "last, " })
+		inParallel(3, 2, func(int) { must(0, failed) })
+		t.Error("it went on")
+	})
+	if !errors.Is(err, failed) || ended != "last, first" {
+		t.Errorf("%v; at the end: %q", err, ended)
 	}
 }
 

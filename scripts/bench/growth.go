@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -49,7 +48,7 @@ func growth(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 		}
 		o.say("%s", g.curve.Title)
 		c := g.curve
-		if c.Points, err = g.measure(ctx, o); err != nil {
+		if err := o.apart(func(o scenarioOptions) { c.Points = g.measure(ctx, o) }); err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", c.Name, err))
 			continue
 		}
@@ -79,9 +78,7 @@ func drawInto(dir string, c curve) error {
 
 func printCurves(w io.Writer, curves []curve, asJSON bool) error {
 	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(curves)
+		return printJSON(w, curves)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "curve\tx\ty\t")

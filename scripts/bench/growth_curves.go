@@ -12,7 +12,7 @@ import (
 // A grower measures the points of a curve.
 type grower struct {
 	curve   curve
-	measure func(context.Context, scenarioOptions) ([]point, error)
+	measure func(context.Context, scenarioOptions) []point
 }
 
 func growths() []grower {
@@ -26,62 +26,45 @@ func growths() []grower {
 }
 
 // inRounds measures sides in turn, and returns the Redis CPU of each as a ratio to the first one's.
-func (s *site) inRounds(ctx context.Context, xs []int, sides []func() (int, error)) ([]point, error) {
-	figures, err := medians(s.o.rounds, func(round int) ([]figure, error) {
-		costs, err := s.inTurns(ctx, sides...)
-		if err != nil {
-			return nil, err
-		}
+func (s *site) inRounds(ctx context.Context, xs []int, sides []func() int) []point {
+	figures := medians(s.o.rounds, func(round int) []figure {
+		costs := s.inTurns(ctx, sides...)
 		s.o.say("round %d of %d: %v: %v", round+1, s.o.rounds, xs, costs)
 		var all []figure
 		for i, x := range xs {
 			all = append(all, figure{Name: strconv.Itoa(x), Value: costs[i].cpu / costs[0].cpu})
 		}
-		return all, nil
+		return all
 	})
-	if err != nil {
-		return nil, err
-	}
 	points := make([]point, len(xs))
 	for i, f := range figures {
 		points[i] = point{float64(xs[i]), f.Value}
 	}
-	return points, nil
+	return points
 }
 
 // growDecisions compares single calls of limiters with different windows, and as many tenants each.
-func growDecisions(ctx context.Context, o scenarioOptions, xs []int, tenants func(x int) int, windows func(x int) []throttle.Window) ([]point, error) {
-	s, err := newReserveSite(ctx, o, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
+func growDecisions(ctx context.Context, o scenarioOptions, xs []int, tenants func(x int) int, windows func(x int) []throttle.Window) []point {
+	s := newReserveSite(ctx, o, 1)
 	each := o.of(2_000, 10_000) / turns
-	var sides []func() (int, error)
+	var sides []func() int
 	for _, x := range xs {
-		take, err := ourReservePolicy(s.askers, fmt.Sprint("growth-", x), windows(x)...)
-		if err != nil {
-			return nil, err
-		}
+		take := ourReserve(s.askers, fmt.Sprint("growth-", x), windows(x)...)
 		next := 0
-		side := func() (int, error) {
+		side := func() int {
 			for range each {
 				next++
-				if _, err := take(ctx, "tenant-"+strconv.Itoa(next%tenants(x)), 1); err != nil {
-					return 0, err
-				}
+				take(ctx, "tenant-"+strconv.Itoa(next%tenants(x)), 1)
 			}
-			return each, nil
+			return each
 		}
-		if _, err := side(); err != nil { // makes connections and loads scripts
-			return nil, err
-		}
+		side() // makes connections and loads scripts
 		sides = append(sides, side)
 	}
 	return s.inRounds(ctx, xs, sides)
 }
 
-func growWindows(ctx context.Context, o scenarioOptions) ([]point, error) {
+func growWindows(ctx context.Context, o scenarioOptions) []point {
 	return growDecisions(ctx, o, []int{1, 2, 3, 5, 8, 16},
 		func(int) int { return 100 },
 		func(n int) (all []throttle.Window) {
@@ -92,38 +75,23 @@ func growWindows(ctx context.Context, o scenarioOptions) ([]point, error) {
 		})
 }
 
-func growTenants(ctx context.Context, o scenarioOptions) ([]point, error) {
+func growTenants(ctx context.Context, o scenarioOptions) []point {
 	return growDecisions(ctx, o, []int{1, 10, 100, 1_000, 10_000},
 		func(n int) int { return n },
 		func(int) []throttle.Window { return twoExact() })
 }
 
-func growLimit(ctx context.Context, o scenarioOptions) ([]point, error) {
-	s, err := newReserveSite(ctx, o, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
+func growLimit(ctx context.Context, o scenarioOptions) []point {
+	s := newReserveSite(ctx, o, 1)
 	xs := []int{20, 100, 1_000, 10_000, 100_000}
-	sides, _, err := s.fullWindows(ctx, xs)
-	if err != nil {
-		return nil, err
-	}
-	if err := fillWindows(sides); err != nil {
-		return nil, err
-	}
+	sides, _ := s.fullWindows(ctx, xs)
+	fillWindows(sides)
 	return s.inRounds(ctx, xs, sides)
 }
 
-func growWaiting(ctx context.Context, o scenarioOptions) ([]point, error) {
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
-	if err := s.learnIdle(ctx, nil); err != nil {
-		return nil, err
-	}
+func growWaiting(ctx context.Context, o scenarioOptions) []point {
+	s := newSite(o)
+	s.learnIdle(ctx, nil)
 	xs := []int{100, 1_000, 10_000, 100_000}
 	if o.full {
 		xs = append(xs, 1_000_000)
@@ -132,45 +100,29 @@ func growWaiting(ctx context.Context, o scenarioOptions) ([]point, error) {
 	for _, x := range xs {
 		policies = append(policies, lineOf(strconv.Itoa(x)))
 	}
-	joins, err := newJoins(s.addr(), policies)
-	if err != nil {
-		return nil, err
-	}
-	defer joins.close()
+	joins := s.newJoins(policies...)
 	each := 2 // so that the shortest line stays short
-	var sides []func() (int, error)
+	var sides []func() int
 	for _, x := range xs {
 		name := strconv.Itoa(x)
 		o.say("%s join", name)
-		if err := joins.many(ctx, name, x); err != nil {
-			return nil, err
-		}
-		sides = append(sides, func() (int, error) { return each, joins.one(ctx, name, each) })
+		joins.many(ctx, name, x)
+		sides = append(sides, func() int { joins.one(ctx, name, each); return each })
 	}
 	return s.inRounds(ctx, xs, sides)
 }
 
-func growServers(ctx context.Context, o scenarioOptions) ([]point, error) {
-	s, err := newSite(o)
-	if err != nil {
-		return nil, err
-	}
-	defer s.stop()
-	take, err := takeScript(ctx, s.addr())
-	if err != nil {
-		return nil, err
-	}
+func growServers(ctx context.Context, o scenarioOptions) []point {
+	s := newSite(o)
+	take := takeScript(ctx, s.addr())
 	xs := []int{1, 3, 10}
 	if o.full {
 		xs = append(xs, 30, 100)
 	}
 	var points []point
 	for _, x := range xs {
-		figures, err := medians(o.rounds, func(int) ([]figure, error) { return s.besideOneLine(ctx, x, 500, take) })
-		if err != nil {
-			return nil, err
-		}
+		figures := medians(o.rounds, func(int) []figure { return s.besideOneLine(ctx, x, 500, take) })
 		points = append(points, point{float64(x), figures[0].Value})
 	}
-	return points, nil
+	return points
 }

@@ -15,7 +15,6 @@ import (
 
 // joins makes tickets like those of a worker's tasks, for lines from which no server takes.
 type joins struct {
-	client  *redis.Client
 	limiter *throttle.Limiter
 	asynqID string
 	tenants int // of which tickets are, at random
@@ -24,36 +23,28 @@ type joins struct {
 	joined []throttle.Ticket // one of each call
 }
 
-func newJoins(addr string, policies []throttle.Policy) (*joins, error) {
-	client := redis.NewClient(&redis.Options{Addr: addr, PoolSize: enqueuers})
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		client.Close()
-		return nil, err
-	}
-	return &joins{client: client, limiter: limiter, asynqID: rand.Text()[:8], tenants: 10}, nil
+func (s *site) newJoins(policies ...throttle.Policy) *joins {
+	client := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: enqueuers})
+	s.o.atEnd(func() { client.Close() })
+	limiter := must(throttle.New(throttle.Config{Client: client, Policies: policies}))
+	return &joins{limiter: limiter, asynqID: rand.Text()[:8], tenants: 10}
 }
 
-func (j *joins) close() { j.client.Close() }
-
 // many joins tickets by hundreds a call, on several goroutines.
-func (j *joins) many(ctx context.Context, policy string, n int) error {
-	return inParallel((n+batchSize-1)/batchSize, enqueuers, func(i int) error {
-		return j.join(ctx, policy, min(batchSize, n-i*batchSize))
+func (j *joins) many(ctx context.Context, policy string, n int) {
+	inParallel((n+batchSize-1)/batchSize, enqueuers, func(i int) {
+		j.join(ctx, policy, min(batchSize, n-i*batchSize))
 	})
 }
 
 // one joins tickets by one a call, one after the other.
-func (j *joins) one(ctx context.Context, policy string, n int) error {
+func (j *joins) one(ctx context.Context, policy string, n int) {
 	for range n {
-		if err := j.join(ctx, policy, 1); err != nil {
-			return err
-		}
+		j.join(ctx, policy, 1)
 	}
-	return nil
 }
 
-func (j *joins) join(ctx context.Context, policy string, n int) error {
+func (j *joins) join(ctx context.Context, policy string, n int) {
 	requests := make([]throttle.Request, n)
 	for i := range requests {
 		requests[i] = throttle.Request{
@@ -65,13 +56,9 @@ func (j *joins) join(ctx context.Context, policy string, n int) error {
 	j.mu.Lock()
 	j.joined = append(j.joined, requests[0].Ticket)
 	j.mu.Unlock()
-	places, err := j.limiter.Line(policy).Join(ctx, requests)
-	for _, p := range places {
-		if err == nil {
-			err = p.Err
-		}
+	for _, place := range must(j.limiter.Line(policy).Join(ctx, requests)) {
+		check(place.Err)
 	}
-	return err
 }
 
 // taskID returns a random UUID, as asynq does.
@@ -85,20 +72,15 @@ func taskID() string {
 const takenNothing = 3
 
 // takeScript returns the SHA of the script that takes. It sees it when a limiter calls it.
-func takeScript(ctx context.Context, addr string) (string, error) {
-	client, limiter, err := newLimiter(addr, throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}})
-	if err != nil {
-		return "", err
-	}
+func takeScript(ctx context.Context, addr string) string {
+	client, limiter := newLimiter(addr, throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}})
 	defer client.Close()
 	calls := &callLog{}
 	client.AddHook(calls)
-	if _, err := limiter.Line("probe").Take(ctx, throttle.TakeOptions{Queues: []string{"nobody"}}); err != nil {
-		return "", err
-	}
+	must(limiter.Line("probe").Take(ctx, throttle.TakeOptions{Queues: []string{"nobody"}}))
 	all := calls.of("")
 	if len(all) == 0 {
-		return "", fmt.Errorf("a take called no script")
+		fail("a take called no script")
 	}
-	return all[0].sha, nil
+	return all[0].sha
 }

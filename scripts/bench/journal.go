@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -63,7 +62,7 @@ func (j *journal) wakes() float64 {
 }
 
 // await waits until all tasks have started, or until none has for half a minute.
-func (j *journal) await(ctx context.Context, say func(string, ...any)) error {
+func (j *journal) await(ctx context.Context, say func(string, ...any)) {
 	const stalled = 30 * time.Second
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
@@ -71,9 +70,9 @@ func (j *journal) await(ctx context.Context, say func(string, ...any)) error {
 	for {
 		select {
 		case <-j.done:
-			return nil
+			return
 		case <-ctx.Done():
-			return ctx.Err()
+			check(ctx.Err())
 		case now := <-tick.C:
 			j.mu.Lock()
 			started := len(j.started)
@@ -82,7 +81,7 @@ func (j *journal) await(ctx context.Context, say func(string, ...any)) error {
 			if started != before {
 				before, changed = started, now
 			} else if now.Sub(changed) > stalled {
-				return fmt.Errorf("no task has started for %v: %d of %d have", stalled, started, j.expected)
+				fail("no task has started for %v: %d of %d have", stalled, started, j.expected)
 			}
 		}
 	}

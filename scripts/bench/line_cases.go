@@ -28,13 +28,13 @@ const (
 type standing struct{ utilization, p50, p99 float64 }
 
 func lineScenarios() []scenario {
-	denied := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) ([]figure, error) {
-		return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+	denied := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) []figure {
+		return func(ctx context.Context, o scenarioOptions) []figure {
 			return drain(ctx, o, o.of(short, full), s, windows(o)...)
 		}
 	}
-	joined := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) ([]figure, error) {
-		return func(ctx context.Context, o scenarioOptions) ([]figure, error) {
+	joined := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) []figure {
+		return func(ctx context.Context, o scenarioOptions) []figure {
 			return drainJoined(ctx, o, o.of(short, full), s, windows(o)...)
 		}
 	}
@@ -71,84 +71,40 @@ func twoWindows(o scenarioOptions) []throttle.Window {
 }
 
 // drain measures how a backlog of one tenant drains. It is enqueued before the workers start.
-func drain(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) ([]figure, error) {
-	f, err := newFleet(o, windows...)
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
-	if _, err := f.enqueue("acme", n); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, n); err != nil {
-		return nil, err
-	}
-	figures, err := f.drained(ctx, new(wakesPlain), new(4.), &s.utilization)
-	return append(figures, f.reaction(s.p50, s.p99)...), err
+func drain(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) []figure {
+	f := newFleet(o, windows...)
+	f.enqueue("acme", n)
+	f.workOff(ctx, n)
+	figures := f.drained(ctx, new(wakesPlain), new(4.), &s.utilization)
+	return append(figures, f.reaction(s.p50, s.p99)...)
 }
 
-func drainJoined(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) ([]figure, error) {
-	f, err := newFleet(o, windows...)
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
-	c, err := f.planner()
-	if err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.join(ctx, c, "acme", n, 8); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, n); err != nil {
-		return nil, err
-	}
-	figures, err := f.drained(ctx, new(wakesOurs), new(4.), &s.utilization)
-	return append(figures, f.reaction(s.p50, s.p99)...), err
+func drainJoined(ctx context.Context, o scenarioOptions, n int, s standing, windows ...throttle.Window) []figure {
+	f := newFleet(o, windows...)
+	c := f.planner()
+	f.start()
+	f.redis.reset(ctx)
+	f.join(ctx, c, "acme", n, 8)
+	f.await(ctx, n)
+	figures := f.drained(ctx, new(wakesOurs), new(4.), &s.utilization)
+	return append(figures, f.reaction(s.p50, s.p99)...)
 }
 
 // joinMany: one tenant's backlog joins the line, then one task of another tenant.
-func joinMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func joinMany(ctx context.Context, o scenarioOptions) []figure {
 	const limit, period = 50, time.Second
-	f, err := newFleet(o, shared("second", limit, period))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
-	c, err := f.planner()
-	if err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
+	f := newFleet(o, shared("second", limit, period))
+	c := f.planner()
+	f.start()
 	n := o.of(20_000, 100_000)
 	begin := time.Now()
-	if err := f.join(ctx, c, "a", n, 64); err != nil {
-		return nil, err
-	}
+	f.join(ctx, c, "a", n, 64)
 	took := time.Since(begin)
 	f.o.say("joined %d in %v", n, took.Round(time.Millisecond))
 	time.Sleep(2 * time.Second)
 	asked := time.Now()
-	if err := f.join(ctx, c, "b", 1, 1); err != nil {
-		return nil, err
-	}
-	if err := f.awaitTenant(ctx, "b", 1); err != nil {
-		return nil, err
-	}
+	f.join(ctx, c, "b", 1, 1)
+	f.awaitTenant(ctx, "b", 1)
 	// The first unit of the shared window that frees after b has asked.
 	ran := f.grants()
 	var free, started time.Time
@@ -163,27 +119,16 @@ func joinMany(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	return []figure{
 		{Name: "joining of " + strconv.Itoa(n) + " tasks", Value: took.Seconds(), Unit: "s", AtMost: new(10 * float64(n) / 100_000)},
 		{Name: "the other's task after the next free unit", Value: started.Sub(free).Seconds(), Unit: "s", AtMost: new(1.)},
-	}, nil
+	}
 }
 
 // deleted: half of the waiting tasks are deleted, without a call to the line.
-func deleted(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	f, err := newFleet(o, shared("second", 20, time.Second))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+func deleted(ctx context.Context, o scenarioOptions) []figure {
+	f := newFleet(o, shared("second", 20, time.Second))
 	n := o.of(600, 1000)
-	ids, err := f.enqueue("acme", n)
-	if err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.awaitSeen(ctx, n); err != nil {
-		return nil, err
-	}
+	ids := f.enqueue("acme", n)
+	f.start()
+	f.awaitSeen(ctx, n)
 	inspector := asynq.NewInspector(f.opt())
 	defer inspector.Close()
 	gone := 0
@@ -194,53 +139,35 @@ func deleted(ctx context.Context, o scenarioOptions) ([]figure, error) {
 			gone++
 		}
 	}
-	if err := f.await(ctx, n-gone); err != nil {
-		return nil, err
-	}
-	figures, err := f.drained(ctx, new(wakesPlain), nil, new(0.98))
-	return append(figures, figure{Name: "deleted", Value: float64(gone), Unit: "tasks"}), err
+	f.await(ctx, n-gone)
+	figures := f.drained(ctx, new(wakesPlain), nil, new(0.98))
+	return append(figures, figure{Name: "deleted", Value: float64(gone), Unit: "tasks"})
 }
 
 // stopped: all workers are away for a while.
-func stopped(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func stopped(ctx context.Context, o scenarioOptions) []figure {
 	const limit, period = 200, time.Second
-	f, err := newFleet(o, shared("second", limit, period))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+	f := newFleet(o, shared("second", limit, period))
 	n := o.of(4000, 20_000)
-	if _, err := f.enqueue("acme", n); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.awaitSeen(ctx, n); err != nil {
-		return nil, err
-	}
+	f.enqueue("acme", n)
+	f.start()
+	f.awaitSeen(ctx, n)
 	pause := time.Duration(o.of(5, 60)) * time.Second
 	f.stop()
 	left := n - len(f.grants())
 	f.o.say("%d wait; stopped for %v", left, pause)
 	time.Sleep(pause)
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
+	f.redis.reset(ctx)
 	back := time.Now()
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, n); err != nil {
-		return nil, err
-	}
+	f.start()
+	f.await(ctx, n)
 	ran := f.grants()
 	ideal := time.Duration(float64(left-limit) / limit * float64(period))
-	figures, err := f.drained(ctx, new(wakesPlain), nil, nil)
+	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(figures,
 		figure{Name: "drained in, of the ideal", Value: ran[len(ran)-1].granted.Sub(back).Seconds() / ideal.Seconds(), AtMost: new(1.02)},
 		figure{Name: "places that a task fell back, most", Value: float64(fellBack(ran, byCame)), AtMost: new(21.)},
-	), err
+	)
 }
 
 // fellBack returns the most later tasks that overtook a task. Tasks that are granted at the same
@@ -269,25 +196,15 @@ func byNumber(a, b *logged) int {
 }
 
 // atOnce: a slot of a concurrency window that is given back is used again at once.
-func atOnce(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func atOnce(ctx context.Context, o scenarioOptions) []figure {
 	o.servers, o.slots = 2, 16
 	const limit = 8
-	f, err := newFleet(o, throttle.Window{Name: "at-once", Algorithm: throttle.Concurrency, Limit: limit, Scope: throttle.Shared})
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+	f := newFleet(o, throttle.Window{Name: "at-once", Algorithm: throttle.Concurrency, Limit: limit, Scope: throttle.Shared})
 	f.work = 200 * time.Millisecond
 	n := o.of(200, 2000)
-	if _, err := f.enqueue("acme", n); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, n); err != nil {
-		return nil, err
-	}
+	f.enqueue("acme", n)
+	f.start()
+	f.await(ctx, n)
 	time.Sleep(2 * f.work) // until the last have ended
 	var starts, ends []time.Time
 	wakes, running, most := 0, 0, 0
@@ -315,5 +232,5 @@ func atOnce(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		{Name: "most at once, over the limit", Value: float64(most - limit), AtMost: new(0.)},
 		{Name: "freed -> running, p50", Value: quantile(reuse, 0.5), Unit: "ms", AtMost: new(8.)},
 		{Name: "freed -> running, p99", Value: quantile(reuse, 0.99), Unit: "ms", AtMost: new(25.)},
-	}, nil
+	}
 }

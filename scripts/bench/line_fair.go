@@ -2,30 +2,27 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
 
 // weights: a first tenant has a backlog, a second comes later, and then two more.
-func weights(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	f, err := newFleetOf(o, throttle.Policy{
+func weights(ctx context.Context, o scenarioOptions) []figure {
+	f := newFleetOf(o, throttle.Policy{
 		Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("second", 50, time.Second)},
 		Tenants: map[string]throttle.Tenant{"a": {Weight: 1}, "b": {Weight: 1}, "c": {Weight: 1}, "d": {Weight: 2}},
 	})
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
 	arrivals := []struct {
 		tenant string
 		n      int
@@ -36,23 +33,15 @@ func weights(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		{"c", o.of(200, 500), time.Duration(o.of(3, 10)) * time.Second},
 		{"d", o.of(400, 1000), 0},
 	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
+	f.redis.reset(ctx)
+	f.start()
 	all := 0
 	for _, a := range arrivals {
 		time.Sleep(a.pause)
-		if _, err := f.enqueue(a.tenant, a.n); err != nil {
-			return nil, err
-		}
+		f.enqueue(a.tenant, a.n)
 		all += a.n
 	}
-	if err := f.await(ctx, all); err != nil {
-		return nil, err
-	}
+	f.await(ctx, all)
 	// All tenants wait from the first period after the last one came until one has no tasks left.
 	first, last := map[string]time.Time{}, map[string]time.Time{}
 	for _, l := range f.grants() {
@@ -71,141 +60,83 @@ func weights(ctx context.Context, o scenarioOptions) ([]figure, error) {
 		}
 	}
 	from, to = from.Add(time.Second), to.Add(-time.Second)
-	figures, err := f.drained(ctx, new(wakesPlain), nil, new(0.98))
+	figures := f.drained(ctx, new(wakesPlain), nil, new(0.98))
 	return append(append(figures, f.reaction(10, 25)...),
 		figure{Name: "share error", Value: f.shareError(from, to), AtMost: new(0.05)},
 		figure{Name: "time in which all wait", Value: to.Sub(from).Seconds(), Unit: "s"},
-	), err
+	)
 }
 
-func tenants(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	f, err := newFleet(o,
+func tenants(ctx context.Context, o scenarioOptions) []figure {
+	f := newFleet(o,
 		throttle.Window{Name: "own", Limit: 5, Period: 3 * time.Second},
 		shared("second", 50, time.Second))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
 	const of = 200
 	each := o.of(5, 15)
-	if err := f.enqueueAcross(of, each); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, each*of); err != nil {
-		return nil, err
-	}
-	figures, err := f.drained(ctx, new(wakesPlain), nil, nil)
-	return append(figures, f.sharedUtilization(50, time.Second)), err
+	f.enqueueAcross(of, each)
+	f.workOff(ctx, each*of)
+	figures := f.drained(ctx, new(wakesPlain), nil, nil)
+	return append(figures, f.sharedUtilization(50, time.Second))
 }
 
 // lines: without a shared window no tenant waits for another.
-func lines(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	f, err := newFleet(o, throttle.Window{Name: "own", Limit: 1, Period: time.Second})
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+func lines(ctx context.Context, o scenarioOptions) []figure {
+	f := newFleet(o, throttle.Window{Name: "own", Limit: 1, Period: time.Second})
 	const of = 300
 	each := o.of(15, 60)
-	if err := f.enqueueAcross(of, each); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, each*of); err != nil {
-		return nil, err
-	}
-	figures, err := f.drained(ctx, new(wakesPlain), nil, nil)
-	return append(figures, f.reaction(12, 48)...), err
+	f.enqueueAcross(of, each)
+	f.workOff(ctx, each*of)
+	figures := f.drained(ctx, new(wakesPlain), nil, nil)
+	return append(figures, f.reaction(12, 48)...)
 }
 
 // crossing: after a grant, another tenant's first ticket may wait for its region and not its own
 // window.
-func crossing(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func crossing(ctx context.Context, o scenarioOptions) []figure {
 	const tenants, regions, limit, period = 40, 4, 5, 3 * time.Second
-	f, err := newFleet(o,
+	f := newFleet(o,
 		throttle.Window{Name: "own", Limit: limit, Period: period},
 		throttle.Window{Name: "region", Limit: 20, Period: time.Second, Scope: throttle.Per("region")})
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
 	each := o.of(20, 50)
-	if err := inParallel(tenants*each, 8, func(i int) error {
-		id := worker.Identity{Tenant: "tenant-" + strconv.Itoa(i%tenants), Attributes: map[string]string{"region": strconv.Itoa(i / 7 % regions)}}
-		_, err := f.plain.Enqueue(worker.NewTask(id, "call", nil), asynq.TaskID(fmt.Sprint("crossing-", i)))
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, tenants*each); err != nil {
-		return nil, err
-	}
+	inParallel(tenants*each, 8, func(i int) {
+		f.put(fmt.Sprint("crossing-", i), worker.Identity{
+			Tenant: "tenant-" + strconv.Itoa(i%tenants), Attributes: map[string]string{"region": strconv.Itoa(i / 7 % regions)},
+		})
+	})
+	f.workOff(ctx, tenants*each)
 	ran := f.grants()
 	ideal := float64(each-limit) / limit * period.Seconds()
-	figures, err := f.drained(ctx, new(wakesPlain), nil, nil)
+	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(figures, figure{
 		Name: "utilization of the tenants' windows", Value: ideal / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds(),
-	}), err
+	})
 }
 
 // slots: the limit allows more than the workers can run, so tasks wait for free slots.
-func slots(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func slots(ctx context.Context, o scenarioOptions) []figure {
 	o.servers, o.slots = 2, 16
-	f, err := newFleet(o, shared("second", 50, time.Second))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+	f := newFleet(o, shared("second", 50, time.Second))
 	f.work = time.Second
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	c, err := f.planner()
-	if err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
+	f.redis.reset(ctx)
+	c := f.planner()
+	f.start()
 	n := o.of(600, 2000)
-	if err := f.join(ctx, c, "acme", n, 1); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, n); err != nil {
-		return nil, err
-	}
+	f.join(ctx, c, "acme", n, 1)
+	f.await(ctx, n)
 	ran := f.grants()
 	ideal := float64(n-o.servers*o.slots) / float64(o.servers*o.slots) * f.work.Seconds()
-	figures, err := f.drained(ctx, new(wakesPlain), nil, nil)
+	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(figures,
 		figure{Name: "utilization of the slots", Value: ideal / ran[n-1].granted.Sub(ran[0].granted).Seconds(), AtLeast: new(0.98)},
 		figure{Name: "places that a task fell back, most", Value: float64(fellBack(ran, byNumber)), AtMost: new(100.)},
-	), err
+	)
 }
 
 // enqueueAcross enqueues a backlog of as many tasks for each of so many tenants, in turn.
-func (f *fleet) enqueueAcross(tenants, each int) error {
-	return inParallel(tenants*each, 8, func(i int) error {
+func (f *fleet) enqueueAcross(tenants, each int) {
+	inParallel(tenants*each, 8, func(i int) {
 		tenant := "tenant-" + strconv.Itoa(i%tenants)
-		_, err := f.plain.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil), asynq.TaskID(fmt.Sprint(tenant, "-", i/tenants)))
-		return err
+		f.put(fmt.Sprint(tenant, "-", i/tenants), worker.Identity{Tenant: tenant})
 	})
 }
 
@@ -216,82 +147,57 @@ func (f *fleet) sharedUtilization(limit int, period time.Duration) figure {
 }
 
 // bulk: nine tenants enqueue three tasks a second each, and one has a backlog.
-func bulk(ctx context.Context, o scenarioOptions) ([]figure, error) {
-	f, err := newFleet(o, shared("second", 50, time.Second))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+func bulk(ctx context.Context, o scenarioOptions) []figure {
+	f := newFleet(o, shared("second", 50, time.Second))
 	n := o.of(500, 3000)
-	if _, err := f.enqueue("bulk", n); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	ends, end := context.WithCancel(ctx)
+	f.enqueue("bulk", n)
+	f.redis.reset(ctx)
+	f.start()
+	bulkEnds := make(chan struct{})
+	var lives atomic.Int64
 	var live sync.WaitGroup
-	var mu sync.Mutex
 	var failed error
-	lives := 0
-	for tenant := range 9 {
-		live.Go(func() {
-			tick := time.NewTicker(time.Second / 3)
-			defer tick.Stop()
-			for i := 0; ; i++ {
-				select {
-				case <-ends.Done():
-					return
-				case <-tick.C:
-				}
+	live.Go(func() {
+		failed = guarded(func() {
+			inParallel(9, 9, func(tenant int) {
 				name := "live-" + strconv.Itoa(tenant)
-				_, err := f.plain.Enqueue(worker.NewTask(worker.Identity{Tenant: name}, "call", nil), asynq.TaskID(fmt.Sprint(name, "-", i)))
-				mu.Lock()
-				lives++
-				if err != nil {
-					failed = err
+				tick := time.NewTicker(time.Second / 3)
+				defer tick.Stop()
+				for i := 0; ; i++ {
+					select {
+					case <-bulkEnds:
+						return
+					case <-tick.C:
+					}
+					f.put(fmt.Sprint(name, "-", i), worker.Identity{Tenant: name})
+					lives.Add(1)
 				}
-				mu.Unlock()
-			}
+			})
 		})
-	}
-	err = f.awaitTenant(ctx, "bulk", n)
-	end()
+	})
+	err := guarded(func() { f.awaitTenant(ctx, "bulk", n) })
+	close(bulkEnds)
 	live.Wait()
-	if failed != nil {
-		return nil, failed
-	}
-	if err == nil {
-		err = f.await(ctx, n+lives)
-	}
-	if err != nil {
-		return nil, err
-	}
+	check(errors.Join(err, failed))
+	f.await(ctx, n+int(lives.Load()))
 	var waits []time.Duration
 	for _, l := range f.grants() {
 		if l.tenant != "bulk" {
 			waits = append(waits, l.granted.Sub(l.came))
 		}
 	}
-	figures, err := f.drained(ctx, new(wakesPlain), nil, nil)
+	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(append(figures, f.reaction(10, 27)...),
 		f.sharedUtilization(50, time.Second),
 		figure{Name: "wait of a live task p50", Value: milliseconds(quantile(waits, 0.5)), Unit: "ms"},
 		figure{Name: "wait of a live task p99", Value: milliseconds(quantile(waits, 0.99)), Unit: "ms"},
-	), err
+	)
 }
 
 // zipf: the backlog of tenant k is 1/k of the first one's. All come at once.
-func zipf(ctx context.Context, o scenarioOptions) ([]figure, error) {
+func zipf(ctx context.Context, o scenarioOptions) []figure {
 	const limit, period = 50, time.Second
-	f, err := newFleet(o, shared("second", limit, period))
-	if err != nil {
-		return nil, err
-	}
-	defer f.close()
+	f := newFleet(o, shared("second", limit, period))
 	var ids []string
 	backlog := map[string]float64{}
 	for k := range o.of(200, 1000) {
@@ -304,22 +210,11 @@ func zipf(ctx context.Context, o scenarioOptions) ([]figure, error) {
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	random.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
-	if err := inParallel(len(ids), 8, func(i int) error {
-		tenant := ids[i][:slices.Index([]byte(ids[i]), '/')]
-		_, err := f.plain.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil), asynq.TaskID(ids[i]))
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	if _, err := f.redis.reset(ctx); err != nil {
-		return nil, err
-	}
-	if err := f.start(); err != nil {
-		return nil, err
-	}
-	if err := f.await(ctx, len(ids)); err != nil {
-		return nil, err
-	}
+	inParallel(len(ids), 8, func(i int) {
+		tenant, _, _ := strings.Cut(ids[i], "/")
+		f.put(ids[i], worker.Identity{Tenant: tenant})
+	})
+	f.workOff(ctx, len(ids))
 	ran := f.grants()
 	finished := map[string]time.Duration{}
 	for _, l := range ran {
@@ -334,11 +229,11 @@ func zipf(ctx context.Context, o scenarioOptions) ([]figure, error) {
 			late++
 		}
 	}
-	figures, err := f.drained(ctx, nil, nil, new(0.95))
+	figures := f.drained(ctx, nil, nil, new(0.95))
 	return append(append(figures, f.reaction(10, 25)...),
 		figure{Name: "tenants later than fair + 10 % + 1 s", Value: float64(late), AtMost: new(0.)},
 		figure{Name: "latest tenant, beyond that", Value: worst, Unit: "s"},
-	), err
+	)
 }
 
 // fairFinish returns when each tenant's backlog ends if all tenants that have one share the rate

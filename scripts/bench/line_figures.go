@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"maps"
 	"math"
@@ -149,12 +148,8 @@ func (f *fleet) busy() float64 {
 }
 
 // drained returns the figures of a drained backlog. Each case has bars of its own.
-func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *float64) ([]figure, error) {
+func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *float64) []figure {
 	mean, most := f.wakes()
-	calls, err := f.calls(ctx)
-	if err != nil {
-		return nil, err
-	}
 	late := f.lateness()
 	figures := []figure{
 		{Name: "wakes per task", Value: mean, AtMost: wakes},
@@ -166,11 +161,11 @@ func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *floa
 	return append(figures,
 		figure{Name: "excess", Value: float64(f.excess(func(l *logged) time.Time { return l.granted })), Unit: "units", AtMost: new(0.)},
 		figure{Name: "excess by arrival", Value: float64(f.excess(func(l *logged) time.Time { return l.started })), Unit: "units"},
-		figure{Name: "Redis calls per task", Value: calls / float64(len(f.grants()))},
+		figure{Name: "Redis calls per task", Value: f.redis.calls(ctx, "ping") / float64(len(f.grants()))},
 		figure{Name: "lateness p50", Value: milliseconds(quantile(late, 0.5)), Unit: "ms"},
 		figure{Name: "lateness p99", Value: milliseconds(quantile(late, 0.99)), Unit: "ms"},
 		figure{Name: "slots waiting for the limiter", Value: f.busy(), AtMost: new(0.05)},
-	), nil
+	)
 }
 
 // reaction returns the figures of fitToRunning. The bars, in milliseconds, are those of an earlier
@@ -194,26 +189,6 @@ func (f *fleet) reaction(p50, p99 float64) []figure {
 		{Name: "the same, longest", Value: milliseconds(quantile(own, 1)), Unit: "ms"},
 		{Name: "stall of this machine, longest", Value: milliseconds(f.stalls.longest()), Unit: "ms"},
 	}
-}
-
-// calls returns how many commands Redis processed since the last reset, with those inside scripts.
-func (f *fleet) calls(ctx context.Context) (float64, error) {
-	stats, err := f.redis.info(ctx, "commandstats")
-	if err != nil {
-		return 0, err
-	}
-	var sum int64
-	for command, line := range stats {
-		if command == "cmdstat_ping" {
-			continue // our own, to see stalls
-		}
-		var calls int64
-		if _, err := fmt.Sscanf(line, "calls=%d", &calls); err != nil {
-			return 0, fmt.Errorf("INFO commandstats: %s: %q: %w", command, line, err)
-		}
-		sum += calls
-	}
-	return float64(sum), nil
 }
 
 // shareError returns the largest difference between a tenant's part of the grants and its weight's

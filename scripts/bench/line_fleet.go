@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -29,7 +27,6 @@ type fleet struct {
 	stalls *stallWatch
 	plain  *asynq.Client
 	crew   []*crewman
-	clean  []func()
 	work   time.Duration // of every handler
 	call   func()        // by every handler, if not nil
 
@@ -59,64 +56,36 @@ type crewman struct {
 	throttle *worker.Adapter
 }
 
-func newFleet(o scenarioOptions, windows ...throttle.Window) (*fleet, error) {
+func newFleet(o scenarioOptions, windows ...throttle.Window) *fleet {
 	return newFleetOf(o, throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
 }
 
-func newFleetOf(o scenarioOptions, policy throttle.Policy) (*fleet, error) {
-	s, err := startServer(64)
-	if err != nil {
-		return nil, err
-	}
+func newFleetOf(o scenarioOptions, policy throttle.Policy) *fleet {
+	s := startServer(o, 64)
 	f := &fleet{o: o, policy: policy, redis: s, tasks: map[string]*logged{}}
 	f.plain = asynq.NewClient(f.opt())
 	f.stalls = watchStalls(s.control)
-	f.clean = append(f.clean, f.stalls.end)
-	return f, nil
+	o.atEnd(func() { f.stalls.end(); f.plain.Close() })
+	o.atEnd(f.stop)
+	return f
 }
 
 func (f *fleet) opt() asynq.RedisClientOpt {
 	return asynq.RedisClientOpt{Addr: f.redis.process.Addr, PoolSize: 64}
 }
 
-func (f *fleet) close() {
-	f.stop()
-	for _, clean := range f.clean {
-		clean()
-	}
-	f.plain.Close()
-	f.redis.stop()
-}
-
-func (f *fleet) limiter(client redis.UniversalClient) (*throttle.Limiter, error) {
-	return throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{f.policy}})
-}
-
 // start starts the servers, each with a limiter and connections of its own.
-func (f *fleet) start() error {
+func (f *fleet) start() {
 	for range f.o.servers {
-		client := redis.NewClient(&redis.Options{Addr: f.redis.process.Addr})
-		limiter, err := f.limiter(client)
-		if err != nil {
-			return err
-		}
-		t, err := worker.NewAdapter(worker.Config{Limiter: limiter, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), OnDecision: f.decided})
-		if err != nil {
-			return err
-		}
+		client, limiter := newLimiter(f.redis.process.Addr, f.policy)
+		t := must(worker.NewAdapter(worker.Config{Limiter: limiter, Logger: slog.New(slog.DiscardHandler), OnDecision: f.decided}))
 		srv := asynq.NewServer(t.Redis(f.opt()), t.Asynq(asynq.Config{
 			Concurrency: f.o.slots, LogLevel: asynq.FatalLevel,
 		}))
-		guard, err := t.Middleware()
-		if err != nil {
-			return err
-		}
-		if err := srv.Start(f.timed(guard)); err != nil {
-			return err
-		}
+		guard := must(t.Middleware())
+		check(srv.Start(f.timed(guard)))
 		f.crew = append(f.crew, &crewman{client, srv, t})
 	}
-	return nil
 }
 
 // stop shuts the servers down as a deploy does.
@@ -201,124 +170,101 @@ func (f *fleet) decided(ctx context.Context, task *asynq.Task, d throttle.Decisi
 	l.promised = d.At.Add(d.RetryIn)
 }
 
+// put enqueues a task by asynq's client.
+func (f *fleet) put(id string, of worker.Identity) {
+	must(f.plain.Enqueue(worker.NewTask(of, "call", nil), asynq.TaskID(id)))
+}
+
 // enqueue enqueues n tasks of a tenant by asynq's client, and returns their IDs.
-func (f *fleet) enqueue(tenant string, n int) ([]string, error) {
+func (f *fleet) enqueue(tenant string, n int) []string {
 	ids := make([]string, n)
 	for i := range ids {
 		ids[i] = tenant + "-" + strconv.Itoa(i)
 	}
-	return ids, inParallel(n, 8, func(i int) error {
-		_, err := f.plain.Enqueue(worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil), asynq.TaskID(ids[i]))
-		return err
-	})
+	inParallel(n, 8, func(i int) { f.put(ids[i], worker.Identity{Tenant: tenant}) })
+	return ids
 }
 
-func (f *fleet) planner() (*worker.Client, error) {
+func (f *fleet) planner() *worker.Client {
 	client := redis.NewClient(&redis.Options{Addr: f.redis.process.Addr, PoolSize: 64})
-	limiter, err := f.limiter(client)
-	if err != nil {
-		return nil, err
-	}
-	c, err := worker.NewClient(f.opt(), worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		return nil, err
-	}
-	f.clean = append(f.clean, func() { c.Close(); client.Close() })
-	return c, nil
+	limiter := must(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{f.policy}}))
+	c := must(worker.NewClient(f.opt(), worker.ClientConfig{Limiter: limiter}))
+	f.o.atEnd(func() { c.Close(); client.Close() })
+	return c
 }
 
 // join enqueues by our client. The tasks join the line at once.
-func (f *fleet) join(ctx context.Context, c *worker.Client, tenant string, n, goroutines int) error {
-	return inParallel(n, goroutines, func(i int) error {
+func (f *fleet) join(ctx context.Context, c *worker.Client, tenant string, n, goroutines int) {
+	inParallel(n, goroutines, func(i int) {
 		id := tenant + "-" + strconv.Itoa(i)
 		asked := time.Now()
 		var start worker.ExpectedStart
 		task := worker.NewTask(worker.Identity{Tenant: tenant}, "call", nil)
-		if _, err := c.EnqueueContext(ctx, task, asynq.TaskID(id), worker.ReportStart(&start)); err != nil {
-			return err
-		}
+		must(c.EnqueueContext(ctx, task, asynq.TaskID(id), worker.ReportStart(&start)))
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if start.Joined {
 			l := f.task(id, tenant)
 			l.came, l.promised = asked, start.At
 		}
-		return nil
 	})
 }
 
-// await waits until so many tasks have started.
-func (f *fleet) await(ctx context.Context, n int) error {
-	begin, told := time.Now(), time.Now()
-	for {
-		f.mu.Lock()
-		started, last := f.started, f.startedAt
-		f.mu.Unlock()
-		if started >= n {
-			return nil
-		}
-		if last.Before(begin) {
-			last = begin
-		}
-		if time.Since(last) > stalledAfter {
-			return fmt.Errorf("no task has started for %v: %d of %d have", stalledAfter, started, n)
-		}
-		if time.Since(told) > 5*time.Second {
-			told = time.Now()
-			f.o.say("%d of %d tasks have started", started, n)
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+// workOff starts the servers, counts Redis calls from then on, and waits until so many tasks have
+// started.
+func (f *fleet) workOff(ctx context.Context, n int) {
+	f.redis.reset(ctx)
+	f.start()
+	f.await(ctx, n)
 }
 
-func (f *fleet) awaitTenant(ctx context.Context, tenant string, n int) error {
-	for told := time.Now(); ; {
-		ran := 0
-		f.mu.Lock()
-		for _, l := range f.tasks {
-			if l.tenant == tenant && !l.started.IsZero() {
-				ran++
-			}
-		}
-		last := f.startedAt
-		f.mu.Unlock()
-		if ran >= n {
-			return nil
-		}
-		if time.Since(told) > 5*time.Second {
-			told = time.Now()
-			f.o.say("%d of %d tasks of %s have started", ran, n, tenant)
-		}
-		if !last.IsZero() && time.Since(last) > stalledAfter {
-			return fmt.Errorf("no task has started for %v", stalledAfter)
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+// await waits until so many tasks have started.
+func (f *fleet) await(ctx context.Context, n int) {
+	f.awaitCount(ctx, n, "have started", 10*time.Millisecond, func() int { return f.started })
+}
+
+func (f *fleet) awaitTenant(ctx context.Context, tenant string, n int) {
+	f.awaitTasks(ctx, n, "of "+tenant+" have started", func(l *logged) bool {
+		return l.tenant == tenant && !l.started.IsZero()
+	})
 }
 
 // awaitSeen waits until so many tasks were decided about.
-func (f *fleet) awaitSeen(ctx context.Context, n int) error {
-	for ctx.Err() == nil {
-		f.mu.Lock()
-		seen := 0
+func (f *fleet) awaitSeen(ctx context.Context, n int) {
+	f.awaitTasks(ctx, n, "were seen", func(l *logged) bool { return l.wakes > 0 })
+}
+
+func (f *fleet) awaitTasks(ctx context.Context, n int, what string, counts func(*logged) bool) {
+	f.awaitCount(ctx, n, what, 50*time.Millisecond, func() (found int) {
 		for _, l := range f.tasks {
-			if l.wakes > 0 {
-				seen++
+			if counts(l) {
+				found++
 			}
 		}
-		f.mu.Unlock()
-		if seen >= n {
-			return nil
+		return found
+	})
+}
+
+// awaitCount waits until as many tasks are counted. The lock is held while they are.
+func (f *fleet) awaitCount(ctx context.Context, n int, what string, every time.Duration, count func() int) {
+	last, told := time.Now(), time.Now()
+	for ; ; time.Sleep(every) {
+		check(ctx.Err())
+		f.mu.Lock()
+		found := count()
+		if f.startedAt.After(last) {
+			last = f.startedAt
 		}
-		time.Sleep(50 * time.Millisecond)
+		f.mu.Unlock()
+		if found >= n {
+			return
+		}
+		if time.Since(last) > stalledAfter {
+			fail("no task has started for %v: %d of %d %s", stalledAfter, found, n, what)
+		}
+		if time.Since(told) > 5*time.Second {
+			told = time.Now()
+			f.o.say("%d of %d tasks %s", found, n, what)
+		}
 	}
-	return ctx.Err()
 }

@@ -10,8 +10,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 )
 
 // quiet is the highest load average of a machine that counts as idle.
@@ -55,29 +53,4 @@ func loadAverage(ctx context.Context) (float64, error) {
 		return 0, errors.New("the system answers nothing")
 	}
 	return strconv.ParseFloat(fields[0], 64)
-}
-
-// inParallel calls do for 0 to n-1 on several goroutines, and returns the first error of each
-// goroutine. After an error no more calls begin.
-func inParallel(n, goroutines int, do func(i int) error) error {
-	var next atomic.Int64
-	var failed atomic.Bool
-	errs := make([]error, goroutines)
-	var all sync.WaitGroup
-	for g := range goroutines {
-		all.Go(func() {
-			for !failed.Load() {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				if errs[g] = do(i); errs[g] != nil {
-					failed.Store(true)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
 }

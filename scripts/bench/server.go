@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,37 +19,25 @@ import (
 type server struct {
 	client  *redis.Client
 	control *redis.Client // not counted
-	dir     string
 	process *servers.Process
 	sent    *counter
 }
 
-func startServer(connections int) (*server, error) {
-	dir, err := os.MkdirTemp("", "sluice-bench-")
-	if err != nil {
-		return nil, err
-	}
-	process, err := servers.StartRedis(dir)
-	if err != nil {
-		os.RemoveAll(dir)
-		return nil, err
-	}
+// startServer starts a redis-server that stops when the case has ended.
+func startServer(o scenarioOptions, connections int) *server {
+	dir := must(os.MkdirTemp("", "sluice-bench-"))
+	o.atEnd(func() { os.RemoveAll(dir) })
+	process := must(servers.StartRedis(dir))
+	o.atEnd(process.Stop)
 	s := &server{
 		client:  redis.NewClient(&redis.Options{Addr: process.Addr, PoolSize: connections}),
 		control: redis.NewClient(&redis.Options{Addr: process.Addr}),
-		dir:     dir,
 		process: process,
 		sent:    &counter{},
 	}
 	s.client.AddHook(s.sent)
-	return s, nil
-}
-
-func (s *server) stop() {
-	s.client.Close()
-	s.control.Close()
-	s.process.Stop()
-	os.RemoveAll(s.dir)
+	o.atEnd(func() { s.client.Close(); s.control.Close() })
+	return s
 }
 
 // usage is what the server spent since the last reset.
@@ -58,76 +47,73 @@ type usage struct {
 	server float64 // microseconds in commands that the client sent
 }
 
-func (s *server) reset(ctx context.Context) (cpu float64, err error) {
+func (s *server) reset(ctx context.Context) (cpu float64) {
 	s.sent.reset()
-	if err := s.control.ConfigResetStat(ctx).Err(); err != nil {
-		return 0, err
-	}
+	check(s.control.ConfigResetStat(ctx).Err())
 	return s.cpu(ctx)
 }
 
-func (s *server) usage(ctx context.Context, cpuBefore float64) (usage, error) {
-	cpu, err := s.cpu(ctx)
-	if err != nil {
-		return usage{}, err
-	}
-	stats, err := s.info(ctx, "commandstats")
-	if err != nil {
-		return usage{}, err
-	}
-	u := usage{cpu: cpu - cpuBefore}
-	for command, line := range stats {
-		var calls, sum int64
-		var perCall float64
-		if _, err := fmt.Sscanf(line, "calls=%d,usec=%d,usec_per_call=%g", &calls, &sum, &perCall); err != nil {
-			return usage{}, fmt.Errorf("INFO commandstats: %q: %w", line, err)
-		}
-		name := strings.TrimPrefix(command, "cmdstat_")
+func (s *server) usage(ctx context.Context, cpuBefore float64) usage {
+	u := usage{cpu: s.cpu(ctx) - cpuBefore}
+	for name, stat := range s.commands(ctx) {
 		if strings.Contains(name, "|") || name == "info" {
 			continue // our own CONFIG RESETSTAT and INFO
 		}
 		// The commands inside a script are in the time of the script already. More precise
 		// than usec_per_call, which has two digits.
 		sent := s.sent.of(name)
-		u.server += float64(sum) * float64(sent) / float64(calls)
-		u.inside += float64(calls - sent)
+		u.server += float64(stat.usec) * float64(sent) / float64(stat.calls)
+		u.inside += float64(stat.calls - sent)
 	}
-	return u, nil
+	return u
 }
 
-func (s *server) cpu(ctx context.Context) (float64, error) {
-	lines, err := s.info(ctx, "cpu")
-	if err != nil {
-		return 0, err
+// A commandStat is what Redis counted of one command since the last reset.
+type commandStat struct{ calls, usec int64 }
+
+// commands is by the name of the command, with those inside scripts.
+func (s *server) commands(ctx context.Context) map[string]commandStat {
+	stats := map[string]commandStat{}
+	for command, line := range s.info(ctx, "commandstats") {
+		var stat commandStat
+		if _, err := fmt.Sscanf(line, "calls=%d,usec=%d", &stat.calls, &stat.usec); err != nil {
+			fail("INFO commandstats: %s: %q: %w", command, line, err)
+		}
+		stats[strings.TrimPrefix(command, "cmdstat_")] = stat
 	}
-	user, err := strconv.ParseFloat(lines["used_cpu_user"], 64)
-	if err != nil {
-		return 0, err
-	}
-	sys, err := strconv.ParseFloat(lines["used_cpu_sys"], 64)
-	return (user + sys) * 1e6, err
+	return stats
 }
 
-func (s *server) memory(ctx context.Context) (int64, error) {
-	lines, err := s.info(ctx, "memory")
-	if err != nil {
-		return 0, err
+// calls returns how many commands Redis processed since the last reset, but for our own.
+func (s *server) calls(ctx context.Context, own ...string) float64 {
+	sum := int64(0)
+	for name, stat := range s.commands(ctx) {
+		if name, _, _ = strings.Cut(name, "|"); !slices.Contains(own, name) {
+			sum += stat.calls
+		}
 	}
-	return strconv.ParseInt(lines["used_memory"], 10, 64)
+	return float64(sum)
 }
 
-func (s *server) info(ctx context.Context, section string) (map[string]string, error) {
-	text, err := s.control.Info(ctx, section).Result()
-	if err != nil {
-		return nil, err
-	}
+func (s *server) cpu(ctx context.Context) float64 {
+	lines := s.info(ctx, "cpu")
+	user := must(strconv.ParseFloat(lines["used_cpu_user"], 64))
+	return (user + must(strconv.ParseFloat(lines["used_cpu_sys"], 64))) * 1e6
+}
+
+func (s *server) memory(ctx context.Context) int64 {
+	return must(strconv.ParseInt(s.info(ctx, "memory")["used_memory"], 10, 64))
+}
+
+func (s *server) info(ctx context.Context, section string) map[string]string {
+	text := must(s.control.Info(ctx, section).Result())
 	lines := map[string]string{}
 	for line := range strings.SplitSeq(text, "\r\n") {
 		if name, value, ok := strings.Cut(line, ":"); ok {
 			lines[name] = value
 		}
 	}
-	return lines, nil
+	return lines
 }
 
 // A counter is a hook that counts the commands a client sends, by name.

@@ -23,84 +23,58 @@ type site struct {
 	idleCPU float64 // microseconds of Redis a second when nothing is done: see learnIdle
 }
 
-func newSite(o scenarioOptions) (*site, error) {
-	s, err := startServer(1)
-	if err != nil {
-		return nil, err
-	}
-	return &site{server: s, o: o}, nil
-}
+func newSite(o scenarioOptions) *site { return &site{server: startServer(o, 1), o: o} }
 
 func (s *site) addr() string { return s.process.Addr }
 
 func (s *site) opt() asynq.RedisClientOpt { return asynq.RedisClientOpt{Addr: s.addr()} }
 
 // clear empties Redis, and waits until the measurement before has ended in this process too.
-func (s *site) clear(ctx context.Context) error {
+func (s *site) clear(ctx context.Context) {
 	runtime.GC()
-	return s.control.FlushAll(ctx).Err()
+	check(s.control.FlushAll(ctx).Err())
 }
 
 // learnIdle measures the idle CPU of Redis, with a plain crew that has nothing to do, or alone. It
 // is subtracted from both sides, so the further idle cost of our servers counts as theirs.
-func (s *site) learnIdle(ctx context.Context, c *crew) error {
+func (s *site) learnIdle(ctx context.Context, c *crew) {
 	const settle, watch = 300 * time.Millisecond, 2 * time.Second
-	if err := s.clear(ctx); err != nil {
-		return err
-	}
+	s.clear(ctx)
+	var shift shift
+	defer shift.end()
 	if c != nil {
-		shift, err := c.plain().start(s.addr(), newJournal(0))
-		if err != nil {
-			return err
-		}
-		defer shift.end()
+		shift.start(c.plain(), s.addr(), newJournal(0))
 	}
 	time.Sleep(settle)
 	s.idleCPU = 0
-	took, cpu, err := s.spent(ctx, func() error {
-		time.Sleep(watch)
-		return nil
-	})
+	took, cpu := s.spent(ctx, func() { time.Sleep(watch) })
 	s.idleCPU = cpu / took.Seconds()
-	return err
 }
 
 // spent calls run, and returns how long it took and the CPU of Redis in microseconds, without the
 // idle CPU.
-func (s *site) spent(ctx context.Context, run func() error) (took time.Duration, cpu float64, err error) {
-	before, err := s.cpu(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
+func (s *site) spent(ctx context.Context, run func()) (took time.Duration, cpu float64) {
+	before := s.cpu(ctx)
 	begin := time.Now()
-	if err := run(); err != nil {
-		return 0, 0, err
-	}
+	run()
 	took = time.Since(begin)
-	after, err := s.cpu(ctx)
-	return took, after - before - s.idleCPU*took.Seconds(), err
+	return took, s.cpu(ctx) - before - s.idleCPU*took.Seconds()
 }
 
 // withPlainClient calls use with asynq's client.
-func (s *site) withPlainClient(use func(*asynq.Client) error) error {
+func (s *site) withPlainClient(use func(*asynq.Client)) {
 	client := asynq.NewClient(s.opt())
 	defer client.Close()
-	return use(client)
+	use(client)
 }
 
 // withOurClient calls use with our client.
-func (s *site) withOurClient(policy throttle.Policy, use func(*worker.Client) error) error {
-	connection, limiter, err := newLimiter(s.addr(), policy)
-	if err != nil {
-		return err
-	}
+func (s *site) withOurClient(policy throttle.Policy, use func(*worker.Client)) {
+	connection, limiter := newLimiter(s.addr(), policy)
 	defer connection.Close()
-	client, err := worker.NewClient(s.opt(), worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		return err
-	}
+	client := must(worker.NewClient(s.opt(), worker.ClientConfig{Limiter: limiter}))
 	defer client.Close()
-	return use(client)
+	use(client)
 }
 
 // A drained is what a run over a backlog was like.
@@ -111,30 +85,20 @@ type drained struct {
 	wakes  float64
 }
 
-func (s *site) drain(ctx context.Context, c crew, n int) (*drained, error) {
+func (s *site) drain(ctx context.Context, c crew, n int) *drained {
 	j := newJournal(n)
 	runtime.GC()
-	var shift *shift
-	_, cpu, err := s.spent(ctx, func() (err error) {
-		if shift, err = c.start(s.addr(), j); err != nil {
-			return err
-		}
-		if err := j.await(ctx, s.o.say); err != nil {
-			return err
-		}
-		return s.awaitDone(ctx)
+	var shift shift
+	defer shift.end()
+	_, cpu := s.spent(ctx, func() {
+		shift.start(c, s.addr(), j)
+		j.await(ctx, s.o.say)
+		s.awaitDone(ctx)
 	})
-	if shift != nil {
-		shift.end()
-	}
-	if err != nil {
-		return nil, err
-	}
+	shift.end()
 	starts := j.starts()
-	if err := honest(starts, n, c.policy != nil); err != nil {
-		return nil, err
-	}
-	return &drained{shift.calls, cpu / float64(n), starts, j.wakes()}, nil
+	check(honest(starts, n, c.policy != nil))
+	return &drained{shift.calls, cpu / float64(n), starts, j.wakes()}
 }
 
 // honest returns an error unless each task ran once, in a throttled crew by a grant of Redis.
@@ -153,14 +117,13 @@ func honest(starts []start, n int, throttled bool) error {
 }
 
 // awaitDone waits until asynq has noted that all handlers have ended.
-func (s *site) awaitDone(ctx context.Context) error {
+func (s *site) awaitDone(ctx context.Context) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		active, err := s.control.LLen(ctx, "asynq:{default}:active").Result()
-		if err != nil || active == 0 {
-			return err
+		if must(s.control.LLen(ctx, "asynq:{default}:active").Result()) == 0 {
+			return
 		}
 	}
-	return fmt.Errorf("some tasks are still active 30 s after the last has started")
+	fail("some tasks are still active 30 s after the last has started")
 }
 
 // takenToStart returns the times from sending the take or reserve that granted a task to the start

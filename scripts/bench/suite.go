@@ -2,13 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -16,10 +16,11 @@ import (
 // outside of Redis when they start.
 type scenario struct {
 	name, about string
-	run         func(context.Context, scenarioOptions) ([]figure, error)
+	run         func(context.Context, scenarioOptions) []figure
 }
 
 type scenarioOptions struct {
+	*endings
 	full    bool
 	rounds  int // of measurements that are compared; the median counts
 	waiting int // tickets in the scenario "waiting"; 0 for its own number
@@ -34,6 +35,12 @@ func (o scenarioOptions) of(short, full int) int {
 		return full
 	}
 	return short
+}
+
+// measure returns the figures, and the error that ended the scenario.
+func (c scenario) measure(ctx context.Context, o scenarioOptions) (figures []figure, err error) {
+	err = o.apart(func(o scenarioOptions) { figures = c.run(ctx, o) })
+	return figures, err
 }
 
 // A suite runs scenarios one after the other, or together. Its report shows each figure with its bar.
@@ -131,21 +138,13 @@ func (s *suite) measure(ctx context.Context, chosen []scenario, stderr io.Writer
 func (s *suite) begin(ctx context.Context, chosen []scenario) []func(scenarioOptions) ([]figure, error) {
 	results := make([]func(scenarioOptions) ([]figure, error), len(chosen))
 	for i, c := range chosen {
-		results[i] = func(o scenarioOptions) ([]figure, error) { return c.run(ctx, o) }
+		results[i] = func(o scenarioOptions) ([]figure, error) { return c.measure(ctx, o) }
 		if !s.together {
 			continue
 		}
-		var figures []figure
-		var err error
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			figures, err = c.run(ctx, s.options)
-		}()
-		results[i] = func(scenarioOptions) ([]figure, error) {
-			<-done
-			return figures, err
-		}
+		measured := sync.OnceValues(func() ([]figure, error) { return c.measure(ctx, s.options) })
+		go measured()
+		results[i] = func(scenarioOptions) ([]figure, error) { return measured() }
 	}
 	return results
 }
@@ -154,7 +153,5 @@ func (s *suite) print(w io.Writer, figures []figure) error {
 	if !s.asJSON {
 		return printFigures(w, figures)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(suiteReport{s.name, s.load.found, s.options.full, s.options.rounds, figures})
+	return printJSON(w, suiteReport{s.name, s.load.found, s.options.full, s.options.rounds, figures})
 }

@@ -1,7 +1,6 @@
 package servers
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -17,11 +16,9 @@ type Zone struct{ Rate, Burst int }
 
 // An NginxProcess is a running nginx, a limiter by other people.
 type NginxProcess struct {
-	Addr string
+	*Process
 
-	cmd    *exec.Cmd
-	dir    string
-	exited chan struct{}
+	dir string
 }
 
 // Nginx starts an nginx of its own on a free loopback port, with all zones in front of the address
@@ -54,38 +51,14 @@ func StartNginx(dir, upstream string, zones ...Zone) (*NginxProcess, error) {
 		}
 		apply.WriteString(";\n")
 	}
-	// Another process can take the port between our look and the start: then look again.
-	var said bytes.Buffer
-	for range 10 {
-		port, err := FreePort()
-		if err != nil {
-			return nil, err
-		}
-		p := &NginxProcess{Addr: fmt.Sprintf("127.0.0.1:%d", port), dir: dir, exited: make(chan struct{})}
-		text := strings.NewReplacer("DIR", dir, "LISTEN", p.Addr, "UPSTREAM", upstream, "DEFINE", define.String(), "APPLY", apply.String()).Replace(nginxConfig)
+	log := filepath.Join(dir, "error.log")
+	p, err := startOnFreePort(log, func(port int) (*exec.Cmd, error) {
+		text := strings.NewReplacer("DIR", dir, "LISTEN", fmt.Sprintf("127.0.0.1:%d", port), "UPSTREAM", upstream,
+			"DEFINE", define.String(), "APPLY", apply.String()).Replace(nginxConfig)
 		config := filepath.Join(dir, "nginx.conf")
-		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-			return nil, err
-		}
-		said.Reset()
-		p.cmd = exec.Command("nginx", "-p", dir, "-c", config, "-e", filepath.Join(dir, "error.log"))
-		p.cmd.Stderr = &said
-		if err := p.cmd.Start(); err != nil {
-			return nil, err
-		}
-		go func() { p.cmd.Wait(); close(p.exited) }()
-		if answers(p.Addr, p.exited) {
-			return p, nil
-		}
-		p.Stop()
-	}
-	return nil, fmt.Errorf("nginx did not start on any of 10 ports: %s", strings.TrimSpace(said.String()))
-}
-
-// Stop kills the server, if it still runs, and waits until it has ended.
-func (p *NginxProcess) Stop() {
-	p.cmd.Process.Kill()
-	<-p.exited
+		return exec.Command("nginx", "-p", dir, "-c", config, "-e", log), os.WriteFile(config, []byte(text), 0o600)
+	})
+	return &NginxProcess{p, dir}, err
 }
 
 // Logged is how many answers of a status nginx has written down.

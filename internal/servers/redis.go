@@ -49,7 +49,7 @@ func requireRedis(t testing.TB) {
 	t.Skip("redis-server is not installed: scripts/test installs it")
 }
 
-// A Process is a running redis-server.
+// A Process is a running redis-server or nginx.
 type Process struct {
 	Addr string
 	Cmd  *exec.Cmd
@@ -80,8 +80,18 @@ func addrsOf(processes []*Process) []string {
 	return addrs
 }
 
-// startServer starts a server with these arguments, the first of which may be a configuration file.
+// startServer starts a redis-server with these arguments, the first of which may be a configuration
+// file.
 func startServer(dir string, args ...string) (*Process, error) {
+	log := filepath.Join(dir, "redis.log")
+	return startOnFreePort(log, func(port int) (*exec.Cmd, error) {
+		return exec.Command("redis-server", append(slices.Clone(args),
+			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir, "--logfile", log)...), nil
+	})
+}
+
+// startOnFreePort starts a command that listens on a port, and waits until it does.
+func startOnFreePort(log string, command func(port int) (*exec.Cmd, error)) (*Process, error) {
 	// Another process can take the port between our look and the start: then look again.
 	for range 10 {
 		port, err := FreePort()
@@ -89,9 +99,9 @@ func startServer(dir string, args ...string) (*Process, error) {
 			return nil, err
 		}
 		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port), exited: make(chan struct{})}
-		p.Cmd = exec.Command("redis-server", append(slices.Clone(args),
-			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir, "--logfile", filepath.Join(dir, "redis.log"),
-		)...)
+		if p.Cmd, err = command(port); err != nil {
+			return nil, err
+		}
 		if err := p.Cmd.Start(); err != nil {
 			return nil, err
 		}
@@ -101,7 +111,7 @@ func startServer(dir string, args ...string) (*Process, error) {
 		}
 		p.Stop()
 	}
-	return nil, fmt.Errorf("redis-server did not start on any of 10 ports: see %s", filepath.Join(dir, "redis.log"))
+	return nil, fmt.Errorf("the server did not start on any of 10 ports: see %s", log)
 }
 
 // Stop kills the server, if it still runs, and waits until it has ended.

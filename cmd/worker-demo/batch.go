@@ -2,22 +2,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/batchfile"
@@ -26,86 +21,68 @@ import (
 // BatchCommand fires batches by hand, and says what becomes of firings. The tasks are run by the
 // user's own workers.
 type BatchCommand struct {
-	*Main
-	redisFlags
+	workersCommand
 
-	Batch    string // "" for the only one of the file
-	Every    time.Duration
-	Policies string // file, or "-" for stdin
-	Prefix   string // of the limiter
-	Tick     string // "" for the newest firing
+	Batch string // "" for the only one of the file
+	Tick  string // "" for the newest firing
 }
 
-func (c *BatchCommand) flags() []cli.Flag {
-	c.Every = 2 * time.Second
-	return append([]cli.Flag{
-		&cli.StringFlag{Name: "policies", Usage: "policies and batches, a policy `FILE`; - reads stdin", Destination: &c.Policies, TakesFile: true},
-		&cli.StringFlag{Name: "batch", Usage: "the batch `NAME`; by default the only one of the file", Destination: &c.Batch},
-		&cli.StringFlag{Name: "tick", Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; by default the newest, and for plan the next", Destination: &c.Tick},
-		&cli.StringFlag{Name: "prefix", Usage: "the workers' limiter has the Prefix `TEXT`", Destination: &c.Prefix},
-	}, c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL")...)
-}
-
-// verbs are the commands under batch. They have its flags, and its help describes them.
-func (c *BatchCommand) verbs() []*cli.Command {
-	var commands []*cli.Command
-	for _, verb := range batchVerbNames {
-		commands = append(commands, &cli.Command{
-			Name: verb, Hidden: true, CustomHelpTemplate: help("batch"), HideHelpCommand: true, OnUsageError: usageError,
-			Action: func(ctx context.Context, cmd *cli.Command) error {
-				return c.Run(ctx, append([]string{verb}, cmd.Args().Slice()...))
-			},
+// batchCommand has the flags of its verbs.
+func (m *Main) batchCommand() *cli.Command {
+	c := &BatchCommand{workersCommand: workersCommand{Main: m}}
+	batch := &cli.Command{
+		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume or cancel it",
+		Flags: append([]cli.Flag{
+			c.policiesFlag("policies and batches, a policy `FILE`; - reads stdin"),
+			&cli.StringFlag{Name: "batch", Usage: "the batch `NAME`; by default the only one of the file", Destination: &c.Batch},
+			&cli.StringFlag{Name: "tick", Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; by default the newest, and for plan the next", Destination: &c.Tick},
+		}, c.flags()...),
+	}
+	for _, v := range batchVerbs {
+		batch.Commands = append(batch.Commands, &cli.Command{
+			Name: v.name, Usage: v.usage, Action: func(ctx context.Context, _ *cli.Command) error { return c.Run(ctx, v) },
 		})
 	}
-	return commands
+	return batch
 }
 
-// What batch does, by verb: what is wanted of the firing, and the states that show it is done.
-var batchVerbs = map[string]struct {
-	want func(*batch.Scheduler, context.Context, batch.Firing) error
-	done []batch.State // beside those of firings that have ended
-}{
-	"plan":   {},
-	"run":    {},
-	"status": {},
-	"pause":  {(*batch.Scheduler).Pause, []batch.State{batch.Paused}},
-	"resume": {(*batch.Scheduler).Resume, []batch.State{batch.Running}},
-	"cancel": {(*batch.Scheduler).Cancel, nil},
+// A batchVerb is what is done with a firing.
+type batchVerb struct {
+	name, usage string
+	want        func(*batch.Scheduler, context.Context, batch.Firing) error // what is wanted of it; may be nil
+	done        []batch.State                                               // that show that it is done, beside those of firings that have ended
 }
 
-var batchVerbNames = []string{"plan", "run", "status", "pause", "resume", "cancel"}
+var batchVerbs = []batchVerb{
+	{"plan", "show when its tasks would be done", nil, nil},
+	{"run", "fire it, and follow it", nil, nil},
+	{"status", "show how far it is", nil, nil},
+	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, []batch.State{batch.Paused}},
+	{"resume", "end a pause", (*batch.Scheduler).Resume, []batch.State{batch.Running}},
+	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, nil},
+}
 
-func (c *BatchCommand) Run(ctx context.Context, args []string) error {
-	const see = `see "worker-demo batch -h"`
-	if len(args) != 1 {
-		return badInput("batch needs one of %s: %s", strings.Join(batchVerbNames, ", "), see)
-	}
-	verb := args[0]
-	if !slices.Contains(batchVerbNames, verb) {
-		if near := policyfile.Suggest(verb, batchVerbNames); near != "" {
-			return badInput("batch %q: did you mean %q?", verb, near)
-		}
-		return badInput("batch %q: must be one of %s: %s", verb, strings.Join(batchVerbNames, ", "), see)
-	}
-	tick, err := c.validate(verb)
+func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
+	tick, err := c.tick(verb)
 	if err != nil {
-		return badInput("%w: %s", err, see)
+		return err
 	}
 	b, policies, err := c.load()
 	if err != nil {
 		return inputError{err}
 	}
-	server, err := c.openWorkers(ctx, c.Env)
+	server, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer server.Close()
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.Prefix})
+	limiter, err := c.newLimiter(server, policies)
 	if err != nil {
-		return inputError{err}
+		return err
 	}
 	scheduler, err := batch.NewScheduler(server.Opt, batch.Config{
-		Batches: []batch.Batch{b}, ByHand: true, Client: worker.ClientConfig{Limiter: limiter}, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil)),
+		Batches: []batch.Batch{b}, ByHand: verb.name != "plan", // which needs the schedule: it has the next tick
+		Client: worker.ClientConfig{Limiter: limiter}, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil)),
 	})
 	if err != nil {
 		return inputError{err}
@@ -113,9 +90,9 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	defer scheduler.Close()
 	f := batch.Firing{Batch: b.Name, Tick: tick}
 	switch {
-	case verb == "plan":
-		return c.plan(ctx, server.Opt, b, limiter, tick)
-	case verb == "run":
+	case verb.name == "plan":
+		return c.plan(ctx, scheduler, f)
+	case verb.name == "run":
 		f, err = scheduler.Fire(ctx, b.Name)
 	case tick.IsZero():
 		f, err = newest(ctx, scheduler, b.Name)
@@ -123,7 +100,7 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if verb == "status" {
+	if verb.name == "status" {
 		status, err := scheduler.Status(ctx, f)
 		if err != nil {
 			return err
@@ -133,19 +110,20 @@ func (c *BatchCommand) Run(ctx context.Context, args []string) error {
 	return c.follow(ctx, scheduler, f, verb)
 }
 
-func (c *BatchCommand) validate(verb string) (tick time.Time, err error) {
+func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {
 	if c.Policies == "" {
-		return tick, errors.New("--policies is missing: must be a policy file with batches")
+		return tick, badUsage("--policies is missing: must be a policy file with batches")
 	}
-	if c.Tick != "" {
-		if tick, err = time.Parse(time.RFC3339, c.Tick); err != nil {
-			return tick, fmt.Errorf("--tick %q: must be a time such as 2026-01-02T02:00:00Z", c.Tick)
-		}
-		if verb == "run" {
-			return tick, errors.New("--tick: run fires now: leave it out")
-		}
+	if c.Tick == "" {
+		return tick, nil
 	}
-	return tick, c.redisFlags.validate()
+	if tick, err = time.Parse(time.RFC3339, c.Tick); err != nil {
+		return tick, badUsage("--tick %q: must be a time such as 2026-01-02T02:00:00Z", c.Tick)
+	}
+	if verb.name == "run" {
+		return tick, badUsage("--tick: run fires now: leave it out")
+	}
+	return tick, nil
 }
 
 // load reads the batch and the policies.
@@ -185,9 +163,9 @@ func newest(ctx context.Context, s *batch.Scheduler, name string) (batch.Firing,
 }
 
 // follow does what the verb says, by a scheduler of its own, as none may run elsewhere.
-func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb string) error {
-	if v := batchVerbs[verb]; v.want != nil {
-		if err := v.want(s, ctx, f); err != nil {
+func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
+	if verb.want != nil {
+		if err := verb.want(s, ctx, f); err != nil {
 			return inputError{err}
 		}
 	}
@@ -195,57 +173,28 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 	var all sync.WaitGroup
 	all.Go(func() { _ = s.Run(working) })
 	defer func() { stop(); all.Wait() }()
-	p := &batchProgress{every: c.Every, w: c.Stderr}
+	progress := show.NewProgress(c.Stderr, 2*time.Second)
+	defer progress.Close()
 	for {
 		status, err := s.Status(ctx, f)
 		if ctx.Err() != nil {
-			p.end()
+			progress.Close()
 			fmt.Fprintf(c.Stderr, "worker-demo: stopped: the firing goes on where a scheduler runs; \"worker-demo batch resume\" goes on here, and \"batch cancel\" ends it\n")
 			return errInterrupted
 		}
 		if err != nil {
 			return err
 		}
-		if status.HasEnded() || slices.Contains(batchVerbs[verb].done, status.State) {
-			p.end()
+		if status.HasEnded() || slices.Contains(verb.done, status.State) {
+			progress.Close()
 			return c.print(ctx, s, status)
 		}
-		p.show(status)
+		progress.Show(status.Total-status.Waiting-status.Running, status.Total,
+			fmt.Sprintf("%s, %d failed", status.State, status.Failed),
+			func() string { return fmt.Sprintf("%s: %s", status.State, counts(status)) })
 		select {
 		case <-ctx.Done():
 		case <-time.After(200 * time.Millisecond):
 		}
-	}
-}
-
-// A batchProgress shows how a firing goes on: as a bar on a terminal, elsewhere as a line from time
-// to time.
-type batchProgress struct {
-	bar   *progressbar.ProgressBar
-	every time.Duration
-	shown time.Time
-	w     io.Writer
-}
-
-func (p *batchProgress) show(s batch.Status) {
-	f, ok := p.w.(*os.File)
-	switch ended := s.Total - s.Waiting - s.Running; {
-	case ok && term.IsTerminal(int(f.Fd())):
-		if p.bar == nil {
-			p.bar = progressbar.NewOptions(s.Total, progressbar.OptionSetWriter(f), progressbar.OptionShowCount(),
-				progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(false), progressbar.OptionClearOnFinish())
-		}
-		p.bar.ChangeMax(max(1, s.Total))
-		p.bar.Describe(fmt.Sprintf("%s, %d failed", s.State, s.Failed))
-		_ = p.bar.Set(ended)
-	case time.Since(p.shown) >= p.every:
-		p.shown = time.Now()
-		fmt.Fprintf(p.w, "%s: %s\n", s.State, counts(s))
-	}
-}
-
-func (p *batchProgress) end() {
-	if p.bar != nil {
-		_ = p.bar.Clear()
 	}
 }

@@ -5,30 +5,17 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
-	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// plan prints when the batch would be done. The scheduler has the schedule, which has the next tick.
-func (c *BatchCommand) plan(ctx context.Context, opt asynq.RedisConnOpt, b batch.Batch, limiter *throttle.Limiter, tick time.Time) error {
-	scheduler, err := batch.NewScheduler(opt, batch.Config{Batches: []batch.Batch{b}, Client: worker.ClientConfig{Limiter: limiter}})
-	if err != nil {
-		return inputError{err}
-	}
-	defer scheduler.Close()
-	p, err := scheduler.Plan(ctx, b.Name, tick)
+// plan prints when the batch would be done.
+func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f batch.Firing) error {
+	p, err := scheduler.Plan(ctx, f.Batch, f.Tick)
 	if err != nil {
 		return err
 	}
-	if c.json {
-		if err := show.JSON(c.Stdout, p); err != nil {
-			return err
-		}
-	} else {
+	err = c.show(p, func() {
 		fmt.Fprintf(c.Stdout, "%s of %s, %d tasks: %s\n", p.Batch, p.Tick.Format(time.RFC3339), p.Total, finish(p))
 		if !p.FinishBy.IsZero() || p.Late > 0 {
 			fmt.Fprintln(c.Stdout, verdict(p))
@@ -39,14 +26,12 @@ func (c *BatchCommand) plan(ctx context.Context, opt asynq.RedisConnOpt, b batch
 		for _, tenant := range p.Tenants {
 			fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\n", tenant.Tenant, tenant.Total, moment(tenant.Expected), tenant.Late, tenant.Trimmed)
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	if p.Late > 0 {
+		t.Flush()
+	})
+	if err == nil && p.Late > 0 {
 		return errJobsFailed
 	}
-	return nil
+	return err
 }
 
 func finish(p batch.Plan) string {
@@ -99,31 +84,28 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 	if err != nil {
 		return err
 	}
-	if c.json {
-		err := show.JSON(c.Stdout, struct {
-			batch.Status
-			Tenants []batch.TenantStatus `json:"tenants"`
-		}{s, tenants})
-		if err != nil {
-			return err
-		}
-	} else {
+	err = c.show(struct {
+		batch.Status
+		Tenants []batch.TenantStatus `json:"tenants"`
+	}{s, tenants}, func() {
 		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%s\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, counts(s))
 		if s.Error != "" {
 			fmt.Fprintf(c.Stdout, "last error: %s\n", s.Error)
 		}
-		if len(tenants) > 1 {
-			fmt.Fprintln(c.Stdout)
-			t := show.Table(c.Stdout)
-			fmt.Fprintln(t, "TENANT\tTASKS\tENDED\tRUNNING\tWAITING\tPLANNED FINISH\tEXPECTED FINISH")
-			for _, tenant := range tenants {
-				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%s\t%s\n", tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
-					moment(tenant.Planned), moment(tenant.Expected))
-			}
-			if err := t.Flush(); err != nil {
-				return err
-			}
+		if len(tenants) < 2 {
+			return
 		}
+		fmt.Fprintln(c.Stdout)
+		t := show.Table(c.Stdout)
+		fmt.Fprintln(t, "TENANT\tTASKS\tENDED\tRUNNING\tWAITING\tPLANNED FINISH\tEXPECTED FINISH")
+		for _, tenant := range tenants {
+			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%s\t%s\n", tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
+				moment(tenant.Planned), moment(tenant.Expected))
+		}
+		t.Flush()
+	})
+	if err != nil {
+		return err
 	}
 	if s.Failed+s.Refused > 0 || s.State == batch.Refused {
 		return errJobsFailed

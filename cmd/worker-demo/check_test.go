@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-func TestCheckForecastsAFile(t *testing.T) {
+func TestCheckPrintsAPolicyFile(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, `
 policies:
@@ -34,27 +34,46 @@ policies:
 `, "")
 	e := runMain(t.Context(), "", "check", d.path("policies.yml"))
 	e.want(t, exitDone)
-	if want := `policy github-api
-  matches http:* github:sync, fails closed, fails over fast, requeues when-fits
-  upstream refusals pause one tenant, for 1h at most; adapts: full
-  WINDOW       LIMIT                 PER             ALGORITHM           MARGIN
-  per-minute   20 requests per 1m    tenant          sliding             0s
-  burst        5 requests per 3s     tenant          sliding             50ms
-  provider     100 requests per 1s   shared by all   sliding             0s
-  spend        90000 tokens per 1h   tenant          gcra, burst 20000   0s
-  daily        1000 requests per 24h   tenant          fixed, from clock   0s
-  TENANT     WEIGHT   LIMITS OF ITS OWN
-  acme       2        per-minute 50, spend burst 9
-  internal   1        exempt: counted, never denied
-policy slow
-  matches no task type, fails open, fails over fast, requeues earliest-reset
-  upstream refusals pause one tenant, for 1h at most; adapts: full
-  WINDOW   LIMIT                  PER            ALGORITHM   MARGIN
-  short    10 requests per 10s    tenant, user   sliding     0s
-  long     600 requests per 10m   tenant, user   sliding     0s
-  warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
-`; columns(e.stdout) != columns(want) {
+	if want := `policies:
+- name: github-api
+  match: ['http:*', 'github:sync']
+  mode: enforce
+  fail: closed
+  failover: fast
+  requeue: when-fits
+  upstream: tenant
+  adapt: full
+  max_pause: 1h
+  batch_share: 0.05
+  shards: 1
+  windows:
+  - {name: per-minute, limit: 20, period: 1m, unit: requests, per: [tenant], algorithm: sliding}
+  - {name: burst, limit: 5, period: 3s, unit: requests, per: [tenant], algorithm: sliding, margin: 50ms}
+  - {name: provider, limit: 100, period: 1s, unit: requests, per: [], algorithm: sliding}
+  - {name: spend, limit: 90000, period: 1h, unit: tokens, per: [tenant], algorithm: gcra, burst: 20000}
+  - {name: daily, limit: 1000, period: 24h, unit: requests, per: [tenant], algorithm: fixed, anchor: clock}
+  tenants:
+    acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
+    internal: {exempt: true, weight: 1}
+- name: slow
+  mode: enforce
+  fail: open
+  failover: fast
+  requeue: earliest-reset
+  upstream: tenant
+  adapt: full
+  max_pause: 1h
+  batch_share: 0.05
+  shards: 1
+  windows:
+  - {name: short, limit: 10, period: 10s, unit: requests, per: [tenant, user], algorithm: sliding}
+  - {name: long, limit: 600, period: 10m, unit: requests, per: [tenant, user], algorithm: sliding}
+# warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
+`; e.stdout != want {
 		t.Errorf("stdout:\n%s", e.stdout)
+	}
+	if again := runMain(t.Context(), e.stdout, "check", "-"); again != e {
+		t.Errorf("what it prints means something else: %+v", again)
 	}
 
 	e = runMain(t.Context(), "", "check", d.path("policies.yml"), "-json")
@@ -63,8 +82,8 @@ policy slow
 	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
 		t.Fatal(err)
 	}
-	spend := checkedWindow{Name: "spend", Limit: 90000, PeriodMS: 3.6e6, Unit: "tokens", Per: []string{"tenant"}, Algorithm: "gcra", Burst: 20000}
-	if w := got.Policies[0].Windows[3]; w.Name != spend.Name || w.Limit != spend.Limit || w.PeriodMS != spend.PeriodMS || w.Unit != spend.Unit ||
+	spend := checkedWindow{Name: "spend", Limit: 90000, Period: "1h", Unit: "tokens", Per: []string{"tenant"}, Algorithm: "gcra", Burst: 20000}
+	if w := got.Policies[0].Windows[3]; w.Name != spend.Name || w.Limit != spend.Limit || w.Period != spend.Period || w.Unit != spend.Unit ||
 		!slices.Equal(w.Per, spend.Per) || w.Algorithm != spend.Algorithm || w.Burst != spend.Burst {
 		t.Errorf("spend is %+v", w)
 	}

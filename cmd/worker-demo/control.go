@@ -5,80 +5,124 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-// controlFlags are what all commands have that look at, or change, what is in force.
-type controlFlags struct {
-	*Main
-	redisFlags
+// A ControlCommand looks at, or changes, what is in force on all programs that follow.
+type ControlCommand struct {
+	workersCommand
 
-	By     string // who makes the change
-	For    time.Duration
-	Prefix string // of the limiter
-	Why    string
+	By  string        // who makes the change
+	For time.Duration // how long it lasts
+	Why string
+
+	needFor        bool   // it ends by itself
+	policy, tenant string // that the change is about; the tenant may be ""
 }
 
-func (c *controlFlags) flags(more ...cli.Flag) []cli.Flag {
-	return append(append(more,
-		&cli.StringFlag{Name: "prefix", Usage: "the workers' limiter has the Prefix `TEXT`", Destination: &c.Prefix},
-	), c.redisFlags.flags("the Redis of the workers' limiter, `URL`; by default $SLUICE_REDIS_URL")...)
+func (m *Main) control() *ControlCommand {
+	return &ControlCommand{workersCommand: workersCommand{Main: m}}
 }
 
-// changeFlags are flags, and those that a change needs.
-func (c *controlFlags) changeFlags(more ...cli.Flag) []cli.Flag {
-	return c.flags(append(more,
+// A controlDesk is a store, the Redis that it is in, and who works there.
+type controlDesk struct {
+	*control.Store
+	by     control.By
+	server *redisconn.Server
+}
+
+// A done is what a command says of a change: as JSON, or by its text.
+type done struct {
+	Policy  string `json:"policy,omitempty"`
+	Tenant  string `json:"tenant,omitempty"`
+	Changed bool   `json:"changed"`
+	Count   int    `json:"count,omitempty"`
+	Version int64  `json:"version,omitempty"`
+	Until   string `json:"until,omitempty"`
+
+	text string
+}
+
+// A change is what a command does with its arguments.
+type change func(ctx context.Context, d controlDesk, args cli.Args) (done, error)
+
+// change returns the command that makes a change.
+func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.Flag) *cli.Command {
+	own = append(own,
 		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; it is required", Destination: &c.Why},
-		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.By},
-	)...)
-}
-
-func (c *controlFlags) forFlag(usage string) cli.Flag {
-	return &cli.GenericFlag{Name: "for", Usage: usage, Value: durationValue{&c.For}}
-}
-
-// checkFor fails if --for is not how long a change may last.
-func (c *controlFlags) checkFor() error {
-	if c.For <= 0 || c.For > control.MaxTTL {
-		return badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
+		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.By})
+	return &cli.Command{
+		Name: name, Usage: usage, ArgsUsage: args, Flags: c.flags(own...),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			by, err := c.by()
+			if err != nil {
+				return err
+			}
+			d, err := c.desk(ctx)
+			if err != nil {
+				return err
+			}
+			defer d.server.Close()
+			d.by = by
+			made, err := do(ctx, d, cmd.Args())
+			if errors.As(err, new(*throttle.PolicyError)) {
+				return inputError{err}
+			}
+			if err != nil {
+				return err
+			}
+			return c.show(made, func() { fmt.Fprintln(c.Stdout, made.text) })
+		},
 	}
-	return nil
 }
 
-// by returns who makes the change, and why.
-func (c *controlFlags) by() (control.By, error) {
+// intervention is change for a command about a policy, or a tenant of it. What it says of itself
+// stands behind the name of these.
+func (c *ControlCommand) intervention(name, usage, args string, do func(context.Context, controlDesk) (done, error), own ...cli.Flag) *cli.Command {
+	return c.change(name, usage, args, func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+		c.policy, c.tenant = args.Get(0), args.Get(1)
+		made, err := do(ctx, d)
+		made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.about()+made.text
+		if c.needFor {
+			until := time.Now().Add(c.For)
+			made.Changed, made.Until = true, until.UTC().Format(time.RFC3339)
+			made.text += " until " + clockText(until)
+		}
+		return made, err
+	}, own...)
+}
+
+// forFlag is of a change that ends by itself.
+func (c *ControlCommand) forFlag() cli.Flag {
+	c.needFor = true
+	return &cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; required", Destination: &c.For}
+}
+
+// by returns who makes the change, and why, after a look at the flags that all changes have.
+func (c *ControlCommand) by() (control.By, error) {
 	who, _ := c.Env("USER")
 	by := control.By{Who: cmp.Or(c.By, who), Why: c.Why}
 	switch {
 	case strings.TrimSpace(by.Why) == "":
 		return by, badInput("--why is missing: must be the reason of the change")
+	case c.needFor && (c.For <= 0 || c.For > control.MaxTTL):
+		return by, badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
 	case strings.TrimSpace(by.Who) == "":
 		return by, badInput("--by is missing, and $USER is not set: must be who makes the change")
 	}
 	return by, nil
 }
 
-// A controlDesk is a store, and the Redis that it is in.
-type controlDesk struct {
-	*control.Store
-	server *redisconn.Server
-}
-
-// connect opens the store.
-func (c *controlFlags) connect(ctx context.Context) (controlDesk, error) {
-	if err := c.redisFlags.validate(); err != nil {
-		return controlDesk{}, inputError{err}
-	}
-	server, err := c.openWorkers(ctx, c.Env)
+// desk opens the store.
+func (c *ControlCommand) desk(ctx context.Context) (controlDesk, error) {
+	server, err := c.open(ctx)
 	if err != nil {
 		return controlDesk{}, err
 	}
@@ -87,134 +131,53 @@ func (c *controlFlags) connect(ctx context.Context) (controlDesk, error) {
 		server.Close()
 		return controlDesk{}, inputError{err}
 	}
-	return controlDesk{store, server}, nil
+	return controlDesk{Store: store, server: server}, nil
 }
 
-// change connects, makes a change, and closes.
-func (c *controlFlags) change(ctx context.Context, make func(controlDesk, control.By) error) error {
-	by, err := c.by()
-	if err != nil {
-		return err
-	}
-	d, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer d.server.Close()
-	return refused(make(d, by))
-}
-
-// refused makes of what was refused an error that is the user's to correct.
-func refused(err error) error {
-	var policy *throttle.PolicyError
-	if errors.As(err, &policy) {
-		return inputError{err}
-	}
-	return err
-}
-
-// checkPolicy fails if policies are published, and none has this name.
-func (d controlDesk) checkPolicy(ctx context.Context, c *controlFlags, name string) error {
+// checkPolicy fails if policies are published, and none has the policy's name.
+func (c *ControlCommand) checkPolicy(ctx context.Context, d controlDesk) error {
 	state, err := d.State(ctx)
 	if err != nil {
 		return err
 	}
-	var names []string
-	for _, p := range state.Policies {
-		if p.Name == name {
-			return nil
-		}
-		names = append(names, p.Name)
-	}
-	if len(names) == 0 {
-		fmt.Fprintf(c.Stderr, "worker-demo: no policies are published: whether there is a policy %q is not known\n", name)
+	if len(state.Policies) == 0 {
+		fmt.Fprintf(c.Stderr, "worker-demo: no policies are published: whether there is a policy %q is not known\n", c.policy)
 		return nil
 	}
-	return badInput("policy %q: must be one of %s", name, strings.Join(names, ", "))
+	_, err = named(state.Policies, c.policy)
+	return err
 }
 
-// policyAndTenant reads the arguments of a command about a policy, or a tenant of it.
-func policyAndTenant(cmd *cli.Command, needsTenant bool) (policy, tenant string, err error) {
-	least, usage := 1, "a policy, or a policy and a tenant"
-	if needsTenant {
-		least, usage = 2, "a policy and a tenant"
-	}
-	if cmd.NArg() < least || cmd.NArg() > 2 || cmd.Args().First() == "" || cmd.NArg() == 2 && cmd.Args().Get(1) == "" {
-		return "", "", badInput("%s needs %s: see %q", cmd.Name, usage, cmd.FullName()+" -h")
-	}
-	return cmd.Args().First(), cmd.Args().Get(1), nil
-}
-
-// about names a policy, or a tenant of it.
-func about(policy, tenant string) string {
-	if tenant == "" {
-		return policy
-	}
-	return fmt.Sprintf("tenant %q of %s", tenant, policy)
-}
-
-// A done is what a command says of a change: as JSON, or as a line.
-type done struct {
-	Policy  string `json:"policy,omitempty"`
-	Tenant  string `json:"tenant,omitempty"`
-	Changed bool   `json:"changed"`
-	Count   int    `json:"count,omitempty"`
-	Version int64  `json:"version,omitempty"`
-	Until   string `json:"until,omitempty"`
-}
-
-func (c *controlFlags) say(d done, format string, args ...any) error {
-	if c.json {
-		return show.JSON(c.Stdout, d)
-	}
-	fmt.Fprintf(c.Stdout, format+"\n", args...)
-	return nil
-}
-
-// clockText is a time as people read it.
-func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
-
-// policiesFlags are controlFlags of a command that needs the policies themselves.
-type policiesFlags struct {
-	controlFlags
-
-	Policies string // file, "-" for stdin, or "" for those that are published
-}
-
-func (c *policiesFlags) policiesFlag() cli.Flag {
-	return &cli.StringFlag{Name: "policies", Usage: "the policies are those of `FILE`, - for stdin; by default those that are published", Destination: &c.Policies, TakesFile: true}
-}
-
-// limiter returns a limiter that has the policies, one of which has this name.
-func (c *policiesFlags) limiter(ctx context.Context, d controlDesk, name string) (*throttle.Limiter, error) {
+// limiter returns a limiter that has the policy: that of --policies, or of those that are published.
+func (c *ControlCommand) limiter(ctx context.Context, d controlDesk) (*throttle.Limiter, error) {
 	var policies []throttle.Policy
-	var err error
 	if c.Policies != "" {
+		var err error
 		if policies, err = c.loadPolicies(c.Policies); err != nil {
-			return nil, inputError{err}
+			return nil, err
 		}
 	} else {
 		state, err := d.State(ctx)
-		if err != nil {
+		if err := cmp.Or(err, state.PoliciesErr); err != nil {
 			return nil, err
-		}
-		if state.PoliciesErr != nil {
-			return nil, state.PoliciesErr
 		}
 		if policies = state.Policies; policies == nil {
 			return nil, badInput("no policies are published: --policies must be the workers' policy file")
 		}
 	}
-	var names []string
-	for _, p := range policies {
-		names = append(names, p.Name)
+	if _, err := named(policies, c.policy); err != nil {
+		return nil, err
 	}
-	if !slices.Contains(names, name) {
-		return nil, badInput("policy %q: must be one of %s", name, strings.Join(names, ", "))
-	}
-	limiter, err := throttle.New(throttle.Config{Client: d.server.Client, Policies: policies, Prefix: c.Prefix})
-	if err != nil {
-		return nil, inputError{err}
-	}
-	return limiter, nil
+	return c.newLimiter(d.server, policies)
 }
+
+// about names the policy, or the tenant of it.
+func (c *ControlCommand) about() string {
+	if c.tenant == "" {
+		return c.policy
+	}
+	return fmt.Sprintf("tenant %q of %s", c.tenant, c.policy)
+}
+
+// clockText is a time as people read it.
+func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }

@@ -2,21 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
-
-// DoctorCommand says whether a Redis is set up for workers.
-type DoctorCommand struct {
-	liveCommand
-}
-
-func (c *DoctorCommand) flags() []cli.Flag { return c.liveCommand.flags() }
 
 // A diagnosis is the JSON of doctor.
 type diagnosis struct {
@@ -26,50 +19,45 @@ type diagnosis struct {
 	Warnings []string `json:"warnings"`        // of the policies
 }
 
-func (c *DoctorCommand) Run(ctx context.Context) error {
-	if err := c.validate(); err != nil {
-		return see(err, "doctor")
+// doctorCommand says whether a Redis is set up for workers.
+func (m *Main) doctorCommand() *cli.Command {
+	c := &workersCommand{Main: m}
+	return &cli.Command{
+		Name: "doctor", Usage: "check whether a Redis is set up for workers", Flags: c.liveFlags(),
+		Action: func(ctx context.Context, _ *cli.Command) error {
+			d := diagnosis{Findings: []string{}, Warnings: []string{}}
+			findings, err := c.findings(ctx, &d.Warnings)
+			if ctx.Err() != nil {
+				return errInterrupted
+			}
+			if errors.As(err, &inputError{}) || errors.As(err, &usageError{}) {
+				return err
+			}
+			d.Findings = append(d.Findings, findings...)
+			if err != nil {
+				d.Error = err.Error()
+			}
+			d.OK = err == nil && len(findings) == 0
+			if err := c.show(d, func() { d.print(c.Stdout) }); err != nil {
+				return err
+			}
+			if !d.OK {
+				return errJobsFailed // the findings say so
+			}
+			return nil
+		},
 	}
-	policies, err := c.loadPolicies(c.Policies)
-	if err != nil {
-		return inputError{err}
-	}
-	d := diagnosis{Findings: []string{}, Warnings: []string{}}
-	for _, p := range policies {
-		d.Warnings = append(d.Warnings, p.Warnings()...)
-	}
-	findings, err := c.check(ctx, policies)
-	if ctx.Err() != nil {
-		return errInterrupted
-	}
-	d.Findings = append(d.Findings, findings...)
-	if err != nil {
-		d.Error = err.Error()
-	}
-	d.OK = err == nil && len(findings) == 0
-	if c.json {
-		if err := show.JSON(c.Stdout, d); err != nil {
-			return err
-		}
-	} else {
-		c.print(d)
-	}
-	if !d.OK {
-		return errJobsFailed // the findings say so
-	}
-	return nil
 }
 
-// check looks at the Redis as the servers and clients of workers do.
-func (c *DoctorCommand) check(ctx context.Context, policies []throttle.Policy) ([]string, error) {
-	server, err := c.open(ctx, c.Env)
+// findings looks at the Redis as the servers and clients of workers do, and at the policies.
+func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]string, error) {
+	server, limiter, err := c.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer server.Close()
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.Prefix})
-	if err != nil {
-		return nil, err
+	for _, p := range limiter.Policies() {
+		*warnings = append(*warnings, p.Warnings()...)
 	}
 	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
 	if err != nil {
@@ -79,17 +67,17 @@ func (c *DoctorCommand) check(ctx context.Context, policies []throttle.Policy) (
 	return client.Check(ctx)
 }
 
-func (c *DoctorCommand) print(d diagnosis) {
+func (d diagnosis) print(w io.Writer) {
 	for _, finding := range d.Findings {
-		fmt.Fprintf(c.Stdout, "finding: %s\n", finding)
+		fmt.Fprintf(w, "finding: %s\n", finding)
 	}
 	if d.Error != "" && len(d.Findings) == 0 {
-		fmt.Fprintf(c.Stdout, "finding: %s\n", d.Error)
+		fmt.Fprintf(w, "finding: %s\n", d.Error)
 	}
 	for _, warning := range d.Warnings {
-		fmt.Fprintf(c.Stdout, "warning: %s\n", warning)
+		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	if d.OK {
-		fmt.Fprintln(c.Stdout, "ok: Redis answers, is recent enough, evicts nothing, has the right time, and lets its user call what the limiter needs")
+		fmt.Fprintln(w, "ok: Redis answers, is recent enough, evicts nothing, has the right time, and lets its user call what the limiter needs")
 	}
 }

@@ -2,23 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
 )
-
-// ExplainCommand says why one task waits.
-type ExplainCommand struct {
-	liveCommand
-
-	Queue string
-	Task  string // its ID
-}
 
 // An explained is the JSON of explain.
 type explained struct {
@@ -33,47 +23,45 @@ func (e explained) String() string {
 	return e.Explanation.String() + "\n" + usedText(e.Used)
 }
 
-func (c *ExplainCommand) flags() []cli.Flag {
-	return c.liveCommand.flags(
-		&cli.StringFlag{Name: "task", Usage: "the task of `ID`, as asynq's tools show it", Destination: &c.Task},
-		&cli.StringFlag{Name: "queue", Usage: "its asynq queue `NAME`", Value: "default", Destination: &c.Queue},
-	)
-}
-
-func (c *ExplainCommand) Run(ctx context.Context) error {
-	if c.Task == "" {
-		return see(errors.New("--task is missing: must be the ID of a task"), "explain")
-	}
-	if err := c.validate(); err != nil {
-		return see(err, "explain")
-	}
-	server, limiter, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer server.Close()
-	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	e, err := client.Explain(ctx, c.Queue, c.Task)
-	if err != nil {
-		return err
-	}
-	found := explained{Explanation: e}
-	if e.Line != nil {
-		if found.Used, err = usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: e.Line.Policy, Prefix: c.Prefix}); err != nil {
+// explainCommand says why one task waits.
+func (m *Main) explainCommand() *cli.Command {
+	c := &workersCommand{Main: m}
+	var queue, task string
+	return &cli.Command{
+		Name: "explain", Usage: "say why a task waits, and until when",
+		Flags: c.liveFlags(
+			&cli.StringFlag{Name: "task", Usage: "the task of `ID`, as asynq's tools show it", Destination: &task},
+			&cli.StringFlag{Name: "queue", Usage: "its asynq queue `NAME`", Value: "default", Destination: &queue},
+		),
+		Action: func(ctx context.Context, _ *cli.Command) error {
+			if task == "" {
+				return badUsage("--task is missing: must be the ID of a task")
+			}
+			server, limiter, err := c.connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer server.Close()
+			client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
+			if err != nil {
+				return err
+			}
+			defer client.Close()
+			e, err := client.Explain(ctx, queue, task)
+			if err != nil {
+				return err
+			}
+			found := explained{Explanation: e}
+			if e.Line != nil {
+				if found.Used, err = c.mostUsed(ctx, server, e.Line.Policy); err != nil {
+					return err
+				}
+			}
+			err = c.show(found, func() { fmt.Fprintln(c.Stdout, found) })
+			if err == nil && e.State == "" {
+				err = errJobsFailed // the answer says so
+			}
 			return err
-		}
+		},
 	}
-	if c.json {
-		err = show.JSON(c.Stdout, found)
-	} else {
-		_, err = fmt.Fprintln(c.Stdout, found)
-	}
-	if err == nil && e.State == "" {
-		err = errJobsFailed // the answer says so
-	}
-	return err
 }

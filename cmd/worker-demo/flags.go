@@ -36,27 +36,29 @@ type RunCommand struct {
 	Timeout     time.Duration
 }
 
-func (c *RunCommand) flags() []cli.Flag {
-	c.Timeout = 30 * time.Second
-	return append([]cli.Flag{
-		&cli.StringFlag{Name: "jobs", Usage: "the jobs, one a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
-		&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`; - reads stdin", Destination: &c.Policies, TakesFile: true},
-		&cli.StringFlag{Name: "format", Usage: "the jobs are `FORMAT`: jsonl, csv, or auto: csv if the file's name ends so", Value: formatAuto, Destination: &c.Format},
-		&cli.StringSliceFlag{Name: "header", Usage: "send `HEADER`, such as 'Accept: text/html', with all calls; may be given several times", Destination: &c.Headers},
-		&cli.StringFlag{Name: "out", Usage: "append results to `FILE`; by default they go to stdout", Destination: &c.Out, TakesFile: true},
-		&cli.IntFlag{Name: "keep-body", Usage: "keep up to `BYTES` of each answer's body in its result", Destination: &c.Keep.Body},
-		&cli.StringFlag{Name: "keep-headers", Usage: "keep the answer's headers of `NAMES`, such as ETag,Content-Type, or all", Destination: &c.KeepHeaders},
-		&cli.BoolFlag{Name: "keep-time", Usage: "keep how long the last call took", Destination: &c.Keep.Time},
-		&cli.StringFlag{Name: "success", Usage: "`CODES` that count as success, such as 2xx,404", DefaultText: call.DefaultSuccess, Destination: &c.Success},
-		&cli.StringFlag{Name: "retry", Usage: "`CODES` that are tried again, such as 409,500-503", DefaultText: call.DefaultRetry, Destination: &c.Retry},
-		&cli.BoolFlag{Name: "retry-failed", Usage: "run jobs again that failed in an earlier run", Destination: &c.RetryFailed},
-		&cli.BoolFlag{Name: "dry-run", Usage: "check all input and say how long it takes at best; nothing is called or written", Destination: &c.DryRun},
-		&cli.StringFlag{Name: "prefix", Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging", Destination: &c.Prefix},
-		&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
-		&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
-		&cli.GenericFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: durationValue{&c.Timeout}, DefaultText: "30s"},
-		&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default one named after the absolute path of the jobs file", Destination: &c.Queue},
-	}, c.redisFlags.flags("keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process")...)
+func (c *RunCommand) command() *cli.Command {
+	return &cli.Command{
+		Name: "run", Usage: "make HTTP calls of your own, throttled and once each", Action: c.Run,
+		Flags: append([]cli.Flag{
+			&cli.StringFlag{Name: "jobs", Usage: "the jobs, one a line of `FILE`; - reads stdin", Destination: &c.Jobs, TakesFile: true},
+			&cli.StringFlag{Name: "policies", Usage: "the limits, a policy `FILE`; - reads stdin", Destination: &c.Policies, TakesFile: true},
+			&cli.StringFlag{Name: "format", Usage: "the jobs are `FORMAT`: jsonl, csv, or auto: csv if the file's name ends so", Value: formatAuto, Destination: &c.Format},
+			&cli.StringSliceFlag{Name: "header", Usage: "send `HEADER`, such as 'Accept: text/html', with all calls; may be given several times", Destination: &c.Headers},
+			&cli.StringFlag{Name: "out", Usage: "append results to `FILE`; by default they go to stdout", Destination: &c.Out, TakesFile: true},
+			&cli.IntFlag{Name: "keep-body", Usage: "keep up to `BYTES` of each answer's body in its result", Destination: &c.Keep.Body},
+			&cli.StringFlag{Name: "keep-headers", Usage: "keep the answer's headers of `NAMES`, such as ETag,Content-Type, or all", Destination: &c.KeepHeaders},
+			&cli.BoolFlag{Name: "keep-time", Usage: "keep how long the last call took", Destination: &c.Keep.Time},
+			&cli.StringFlag{Name: "success", Usage: "`CODES` that count as success, such as 2xx,404", DefaultText: call.DefaultSuccess, Destination: &c.Success},
+			&cli.StringFlag{Name: "retry", Usage: "`CODES` that are tried again, such as 409,500-503", DefaultText: call.DefaultRetry, Destination: &c.Retry},
+			&cli.BoolFlag{Name: "retry-failed", Usage: "run jobs again that failed in an earlier run", Destination: &c.RetryFailed},
+			&cli.BoolFlag{Name: "dry-run", Usage: "check all input and say how long it takes at best; nothing is called or written", Destination: &c.DryRun},
+			&cli.StringFlag{Name: "prefix", Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging", Destination: &c.Prefix},
+			&cli.StringFlag{Name: "summary", Usage: "write one JSON object to `FILE` that says how it went", Destination: &c.Summary, TakesFile: true},
+			&cli.IntFlag{Name: "concurrency", Usage: "make at most `N` calls at a time", Value: 16, Destination: &c.Concurrency},
+			&cli.DurationFlag{Name: "timeout", Usage: "a call may take `DURATION`, its body included", Value: 30 * time.Second, Destination: &c.Timeout},
+			&cli.StringFlag{Name: "queue", Usage: "use the queue `NAME`; by default one named after the absolute path of the jobs file", Destination: &c.Queue},
+		}, c.redisFlags.flags("keep queue and counts in the Redis of `URL`; by default $SLUICE_REDIS_URL, or this process")...),
+	}
 }
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.-]{0,63}$`)
@@ -84,9 +86,6 @@ func (c *RunCommand) validate() error {
 		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
 		return fmt.Errorf("--timeout %v: must be 1ms to 1h", c.Timeout)
-	}
-	if err := c.redisFlags.validate(); err != nil {
-		return err
 	}
 	for name := range strings.SplitSeq(c.KeepHeaders, ",") {
 		if name = strings.TrimSpace(name); name != "" {

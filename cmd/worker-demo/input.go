@@ -14,13 +14,16 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// loadPolicies reads the policies of a policy file.
-func (m *Main) loadPolicies(name string) ([]throttle.Policy, error) {
+// loadPolicies reads the policies of a policy file. Errors are the user's to correct.
+func (m *Main) loadPolicies(name string) (policies []throttle.Policy, err error) {
 	name, data, err := m.readPolicyFile(name)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		policies, err = policyfile.Parse(name, data)
 	}
-	return policyfile.Parse(name, data)
+	if err != nil {
+		return nil, inputError{err}
+	}
+	return policies, nil
 }
 
 // readPolicyFile reads a policy file, or stdin if its name is "-". ${NAME} in it stands for a variable

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,55 +17,12 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-// LimitsCommand shows and changes what is in force.
-type LimitsCommand struct {
-	controlFlags
-
-	Burst   int64
-	Exempt  string // "", "yes" or "no"
-	Last    int
-	Limit   int64
-	Version int64 // -1 for the present one
-	Weight  float64
-	Windows []string // NAME=LIMIT
-}
-
-func (c *LimitsCommand) command() *cli.Command {
-	c.Version, c.Last = -1, 20
-	verb := func(name, usage string, flags []cli.Flag, run cli.ActionFunc) *cli.Command {
-		return &cli.Command{Name: name, Usage: usage, Flags: flags, Action: run, Hidden: true} // the help describes it
-	}
+// limitsCommand shows and changes what is in force.
+func (m *Main) limitsCommand() *cli.Command {
 	return &cli.Command{
-		Name: "limits", Usage: "show and change limits while programs run", ArgsUsage: "get|publish|set|override|clear|log",
+		Name: "limits", Usage: "show and change limits while programs run",
 		Commands: []*cli.Command{
-			verb("get", "[POLICY]", c.flags(), c.get),
-			verb("publish", "FILE", c.changeFlags(
-				&cli.Int64Flag{Name: "version", Usage: "replace the policies of version `N` alone, 0 for none; by default those in force", Value: c.Version, DefaultText: "-", Destination: &c.Version},
-			), c.publish),
-			verb("set", "POLICY WINDOW", c.changeFlags(
-				&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &c.Limit},
-				&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &c.Burst},
-			), c.set),
-			verb("override", "POLICY TENANT", c.changeFlags(
-				c.forFlag("it ends by itself after `DURATION`; required"),
-				&cli.StringSliceFlag{Name: "window", Usage: "`NAME=LIMIT` of a window that counts by tenant; may be given several times", Destination: &c.Windows},
-				&cli.FloatFlag{Name: "weight", Usage: "the tenant's share is `N` times that of weight 1", Destination: &c.Weight},
-				&cli.StringFlag{Name: "exempt", Usage: "`yes`: counted, but never denied; no: not exempt", Destination: &c.Exempt},
-			), c.override),
-			verb("clear", "POLICY TENANT", c.changeFlags(), c.clear),
-			verb("log", "", c.flags(
-				&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: c.Last, Destination: &c.Last},
-			), c.log),
-		},
-		Action: func(_ context.Context, cmd *cli.Command) error {
-			names := make([]string, len(cmd.Commands))
-			for i, verb := range cmd.Commands {
-				names[i] = verb.Name
-			}
-			if cmd.NArg() > 0 {
-				return badInput("limits %q: must be one of %s: see \"worker-demo limits -h\"", cmd.Args().First(), strings.Join(names, ", "))
-			}
-			return badInput("limits needs one of %s: see \"worker-demo limits -h\"", strings.Join(names, ", "))
+			m.limitsGet(), m.limitsPublish(), m.limitsSet(), m.limitsOverride(), m.limitsClear(), m.limitsLog(),
 		},
 	}
 }
@@ -78,31 +36,36 @@ type inForce struct {
 	Pauses    []throttle.OperatorPause  `json:"pauses"`
 }
 
-func (c *LimitsCommand) get(ctx context.Context, cmd *cli.Command) error {
-	if cmd.NArg() > 1 {
-		return badInput("limits get needs no more than a policy: see \"worker-demo limits -h\"")
+func (m *Main) limitsGet() *cli.Command {
+	c := m.control()
+	return &cli.Command{
+		Name: "get", ArgsUsage: "[POLICY]", Flags: c.flags(),
+		Usage: "show what is published, overridden and paused",
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			d, err := c.desk(ctx)
+			if err != nil {
+				return err
+			}
+			defer d.server.Close()
+			state, err := d.State(ctx)
+			if err != nil {
+				return err
+			}
+			if name := cmd.Args().First(); name != "" {
+				state = onlyOf(state, name)
+				if len(state.Policies)+len(state.Overrides)+len(state.Pauses) == 0 {
+					return badInput("policy %q: nothing is published of it, or in force", name)
+				}
+			}
+			return c.show(inForce{
+				At: state.At.UTC(), Version: state.Version, Policies: describe(state.Policies).Policies,
+				Overrides: append([]throttle.TenantOverride{}, state.Overrides...), Pauses: append([]throttle.OperatorPause{}, state.Pauses...),
+			}, func() { c.printState(state) })
+		},
 	}
-	d, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer d.server.Close()
-	state, err := d.State(ctx)
-	if err != nil {
-		return err
-	}
-	if name := cmd.Args().First(); name != "" {
-		state = onlyOf(state, name)
-		if len(state.Policies)+len(state.Overrides)+len(state.Pauses) == 0 {
-			return badInput("policy %q: nothing is published of it, or in force", name)
-		}
-	}
-	if c.json {
-		return show.JSON(c.Stdout, inForce{
-			At: state.At.UTC(), Version: state.Version, Policies: describe(state.Policies).Policies,
-			Overrides: append([]throttle.TenantOverride{}, state.Overrides...), Pauses: append([]throttle.OperatorPause{}, state.Pauses...),
-		})
-	}
+}
+
+func (c *ControlCommand) printState(state control.State) {
 	switch {
 	case state.PoliciesErr != nil:
 		fmt.Fprintf(c.Stdout, "%v\n", state.PoliciesErr)
@@ -111,8 +74,8 @@ func (c *LimitsCommand) get(ctx context.Context, cmd *cli.Command) error {
 	default:
 		fmt.Fprintf(c.Stdout, "version %d\n", state.Version)
 	}
-	for _, p := range state.Policies {
-		printPolicy(c.Stdout, p)
+	if len(state.Policies) > 0 {
+		describe(state.Policies).print(c.Stdout)
 	}
 	if len(state.Overrides) > 0 {
 		t := show.Table(c.Stdout)
@@ -134,7 +97,6 @@ func (c *LimitsCommand) get(ctx context.Context, cmd *cli.Command) error {
 		}
 		t.Flush()
 	}
-	return nil
 }
 
 // onlyOf is what of a state is about one policy.
@@ -147,189 +109,163 @@ func onlyOf(s control.State, policy string) control.State {
 	return one
 }
 
-func (c *LimitsCommand) publish(ctx context.Context, cmd *cli.Command) error {
-	if cmd.NArg() != 1 {
-		return badInput("limits publish needs one policy file, or - for stdin: see \"worker-demo limits -h\"")
-	}
-	policies, err := c.loadPolicies(cmd.Args().First())
-	if err != nil {
-		return inputError{err}
-	}
-	return c.change(ctx, func(d controlDesk, by control.By) error {
-		version := c.Version
-		if version < 0 {
+func (m *Main) limitsPublish() *cli.Command {
+	c, replaced := m.control(), int64(-1)
+	return c.change("publish", "publish the policies of a file", "FILE", func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+		policies, err := c.loadPolicies(args.First())
+		if err != nil {
+			return done{}, err
+		}
+		if replaced < 0 {
 			state, err := d.State(ctx)
 			if err != nil {
-				return err
+				return done{}, err
 			}
-			version = state.Version
+			replaced = state.Version
 		}
-		now, err := d.Publish(ctx, policies, version, by)
-		if err != nil {
-			return err
+		now, err := d.Publish(ctx, policies, replaced, d.by)
+		if now == replaced {
+			return done{Version: now, text: fmt.Sprintf("these policies are published already, as version %d", now)}, err
 		}
-		if now == version {
-			return c.say(done{Version: now}, "these policies are published already, as version %d", now)
-		}
-		return c.say(done{Changed: true, Version: now}, "published version %d", now)
-	})
+		return done{Changed: true, Version: now, text: fmt.Sprintf("published version %d", now)}, err
+	}, &cli.Int64Flag{Name: "version", Usage: "replace the policies of version `N` alone, 0 for none; by default those in force", Value: -1, DefaultText: "-", Destination: &replaced})
 }
 
 // tries is how often a change of one number is made again after somebody else has published.
 const tries = 5
 
-func (c *LimitsCommand) set(ctx context.Context, cmd *cli.Command) error {
-	policy, window := cmd.Args().First(), cmd.Args().Get(1)
-	switch {
-	case cmd.NArg() != 2:
-		return badInput("limits set needs a policy and a window: see \"worker-demo limits -h\"")
-	case c.Limit == 0 && c.Burst == 0:
-		return badInput("limits set needs --limit, --burst or both: see \"worker-demo limits -h\"")
-	}
-	return c.change(ctx, func(d controlDesk, by control.By) error {
+func (m *Main) limitsSet() *cli.Command {
+	c := m.control()
+	var limit, burst int64
+	return c.change("set", "change the numbers of a window", "POLICY WINDOW", func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+		policy, window := args.Get(0), args.Get(1)
+		if limit == 0 && burst == 0 {
+			return done{}, badUsage("set needs --limit, --burst or both")
+		}
 		for try := 1; ; try++ {
 			state, err := d.State(ctx)
 			if err != nil {
-				return err
+				return done{}, err
 			}
-			before, err := c.edit(&state, policy, window)
+			before, err := edit(&state, policy, window, limit, burst)
 			if err != nil {
-				return err
+				return done{}, err
 			}
-			version, err := d.Publish(ctx, state.Policies, state.Version, by)
-			var conflict *control.ConflictError
-			if errors.As(err, &conflict) && try < tries {
+			version, err := d.Publish(ctx, state.Policies, state.Version, d.by)
+			if errors.As(err, new(*control.ConflictError)) && try < tries {
 				continue
 			}
-			if err != nil {
-				return err
-			}
-			return c.say(done{Policy: policy, Changed: version != state.Version, Version: version},
-				"%s/%s: was %s; published version %d", policy, window, before, version)
+			return done{
+				Policy: policy, Changed: version != state.Version, Version: version,
+				text: fmt.Sprintf("%s/%s: was %s; published version %d", policy, window, before, version),
+			}, err
 		}
-	})
+	},
+		&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &limit},
+		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst})
 }
 
-// edit changes the numbers of a window, and returns what they were.
-func (c *LimitsCommand) edit(state *control.State, policy, window string) (before string, err error) {
+// edit changes the numbers of a window, those that are not 0, and returns what they were.
+func edit(state *control.State, policy, window string, limit, burst int64) (before string, err error) {
 	switch {
 	case state.PoliciesErr != nil:
 		return "", state.PoliciesErr
 	case state.Version == 0:
-		return "", badInput("no policies are published: publish a policy file first: see \"worker-demo limits -h\"")
+		return "", badUsage("no policies are published: publish a policy file first")
 	}
-	var names []string
-	for i := range state.Policies {
-		p := &state.Policies[i]
-		if p.Name != policy {
-			names = append(names, p.Name)
-			continue
-		}
-		var windows []string
-		for j := range p.Windows {
-			w := &p.Windows[j]
-			if w.Name != window {
-				windows = append(windows, w.Name)
-				continue
-			}
-			before = show.Limit(*w)
-			if c.Limit != 0 {
-				if w.Burst == w.Limit && c.Burst == 0 {
-					w.Burst = 0 // the default follows the limit
-				}
-				w.Limit = c.Limit
-			}
-			if c.Burst != 0 {
-				before += fmt.Sprintf(", burst %d", w.Burst)
-				w.Burst = c.Burst
-			}
-			return before, nil
-		}
-		return "", badInput("window %q: must be one of %s", window, strings.Join(windows, ", "))
+	p, err := named(state.Policies, policy)
+	if err != nil {
+		return "", err
 	}
-	return "", badInput("policy %q: must be one of %s", policy, strings.Join(names, ", "))
+	w, err := windowOf(p, window)
+	if err != nil {
+		return "", err
+	}
+	before = fmt.Sprintf("limit %d", w.Limit)
+	if burst != 0 {
+		before += fmt.Sprintf(", burst %d", w.Burst)
+	}
+	if limit != 0 {
+		setLimit(w, limit)
+	}
+	w.Burst = cmp.Or(burst, w.Burst)
+	return before, nil
 }
 
-func (c *LimitsCommand) override(ctx context.Context, cmd *cli.Command) error {
-	policy, tenant, err := policyAndTenant(cmd, true)
-	if err != nil {
-		return err
-	}
-	o := throttle.TenantOverride{Policy: policy, Tenant: tenant, Weight: c.Weight}
-	for _, text := range c.Windows {
-		name, number, ok := strings.Cut(text, "=")
-		limit, err := strconv.ParseInt(number, 10, 64)
-		if !ok || err != nil || limit < 1 {
-			return badInput("--window %q: must be a window and its limit, such as minute=50", text)
+func (m *Main) limitsOverride() *cli.Command {
+	c := m.control()
+	var exempt string
+	var weight float64
+	var windows []string
+	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", func(ctx context.Context, d controlDesk) (done, error) {
+		o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant, Weight: weight}
+		for _, text := range windows {
+			name, number, ok := strings.Cut(text, "=")
+			limit, err := strconv.ParseInt(number, 10, 64)
+			if !ok || err != nil || limit < 1 {
+				return done{}, badInput("--window %q: must be a window and its limit, such as minute=50", text)
+			}
+			if o.Windows == nil {
+				o.Windows = map[string]throttle.Override{}
+			}
+			o.Windows[name] = throttle.Override{Limit: limit}
 		}
-		if o.Windows == nil {
-			o.Windows = map[string]throttle.Override{}
+		switch {
+		case exempt == "yes" || exempt == "no":
+			o.Exempt = new(exempt == "yes")
+		case exempt != "":
+			return done{}, badInput("--exempt %q: must be yes or no", exempt)
+		case o.Windows == nil && weight == 0:
+			return done{}, badUsage("override needs --window, --weight or --exempt")
 		}
-		o.Windows[name] = throttle.Override{Limit: limit}
-	}
-	switch {
-	case c.Exempt == "yes" || c.Exempt == "no":
-		o.Exempt = new(c.Exempt == "yes")
-	case c.Exempt != "":
-		return badInput("--exempt %q: must be yes or no", c.Exempt)
-	}
-	if err := c.checkFor(); err != nil {
-		return err
-	}
-	if o.Exempt == nil && o.Windows == nil && o.Weight == 0 {
-		return badInput("limits override needs --window, --weight or --exempt: see \"worker-demo limits -h\"")
-	}
-	return c.change(ctx, func(d controlDesk, by control.By) error {
-		if err := d.checkPolicy(ctx, &c.controlFlags, policy); err != nil {
-			return err
+		if err := c.checkPolicy(ctx, d); err != nil {
+			return done{}, err
 		}
-		if err := d.SetOverride(ctx, o, c.For, by); err != nil {
-			return err
-		}
-		until := time.Now().Add(c.For)
-		return c.say(done{Policy: policy, Tenant: tenant, Changed: true, Until: until.UTC().Format(time.RFC3339)},
-			"%s: %s until %s", about(policy, tenant), control.Describe(o), clockText(until))
-	})
+		return done{text: ": " + control.Describe(o)}, d.SetOverride(ctx, o, c.For, d.by)
+	},
+		c.forFlag(),
+		&cli.StringSliceFlag{Name: "window", Usage: "`NAME=LIMIT` of a window that counts by tenant; may be given several times", Destination: &windows},
+		&cli.FloatFlag{Name: "weight", Usage: "the tenant's share is `N` times that of weight 1", Destination: &weight},
+		&cli.StringFlag{Name: "exempt", Usage: "`yes`: counted, but never denied; no: not exempt", Destination: &exempt})
 }
 
-func (c *LimitsCommand) clear(ctx context.Context, cmd *cli.Command) error {
-	policy, tenant, err := policyAndTenant(cmd, true)
-	if err != nil {
-		return err
-	}
-	return c.change(ctx, func(d controlDesk, by control.By) error {
-		found, err := d.ClearOverride(ctx, policy, tenant, by)
-		if err != nil {
-			return err
-		}
-		text := "%s has no override any more"
+func (m *Main) limitsClear() *cli.Command {
+	c := m.control()
+	return c.intervention("clear", "end an override early", "POLICY TENANT", func(ctx context.Context, d controlDesk) (done, error) {
+		found, err := d.ClearOverride(ctx, c.policy, c.tenant, d.by)
 		if !found {
-			text = "%s had no override"
+			return done{text: " had no override"}, err
 		}
-		return c.say(done{Policy: policy, Tenant: tenant, Changed: found}, text, about(policy, tenant))
+		return done{Changed: true, text: " has no override any more"}, err
 	})
 }
 
-func (c *LimitsCommand) log(ctx context.Context, cmd *cli.Command) error {
-	if cmd.NArg() > 0 || c.Last < 1 || c.Last > control.MaxChanges {
-		return badInput("limits log needs no arguments, and --last 1 to %d: see \"worker-demo limits -h\"", control.MaxChanges)
+func (m *Main) limitsLog() *cli.Command {
+	c, last := m.control(), 0
+	return &cli.Command{
+		Name: "log", Usage: "show who changed what, when and why",
+		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last}),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if last < 1 || last > control.MaxChanges {
+				return badUsage("--last %d: must be 1 to %d", last, control.MaxChanges)
+			}
+			d, err := c.desk(ctx)
+			if err != nil {
+				return err
+			}
+			defer d.server.Close()
+			changes, err := d.Changes(ctx, "", last)
+			if err != nil {
+				return err
+			}
+			return c.show(append([]control.Change{}, changes...), func() {
+				t := show.Table(c.Stdout)
+				fmt.Fprintln(t, "AT\tWHAT\tPOLICY\tTENANT\tCHANGE\tBY\tWHY")
+				for _, e := range changes {
+					fmt.Fprintf(t, "%s\t%s\t%s\t%q\t%s\t%q\t%q\n", clockText(e.At), e.What, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
+				}
+				t.Flush()
+			})
+		},
 	}
-	d, err := c.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer d.server.Close()
-	changes, err := d.Changes(ctx, "", c.Last)
-	if err != nil {
-		return err
-	}
-	if c.json {
-		return show.JSON(c.Stdout, append([]control.Change{}, changes...))
-	}
-	t := show.Table(c.Stdout)
-	fmt.Fprintln(t, "AT\tWHAT\tPOLICY\tTENANT\tCHANGE\tBY\tWHY")
-	for _, e := range changes {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%q\t%s\t%q\t%q\n", clockText(e.At), e.What, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
-	}
-	return t.Flush()
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/scenario"
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 )
 
 func main() {
@@ -46,6 +47,11 @@ func (e inputError) Unwrap() error { return e.error }
 // badInput makes any error one that is the user's to correct.
 func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
 
+// A usageError is an inputError about flags or arguments. The command's help says more.
+type usageError struct{ error }
+
+func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
 // errJobsFailed is in the summary already.
 var errJobsFailed = errors.New("some jobs failed")
 
@@ -63,6 +69,15 @@ type Main struct {
 // NewMain returns the program as it is run from a shell.
 func NewMain() *Main {
 	return &Main{Scenario: scenario.Default(), Env: os.LookupEnv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+}
+
+// show writes what a command found: as JSON, if that was asked for, or as print does.
+func (m *Main) show(found any, print func()) error {
+	if m.json {
+		return show.JSON(m.Stdout, found)
+	}
+	print()
+	return nil
 }
 
 // Run runs the program and returns its exit code.

@@ -21,11 +21,11 @@ import (
 const tokenVariable = "SLUICE_PAGE_TOKEN"
 
 // servePage serves the page of a limiter at an address such as localhost:8080, until the context ends
-// or stop is called. It says on stderr where. The prefix is the limiter's. Who knows the token in the
-// environment may change something.
-func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, server *redisconn.Server, limiter *throttle.Limiter) (stop func(), err error) {
-	token, _ := m.Env(tokenVariable)
-	store, err := control.NewStore(server.Client, prefix)
+// or stop is called. It says on stderr where. Who knows the token in the environment may change
+// something.
+func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, server *redisconn.Server, limiter *throttle.Limiter) (stop func(), err error) {
+	token, _ := c.Env(tokenVariable)
+	store, err := control.NewStore(server.Client, c.Prefix)
 	if err != nil {
 		return nil, inputError{err}
 	}
@@ -37,7 +37,7 @@ func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, ser
 		Asynqmon: asynqmon, Client: client, Control: store, Inspector: asynq.NewInspectorFromRedisClient(server.Client),
 		Limiter: limiter, Token: token,
 		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
-			return usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: policy, Prefix: prefix})
+			return c.mostUsed(ctx, server, policy)
 		},
 	})
 	if err != nil {
@@ -61,7 +61,7 @@ func (m *Main) servePage(ctx context.Context, addr, asynqmon, prefix string, ser
 	web := &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second}
 	go web.Serve(listener)
 	context.AfterFunc(ctx, func() { web.Close() })
-	fmt.Fprintf(m.Stderr, "The page is at http://%s/\n", listener.Addr())
+	fmt.Fprintf(c.Stderr, "The page is at http://%s/\n", listener.Addr())
 	return func() {
 		cancel()
 		<-watched

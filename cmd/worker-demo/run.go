@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
@@ -19,9 +20,9 @@ import (
 )
 
 // Run checks all input, and only then begins to write.
-func (c *RunCommand) Run(ctx context.Context) error {
+func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := c.validate(); err != nil {
-		return badInput(`%w: see "worker-demo run -h"`, err)
+		return usageError{err}
 	}
 	progress := drain.NewProgress(c.Stderr, 5*time.Second)
 	list, err := c.readJobs()
@@ -30,7 +31,7 @@ func (c *RunCommand) Run(ctx context.Context) error {
 	}
 	policies, err := c.loadPolicies(c.Policies)
 	if err != nil {
-		return inputError{err}
+		return err
 	}
 	headers, err := c.readHeaders()
 	if err != nil {

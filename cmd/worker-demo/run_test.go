@@ -214,7 +214,7 @@ func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
 func TestADryRunCallsNobody(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":60}`))
+	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
 	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
 `
@@ -224,20 +224,19 @@ func TestADryRunCallsNobody(t *testing.T) {
 	e := runMain(t.Context(), "", args...)
 	e.want(t, exitDone)
 	if want := `9 jobs, 2 of them done before.
-The others take 3s at best: api/all has 2 requests per 1s, and shared needs 7.
+The others take 3s at best: the last one waits for window all.
 
-WINDOW      LIMIT                 MOST TO DO   UNITS   AT BEST
-api/burst   500 requests per 1s   tenant=t0    4       0s
-api/all     2 requests per 1s     shared       7       3s
-api/spend   100 tokens per 1s     tenant=t0    240     3s
+POLICY   TENANT   JOBS   AT BEST   WINDOW
+api      t0       4      3s        all
+api      t1       3      2s        all
 `; e.stdout != want {
 		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
 	}
 	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
 	e.want(t, exitDone)
 	var report dryRunReport
-	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 9 || report.Done != 1 || report.AtBestSeconds != 3 ||
-		report.BoundBy == nil || report.BoundBy.Window != "all" || len(report.Windows) != 3 {
+	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 8 || report.Done != 1 || *report.AtBestSeconds != 3 ||
+		report.Window != "all" || len(report.Tenants) != 2 {
 		t.Errorf("%v: %s", err, e.stdout)
 	}
 	if r.total() != 0 || d.read("out.jsonl") != before {

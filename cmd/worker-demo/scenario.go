@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -24,18 +23,14 @@ func (c *ScenarioCommand) Run(ctx context.Context) error {
 	demo := c.Scenario
 	if c.HTTP != "" {
 		demo.Watch = func(limiter *throttle.Limiter) (stop func(), err error) {
-			return c.servePage(ctx, c.HTTP, "", "", server, limiter)
+			return (&workersCommand{Main: c.Main}).servePage(ctx, c.HTTP, "", server, limiter)
 		}
 	}
 	report, err := demo.Run(ctx, server, c.Stderr)
 	if err != nil {
 		return err
 	}
-	if c.json {
-		err = show.JSON(c.Stdout, report)
-	} else {
-		err = report.Print(c.Stdout)
-	}
+	err = c.show(report, func() { report.Print(c.Stdout) })
 	switch {
 	case ctx.Err() != nil:
 		return errInterrupted

@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,21 +17,12 @@ import (
 
 // SimulateCommand says when the backlog of a policy would be done by other limits or weights.
 type SimulateCommand struct {
-	liveCommand
+	workersCommand
 
 	Limits  []string // WINDOW=N or WINDOW@TENANT=N
 	Policy  string   // "" for the only one of the file
 	Tenants int      // that are shown
 	Weights []string // TENANT=W
-}
-
-func (c *SimulateCommand) flags() []cli.Flag {
-	return c.liveCommand.flags(
-		&cli.StringFlag{Name: "policy", Usage: "the policy `NAME`; by default the only one of the file", Destination: &c.Policy},
-		&cli.StringSliceFlag{Name: "limit", Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; may be given several times", Destination: &c.Limits},
-		&cli.StringSliceFlag{Name: "weight", Usage: "as if a tenant's weight were another: `TENANT=W`; may be given several times", Destination: &c.Weights},
-		&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants", Value: 20, Destination: &c.Tenants},
-	)
 }
 
 // A simulated is the JSON of simulate.
@@ -40,27 +31,44 @@ type simulated struct {
 	If  throttle.Simulation `json:"if"`  // by the changed one
 }
 
-func (c *SimulateCommand) Run(ctx context.Context) error {
-	if err := c.validate(); err != nil {
-		return see(err, "simulate")
+func (m *Main) simulateCommand() *cli.Command {
+	c := &SimulateCommand{workersCommand: workersCommand{Main: m}}
+	return &cli.Command{
+		Name: "simulate", Usage: "say when the backlog would be done by other limits or weights", Action: c.Run,
+		Flags: c.liveFlags(
+			&cli.StringFlag{Name: "policy", Usage: "the policy `NAME`; by default the only one of the file", Destination: &c.Policy},
+			&cli.StringSliceFlag{Name: "limit", Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; may be given several times", Destination: &c.Limits},
+			&cli.StringSliceFlag{Name: "weight", Usage: "as if a tenant's weight were another: `TENANT=W`; may be given several times", Destination: &c.Weights},
+			&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants", Value: 20, Destination: &c.Tenants},
+		),
+	}
+}
+
+func (c *SimulateCommand) Run(ctx context.Context, _ *cli.Command) error {
+	switch {
+	case len(c.Limits)+len(c.Weights) == 0:
+		return badUsage("--limit and --weight are missing: one of them must say what to change")
+	case c.Tenants < 1:
+		return badUsage("--tenants %d: must be at least 1", c.Tenants)
 	}
 	server, limiter, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer server.Close()
-	policies, err := named(limiter, c.Policy)
+	policies := limiter.Policies()
+	if len(policies) != 1 && c.Policy == "" {
+		return badUsage("--policy is missing: the file has several policies, and one is to be simulated")
+	}
+	policy, err := named(policies, cmp.Or(c.Policy, policies[0].Name))
 	if err != nil {
 		return err
 	}
-	if len(policies) != 1 {
-		return see(errors.New("--policy is missing: the file has several policies, and one is to be simulated"), "simulate")
-	}
-	changed, err := c.changed(policies[0])
+	changed, err := c.changed(policy)
 	if err != nil {
-		return see(err, "simulate")
+		return err
 	}
-	backlogs, err := limiter.Simulate(ctx, policies[0], changed)
+	backlogs, err := limiter.Simulate(ctx, policy, changed)
 	if errors.As(err, new(*throttle.PolicyError)) {
 		return inputError{err}
 	}
@@ -68,61 +76,39 @@ func (c *SimulateCommand) Run(ctx context.Context) error {
 		return err
 	}
 	now, then := backlogs[0], backlogs[1]
-	if c.json {
-		return show.JSON(c.Stdout, simulated{now, then})
-	}
-	c.print(now, then)
-	return nil
-}
-
-func (c *SimulateCommand) validate() error {
-	if len(c.Limits)+len(c.Weights) == 0 {
-		return errors.New("--limit and --weight are missing: one of them must say what to change")
-	}
-	if c.Tenants < 1 {
-		return fmt.Errorf("--tenants %d: must be at least 1", c.Tenants)
-	}
-	return c.liveCommand.validate()
+	return c.show(simulated{now, then}, func() { c.print(now, then) })
 }
 
 // changed returns the policy as the flags would have it.
 func (c *SimulateCommand) changed(p throttle.Policy) (throttle.Policy, error) {
 	p = p.WithDefaults()
-	names := make([]string, len(p.Windows))
-	for i, w := range p.Windows {
-		names[i] = w.Name
-	}
 	for _, flag := range c.Limits {
 		what, number, _ := cutLast(flag)
 		window, tenant, own := strings.Cut(what, "@")
 		limit, err := strconv.ParseInt(number, 10, 64)
-		i := slices.Index(names, window)
-		switch {
-		case err != nil || own && tenant == "":
-			return p, fmt.Errorf("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
-		case i < 0:
-			return p, fmt.Errorf("--limit %q: window %q: must be one of %s", flag, window, strings.Join(names, ", "))
-		case own:
-			t := p.Tenants[tenant]
-			if t.Windows == nil {
-				t.Windows = map[string]throttle.Override{}
-			}
-			o := t.Windows[window]
-			o.Limit = limit
-			t.Windows[window] = o
-			p.Tenants[tenant] = t
-		default:
-			if p.Windows[i].Burst == p.Windows[i].Limit { // the default
-				p.Windows[i].Burst = 0
-			}
-			p.Windows[i].Limit = limit
+		if err != nil || own && tenant == "" {
+			return p, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
 		}
+		w, err := windowOf(p, window)
+		if err != nil {
+			return p, badUsage("--limit %q: %w", flag, err)
+		}
+		if !own {
+			setLimit(w, limit)
+			continue
+		}
+		t := p.Tenants[tenant]
+		if t.Windows == nil {
+			t.Windows = map[string]throttle.Override{}
+		}
+		t.Windows[window] = throttle.Override{Burst: t.Windows[window].Burst, Limit: limit}
+		p.Tenants[tenant] = t
 	}
 	for _, flag := range c.Weights {
 		tenant, number, ok := cutLast(flag)
 		weight, err := strconv.ParseFloat(number, 64)
 		if !ok || err != nil || tenant == "" {
-			return p, fmt.Errorf("--weight %q: must be TENANT=W, with a number", flag)
+			return p, badUsage("--weight %q: must be TENANT=W, with a number", flag)
 		}
 		t := p.Tenants[tenant]
 		t.Weight = weight

@@ -3,17 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
 
+	"github.com/sluice-go/sluice/cmd/worker-demo/internal/redisconn"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -21,7 +18,7 @@ import (
 
 // StatusCommand shows how policies stand: who waits, since when and until when.
 type StatusCommand struct {
-	liveCommand
+	workersCommand
 
 	Asynqmon string // its address in browsers, "" for none
 	Every    time.Duration
@@ -41,22 +38,32 @@ type policyStatus struct {
 	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
 }
 
-func (c *StatusCommand) flags() []cli.Flag {
-	c.Every = 2 * time.Second
-	return c.liveCommand.flags(
-		&cli.StringFlag{Name: "policy", Usage: "only the policy `NAME`; by default all of the file", Destination: &c.Policy},
-		&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, even if it does not wait", Destination: &c.Tenant},
-		&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants, 1 to 500", Value: 20, Destination: &c.Tenants},
-		&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
-		&cli.StringFlag{Name: "http", Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted", Destination: &c.HTTP},
-		&cli.StringFlag{Name: "asynqmon", Usage: "with --http, link tasks to the asynqmon at `URL`", Destination: &c.Asynqmon},
-		&cli.GenericFlag{Name: "every", Usage: "with --watch, once in `DURATION`", Value: durationValue{&c.Every}, DefaultText: "2s"},
-	)
+func (m *Main) statusCommand() *cli.Command {
+	c := &StatusCommand{workersCommand: workersCommand{Main: m}}
+	return &cli.Command{
+		Name: "status", Usage: "show who waits, until when, and what is used", Action: c.Run,
+		Flags: c.liveFlags(
+			&cli.StringFlag{Name: "policy", Usage: "only the policy `NAME`; by default all of the file", Destination: &c.Policy},
+			&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, even if it does not wait", Destination: &c.Tenant},
+			&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants, 1 to 500", Value: 20, Destination: &c.Tenants},
+			&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
+			&cli.StringFlag{Name: "http", Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted", Destination: &c.HTTP},
+			&cli.StringFlag{Name: "asynqmon", Usage: "with --http, link tasks to the asynqmon at `URL`", Destination: &c.Asynqmon},
+			&cli.DurationFlag{Name: "every", Usage: "with --watch, once in `DURATION`", Value: 2 * time.Second, Destination: &c.Every},
+		),
+	}
 }
 
-func (c *StatusCommand) Run(ctx context.Context) error {
-	if err := c.validate(); err != nil {
-		return see(err, "status")
+func (c *StatusCommand) Run(ctx context.Context, _ *cli.Command) error {
+	switch {
+	case c.Tenants < 1 || c.Tenants > throttle.MaxStatePage:
+		return badUsage("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
+	case c.Asynqmon != "" && c.HTTP == "":
+		return badUsage("--asynqmon needs --http: it is for the links of the page")
+	case c.HTTP != "" && (c.Watch || c.json || c.Policy != "" || c.Tenant != ""):
+		return badUsage("--http shows everything, and goes without --watch, --json, --policy and --tenant")
+	case c.Every < 100*time.Millisecond || c.Every > time.Hour:
+		return badUsage("--every %v: must be 100ms to 1h", c.Every)
 	}
 	server, limiter, err := c.connect(ctx)
 	if err != nil {
@@ -64,26 +71,30 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 	}
 	defer server.Close()
 	if c.HTTP != "" {
-		stop, err := c.servePage(ctx, c.HTTP, c.Asynqmon, c.Prefix, server, limiter)
+		stop, err := c.servePage(ctx, c.HTTP, c.Asynqmon, server, limiter)
 		if err == nil {
 			<-ctx.Done()
 			stop()
 		}
 		return err
 	}
-	policies, err := named(limiter, c.Policy)
-	if err != nil {
-		return err
+	policies := limiter.Policies()
+	if c.Policy != "" {
+		p, err := named(policies, c.Policy)
+		if err != nil {
+			return err
+		}
+		policies = []throttle.Policy{p}
 	}
 	for {
-		states, err := c.states(ctx, server.Client, limiter, policies)
+		states, err := c.states(ctx, server, limiter, policies)
 		if ctx.Err() != nil && c.Watch {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if err := c.show(states); err != nil || !c.Watch {
+		if err := c.showStates(states); err != nil || !c.Watch {
 			return err
 		}
 		select {
@@ -95,25 +106,9 @@ func (c *StatusCommand) Run(ctx context.Context) error {
 	}
 }
 
-func (c *StatusCommand) validate() error {
-	if c.Tenants < 1 || c.Tenants > throttle.MaxStatePage {
-		return fmt.Errorf("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
-	}
-	switch {
-	case c.Asynqmon != "" && c.HTTP == "":
-		return errors.New("--asynqmon needs --http: it is for the links of the page")
-	case c.HTTP != "" && (c.Watch || c.json || c.Policy != "" || c.Tenant != ""):
-		return errors.New("--http shows everything, and goes without --watch, --json, --policy and --tenant")
-	}
-	if c.Every < 100*time.Millisecond || c.Every > time.Hour {
-		return fmt.Errorf("--every %v: must be 100ms to 1h", c.Every)
-	}
-	return c.liveCommand.validate()
-}
-
 // states reads one page of each policy: of a few hundred tenants it is all of them, and shows those
 // with most tickets first. It may be more than what is shown.
-func (c *StatusCommand) states(ctx context.Context, client redis.UniversalClient, limiter *throttle.Limiter, policies []throttle.Policy) ([]policyStatus, error) {
+func (c *StatusCommand) states(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, policies []throttle.Policy) ([]policyStatus, error) {
 	states := make([]policyStatus, len(policies))
 	for i, p := range policies {
 		after := ""
@@ -129,31 +124,30 @@ func (c *StatusCommand) states(ctx context.Context, client redis.UniversalClient
 			}
 		}
 		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
-		used, err := usage.Top(ctx, client, usage.TopOptions{Max: usersShown, Policy: p.Name, Prefix: c.Prefix})
-		if err != nil {
+		var err error
+		if states[i].Used, err = c.mostUsed(ctx, server, p.Name); err != nil {
 			return nil, err
 		}
-		states[i].Used = used
 	}
 	return states, nil
 }
 
-func (c *StatusCommand) show(states []policyStatus) error {
-	switch f, ok := c.Stdout.(*os.File); {
-	case c.json && c.Watch: // one line each time
-		return json.NewEncoder(c.Stdout).Encode(map[string]any{"policies": states})
-	case c.json:
-		return show.JSON(c.Stdout, map[string]any{"policies": states})
-	case c.Watch && ok && term.IsTerminal(int(f.Fd())):
-		fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
+func (c *StatusCommand) showStates(states []policyStatus) error {
+	found := map[string]any{"policies": states}
+	if c.json && c.Watch { // one line each time
+		return json.NewEncoder(c.Stdout).Encode(found)
 	}
-	for i, s := range states {
-		if i > 0 {
-			fmt.Fprintln(c.Stdout)
+	return c.show(found, func() {
+		if c.Watch && show.IsTerminal(c.Stdout) {
+			fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
 		}
-		printState(c.Stdout, s)
-	}
-	return nil
+		for i, s := range states {
+			if i > 0 {
+				fmt.Fprintln(c.Stdout)
+			}
+			printState(c.Stdout, s)
+		}
+	})
 }
 
 func printState(w io.Writer, s policyStatus) {
@@ -179,7 +173,7 @@ func printState(w io.Writer, s policyStatus) {
 		t := show.Table(w)
 		fmt.Fprintln(t, "  QUEUE\tCLASS\tWAITING\tTENANTS\tASKED\t")
 		for _, q := range s.Queues {
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%d\t%s ago\t%s\n", printable(queueName(q.Queue)), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At), queueText(q))
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%d\t%s ago\t%s\n", printable(queueOf(q.Queue)), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At), queueText(q))
 		}
 		t.Flush()
 	}

@@ -106,7 +106,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 || len(got.Policies[0].Tenants) != 1 || got.Policies[0].Waiting != 4 {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}
-	d.run(t, "status", "--policy", "apis").want(t, exitBadInput, `--policy "apis": must be one of api`)
+	d.run(t, "status", "--policy", "apis").want(t, exitBadInput, `policy "apis": must be one of api`)
 	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "worker-demo status -h"`)
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).want(t, exitBadInput, "there is no Redis: --redis must be the URL")
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").want(t, exitFailed, "must be a Redis that answers")

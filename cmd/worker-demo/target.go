@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -37,62 +35,48 @@ func (c *redisFlags) flags(usage string) []cli.Flag {
 	}
 }
 
-func (c *redisFlags) validate() error {
-	if c.Redis != "" && c.RedisFile != "" {
-		return errors.New("--redis and --redis-file: must not be given together")
-	}
-	return nil
-}
-
-// address is where Redis is, and whether anything says so.
+// address is where Redis is, and whether anything says so. Errors are the user's to correct.
 func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found bool, err error) {
 	switch {
+	case c.Redis != "" && c.RedisFile != "":
+		return a, true, badInput("--redis and --redis-file: must not be given together")
 	case c.Redis != "":
 		a = redisconn.Address{Source: "--redis", URL: c.Redis}
 	case c.RedisFile != "":
 		text, err := os.ReadFile(c.RedisFile)
 		if err != nil {
-			return a, true, fmt.Errorf("--redis-file: %w", err)
+			return a, true, badInput("--redis-file: %w", err)
 		}
 		a = redisconn.Address{Source: "--redis-file " + c.RedisFile, URL: strings.TrimSpace(string(text))}
 	default:
-		url, set := env(redisURLVariable)
-		if !set || url == "" {
+		url, _ := env(redisURLVariable)
+		if url == "" {
 			return a, false, nil
 		}
 		a = redisconn.Address{Source: "$" + redisURLVariable, URL: url}
 	}
-	a, err = a.Expand(env)
-	return a, true, err
+	if a, err = a.Expand(env); err != nil {
+		return a, true, inputError{err}
+	}
+	return a, true, nil
 }
 
 // open connects to that Redis, or starts one in this process if nothing says where one is.
 func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
 	address, found, err := c.address(env)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if !found && c.RedisTLS != (redisconn.TLS{}) {
-		return nil, errors.New("there are TLS files, but no Redis: --redis must be its URL")
-	}
-	if !found {
+	case !found && c.RedisTLS != (redisconn.TLS{}):
+		return nil, badInput("there are TLS files, but no Redis: --redis must be its URL")
+	case !found:
 		return redisconn.Embedded()
 	}
-	return redisconn.Open(ctx, address, c.RedisTLS)
-}
-
-var errNoRedis = errors.New("there is no Redis: --redis must be the URL of that of your workers")
-
-// openWorkers connects to the Redis of workers that run elsewhere. Errors are the user's to correct.
-func (c *redisFlags) openWorkers(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
-	if _, found, err := c.address(env); err != nil || !found {
-		return nil, badInput("%w", cmp.Or(err, errNoRedis))
-	}
-	server, err := c.open(ctx, env)
+	opt, err := address.Parse(c.RedisTLS)
 	if err != nil {
 		return nil, inputError{err}
 	}
-	return server, nil
+	return redisconn.Open(ctx, address.Source, opt)
 }
 
 // prefix is what everything of this run in Redis begins with.

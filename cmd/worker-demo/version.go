@@ -7,57 +7,32 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/urfave/cli/v3"
 )
 
 // A build is what "version" prints.
 type build struct {
-	Version  string `json:"version"`  // of the module; "(devel)" if it was built in its own tree
-	Revision string `json:"revision"` // of the tree, "" if that is not known
-	Modified bool   `json:"modified"` // the tree held changes beside the revision
+	Version  string `json:"version"` // of the module; in a clone it names the revision, and "+dirty" if that was changed
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 }
 
-func buildOf(info *debug.BuildInfo) build {
+func thisBuild() build {
 	b := build{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	if info == nil {
-		return b
-	}
-	b.Version = cmp.Or(info.Main.Version, b.Version)
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			b.Revision = s.Value
-		case "vcs.modified":
-			b.Modified = s.Value == "true"
-		}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		b.Version = cmp.Or(info.Main.Version, b.Version)
 	}
 	return b
 }
 
-func (b build) String() string {
-	s := b.Version
-	if b.Revision != "" {
-		s += " revision " + b.Revision
-	}
-	if b.Modified {
-		s += " with changes"
-	}
-	return fmt.Sprintf("%s, %s %s", s, b.Go, b.Platform)
-}
+func (b build) String() string { return b.Version + ", " + b.Go + " " + b.Platform }
 
-func buildText() string {
-	info, _ := debug.ReadBuildInfo()
-	return buildOf(info).String()
-}
-
-func (m *Main) version(context.Context) error {
-	info, _ := debug.ReadBuildInfo()
-	b := buildOf(info)
-	if m.json {
-		return show.JSON(m.Stdout, b)
+func (m *Main) versionCommand() *cli.Command {
+	return &cli.Command{
+		Name: "version", Usage: "print what this program was built from",
+		Action: func(context.Context, *cli.Command) error {
+			b := thisBuild()
+			return m.show(b, func() { fmt.Fprintf(m.Stdout, "worker-demo %s\n", b) })
+		},
 	}
-	_, err := fmt.Fprintf(m.Stdout, "worker-demo %s\n", b)
-	return err
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/forecast"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -65,49 +64,6 @@ func TestDrainFindsLostTasks(t *testing.T) {
 			t.Errorf("it took %v: 2 jobs at once, 2 when their loss was seen, 1 two minutes later", took)
 		}
 	})
-}
-
-// What is forecast is what it takes, where calls take no time and Redis holds nothing from before.
-func TestForecastIsHowLongItTakes(t *testing.T) {
-	t.Parallel()
-	const period = 20 * time.Second
-	for _, window := range []throttle.Window{
-		{Name: "w", Limit: 2, Period: period, Margin: time.Second, Scope: throttle.Shared},
-		{Name: "w", Limit: 2, Period: period},
-		{Name: "w", Algorithm: throttle.GCRA, Limit: 1, Period: period, Burst: 3, Scope: throttle.Shared},
-		{Name: "w", Algorithm: throttle.Fixed, Limit: 3, Period: period, Scope: throttle.Shared},
-		{Name: "w", Algorithm: throttle.Calendar, Limit: 3, Resets: "* * * * *", Scope: throttle.Shared},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			m := throttletest.InMemory(t)
-			client := m.Client(t)
-			limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p", Match: []string{"*"}, Windows: []throttle.Window{window}}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var list []jobs.Job
-			for i := range 7 {
-				list = append(list, jobs.Job{ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x", Method: "GET", URL: "http://x/"})
-			}
-			want := forecast.Of(limiter, list, time.Now()).AtBest
-			caller, err := call.New(call.Config{Concurrency: 1, Timeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
-			caller.Client.Transport = answers(func(string) int { return http.StatusOK })
-			d := &Drain{
-				Caller: caller, Client: client, Concurrency: 4, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
-				Queue: "q", Redis: m, Results: jobs.NewLog(io.Discard),
-			}
-			start := time.Now()
-			if _, err := d.Run(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if took := time.Since(start); want < period || took < want || took > want+2*time.Second {
-				t.Errorf("%s: it took %v, forecast %v", window.Algorithm, took, want)
-			}
-		})
-	}
 }
 
 func TestProgressLooksAhead(t *testing.T) {

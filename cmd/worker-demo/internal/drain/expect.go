@@ -3,6 +3,7 @@ package drain
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -38,25 +39,22 @@ func (d *Drain) expect(ctx context.Context, client *worker.Client) {
 
 // outlook plans what is open, by the line as it is now.
 func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
-	kinds, of := []throttle.Demand{}, map[string]int{}
 	d.mu.Lock()
-	for id := range d.open {
-		job := d.jobs[id]
-		key := fmt.Sprintf("%q %q %v", job.Type, job.Tenant, job.Cost)
-		i, known := of[key]
-		if !known {
-			i = len(kinds)
-			of[key], kinds = i, append(kinds, d.demand(job))
+	demands := Demands(d.Limiter, d.Queue, func(yield func(*jobs.Job) bool) {
+		for id := range d.open {
+			if !yield(d.jobs[id]) {
+				return
+			}
 		}
-		kinds[i].Count++
-		kinds[i].Joined++ // or it joins in a moment
-	}
+	})
 	d.mu.Unlock()
-	kinds = slices.DeleteFunc(kinds, func(k throttle.Demand) bool { return k.Request.Policy == "" })
+	for i := range demands {
+		demands[i].Joined = demands[i].Count // or they join in a moment
+	}
 	ctx, cancel := context.WithTimeout(ctx, expectTimeout)
 	defer cancel()
-	plan, err := client.Plan(ctx, kinds, throttle.PlanOptions{})
-	if err != nil || !plan.Known || len(kinds) == 0 {
+	plan, err := client.Plan(ctx, demands, throttle.PlanOptions{})
+	if err != nil || !plan.Known || len(demands) == 0 {
 		return Outlook{}
 	}
 	return Outlook{At: plan.Last, AtLeast: slices.ContainsFunc(d.Limiter.Policies(), func(p throttle.Policy) bool {
@@ -64,11 +62,25 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	})}
 }
 
-// demand is that of jobs like one, without their number.
-func (d *Drain) demand(job *jobs.Job) throttle.Demand {
-	info, ok := d.Limiter.Match(job.Type)
-	if !ok || info.Requeue == throttle.RequeueEarliestReset {
-		return throttle.Demand{}
+// Demands returns what jobs ask of the lines of a limiter, equal ones together. Jobs that never wait
+// in a line are left out.
+func Demands(limiter *throttle.Limiter, queue string, list iter.Seq[*jobs.Job]) []throttle.Demand {
+	demands, of := []throttle.Demand{}, map[string]int{}
+	for job := range list {
+		info, ok := limiter.Match(job.Type)
+		if !ok || info.Requeue == throttle.RequeueEarliestReset {
+			continue
+		}
+		key := fmt.Sprintf("%q %q %v", info.Name, job.Tenant, job.Cost)
+		i, known := of[key]
+		if !known {
+			i = len(demands)
+			of[key] = i
+			demands = append(demands, throttle.Demand{
+				Queue: queue, Request: throttle.Request{Cost: job.Cost, Policy: info.Name, Tenant: job.Tenant},
+			})
+		}
+		demands[i].Count++
 	}
-	return throttle.Demand{Queue: d.Queue, Request: throttle.Request{Cost: job.Cost, Policy: info.Name, Tenant: job.Tenant}}
+	return demands
 }

@@ -4,49 +4,37 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
-
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 )
 
-// A Progress shows people how a drain goes on: as a bar on a terminal, elsewhere as a line
-// every few seconds. It is safe for concurrent use.
+// A Progress shows people how a drain goes on. It is safe for concurrent use.
 type Progress struct {
-	bar     *progressbar.ProgressBar
-	before  int           // done when it began
-	every   time.Duration // between lines
+	before  int // done when it began
 	mu      sync.Mutex
 	outlook Outlook
-	shown   time.Time
+	shown   *show.Progress
 	start   time.Time
 	w       io.Writer
 }
 
+// NewProgress returns a progress with so much time between two lines, where there is no terminal.
 func NewProgress(w io.Writer, every time.Duration) *Progress {
-	return &Progress{every: every, w: w}
+	return &Progress{shown: show.NewProgress(w, every), w: w}
 }
 
 // Logger returns a logger that writes among the lines.
 func (p *Progress) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(p, nil)) }
 
-// Begin shows where the drain begins.
+// Begin notes where the drain begins.
 func (p *Progress) Begin(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.before = c.Done()
 	p.start = time.Now()
-	p.shown = p.start
-	if f, ok := p.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.bar = progressbar.NewOptions(c.Jobs,
-			progressbar.OptionSetWriter(f), progressbar.OptionShowCount(), progressbar.OptionSetWidth(30),
-			progressbar.OptionSetPredictTime(false), progressbar.OptionClearOnFinish())
-		p.showBar(c)
-	}
+	p.shown.Restart()
 }
 
 // Expect keeps when the drain is expected to end, and shows it at once if that was unknown.
@@ -55,11 +43,8 @@ func (p *Progress) Expect(o Outlook, c Counts) {
 	defer p.mu.Unlock()
 	first := p.outlook.At.IsZero() && !o.At.IsZero()
 	p.outlook = o
-	switch {
-	case p.bar != nil:
-		p.showBar(c)
-	case first && c.Done() == p.before:
-		p.line(c)
+	if first && c.Done() == p.before {
+		p.shown.Line(p.line(c))
 	}
 }
 
@@ -67,24 +52,16 @@ func (p *Progress) Expect(o Outlook, c Counts) {
 func (p *Progress) Show(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.bar != nil:
-		p.showBar(c)
-	case time.Since(p.shown) >= p.every:
-		p.shown = time.Now()
-		p.line(c)
-	}
+	p.shown.Show(c.Done(), c.Jobs, fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.rest(c)),
+		func() string { return p.line(c) })
 }
 
 // End shows where the drain ended.
 func (p *Progress) End(c Counts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bar != nil {
-		p.bar.Clear()
-		p.bar = nil
-	}
-	p.line(c)
+	p.shown.Close()
+	p.shown.Line(p.line(c))
 }
 
 // Say prints a message of its own line.
@@ -96,19 +73,12 @@ func (p *Progress) Say(format string, args ...any) {
 func (p *Progress) Write(line []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bar != nil {
-		p.bar.Clear()
-	}
+	p.shown.Clear()
 	return p.w.Write(line)
 }
 
-func (p *Progress) showBar(c Counts) {
-	p.bar.Describe(fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.rest(c)))
-	p.bar.Set(c.Done())
-}
-
-func (p *Progress) line(c Counts) {
-	fmt.Fprintf(p.w, "%5.0fs  %d of %d jobs done, %d failed, %d denials%s\n",
+func (p *Progress) line(c Counts) string {
+	return fmt.Sprintf("%5.0fs  %d of %d jobs done, %d failed, %d denials%s",
 		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, c.Denials, p.rest(c))
 }
 

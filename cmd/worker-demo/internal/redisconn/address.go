@@ -72,8 +72,8 @@ func split(text string) (before, hosts, after string, ok bool) {
 // errShape replaces the error of net/url, which contains the password.
 var errShape = errors.New("is not a URL: must be such as redis://localhost:6379/0, with %2F for / and the like in a password")
 
-// parse makes the options of the URL.
-func (a Address) parse(t TLS) (Opt, error) {
+// Parse makes the options of the URL.
+func (a Address) Parse(t TLS) (Opt, error) {
 	before, hosts, after, ok := split(a.URL)
 	// An @ behind the hosts is most likely from a password that holds one of / ? #
 	if !ok || strings.ContainsAny(after, "@#") {

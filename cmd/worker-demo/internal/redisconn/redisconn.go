@@ -38,18 +38,15 @@ func Embedded() (*Server, error) {
 }
 
 // Open connects to a Redis and sees that it answers, within 10 s. go-redis needs 3 s to report what
-// keeps it from connecting, such as a certificate. Errors never show a password.
-func Open(ctx context.Context, a Address, t TLS) (*Server, error) {
-	opt, err := a.parse(t)
-	if err != nil {
-		return nil, err
-	}
+// keeps it from connecting, such as a certificate. Errors name the source of its URL, and never show a
+// password.
+func Open(ctx context.Context, source string, opt Opt) (*Server, error) {
 	s := &Server{Opt: opt, Client: opt.connect()}
 	ping, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := s.Client.Ping(ping).Err(); err != nil {
 		s.Close()
-		return nil, fmt.Errorf("%s: %w: must be a Redis that answers", a.Source, err)
+		return nil, fmt.Errorf("%s: %w: must be a Redis that answers", source, err)
 	}
 	return s, nil
 }

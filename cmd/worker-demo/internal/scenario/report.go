@@ -116,7 +116,8 @@ func (s Scenario) limitReports(l APILimit, summary drain.Summary, night *night) 
 	return rows
 }
 
-func (r Report) Print(w io.Writer) error {
+// Print writes the report for people.
+func (r Report) Print(w io.Writer) {
 	s := r.Summary
 	fmt.Fprintf(w, "\n%d of %d jobs succeeded in %.1f s, with %d wakes (%.1f a job) and %d denials.\n\n",
 		s.Succeeded, s.Jobs, s.DrainSeconds, s.Dequeues, s.WakesPerJob, s.Denials)
@@ -146,14 +147,13 @@ func (r Report) Print(w io.Writer) error {
 	if !r.OK {
 		verdict = fmt.Sprintf("Not as it should be: every job must be done, and the API must answer 429 at most %d times.", r.RefusedMost)
 	}
-	_, err := fmt.Fprintf(w, `
+	fmt.Fprintf(w, `
 A wake is a worker picking a job up. A job that joins the line when it is enqueued is taken when it
 fits all windows: one wake. One that was denied has two, and one that the API refused has one more.
 Expected starts move when a limit changes, as they do while the API has its trouble.
 
 %s
 `, verdict)
-	return err
 }
 
 func (r Report) printDenials(w io.Writer) {

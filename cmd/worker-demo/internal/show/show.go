@@ -3,14 +3,11 @@ package show
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle"
 )
 
 // Table returns a writer that aligns columns separated by tabs. It writes at Flush.
@@ -40,14 +37,3 @@ func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 
 // Round keeps three digits after the point.
 func Round(f float64) float64 { return math.Round(f*1000) / 1000 }
-
-// Limit is a window's limit in words.
-func Limit(w throttle.Window) string {
-	switch w.Algorithm {
-	case throttle.Calendar:
-		return fmt.Sprintf("%d %s from %s, %s", w.Limit, w.Unit, w.Resets, w.Timezone)
-	case throttle.Concurrency:
-		return fmt.Sprintf("%d %s at once", w.Limit, w.Unit)
-	}
-	return fmt.Sprintf("%d %s per %s", w.Limit, w.Unit, Short(w.Period))
-}

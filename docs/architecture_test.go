@@ -131,3 +131,25 @@ func TestDependenciesAreListed(t *testing.T) {
 		t.Errorf("go.mod requires\n%s\nand docs/architecture.md lists\n%s", strings.Join(needed, "\n"), strings.Join(listed, "\n"))
 	}
 }
+
+// A new algorithm is two files and a line of the registry. So no other code asks which one it is,
+// but for tests and benchmarks.
+func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
+	t.Parallel()
+	asks := regexp.MustCompile(`([=!]= |case )(throttle\.)?(Sliding|Fixed|GCRA|Calendar|Concurrency)\b|(kind|head, -1\)) [=~]= '|algorithms\['`)
+	for _, suffix := range []string{".go", ".lua"} {
+		for name, text := range files(t, suffix) {
+			helper := strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "scripts/") || strings.Contains(name, "/limitertest/")
+			if helper || algorithmFiles[strings.TrimSuffix(filepath.Base(name), suffix)] {
+				continue
+			}
+			for i, line := range strings.Split(text, "\n") {
+				if asks.MatchString(line) {
+					t.Errorf("%s:%d asks for one algorithm: make it a trait: %s", name, i+1, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+}
+
+var algorithmFiles = map[string]bool{"sliding": true, "fixed": true, "gcra": true, "calendar": true, "concurrency": true}

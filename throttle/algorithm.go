@@ -32,6 +32,10 @@ const (
 	Concurrency Algorithm = "concurrency"
 )
 
+// Leases reports whether windows of the algorithm hold units until they are given back, or their
+// lease runs out. Others count units for a time.
+func (a Algorithm) Leases() bool { return algorithms[a] != nil && algorithms[a].Leases }
+
 // algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
 var algorithms = map[Algorithm]*algorithm.Algorithm{
 	Sliding:     &algorithm.Sliding,

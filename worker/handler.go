@@ -132,7 +132,7 @@ func (e *execution) besideOwn(err error) error {
 		return nil
 	}
 	for _, w := range denied.Decision.Windows {
-		if !w.Denied || w.Algorithm != throttle.Concurrency || !countsFor(w.Scope, own) {
+		if !w.Denied || !w.Algorithm.Leases() || !countsFor(w.Scope, own) {
 			continue
 		}
 		held, cost := own.CostOf(w.Unit), denied.Request.CostOf(w.Unit)

@@ -27,7 +27,7 @@ func setRateLimit(h http.Header, d throttle.Decision) {
 		policy.Params.Add("q", units)
 		limit.Params.Add("r", w.Remaining)
 		switch {
-		case w.Algorithm == throttle.Concurrency && w.Unit == throttle.Requests:
+		case w.Algorithm.Leases() && w.Unit == throttle.Requests:
 			policy.Params.Add("qu", "concurrent-requests")
 		case w.Unit != throttle.Requests:
 			policy.Params.Add("qu", w.Unit)
@@ -35,7 +35,7 @@ func setRateLimit(h http.Header, d throttle.Decision) {
 		if seconds > 0 {
 			policy.Params.Add("w", seconds)
 		}
-		if w.Algorithm != throttle.Concurrency {
+		if !w.Algorithm.Leases() {
 			limit.Params.Add("t", wholeSeconds(resetsIn(d, w)))
 		}
 		policies, limits = append(policies, policy), append(limits, limit)

@@ -58,7 +58,7 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 		return Outlook{}
 	}
 	return Outlook{At: plan.Last, AtLeast: slices.ContainsFunc(d.Limiter.Policies(), func(p throttle.Policy) bool {
-		return slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Algorithm == throttle.Concurrency })
+		return slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Algorithm.Leases() })
 	})}
 }
 

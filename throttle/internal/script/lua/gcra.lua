@@ -52,7 +52,7 @@ end
 
 algorithms['g'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0}
+    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, period = p1 * p2 / p3}
     if data then
       if to - from ~= 27 then return nil end
       local units, parts, span = unpack7(data, from + 7), unpack7(data, from + 14), unpack7(data, from + 21)

@@ -312,7 +312,7 @@ local function new_bounds(L, waiting_units)
         end
         if cost > 0 then
           alike = alike and same
-          exact = exact and same and window.kind == 's'
+          exact = exact and same and window.algorithm.exact
           if closed[i] > 0 then
             low, high = starts_in(flow, scope, i, at, costs, behind, all_first, sum, most, tickets, same)
           end

@@ -11,7 +11,9 @@
 -- algorithms[kind], the file of each, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st
 --                                  the state at `now`, from the parameters and the payload, if there
---                                  is one: data[from .. to]; nil if that has another shape
+--                                  is one: data[from .. to]; nil if that has another shape.
+--                                  st.period, if the window has a rate: how long it takes for all
+--                                  that it holds (us)
 --   fits_at(st, now, from, cost, ahead, each) -> time >= from
 --                                  the earliest time at which `cost` units fit if `ahead` units go
 --                                  first, in tickets of `each` (1: any); it only reads
@@ -34,8 +36,9 @@
 --                                  what is held by a lease is given back, or kept for as long again
 --   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
 --   longest(window) -> seconds     how long a line may have to wait for the window
+--   exact                          true if fits_at is exact behind tickets that cost all the same
 --   more(a)                        adds to the table a what most calls do not need: give_back,
---                                  longest and rid_at (windows.complete)
+--                                  longest, rid_at and exact (windows.complete)
 
 local scopes
 do

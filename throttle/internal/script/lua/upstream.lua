@@ -51,25 +51,13 @@ function upstream()
     scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
   end
 
-  -- How long a window takes for all that it holds, by its kind. The other kinds have no rate.
-  local cycles = {
-    s = function(st) return st.period end,
-    f = function(st) return st.period end,
-    g = function(st) return st.limit * st.span / st.drain end,
-  }
-
-  local function cycle_of(scope, i)
-    local cycle = cycles[sub(scope.call.windows[i].head, -1)]
-    return cycle and cycle(scope.states[i])
-  end
-
-  -- shortest returns the shortest cycle of the scope's windows, and the first window that has it;
+  -- shortest returns the shortest period of the scope's windows, and the first window that has it;
   -- nil if none has one.
   local function shortest(scope)
     local least, first
     for _, i in ipairs(scope.of.windows) do
-      local cycle = cycle_of(scope, i)
-      if cycle and (not least or cycle < least) then least, first = cycle, i end
+      local period = scope.states[i].period
+      if period and (not least or period < least) then least, first = period, i end
     end
     return least, first
   end
@@ -80,8 +68,8 @@ function upstream()
   end
 
   -- unit_of returns the unit of time: that of ten calls.
-  local function unit_of(scope, cycle, i)
-    return min(max(cycle * part_of(scope, i, 10), SECOND), MINUTE)
+  local function unit_of(scope, period, i)
+    return min(max(period * part_of(scope, i, 10), SECOND), MINUTE)
   end
 
   -- rate_at returns the part of the published rate.
@@ -102,14 +90,14 @@ function upstream()
   -- pause, and whether the rate changes, or grants begin to be spread; nil if the scope has nothing
   -- to adapt. Refusals of what was granted before the last one was known are one with it.
   local function adapt(scope, now, at, wait, guess, full)
-    local cycle, i = shortest(scope)
-    if not cycle then return nil end
+    local period, i = shortest(scope)
+    if not period then return nil end
     local known = section_of(scope, '!a', 'a', now)
     local before = known and known.payload
     local last = before and unpack7(before, 50)
     if at == 0 then at = before and now < last + unpack7(before, 57) and last or now end -- unknown
     if before and at <= last then return guess > 0 and 0 or wait, false end
-    local span, unit = min(cycle, MINUTE), unit_of(scope, cycle, i)
+    local span, unit = min(period, MINUTE), unit_of(scope, period, i)
     if guess > 0 then
       wait = min(span / 8, SECOND)
       if before and now < last + unpack7(before, 57) + span / 2 then
@@ -147,32 +135,31 @@ function upstream()
   -- spread_at tells when the next grant of the window is due while grants are spread, behind
   -- `ahead` units; nil if the window does not adapt.
   local function spread_at(scope, window, st, now, payload, ahead)
-    local own = cycles[sub(window.head, -1)]
-    if not own then return nil end
-    local cycle, i = shortest(scope)
-    if own(st) ~= cycle then return nil end
+    if not st.period then return nil end
+    local period, i = shortest(scope)
+    if st.period ~= period then return nil end
     local time = unpack7(payload, 29)
     if ahead > 0 then
       local part = ahead / window.algorithm.capacity(st)
-      local rate = rate_at(payload, now, unit_of(scope, cycle, i))
-      time = max(time, now) + ceil(part * cycle / rate)
+      local rate = rate_at(payload, now, unit_of(scope, period, i))
+      time = max(time, now) + ceil(part * period / rate)
     end
     return min(time, unpack7(payload, 36))
   end
 
   -- take_spread notes when the next grant is due after one of these costs.
   local function take_spread(scope, section, costs, now)
-    local cycle, first = shortest(scope)
+    local period, first = shortest(scope)
     local part = 0
     for _, i in ipairs(scope.of.windows) do
-      if cycle_of(scope, i) == cycle then part = max(part, part_of(scope, i, costs[i])) end
+      if scope.states[i].period == period then part = max(part, part_of(scope, i, costs[i])) end
     end
     if part == 0 then return end
     -- A late request may catch up with some of it, but with little where the rate is cut: there every
     -- call may have to be apart.
     local payload = section.payload
-    local rate = rate_at(payload, now, unit_of(scope, cycle, first))
-    local spacing = part * cycle / rate
+    local rate = rate_at(payload, now, unit_of(scope, period, first))
+    local spacing = part * period / rate
     local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
     local next_at = max(unpack7(payload, 29), now - late) + spacing
     payload = sub(payload, 1, 28) .. pack7(ceil(next_at)) .. sub(payload, 36)
@@ -276,9 +263,9 @@ function upstream()
           pause_text = string.format('%d %d ', ends, last) .. sub(paused.payload, 29)
         end
       end
-      local cycle, first = shortest(scope)
-      if adapted and cycle then
-        local rate = rate_at(adapted.payload, now, unit_of(scope, cycle, first))
+      local period, first = shortest(scope)
+      if adapted and period then
+        local rate = rate_at(adapted.payload, now, unit_of(scope, period, first))
         if not least or rate < least then
           least = rate
           local p = adapted.payload

@@ -123,7 +123,6 @@ windows = {
     for _, window in ipairs(call.windows) do
       local more = window.algorithm.more
       if more then more(window.algorithm) end
-      window.kind = sub(window.head, -1)
     end
 
     windows.fits_window = fits_window

@@ -43,7 +43,7 @@ func (m *Main) readPolicyFile(name string) (shown string, data []byte, err error
 		if strings.HasPrefix(strings.TrimSpace(line), "#") {
 			continue
 		}
-		if lines[i], err = environ.ExpandWith(line, m.Env, oneLine); err != nil {
+		if lines[i], err = environ.Expand(line, m.Env, oneLine); err != nil {
 			return "", nil, fmt.Errorf("policies: %s:%d: %w", name, i+1, err)
 		}
 	}

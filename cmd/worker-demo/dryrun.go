@@ -84,7 +84,9 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	return c.show(report, func() { c.printForecast(report) })
 }
 
-func (c *RunCommand) forecast(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, todo []jobs.Job) (dryRunReport, error) {
+func (c *RunCommand) forecast(
+	ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, todo []jobs.Job,
+) (dryRunReport, error) {
 	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
 	if err != nil {
 		return dryRunReport{}, err

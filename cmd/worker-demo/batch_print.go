@@ -131,13 +131,8 @@ func counts(s batch.Status) string {
 
 // behind is how the firing stands against its plan.
 func behind(s batch.Status) string {
-	switch by := s.Behind().Round(time.Second); {
-	case s.State == batch.Refused || s.State == batch.Cancelled || s.Planned.IsZero() || s.Expected.IsZero():
+	if s.State == batch.Refused || s.State == batch.Cancelled || s.Planned.IsZero() || s.Expected.IsZero() {
 		return ""
-	case by > 0:
-		return ", " + show.Short(by) + " behind its plan"
-	case by < 0:
-		return ", " + show.Short(-by) + " ahead of its plan"
 	}
-	return ", as planned"
+	return ", " + show.Against(s.Behind(), time.Second)
 }

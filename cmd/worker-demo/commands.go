@@ -40,7 +40,7 @@ func (m *Main) command() *cli.Command {
 			return scenario.Run(ctx)
 		},
 		Commands: []*cli.Command{
-			(&RunCommand{Main: m}).command(),
+			m.runCommand(),
 			m.batchCommand(),
 			m.checkCommand(),
 			m.limitsCommand(),

@@ -50,8 +50,11 @@ type done struct {
 	text string
 }
 
-// A change is what a command does with its arguments.
-type change func(ctx context.Context, d controlDesk, args cli.Args) (done, error)
+// A change is what a command does with its arguments, an intervention with its policy and tenant.
+type (
+	change       func(ctx context.Context, d controlDesk, args cli.Args) (done, error)
+	intervention func(ctx context.Context, d controlDesk) (done, error)
+)
 
 // change returns the command that makes a change.
 func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.Flag) *cli.Command {
@@ -85,8 +88,8 @@ func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.
 
 // intervention is change for a command about a policy, or a tenant of it. What it says of itself
 // stands behind the name of these.
-func (c *ControlCommand) intervention(name, usage, args string, do func(context.Context, controlDesk) (done, error), own ...cli.Flag) *cli.Command {
-	return c.change(name, usage, args, func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+func (c *ControlCommand) intervention(name, usage, args string, do intervention, own ...cli.Flag) *cli.Command {
+	did := func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
 		c.policy, c.tenant = args.Get(0), args.Get(1)
 		made, err := do(ctx, d)
 		made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.about()+made.text
@@ -96,7 +99,8 @@ func (c *ControlCommand) intervention(name, usage, args string, do func(context.
 			made.text += " until " + clockText(until)
 		}
 		return made, err
-	}, own...)
+	}
+	return c.change(name, usage, args, did, own...)
 }
 
 // forFlag is of a change that ends by itself.

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -18,48 +16,33 @@ import (
 
 // A forecast is how long jobs take at best: if calls take no time, and nobody else calls.
 type forecast struct {
+	Policy        string   `json:"policy,omitempty"` // these two: "" if it is about all jobs
+	Tenant        string   `json:"tenant,omitempty"`
 	Jobs          int      `json:"jobs"`
 	AtBestSeconds *float64 `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
 	Window        string   `json:"window"`          // that the last one waits for; "" if none waits
-
-	finish throttle.Finish
-	at     time.Time
 }
 
-func newForecast(n int, at time.Time, finishes ...throttle.Finish) forecast {
-	f := forecast{Jobs: n, at: at, finish: throttle.PlanOf(at, finishes).Finish}
-	f.Window = f.finish.Window
-	if f.finish.Known || n == 0 {
-		f.AtBestSeconds = new(show.Round(max(0, f.finish.Last.Sub(at)).Seconds()))
+// expect fills in when the jobs start, by a plan made at a time.
+func (f *forecast) expect(at time.Time, finish throttle.Finish) {
+	f.Window = finish.Window
+	if finish.Known || f.Jobs == 0 {
+		f.AtBestSeconds = new(show.Round(max(0, finish.Last.Sub(at)).Seconds()))
 	}
-	return f
 }
 
 func (f forecast) String() string {
-	switch {
-	case f.AtBestSeconds == nil:
+	if f.AtBestSeconds == nil {
 		return "longer than can be planned"
-	case f.Jobs == 0:
-		return "0s"
 	}
-	d := max(0, f.finish.Last.Sub(f.at))
-	if d > time.Minute {
-		d = d.Round(time.Second)
-	}
-	return show.Short(d.Round(time.Millisecond))
+	return show.Rough(time.Duration(*f.AtBestSeconds * 1e9))
 }
 
 // A dryRunReport is what "run --dry-run --json" prints.
 type dryRunReport struct {
-	forecast                  // of jobs that are not done by --out
-	Done     int              `json:"done"` // the others
-	Tenants  []tenantForecast `json:"tenants"`
-}
-
-type tenantForecast struct {
-	Policy string `json:"policy"`
-	Tenant string `json:"tenant"`
-	forecast
+	forecast            // of jobs that are not done by --out
+	Done     int        `json:"done"` // the others
+	Tenants  []forecast `json:"tenants"`
 }
 
 // dryRun says how long the jobs take at best that are not done by --out. It asks no Redis but one of
@@ -101,7 +84,9 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	return c.show(report, func() { c.printForecast(report) })
 }
 
-func (c *RunCommand) forecast(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, todo []jobs.Job) (dryRunReport, error) {
+func (c *RunCommand) forecast(
+	ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, todo []jobs.Job,
+) (dryRunReport, error) {
 	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
 	if err != nil {
 		return dryRunReport{}, err
@@ -118,18 +103,21 @@ func (c *RunCommand) forecast(ctx context.Context, server *redisconn.Server, lim
 	if err != nil {
 		return dryRunReport{}, err
 	}
-	type key struct{ policy, tenant string }
-	counts, finishes := map[key]int{}, map[key][]throttle.Finish{}
+	report := dryRunReport{forecast: forecast{Jobs: len(todo)}, Tenants: []forecast{}}
+	report.expect(plan.At, plan.Finish)
+	of, finishes := map[forecast]int{}, [][]throttle.Finish{} // of each tenant: its place in the report
 	for i, d := range demands {
-		k := key{d.Request.Policy, d.Request.Tenant}
-		counts[k] += d.Count
+		tenant := forecast{Policy: d.Request.Policy, Tenant: d.Request.Tenant}
+		k, known := of[tenant]
+		if !known {
+			k = len(report.Tenants)
+			of[tenant], report.Tenants, finishes = k, append(report.Tenants, tenant), append(finishes, nil)
+		}
+		report.Tenants[k].Jobs += d.Count
 		finishes[k] = append(finishes[k], plan.Demands[i])
 	}
-	report := dryRunReport{forecast: newForecast(len(todo), plan.At, plan.Finish), Tenants: []tenantForecast{}}
-	for _, k := range slices.SortedFunc(maps.Keys(counts), func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.policy, b.policy), cmp.Compare(a.tenant, b.tenant))
-	}) {
-		report.Tenants = append(report.Tenants, tenantForecast{k.policy, k.tenant, newForecast(counts[k], plan.At, finishes[k]...)})
+	for k := range report.Tenants {
+		report.Tenants[k].expect(plan.At, throttle.PlanOf(plan.At, finishes[k]).Finish)
 	}
 	return report, nil
 }
@@ -144,7 +132,7 @@ func (c *RunCommand) printForecast(r dryRunReport) {
 	t := show.Table(c.Stdout)
 	fmt.Fprintln(t, "POLICY\tTENANT\tJOBS\tAT BEST\tWINDOW")
 	for _, f := range r.Tenants {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", f.Policy, printable(f.Tenant), f.Jobs, f.forecast, f.Window)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", f.Policy, printable(f.Tenant), f.Jobs, f, f.Window)
 	}
 	t.Flush()
 }

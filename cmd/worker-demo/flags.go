@@ -36,7 +36,8 @@ type RunCommand struct {
 	Timeout     time.Duration
 }
 
-func (c *RunCommand) command() *cli.Command {
+func (m *Main) runCommand() *cli.Command {
+	c := &RunCommand{Main: m}
 	return &cli.Command{
 		Name: "run", Usage: "make HTTP calls of your own, throttled and once each", Action: c.Run,
 		Flags: append([]cli.Flag{

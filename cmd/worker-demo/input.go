@@ -1,11 +1,13 @@
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
@@ -43,7 +45,7 @@ func (m *Main) readPolicyFile(name string) (shown string, data []byte, err error
 		if strings.HasPrefix(strings.TrimSpace(line), "#") {
 			continue
 		}
-		if lines[i], err = environ.ExpandWith(line, m.Env, oneLine); err != nil {
+		if lines[i], err = environ.Expand(line, m.Env, oneLine); err != nil {
 			return "", nil, fmt.Errorf("policies: %s:%d: %w", name, i+1, err)
 		}
 	}
@@ -91,4 +93,28 @@ func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
 		headers = append(headers, h)
 	}
 	return headers, nil
+}
+
+// prefix is what everything of this run in Redis begins with.
+func (c *RunCommand) prefix() string {
+	if c.Prefix == "" {
+		return ""
+	}
+	return c.Prefix + ":"
+}
+
+// queueName names a queue for this jobs file alone, the same from wherever it is run.
+func (c *RunCommand) queueName() (string, error) {
+	if c.Queue != "" {
+		return c.prefix() + c.Queue, nil
+	}
+	if c.Jobs == "-" {
+		return c.prefix() + "worker-demo:stdin", nil
+	}
+	abs, err := filepath.Abs(c.Jobs)
+	if err != nil {
+		return "", fmt.Errorf("--jobs: %w", err)
+	}
+	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
+	return fmt.Sprintf("%sworker-demo:%s:%.6x", c.prefix(), plain, sha256.Sum256([]byte(abs))), nil
 }

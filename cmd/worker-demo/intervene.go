@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -112,7 +111,8 @@ func (m *Main) dropCommand() *cli.Command {
 			if err := c.record(ctx, d, control.Dropped, "waiting tasks are "+verb); err != nil {
 				return done{}, err
 			}
-			n, err := worker.Drop(ctx, d.server.Opt, limiter, worker.DropOptions{Delete: remove, Policy: c.policy, Tenant: c.tenant})
+			n, err := worker.Drop(ctx, d.server.Opt, limiter,
+				worker.DropOptions{Delete: remove, Policy: c.policy, Tenant: c.tenant})
 			return done{Changed: n > 0, Count: n, text: fmt.Sprintf(": %s %d waiting tasks", verb, n)}, err
 		},
 		&cli.BoolFlag{Name: "delete", Usage: "delete the tasks; by default they are archived", Destination: &remove},
@@ -135,12 +135,14 @@ func (m *Main) frontCommand() *cli.Command {
 				return done{}, err
 			}
 			o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant}
-			if i := slices.IndexFunc(state.Overrides, func(o throttle.TenantOverride) bool {
-				return o.Policy == c.policy && o.Tenant == c.tenant
-			}); i >= 0 {
-				o = state.Overrides[i]
+			for _, before := range state.Overrides {
+				if before.Policy != c.policy || before.Tenant != c.tenant {
+					continue
+				}
+				o = before
 				if left := o.Until.Sub(state.At); o.Weight != frontWeight && left > c.For {
-					return done{}, badInput("%s has an override by %q for another %v: clear it, or let front hold for as long", c.about(), o.By, left.Round(time.Second))
+					return done{}, badInput("%s has an override by %q for another %v: clear it, or let front hold for as long",
+						c.about(), o.By, left.Round(time.Second))
 				}
 			}
 			o.Weight = frontWeight

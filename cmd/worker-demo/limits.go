@@ -59,7 +59,8 @@ func (m *Main) limitsGet() *cli.Command {
 			}
 			return c.show(inForce{
 				At: state.At.UTC(), Version: state.Version, Policies: describe(state.Policies).Policies,
-				Overrides: append([]throttle.TenantOverride{}, state.Overrides...), Pauses: append([]throttle.OperatorPause{}, state.Pauses...),
+				Overrides: append([]throttle.TenantOverride{}, state.Overrides...),
+				Pauses:    append([]throttle.OperatorPause{}, state.Pauses...),
 			}, func() { c.printState(state) })
 		},
 	}
@@ -111,7 +112,7 @@ func onlyOf(s control.State, policy string) control.State {
 
 func (m *Main) limitsPublish() *cli.Command {
 	c, replaced := m.control(), int64(-1)
-	return c.change("publish", "publish the policies of a file", "FILE", func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+	publish := func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
 		policies, err := c.loadPolicies(args.First())
 		if err != nil {
 			return done{}, err
@@ -128,7 +129,11 @@ func (m *Main) limitsPublish() *cli.Command {
 			return done{Version: now, text: fmt.Sprintf("these policies are published already, as version %d", now)}, err
 		}
 		return done{Changed: true, Version: now, text: fmt.Sprintf("published version %d", now)}, err
-	}, &cli.Int64Flag{Name: "version", Usage: "replace the policies of version `N` alone, 0 for none; by default those in force", Value: -1, DefaultText: "-", Destination: &replaced})
+	}
+	return c.change("publish", "publish the policies of a file", "FILE", publish, &cli.Int64Flag{
+		Name: "version", Usage: "replace the policies of version `N` alone, 0 for none; by default those in force",
+		Value: -1, DefaultText: "-", Destination: &replaced,
+	})
 }
 
 // tries is how often a change of one number is made again after somebody else has published.
@@ -137,7 +142,7 @@ const tries = 5
 func (m *Main) limitsSet() *cli.Command {
 	c := m.control()
 	var limit, burst int64
-	return c.change("set", "change the numbers of a window", "POLICY WINDOW", func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+	set := func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
 		policy, window := args.Get(0), args.Get(1)
 		if limit == 0 && burst == 0 {
 			return done{}, badUsage("set needs --limit, --burst or both")
@@ -160,7 +165,8 @@ func (m *Main) limitsSet() *cli.Command {
 				text: fmt.Sprintf("%s/%s: was %s; published version %d", policy, window, before, version),
 			}, err
 		}
-	},
+	}
+	return c.change("set", "change the numbers of a window", "POLICY WINDOW", set,
 		&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &limit},
 		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst})
 }
@@ -197,7 +203,7 @@ func (m *Main) limitsOverride() *cli.Command {
 	var exempt string
 	var weight float64
 	var windows []string
-	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", func(ctx context.Context, d controlDesk) (done, error) {
+	override := func(ctx context.Context, d controlDesk) (done, error) {
 		o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant, Weight: weight}
 		for _, text := range windows {
 			name, number, ok := strings.Cut(text, "=")
@@ -222,7 +228,8 @@ func (m *Main) limitsOverride() *cli.Command {
 			return done{}, err
 		}
 		return done{text: ": " + control.Describe(o)}, d.SetOverride(ctx, o, c.For, d.by)
-	},
+	}
+	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
 		c.forFlag(),
 		&cli.StringSliceFlag{Name: "window", Usage: "`NAME=LIMIT` of a window that counts by tenant; may be given several times", Destination: &windows},
 		&cli.FloatFlag{Name: "weight", Usage: "the tenant's share is `N` times that of weight 1", Destination: &weight},
@@ -231,13 +238,14 @@ func (m *Main) limitsOverride() *cli.Command {
 
 func (m *Main) limitsClear() *cli.Command {
 	c := m.control()
-	return c.intervention("clear", "end an override early", "POLICY TENANT", func(ctx context.Context, d controlDesk) (done, error) {
-		found, err := d.ClearOverride(ctx, c.policy, c.tenant, d.by)
-		if !found {
-			return done{text: " had no override"}, err
-		}
-		return done{Changed: true, text: " has no override any more"}, err
-	})
+	return c.intervention("clear", "end an override early", "POLICY TENANT",
+		func(ctx context.Context, d controlDesk) (done, error) {
+			found, err := d.ClearOverride(ctx, c.policy, c.tenant, d.by)
+			if !found {
+				return done{text: " had no override"}, err
+			}
+			return done{Changed: true, text: " has no override any more"}, err
+		})
 }
 
 func (m *Main) limitsLog() *cli.Command {

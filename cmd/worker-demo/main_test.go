@@ -257,7 +257,7 @@ func TestHelpTeachesByExample(t *testing.T) {
 		}
 	}
 	help := runMain(t.Context(), "", "run", "-h").stdout
-	for _, f := range (&RunCommand{Main: &Main{}}).command().Flags {
+	for _, f := range (&Main{}).runCommand().Flags {
 		if !strings.Contains(help, "\n  --"+f.Names()[0]+" ") {
 			t.Errorf("run -h does not tell of --%s", f.Names()[0])
 		}

@@ -282,11 +282,5 @@ func since(from, to time.Time) string {
 	if from.IsZero() || to.IsZero() {
 		return "-"
 	}
-	d := max(0, to.Sub(from))
-	for _, unit := range []time.Duration{time.Minute, time.Second, 100 * time.Millisecond} {
-		if d >= 10*unit {
-			return show.Short(d.Round(unit))
-		}
-	}
-	return show.Short(d.Round(time.Millisecond))
+	return show.Rough(max(0, to.Sub(from)))
 }

@@ -107,7 +107,7 @@ func (a *api) drain(ctx context.Context, o scenarioOptions, mode throttle.Adapt,
 		for range 2 {
 			s.serveCalls(policy, web.URL, &done)
 		}
-		s.withOurClient(policy, func(c *worker.Client) { inBatches(ctx, c)(callTasks(jobs)) })
+		s.withOurClient(policy, func(c *worker.Client) { inBatches(ctx, c, callTasks(jobs)) })
 		for begun := time.Now(); done.Load() < int64(jobs); time.Sleep(50 * time.Millisecond) {
 			check(ctx.Err())
 			if until > 0 && time.Since(begun) > until {

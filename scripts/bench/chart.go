@@ -9,17 +9,13 @@ import (
 
 // A curve shows how one figure grows with another.
 type curve struct {
-	Name   string  `json:"name"` // of its file
-	Title  string  `json:"title"`
-	X      string  `json:"x"` // what the axes say
-	Y      string  `json:"y"`
-	Points []point `json:"points"` // in the order of x, which is above 0
+	Name   string // of its file
+	Title  string
+	X, Y   string  // what the axes say
+	Points []point // in the order of x, which is above 0
 }
 
-type point struct {
-	X float64 `json:"x"`
-	Y float64 `json:"y"`
-}
+type point struct{ X, Y float64 }
 
 // The size of the picture in pixels, and of the plot in it.
 const (

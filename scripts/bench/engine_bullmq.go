@@ -35,7 +35,9 @@ func engineBullMQ(ctx context.Context, o scenarioOptions) []figure {
 func (s *site) bullMQEnqueue(ctx context.Context, b *bullMQ, n int) []figure {
 	s.clear(ctx)
 	var plain cost
-	s.withPlainClient(func(client *asynq.Client) { plain = s.inTurns(ctx, inSlices(oneByOne(ctx, client), n))[0] })
+	s.withPlainClient(func(client *asynq.Client) {
+		plain = s.inTurns(ctx, inSlices(n, func(slice []*asynq.Task) { oneByOne(ctx, client, slice) }))[0]
+	})
 	one, _ := b.process(ctx, s, n, "add", enqueuers)
 	bulk, _ := b.process(ctx, s, n, "bulk", batchSize)
 	s.o.say("enqueue: plain %v; BullMQ %v, in bulk %v", plain, one, bulk)

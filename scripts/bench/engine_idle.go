@@ -64,7 +64,7 @@ func engineIdleServer(ctx context.Context, o scenarioOptions) []figure {
 		var shift shift
 		o.atEnd(shift.end)
 		shift.start(c, s.addr(), j)
-		s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client)(tasks(1, 1)) })
+		s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client, tasks(1, 1)) })
 		j.await(ctx, o.say)
 	}
 	time.Sleep(settle)

@@ -103,14 +103,14 @@ func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take
 // drainPlain has a crew run tasks that asynq's client enqueued.
 func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drained {
 	s.clear(ctx)
-	s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client)(all) })
+	s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
 }
 
 // drainOurs has a crew run tasks that our client enqueued.
 func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drained {
 	s.clear(ctx)
-	s.withOurClient(*c.policy, func(client *worker.Client) { inBatches(ctx, client)(all) })
+	s.withOurClient(*c.policy, func(client *worker.Client) { inBatches(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
 }
 

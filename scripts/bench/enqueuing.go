@@ -14,28 +14,23 @@ import (
 // batchSize is the number of tasks in one EnqueueBatch here.
 const batchSize = 500
 
-// An enqueue enqueues tasks by one client, on several goroutines.
-type enqueue func([]*asynq.Task)
-
 // A client is asynq's, or ours.
 type client interface {
 	EnqueueContext(context.Context, *asynq.Task, ...asynq.Option) (*asynq.TaskInfo, error)
 }
 
-func oneByOne[C client](ctx context.Context, c C) enqueue {
-	return func(all []*asynq.Task) {
-		inParallel(len(all), enqueuers, func(i int) { must(c.EnqueueContext(ctx, all[i])) })
-	}
+// oneByOne enqueues tasks by one client, on several goroutines.
+func oneByOne[C client](ctx context.Context, c C, all []*asynq.Task) {
+	inParallel(len(all), enqueuers, func(i int) { must(c.EnqueueContext(ctx, all[i])) })
 }
 
-func inBatches(ctx context.Context, c *worker.Client) enqueue {
-	return func(all []*asynq.Task) {
-		inParallel((len(all)+batchSize-1)/batchSize, enqueuers, func(i int) {
-			for _, e := range c.EnqueueBatch(ctx, all[i*batchSize:min((i+1)*batchSize, len(all))]) {
-				check(e.Err)
-			}
-		})
-	}
+// inBatches is oneByOne with hundreds of tasks a call.
+func inBatches(ctx context.Context, c *worker.Client, all []*asynq.Task) {
+	inParallel((len(all)+batchSize-1)/batchSize, enqueuers, func(i int) {
+		for _, e := range c.EnqueueBatch(ctx, all[i*batchSize:min((i+1)*batchSize, len(all))]) {
+			check(e.Err)
+		}
+	})
 }
 
 // unbound returns a policy of two exact windows that never deny here.
@@ -65,7 +60,7 @@ func engineEnqueueBatch(ctx context.Context, o scenarioOptions) []figure {
 	return compareEnqueue(ctx, o, turns*enqueuers*batchSize/o.of(8, 1), inBatches, 0.60, 2.0)
 }
 
-func compareEnqueue(ctx context.Context, o scenarioOptions, n int, by func(context.Context, *worker.Client) enqueue, throughput, cpu float64) []figure {
+func compareEnqueue(ctx context.Context, o scenarioOptions, n int, put func(context.Context, *worker.Client, []*asynq.Task), throughput, cpu float64) []figure {
 	s := newSite(o)
 	s.learnIdle(ctx, nil)
 	return medians(o.rounds, func(round int) (figures []figure) {
@@ -73,8 +68,8 @@ func compareEnqueue(ctx context.Context, o scenarioOptions, n int, by func(conte
 		s.withPlainClient(func(plain *asynq.Client) {
 			s.withOurClient(unbound(), func(ours *worker.Client) {
 				sides := []func() int{
-					inSlices(oneByOne(ctx, plain), n),
-					inSlices(by(ctx, ours), n),
+					inSlices(n, func(slice []*asynq.Task) { oneByOne(ctx, plain, slice) }),
+					inSlices(n, func(slice []*asynq.Task) { put(ctx, ours, slice) }),
 				}
 				for _, act := range sides { // makes connections and loads scripts
 					act()
@@ -93,7 +88,7 @@ func compareEnqueue(ctx context.Context, o scenarioOptions, n int, by func(conte
 }
 
 // inSlices returns a side that enqueues so many tasks of ten tenants, in slices.
-func inSlices(put enqueue, n int) func() int {
+func inSlices(n int, put func([]*asynq.Task)) func() int {
 	return func() int {
 		slice := tasks(n/turns, 10)
 		put(slice)

@@ -3,66 +3,48 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
-	"text/tabwriter"
 )
 
 // growth measures and draws how costs grow.
 func growth(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	flags := flag.NewFlagSet("scripts/bench/run growth", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	var o scenarioOptions
-	var load loadCheck
-	only := flags.String("case", "", "measure only the curves whose names match this `regexp`")
+	var curves []curve
+	s := suite{name: "growth"}
+	for _, g := range growths() {
+		s.scenarios = append(s.scenarios, scenario{g.curve.Name, g.curve.Title, func(ctx context.Context, o scenarioOptions) []figure {
+			c := g.curve
+			c.Points = g.measure(ctx, o)
+			curves = append(curves, c)
+			return c.figures()
+		}})
+	}
+	flags := s.flags(stderr, "some ten minutes in place of one or two")
 	dir := flags.String("svg", "", "write each curve as an SVG into this `directory`")
-	asJSON := flags.Bool("json", false, "print JSON instead of a table")
-	flags.BoolVar(&o.full, "full", false, "full sizes: some ten minutes in place of one or two")
-	flags.IntVar(&o.rounds, "rounds", 3, "`measurements` of each point; the median counts")
-	load.flag(flags)
+	flags.IntVar(&s.options.rounds, "rounds", 3, "`measurements` of each point; the median counts")
 	if err := flags.Parse(args); err != nil {
 		return &usageError{err}
 	}
-	match, err := regexp.Compile(*only)
-	if err != nil {
-		return wrongUsage(stderr, "-case: %w", err)
-	}
-	if o.rounds < 1 || flags.NArg() > 0 {
+	if s.options.rounds < 1 || flags.NArg() > 0 {
 		return wrongUsage(stderr, "-rounds must be at least 1, and nothing may follow the flags")
 	}
-	if err := load.check(ctx, stderr); err != nil {
-		return err
-	}
-	var curves []curve
-	var failed []error
-	for _, g := range growths() {
-		if !match.MatchString(g.curve.Name) {
-			continue
-		}
-		o.say = func(format string, args ...any) {
-			fmt.Fprintf(stderr, "growth %s: %s\n", g.curve.Name, fmt.Sprintf(format, args...))
-		}
-		o.say("%s", g.curve.Title)
-		c := g.curve
-		if err := o.apart(func(o scenarioOptions) { c.Points = g.measure(ctx, o) }); err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", c.Name, err))
-			continue
-		}
-		curves = append(curves, c)
-	}
-	if len(curves) == 0 && failed == nil {
-		return wrongUsage(stderr, "-case %q: no curve has such a name", *only)
-	}
+	err := s.run(ctx, stdout, stderr)
 	if *dir != "" {
 		for _, c := range curves {
-			failed = append(failed, drawInto(*dir, c))
+			err = errors.Join(err, drawInto(*dir, c))
 		}
 	}
-	return errors.Join(append(failed, printCurves(stdout, curves, *asJSON))...)
+	return err
+}
+
+// figures are the points of the curve.
+func (c curve) figures() []figure {
+	figures := make([]figure, len(c.Points))
+	for i, p := range c.Points {
+		figures[i] = figure{Name: shortNumber(p.X) + " " + c.X, Value: p.Y, Unit: "(" + c.Y + ")"}
+	}
+	return figures
 }
 
 func drawInto(dir string, c curve) error {
@@ -74,19 +56,4 @@ func drawInto(dir string, c curve) error {
 		return err
 	}
 	return errors.Join(c.svg(file), file.Close())
-}
-
-func printCurves(w io.Writer, curves []curve, asJSON bool) error {
-	if asJSON {
-		return printJSON(w, curves)
-	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "curve\tx\ty\t")
-	for _, c := range curves {
-		fmt.Fprintf(t, "%s\t%s\t%s\t\n", c.Name, c.X, c.Y)
-		for _, p := range c.Points {
-			fmt.Fprintf(t, "\t%s\t%s\t\n", shortNumber(p.X), shortNumber(p.Y))
-		}
-	}
-	return t.Flush()
 }

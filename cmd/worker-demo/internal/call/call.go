@@ -43,8 +43,8 @@ type Caller struct {
 
 // New returns a caller.
 func New(c Config) (*Caller, error) {
-	if c.Outcome.success.spans == nil {
-		c.Outcome = Outcome{mustParse(DefaultSuccess), mustParse(DefaultRetry)}
+	if c.Outcome == (Outcome{}) {
+		c.Outcome = defaultOutcome()
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0

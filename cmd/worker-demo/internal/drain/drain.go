@@ -39,7 +39,8 @@ type Drain struct {
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
 	Results     *jobs.Log
-	RetryFailed bool // jobs that failed before, even if only Redis knows, run again
+	RetryFailed bool     // jobs that failed before, even if only Redis knows, run again
+	Windows     *Windows // nil for those of this drain alone
 
 	broken    chan error // the drain cannot go on
 	done      chan struct{}
@@ -49,14 +50,16 @@ type Drain struct {
 	mu     sync.Mutex
 	counts Counts
 	open   map[string]*jobs.Result // of the jobs that have not ended: what is known so far, by ID
-	used   map[windowOf]WindowUse
 }
 
 // Counts are events of a drain so far. Succeeded and Failed include jobs that were done before
 // it began.
 type Counts struct {
-	Jobs, Succeeded, Failed int
-	Dequeues, Denials       int
+	Jobs      int `json:"jobs"`
+	Succeeded int `json:"succeeded"`
+	Failed    int `json:"failed"`
+	Denials   int `json:"denials"`
+	Dequeues  int `json:"dequeues"`
 }
 
 // A record is kept with a job's task, as asynq's result of the task.
@@ -115,12 +118,14 @@ func (d *Drain) prepare() {
 	if d.RetryFailed {
 		d.Results.Reopen()
 	}
+	if d.Windows == nil {
+		d.Windows = &Windows{}
+	}
 	d.broken = make(chan error, 1)
 	d.done = make(chan struct{})
 	d.inspector = asynq.NewInspectorFromRedisClient(d.Client)
 	d.jobs = make(map[string]*jobs.Job, len(d.Jobs))
 	d.open = map[string]*jobs.Result{}
-	d.used = map[windowOf]WindowUse{}
 	d.counts.Jobs = len(d.Jobs)
 	for i := range d.Jobs {
 		job := &d.Jobs[i]

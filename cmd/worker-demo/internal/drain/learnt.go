@@ -1,10 +1,10 @@
 package drain
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -47,11 +47,8 @@ type Learnt struct {
 	policies map[string]throttle.Policy
 
 	mu   sync.Mutex
-	seen map[whose]*experience
+	seen map[string]map[string]*experience // by policy and tenant, which is "" if all share the count
 }
-
-// whose count it is that refusals are about: the tenant is empty if all share it.
-type whose struct{ policy, tenant string }
 
 type experience struct {
 	adapted  throttle.Adapted // at the first refusal
@@ -67,29 +64,34 @@ type success struct {
 
 // NewLearnt returns a Learnt for jobs of these policies.
 func NewLearnt(policies []throttle.Policy) *Learnt {
-	l := &Learnt{policies: map[string]throttle.Policy{}, seen: map[whose]*experience{}}
+	l := &Learnt{policies: map[string]throttle.Policy{}, seen: map[string]map[string]*experience{}}
 	for _, p := range policies {
 		l.policies[p.Name] = p.WithDefaults()
 	}
 	return l
 }
 
-func (l *Learnt) whose(policy, tenant string) whose {
+// whose is the tenant whose count a call is about.
+func (l *Learnt) whose(policy, tenant string) string {
 	if l.policies[policy].Upstream == throttle.UpstreamShared {
-		tenant = ""
+		return ""
 	}
-	return whose{policy, tenant}
+	return tenant
 }
 
 // Refused learns of a refusal.
 func (l *Learnt) Refused(r throttle.Refusal) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := l.whose(r.Policy, r.Tenant)
-	if l.seen[key] == nil && r.Adapted != nil {
-		l.seen[key] = &experience{adapted: *r.Adapted}
+	seen, tenant := l.seen[r.Policy], l.whose(r.Policy, r.Tenant)
+	if seen == nil {
+		seen = map[string]*experience{}
+		l.seen[r.Policy] = seen
 	}
-	if e := l.seen[key]; e != nil {
+	if seen[tenant] == nil && r.Adapted != nil {
+		seen[tenant] = &experience{adapted: *r.Adapted}
+	}
+	if e := seen[tenant]; e != nil {
 		e.refusals++
 	}
 }
@@ -102,7 +104,7 @@ func (l *Learnt) answered(ctx context.Context) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e := l.seen[l.whose(d.Policy, d.Tenant)]
+	e := l.seen[d.Policy][l.whose(d.Policy, d.Tenant)]
 	if e == nil {
 		return
 	}
@@ -128,15 +130,8 @@ func (e *experience) allowed() (perSecond float64, ok bool) {
 	return min(float64(units)/took, e.adapted.Published), took > 0
 }
 
-func (e *experience) largest() (cost int64) {
-	for _, call := range e.answered {
-		cost = max(cost, call.cost)
-	}
-	return cost
-}
-
-// lessons returns one lesson for each policy. Where tenants have limits of their own, it is about
-// the one in the middle.
+// lessons returns one lesson for each policy whose calls were refused, by name. Where tenants have
+// limits of their own, it is about the one in the middle.
 func (l *Learnt) lessons() []Lesson {
 	lessons := []Lesson{}
 	if l == nil {
@@ -144,37 +139,40 @@ func (l *Learnt) lessons() []Lesson {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	of := map[string]*Lesson{}
-	rates, largest := map[string][]float64{}, map[string]int64{}
-	for key, e := range l.seen {
-		lesson := of[key.policy]
-		if lesson == nil {
-			lesson = &Lesson{
-				Policy: key.policy, Window: e.adapted.Window, Unit: e.adapted.Unit,
-				Published: show.Round(e.adapted.Published), Since: e.adapted.Since,
+	for _, policy := range slices.Sorted(maps.Keys(l.seen)) {
+		var lesson *Lesson
+		var rates []float64
+		largest := int64(1)
+		for tenant, e := range l.seen[policy] {
+			if lesson == nil {
+				lesson = &Lesson{
+					Policy: policy, Window: e.adapted.Window, Unit: e.adapted.Unit,
+					Published: show.Round(e.adapted.Published), Since: e.adapted.Since,
+				}
 			}
-			of[key.policy] = lesson
+			lesson.Refusals += e.refusals
+			if e.adapted.Since.Before(lesson.Since) {
+				lesson.Since = e.adapted.Since
+			}
+			if tenant != "" {
+				lesson.Tenants++
+			}
+			if rate, ok := e.allowed(); ok {
+				rates = append(rates, rate)
+			}
+			for _, call := range e.answered {
+				largest = max(largest, call.cost)
+			}
 		}
-		lesson.Refusals += e.refusals
-		if e.adapted.Since.Before(lesson.Since) {
-			lesson.Since = e.adapted.Since
+		if lesson == nil {
+			continue
 		}
-		if key.tenant != "" {
-			lesson.Tenants++
-		}
-		if rate, ok := e.allowed(); ok {
-			rates[key.policy] = append(rates[key.policy], rate)
-		}
-		largest[key.policy] = max(largest[key.policy], e.largest())
-	}
-	for policy, lesson := range of {
-		if found := rates[policy]; len(found) > 0 {
-			slices.Sort(found)
-			lesson.learn(l.policies[policy], found[(len(found)-1)/2], largest[policy])
+		if len(rates) > 0 {
+			slices.Sort(rates)
+			lesson.learn(l.policies[policy], rates[(len(rates)-1)/2], largest)
 		}
 		lessons = append(lessons, *lesson)
 	}
-	slices.SortFunc(lessons, func(a, b Lesson) int { return cmp.Compare(a.Policy, b.Policy) })
 	return lessons
 }
 
@@ -189,14 +187,13 @@ func (s *Lesson) learn(p throttle.Policy, rate float64, largest int64) {
 	if full := s.Published * w.Period.Seconds() / (w.Period + w.Margin).Seconds(); rate >= nearly*full {
 		rate = s.Published
 	}
-	allowed := show.Round(rate)
-	s.Allowed = &allowed
+	s.Allowed = new(show.Round(rate))
 	period, limit := w.Period, int64(math.Floor(rate*w.Period.Seconds()+1e-9))
 	if limit < fewest && rate < s.Published { // a whole number would be too coarse
 		limit = w.Limit
 		period = time.Duration(math.Ceil(float64(limit)/rate*1000)) * time.Millisecond
 	}
-	s.Fits = &Fit{Algorithm: throttle.GCRA, Burst: max(1, largest), Limit: max(1, limit), PeriodMS: show.Milliseconds(period)}
+	s.Fits = &Fit{Algorithm: throttle.GCRA, Burst: largest, Limit: max(1, limit), PeriodMS: show.Milliseconds(period)}
 }
 
 // PrintLessons prints what was learnt.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/call"
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -22,6 +21,7 @@ func (d *Drain) decided(ctx context.Context, _ *asynq.Task, decision throttle.De
 	if d.OnDecision != nil {
 		d.OnDecision(id, decision)
 	}
+	d.Windows.Note(decision)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.counts.Dequeues++
@@ -30,13 +30,6 @@ func (d *Drain) decided(ctx context.Context, _ *asynq.Task, decision throttle.De
 	}
 	if r := d.open[id]; r != nil {
 		r.Wakes++
-	}
-	for _, w := range decision.Windows {
-		key := windowOf{decision.Policy, w.Name, w.Scope.String()}
-		d.used[key] = WindowUse{
-			Policy: key.policy, Window: key.window, Scope: key.scope,
-			Limit: w.Limit, MaxUsed: max(w.Used, d.used[key].MaxUsed), PeriodMS: show.Milliseconds(w.Period),
-		}
 	}
 }
 

@@ -38,10 +38,9 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 			active = append(active, id)
 		}
 		if job != nil && d.RetryFailed && hasFailed(info, known) {
-			if err := d.inspector.DeleteTask(d.Queue, id); err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
-				return nil, nil, fmt.Errorf("queue %q: removing task %q: %w", d.Queue, id, err)
+			if err := d.remove(tasks, id); err != nil {
+				return nil, nil, err
 			}
-			delete(tasks, id)
 			again++
 			continue
 		}
@@ -52,10 +51,9 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 		}
 		_, done := d.Results.Get(id)
 		if waits && (job == nil || done || !sameJob(info.Payload, job)) {
-			if err := d.inspector.DeleteTask(d.Queue, id); err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
-				return nil, nil, fmt.Errorf("queue %q: removing task %q: %w", d.Queue, id, err)
+			if err := d.remove(tasks, id); err != nil {
+				return nil, nil, err
 			}
-			delete(tasks, id)
 			if !done {
 				removed++
 			}
@@ -74,6 +72,14 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 		}
 	}
 	return missing, active, nil
+}
+
+func (d *Drain) remove(tasks map[string]*asynq.TaskInfo, id string) error {
+	if err := d.inspector.DeleteTask(d.Queue, id); err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
+		return fmt.Errorf("queue %q: removing task %q: %w", d.Queue, id, err)
+	}
+	delete(tasks, id)
+	return nil
 }
 
 // recall takes over what a task says of its job.

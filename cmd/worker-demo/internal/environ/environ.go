@@ -16,13 +16,9 @@ var (
 	shape     = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
 )
 
-// Expand replaces every ${NAME}. The error names a variable that is not set, and never a value.
-func Expand(text string, lookup Lookup) (string, error) {
-	return ExpandWith(text, lookup, func(value string) (string, error) { return value, nil })
-}
-
-// ExpandWith is Expand for texts that a value must be made to fit, such as by escaping.
-func ExpandWith(text string, lookup Lookup, fit func(value string) (string, error)) (string, error) {
+// Expand replaces every ${NAME}, by a value that fit has made to fit the text, such as by escaping;
+// nil takes values as they are. The error names a variable that is not set, and never a value.
+func Expand(text string, lookup Lookup, fit func(value string) (string, error)) (string, error) {
 	var first error
 	expanded := reference.ReplaceAllStringFunc(text, func(found string) string {
 		if strings.HasPrefix(found, "$$") {
@@ -36,7 +32,7 @@ func ExpandWith(text string, lookup Lookup, fit func(value string) (string, erro
 			err = fmt.Errorf("%s: must be the name of a variable such as ${TOKEN}; $${ stands for the text ${", cut(found))
 		case !set:
 			err = fmt.Errorf("${%s}: the environment has no such variable: it must be set", name)
-		default:
+		case fit != nil:
 			if value, err = fit(value); err != nil {
 				err = fmt.Errorf("${%s}: %w", name, err)
 			}

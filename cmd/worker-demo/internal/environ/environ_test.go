@@ -16,7 +16,7 @@ func TestVariablesAreExpandedOnce(t *testing.T) {
 		"x${EMPTY}y":         "xy",
 		"cost $$$${A} ${A}$": "cost $$${A} one$",
 	} {
-		if got, err := Expand(text, lookup); err != nil || got != want {
+		if got, err := Expand(text, lookup, nil); err != nil || got != want {
 			t.Errorf("%q: %q, %v, want %q", text, got, err, want)
 		}
 	}
@@ -28,7 +28,7 @@ func TestVariablesAreExpandedOnce(t *testing.T) {
 		"open ${A":   "${A: must be the name of a variable such as ${TOKEN}; $${ stands for the text ${",
 		"${A:-none}": "${A:-none}: must be the name of a variable such as ${TOKEN}; $${ stands for the text ${",
 	} {
-		if _, err := Expand(text, lookup); err == nil || err.Error() != want {
+		if _, err := Expand(text, lookup, nil); err == nil || err.Error() != want {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}

@@ -27,7 +27,7 @@ func HeaderValue(value string, lookup environ.Lookup) (string, error) {
 	if lookup == nil {
 		return value, nil
 	}
-	return environ.ExpandWith(value, lookup, func(v string) (string, error) {
+	return environ.Expand(value, lookup, func(v string) (string, error) {
 		if strings.ContainsFunc(v, control) {
 			return "", errors.New("its value must not contain control characters")
 		}

@@ -34,16 +34,16 @@ type Address struct {
 func (a Address) Expand(lookup environ.Lookup) (Address, error) {
 	before, hosts, after, ok := split(a.URL)
 	if !ok {
-		expanded, err := environ.Expand(a.URL, lookup)
+		expanded, err := environ.Expand(a.URL, lookup, nil)
 		return Address{a.Source, expanded}, wrap(a.Source, err)
 	}
 	escape := func(value string) (string, error) { return strings.ReplaceAll(url.QueryEscape(value), "+", "%20"), nil }
-	before, err := environ.ExpandWith(before, lookup, escape)
+	before, err := environ.Expand(before, lookup, escape)
 	if err == nil {
-		hosts, err = environ.Expand(hosts, lookup)
+		hosts, err = environ.Expand(hosts, lookup, nil)
 	}
 	if err == nil {
-		after, err = environ.ExpandWith(after, lookup, escape)
+		after, err = environ.Expand(after, lookup, escape)
 	}
 	return Address{a.Source, before + hosts + after}, wrap(a.Source, err)
 }
@@ -86,37 +86,32 @@ func (a Address) Parse(t TLS) (Opt, error) {
 	if several && kind == "" {
 		kind = "-cluster"
 	}
-	if kind == "-sentinel" || kind == "-cluster" {
-		port := "6379"
-		if kind == "-sentinel" {
-			port = "26379"
-		}
-		query := url.Values{}
-		for host := range strings.SplitSeq(more, ",") {
-			if host != "" {
-				query.Add("addr", withPort(host, port))
-			}
-		}
-		first, after = withPort(first, port), appendQuery(after, query)
-	}
 	plain := "redis://"
-	if secure {
+	switch {
+	case secure:
 		plain = "rediss://"
-	}
-	if kind == "unix" {
+	case kind == "unix":
 		plain = "unix://"
 	}
-	text := plain + user + first + after
-	u, err := url.Parse(text)
+	u, err := url.Parse(plain + user + first + after)
 	if err != nil {
 		return Opt{}, wrap(a.Source, errShape)
 	}
-	if q := u.Query(); kind == "-sentinel" && q.Has("master") {
-		q.Set("master_name", q.Get("master"))
-		q.Del("master")
+	if port := map[string]string{"-cluster": "6379", "-sentinel": "26379"}[kind]; port != "" {
+		q := u.Query()
+		u.Host = withPort(u.Host, port)
+		for host := range strings.SplitSeq(more, ",") {
+			if host != "" {
+				q.Add("addr", withPort(host, port))
+			}
+		}
+		if kind == "-sentinel" && q.Has("master") {
+			q.Set("master_name", q.Get("master"))
+			q.Del("master")
+		}
 		u.RawQuery = q.Encode()
-		text = u.String()
 	}
+	text := u.String()
 	config, err := t.config()
 	if err != nil {
 		return Opt{}, err
@@ -171,17 +166,6 @@ func withPort(host, port string) string {
 		return host + ":" + port
 	}
 	return host
-}
-
-func appendQuery(after string, query url.Values) string {
-	if len(query) == 0 {
-		return after
-	}
-	separator := "?"
-	if strings.Contains(after, "?") {
-		separator = "&"
-	}
-	return after + separator + query.Encode()
 }
 
 // TLS names PEM files. All of them may be missing: then the certificates of the system decide.

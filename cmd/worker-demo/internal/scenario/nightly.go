@@ -2,11 +2,9 @@ package scenario
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,9 +33,7 @@ type night struct {
 	nightly  Nightly
 	progress *drain.Progress
 	server   *redisconn.Server
-
-	mu   sync.Mutex
-	most map[[2]string]int64 // that windows counted, by window and scope
+	windows  *drain.Windows
 }
 
 const nightlyQueue = queue + ":nightly"
@@ -72,7 +68,9 @@ func (n *night) work(ctx context.Context, base string) (batch.Status, error) {
 	defer scheduler.Close()
 	workers, err := worker.NewServer(n.server.Opt, asynq.Config{
 		Concurrency: concurrency, LogLevel: asynq.FatalLevel, Queues: map[string]int{nightlyQueue: 1}, RetryDelayFunc: call.RetryDelay,
-	}, worker.Config{Limiter: n.limiter, Logger: quiet, OnDecision: n.decided})
+	}, worker.Config{Limiter: n.limiter, Logger: quiet, OnDecision: func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+		n.windows.Note(d)
+	}})
 	if err != nil {
 		return batch.Status{}, err
 	}
@@ -93,24 +91,6 @@ func (n *night) work(ctx context.Context, base string) (batch.Status, error) {
 		return batch.Status{}, err
 	}
 	return n.follow(ctx, scheduler, firing), nil
-}
-
-func (n *night) decided(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.most == nil {
-		n.most = map[[2]string]int64{}
-	}
-	for _, w := range d.Windows {
-		key := [2]string{w.Name, strings.TrimPrefix(w.Scope.String(), "tenant=")}
-		n.most[key] = max(n.most[key], w.Used)
-	}
-}
-
-func (n *night) mostCounted(window, scope string) int64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.most[[2]string{window, scope}]
 }
 
 // follow shows how the batch goes on, until it has ended or the context ends.
@@ -139,11 +119,5 @@ func (n *night) follow(ctx context.Context, scheduler *batch.Scheduler, firing b
 
 // against is how the batch stands against its plan.
 func against(s batch.Status) string {
-	switch by := s.Behind().Round(time.Second); {
-	case by >= 2*time.Second: // it looks once a second whether all tasks have ended
-		return fmt.Sprintf("%s behind its plan", show.Short(by))
-	case by <= -2*time.Second:
-		return fmt.Sprintf("%s ahead of its plan", show.Short(-by))
-	}
-	return "as planned"
+	return show.Against(s.Behind(), 2*time.Second) // it looks once a second whether all tasks have ended
 }

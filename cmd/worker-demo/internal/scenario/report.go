@@ -47,7 +47,7 @@ type LimitReport struct {
 	spanText string
 }
 
-func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summary, nightly batch.Status, night *night) Report {
+func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summary, nightly batch.Status) Report {
 	r := Report{RefusedMost: s.refusedMost(), Summary: summary}
 	for _, t := range s.Tenants {
 		row := TenantReport{Tenant: t.Name, Jobs: t.Jobs, Refused: s.API.Refused(t.Name)}
@@ -74,7 +74,7 @@ func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summa
 		r.OK = r.OK && nightly.State == batch.Done && nightly.Done == s.Nightly.Each*len(s.Nightly.Tenants)
 	}
 	for _, l := range s.API.Limits {
-		r.Limits = append(r.Limits, s.limitReports(l, summary, night)...)
+		r.Limits = append(r.Limits, s.limitReports(l, summary)...)
 	}
 	return r
 }
@@ -91,7 +91,7 @@ func (s Scenario) refusedMost() int {
 	return most
 }
 
-func (s Scenario) limitReports(l APILimit, summary drain.Summary, night *night) []LimitReport {
+func (s Scenario) limitReports(l APILimit, summary drain.Summary) []LimitReport {
 	whose := []string{""}
 	if l.PerTenant {
 		whose = nil
@@ -107,10 +107,9 @@ func (s Scenario) limitReports(l APILimit, summary drain.Summary, night *night) 
 		}
 		for _, w := range summary.Windows {
 			if w.Window == l.Name && strings.TrimPrefix(w.Scope, "tenant=") == cmp.Or(tenant, "shared") {
-				row.Counted = w.MaxUsed
+				row.Counted = max(row.Counted, w.MaxUsed)
 			}
 		}
-		row.Counted = max(row.Counted, night.mostCounted(l.Name, cmp.Or(tenant, "shared")))
 		rows = append(rows, row)
 	}
 	return rows

@@ -96,7 +96,7 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	base := "http://" + listener.Addr().String()
 	list := s.jobs(base)
 	results := jobs.NewLog(io.Discard)
-	denials := newDenialLog()
+	denials, windows := newDenialLog(), &drain.Windows{}
 	s.introduce(stderr, list)
 	caller, err := call.New(call.Config{Concurrency: concurrency, Limiter: limiter, Logger: progress.Logger(), Timeout: 10 * time.Second})
 	if err != nil {
@@ -113,8 +113,9 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 		Queue:       queue,
 		Redis:       server.Opt,
 		Results:     results,
+		Windows:     windows,
 	}
-	night := &night{caller: caller, limiter: limiter, nightly: s.Nightly, progress: progress, server: server}
+	night := &night{caller: caller, limiter: limiter, nightly: s.Nightly, progress: progress, server: server, windows: windows}
 	ended := make(chan batch.Status, 1)
 	d.OnEnqueued = func() { go func() { ended <- night.run(ctx, base) }() }
 	summary, err := d.Run(ctx)
@@ -126,7 +127,8 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	case nightly = <-ended:
 	case <-ctx.Done():
 	}
-	report := s.report(list, results, summary, nightly, night)
+	summary.Windows = windows.List(limiter)
+	report := s.report(list, results, summary, nightly)
 	report.Denials = denials.reports(asynq.NewInspectorFromRedisClient(server.Client))
 	return report, nil
 }

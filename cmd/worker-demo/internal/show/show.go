@@ -32,6 +32,28 @@ func Short(d time.Duration) string {
 	return s
 }
 
+// Rough is Short with two digits or so.
+func Rough(d time.Duration) string {
+	for _, unit := range []time.Duration{time.Minute, time.Second, 100 * time.Millisecond} {
+		if d >= 10*unit {
+			return Short(d.Round(unit))
+		}
+	}
+	return Short(d.Round(time.Millisecond))
+}
+
+// Against is how work stands that is so far behind its plan, or ahead of it if that is below 0. Less
+// than a little does not count.
+func Against(behind, little time.Duration) string {
+	switch behind = behind.Round(time.Second); {
+	case behind >= little:
+		return Short(behind) + " behind its plan"
+	case -behind >= little:
+		return Short(-behind) + " ahead of its plan"
+	}
+	return "as planned"
+}
+
 // Milliseconds is a duration as JSON carries it.
 func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 

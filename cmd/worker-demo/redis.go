@@ -2,11 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
 	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -77,28 +73,4 @@ func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.S
 		return nil, inputError{err}
 	}
 	return redisconn.Open(ctx, address.Source, opt)
-}
-
-// prefix is what everything of this run in Redis begins with.
-func (c *RunCommand) prefix() string {
-	if c.Prefix == "" {
-		return ""
-	}
-	return c.Prefix + ":"
-}
-
-// queueName names a queue for this jobs file alone, the same from wherever it is run.
-func (c *RunCommand) queueName() (string, error) {
-	if c.Queue != "" {
-		return c.prefix() + c.Queue, nil
-	}
-	if c.Jobs == "-" {
-		return c.prefix() + "worker-demo:stdin", nil
-	}
-	abs, err := filepath.Abs(c.Jobs)
-	if err != nil {
-		return "", fmt.Errorf("--jobs: %w", err)
-	}
-	plain := regexp.MustCompile(`[^A-Za-z0-9_.-]`).ReplaceAllString(filepath.Base(abs), "_")
-	return fmt.Sprintf("%sworker-demo:%s:%.6x", c.prefix(), plain, sha256.Sum256([]byte(abs))), nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 func TestCheckPrintsAPolicyFile(t *testing.T) {
@@ -78,13 +79,12 @@ policies:
 
 	e = runMain(t.Context(), "", "check", d.path("policies.yml"), "-json")
 	e.want(t, exitDone)
-	var got checked
+	var got policyfile.Description
 	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
 		t.Fatal(err)
 	}
-	spend := checkedWindow{Name: "spend", Limit: 90000, Period: "1h", Unit: "tokens", Per: []string{"tenant"}, Algorithm: "gcra", Burst: 20000}
-	if w := got.Policies[0].Windows[3]; w.Name != spend.Name || w.Limit != spend.Limit || w.Period != spend.Period || w.Unit != spend.Unit ||
-		!slices.Equal(w.Per, spend.Per) || w.Algorithm != spend.Algorithm || w.Burst != spend.Burst {
+	if w := got.Policies[0].Windows[3]; w.Name != "spend" || w.Limit != 90000 || w.Period != "1h" || w.Unit != "tokens" ||
+		!slices.Equal(w.Per, []string{"tenant"}) || w.Algorithm != "gcra" || w.Burst != 20000 {
 		t.Errorf("spend is %+v", w)
 	}
 	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {

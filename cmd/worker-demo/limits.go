@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 // limitsCommand shows and changes what is in force.
@@ -29,9 +30,9 @@ func (m *Main) limitsCommand() *cli.Command {
 
 // inForce is the JSON of "limits get --json".
 type inForce struct {
-	At        time.Time                 `json:"at"`
-	Version   int64                     `json:"version"`
-	Policies  []checkedPolicy           `json:"policies"`
+	At      time.Time `json:"at"`
+	Version int64     `json:"version"`
+	policyfile.Description
 	Overrides []throttle.TenantOverride `json:"overrides"`
 	Pauses    []throttle.OperatorPause  `json:"pauses"`
 }
@@ -58,7 +59,7 @@ func (m *Main) limitsGet() *cli.Command {
 				}
 			}
 			return c.show(inForce{
-				At: state.At.UTC(), Version: state.Version, Policies: describe(state.Policies).Policies,
+				At: state.At.UTC(), Version: state.Version, Description: policyfile.Describe(state.Policies),
 				Overrides: append([]throttle.TenantOverride{}, state.Overrides...),
 				Pauses:    append([]throttle.OperatorPause{}, state.Pauses...),
 			}, func() { c.printState(state) })
@@ -76,7 +77,7 @@ func (c *ControlCommand) printState(state control.State) {
 		fmt.Fprintf(c.Stdout, "version %d\n", state.Version)
 	}
 	if len(state.Policies) > 0 {
-		describe(state.Policies).print(c.Stdout)
+		fmt.Fprint(c.Stdout, policyfile.Describe(state.Policies).Text())
 	}
 	if len(state.Overrides) > 0 {
 		t := show.Table(c.Stdout)

@@ -30,3 +30,33 @@ policies:
 	// github-api burst 5 3s
 	// policyfile: policies.yml:3: policy "api", window "burst": key "limits": is not known: did you mean "limit"?
 }
+
+// Describe writes every default out.
+func ExampleDescribe() {
+	policies, err := policyfile.Parse("policies.yml", []byte(`
+policies:
+  - name: github-api
+    match: ["github:*"]
+    windows:
+      - {name: per-minute, limit: 20, period: 1m}
+`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(policyfile.Describe(policies).Text())
+	// Output:
+	// policies:
+	// - name: github-api
+	//   match: ['github:*']
+	//   mode: enforce
+	//   fail: closed
+	//   failover: fast
+	//   requeue: when-fits
+	//   upstream: tenant
+	//   adapt: full
+	//   max_pause: 1h
+	//   batch_share: 0.05
+	//   shards: 1
+	//   windows:
+	//   - {name: per-minute, limit: 20, period: 1m, unit: requests, per: [tenant], algorithm: sliding}
+}

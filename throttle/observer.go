@@ -25,11 +25,12 @@ type Observer struct {
 	// Taken.
 	Decided func(Decision)
 
-	// Followed is called, by package control, for each version of the published policies.
-	Followed func(Followed)
+	// Followed is called, by package control, for each version of the published policies that was read.
+	// The error says why it is not in force.
+	Followed func(version int64, err error)
 
 	// Joined is called for each ticket that Line.Join has placed or refused.
-	Joined func(Join)
+	Joined func(policy, tenant string, p Place)
 
 	// Refused is called for each refusal by an upstream that Reservation.Pause has reported.
 	Refused func(Refusal)
@@ -44,7 +45,7 @@ type Observer struct {
 
 	// Undecided is called, by package worker, for each task that goes back to wait because the limiter
 	// could not decide.
-	Undecided func(Undecided)
+	Undecided func(policy, tenant string, err error)
 }
 
 // A Call is one call of a script in Redis, which decides about a batch of requests, or takes tickets.
@@ -56,24 +57,11 @@ type Call struct {
 	Took   time.Duration // until the reply had arrived
 }
 
-// A Followed is a version of the published policies that a process has read.
-type Followed struct {
-	Err     error // why it is not in force; nil if it is
-	Version int64 //
-}
-
 // A Correction is a reservation that was settled or cancelled.
 type Correction struct {
 	Cancelled   bool             // by this call; Cost is empty then
 	Cost        map[string]int64 // what it costs now, of the units that were corrected
 	Reservation Reservation      // as it was before
-}
-
-// A Join is what became of a ticket that was to join the line of a policy.
-type Join struct {
-	Place  Place
-	Policy string
-	Tenant string
 }
 
 // A Start is work that begins, as it was granted.
@@ -91,17 +79,9 @@ type Start struct {
 	Waited time.Duration
 }
 
-// An Undecided is a task that waits because the limiter could not decide.
-type Undecided struct {
-	Err    error // why
-	Policy string
-	Tenant string
-}
-
 // Observer returns the observer of the limiter, for packages that call its functions.
 func (l *Limiter) Observer() Observer { return l.observer }
 
-// called passes on a call of a script.
 func (l *Limiter) called(ctx context.Context, c script.Call) {
 	call := Call{N: c.N, Policy: PolicyOf(c.Line), Script: c.Script, Took: c.Took}
 	if c.Err != nil {
@@ -127,7 +107,7 @@ func (l *Limiter) joined(policy string, requests []Request, places []Place) {
 		return
 	}
 	for i, place := range places {
-		l.observer.Joined(Join{Place: place, Policy: policy, Tenant: requests[i].Tenant})
+		l.observer.Joined(policy, requests[i].Tenant, place)
 	}
 }
 

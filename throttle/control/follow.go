@@ -190,7 +190,7 @@ func (f *Follower) publish(state, before State) {
 		f.config.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
 	}
 	if followed := f.config.Limiter.Observer().Followed; followed != nil {
-		followed(throttle.Followed{Err: err, Version: state.Version})
+		followed(state.Version, err)
 	}
 }
 
@@ -206,17 +206,17 @@ func (f *Follower) log(before, now State) {
 		}
 		return entries
 	}
+	logNew := func(message string, some, others []entry) {
+		for _, e := range some {
+			if !slices.Contains(others, e) {
+				f.config.Logger.Info(message,
+					"policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
+			}
+		}
+	}
 	was, is := list(before), list(now)
-	for _, e := range is {
-		if !slices.Contains(was, e) {
-			f.config.Logger.Info("control: in force", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
-		}
-	}
-	for _, e := range was {
-		if !slices.Contains(is, e) {
-			f.config.Logger.Info("control: ended", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by)
-		}
-	}
+	logNew("control: in force", is, was)
+	logNew("control: ended", was, is)
 }
 
 func clock(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -15,8 +16,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-func fieldOf(kind, policy, tenant string) string {
-	return kind + " " + policy + " " + url.QueryEscape(tenant)
+// fieldOf returns the field of an override, or of a pause.
+func (c Change) fieldOf(kind string) string {
+	return kind + " " + c.Policy + " " + url.QueryEscape(c.Tenant)
 }
 
 const (
@@ -136,8 +138,7 @@ func Describe(o throttle.TenantOverride) string {
 // ClearOverride ends the override of a tenant, and reports whether there was one. Errors are
 // SetOverride's.
 func (s *Store) ClearOverride(ctx context.Context, policy, tenant string, by By) (bool, error) {
-	return found(s.change(ctx, fieldOf(kindOverride, policy, tenant), "", 0, 0,
-		Change{What: Cleared, By: by, Policy: policy, Tenant: tenant}))
+	return s.end(ctx, kindOverride, Change{What: Cleared, By: by, Policy: policy, Tenant: tenant})
 }
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
@@ -153,8 +154,15 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 // Resume ends the pause of a policy by Pause, or of a tenant, and reports whether there was one. It
 // does not end what an upstream asked for: see throttle.Limiter.Resume. Errors are SetOverride's.
 func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool, error) {
-	return found(s.change(ctx, fieldOf(kindPause, policy, tenant), "", 0, 0,
-		Change{What: Resumed, By: by, Policy: policy, Tenant: tenant}))
+	return s.end(ctx, kindPause, Change{What: Resumed, By: by, Policy: policy, Tenant: tenant})
+}
+
+// end deletes an override or a pause, and reports whether there was one.
+func (s *Store) end(ctx context.Context, kind string, c Change) (found bool, err error) {
+	if _, err = s.change(ctx, c.fieldOf(kind), "", 0, 0, c); errors.Is(err, errNothing) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // intervene stores an override or a pause.
@@ -163,7 +171,7 @@ func (s *Store) intervene(ctx context.Context, kind string, overrideOrPause any,
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}
-	_, err = s.change(ctx, fieldOf(kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
+	_, err = s.change(ctx, c.fieldOf(kind), string(data), ttl, 0, c)
 	return err
 }
 

@@ -187,8 +187,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	} else if before.Version > 0 {
 		what.Text = "replaces policies that could not be read"
 	}
-	done, err := s.change(ctx, "policies", document, 0, version, what)
-	return done, err
+	return s.change(ctx, "policies", document, 0, version, what)
 }
 
 // limiter returns a limiter that has these policies, or a *throttle.PolicyError.
@@ -221,14 +220,6 @@ func (s *Store) change(ctx context.Context, field, value string, ttl time.Durati
 }
 
 var errNothing = errors.New("control: nothing to delete")
-
-// found makes of errNothing that nothing was found.
-func found(_ int64, err error) (bool, error) {
-	if errors.Is(err, errNothing) {
-		return false, nil
-	}
-	return err == nil, err
-}
 
 // differences says which policies are new, changed and removed; "" if none are.
 func differences(before, now []throttle.Policy) string {

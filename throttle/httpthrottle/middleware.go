@@ -1,6 +1,7 @@
 package httpthrottle
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -48,9 +49,6 @@ type MiddlewareConfig struct {
 	// how many requests could not be counted. The default is slog.Default().
 	Logger *slog.Logger
 
-	// OnDecision, if not nil, observes every decision before it takes effect.
-	OnDecision func(*http.Request, throttle.Decision)
-
 	// Policy guards the requests. It is required. For several policies, chain several middlewares.
 	Policy string
 
@@ -93,10 +91,7 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	if err := c.checkScopes(policies[i]); err != nil {
 		return nil, err
 	}
-	if c.IPv6Bits == 0 {
-		c.IPv6Bits = 64
-	}
-	if c.IPv6Bits < 1 || c.IPv6Bits > 128 {
+	if c.IPv6Bits = cmp.Or(c.IPv6Bits, 64); c.IPv6Bits < 1 || c.IPv6Bits > 128 {
 		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.IPv6Bits %d: must be 1 to 128", c.IPv6Bits)
 	}
 	if c.Logger == nil {
@@ -115,11 +110,11 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 func (c MiddlewareConfig) checkScopes(p throttle.Policy) error {
 	for _, w := range p.Windows {
 		for _, a := range w.Scope.Attributes() {
-			field := "Attributes"
+			field, missing := "Attributes", c.Attributes == nil && a != IPAttribute
 			if a == throttle.TenantAttribute {
-				field = "Tenant"
+				field, missing = "Tenant", c.Tenant == nil
 			}
-			if field == "Tenant" && c.Tenant == nil || field == "Attributes" && c.Attributes == nil && a != IPAttribute {
+			if missing {
 				return fmt.Errorf("httpthrottle: MiddlewareConfig.%s is nil: must return %q: window %q of policy %q counts by it",
 					field, a, w.Name, c.Policy)
 			}
@@ -146,9 +141,6 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 		return
 	}
 	g.logOutage(d.FailedOpen, "open")
-	if g.OnDecision != nil {
-		g.OnDecision(r, d)
-	}
 	setRateLimit(w.Header(), d)
 	if !d.Granted {
 		w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(d.RetryIn), 10))

@@ -54,15 +54,13 @@ func ofClient(e *throttle.RequestError) bool {
 func (g *guard) logOutage(cause error, fails string) {
 	switch {
 	case cause != nil:
-		if !g.unavailable.Swap(true) {
-			g.outage.begin()
-			g.Logger.Error("httpthrottle: the limiter is unavailable", "policy", g.Policy, "fails", fails, "error", cause)
-			return
-		}
+		g.unavailable.Store(true)
 		g.outage.log(func(n int) {
-			g.Logger.Error("httpthrottle: the limiter is still unavailable", "policy", g.Policy, "fails", fails, "requests", n, "error", cause)
+			g.Logger.Error("httpthrottle: the limiter is unavailable",
+				"policy", g.Policy, "fails", fails, "requests", n, "error", cause)
 		})
 	case g.unavailable.CompareAndSwap(true, false):
+		g.outage.end()
 		g.Logger.Info("httpthrottle: the limiter is available again", "policy", g.Policy)
 	}
 }
@@ -74,11 +72,11 @@ type sparse struct {
 	logged time.Time
 }
 
-// begin has the first line come a minute later.
-func (s *sparse) begin() {
+// end has the next one logged at once.
+func (s *sparse) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.n, s.logged = 0, time.Now()
+	s.n, s.logged = 0, time.Time{}
 }
 
 // log counts one more, and calls line with the number not logged yet, unless it did so lately.
@@ -86,9 +84,9 @@ func (s *sparse) log(line func(n int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.n++
-	if now := time.Now(); s.logged.IsZero() || now.Sub(s.logged) >= sparsely {
+	if time.Since(s.logged) >= sparsely {
 		line(s.n)
-		s.n, s.logged = 0, now
+		s.n, s.logged = 0, time.Now()
 	}
 }
 

@@ -156,8 +156,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case !ok && t.c.PassUnidentified:
 		return t.c.Base.RoundTrip(req)
 	case !ok:
-		closeBody(req)
-		return nil, &UnidentifiedError{req.Method, req.URL.Host}
+		return unmade(req, &UnidentifiedError{req.Method, req.URL.Host})
 	case t.c.LearnOnly:
 		made := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
@@ -165,15 +164,12 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			t.learn(req.Context(), resp, job, t.granted(job, r), made)
 		}
 		return resp, err
-	}
-	if job.Counted(r.Policy) {
-		closeBody(req)
-		return nil, &CountedError{r.Policy}
+	case job.Counted(r.Policy):
+		return unmade(req, &CountedError{r.Policy})
 	}
 	d, err := t.c.Limiter.Wait(req.Context(), r)
 	if err != nil {
-		closeBody(req)
-		return nil, err
+		return unmade(req, err)
 	}
 	return t.call(req, job, d)
 }
@@ -198,9 +194,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 		if r, ok = t.c.Request(req); !ok {
 			return r, false
 		}
-		if r.Policy == "" {
-			r.Policy = t.c.Policy
-		}
+		r.Policy = cmp.Or(r.Policy, t.c.Policy)
 	case job != nil:
 		r = job.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
@@ -226,8 +220,7 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 	outer := req.Context()
 	if outer.Err() != nil {
 		t.giveBack(outer, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
-		closeBody(req)
-		return nil, fmt.Errorf("httpthrottle: %w", context.Cause(outer))
+		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx, hold := d.Reservation.Hold(outer)
 	end := func() { release(outer, hold, t.c.Logger) }
@@ -278,9 +271,10 @@ func afterward(ctx context.Context, do func(context.Context)) {
 	do(ctx)
 }
 
-// closeBody closes the request's body, as a RoundTripper must even if it makes no call.
-func closeBody(req *http.Request) {
+// unmade is the result of a call that was not made. A RoundTripper closes the request's body even then.
+func unmade(req *http.Request, err error) (*http.Response, error) {
 	if req.Body != nil {
 		req.Body.Close()
 	}
+	return nil, err
 }

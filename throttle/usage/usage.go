@@ -57,8 +57,8 @@ type Config struct {
 // A Counter counts what the limiters grant that it observes. It is safe for concurrent use.
 type Counter struct {
 	config Config
-	stop   func()
-	ended  chan struct{}
+	stop   context.CancelFunc
+	ended  sync.WaitGroup
 
 	mu   sync.Mutex
 	sums map[count]int64
@@ -81,8 +81,8 @@ func New(c Config) (*Counter, error) {
 		c.Logger = slog.Default()
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	counter := &Counter{config: c, stop: stop, ended: make(chan struct{}), sums: map[count]int64{}}
-	go counter.run(ctx)
+	counter := &Counter{config: c, stop: stop, sums: map[count]int64{}}
+	counter.ended.Go(func() { counter.run(ctx) })
 	return counter, nil
 }
 
@@ -124,11 +124,11 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 }
 
 func (c *Counter) add(r throttle.Request, sign int64) {
-	c.addUnits(r, throttle.Requests, sign*r.CostOf(throttle.Requests))
+	if _, named := r.Cost[throttle.Requests]; !named {
+		c.addUnits(r, throttle.Requests, sign)
+	}
 	for unit, cost := range r.Cost {
-		if unit != throttle.Requests {
-			c.addUnits(r, unit, sign*cost)
-		}
+		c.addUnits(r, unit, sign*cost)
 	}
 }
 
@@ -146,7 +146,6 @@ func (c *Counter) addUnits(r throttle.Request, unit string, units int64) {
 
 // run writes from time to time.
 func (c *Counter) run(ctx context.Context) {
-	defer close(c.ended)
 	tick := time.NewTicker(c.config.Every)
 	defer tick.Stop()
 	for {
@@ -162,7 +161,7 @@ func (c *Counter) run(ctx context.Context) {
 // Close writes what is left, and ends. It waits for Redis for 5 seconds at most.
 func (c *Counter) Close() {
 	c.stop()
-	<-c.ended
+	c.ended.Wait()
 	c.flush()
 }
 

@@ -101,8 +101,11 @@ func New(c Config) (*Limiter, error) {
 		}
 	}
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
-	if c.Observer.Called != nil {
-		l.runner.Called = l.called
+	if called := c.Observer.Called; called != nil {
+		l.runner.Called = func(ctx context.Context, c script.Call) {
+			policy := PolicyOf(c.Line)
+			called(Call{classify(ctx, policy, c.Err), c.N, policy, c.Script, c.Took})
+		}
 	}
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
@@ -275,37 +278,29 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 	if err != nil {
 		return nil, err
 	}
-	t.Exempt = t.Exempt || r.Exempt
-	observes := cp.Mode == ModeObserve && !t.Exempt && t.pause == nil
-	t.Exempt = (t.Exempt || observes) && t.pause == nil
+	exempt := t.Exempt || r.Exempt
+	t.Exempt = (exempt || cp.Mode == ModeObserve) && t.pause == nil
 	o, err := cp.newOperation(r, t)
 	if err == nil {
-		o.observes = observes
+		o.observes = t.Exempt && !exempt
 	}
 	return o, err
 }
 
 // tenant returns the tenant's settings, as operators have changed them.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
-	t, err := l.settings(ctx, cp, name)
-	if err != nil {
-		return tenantNow{}, err
+	t := cp.Tenants[name]
+	if l.tenants != nil {
+		found, ok, err := l.tenants(ctx, cp.Name, name)
+		if err != nil {
+			return tenantNow{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
+		}
+		if ok {
+			t = found.withDefaults()
+			if err := cp.validateTenant(name, t); err != nil {
+				return tenantNow{}, err
+			}
+		}
 	}
 	return l.interventions.Load().over(cp, name, t), nil
-}
-
-// settings returns the tenant's settings by the TenantFunc, or else by the policy.
-func (l *Limiter) settings(ctx context.Context, cp *compiledPolicy, name string) (Tenant, error) {
-	if l.tenants == nil {
-		return cp.Tenants[name], nil
-	}
-	t, found, err := l.tenants(ctx, cp.Name, name)
-	if err != nil {
-		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
-	}
-	if !found {
-		return cp.Tenants[name], nil
-	}
-	t = t.withDefaults()
-	return t, cp.validateTenant(name, t)
 }

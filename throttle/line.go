@@ -75,7 +75,11 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	asks := make([]script.Request, 0, len(requests))
 	var of []int // by ask: its request
 	for i, r := range requests {
-		o, err := n.joining(ctx, cp, r)
+		r.IdempotencyKey = ""
+		o, err := n.checked(ctx, cp, r)
+		if r.Ticket == (Ticket{}) {
+			err = noTicket(cp)
+		}
 		switch {
 		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
 			places[i].Err = err
@@ -93,7 +97,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			ask.Place.MaxWait = max(1, (r.MaxWait - left).Microseconds())
 		}
 		if !r.Deadline.IsZero() {
-			ask.Place.Deadline = max(1, limitMicros(time.Until(r.Deadline)-left))
+			ask.Place.Deadline = max(1, (time.Until(r.Deadline) - left).Microseconds())
 		}
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
@@ -110,14 +114,6 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	return places, nil
 }
 
-func (n *Line) joining(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
-	if r.Ticket == (Ticket{}) {
-		return nil, noTicket(cp)
-	}
-	r.IdempotencyKey = ""
-	return n.checked(ctx, cp, r)
-}
-
 // checked prepares a request for capacity of the line's policy.
 func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Policy != "" && r.Policy != cp.Name {
@@ -128,14 +124,6 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 	}
 	r.Policy = cp.Name
 	return n.limiter.checkedFor(ctx, cp, r)
-}
-
-// limitMicros returns a limit in microseconds, at least 1: 0 is no limit.
-func limitMicros(d time.Duration) int64 {
-	if d == 0 {
-		return 0
-	}
-	return max(1, d.Microseconds())
 }
 
 func (o *operation) placed(a script.Answer) (Place, error) {

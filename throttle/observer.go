@@ -1,10 +1,7 @@
 package throttle
 
 import (
-	"context"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // An Observer has functions that a limiter calls for what it does: for metrics and traces. Package
@@ -81,14 +78,6 @@ type Start struct {
 
 // Observer returns the observer of the limiter, for packages that call its functions.
 func (l *Limiter) Observer() Observer { return l.observer }
-
-func (l *Limiter) called(ctx context.Context, c script.Call) {
-	call := Call{N: c.N, Policy: PolicyOf(c.Line), Script: c.Script, Took: c.Took}
-	if c.Err != nil {
-		call.Err = classify(ctx, call.Policy, c.Err)
-	}
-	l.observer.Called(call)
-}
 
 func (l *Limiter) corrected(c Correction) {
 	if l.observer.Corrected != nil {

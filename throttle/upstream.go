@@ -73,17 +73,6 @@ func (p *Pause) describe(at time.Time) string {
 	return text
 }
 
-// newPause returns the pause of an answer; nil if there is none.
-func newPause(a script.PauseAnswer) *Pause {
-	if a.Until == 0 {
-		return nil
-	}
-	return &Pause{
-		At: time.UnixMicro(a.At), By: a.By, ByHand: a.ByHand, Cause: a.Cause, OpensAt: time.UnixMicro(a.Open),
-		Tenant: a.Tenant, Until: time.UnixMicro(a.Until),
-	}
-}
-
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.Adapt.
 type Adapted struct {

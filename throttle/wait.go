@@ -27,7 +27,9 @@ import (
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front = Ticket{}, "", false
-	if r.MaxWait < 0 || l.mayDeadlock(ctx, r.Policy) {
+	cp, err := l.find(r.Policy, r.Tenant)
+	mayDeadlock := err == nil && cp.leases && JobFrom(ctx).holdsFrom(r.Policy)
+	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
 			err = &DeniedError{Decision: d, Request: r}
@@ -40,12 +42,6 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(w.began)})
 	}
 	return d, err
-}
-
-// mayDeadlock reports whether the job holds slots of a policy that does not come before this one.
-func (l *Limiter) mayDeadlock(ctx context.Context, policy string) bool {
-	cp, err := l.find(policy, "")
-	return err == nil && cp.leases && JobFrom(ctx).holdsFrom(policy)
 }
 
 // A waiter is one call that waits in place.

@@ -35,13 +35,6 @@ type Change struct {
 	What    string    `json:"what"`              // Published, Overridden, ...
 }
 
-// encode returns what the log does not know of the change by itself.
-func (c Change) encode() string {
-	c.At, c.ID, c.Version = time.Time{}, "", 0
-	data, _ := json.Marshal(c) // strings only
-	return string(data)
-}
-
 // Changes returns up to n changes, the newest first: those before the one with an ID, or with "" the
 // last ones. The log keeps MaxChanges. The error wraps that of Redis.
 func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, error) {

@@ -75,7 +75,11 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	f := &Follower{config: c}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	f.done.Go(func() { f.run(ctx) })
+	f.done.Go(func() {
+		for ctx.Err() == nil {
+			f.listen(ctx)
+		}
+	})
 	return f, nil
 }
 
@@ -84,12 +88,6 @@ func (f *Follower) Close() error {
 	f.cancel()
 	f.done.Wait()
 	return nil
-}
-
-func (f *Follower) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		f.listen(ctx)
-	}
 }
 
 // listen subscribes, and looks when it hears of a change, until the subscription fails.

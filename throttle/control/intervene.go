@@ -1,7 +1,6 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,16 +54,6 @@ func (s *State) add(field, value string) error {
 	return nil
 }
 
-// sort sorts by policy and tenant.
-func (s *State) sort() {
-	slices.SortFunc(s.Overrides, func(a, b throttle.TenantOverride) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
-	})
-	slices.SortFunc(s.Pauses, func(a, b throttle.OperatorPause) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
-	})
-}
-
 // SetOverride puts an override of one tenant in force for a time, in place of the one before. The
 // fields By, Until and Why of the override are ignored. If policies were published it has to suit
 // them. Without: see throttle.Limiter.ValidateOverride.
@@ -89,25 +78,18 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 				quote.Short(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
 		}
 	}
-	if err := s.suits(ctx, o); err != nil {
+	state, err := s.State(ctx)
+	if err != nil {
 		return err
+	}
+	if l, err := s.limiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
+		if err := l.ValidateOverride(o); err != nil {
+			return err
+		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
 	return s.intervene(ctx, kindOverride, o, ttl,
 		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
-}
-
-// suits checks an override against the published policies, if there are any.
-func (s *Store) suits(ctx context.Context, o throttle.TenantOverride) error {
-	state, err := s.State(ctx)
-	if err != nil || state.Policies == nil {
-		return err
-	}
-	l, err := s.limiter(state.Policies)
-	if err != nil {
-		return nil // they are of another release: followers check it
-	}
-	return l.ValidateOverride(o)
 }
 
 // Describe says what an override changes, such as "minute 50, burst 5, weight 3, exempt".

@@ -10,9 +10,11 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -134,7 +136,12 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 		}
 	}
 	state.Interventions = state.InForce(state.At)
-	state.sort()
+	slices.SortFunc(state.Overrides, func(a, b throttle.TenantOverride) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	slices.SortFunc(state.Pauses, func(a, b throttle.OperatorPause) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
+	})
 	return state, true, nil
 }
 
@@ -200,8 +207,10 @@ func (s *Store) change(ctx context.Context, field, value string, ttl time.Durati
 	if err := c.By.validate(); err != nil {
 		return 0, err
 	}
-	reply, err := changeScript.Run(ctx, s.client, []string{s.key("state"), s.key("log")},
-		field, value, ttl.Microseconds(), version, rand.Text()[:8], MaxInForce, c.encode(), MaxChanges, s.key("changed")).Int64Slice()
+	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
+	entry, _ := json.Marshal(c)                // strings only
+	reply, err := changeScript.Run(ctx, s.client, []string{s.key("state"), s.key("log")}, field, value, ttl.Microseconds(),
+		version, rand.Text()[:8], MaxInForce, entry, MaxChanges, s.key("changed")).Int64Slice()
 	if err != nil {
 		return 0, fmt.Errorf("control: making a change: %w", err)
 	}

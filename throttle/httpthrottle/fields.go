@@ -237,9 +237,3 @@ func resetIn(value string, now time.Time) (time.Duration, bool) {
 	}
 	return seconds(value)
 }
-
-// fromCache reports whether a cache sent the response. Its numbers are old.
-func fromCache(h http.Header) bool {
-	age, ok := seconds(h.Get("Age"))
-	return ok && age > 0
-}

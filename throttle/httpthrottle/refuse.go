@@ -20,14 +20,14 @@ const sparsely = time.Minute
 
 // fail answers a request that the limiter could not decide.
 func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
-	var never *throttle.NeverFitsError
 	var wrong *throttle.RequestError
 	switch {
 	case r.Context().Err() != nil: // nobody reads the answer
 		w.WriteHeader(http.StatusServiceUnavailable)
-	case errors.As(err, &never):
+	case errors.As(err, new(*throttle.NeverFitsError)):
 		http.Error(w, "more than is ever served at once", http.StatusRequestEntityTooLarge)
-	case errors.As(err, &wrong) && ofClient(wrong):
+	case errors.As(err, &wrong) && (wrong.Field == throttle.TenantAttribute || strings.HasPrefix(wrong.Field, "attribute ")):
+		// The client chose the value. Costs are the server's.
 		g.invalid.log(func(n int) {
 			g.Logger.Warn("httpthrottle: requests were refused that no window can count", "policy", g.Policy, "requests", n, "last", err)
 		})
@@ -42,11 +42,6 @@ func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set("Retry-After", unavailableRetry)
 		g.Refused(w, r, http.StatusServiceUnavailable, throttle.Decision{At: time.Now(), Policy: g.Policy, RetryIn: time.Second})
 	}
-}
-
-// ofClient reports whether the client chose the value that cannot be used. Costs are the server's.
-func ofClient(e *throttle.RequestError) bool {
-	return e.Field == throttle.TenantAttribute || strings.HasPrefix(e.Field, "attribute ")
 }
 
 // logOutage logs when an outage of the limiter begins, with its cause, every minute while it lasts,

@@ -194,16 +194,21 @@ func (b *Batcher) send(s *batch) {
 	}
 }
 
-// deliver hands answers to the callers that have not given up. It returns those that miss no answer
-// any more. The lock is held.
+// deliver hands answers to the callers that have not given up. The next call cancels what the others
+// were granted. It returns the callers that miss no answer any more. The lock is held.
 func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late bool) (answered []*asked) {
 	for i, it := range items {
 		a := it.asked
 		switch {
 		case a == nil:
 		case a.gone:
-			if errs[i] == nil && granted(it.request, answers[i]) {
-				b.undo(it, answers[i])
+			// What an idempotency key got before may belong to another call.
+			r, status := it.request, answers[i].Status
+			if errs[i] == nil && (r.Op == Reserve || r.Op == Exempt) &&
+				(status == Granted || status == GrantedBefore && r.Once == "") {
+				b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
+					Op: Cancel, ID: r.ID, At: answers[i].At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
+				}})
 			}
 		default:
 			a.batch, a.answers[it.index] = nil, answers[i]
@@ -220,20 +225,6 @@ func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late boo
 		}
 	}
 	return answered
-}
-
-// granted reports whether a grant belongs to this call. What an idempotency key got before may
-// belong to another one.
-func granted(r Request, a Answer) bool {
-	return (r.Op == Reserve || r.Op == Exempt) && (a.Status == Granted || a.Status == GrantedBefore && r.Once == "")
-}
-
-// undo cancels, with the next call, a grant whose caller has given up.
-func (b *Batcher) undo(it item, a Answer) {
-	r := it.request
-	b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
-		Op: Cancel, ID: r.ID, At: a.At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
-	}})
 }
 
 // run makes one call to Redis, and returns an answer and an error for each request. If the script

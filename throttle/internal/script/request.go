@@ -117,20 +117,16 @@ func (r *Request) append(args []any, leases bool) []any {
 	if r.args != nil {
 		return append(args, r.args...)
 	}
-	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.more(leases))
+	own, options, extra := r.Own.text(), r.Place.options(), r.extra(leases)
+	more := "" // for most requests
+	if own+options+extra != "" {
+		more = own + "\t" + options + "\t" + extra
+	}
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), more)
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}
 	return args
-}
-
-// more returns the argument that is empty for most requests.
-func (r *Request) more(leases bool) string {
-	own, options, extra := r.Own.text(), r.Place.options(), r.extra(leases)
-	if own == "" && options == "" && extra == "" {
-		return ""
-	}
-	return own + "\t" + options + "\t" + extra
 }
 
 // extra returns what a request has if its caller repeats it, if it holds leases, or if it is about

@@ -92,10 +92,8 @@ type WindowState struct {
 	Used      int64         `json:"used"`               // units counted; above the limit after a cut, or by exempt tenants
 }
 
-// windowFields are those of a WindowState, without its methods.
 type windowFields WindowState
 
-// windowJSON is a WindowState as JSON.
 type windowJSON struct {
 	windowFields
 	Period  float64 `json:"period_seconds"`

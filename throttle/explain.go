@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// maxAhead is how many tenants before a ticket an Explanation names.
 const maxAhead = 10
 
 // An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are of
@@ -87,7 +86,6 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 	return e, nil
 }
 
-// explain describes a ticket that waits.
 func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
@@ -142,7 +140,6 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 	return l.explainAhead(ctx, cp, spot, e)
 }
 
-// explainAhead lists the first tenants that go before.
 func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot script.Spot, e *Explanation) error {
 	if len(spot.First) == 0 {
 		return nil

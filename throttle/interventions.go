@@ -133,7 +133,6 @@ func (now *interventions) changed(before *interventions) map[string]map[string]b
 	return changed
 }
 
-// clone returns a deep copy.
 func (o TenantOverride) clone() TenantOverride {
 	if o.Exempt != nil {
 		o.Exempt = new(*o.Exempt)
@@ -148,7 +147,6 @@ func (o TenantOverride) settings() TenantOverride {
 	return o
 }
 
-// logUnsuited logs new overrides that have no effect.
 func (l *Limiter) logUnsuited(now, before *interventions) {
 	set := l.policies.Load()
 	for c, o := range now.overrides {

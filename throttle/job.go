@@ -101,7 +101,6 @@ func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	return retryIn, policy, ok
 }
 
-// hold notes that the job holds slots by a reservation.
 func (j *Job) hold(r Reservation) {
 	j.do(func() {
 		if j.held == nil {

@@ -167,7 +167,6 @@ func (o *operation) reserveRequest(id string, at int64) script.Request {
 	return ask
 }
 
-// send sends a reserveRequest.
 func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (Decision, error) {
 	a, err := o.do(ctx, ask)
 	if err != nil {
@@ -287,7 +286,6 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 	return o, err
 }
 
-// tenant returns the tenant's settings, as operators have changed them.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
 	t := cp.Tenants[name]
 	if l.tenants != nil {

@@ -78,7 +78,6 @@ func (l *Limiter) lookLater(key string, r Request, last Adapted, in time.Duratio
 	})
 }
 
-// logPolicies logs which policies SetPolicies has changed.
 func (l *Limiter) logPolicies(before, now *policySet) {
 	var added, changed, removed []string
 	for _, name := range now.names {

@@ -133,7 +133,6 @@ func (o *operation) own() (own script.Own) {
 	return own
 }
 
-// place returns what the line needs of the request.
 func (o *operation) place() *script.Place {
 	p := &script.Place{
 		Flow: o.flow(script.Escape(o.request.Ticket.Queue), o.request), Tenant: o.request.Tenant, Weight: o.weight(),
@@ -202,7 +201,6 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	return r, mark == cp.flowMark
 }
 
-// weight returns the tenant's weight, in thousandths.
 func (o *operation) weight() int64 { return max(1, int64(cmp.Or(o.tenant.Weight, 1)*1000)) }
 
 // micros converts microseconds. It never returns a negative duration, and does not overflow.
@@ -222,7 +220,6 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	return ask
 }
 
-// do sends one request.
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
 	answers, err := o.decide(ctx, ask)
 	if err != nil {
@@ -244,7 +241,6 @@ func (o *operation) badStatus(a script.Answer) error {
 	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
 }
 
-// decision returns the decision in an answer.
 func (o *operation) decision(a script.Answer) Decision {
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
@@ -279,7 +275,6 @@ func (o *operation) decision(a script.Answer) Decision {
 	return d
 }
 
-// states returns the states of the windows at a time.
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
@@ -304,7 +299,6 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 	return states
 }
 
-// scope returns a copy, as a decision belongs to the caller.
 func (o *operation) scope(i int) ScopeValue {
 	n := len(o.scopes[i])
 	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)

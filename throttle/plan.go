@@ -93,7 +93,6 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 	return PlanOf(time.UnixMicro(l.Now), finishes), nil
 }
 
-// finishOf returns when a demand is expected to start.
 func finishOf(s plan.Start) Finish {
 	f := Finish{By: int(s.By), Known: s.Known}
 	if s.Known {
@@ -121,7 +120,6 @@ func PlanOf(at time.Time, demands []Finish) Plan {
 	return p
 }
 
-// simulation reads what a simulation starts from.
 func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Demand) (*plan.Line, error) {
 	operations := make([]*operation, len(demands))
 	asks := make([]script.Request, len(demands))
@@ -226,7 +224,6 @@ func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, 
 	})
 }
 
-// simulatedFlow returns the flow of that name in a simulation.
 func (o *operation) simulatedFlow(l *plan.Line, name, queue string) *plan.Flow {
 	return l.Flow(name, queue, func() *plan.Flow {
 		f := &plan.Flow{Batch: o.request.Class == Batch, Weight: float64(o.weight()) / 1000}

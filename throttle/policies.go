@@ -139,7 +139,6 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 	return set, checkOverlaps(policies)
 }
 
-// checkOverlaps returns a *PolicyError if two policies match the same task type.
 func checkOverlaps(policies []Policy) error {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {

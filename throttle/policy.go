@@ -282,7 +282,6 @@ func (t Tenant) withDefaults() Tenant {
 	return t
 }
 
-// apply returns the window with the tenant's own limits.
 func (t Tenant) apply(w Window) Window {
 	o := t.Windows[w.Name]
 	if o.Burst == 0 && w.Burst == w.Limit { // the default

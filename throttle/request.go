@@ -91,5 +91,4 @@ type Ticket struct {
 	ID    string // unique in the queue; required
 }
 
-// name returns the ticket's name in its line.
 func (t Ticket) name() string { return script.TicketName(script.Escape(t.Queue), t.ID) }

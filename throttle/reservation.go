@@ -159,7 +159,6 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	return r.limiter.findLine(r.line(), true)
 }
 
-// line returns the name of the line whose windows count the reservation.
 func (r Reservation) line() string { return lineName(r.Policy, r.Tenant, r.Shards) }
 
 // operation prepares the reservation's request, or returns nil if there is nothing to do.
@@ -171,7 +170,6 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	return r.limiter.operation(ctx, cp, r.Request)
 }
 
-// settle sends a change of a reservation.
 func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {
 	ask := o.scriptRequest(op, r.ID)
 	if ask.Word = word; !r.At.IsZero() {

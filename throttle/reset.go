@@ -43,7 +43,6 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 	return n, nil
 }
 
-// resetScope empties the counts of one scope.
 func (l *Limiter) resetScope(ctx context.Context, cp *compiledPolicy, attributes []string, tenant string) (int, error) {
 	i := slices.Index(attributes, TenantAttribute)
 	switch {

@@ -64,7 +64,6 @@ func (s *Scope) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// has reports whether the scope names the attribute.
 func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(), attribute) }
 
 // A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical

@@ -80,7 +80,6 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulatio
 	return backlogs, nil
 }
 
-// sum puts together what is of one tenant.
 func (b *Simulation) sum(all []TenantSimulation) {
 	finishes := map[string][]Finish{}
 	tenants := map[string]TenantSimulation{}
@@ -118,7 +117,6 @@ type standingFlow struct {
 	answer  *script.Answer // nil: its windows are taken for empty
 }
 
-// standing reads a snapshot.
 func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, error) {
 	waiting, err := l.runner.Standing(ctx, cp.line)
 	if err != nil {
@@ -157,7 +155,6 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 	return s, classify(ctx, cp.Name, err)
 }
 
-// run simulates the snapshot by a variant of its policy.
 func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantSimulation, error) {
 	sim := plan.New(cp.BatchShare)
 	sim.Now, sim.From, sim.End = s.now, s.now, s.now+MaxPlan.Microseconds()

@@ -99,7 +99,6 @@ func (p *page) rows(ctx context.Context, flows []script.Standing) ([]*row, error
 	return rows, nil
 }
 
-// row returns a tenant by its flows.
 func (p *page) row(ctx context.Context, flows []script.Standing) (*row, error) {
 	r := &row{flows: flows}
 	var ok bool

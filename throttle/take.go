@@ -91,7 +91,6 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// weight returns a tenant's weight, or 1 if it cannot be looked up.
 func (l *Limiter) weight(ctx context.Context, cp *compiledPolicy, tenant string) float64 {
 	t, err := l.tenant(ctx, cp, tenant)
 	if err != nil || t.Weight <= 0 {

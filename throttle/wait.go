@@ -138,7 +138,6 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	return d, false, nil
 }
 
-// denial is the error of a call that is not granted in time.
 func (w *waiter) denial(d Decision) error {
 	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: w.request}
 }
@@ -172,7 +171,6 @@ func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
 	return result{}, err
 }
 
-// taken returns the decision about a claim that was taken from the line.
 func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
 	if w.claim.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
@@ -257,7 +255,6 @@ func (w *waiter) end() {
 	}
 }
 
-// refundLater gives back the units of tickets in the background.
 func (l *Limiter) refundLater(line string, tickets ...script.TakenTicket) {
 	cp, err := l.findLine(line, true)
 	if err != nil || len(tickets) == 0 {

@@ -22,7 +22,6 @@ const (
 // remainingFields begin the names of fields such as RateLimit-Remaining.
 var remainingFields = []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"}
 
-// maxUnits bounds how many units a response can name.
 const maxUnits = 32
 
 // refusal is TransportConfig.Refusal's default.

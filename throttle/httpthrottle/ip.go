@@ -36,7 +36,6 @@ func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 	return prefix.String()
 }
 
-// parseIP reads an address, with or without a port.
 func parseIP(s string) (netip.Addr, bool) {
 	if withPort, err := netip.ParseAddrPort(s); err == nil {
 		return withPort.Addr().Unmap().WithZone(""), true

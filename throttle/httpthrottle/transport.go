@@ -185,7 +185,6 @@ func (t *Transport) granted(job *throttle.Job, r throttle.Request) throttle.Deci
 	return d
 }
 
-// identify returns what to reserve for a call, and false if no policy is known.
 func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Request, bool) {
 	var r throttle.Request
 	switch {
@@ -215,7 +214,6 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	return r, r.Policy != ""
 }
 
-// call makes a call that was granted.
 func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decision) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {

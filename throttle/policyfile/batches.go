@@ -132,7 +132,6 @@ func (d *decoder) batch(n *yaml.Node, where string) Batch {
 	return b
 }
 
-// must reports a field that is missing.
 func (o object) must(key string) bool {
 	if _, ok := o.fields[key]; ok {
 		return true

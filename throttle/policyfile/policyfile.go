@@ -143,7 +143,6 @@ func (d *decoder) policies(file object) []throttle.Policy {
 	return policies
 }
 
-// overlaps reports policies that match one task type, as package throttle finds them.
 func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {

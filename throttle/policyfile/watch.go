@@ -69,7 +69,6 @@ func (c WatchConfig) put() error {
 	return c.Put(policies)
 }
 
-// same reports whether a file is most likely unchanged.
 func same(before, now os.FileInfo) bool {
 	return os.SameFile(before, now) && before.Size() == now.Size() && before.ModTime().Equal(now.ModTime())
 }

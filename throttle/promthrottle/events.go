@@ -18,7 +18,6 @@ func (m *Metrics) with(tenant string, labels ...string) []string {
 	return labels
 }
 
-// forget deletes the series of a tenant that is one of the others from now on.
 func (m *Metrics) forget(label string) {
 	for _, v := range m.all {
 		v.DeletePartialMatch(prometheus.Labels{tenantLabel: label})
@@ -34,7 +33,6 @@ func (m *Metrics) called(c throttle.Call) {
 	m.batch.WithLabelValues(c.Policy, c.Script).Observe(float64(c.N))
 }
 
-// classOf names the class of an error of a call.
 func classOf(err error) string {
 	for _, c := range []struct {
 		err  error
@@ -92,7 +90,6 @@ func (m *Metrics) joined(policy, _ string, p throttle.Place) {
 	}
 }
 
-// resultOf names what became of a ticket that was to join.
 func resultOf(p throttle.Place) string {
 	switch {
 	case errors.As(p.Err, new(*throttle.BacklogError)):

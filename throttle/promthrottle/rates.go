@@ -9,7 +9,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// maxRates bounds how many rates are remembered: tenants are data.
 const maxRates = 10_000
 
 // rates are those in force after refusals, as far as this process knows.
@@ -24,7 +23,6 @@ type rate struct {
 	until  time.Time
 }
 
-// note keeps a rate that was in force at a time by the clock of Redis.
 func (r *rates) note(policy string, a throttle.Adapted, at time.Time) {
 	now := time.Now()
 	key := policy + "\x00" + a.Window + "\x00" + strings.Join(a.Scope.Values, "\x00")

@@ -144,7 +144,6 @@ func (c *Counter) addUnits(r throttle.Request, unit string, units int64) {
 	}
 }
 
-// run writes from time to time.
 func (c *Counter) run(ctx context.Context) {
 	tick := time.NewTicker(c.config.Every)
 	defer tick.Stop()

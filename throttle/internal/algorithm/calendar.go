@@ -77,7 +77,6 @@ type Ticks struct {
 	until time.Time // and before this one
 }
 
-// newTicks returns the ticks of a valid window.
 func newTicks(w Window) *Ticks {
 	zone, _ := time.LoadLocation(w.Timezone)
 	schedule, _ := cron.ParseStandard(w.Resets)

@@ -57,7 +57,6 @@ func TicketName(queue, id string) string {
 	return queue + "/" + Escape(id)
 }
 
-// parseTicket undoes TicketName.
 func parseTicket(name string) (queue, id string, ok bool) {
 	queue, id, ok = strings.Cut(name, "/")
 	if packed, short := strings.CutPrefix(id, "!"); short {

@@ -182,7 +182,6 @@ func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	return p, a
 }
 
-// integers reads so many numbers with blanks between them.
 func (r *reader) integers(text string, n int) []int64 {
 	numbers := make([]int64, n)
 	words := strings.Split(text, " ")
@@ -198,7 +197,6 @@ func (r *reader) integers(text string, n int) []int64 {
 	return numbers
 }
 
-// readAnswers reads the reply of a batch.
 func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {
 	r := &reader{reply: reply}
 	answers := make([]Answer, len(requests))
@@ -248,7 +246,6 @@ func unlike(reply []any, at int, requests []Request) error {
 	return &ReplyError{fmt.Sprintf("value %d of %d for %d requests", at+1, len(reply), len(requests))}
 }
 
-// readTaken reads the reply of a take.
 func (p *Policy) readTaken(reply []any) (Taken, error) {
 	r := &reader{reply: reply}
 	t := Taken{At: r.integer(), Next: r.integer()}

@@ -109,10 +109,8 @@ func (o Own) text() string {
 	return b.String()
 }
 
-// size returns how many arguments a request takes.
 func (p *Policy) size() int { return 5 + len(p.Scopes) }
 
-// append appends the arguments of a request.
 func (r *Request) append(args []any, leases bool) []any {
 	if r.args != nil {
 		return append(args, r.args...)
@@ -142,7 +140,6 @@ func (r *Request) extra(leases bool) string {
 	return dash(r.ID) + " " + at + " " + dash(r.Once) + " " + hold + " " + r.Word
 }
 
-// dash returns "-" for what is empty.
 func dash(s string) string { return cmp.Or(s, "-") }
 
 // SettleWord returns Request.Word of a correction. Changes are units by window: to add, or to give
@@ -183,7 +180,6 @@ func RemainingWord(places []int, unit string, units, reset int64) string {
 	return fmt.Sprintf("%s %s %d %d", commas(places), unit, units, reset)
 }
 
-// commas joins numbers by commas.
 func commas[N int | int64](numbers []N) string {
 	list := make([]string, len(numbers))
 	for i, n := range numbers {

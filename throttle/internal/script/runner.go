@@ -52,7 +52,6 @@ func NewID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// decide sends one batch.
 func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
 	args := p.header(r.now(), r.process, seq, len(requests)*p.size())
 	for i := range requests {

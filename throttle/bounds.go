@@ -30,8 +30,8 @@ const (
 	// MaxPlan is how far ahead plans and simulations look.
 	MaxPlan = 400 * 24 * time.Hour
 
-	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each with
-	// its other attributes, queue and class. It takes those of the rest for empty.
+	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each
+	// with its other attributes, queue and class. It takes those of the rest for empty.
 	MaxSimulated = 10_000
 
 	DefaultBatchShare = 0.05

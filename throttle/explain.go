@@ -13,8 +13,8 @@ import (
 
 const maxAhead = 10
 
-// An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are of
-// RFC 3339, and durations are seconds.
+// An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are
+// of RFC 3339, and durations are seconds.
 type Explanation struct {
 	At     time.Time `json:"at"` // by the clock of Redis
 	Policy string    `json:"policy"`
@@ -31,8 +31,8 @@ type Explanation struct {
 
 	Joined time.Time `json:"joined,omitzero"`
 
-	// Place is that of the ticket among the Of tickets of its tenant, attributes, queue and class, from
-	// 1. It is 0 if it has just left.
+	// Place is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
+	// from 1. It is 0 if it has just left.
 	Place int64 `json:"place,omitempty"`
 	Of    int64 `json:"of,omitempty"`
 
@@ -51,8 +51,8 @@ type Explanation struct {
 	Pause   *Pause        `json:"pause,omitempty"`
 	Adapted *Adapted      `json:"adapted,omitempty"`
 
-	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first of them, up
-	// to ten. Their Windows say what they have used. Where its own window denies, no tenant does.
+	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first of them,
+	// up to ten. Their Windows say what they have used. Where its own window denies, no tenant does.
 	TenantsAhead int64         `json:"tenants_ahead,omitempty"`
 	Ahead        []TenantState `json:"ahead,omitempty"`
 
@@ -61,8 +61,8 @@ type Explanation struct {
 	There int64 `json:"there,omitempty"`
 }
 
-// Explain returns why a ticket waits for a policy. It changes nothing, and its cost does not depend on
-// how many others wait. Errors are Reserve's.
+// Explain returns why a ticket waits for a policy. It changes nothing, and its cost does not depend
+// on how many others wait. Errors are Reserve's.
 func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explanation, error) {
 	e := Explanation{At: time.Now(), Policy: policy, Ticket: t}
 	lines, err := l.linesOf(policy)

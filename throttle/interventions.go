@@ -100,8 +100,8 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 }
 
-// Interventions returns what operators have put in force in this process, as SetInterventions got it.
-// It does not call Redis.
+// Interventions returns what operators have put in force in this process, as SetInterventions got
+// it. It does not call Redis.
 func (l *Limiter) Interventions() Interventions {
 	now := l.interventions.Load()
 	return now.all.InForce(time.Now().Add(now.offset))
@@ -210,8 +210,8 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 	return t, cp.validateTenant(name, t)
 }
 
-// ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as it
-// is here.
+// ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as
+// it is here.
 func (l *Limiter) ValidateOverride(o TenantOverride) error {
 	cp, err := l.find(o.Policy, o.Tenant)
 	if err != nil {

@@ -27,8 +27,8 @@ type watched struct {
 	byKey map[string]bool // by policy, window and scope
 }
 
-// logRefusal logs a refusal if a pause begins by it, and has it logged when the rate that it changed
-// is the published one again.
+// logRefusal logs a refusal if a pause begins by it, and has it logged when the rate that it
+// changed is the published one again.
 func (l *Limiter) logRefusal(r Request, refusal Refusal) {
 	if refusal.Pause <= 0 {
 		return

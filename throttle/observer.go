@@ -4,26 +4,23 @@ import (
 	"time"
 )
 
-// An Observer has functions that a limiter calls for what it does: for metrics and traces. Package
-// promthrottle makes Prometheus metrics of it. Functions that are nil cost nothing. None of them
-// makes a limiter call Redis.
-//
-// A function is called at once, in the goroutine that it is about, and by many at a time. It must
-// return quickly, and must not call the limiter.
+// An Observer has functions that a limiter calls for what it does, for metrics and traces: at once,
+// in the goroutine that it is about, and by many at a time. They must return quickly, and must not
+// call the limiter. Those that are nil cost nothing.
 type Observer struct {
 	// Called is called after each call of a script in Redis.
 	Called func(Call)
 
-	// Corrected is called for each reservation whose cost was settled to another, or that was cancelled.
+	// Corrected is called for each reservation whose cost was settled to another, or that was
+	// cancelled.
 	Corrected func(Correction)
 
-	// Decided is called for each request that was granted or denied: by Limiter.Reserve, Limiter.Wait,
-	// Line.Reserve, and by package worker if a task runs uncounted. What a ticket in line gets is for
-	// Taken.
+	// Decided is called for each request that was granted or denied, but not from the line, and by
+	// package worker if a task runs uncounted.
 	Decided func(Decision)
 
-	// Followed is called, by package control, for each version of the published policies that was read.
-	// The error says why it is not in force.
+	// Followed is called, by package control, for each version of the published policies that was
+	// read. The error says why it is not in force.
 	Followed func(version int64, err error)
 
 	// Joined is called for each ticket that Line.Join has placed or refused.
@@ -32,8 +29,8 @@ type Observer struct {
 	// Refused is called for each refusal by an upstream that Reservation.Pause has reported.
 	Refused func(Refusal)
 
-	// Started is called for each grant whose work begins: by Limiter.Wait, and by package worker when it
-	// calls a task's handler.
+	// Started is called for each grant whose work begins: by Limiter.Wait, and by package worker when
+	// it calls a task's handler.
 	Started func(Start)
 
 	// Taken is called for the tickets that left the line of a policy with their capacity, if there are
@@ -45,7 +42,8 @@ type Observer struct {
 	Undecided func(policy, tenant string, err error)
 }
 
-// A Call is one call of a script in Redis, which decides about a batch of requests, or takes tickets.
+// A Call is one call of a script in Redis, which decides about a batch of requests, or takes
+// tickets.
 type Call struct {
 	Err    error         // nil, or of the class ErrUnavailable, ErrState, ErrClock or ErrReply, or the context's error
 	N      int           // requests that it decided, or tickets that it took
@@ -63,16 +61,14 @@ type Correction struct {
 
 // A Start is work that begins, as it was granted.
 type Start struct {
-	// Late is how long after the work fitted first it begins, as far as this process knows when that
-	// was. It contains the wait for a free slot. It is below 0 if unknown. Of the tickets of one take it
-	// is known for the first.
+	// Late is how long after the work fitted first it begins, with the wait for a free slot. It is
+	// below 0 if unknown. Of the tickets of one take it is known for the first.
 	Late time.Duration
 
 	Policy string
 	Tenant string
 
-	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called. It
-	// is 0 if it was granted at once.
+	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called.
 	Waited time.Duration
 }
 

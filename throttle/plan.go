@@ -56,8 +56,8 @@ type Finish struct {
 	Window    string    `json:"window,omitempty"`     // the window that the last one waited for; empty if it waited for none
 }
 
-// Plan returns when demands would have started, if nothing else comes and all takers ask in time. It
-// changes nothing. It starts from what the windows have counted and from all that waits, and
+// Plan returns when demands would have started, if nothing else comes and all takers ask in time.
+// It changes nothing. It starts from what the windows have counted and from all that waits, and
 // simulates the line: windows, resets, classes and weights.
 //
 // It does not know how long Concurrency windows are held, which it leaves out, nor how an upstream
@@ -192,8 +192,8 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 	return l, nil
 }
 
-// standingRequest returns one of the tickets of a flow, as they cost on average. It returns false if
-// none waits, or by other scopes than the policy has now.
+// standingRequest returns one of the tickets of a flow, as they cost on average. It returns false
+// if none waits, or by other scopes than the policy has now.
 func (cp *compiledPolicy) standingRequest(flow string, s script.Standing) (Request, bool) {
 	r, ok := cp.requestOf(flow, "")
 	if !ok || s.Tickets == 0 {
@@ -205,8 +205,8 @@ func (cp *compiledPolicy) standingRequest(flow string, s script.Standing) (Reque
 	return r, true
 }
 
-// simulated returns a window of the request in a simulation, which has counted what the answer says;
-// nil if simulations leave it out.
+// simulated returns a window of the request in a simulation, which has counted what the answer
+// says; nil if simulations leave it out.
 func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, now int64) *plan.Window {
 	w, a := o.windows[i], o.algorithms[i]
 	if a.Simulate == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are by the
-// clock of Redis.
+// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are
+// by the clock of Redis.
 type Simulation struct {
 	At      time.Time          `json:"at"` // of the state that it starts from
 	Policy  string             `json:"policy"`
@@ -32,13 +32,13 @@ type TenantSimulation struct {
 	NeverFits string `json:"never_fits,omitempty"` // a window that can never grant one of its tickets
 }
 
-// Simulate returns when all that waits for a policy would be done, by each of some variants of it, such
-// as one with another limit or weight. It changes nothing. A variant has the name of a policy of the
-// limiter. It begins with what the windows have counted that have the same name, algorithm and scope.
-// What a plan does not know, this does not know either: see Line.Plan.
+// Simulate returns when all that waits for a policy would be done, by each of some variants of it,
+// such as one with another limit or weight. It changes nothing. A variant has the name of a policy
+// of the limiter. It begins with what the windows have counted that have the same name, algorithm
+// and scope. What a plan does not know, this does not know either: see Line.Plan.
 //
-// It reads all tenants that wait in pages, and what their windows have counted by a call for each 64.
-// Errors are Reserve's, and a *PolicyError of a variant.
+// It reads all tenants that wait in pages, and what their windows have counted by a call for each
+// 64. Errors are Reserve's, and a *PolicyError of a variant.
 func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulation, error) {
 	backlogs := make([]Simulation, len(variants))
 	snapshots := map[string][]*snapshot{} // by policy, and by its lines

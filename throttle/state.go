@@ -32,8 +32,8 @@ type StateRequest struct {
 	Tenant string
 }
 
-// A PolicyState is how a policy stands: what it has granted, and who waits. As JSON, times are of RFC
-// 3339, and durations are seconds.
+// A PolicyState is how a policy stands: what it has granted, and who waits. As JSON, times are of
+// RFC 3339, and durations are seconds.
 type PolicyState struct {
 	At        time.Time     `json:"at"` // by the clock of Redis
 	Policy    string        `json:"policy"`
@@ -87,12 +87,12 @@ type TenantState struct {
 	Adapted   *Adapted      `json:"adapted,omitempty"`
 }
 
-// State returns how a policy stands, with a page of the tenants that wait. It changes nothing. The cost
-// of a page does not depend on how many tenants and tickets wait: it is a few commands, and one call
-// of a script for each 64 tenants. Of a page, tenants with most tickets come first.
+// State returns how a policy stands, with a page of the tenants that wait. It changes nothing. The
+// cost of a page does not depend on how many tenants and tickets wait: it is a few commands, and
+// one call of a script for each 64 tenants. Of a page, tenants with most tickets come first.
 //
-// Tenants come in no particular order of pages. One that waits all the time comes at least once; one
-// may come twice. A policy that was removed has a state while somebody waits for it.
+// Tenants come in no particular order of pages. One that waits all the time comes at least once;
+// one may come twice. A policy that was removed has a state while somebody waits for it.
 //
 // Errors are Reserve's, and a *RequestError for an After or a Limit that cannot be.
 func (l *Limiter) State(ctx context.Context, q StateRequest) (PolicyState, error) {

@@ -20,7 +20,8 @@ type page struct {
 	tenants []TenantState
 }
 
-// alike reports whether a tenant has one flow in a queue and class: none differs in other attributes.
+// alike reports whether a tenant has one flow in a queue and class: none differs in other
+// attributes.
 func (p *page) alike() bool { return len(p.flowBy) == 1 }
 
 // A row is a tenant of a page, with its flows.
@@ -53,8 +54,8 @@ func (p *page) read(ctx context.Context, cursor uint64, n int) (uint64, error) {
 	return cursor, nil
 }
 
-// rows puts flows of one tenant together: those of other queues and of the other class too. Only the
-// first of them in order makes a row, as the others come with other pages.
+// rows puts flows of one tenant together: those of other queues and of the other class too. Only
+// the first of them in order makes a row, as the others come with other pages.
 func (p *page) rows(ctx context.Context, flows []script.Standing) ([]*row, error) {
 	var names []string
 	for _, f := range flows {

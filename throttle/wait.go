@@ -18,9 +18,9 @@ import (
 // to Redis, the error wraps that of ctx and its cause. Other errors are Reserve's.
 //
 // Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
-// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those of different queues
-// do. In a job queue, let a denied job wait in line instead: a job that waits here keeps its worker
-// busy.
+// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those
+// of different queues do. In a job queue, let a denied job wait in line instead: a job that waits
+// here keeps its worker busy.
 //
 // Two jobs could each hold a slot that the other waits for. So a job that holds slots of
 // Concurrency windows waits for other slots only of policies that come later in name order. For

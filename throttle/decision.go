@@ -167,19 +167,20 @@ func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
 	}
-	window, pause := "", ""
+	window, why := "", ""
 	switch by := d.DeniedBy(); {
 	case by == ByPause:
-		pause = ": " + d.Pause.describe(d.At)
+		why = ": " + d.Pause.describe(d.At)
 	case by != ByLine:
 		window = "/" + by
 	case d.Queued:
-		pause = ": others wait before it"
+		why = ": others wait before it"
 	}
 	if d.Adapted != nil {
-		pause += ": " + d.Adapted.String()
+		why += ": " + d.Adapted.String()
 	}
-	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, quote.Name(d.Tenant), roundUp(d.RetryIn), pause)
+	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s",
+		d.Policy, window, quote.Name(d.Tenant), roundUp(d.RetryIn), why)
 }
 
 // roundUp keeps two digits or so, and never says less than d.

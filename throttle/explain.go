@@ -78,10 +78,8 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 		if !waits {
 			continue
 		}
-		if err := l.explain(ctx, cp, name, record, &e); err != nil {
-			return e, err
-		}
-		return e, nil
+		err = l.explain(ctx, cp, name, record, &e)
+		return e, err
 	}
 	return e, nil
 }
@@ -122,13 +120,9 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 		return nil // it was taken meanwhile
 	}
 	e.Place, e.Of, e.There, e.TenantsAhead = spot.Before+1, flows[0].Tickets, spot.There, spot.Flows
-	e.StartsAt, e.StartsAtLeast = time.UnixMicro(a.Time), time.UnixMicro(min(a.Least, a.Time))
-	e.StartsAtMost = time.UnixMicro(max(a.Time, a.Most))
 	left := o.pauseLeft()
-	e.StartsAt, e.StartsAtMost = e.StartsAt.Add(left), e.StartsAtMost.Add(left)
-	if first := e.At.Add(left); e.StartsAtLeast.Before(first) {
-		e.StartsAtLeast = first
-	}
+	e.StartsAt, e.StartsAtMost = time.UnixMicro(a.Time).Add(left), time.UnixMicro(max(a.Time, a.Most)).Add(left)
+	e.StartsAtLeast = time.UnixMicro(max(min(a.Least, a.Time), a.At+left.Microseconds()))
 	switch {
 	case left > 0:
 		e.DeniedBy = ByPause
@@ -153,13 +147,11 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 		return classify(ctx, cp.Name, err)
 	}
 	p := page{limiter: l, compiledPolicy: cp, queues: queues}
-	var rows []*row
-	for _, f := range flows {
-		r, err := p.row(ctx, []script.Standing{f})
-		if err != nil {
+	rows := make([]*row, len(flows))
+	for i, f := range flows {
+		if rows[i], err = p.row(ctx, []script.Standing{f}); err != nil {
 			return err
 		}
-		rows = append(rows, r)
 	}
 	err = p.fill(ctx, rows)
 	e.Ahead = p.tenants
@@ -214,7 +206,10 @@ func (e Explanation) String() string {
 	if e.TenantsAhead > 0 {
 		line("tenants that go before its own: %d", e.TenantsAhead)
 		for _, t := range e.Ahead {
-			line("  %s, %d waiting%s", quote.Name(t.Tenant), t.Waiting, usedText(t.Windows))
+			line("  %s, %d waiting", quote.Name(t.Tenant), t.Waiting)
+			for _, w := range t.Windows {
+				fmt.Fprintf(&b, ", %s %d of %d %s used", w.Name, w.Used, w.Burst, w.Unit)
+			}
 		}
 	}
 	for _, w := range e.Windows {
@@ -223,14 +218,6 @@ func (e Explanation) String() string {
 			state = "has room for it at " + e.clock(e.At.Add(w.RetryIn))
 		}
 		line("window %s (%s): %d of %d %s used, %s", w.Name, w.Scope, w.Used, w.Burst, w.Unit, state)
-	}
-	return b.String()
-}
-
-func usedText(windows []WindowState) string {
-	var b strings.Builder
-	for _, w := range windows {
-		fmt.Fprintf(&b, ", %s %d of %d %s used", w.Name, w.Used, w.Burst, w.Unit)
 	}
 	return b.String()
 }

@@ -72,7 +72,7 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 		return Plan{}, err
 	}
 	if len(demands) == 0 {
-		return Plan{At: time.Now(), Finish: Finish{Known: true}}, nil
+		return PlanOf(time.Now(), nil), nil
 	}
 	l, err := n.simulation(ctx, cp, demands)
 	if err != nil {

@@ -81,22 +81,18 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulatio
 }
 
 func (b *Simulation) sum(all []TenantSimulation) {
-	finishes := map[string][]Finish{}
 	tenants := map[string]TenantSimulation{}
-	every := make([]Finish, len(all))
-	for i, t := range all {
-		every[i] = t.Finish
-		finishes[t.Tenant] = append(finishes[t.Tenant], t.Finish)
-		sum := tenants[t.Tenant]
-		sum.Tenant, sum.Waiting, sum.NeverFits = t.Tenant, sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
-		tenants[t.Tenant] = sum
+	b.Known, b.Tenants = true, []TenantSimulation{}
+	for _, t := range all {
+		b.Finish = PlanOf(b.At, []Finish{b.Finish, t.Finish}).Finish
 		b.Waiting += t.Waiting
+		if sum, more := tenants[t.Tenant]; more {
+			t.Finish = PlanOf(b.At, []Finish{sum.Finish, t.Finish}).Finish
+			t.Waiting, t.NeverFits = sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
+		}
+		tenants[t.Tenant] = t
 	}
-	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantSimulation{}
-	for name, t := range tenants {
-		t.Finish = PlanOf(b.At, finishes[name]).Finish
-		b.Tenants = append(b.Tenants, t)
-	}
+	b.Tenants = slices.AppendSeq(b.Tenants, maps.Values(tenants))
 	slices.SortFunc(b.Tenants, func(x, y TenantSimulation) int {
 		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
 	})

@@ -29,6 +29,7 @@ type row struct {
 	operation *operation // nil if the flows are of other scopes than the policy has now
 	request   Request
 	flows     []script.Standing
+	state     TenantState
 }
 
 // read reads about n tenants behind a cursor, and returns the next one.
@@ -145,10 +146,9 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 	for _, q := range p.queues {
 		weights[q.Name] = q.Weights
 	}
-	states := map[*row]*TenantState{}
 	for _, r := range rows {
-		s := &TenantState{Tenant: r.request.Tenant, Attributes: maps.Clone(r.request.Attributes), Windows: []WindowState{}}
-		states[r] = s
+		s := &r.state
+		s.Tenant, s.Attributes, s.Windows = r.request.Tenant, maps.Clone(r.request.Attributes), []WindowState{}
 		most := int64(0)
 		for _, f := range r.flows {
 			queue, _, _ := strings.Cut(f.Name, "|")
@@ -162,18 +162,16 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 				s.Share = min(1, float64(f.Weight)/float64(max(1, weights[queue])))
 			}
 		}
-		if most == 0 {
-			s.Weight = 1
-			if r.operation != nil {
-				s.Weight = float64(r.operation.weight()) / 1000
-			}
+		if s.Weight == 0 && r.operation != nil {
+			s.Weight = float64(r.operation.weight()) / 1000
 		}
+		s.Weight = cmp.Or(s.Weight, 1)
 	}
 	for i, a := range answers {
-		states[of[i]].add(of[i].operation, a, ranks[i])
+		of[i].state.add(of[i].operation, a, ranks[i])
 	}
 	for _, r := range rows {
-		p.tenants = append(p.tenants, *states[r])
+		p.tenants = append(p.tenants, r.state)
 	}
 	return nil
 }

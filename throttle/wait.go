@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,10 +35,15 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 		}
 		return d, err
 	}
-	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: cmp.Or(r.MaxWait, math.MaxInt64)}
+	began := time.Now()
+	until, limited := ctx.Deadline()
+	if end := began.Add(r.MaxWait); r.MaxWait > 0 && (!limited || end.Before(until)) {
+		until = end
+	}
+	w := waiter{limiter: l, request: r, until: until}
 	d, err := w.wait(ctx)
 	if err == nil && l.observer.Started != nil {
-		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(w.began)})
+		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 	}
 	return d, err
 }
@@ -48,8 +52,7 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 type waiter struct {
 	limiter *Limiter
 	request Request
-	began   time.Time
-	maxWait time.Duration // math.MaxInt64 is no limit
+	until   time.Time // zero is no limit
 
 	claims    *claims
 	claim     *claim
@@ -58,15 +61,11 @@ type waiter struct {
 }
 
 // left returns how long the call may go on waiting.
-func (w *waiter) left(ctx context.Context) time.Duration {
-	left := w.maxWait
-	if left < math.MaxInt64 {
-		left -= time.Since(w.began)
+func (w *waiter) left() time.Duration {
+	if w.until.IsZero() {
+		return math.MaxInt64
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		left = min(left, time.Until(deadline))
-	}
-	return left
+	return time.Until(w.until)
 }
 
 func (w *waiter) wait(ctx context.Context) (Decision, error) {
@@ -111,12 +110,13 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	ask := o.reserveRequest(reservationID(w.request), 0)
-	if ask.Op == script.Peek && o.pauseLeft() < w.left(ctx) {
+	left := w.left()
+	if ask.Op == script.Peek && o.pauseLeft() < left {
 		ask.Op = script.Join
 	}
 	ask.Ticket = script.TicketName(o.claims.queue, w.claim.id)
 	ask.Place.Flow = o.flow(o.claims.queue, w.request)
-	if left := w.left(ctx); left < math.MaxInt64 {
+	if left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
 	d, err = w.limiter.send(ctx, o, ask)
@@ -144,28 +144,21 @@ func (w *waiter) denial(d Decision) error {
 
 // await waits for the claim's result. After an error the claim has left the line.
 func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
-	var over <-chan time.Time
-	if w.maxWait < math.MaxInt64 {
-		timer := time.NewTimer(w.maxWait - time.Since(w.began))
-		defer timer.Stop()
-		over = timer.C
-	}
+	asked, timer := time.Now(), time.NewTimer(w.left())
+	defer timer.Stop()
 	var err error
-	asked := time.Now()
 	select {
 	case got := <-w.claim.result:
 		return got, nil
-	case <-over:
+	case <-ctx.Done():
+		err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
+	case <-timer.C:
+	}
+	if err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		// The caller may act on these: they count from now on.
 		w.last.RetryIn = max(w.last.RetryIn-time.Since(asked), time.Millisecond)
 		w.last.RetryInMost = max(w.last.RetryInMost-time.Since(asked), w.last.RetryIn)
 		err = w.denial(w.last)
-	case <-ctx.Done():
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = w.denial(w.last)
-		} else {
-			err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
-		}
 	}
 	w.leave(ctx, o)
 	return result{}, err

@@ -3,7 +3,6 @@ package throttle
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -72,8 +71,8 @@ type Decision struct {
 	Windows []WindowState
 }
 
-// A WindowState is the state of one window after a decision. As JSON it has its durations in
-// seconds: period_seconds and retry_in_seconds.
+// A WindowState is the state of one window after a decision. JSON has its durations in seconds, as
+// period_seconds and retry_in_seconds, and is not read back.
 type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
 	Burst     int64         `json:"burst"`              // the most units that it holds at once: Limit, unless it is a GCRA window
@@ -89,29 +88,14 @@ type WindowState struct {
 	Used      int64         `json:"used"`               // units counted; above the limit after a cut, or by exempt tenants
 }
 
-type windowFields WindowState
-
-type windowJSON struct {
-	windowFields
-	Period  float64 `json:"period_seconds"`
-	RetryIn float64 `json:"retry_in_seconds"`
-}
-
 // MarshalJSON writes durations in seconds.
 func (w WindowState) MarshalJSON() ([]byte, error) {
-	return json.Marshal(windowJSON{windowFields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (w *WindowState) UnmarshalJSON(data []byte) error {
-	var j windowJSON
-	if err := json.Unmarshal(data, &j); err != nil {
-		return err
-	}
-	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s*1e6)) * time.Microsecond }
-	*w = WindowState(j.windowFields)
-	w.Period, w.RetryIn = seconds(j.Period), seconds(j.RetryIn)
-	return nil
+	type fields WindowState // without this method
+	return json.Marshal(struct {
+		fields
+		Period  float64 `json:"period_seconds"`
+		RetryIn float64 `json:"retry_in_seconds"`
+	}{fields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
 }
 
 // RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied:

@@ -89,14 +89,11 @@ func New(c Config) (*Counter, error) {
 // Observer returns an observer that counts, and calls another one too, such as that of promthrottle.
 func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
-	o.Decided = func(d throttle.Decision) {
+	o.Decided = then(next.Decided, func(d throttle.Decision) {
 		if d.Granted && d.FailedOpen == nil {
 			c.add(d.Reservation.Request, 1)
 		}
-		if next.Decided != nil {
-			next.Decided(d)
-		}
-	}
+	})
 	o.Taken = func(policy string, tickets []throttle.TakenTicket) {
 		for _, t := range tickets {
 			if t.Decision.Granted {
@@ -107,20 +104,24 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 			next.Taken(policy, tickets)
 		}
 	}
-	o.Corrected = func(correction throttle.Correction) {
+	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
 		r := correction.Reservation.Request
 		if correction.Cancelled {
 			c.add(r, -1)
-		} else {
-			for unit, cost := range correction.Cost {
-				c.addUnits(r, unit, cost-r.CostOf(unit))
-			}
 		}
-		if next.Corrected != nil {
-			next.Corrected(correction)
+		for unit, cost := range correction.Cost {
+			c.addUnits(r, unit, cost-r.CostOf(unit))
 		}
-	}
+	})
 	return o
+}
+
+// then calls another function, if there is one, after the own.
+func then[T any](next, own func(T)) func(T) {
+	if next == nil {
+		return own
+	}
+	return func(t T) { own(t); next(t) }
 }
 
 func (c *Counter) add(r throttle.Request, sign int64) {

@@ -177,10 +177,10 @@ type Ticket struct {
 // Ticket returns the ticket of that name, made by TicketName; false if it does not wait.
 func (r *Runner) Ticket(ctx context.Context, line, name string) (Ticket, bool, error) {
 	record, err := r.client.HGet(ctx, Prefix(r.prefix, line)+"t", name).Result()
-	if errors.Is(err, redis.Nil) {
+	switch {
+	case errors.Is(err, redis.Nil):
 		return Ticket{}, false, nil
-	}
-	if err != nil {
+	case err != nil:
 		return Ticket{}, false, err
 	}
 	f := strings.Split(record[min(14, len(record)):], " ") // "costs |VALUES key", behind two times of 7 bytes

@@ -36,8 +36,8 @@ type Explanation struct {
 	Place int64 `json:"place,omitempty"`
 	Of    int64 `json:"of,omitempty"`
 
-	// StartsAt is when it is expected to start, StartsAtLeast and StartsAtMost are the bounds: see
-	// Place.StartsIn. JoinedAtMost is the upper bound as it was when the ticket joined.
+	// StartsAt is when it is expected to start, with its bounds: see Place.StartsIn. JoinedAtMost is
+	// the upper bound as it was when the ticket joined.
 	StartsAt      time.Time `json:"starts_at,omitzero"`
 	StartsAtLeast time.Time `json:"starts_at_least,omitzero"`
 	StartsAtMost  time.Time `json:"starts_at_most,omitzero"`
@@ -51,13 +51,12 @@ type Explanation struct {
 	Pause   *Pause        `json:"pause,omitempty"`
 	Adapted *Adapted      `json:"adapted,omitempty"`
 
-	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first of them,
-	// up to ten. Their Windows say what they have used. Where its own window denies, no tenant does.
+	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first ten of
+	// them. Where its own window denies, no tenant does.
 	TenantsAhead int64         `json:"tenants_ahead,omitempty"`
 	Ahead        []TenantState `json:"ahead,omitempty"`
 
-	// There is how many tickets wait in its queue for the scope that holds it up: of all tenants, if
-	// they share it. It is 0 if that is not counted.
+	// There is how many tickets wait in its queue for the scope that holds it up; 0 if not counted.
 	There int64 `json:"there,omitempty"`
 }
 

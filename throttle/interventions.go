@@ -73,10 +73,8 @@ type tenantNow struct {
 }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin
-// later. It ends by itself, by how far Interventions.At is from the end of each. Tickets that wait
-// follow: servers write what has changed to where they wait, with their next Take. What does not
-// suit the policy, or has no policy, has no effect until it does. Package control keeps
-// interventions in Redis, and calls this.
+// later. Each ends by itself. Tickets that wait follow with the next Take. What does not suit the
+// policy, or has no policy, has no effect until it does. Package control calls this.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{
 		all: i.InForce(i.At), offset: time.Until(i.At),

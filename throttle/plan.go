@@ -15,15 +15,13 @@ type Demand struct {
 	// Count is how many there are, those that stand in line included. It is required.
 	Count int
 
-	// Joined is how many of them stand in line already. The default, 0, is a plan of what is still to
-	// be enqueued.
+	// Joined is how many of them stand in line already. The default is 0.
 	Joined int
 
 	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
 
-	// Request is one of them. Policy, Ticket, Key, IdempotencyKey, MaxWait, Backlog and Deadline are
-	// ignored.
+	// Request is one of them. Only its tenant, attributes, class, cost and Exempt are used.
 	Request Request
 }
 
@@ -35,8 +33,8 @@ type PlanOptions struct {
 	// From is the time before which no demand starts. The default is now.
 	From time.Time
 
-	// Open returns the earliest time, from the given one on, at which demands may start: it has them
-	// rest at some hours. The default, nil, has them start at any time.
+	// Open returns the earliest time, from the given one on, at which demands may start. The default,
+	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
 }
 
@@ -57,15 +55,12 @@ type Finish struct {
 }
 
 // Plan returns when demands would have started, if nothing else comes and all takers ask in time.
-// It changes nothing. It starts from what the windows have counted and from all that waits, and
-// simulates the line: windows, resets, classes and weights.
+// It changes nothing. It starts from what the windows have counted, from all that waits and from a
+// pause, and simulates the line. Where servers left tickets in the demand's queue that fit, it also
+// goes by the rate at which they took. It leaves out Concurrency windows, and how an upstream has
+// slowed the policy down (Policy.Adapt).
 //
-// It does not know how long Concurrency windows are held, which it leaves out, nor how an upstream
-// has slowed the policy down (Policy.Adapt). A pause it knows. Where servers left tickets in the
-// demand's queue that fit, it also goes by the rate at which they took.
-//
-// It calls Redis for pages of the flows that wait, and once for each 64 demands. Errors are
-// Reserve's.
+// It calls Redis for pages of the flows that wait, and for each 64 demands. Errors are Reserve's.
 func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan, error) {
 	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {

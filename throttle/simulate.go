@@ -32,10 +32,10 @@ type TenantSimulation struct {
 	NeverFits string `json:"never_fits,omitempty"` // a window that can never grant one of its tickets
 }
 
-// Simulate returns when all that waits for a policy would be done, by each of some variants of it,
-// such as one with another limit or weight. It changes nothing. A variant has the name of a policy
-// of the limiter. It begins with what the windows have counted that have the same name, algorithm
-// and scope. What a plan does not know, this does not know either: see Line.Plan.
+// Simulate returns when all that waits would be done by some variants of the limiter's policies,
+// such as one with another limit or weight. It changes nothing. A variant begins with what the
+// windows have counted that have the same name, algorithm and scope. For what it leaves out see
+// Line.Plan.
 //
 // It reads all tenants that wait in pages, and what their windows have counted by a call for each
 // 64. Errors are Reserve's, and a *PolicyError of a variant.

@@ -316,7 +316,8 @@ func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	}
 }
 
-// A process that follows asks Redis once in ten seconds, and hears of a change at once all the same.
+// A process that follows asks Redis once in ten seconds, and hears of a change at once all the
+// same.
 func TestFollowingCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := throttletest.InMemory(t)

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A document is how policies are stored. It is read strictly: a program that does not know one of its
-// fields keeps the policies that it has.
+// A document is how policies are stored. It is read strictly: a program that does not know one of
+// its fields keeps the policies that it has.
 type document struct {
 	Format   int
 	Policies []throttle.Policy

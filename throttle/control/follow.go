@@ -54,12 +54,11 @@ type Follower struct {
 }
 
 // Follow has a limiter follow a Store, from now until Close. It reads the Store once before it
-// returns. If Redis does not answer then, the limiter begins with its own policies, and follows once
-// it does. The same holds while nothing was published.
+// returns. While Redis does not answer, or nothing was published, the limiter has its own policies.
 //
-// Every change is in force within a second, as Redis notifies followers. If that message is lost,
-// it takes up to 10 seconds. Policies that cannot be used are logged, and those before stay in force.
-// They stay, too, if Redis forgets what was published.
+// Every change is in force within a second, or within 10 seconds if a message of Redis is lost.
+// Policies that cannot be used are logged, and those before stay in force, as they do if Redis
+// forgets what was published.
 //
 // The error names the field that is invalid.
 func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
@@ -133,7 +132,8 @@ func (f *Follower) untilNext() time.Duration {
 	return max(next, time.Millisecond)
 }
 
-// look reads the state, and puts it in force. It reports whether it has changed since the last time.
+// look reads the state, and puts it in force. It reports whether it has changed since the last
+// time.
 func (f *Follower) look(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

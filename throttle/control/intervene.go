@@ -25,8 +25,8 @@ const (
 	kindPause    = "p"
 )
 
-// add reads a field of the state, if it is an override or a pause. Both are stored behind the time of
-// their end. They are read leniently: what an older program does not know has no effect there.
+// add reads a field of the state, if it is an override or a pause. Both are stored behind the time
+// of their end. They are read leniently: what an older program does not know has no effect there.
 func (s *State) add(field, value string) error {
 	kind, _, ok := strings.Cut(field, " ")
 	if !ok || kind != kindOverride && kind != kindPause {
@@ -54,12 +54,12 @@ func (s *State) add(field, value string) error {
 	return nil
 }
 
-// SetOverride puts an override of one tenant in force for a time, in place of the one before. The
-// fields By, Until and Why of the override are ignored. If policies were published it has to suit
-// them. Without: see throttle.Limiter.ValidateOverride.
+// SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL, in
+// place of the one before. Its By, Until and Why are ignored. It has to suit policies that were
+// published. For others see throttle.Limiter.ValidateOverride.
 //
-// The time is above 0 and at most MaxTTL. Errors are a *throttle.PolicyError, a *TooManyError, one
-// that names the field that is invalid, or wrap that of Redis.
+// Errors are a *throttle.PolicyError, a *TooManyError, one that names the field that is invalid, or
+// wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by By) error {
 	if err := checkCase(o.Policy, o.Tenant, ttl); err != nil {
 		return err
@@ -133,8 +133,8 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
 }
 
-// Resume ends the pause of a policy by Pause, or of a tenant, and reports whether there was one. It
-// does not end what an upstream asked for: see throttle.Limiter.Resume. Errors are SetOverride's.
+// Resume ends a pause by Pause, and reports whether there was one. For what an upstream asked for
+// see throttle.Limiter.Resume. Errors are SetOverride's.
 func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool, error) {
 	return s.end(ctx, kindPause, Change{What: Resumed, By: by, Policy: policy, Tenant: tenant})
 }

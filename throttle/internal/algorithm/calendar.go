@@ -24,7 +24,8 @@ const (
 // ticksChecked bounds the ticks that a margin is compared with.
 const ticksChecked = 400
 
-// Calendar is the fixed window counter by the ticks of a calendar: see throttle/internal/script/lua/calendar.lua.
+// Calendar is the fixed window counter by the ticks of a calendar: see
+// throttle/internal/script/lua/calendar.lua.
 var Calendar = Algorithm{
 	Kind:     "t",
 	File:     "calendar",

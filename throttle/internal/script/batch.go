@@ -67,9 +67,9 @@ func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
 func (p *Policy) batch() int { return max(1, min(maxBatch, maxBatchWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error, and what was granted is cancelled. With a deadline it returns then, whatever Redis
-// does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be decided,
-// its answer has the error.
+// context's error, and what was granted is cancelled. With a deadline it returns then, whatever
+// Redis does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
+// decided, its answer has the error.
 func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Answer, error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
@@ -193,8 +193,8 @@ func (b *Batcher) send(s *batch) {
 	}
 }
 
-// deliver hands answers to the callers that have not given up. The next call cancels what the others
-// were granted. It returns the callers that miss no answer any more. The lock is held.
+// deliver hands answers to the callers that have not given up. The next call cancels what the
+// others were granted. It returns the callers that miss no answer any more. The lock is held.
 func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late bool) (answered []*asked) {
 	for i, it := range items {
 		a := it.asked

@@ -66,8 +66,8 @@ func (p *PauseAnswer) readOrigin(text string) (ok bool) {
 	return err == nil
 }
 
-// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is the
-// published one.
+// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is
+// the published one.
 type AdaptedAnswer struct {
 	Rate     int64 // in millionths of the published rate
 	Since    int64 // the first refusal (us)
@@ -160,8 +160,8 @@ func next[T any](r *reader) (value T) {
 	return value
 }
 
-// upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
-// be empty, or nothing.
+// upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which
+// may be empty, or nothing.
 func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
 	if text == "" {
@@ -279,7 +279,8 @@ func JoinedAt(rank int64) int64 {
 	return rank - lineZero
 }
 
-// readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the ID.
+// readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the
+// ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
 	if len(f) != 7 {

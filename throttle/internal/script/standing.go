@@ -203,8 +203,8 @@ type Spot struct {
 	There  int64    // tickets that wait in this queue for the scope where the flow waits; 0 if that is not counted
 }
 
-// Spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
-// the ticket or the flow has left.
+// Spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero
+// if the ticket or the flow has left.
 func (r *Runner) Spot(ctx context.Context, line, ticket string, flow Standing, n int64) (s Spot, err error) {
 	prefix, pipe := Prefix(r.prefix, line), r.client.Pipeline()
 	queue, _, _ := strings.Cut(flow.Name, "|")

@@ -56,7 +56,6 @@ func algorithmNames(options ...algorithm.Option) string {
 	return strings.Join(names, ", ")
 }
 
-// numbers are what algorithms know of a window.
 func (w Window) numbers() algorithm.Window {
 	return algorithm.Window{
 		Anchor: string(w.Anchor), Burst: w.Burst, Limit: w.Limit, Lease: w.Lease,

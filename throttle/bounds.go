@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// Bounds, all inclusive.
+// Bounds, all inclusive, and defaults.
 const (
 	MinPeriod      = time.Millisecond
 	MaxPeriod      = algorithm.MaxPeriod      // 366 days; also of pauses
@@ -30,13 +30,10 @@ const (
 	// MaxPlan is how far ahead plans and simulations look.
 	MaxPlan = 400 * 24 * time.Hour
 
-	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each with
-	// its other attributes, queue and class. It takes those of the rest for empty.
+	// MaxSimulated is how many tenants a simulation asks what their own windows have counted, each
+	// with its other attributes, queue and class. It takes those of the rest for empty.
 	MaxSimulated = 10_000
-)
 
-// Defaults.
-const (
 	DefaultBatchShare = 0.05
 	DefaultLease      = algorithm.DefaultLease // 30 s
 	DefaultMaxPause   = time.Hour

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// CheckRedis is the function CheckRedis for the Redis of the limiter. It also finds each command that
-// the user may not call, and has to. Then the error is ErrForbidden.
+// CheckRedis is the function CheckRedis for the Redis of the limiter. It also finds each command
+// that the user may not call, and has to. Then the error is ErrForbidden.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := CheckRedis(ctx, l.runner.Client())
 	if err != nil {
@@ -31,8 +31,8 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 }
 
 // Ping returns nil if the limiter can decide: Redis answers, and lets its user call all that the
-// limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and the
-// context's. See CheckRedis for more.
+// limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and
+// the context's. See CheckRedis for more.
 func (l *Limiter) Ping(ctx context.Context) error {
 	refused, err := l.runner.Preflight(ctx)
 	if err == nil && len(refused) > 0 {
@@ -42,11 +42,11 @@ func (l *Limiter) Ping(ctx context.Context) error {
 	return classify(ctx, "", err)
 }
 
-// CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each: its
-// version, its eviction policy, its role and its clock, and whether the client is of its kind. Of a
-// Cluster it looks at all primaries. What the server does not say, or the user may not ask, is left
-// out. The error is ErrUnavailable, ErrForbidden or the context's. It makes three calls: use it at the
-// start of a program.
+// CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each:
+// its version, its eviction policy, its role and its clock, and whether the client is of its kind.
+// Of a Cluster it looks at all primaries. What the server does not say, or the user may not ask, is
+// left out. The error is ErrUnavailable, ErrForbidden or the context's. It makes three calls: use
+// it at the start of a program.
 func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	findings, err := redischeck.Findings(ctx, client)
 	return findings, classify(ctx, "", err)

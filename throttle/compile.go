@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -63,26 +64,19 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 		p.Windows = observed(p.Windows)
 		cp.Policy = p
 	}
-	flowBy := []string{TenantAttribute}
+	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
 		attributes := w.Scope.Attributes()
-		if !slices.ContainsFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, attributes) }) {
-			cp.scopes = append(cp.scopes, attributes)
-			flowBy = append(flowBy, attributes...)
-		}
-		if !slices.Contains(cp.units, w.Unit) {
-			cp.units = append(cp.units, w.Unit)
-		}
+		cp.scopes = append(cp.scopes, attributes)
+		cp.flowBy = append(cp.flowBy, attributes...)
+		cp.units = append(cp.units, w.Unit)
 	}
 	slices.SortFunc(cp.scopes, func(a, b []string) int {
-		if len(a) != len(b) {
-			return len(b) - len(a)
-		}
-		return slices.Compare(a, b)
+		return cmp.Or(cmp.Compare(len(b), len(a)), slices.Compare(a, b))
 	})
-	slices.Sort(cp.units) // so that costs are written alike, whatever the order of windows
-	slices.Sort(flowBy)
-	cp.flowBy = slices.Compact(flowBy)
+	cp.scopes = slices.CompactFunc(cp.scopes, slices.Equal)
+	cp.units = sortedSet(cp.units) // so that costs are written alike, whatever the order of windows
+	cp.flowBy = sortedSet(cp.flowBy)
 
 	sp := &script.Policy{BatchShare: p.BatchShare, Line: line}
 	if p.Failover == FailoverStrict {
@@ -115,10 +109,14 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 		cp.params = append(cp.params, window.Params)
 		cp.leases = cp.leases || a.Leases
 	}
-	slices.Sort(sp.Algorithms)
-	sp.Algorithms = slices.Compact(sp.Algorithms)
+	sp.Algorithms = sortedSet(sp.Algorithms)
 	cp.script = library.Prepare(sp)
 	return cp
+}
+
+func sortedSet(texts []string) []string {
+	slices.Sort(texts)
+	return slices.Compact(texts)
 }
 
 // countsFor returns the longest time for which a window counts a grant, for any tenant of the

@@ -3,7 +3,6 @@ package throttle
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -22,27 +21,24 @@ type Decision struct {
 	// At is when the request was decided, by the clock of Redis.
 	At time.Time
 
-	// ClockBehind is how far the clock of Redis is behind the newest change of these windows. It is
-	// usually 0. If the clock was set back, the windows stand still until it has caught up.
+	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually
+	// 0. If it was set back, the windows stand still until it has caught up.
 	ClockBehind time.Duration
 
 	// Exempt says that the tenant or the request is exempt: it is counted, but never denied.
 	Exempt bool
 
-	// FailedOpen is an ErrUnavailable if the request was granted without being counted, as the
-	// policy's Fail is FailOpen. Otherwise it is nil. Windows is empty then, and At is by this
-	// machine's clock.
+	// FailedOpen is an ErrUnavailable if the request was granted uncounted, by FailOpen, or else nil.
+	// Windows is empty then, and At is by this machine's clock.
 	FailedOpen error
 
-	// Granted says that the cost was taken from all windows, or would have been, if this is by Peek.
+	// Granted says that the cost was taken from all windows, or by Peek would have been.
 	Granted bool
 
-	// Observed, if not nil, says why the request would have been denied. It was granted, as the policy
-	// observes only: see ModeObserve.
+	// Observed, if not nil, says why the request would have been denied, but for ModeObserve.
 	Observed *Observed
 
-	// Pause is a pause by the upstream that holds the request back. It is nil if there is none, or the
-	// request was granted.
+	// Pause, if not nil, is what holds the request back.
 	Pause *Pause
 
 	// Policy is the name of the policy.
@@ -55,16 +51,16 @@ type Decision struct {
 	Reservation Reservation
 
 	// RetryIn is the time from At until the whole cost is expected to fit, after the tickets that wait
-	// before it, and if no other request takes the room. It is in microseconds, rounded up. It is 0 if
+	// before it, and if no other request takes the room: whole microseconds, rounded up. It is 0 if
 	// granted. For a denied request without a place in line it is at least 1 microsecond.
 	RetryIn time.Duration
 
-	// RetryInLeast is a lower bound of RetryIn, even if tickets of other tenants, attributes and
-	// queues leave. An earlier deadline will be missed.
+	// RetryInLeast is a lower bound of RetryIn, whatever becomes of tickets of other tenants,
+	// attributes and queues.
 	RetryInLeast time.Duration
 
-	// RetryInMost is an upper bound of RetryIn, under the same conditions, and unless other tenants
-	// join later. It equals RetryIn where that is exact.
+	// RetryInMost is an upper bound of RetryIn, unless other tenants join later. It equals RetryIn
+	// where that is exact.
 	RetryInMost time.Duration
 
 	// Tenant is the tenant of the request.
@@ -75,8 +71,8 @@ type Decision struct {
 	Windows []WindowState
 }
 
-// A WindowState is the state of one window after a decision. As JSON it has its durations in seconds:
-// period_seconds and retry_in_seconds.
+// A WindowState is the state of one window after a decision. JSON has its durations in seconds, as
+// period_seconds and retry_in_seconds, and is not read back.
 type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
 	Burst     int64         `json:"burst"`              // the most units that it holds at once: Limit, unless it is a GCRA window
@@ -92,31 +88,14 @@ type WindowState struct {
 	Used      int64         `json:"used"`               // units counted; above the limit after a cut, or by exempt tenants
 }
 
-// windowFields are those of a WindowState, without its methods.
-type windowFields WindowState
-
-// windowJSON is a WindowState as JSON.
-type windowJSON struct {
-	windowFields
-	Period  float64 `json:"period_seconds"`
-	RetryIn float64 `json:"retry_in_seconds"`
-}
-
 // MarshalJSON writes durations in seconds.
 func (w WindowState) MarshalJSON() ([]byte, error) {
-	return json.Marshal(windowJSON{windowFields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (w *WindowState) UnmarshalJSON(data []byte) error {
-	var j windowJSON
-	if err := json.Unmarshal(data, &j); err != nil {
-		return err
-	}
-	seconds := func(s float64) time.Duration { return time.Duration(math.Round(s*1e6)) * time.Microsecond }
-	*w = WindowState(j.windowFields)
-	w.Period, w.RetryIn = seconds(j.Period), seconds(j.RetryIn)
-	return nil
+	type fields WindowState // without this method
+	return json.Marshal(struct {
+		fields
+		Period  float64 `json:"period_seconds"`
+		RetryIn float64 `json:"retry_in_seconds"`
+	}{fields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
 }
 
 // RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied:
@@ -147,8 +126,8 @@ const (
 	BySlots = "(slots)" // in an Explanation: servers have no free handler slot
 )
 
-// DeniedBy returns the name of the window that denied for longest, ByPause or ByLine. It is empty if
-// granted.
+// DeniedBy returns the name of the window that denied for longest, ByPause or ByLine. It is empty
+// if granted.
 func (d Decision) DeniedBy() string {
 	if d.Granted {
 		return ""
@@ -166,27 +145,26 @@ func (d Decision) DeniedBy() string {
 }
 
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:
-// github-api/burst, tenant acme, 1.8s". If a pause by the upstream lasts longer, it names the pause
-// and the refused tenant instead of a window. If only tickets in line are in the way, it says that
-// others wait. While the policy adapts it adds the rate: "refused 3 times since 14:02 UTC, now
-// 8.5/s of 10/s". It is empty if granted.
+// github-api/burst, tenant acme, 1.8s"; or which pause, or that others wait before it. While the
+// policy adapts it adds the rate: see Adapted.String. It is empty if granted.
 func (d Decision) Reason() string {
 	if d.Granted {
 		return ""
 	}
-	window, pause := "", ""
+	window, why := "", ""
 	switch by := d.DeniedBy(); {
 	case by == ByPause:
-		pause = ": " + d.Pause.describe(d.At)
+		why = ": " + d.Pause.describe(d.At)
 	case by != ByLine:
 		window = "/" + by
 	case d.Queued:
-		pause = ": others wait before it"
+		why = ": others wait before it"
 	}
 	if d.Adapted != nil {
-		pause += ": " + d.Adapted.String()
+		why += ": " + d.Adapted.String()
 	}
-	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s", d.Policy, window, quote.Name(d.Tenant), roundUp(d.RetryIn), pause)
+	return fmt.Sprintf("throttled: %s%s, tenant %s, %v%s",
+		d.Policy, window, quote.Name(d.Tenant), roundUp(d.RetryIn), why)
 }
 
 // roundUp keeps two digits or so, and never says less than d.

@@ -20,8 +20,7 @@ var (
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
 	// ErrForbidden is the class of errors by which Redis does not know the user, or does not let it
-	// call what the limiter needs. They are of the class ErrUnavailable, too. Grant the user its
-	// rights: see docs/howto/lock-down-redis.md.
+	// call what the limiter needs: see docs/howto/lock-down-redis.md. They are ErrUnavailable, too.
 	ErrForbidden = errors.New("throttle: redis refuses its user")
 
 	// ErrState is the class of errors by which a value in Redis cannot be read: it has a newer format,
@@ -38,12 +37,11 @@ var (
 	// ErrUnknownPolicy is the class of errors by which the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
-	// ErrDetached is returned by the methods of a Reservation that is bound to no limiter: the zero
-	// value, or one that was decoded.
+	// ErrDetached is returned by the methods of a Reservation that is bound to no limiter.
 	ErrDetached = errors.New("throttle: the reservation is bound to no limiter: use Limiter.Attach")
 
-	// ErrLeaseLost is the cause by which a Hold ends the context of its work: the lease was not
-	// renewed in time, and others may have the room.
+	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the
+	// room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
@@ -87,8 +85,8 @@ func (e *NeverFitsError) Error() string {
 // A DeniedError says that a job or a call did not start, because it does not fit now. Nothing was
 // taken.
 type DeniedError struct {
-	// Cause is a reason beyond the denial, or nil: context.DeadlineExceeded if Limiter.Wait did not
-	// get it in time, an error of Redis, or the error that a handler returned.
+	// Cause is a reason beyond the denial, or nil: context.DeadlineExceeded by Limiter.Wait, an error
+	// of Redis, or the error that a handler returned.
 	Cause error
 
 	// Decision is the denial. With a Cause it may have only Policy, Tenant and RetryIn.
@@ -120,9 +118,9 @@ func (e *DeniedError) Error() string {
 // Unwrap returns Cause.
 func (e *DeniedError) Unwrap() error { return e.Cause }
 
-// A TooLateError says that a ticket, or a task, was refused, because it cannot start in time.
-// Nothing was taken, and it has no place in line. Either Deadline or MaxWait is set. errors.Is
-// finds context.DeadlineExceeded.
+// A TooLateError says that a ticket, or a task, was refused, because it cannot start in time. It
+// has no place in line. Either Deadline or MaxWait is set. errors.Is finds
+// context.DeadlineExceeded.
 type TooLateError struct {
 	Decision Decision      // the denial
 	StartsAt time.Time     // with Deadline, the earliest time of a start; with MaxWait, the latest
@@ -167,8 +165,8 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// classify wraps an error of a call to Redis in its class. If ctx has ended, that is the reason. The
-// policy is empty if the call is about none.
+// classify wraps an error of a call to Redis in its class. If ctx has ended, that is the reason.
+// The policy is empty if the call is about none.
 func classify(ctx context.Context, policy string, err error) error {
 	if err == nil {
 		return nil

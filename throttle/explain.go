@@ -11,11 +11,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// maxAhead is how many tenants before a ticket an Explanation names.
 const maxAhead = 10
 
-// An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are of
-// RFC 3339, and durations are seconds.
+// An Explanation says why a ticket waits, until when, and what goes before it. As JSON, times are
+// of RFC 3339, and durations are seconds.
 type Explanation struct {
 	At     time.Time `json:"at"` // by the clock of Redis
 	Policy string    `json:"policy"`
@@ -32,13 +31,13 @@ type Explanation struct {
 
 	Joined time.Time `json:"joined,omitzero"`
 
-	// Place is that of the ticket among the Of tickets of its tenant, attributes, queue and class, from
-	// 1. It is 0 if it has just left.
+	// Place is that of the ticket among the Of tickets of its tenant, attributes, queue and class,
+	// from 1. It is 0 if it has just left.
 	Place int64 `json:"place,omitempty"`
 	Of    int64 `json:"of,omitempty"`
 
-	// StartsAt is when it is expected to start, StartsAtLeast and StartsAtMost are the bounds: see
-	// Place.StartsIn. JoinedAtMost is the upper bound as it was when the ticket joined.
+	// StartsAt is when it is expected to start, with its bounds: see Place.StartsIn. JoinedAtMost is
+	// the upper bound as it was when the ticket joined.
 	StartsAt      time.Time `json:"starts_at,omitzero"`
 	StartsAtLeast time.Time `json:"starts_at_least,omitzero"`
 	StartsAtMost  time.Time `json:"starts_at_most,omitzero"`
@@ -52,18 +51,17 @@ type Explanation struct {
 	Pause   *Pause        `json:"pause,omitempty"`
 	Adapted *Adapted      `json:"adapted,omitempty"`
 
-	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first of them, up
-	// to ten. Their Windows say what they have used. Where its own window denies, no tenant does.
+	// TenantsAhead is how many tenants go before its own where it waits, and Ahead the first ten of
+	// them. Where its own window denies, no tenant does.
 	TenantsAhead int64         `json:"tenants_ahead,omitempty"`
 	Ahead        []TenantState `json:"ahead,omitempty"`
 
-	// There is how many tickets wait in its queue for the scope that holds it up: of all tenants, if
-	// they share it. It is 0 if that is not counted.
+	// There is how many tickets wait in its queue for the scope that holds it up; 0 if not counted.
 	There int64 `json:"there,omitempty"`
 }
 
-// Explain returns why a ticket waits for a policy. It changes nothing, and its cost does not depend on
-// how many others wait. Errors are Reserve's.
+// Explain returns why a ticket waits for a policy. It changes nothing, and its cost does not depend
+// on how many others wait. Errors are Reserve's.
 func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explanation, error) {
 	e := Explanation{At: time.Now(), Policy: policy, Ticket: t}
 	lines, err := l.linesOf(policy)
@@ -79,15 +77,12 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 		if !waits {
 			continue
 		}
-		if err := l.explain(ctx, cp, name, record, &e); err != nil {
-			return e, err
-		}
-		return e, nil
+		err = l.explain(ctx, cp, name, record, &e)
+		return e, err
 	}
 	return e, nil
 }
 
-// explain describes a ticket that waits.
 func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
@@ -124,13 +119,9 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 		return nil // it was taken meanwhile
 	}
 	e.Place, e.Of, e.There, e.TenantsAhead = spot.Before+1, flows[0].Tickets, spot.There, spot.Flows
-	e.StartsAt, e.StartsAtLeast = time.UnixMicro(a.Time), time.UnixMicro(min(a.Least, a.Time))
-	e.StartsAtMost = time.UnixMicro(max(a.Time, a.Most))
 	left := o.pauseLeft()
-	e.StartsAt, e.StartsAtMost = e.StartsAt.Add(left), e.StartsAtMost.Add(left)
-	if first := e.At.Add(left); e.StartsAtLeast.Before(first) {
-		e.StartsAtLeast = first
-	}
+	e.StartsAt, e.StartsAtMost = time.UnixMicro(a.Time).Add(left), time.UnixMicro(max(a.Time, a.Most)).Add(left)
+	e.StartsAtLeast = time.UnixMicro(max(min(a.Least, a.Time), a.At+left.Microseconds()))
 	switch {
 	case left > 0:
 		e.DeniedBy = ByPause
@@ -142,7 +133,6 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 	return l.explainAhead(ctx, cp, spot, e)
 }
 
-// explainAhead lists the first tenants that go before.
 func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot script.Spot, e *Explanation) error {
 	if len(spot.First) == 0 {
 		return nil
@@ -156,13 +146,11 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 		return classify(ctx, cp.Name, err)
 	}
 	p := page{limiter: l, compiledPolicy: cp, queues: queues}
-	var rows []*row
-	for _, f := range flows {
-		r, err := p.row(ctx, []script.Standing{f})
-		if err != nil {
+	rows := make([]*row, len(flows))
+	for i, f := range flows {
+		if rows[i], err = p.row(ctx, []script.Standing{f}); err != nil {
 			return err
 		}
-		rows = append(rows, r)
 	}
 	err = p.fill(ctx, rows)
 	e.Ahead = p.tenants
@@ -217,7 +205,10 @@ func (e Explanation) String() string {
 	if e.TenantsAhead > 0 {
 		line("tenants that go before its own: %d", e.TenantsAhead)
 		for _, t := range e.Ahead {
-			line("  %s, %d waiting%s", quote.Name(t.Tenant), t.Waiting, usedText(t.Windows))
+			line("  %s, %d waiting", quote.Name(t.Tenant), t.Waiting)
+			for _, w := range t.Windows {
+				fmt.Fprintf(&b, ", %s %d of %d %s used", w.Name, w.Used, w.Burst, w.Unit)
+			}
 		}
 	}
 	for _, w := range e.Windows {
@@ -226,14 +217,6 @@ func (e Explanation) String() string {
 			state = "has room for it at " + e.clock(e.At.Add(w.RetryIn))
 		}
 		line("window %s (%s): %d of %d %s used, %s", w.Name, w.Scope, w.Used, w.Burst, w.Unit, state)
-	}
-	return b.String()
-}
-
-func usedText(windows []WindowState) string {
-	var b strings.Builder
-	for _, w := range windows {
-		fmt.Fprintf(&b, ", %s %d of %d %s used", w.Name, w.Used, w.Burst, w.Unit)
 	}
 	return b.String()
 }

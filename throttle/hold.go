@@ -25,13 +25,11 @@ type Hold struct {
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
-// lease, until Hold.Release. The end of ctx does not stop it. Until Release, the Job of ctx counts
-// as holding slots: see Limiter.Wait.
+// lease, until Hold.Release, whatever becomes of ctx. Until then the Job of ctx counts as holding
+// slots: see Limiter.Wait. Without a lease it does nothing, and the context returned is ctx.
 //
-// The context returned is for the work. It ends with ctx and at Hold.Release. It ends with the
-// cause ErrLeaseLost if the lease is lost: no renewal succeeded in time, or others have the room.
-//
-// If the reservation has no lease, the context is ctx, and Hold.Release does nothing.
+// The context is for the work. It ends with ctx and at Hold.Release. It ends with the cause
+// ErrLeaseLost if no renewal succeeded in time, or others have the room.
 func (r Reservation) Hold(ctx context.Context) (context.Context, *Hold) {
 	h := &Hold{reservation: r}
 	lease := r.Lease()
@@ -98,9 +96,9 @@ func (h *Hold) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Release stops the renewing, gives back what is held, and ends the work's context. Later calls do
-// nothing, and return the same error. It takes 5 seconds at most, even if ctx has ended. After an
-// error, what is held ends with its lease. Errors are Reservation.Release's.
+// Release stops the renewing, gives back what is held, and ends the work's context. It takes 5
+// seconds at most, even if ctx has ended. Later calls only return the same error. Errors are
+// Reservation.Release's.
 func (h *Hold) Release(ctx context.Context) error {
 	h.release.Do(func() {
 		if h.stop == nil {

@@ -73,10 +73,8 @@ type tenantNow struct {
 }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin
-// later. It ends by itself, by how far Interventions.At is from the end of each. Tickets that wait
-// follow: servers write what has changed to where they wait, with their next Take. What does not
-// suit the policy, or has no policy, has no effect until it does. Package control keeps
-// interventions in Redis, and calls this.
+// later. Each ends by itself. Tickets that wait follow with the next Take. What does not suit the
+// policy, or has no policy, has no effect until it does. Package control calls this.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{
 		all: i.InForce(i.At), offset: time.Until(i.At),
@@ -100,8 +98,8 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 }
 
-// Interventions returns what operators have put in force in this process, as SetInterventions got it.
-// It does not call Redis.
+// Interventions returns what operators have put in force in this process, as SetInterventions got
+// it. It does not call Redis.
 func (l *Limiter) Interventions() Interventions {
 	now := l.interventions.Load()
 	return now.all.InForce(time.Now().Add(now.offset))
@@ -133,7 +131,6 @@ func (now *interventions) changed(before *interventions) map[string]map[string]b
 	return changed
 }
 
-// clone returns a deep copy.
 func (o TenantOverride) clone() TenantOverride {
 	if o.Exempt != nil {
 		o.Exempt = new(*o.Exempt)
@@ -148,7 +145,6 @@ func (o TenantOverride) settings() TenantOverride {
 	return o
 }
 
-// logUnsuited logs new overrides that have no effect.
 func (l *Limiter) logUnsuited(now, before *interventions) {
 	set := l.policies.Load()
 	for c, o := range now.overrides {
@@ -212,8 +208,8 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 	return t, cp.validateTenant(name, t)
 }
 
-// ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as it
-// is here.
+// ValidateOverride returns a *PolicyError if the override does not suit the policy of its name, as
+// it is here.
 func (l *Limiter) ValidateOverride(o TenantOverride) error {
 	cp, err := l.find(o.Policy, o.Tenant)
 	if err != nil {

@@ -43,108 +43,81 @@ func JobFrom(ctx context.Context) *Job {
 	return j
 }
 
-// SetCounted records whether the job's own cost, by Request.Policy, is taken: as a task's is when
-// it starts. Calls of the job by this policy count as part of that cost, and must not reserve
-// again. A job that is requeued because such a call is denied would take its cost again, and might
-// never end.
-func (j *Job) SetCounted(counted bool) {
+// do calls f under the lock, unless there is no job.
+func (j *Job) do(f func()) {
 	if j == nil {
 		return
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.counted = counted
+	f()
 }
 
+// SetCounted records whether the job's own cost, by Request.Policy, is taken: as a task's is when
+// it starts. Calls of the job by this policy count as part of that cost, and must not reserve
+// again. A job that is requeued because such a call is denied would take its cost again, and might
+// never end.
+func (j *Job) SetCounted(counted bool) { j.do(func() { j.counted = counted }) }
+
 // Counted reports whether the job's own cost is taken, and by this policy.
-func (j *Job) Counted(policy string) bool {
-	if j == nil {
-		return false
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.counted && policy == j.Request.Policy
+func (j *Job) Counted(policy string) (counted bool) {
+	j.do(func() { counted = j.counted && policy == j.Request.Policy })
+	return counted
 }
 
 // Refused records that the upstream of a policy refused a call of the job, and for how long. Of
 // several refusals the longest counts.
 func (j *Job) Refused(policy string, retryIn time.Duration) {
-	if j == nil {
-		return
-	}
-	now := time.Now()
-	until := now.Add(retryIn)
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.refused == nil {
-		j.refused = &refusal{}
-	}
-	j.refused.at = now
-	if j.refused.until.Before(until) {
-		j.refused.policy, j.refused.until = policy, until
-	}
+	j.do(func() {
+		now := time.Now()
+		if j.refused == nil {
+			j.refused = &refusal{}
+		}
+		j.refused.at = now
+		if until := now.Add(retryIn); j.refused.until.Before(until) {
+			j.refused.policy, j.refused.until = policy, until
+		}
+	})
 }
 
 // Answered records that a call was answered that was made at a time: the job has dealt with
 // refusals before that. One that came while the call was under way stands.
 func (j *Job) Answered(made time.Time) {
-	if j == nil {
-		return
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.refused != nil && !made.Before(j.refused.at) {
-		j.refused = nil
-	}
+	j.do(func() {
+		if j.refused != nil && !made.Before(j.refused.at) {
+			j.refused = nil
+		}
+	})
 }
 
 // Refusal reports whether a call of the job was refused and no later one was answered. It returns
 // the policy and how much longer its upstream refuses calls, 0 if that has passed.
 func (j *Job) Refusal() (retryIn time.Duration, policy string, ok bool) {
-	if j == nil {
-		return 0, "", false
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.refused == nil {
-		return 0, "", false
-	}
-	return max(0, time.Until(j.refused.until)), j.refused.policy, true
+	j.do(func() {
+		if ok = j.refused != nil; ok {
+			retryIn, policy = max(0, time.Until(j.refused.until)), j.refused.policy
+		}
+	})
+	return retryIn, policy, ok
 }
 
-// hold notes that the job holds slots by a reservation.
 func (j *Job) hold(r Reservation) {
-	if j == nil {
-		return
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.held == nil {
-		j.held = map[string]string{}
-	}
-	j.held[r.ID] = r.Policy
+	j.do(func() {
+		if j.held == nil {
+			j.held = map[string]string{}
+		}
+		j.held[r.ID] = r.Policy
+	})
 }
 
-func (j *Job) drop(r Reservation) {
-	if j == nil {
-		return
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	delete(j.held, r.ID)
-}
+func (j *Job) drop(r Reservation) { j.do(func() { delete(j.held, r.ID) }) }
 
 // holdsFrom reports whether the job holds slots of this policy or of one later in name order.
-func (j *Job) holdsFrom(policy string) bool {
-	if j == nil {
-		return false
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for _, held := range j.held {
-		if held >= policy {
-			return true
+func (j *Job) holdsFrom(policy string) (holds bool) {
+	j.do(func() {
+		for _, held := range j.held {
+			holds = holds || held >= policy
 		}
-	}
-	return false
+	})
+	return holds
 }

@@ -22,10 +22,8 @@ import (
 )
 
 // A Limiter reserves capacity by policies. Limiters with the same policies and Prefix on one Redis
-// count together. It is safe for concurrent use.
-//
-// Calls of one policy share calls to Redis: those that are made during another one are sent
-// together after it. Each keeps its own context and its own error.
+// count together. It is safe for concurrent use. Calls of one policy that are made while another is
+// under way share the next call to Redis.
 type Limiter struct {
 	interventions atomic.Pointer[interventions]
 	library       script.Library
@@ -39,14 +37,13 @@ type Limiter struct {
 	watched       watched
 }
 
-// A TenantFunc looks up the settings of one tenant, for instance in a database of plans. If found
-// is false, Policy.Tenants applies. It is called at every request, by many goroutines at once: let
-// it cache. The caller of the request gets its errors, wrapped.
+// A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
+// request, by many goroutines at once: let it cache. The caller gets its errors, wrapped.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
 type Config struct {
-	// Client is the client of Redis, single or cluster. It is required. The caller closes it.
+	// Client is that of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
 	// Logger gets pauses and changed rates by the refusals of upstreams, and what SetPolicies changes.
@@ -57,19 +54,18 @@ type Config struct {
 	// MaxNameBytes. The default is the host's name, "/" and the process ID.
 	Name string
 
-	// Observer has functions that the limiter calls for what it does. The default has none.
+	// Observer is told what the limiter does. The default has no functions.
 	Observer Observer
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
 
 	// Prefix begins every key of this limiter, so that two environments can share one Redis: up to 64
-	// of the characters A-Z a-z 0-9 _ . : - The default is empty. Limiters count together only if they
-	// have the same prefix. It does not apply to asynq's own keys: queues need different names.
+	// of the characters A-Z a-z 0-9 _ . : - The default is empty. It does not apply to asynq's own
+	// keys: queues need different names.
 	Prefix string
 
-	// Tenants looks up tenants. Policy.Tenants applies to those that it does not find. The default,
-	// nil, finds none.
+	// Tenants looks up tenants. Policy.Tenants applies to those that it does not find.
 	Tenants TenantFunc
 }
 
@@ -105,8 +101,11 @@ func New(c Config) (*Limiter, error) {
 		}
 	}
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
-	if c.Observer.Called != nil {
-		l.runner.Called = l.called
+	if called := c.Observer.Called; called != nil {
+		l.runner.Called = func(ctx context.Context, c script.Call) {
+			policy := PolicyOf(c.Line)
+			called(Call{classify(ctx, policy, c.Err), c.N, policy, c.Script, c.Took})
+		}
 	}
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
@@ -114,7 +113,6 @@ func New(c Config) (*Limiter, error) {
 	return l, nil
 }
 
-// hook connects the limiter with a test.
 func (l *Limiter) hook(hooks *testhook.Client) {
 	l.library.Edit = hooks.Edit
 	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].batcher.Gathered() }
@@ -128,9 +126,8 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	}
 }
 
-// Reserve takes the cost of a request from all windows of its policy, or from none. It does not
-// wait. A denial is not an error: see Decision.Granted. A denied request that has a ticket joins
-// the line (Decision.Queued).
+// Reserve takes the cost of a request from all windows of its policy, or from none, without a wait.
+// A denial is not an error. A denied request that has a ticket joins the line (Decision.Queued).
 //
 // If the request can never be granted, the error is ErrUnknownPolicy, a *RequestError or a
 // *NeverFitsError. Other errors are ErrUnavailable (unless the policy fails open), ErrState,
@@ -170,7 +167,6 @@ func (o *operation) reserveRequest(id string, at int64) script.Request {
 	return ask
 }
 
-// send sends a reserveRequest.
 func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (Decision, error) {
 	a, err := o.do(ctx, ask)
 	if err != nil {
@@ -209,8 +205,7 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	return d, nil
 }
 
-// reservationID returns the ID of the reservation that a request may get. Requests with the same
-// idempotency key get the same one.
+// reservationID returns the ID of a reservation, by the idempotency key if there is one.
 func reservationID(r Request) string {
 	if r.IdempotencyKey == "" {
 		return script.NewID()
@@ -219,16 +214,15 @@ func reservationID(r Request) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Attach returns the reservation bound to this limiter, which its methods then use. It is for a
-// reservation that was decoded, for instance from JSON, or granted by another limiter. The limiter
-// needs the reservation's policy.
+// Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
+// was decoded, or granted by another limiter.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
 }
 
-// Peek returns the decision that Reserve would make, and changes nothing: no ticket joins, and an
-// idempotency key is ignored. It never fails open. Errors are Reserve's.
+// Peek returns the decision that Reserve would make, and changes nothing. It ignores an idempotency
+// key, and never fails open. Errors are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -255,7 +249,6 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 	return err
 }
 
-// checked prepares a request for capacity.
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 	cp, err := l.find(r.Policy, r.Tenant)
 	if err != nil {
@@ -264,7 +257,6 @@ func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 	return l.checkedFor(ctx, cp, r)
 }
 
-// checkedFor prepares a request for capacity of a policy.
 func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
 		return nil, noTicket(cp)
@@ -285,37 +277,28 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 	if err != nil {
 		return nil, err
 	}
-	t.Exempt = t.Exempt || r.Exempt
-	observes := cp.Mode == ModeObserve && !t.Exempt && t.pause == nil
-	t.Exempt = (t.Exempt || observes) && t.pause == nil
+	exempt := t.Exempt || r.Exempt
+	t.Exempt = (exempt || cp.Mode == ModeObserve) && t.pause == nil
 	o, err := cp.newOperation(r, t)
 	if err == nil {
-		o.observes = observes
+		o.observes = t.Exempt && !exempt
 	}
 	return o, err
 }
 
-// tenant returns the tenant's settings, as operators have changed them.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
-	t, err := l.settings(ctx, cp, name)
-	if err != nil {
-		return tenantNow{}, err
+	t := cp.Tenants[name]
+	if l.tenants != nil {
+		found, ok, err := l.tenants(ctx, cp.Name, name)
+		if err != nil {
+			return tenantNow{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
+		}
+		if ok {
+			t = found.withDefaults()
+			if err := cp.validateTenant(name, t); err != nil {
+				return tenantNow{}, err
+			}
+		}
 	}
 	return l.interventions.Load().over(cp, name, t), nil
-}
-
-// settings returns the tenant's settings by the TenantFunc, or else by the policy.
-func (l *Limiter) settings(ctx context.Context, cp *compiledPolicy, name string) (Tenant, error) {
-	if l.tenants == nil {
-		return cp.Tenants[name], nil
-	}
-	t, found, err := l.tenants(ctx, cp.Name, name)
-	if err != nil {
-		return Tenant{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
-	}
-	if !found {
-		return cp.Tenants[name], nil
-	}
-	t = t.withDefaults()
-	return t, cp.validateTenant(name, t)
 }

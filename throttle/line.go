@@ -11,21 +11,19 @@ import (
 )
 
 // A Line holds the tickets that wait for one policy. It is first come, first served for one tenant,
-// attributes and queue, and fair between tenants by weight. Package worker uses it for asynq. For
-// another job queue, call Join in its clients, and Take in its servers when they have free slots. A
-// Line is safe for concurrent use.
+// attributes and queue, and fair between tenants by weight. It is safe for concurrent use. For a
+// job queue, call Join in its clients, and Take in its servers when they have free slots.
 type Line struct {
 	limiter *Limiter
 	name    string
 }
 
-// Line returns the line of a policy, or with Policy.Shards the line that LineOf or Lines names. It
-// does not check the name: methods of a line without a policy return ErrUnknownPolicy.
+// Line returns the line of a policy, or with Policy.Shards the one that LineOf or Lines names.
+// Methods of a line without a policy return ErrUnknownPolicy.
 func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
-// Lines returns the names of the lines that a server should take from: all, and those that
-// SetPolicies removed, until nobody waits there. A line has the name of its policy, unless that has
-// shards.
+// Lines returns the names of the lines that a server should take from, with those of policies that
+// SetPolicies removed, until nobody waits there.
 func (l *Limiter) Lines() []string { return l.policies.Load().lines() }
 
 // A Place is the answer to one request of a Join.
@@ -37,27 +35,25 @@ type Place struct {
 	// AlreadyQueued says that the ticket was in line before. It keeps its place, and is not refused.
 	AlreadyQueued bool
 
-	// ClockBehind is how far the clock of Redis is behind the newest change of the windows: see
-	// Decision.ClockBehind.
+	// ClockBehind is as Decision.ClockBehind.
 	ClockBehind time.Duration
 
-	// Exempt says that the ticket did not join, as its tenant or request is exempt: its work can
-	// start.
+	// Exempt says that the ticket did not join, as its tenant or request is exempt.
 	Exempt bool
 
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
 	Nudge bool
 
 	// SlotsBind says that servers without a free slot hold the ticket up, and not the limits. Then
-	// StartsIn is an estimate, by the rate at which they took tickets of its queue, since they left
-	// some that fit or in the last minute. It is above StartsInMost.
+	// StartsIn is an estimate above StartsInMost, by the rate at which they took tickets of its queue
+	// since they left some that fit, or in the last minute.
 	SlotsBind bool
 
 	// StartsIn is the time until the ticket is expected to be taken. It is 0 if it fits now.
 	StartsIn time.Duration
 
-	// StartsInLeast is a lower bound of StartsIn, even if all leave but the tickets before it of the
-	// same tenant, attributes and queue.
+	// StartsInLeast is a lower bound of StartsIn, whatever becomes of tickets of other tenants,
+	// attributes and queues.
 	StartsInLeast time.Duration
 
 	// StartsInMost is an upper bound of StartsIn, unless other tenants join later, a limit is cut or
@@ -66,11 +62,9 @@ type Place struct {
 }
 
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
-// each, in order. A ticket that is in line keeps its place. Nothing is granted, so an
-// IdempotencyKey is ignored. Use Join for up to a few hundred requests at once.
-//
-// The error concerns the whole call, and some tickets may have joined: ErrUnknownPolicy,
-// ErrUnavailable, ErrState, ErrClock, ErrReply, the context's error or that of the TenantFunc.
+// each, in order: a few hundred at once. A ticket that is in line keeps its place. IdempotencyKey
+// is ignored. After an error some tickets may have joined. Errors are Take's and that of the
+// TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {
@@ -81,7 +75,11 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	asks := make([]script.Request, 0, len(requests))
 	var of []int // by ask: its request
 	for i, r := range requests {
-		o, err := n.joining(ctx, cp, r)
+		r.IdempotencyKey = ""
+		o, err := n.checked(ctx, cp, r)
+		if r.Ticket == (Ticket{}) {
+			err = noTicket(cp)
+		}
 		switch {
 		case errors.As(err, new(*RequestError)) || errors.As(err, new(*NeverFitsError)):
 			places[i].Err = err
@@ -99,7 +97,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			ask.Place.MaxWait = max(1, (r.MaxWait - left).Microseconds())
 		}
 		if !r.Deadline.IsZero() {
-			ask.Place.Deadline = max(1, limitMicros(time.Until(r.Deadline)-left))
+			ask.Place.Deadline = max(1, (time.Until(r.Deadline) - left).Microseconds())
 		}
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
@@ -116,15 +114,6 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	return places, nil
 }
 
-// joining prepares a request that joins.
-func (n *Line) joining(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
-	if r.Ticket == (Ticket{}) {
-		return nil, noTicket(cp)
-	}
-	r.IdempotencyKey = ""
-	return n.checked(ctx, cp, r)
-}
-
 // checked prepares a request for capacity of the line's policy.
 func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Policy != "" && r.Policy != cp.Name {
@@ -135,14 +124,6 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 	}
 	r.Policy = cp.Name
 	return n.limiter.checkedFor(ctx, cp, r)
-}
-
-// limitMicros returns a limit in microseconds, at least 1: 0 is no limit.
-func limitMicros(d time.Duration) int64 {
-	if d == 0 {
-		return 0
-	}
-	return max(1, d.Microseconds())
 }
 
 func (o *operation) placed(a script.Answer) (Place, error) {
@@ -177,10 +158,9 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	return p, nil
 }
 
-// Tickets calls do for pages of the tickets in line, some hundred each, until do returns an error: of
-// one tenant, or with "" of all. It looks at all of them in any case. Calls that wait in place are
-// left out, and a ticket may come twice. Use it before Leave, to find tickets whose work no longer
-// exists. Errors are Take's and those of do.
+// Tickets calls do for pages of some hundred tickets in line, until do returns an error: those of
+// one tenant, or with "" all. It reads all in any case. Calls that wait in place are left out, and
+// a ticket may come twice. Errors are Take's and those of do.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
@@ -201,7 +181,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 }
 
 // Len returns how many tickets are in line, with those of calls that wait in place. It is one short
-// command to Redis. Errors are Take's.
+// command. Errors are Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
@@ -228,12 +208,9 @@ func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
 }
 
 // Reserve is Limiter.Reserve for requests with tickets, in one call to Redis. It returns one ticket
-// for each, in order. A granted ticket is as Take returns it. The ticket of a denied request has
-// joined the line (Decision.Queued). A request that cannot be decided gets the zero TakenTicket:
-// Limiter.Reserve returns its error.
-//
-// Reserve does not fail open. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the
-// context's error.
+// for each, in order: as Take returns it if granted, or one that has joined the line
+// (Decision.Queued). A request that cannot be decided gets the zero TakenTicket: Limiter.Reserve
+// returns its error. Reserve does not fail open. Errors are Take's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, error) {
 	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {

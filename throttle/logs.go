@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -27,8 +28,8 @@ type watched struct {
 	byKey map[string]bool // by policy, window and scope
 }
 
-// logRefusal logs a refusal if a pause begins by it, and has it logged when the rate that it changed
-// is the published one again.
+// logRefusal logs a refusal if a pause begins by it, and has it logged when the rate that it
+// changed is the published one again.
 func (l *Limiter) logRefusal(r Request, refusal Refusal) {
 	if refusal.Pause <= 0 {
 		return
@@ -78,34 +79,26 @@ func (l *Limiter) lookLater(key string, r Request, last Adapted, in time.Duratio
 	})
 }
 
-// logPolicies logs which policies SetPolicies has changed.
 func (l *Limiter) logPolicies(before, now *policySet) {
-	var added, changed, removed []string
+	names := map[string][]string{}
 	for _, name := range now.names {
 		switch old := before.byName[name]; {
 		case old == nil:
-			added = append(added, name)
+			names["added"] = append(names["added"], name)
 		case !reflect.DeepEqual(old[0].declared, now.byName[name][0].declared):
-			changed = append(changed, name)
+			names["changed"] = append(names["changed"], name)
 		}
 	}
 	for _, name := range before.names {
 		if now.byName[name] == nil {
-			removed = append(removed, name)
+			names["removed"] = append(names["removed"], name)
 		}
-	}
-	if len(added)+len(changed)+len(removed) == 0 {
-		return
 	}
 	var about []any
-	for _, names := range []struct {
-		key string
-		all []string
-	}{{"added", added}, {"changed", changed}, {"removed", removed}} {
-		if len(names.all) > 0 {
-			slices.Sort(names.all)
-			about = append(about, names.key, names.all)
-		}
+	for _, what := range slices.Sorted(maps.Keys(names)) {
+		about = append(about, what, slices.Sorted(slices.Values(names[what])))
 	}
-	l.logger.Info("throttle: the policies were replaced", about...)
+	if about != nil {
+		l.logger.Info("throttle: the policies were replaced", about...)
+	}
 }

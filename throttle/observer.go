@@ -1,41 +1,36 @@
 package throttle
 
 import (
-	"context"
 	"time"
-
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// An Observer has functions that a limiter calls for what it does: for metrics and traces. Package
-// promthrottle makes Prometheus metrics of it. Functions that are nil cost nothing. None of them
-// makes a limiter call Redis.
-//
-// A function is called at once, in the goroutine that it is about, and by many at a time. It must
-// return quickly, and must not call the limiter.
+// An Observer has functions that a limiter calls for what it does, for metrics and traces: at once,
+// in the goroutine that it is about, and by many at a time. They must return quickly, and must not
+// call the limiter. Those that are nil cost nothing.
 type Observer struct {
 	// Called is called after each call of a script in Redis.
 	Called func(Call)
 
-	// Corrected is called for each reservation whose cost was settled to another, or that was cancelled.
+	// Corrected is called for each reservation whose cost was settled to another, or that was
+	// cancelled.
 	Corrected func(Correction)
 
-	// Decided is called for each request that was granted or denied: by Limiter.Reserve, Limiter.Wait,
-	// Line.Reserve, and by package worker if a task runs uncounted. What a ticket in line gets is for
-	// Taken.
+	// Decided is called for each request that was granted or denied, but not from the line, and by
+	// package worker if a task runs uncounted.
 	Decided func(Decision)
 
-	// Followed is called, by package control, for each version of the published policies.
-	Followed func(Followed)
+	// Followed is called, by package control, for each version of the published policies that was
+	// read. The error says why it is not in force.
+	Followed func(version int64, err error)
 
 	// Joined is called for each ticket that Line.Join has placed or refused.
-	Joined func(Join)
+	Joined func(policy, tenant string, p Place)
 
 	// Refused is called for each refusal by an upstream that Reservation.Pause has reported.
 	Refused func(Refusal)
 
-	// Started is called for each grant whose work begins: by Limiter.Wait, and by package worker when it
-	// calls a task's handler.
+	// Started is called for each grant whose work begins: by Limiter.Wait, and by package worker when
+	// it calls a task's handler.
 	Started func(Start)
 
 	// Taken is called for the tickets that left the line of a policy with their capacity, if there are
@@ -44,22 +39,17 @@ type Observer struct {
 
 	// Undecided is called, by package worker, for each task that goes back to wait because the limiter
 	// could not decide.
-	Undecided func(Undecided)
+	Undecided func(policy, tenant string, err error)
 }
 
-// A Call is one call of a script in Redis, which decides about a batch of requests, or takes tickets.
+// A Call is one call of a script in Redis, which decides about a batch of requests, or takes
+// tickets.
 type Call struct {
 	Err    error         // nil, or of the class ErrUnavailable, ErrState, ErrClock or ErrReply, or the context's error
 	N      int           // requests that it decided, or tickets that it took
 	Policy string        //
 	Script string        // "decide" or "take"
 	Took   time.Duration // until the reply had arrived
-}
-
-// A Followed is a version of the published policies that a process has read.
-type Followed struct {
-	Err     error // why it is not in force; nil if it is
-	Version int64 //
 }
 
 // A Correction is a reservation that was settled or cancelled.
@@ -69,46 +59,21 @@ type Correction struct {
 	Reservation Reservation      // as it was before
 }
 
-// A Join is what became of a ticket that was to join the line of a policy.
-type Join struct {
-	Place  Place
-	Policy string
-	Tenant string
-}
-
 // A Start is work that begins, as it was granted.
 type Start struct {
-	// Late is how long after the work fitted first it begins, as far as this process knows when that
-	// was. It contains the wait for a free slot. It is below 0 if unknown. Of the tickets of one take it
-	// is known for the first.
+	// Late is how long after the work fitted first it begins, with the wait for a free slot. It is
+	// below 0 if unknown. Of the tickets of one take it is known for the first.
 	Late time.Duration
 
 	Policy string
 	Tenant string
 
-	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called. It
-	// is 0 if it was granted at once.
+	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called.
 	Waited time.Duration
-}
-
-// An Undecided is a task that waits because the limiter could not decide.
-type Undecided struct {
-	Err    error // why
-	Policy string
-	Tenant string
 }
 
 // Observer returns the observer of the limiter, for packages that call its functions.
 func (l *Limiter) Observer() Observer { return l.observer }
-
-// called passes on a call of a script.
-func (l *Limiter) called(ctx context.Context, c script.Call) {
-	call := Call{N: c.N, Policy: PolicyOf(c.Line), Script: c.Script, Took: c.Took}
-	if c.Err != nil {
-		call.Err = classify(ctx, call.Policy, c.Err)
-	}
-	l.observer.Called(call)
-}
 
 func (l *Limiter) corrected(c Correction) {
 	if l.observer.Corrected != nil {
@@ -127,7 +92,7 @@ func (l *Limiter) joined(policy string, requests []Request, places []Place) {
 		return
 	}
 	for i, place := range places {
-		l.observer.Joined(Join{Place: place, Policy: policy, Tenant: requests[i].Tenant})
+		l.observer.Joined(policy, requests[i].Tenant, place)
 	}
 }
 

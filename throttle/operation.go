@@ -32,7 +32,13 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 	bad := func(field string, value any, hint string) error {
 		return &RequestError{Policy: cp.Name, Field: field, Value: value, Hint: hint}
 	}
-	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windowsOf(t.Tenant)}
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.Windows}
+	if len(t.Windows) > 0 {
+		o.windows = slices.Clone(cp.Windows)
+		for i, w := range o.windows {
+			o.windows[i] = t.apply(w)
+		}
+	}
 	o.keys, o.values = make([]string, len(cp.scopes)), make([][]string, len(cp.scopes))
 	for i, attributes := range cp.scopes {
 		values := make([]string, len(attributes))
@@ -63,17 +69,6 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 		o.costs[i] = r.CostOf(w.Unit)
 	}
 	return o, nil
-}
-
-func (cp *compiledPolicy) windowsOf(t Tenant) []Window {
-	if len(t.Windows) == 0 {
-		return cp.Windows
-	}
-	windows := make([]Window, len(cp.Windows))
-	for i, w := range cp.Windows {
-		windows[i] = t.apply(w)
-	}
-	return windows
 }
 
 // checkCosts reports costs that can never be granted. Errors are *RequestError and *NeverFitsError.
@@ -117,7 +112,7 @@ func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error
 
 // scriptRequest returns the fields of a script's request that all operations share.
 func (o *operation) scriptRequest(op, id string) script.Request {
-	r := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText()}
+	r := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
 	if o.request.IdempotencyKey != "" {
 		r.Once = script.OnceKey(o.request.Tenant, o.request.IdempotencyKey)
 	}
@@ -138,7 +133,6 @@ func (o *operation) own() (own script.Own) {
 	return own
 }
 
-// place returns what the line needs of the request.
 func (o *operation) place() *script.Place {
 	p := &script.Place{
 		Flow: o.flow(script.Escape(o.request.Ticket.Queue), o.request), Tenant: o.request.Tenant, Weight: o.weight(),
@@ -162,20 +156,14 @@ func (cp *compiledPolicy) flow(queue string, r Request) string {
 }
 
 // costsText lists the cost of each unit, such as "requests=1,tokens=5".
-func (o *operation) costsText() string { return o.compiledPolicy.costsText(o.request) }
-
 func (cp *compiledPolicy) costsText(r Request) string {
-	b := make([]byte, 0, 32)
+	text, comma := "", ""
 	for _, unit := range cp.units {
 		if cost := r.CostOf(unit); cost > 0 {
-			if len(b) > 0 {
-				b = append(b, ',')
-			}
-			b = append(append(b, unit...), '=')
-			b = strconv.AppendInt(b, cost, 10)
+			text, comma = text+comma+unit+"="+strconv.FormatInt(cost, 10), ","
 		}
 	}
-	return string(b)
+	return text
 }
 
 // requestOf returns the request of a ticket, as far as its flow and costs contain it.
@@ -213,13 +201,7 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	return r, mark == cp.flowMark
 }
 
-// weight returns the tenant's weight, in thousandths.
-func (o *operation) weight() int64 {
-	if o.tenant.Weight == 0 {
-		return 1000
-	}
-	return max(1, int64(o.tenant.Weight*1000))
-}
+func (o *operation) weight() int64 { return max(1, int64(cmp.Or(o.tenant.Weight, 1)*1000)) }
 
 // micros converts microseconds. It never returns a negative duration, and does not overflow.
 func micros(us int64) time.Duration {
@@ -238,7 +220,6 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	return ask
 }
 
-// do sends one request.
 func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
 	answers, err := o.decide(ctx, ask)
 	if err != nil {
@@ -260,7 +241,6 @@ func (o *operation) badStatus(a script.Answer) error {
 	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
 }
 
-// decision returns the decision in an answer.
 func (o *operation) decision(a script.Answer) Decision {
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
@@ -276,7 +256,12 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.RetryIn = micros(a.Time - a.At)
 		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
 		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
-		d.Pause = newPause(a.Pause)
+		if p := a.Pause; p.Until > 0 {
+			d.Pause = &Pause{
+				At: time.UnixMicro(p.At), By: p.By, ByHand: p.ByHand, Cause: p.Cause,
+				OpensAt: time.UnixMicro(p.Open), Tenant: p.Tenant, Until: time.UnixMicro(p.Until),
+			}
+		}
 	}
 	if o.observes {
 		d.Observed = o.observed(a)
@@ -290,7 +275,6 @@ func (o *operation) decision(a script.Answer) Decision {
 	return d
 }
 
-// states returns the states of the windows at a time.
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {
 	states := make([]WindowState, len(o.windows))
 	for i, w := range o.windows {
@@ -315,7 +299,6 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 	return states
 }
 
-// scope returns a copy, as a decision belongs to the caller.
 func (o *operation) scope(i int) ScopeValue {
 	n := len(o.scopes[i])
 	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)

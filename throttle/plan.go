@@ -15,15 +15,13 @@ type Demand struct {
 	// Count is how many there are, those that stand in line included. It is required.
 	Count int
 
-	// Joined is how many of them stand in line already. The default, 0, is a plan of what is still to
-	// be enqueued.
+	// Joined is how many of them stand in line already. The default is 0.
 	Joined int
 
 	// Queue is that of their tickets (Ticket.Queue). The default is a queue of its own.
 	Queue string
 
-	// Request is one of them. Policy, Ticket, Key, IdempotencyKey, MaxWait, Backlog and Deadline are
-	// ignored.
+	// Request is one of them. Only its tenant, attributes, class, cost and Exempt are used.
 	Request Request
 }
 
@@ -35,8 +33,8 @@ type PlanOptions struct {
 	// From is the time before which no demand starts. The default is now.
 	From time.Time
 
-	// Open returns the earliest time, from the given one on, at which demands may start: it has them
-	// rest at some hours. The default, nil, has them start at any time.
+	// Open returns the earliest time, from the given one on, at which demands may start. The default,
+	// nil, has them start at any time.
 	Open func(from time.Time) time.Time
 }
 
@@ -56,23 +54,20 @@ type Finish struct {
 	Window    string    `json:"window,omitempty"`     // the window that the last one waited for; empty if it waited for none
 }
 
-// Plan returns when demands would have started, if nothing else comes and all takers ask in time. It
-// changes nothing. It starts from what the windows have counted and from all that waits, and
-// simulates the line: windows, resets, classes and weights.
+// Plan returns when demands would have started, if nothing else comes and all takers ask in time.
+// It changes nothing. It starts from what the windows have counted, from all that waits and from a
+// pause, and simulates the line. Where servers left tickets in the demand's queue that fit, it also
+// goes by the rate at which they took. It leaves out Concurrency windows, and how an upstream has
+// slowed the policy down (Policy.Adapt).
 //
-// It does not know how long Concurrency windows are held, which it leaves out, nor how an upstream
-// has slowed the policy down (Policy.Adapt). A pause it knows. Where servers left tickets in the
-// demand's queue that fit, it also goes by the rate at which they took.
-//
-// It calls Redis for pages of the flows that wait, and once for each 64 demands. Errors are
-// Reserve's.
+// It calls Redis for pages of the flows that wait, and for each 64 demands. Errors are Reserve's.
 func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan, error) {
 	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {
 		return Plan{}, err
 	}
 	if len(demands) == 0 {
-		return Plan{At: time.Now(), Finish: Finish{Known: true}}, nil
+		return PlanOf(time.Now(), nil), nil
 	}
 	l, err := n.simulation(ctx, cp, demands)
 	if err != nil {
@@ -93,7 +88,6 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 	return PlanOf(time.UnixMicro(l.Now), finishes), nil
 }
 
-// finishOf returns when a demand is expected to start.
 func finishOf(s plan.Start) Finish {
 	f := Finish{By: int(s.By), Known: s.Known}
 	if s.Known {
@@ -121,7 +115,6 @@ func PlanOf(at time.Time, demands []Finish) Plan {
 	return p
 }
 
-// simulation reads what a simulation starts from.
 func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Demand) (*plan.Line, error) {
 	operations := make([]*operation, len(demands))
 	asks := make([]script.Request, len(demands))
@@ -194,8 +187,8 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 	return l, nil
 }
 
-// standingRequest returns one of the tickets of a flow, as they cost on average. It returns false if
-// none waits, or by other scopes than the policy has now.
+// standingRequest returns one of the tickets of a flow, as they cost on average. It returns false
+// if none waits, or by other scopes than the policy has now.
 func (cp *compiledPolicy) standingRequest(flow string, s script.Standing) (Request, bool) {
 	r, ok := cp.requestOf(flow, "")
 	if !ok || s.Tickets == 0 {
@@ -207,8 +200,8 @@ func (cp *compiledPolicy) standingRequest(flow string, s script.Standing) (Reque
 	return r, true
 }
 
-// simulated returns a window of the request in a simulation, which has counted what the answer says;
-// nil if simulations leave it out.
+// simulated returns a window of the request in a simulation, which has counted what the answer
+// says; nil if simulations leave it out.
 func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, now int64) *plan.Window {
 	w, a := o.windows[i], o.algorithms[i]
 	if a.Simulate == nil {
@@ -226,7 +219,6 @@ func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, 
 	})
 }
 
-// simulatedFlow returns the flow of that name in a simulation.
 func (o *operation) simulatedFlow(l *plan.Line, name, queue string) *plan.Flow {
 	return l.Flow(name, queue, func() *plan.Flow {
 		f := &plan.Flow{Batch: o.request.Class == Batch, Weight: float64(o.weight()) / 1000}

@@ -17,11 +17,9 @@ import (
 )
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the
-// policy's name and its own name, algorithm and scope stay the same. The line of a removed policy
-// can be taken from until it is empty (see Lines), and reservations by it can be corrected and
-// released.
-//
-// The error is a *PolicyError. Then nothing changes.
+// policy's name and its own name, algorithm and scope stay. The line of a removed policy can be
+// taken from until it is empty, and its reservations can be corrected and released. The error is a
+// *PolicyError. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy) error {
 	set, err := compile(policies, &l.library)
 	if err != nil {
@@ -38,8 +36,7 @@ func (l *Limiter) SetPolicies(policies []Policy) error {
 	return nil
 }
 
-// Policies returns copies of all policies, in the order of SetPolicies, with their defaults written
-// out.
+// Policies returns copies of all policies, in the order of SetPolicies, with their defaults.
 func (l *Limiter) Policies() []Policy {
 	var policies []Policy
 	set := l.policies.Load()
@@ -49,8 +46,7 @@ func (l *Limiter) Policies() []Policy {
 	return policies
 }
 
-// A PolicyInfo is a summary of a policy that is cheap to get. Its fields are those of Policy, with
-// their defaults.
+// A PolicyInfo is a summary of a Policy that is cheap to get, with defaults.
 type PolicyInfo struct {
 	Fail     FailMode
 	Leases   bool // some window is a Concurrency window: reservations have to be held and released
@@ -62,14 +58,12 @@ type PolicyInfo struct {
 	MaxRefusedWait time.Duration
 }
 
-// Match returns the policy that guards a task type: the one whose Policy.Match matches it. It
-// returns false if there is none.
+// Match returns the policy whose Policy.Match matches a task type, or false.
 func (l *Limiter) Match(taskType string) (PolicyInfo, bool) {
 	return l.policies.Load().match(taskType).info()
 }
 
-// Lookup returns the policy of that name, or the one that has a line of that name (see LineOf). It
-// returns false if there is none.
+// Lookup returns the policy of that name, or the one that has a line of that name, or false.
 func (l *Limiter) Lookup(policy string) (PolicyInfo, bool) {
 	set := l.policies.Load()
 	if shards := set.byName[policy]; shards != nil {
@@ -145,7 +139,6 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 	return set, checkOverlaps(policies)
 }
 
-// checkOverlaps returns a *PolicyError if two policies match the same task type.
 func checkOverlaps(policies []Policy) error {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {
@@ -185,7 +178,6 @@ func (set *policySet) inherit(before *policySet, r *script.Runner) {
 	}
 }
 
-// match returns the policy whose globs match the task type, or nil.
 func (set *policySet) match(taskType string) *compiledPolicy {
 	if cp, ok := set.matched.Load(taskType); ok {
 		return cp.(*compiledPolicy)
@@ -225,8 +217,9 @@ func lineName(policy, tenant string, shards int) string {
 	return shardName(policy, shardOf(tenant, shards), shards)
 }
 
-// shardName returns the name of a shard's line. Names of policies hold no slash. The number of shards
-// is in it: tenants that come from another shard would find counts there that are not theirs alone.
+// shardName returns the name of a shard's line. Names of policies hold no slash. The number of
+// shards is in it: tenants that come from another shard would find counts there that are not theirs
+// alone.
 func shardName(policy string, shard, shards int) string {
 	if shards <= 1 {
 		return policy
@@ -244,9 +237,8 @@ func shardOf(tenant string, shards int) int {
 	return int(h.Sum64() % uint64(shards))
 }
 
-// LineOf returns the name of the line, for Line, in which tickets of a tenant wait for a policy. It
-// is the policy's name, unless Policy.Shards is above 1 or SetPolicies changed that: then tickets
-// that joined before wait in other lines.
+// LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the
+// policy's, unless that has shards. Tickets that joined before these changed wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
 	return lineName(policy, tenant, len(l.policies.Load().byName[policy]))
 }

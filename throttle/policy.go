@@ -10,8 +10,7 @@ import (
 )
 
 const (
-	// Requests is the default of Window.Unit. A request costs 1 of it unless Request.Cost says
-	// otherwise.
+	// Requests is the default of Window.Unit. A request costs 1 of it by default.
 	Requests = "requests"
 
 	// TenantAttribute is the attribute of tenants. Lines are fair between its values, and windows
@@ -20,45 +19,39 @@ const (
 )
 
 // A Policy is a named set of windows that guards one resource. A request is granted only if it fits
-// all of them. Limiters copy the policies that they are given.
+// all of them. Limiters copy policies.
 type Policy struct {
 	// Adapt says what follows a refusal by the upstream beside the pause. The default is AdaptFull.
 	Adapt Adapt
 
 	// BatchShare is the share of batches in what a window grants, and in handler slots, while live
-	// requests and a batch wait there: MinBatchShare to MaxBatchShare. So a batch cannot starve. The
-	// default is DefaultBatchShare.
+	// requests wait there too: MinBatchShare to MaxBatchShare. The default is DefaultBatchShare.
 	BatchShare float64
 
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
 
-	// Failover says what happens after another server has become the primary of Redis. The default
-	// is FailoverFast.
+	// Failover says what happens after a failover of Redis. The default is FailoverFast.
 	Failover FailoverMode
 
-	// Match lists globs over task types: the jobs that this policy guards, for Limiter.Match. "*"
-	// matches any bytes or none, "?" exactly one byte, everything else itself. A glob is 1 to
-	// MaxGlobBytes bytes. No two policies of a limiter may match the same task type. The default is
-	// none: then requests name the policy.
+	// Match lists globs over task types: the jobs that this policy guards. "*" matches any bytes or
+	// none, "?" one byte, everything else itself. A glob is 1 to MaxGlobBytes bytes. No two policies
+	// of a limiter may match the same task type. The default is none: then requests name the policy.
 	Match []string
 
-	// MaxPause bounds a pause of the policy, whatever the upstream asks for: 1 millisecond to
-	// MaxPeriod, in whole microseconds. The default is DefaultMaxPause.
+	// MaxPause bounds pauses, whatever the upstream asks for: 1 millisecond to MaxPeriod, in whole
+	// microseconds. The default is DefaultMaxPause.
 	MaxPause time.Duration
 
-	// MaxRefusals is how often the upstream may refuse a worker's task: 0 to MaxLimit. The refusal with
-	// this number fails the task by a worker.GivenUpError. A failure by something else begins the count
-	// again. The default, 0, has no limit.
+	// MaxRefusals is the number of the refusal by the upstream, in a row, that fails a worker's task
+	// by a worker.GivenUpError: 0 to MaxLimit. The default, 0, has no limit.
 	MaxRefusals int64
 
-	// MaxRefusedWait is how long the upstream may refuse a worker's task: 0 to MaxPeriod. A refusal
-	// fails the task by a worker.GivenUpError if its next start would be later than so long after the
-	// first refusal. The default, 0, has no limit.
+	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would be so long
+	// after the first refusal by the upstream: 0 to MaxPeriod. The default, 0, has no limit.
 	MaxRefusedWait time.Duration
 
-	// Mode says whether the policy denies, or only reports what it would deny. The default is
-	// ModeEnforce.
+	// Mode says whether the policy denies, or only reports. The default is ModeEnforce.
 	Mode Mode
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
@@ -67,18 +60,16 @@ type Policy struct {
 	// Requeue says for when a worker requeues a denied task. The default is RequeueWhenFits.
 	Requeue Requeue
 
-	// Shards spreads the tenants over as many hash tags, each with a line of its own, so that several
-	// primaries of a Redis Cluster share the work: 1 to MaxShards. It needs windows that all count by
-	// tenant. To change it is as to change Name: all tenants count from 0 again. The default is 1.
+	// Shards spreads the tenants over as many hash tags, each with a line of its own, for several
+	// primaries of a Redis Cluster: 1 to MaxShards. All windows must count by tenant. A change has all
+	// tenants count from 0. The default is 1.
 	Shards int
 
-	// Tenants holds the settings of single tenants, by name: 1 to MaxValueBytes bytes. A tenant that
-	// Config.Tenants finds is not looked up here.
+	// Tenants holds the settings of single tenants, by name, unless Config.Tenants finds them.
 	Tenants map[string]Tenant
 
-	// Upstream says whether a refusal by the upstream, or its report of remaining calls, applies to
-	// one tenant or to all. The default is UpstreamTenant if a window counts by tenant, so that one
-	// tenant's refusal stops no other. Without such a window it is UpstreamShared.
+	// Upstream says whether what the upstream reports applies to one tenant or to all. The default is
+	// UpstreamTenant if a window counts by tenant, or else UpstreamShared.
 	Upstream Upstream
 
 	// Windows are the limits: 1 to MaxWindows, with different names.
@@ -90,47 +81,43 @@ type Window struct {
 	// Algorithm says how units are counted. The default is Sliding.
 	Algorithm Algorithm
 
-	// Anchor says where the buckets of a Fixed window begin. The default is AnchorClock. Other
-	// algorithms have none.
+	// Anchor says where the buckets of a Fixed window begin. The default is AnchorClock.
 	Anchor Anchor
 
 	// Burst is how many units a GCRA window grants at once: 1 to MaxLimit. The default is Limit; 1
-	// makes it a leaky bucket. Other algorithms have none.
+	// makes it a leaky bucket.
 	Burst int64
 
 	// Lease is how long a Concurrency window holds units without a renewal: MinLease to MaxLease, in
-	// whole microseconds. The default is DefaultLease. Other algorithms have none.
+	// whole microseconds. The default is DefaultLease.
 	Lease time.Duration
 
-	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many units
-	// are held at once: 1 to MaxConcurrency. It is required.
+	// Limit is how many units fit in one period: 1 to MaxLimit. For Concurrency it is how many are
+	// held at once: 1 to MaxConcurrency. It is required.
 	Limit int64
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream.
 	// Units count for Period and Margin; a Fixed window by the clock grants nothing in the last
 	// Margin of a bucket; a Calendar window counts what it grants within Margin of a reset on both
-	// sides. The default is 0. It is at most Period, in whole microseconds. For Calendar, and Fixed
-	// by the clock, it is less than half the time between two resets. Concurrency windows have
-	// none.
+	// sides. It is at most Period, in whole microseconds, and for Calendar, and Fixed by the clock,
+	// less than half the time between two resets. The default is 0. Concurrency windows have none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
 	// Period is the time that Limit is for: MinPeriod to MaxPeriod, in whole microseconds. It is
-	// required, except for Calendar and Concurrency windows, which have none.
+	// required, but Calendar and Concurrency windows have none.
 	Period time.Duration
 
-	// Resets says when a Calendar window starts again from 0: a cron expression of five fields, or
-	// @hourly, @daily, @weekly, @monthly or @yearly. It is required there. Other algorithms have none.
+	// Resets says when a Calendar window starts again from 0, and is required there: a cron expression
+	// of five fields, or @hourly, @daily, @weekly, @monthly or @yearly.
 	Resets string
 
-	// Scope names the attributes that the window counts by. The zero value is the tenant: each tenant
-	// has a count of its own. See Shared and Per.
+	// Scope names the attributes that the window counts by. The default is the tenant.
 	Scope Scope
 
-	// Timezone is the time zone of Resets: a name of the IANA time zone database. The default is
-	// "UTC". Other algorithms than Calendar have none.
+	// Timezone is that of Resets: a name of the IANA time zone database. The default is "UTC".
 	Timezone string
 
 	// Unit is what the window counts, such as "tokens": 1 to 64 of the characters A-Z a-z 0-9 _ . -
@@ -143,11 +130,11 @@ type Tenant struct {
 	// Exempt tenants are counted, but never denied. The default is false.
 	Exempt bool
 
-	// Weight is the tenant's share of shared windows and handler slots while several tenants wait:
-	// above 0 and at most 1e6. The default is 1.
+	// Weight is the share of shared windows and handler slots while several tenants wait: above 0 and
+	// at most 1e6. The default is 1.
 	Weight float64
 
-	// Windows holds the tenant's own limits, by the names of windows whose scope contains the tenant.
+	// Windows holds own limits, by the names of windows whose scope contains the tenant.
 	Windows map[string]Override
 }
 
@@ -158,8 +145,8 @@ type Override struct {
 	Limit int64 `json:"limit,omitempty"` // Window.Limit, in units
 }
 
-// An Upstream says which counts the word of the called API applies to: see Reservation.Pause. Where
-// a policy has no such count, it applies to all counts of the call.
+// An Upstream says which counts the word of the called API applies to. Where a policy has no such
+// count, it applies to all counts of the call.
 type Upstream string
 
 const (
@@ -168,23 +155,20 @@ const (
 )
 
 // An Adapt says how a policy adapts to an upstream that refuses calls although the policy keeps its
-// limits. It acts on the counts that Policy.Upstream names, on all workers. It never grants more
-// than the limits. Grants are spread by the windows of the shortest period. Calendar and
-// Concurrency windows do not adapt.
+// limits. It acts on the counts that Policy.Upstream names, on all workers, by the windows of the
+// shortest period. Calendar and Concurrency windows do not adapt.
 type Adapt string
 
 const (
 	// AdaptOff grants one window's worth evenly after the pause, and then as much as the windows do.
 	AdaptOff Adapt = "off"
 
-	// AdaptSpread spreads grants evenly over the period, instead of bursts. It ends when no call was
-	// refused for the time of 600 calls, at least a minute and at most an hour. If a call is refused
-	// again later, grants are spread for twice as long.
+	// AdaptSpread spreads grants evenly over the period. It ends when no call was refused for the time
+	// of 600 calls, at least a minute and at most an hour. Each later refusal doubles that time.
 	AdaptSpread Adapt = "spread"
 
-	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down
-	// to a 64th of the limit. The rate then grows again: fast at first, slowly around the rate that
-	// was refused last, and faster beyond.
+	// AdaptFull spreads grants and, if calls are still refused, lowers the rate by an eighth, down to
+	// a 64th of the limit. The rate then grows again, slowly around the one that was refused last.
 	AdaptFull Adapt = "full"
 )
 
@@ -207,11 +191,10 @@ const (
 	FailoverFast FailoverMode = "fast"
 
 	// FailoverStrict returns ErrUnavailable until no window counts any more what the old primary
-	// granted: for the longest Period and Margin, Lease, or time in which a GCRA window drains. It
-	// notices another primary by its replication ID, which also changes with a restart, and when a
-	// slot of a Cluster is migrated. Data that is gone as a whole it does not notice. It needs
-	// FailClosed, and has no Calendar windows. Limits of tenants that Config.Tenants finds do not make
-	// it longer.
+	// granted: for the longest Period and Margin, Lease, or time in which a GCRA window drains, but
+	// for limits that Config.Tenants finds. It notices another primary by its replication ID, which
+	// also changes with a restart or a migrated slot. It does not notice data that is gone as a whole.
+	// It needs FailClosed, and has no Calendar windows.
 	FailoverStrict FailoverMode = "strict"
 )
 
@@ -223,8 +206,7 @@ const (
 	ModeEnforce Mode = "enforce"
 
 	// ModeObserve grants every request, and reports in Decision.Observed what would be denied, and for
-	// how long. Work of the policy is counted as if it had waited in a queue of its own for each count
-	// of a window: Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What
+	// how long. Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What
 	// waits when the mode begins starts at once. Pauses by operators hold all the same.
 	ModeObserve Mode = "observe"
 )
@@ -236,8 +218,7 @@ const (
 	// RequeueWhenFits puts the task in line: it starts when its whole cost fits.
 	RequeueWhenFits Requeue = "when-fits"
 
-	// RequeueEarliestReset retries the task at Decision.EarliestReset, without a line: other windows
-	// may still deny then.
+	// RequeueEarliestReset retries the task at Decision.EarliestReset, without a line.
 	RequeueEarliestReset Requeue = "earliest-reset"
 )
 
@@ -301,7 +282,6 @@ func (t Tenant) withDefaults() Tenant {
 	return t
 }
 
-// apply returns the window with the tenant's own limits.
 func (t Tenant) apply(w Window) Window {
 	o := t.Windows[w.Name]
 	if o.Burst == 0 && w.Burst == w.Limit { // the default

@@ -12,12 +12,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Reservation is granted capacity. Its methods correct it, renew it and give it back. They are
-// safe for concurrent use. It may be copied.
+// A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
-// Its exported fields are plain data, for instance for JSON. A reservation that was decoded must be
-// bound to a limiter before use, in this or another process: see Limiter.Attach. The methods of an
-// unbound one, such as the zero value, return ErrDetached.
+// Its exported fields are plain data. One that was decoded, such as from JSON, must be bound to a
+// limiter by Limiter.Attach. The methods of an unbound one return ErrDetached.
 //
 // A reservation that failed open holds nothing: its methods do nothing, except Pause.
 type Reservation struct {
@@ -102,10 +100,9 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	return r, nil
 }
 
-// Release gives back what Concurrency windows hold for the reservation. Call it at the end of the
-// work. It does not change other windows. A second Release, or one after the lease expired, does
-// nothing. Errors are Limiter.Reserve's and ErrDetached. After an error, what is held ends with its
-// lease.
+// Release gives back what Concurrency windows hold for the reservation, at the end of the work. A
+// second one, or one after the lease expired, does nothing. Errors are Limiter.Reserve's and
+// ErrDetached. After an error, what is held ends with its lease.
 func (r Reservation) Release(ctx context.Context) error {
 	o, err := r.operation(ctx)
 	if o == nil || !o.leases { // not by Lease: what is held stays held when the cost is settled to 0
@@ -119,9 +116,8 @@ func (r Reservation) Release(ctx context.Context) error {
 }
 
 // Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns
-// false if the lease expired or was given back: others may have the room, so the work must end. It
-// returns true if the reservation has no lease. Hold calls it in time. Errors are Limiter.Reserve's
-// and ErrDetached.
+// false if the lease expired or was given back: the work must end, as others may have the room.
+// Hold calls it in time. Errors are Limiter.Reserve's and ErrDetached.
 func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	o, err := r.operation(ctx)
 	if err != nil || r.Lease() == 0 {
@@ -159,7 +155,6 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	return r.limiter.findLine(r.line(), true)
 }
 
-// line returns the name of the line whose windows count the reservation.
 func (r Reservation) line() string { return lineName(r.Policy, r.Tenant, r.Shards) }
 
 // operation prepares the reservation's request, or returns nil if there is nothing to do.
@@ -171,7 +166,6 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	return r.limiter.operation(ctx, cp, r.Request)
 }
 
-// settle sends a change of a reservation.
 func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {
 	ask := o.scriptRequest(op, r.ID)
 	if ask.Word = word; !r.At.IsZero() {

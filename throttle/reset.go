@@ -9,8 +9,8 @@ import (
 
 // Reset empties the windows of a policy, of one tenant or with "" of all: as if nothing had been
 // granted. What all tenants share stays if a tenant is named. Pauses by the upstream, and what the
-// policy adapted to, end there too. Concurrency windows forget who runs now: more may run than their
-// limit, until those have ended. Tickets in line keep their places.
+// policy adapted to, end there too. Concurrency windows forget who runs now: more may run than
+// their limit, until those have ended. Tickets in line keep their places.
 //
 // It returns how many counts it has emptied. It looks through all keys of a Redis, some thousand a
 // call, unless the windows count by the tenant alone, or by nothing. If it fails or ctx ends, some
@@ -43,7 +43,6 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 	return n, nil
 }
 
-// resetScope empties the counts of one scope.
 func (l *Limiter) resetScope(ctx context.Context, cp *compiledPolicy, attributes []string, tenant string) (int, error) {
 	i := slices.Index(attributes, TenantAttribute)
 	switch {

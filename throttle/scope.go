@@ -2,7 +2,6 @@ package throttle
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -12,7 +11,7 @@ import (
 // each tenant has a count of its own. Scopes are comparable: two are equal if they name the same
 // attributes.
 type Scope struct {
-	names string // "" for the tenant alone, shared, or else the names in order, quoted
+	names string // "" for the tenant alone, shared, or else the names in order, each behind a NUL
 }
 
 const shared = "shared"
@@ -31,11 +30,7 @@ func Per(attributes ...string) Scope {
 	case len(attributes) == 1 && attributes[0] == TenantAttribute:
 		return Scope{}
 	}
-	var b strings.Builder
-	for _, a := range slices.Sorted(slices.Values(attributes)) {
-		b.WriteString(strconv.Quote(a))
-	}
-	return Scope{b.String()}
+	return Scope{"\x00" + strings.Join(slices.Sorted(slices.Values(attributes)), "\x00")}
 }
 
 // Attributes returns the names in alphabetical order, none for Shared.
@@ -46,17 +41,7 @@ func (s Scope) Attributes() []string {
 	case shared:
 		return []string{}
 	}
-	var attributes []string
-	for rest := s.names; rest != ""; {
-		quoted, err := strconv.QuotedPrefix(rest)
-		if err != nil {
-			break
-		}
-		rest = rest[len(quoted):]
-		name, _ := strconv.Unquote(quoted)
-		attributes = append(attributes, name)
-	}
-	return attributes
+	return strings.Split(s.names[1:], "\x00")
 }
 
 // String returns the names, such as "tenant,user", or "shared".
@@ -79,7 +64,6 @@ func (s *Scope) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// has reports whether the scope names the attribute.
 func (s Scope) has(attribute string) bool { return slices.Contains(s.Attributes(), attribute) }
 
 // A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical

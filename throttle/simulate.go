@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are by the
-// clock of Redis.
+// A Simulation is when all that waits for a policy would be done, if nothing else comes. Times are
+// by the clock of Redis.
 type Simulation struct {
 	At      time.Time          `json:"at"` // of the state that it starts from
 	Policy  string             `json:"policy"`
@@ -32,13 +32,13 @@ type TenantSimulation struct {
 	NeverFits string `json:"never_fits,omitempty"` // a window that can never grant one of its tickets
 }
 
-// Simulate returns when all that waits for a policy would be done, by each of some variants of it, such
-// as one with another limit or weight. It changes nothing. A variant has the name of a policy of the
-// limiter. It begins with what the windows have counted that have the same name, algorithm and scope.
-// What a plan does not know, this does not know either: see Line.Plan.
+// Simulate returns when all that waits would be done by some variants of the limiter's policies,
+// such as one with another limit or weight. It changes nothing. A variant begins with what the
+// windows have counted that have the same name, algorithm and scope. For what it leaves out see
+// Line.Plan.
 //
-// It reads all tenants that wait in pages, and what their windows have counted by a call for each 64.
-// Errors are Reserve's, and a *PolicyError of a variant.
+// It reads all tenants that wait in pages, and what their windows have counted by a call for each
+// 64. Errors are Reserve's, and a *PolicyError of a variant.
 func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulation, error) {
 	backlogs := make([]Simulation, len(variants))
 	snapshots := map[string][]*snapshot{} // by policy, and by its lines
@@ -80,24 +80,19 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulatio
 	return backlogs, nil
 }
 
-// sum puts together what is of one tenant.
 func (b *Simulation) sum(all []TenantSimulation) {
-	finishes := map[string][]Finish{}
 	tenants := map[string]TenantSimulation{}
-	every := make([]Finish, len(all))
-	for i, t := range all {
-		every[i] = t.Finish
-		finishes[t.Tenant] = append(finishes[t.Tenant], t.Finish)
-		sum := tenants[t.Tenant]
-		sum.Tenant, sum.Waiting, sum.NeverFits = t.Tenant, sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
-		tenants[t.Tenant] = sum
+	b.Known, b.Tenants = true, []TenantSimulation{}
+	for _, t := range all {
+		b.Finish = PlanOf(b.At, []Finish{b.Finish, t.Finish}).Finish
 		b.Waiting += t.Waiting
+		if sum, more := tenants[t.Tenant]; more {
+			t.Finish = PlanOf(b.At, []Finish{sum.Finish, t.Finish}).Finish
+			t.Waiting, t.NeverFits = sum.Waiting+t.Waiting, cmp.Or(sum.NeverFits, t.NeverFits)
+		}
+		tenants[t.Tenant] = t
 	}
-	b.Finish, b.Tenants = PlanOf(b.At, every).Finish, []TenantSimulation{}
-	for name, t := range tenants {
-		t.Finish = PlanOf(b.At, finishes[name]).Finish
-		b.Tenants = append(b.Tenants, t)
-	}
+	b.Tenants = slices.AppendSeq(b.Tenants, maps.Values(tenants))
 	slices.SortFunc(b.Tenants, func(x, y TenantSimulation) int {
 		return cmp.Or(-cmp.Compare(x.Waiting, y.Waiting), cmp.Compare(x.Tenant, y.Tenant))
 	})
@@ -118,7 +113,6 @@ type standingFlow struct {
 	answer  *script.Answer // nil: its windows are taken for empty
 }
 
-// standing reads a snapshot.
 func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, error) {
 	waiting, err := l.runner.Standing(ctx, cp.line)
 	if err != nil {
@@ -157,7 +151,6 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 	return s, classify(ctx, cp.Name, err)
 }
 
-// run simulates the snapshot by a variant of its policy.
 func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]TenantSimulation, error) {
 	sim := plan.New(cp.BatchShare)
 	sim.Now, sim.From, sim.End = s.now, s.now, s.now+MaxPlan.Microseconds()

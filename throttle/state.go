@@ -20,20 +20,18 @@ type StateRequest struct {
 	// After is PolicyState.Next of the page before. The default is the first page.
 	After string
 
-	// Limit is about how many tenants a page has: 1 to MaxStatePage. The default is
-	// DefaultStatePage.
+	// Limit is about how many tenants a page has: 1 to MaxStatePage. The default is DefaultStatePage.
 	Limit int
 
 	// Policy is the policy's name. It is required.
 	Policy string
 
-	// Tenant restricts the page to one tenant, even if it does not wait. The default
-	// is all tenants that wait.
+	// Tenant restricts the page to one tenant, even if it does not wait. The default is all that wait.
 	Tenant string
 }
 
-// A PolicyState is how a policy stands: what it has granted, and who waits. As JSON, times are of RFC
-// 3339, and durations are seconds.
+// A PolicyState is how a policy stands: what it has granted, and who waits. As JSON, times are of
+// RFC 3339, and durations are seconds.
 type PolicyState struct {
 	At        time.Time     `json:"at"` // by the clock of Redis
 	Policy    string        `json:"policy"`
@@ -74,8 +72,7 @@ type TenantState struct {
 	LastAt     time.Time `json:"last_at,omitzero"`
 	LastAtMost time.Time `json:"last_at_most,omitzero"`
 
-	// SlotsBind says that servers without a free slot hold the last ticket up, and not limits: LastAt
-	// goes by the rate at which they took tickets, and is above LastAtMost.
+	// SlotsBind is that of Place, for the last ticket: LastAt is above LastAtMost.
 	SlotsBind bool `json:"slots_bind,omitempty"`
 
 	Exempt    bool          `json:"exempt,omitempty"`
@@ -87,14 +84,12 @@ type TenantState struct {
 	Adapted   *Adapted      `json:"adapted,omitempty"`
 }
 
-// State returns how a policy stands, with a page of the tenants that wait. It changes nothing. The cost
-// of a page does not depend on how many tenants and tickets wait: it is a few commands, and one call
-// of a script for each 64 tenants. Of a page, tenants with most tickets come first.
+// State returns how a policy stands, with a page of the tenants that wait. It changes nothing. A
+// page costs a few commands, and one call of a script for each 64 tenants, however many wait. Of a
+// page, tenants with most tickets come first.
 //
-// Tenants come in no particular order of pages. One that waits all the time comes at least once; one
-// may come twice. A policy that was removed has a state while somebody waits for it.
-//
-// Errors are Reserve's, and a *RequestError for an After or a Limit that cannot be.
+// Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
+// A removed policy has a state while somebody waits for it. Errors are Reserve's.
 func (l *Limiter) State(ctx context.Context, q StateRequest) (PolicyState, error) {
 	lines, err := l.linesOf(q.Policy)
 	if err != nil {

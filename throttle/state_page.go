@@ -20,7 +20,8 @@ type page struct {
 	tenants []TenantState
 }
 
-// alike reports whether a tenant has one flow in a queue and class: none differs in other attributes.
+// alike reports whether a tenant has one flow in a queue and class: none differs in other
+// attributes.
 func (p *page) alike() bool { return len(p.flowBy) == 1 }
 
 // A row is a tenant of a page, with its flows.
@@ -28,6 +29,7 @@ type row struct {
 	operation *operation // nil if the flows are of other scopes than the policy has now
 	request   Request
 	flows     []script.Standing
+	state     TenantState
 }
 
 // read reads about n tenants behind a cursor, and returns the next one.
@@ -53,8 +55,8 @@ func (p *page) read(ctx context.Context, cursor uint64, n int) (uint64, error) {
 	return cursor, nil
 }
 
-// rows puts flows of one tenant together: those of other queues and of the other class too. Only the
-// first of them in order makes a row, as the others come with other pages.
+// rows puts flows of one tenant together: those of other queues and of the other class too. Only
+// the first of them in order makes a row, as the others come with other pages.
 func (p *page) rows(ctx context.Context, flows []script.Standing) ([]*row, error) {
 	var names []string
 	for _, f := range flows {
@@ -99,7 +101,6 @@ func (p *page) rows(ctx context.Context, flows []script.Standing) ([]*row, error
 	return rows, nil
 }
 
-// row returns a tenant by its flows.
 func (p *page) row(ctx context.Context, flows []script.Standing) (*row, error) {
 	r := &row{flows: flows}
 	var ok bool
@@ -145,10 +146,9 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 	for _, q := range p.queues {
 		weights[q.Name] = q.Weights
 	}
-	states := map[*row]*TenantState{}
 	for _, r := range rows {
-		s := &TenantState{Tenant: r.request.Tenant, Attributes: maps.Clone(r.request.Attributes), Windows: []WindowState{}}
-		states[r] = s
+		s := &r.state
+		s.Tenant, s.Attributes, s.Windows = r.request.Tenant, maps.Clone(r.request.Attributes), []WindowState{}
 		most := int64(0)
 		for _, f := range r.flows {
 			queue, _, _ := strings.Cut(f.Name, "|")
@@ -162,18 +162,16 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 				s.Share = min(1, float64(f.Weight)/float64(max(1, weights[queue])))
 			}
 		}
-		if most == 0 {
-			s.Weight = 1
-			if r.operation != nil {
-				s.Weight = float64(r.operation.weight()) / 1000
-			}
+		if s.Weight == 0 && r.operation != nil {
+			s.Weight = float64(r.operation.weight()) / 1000
 		}
+		s.Weight = cmp.Or(s.Weight, 1)
 	}
 	for i, a := range answers {
-		states[of[i]].add(of[i].operation, a, ranks[i])
+		of[i].state.add(of[i].operation, a, ranks[i])
 	}
 	for _, r := range rows {
-		p.tenants = append(p.tenants, *states[r])
+		p.tenants = append(p.tenants, r.state)
 	}
 	return nil
 }

@@ -40,13 +40,12 @@ type TakenTicket struct {
 // Take removes tickets from the line that fit now, and charges them: in line order, and together in
 // all windows. Taken.Next says when to call it again. A Place.Nudge asks for it sooner.
 //
-// Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost with their
-// process: the next Take of another process puts them back at their places. If ctx ends or Redis
-// does not answer, the next Take returns the tickets of this one. Concurrent Takes of one policy
-// and limiter go one after the other.
+// Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost: the next
+// Take of another process puts them back. If ctx ends or Redis does not answer, the next Take
+// returns the tickets of this one. Concurrent Takes of one line go one after the other.
 //
-// Take serves a policy that SetPolicies removed, too. Errors are ErrUnknownPolicy, ErrUnavailable,
-// ErrState, ErrClock, ErrReply and the context's error.
+// Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrState,
+// ErrClock, ErrReply and the context's error.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	l := n.limiter
 	cp, err := l.findLine(n.name, true)
@@ -92,7 +91,6 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// weight returns a tenant's weight, or 1 if it cannot be looked up.
 func (l *Limiter) weight(ctx context.Context, cp *compiledPolicy, tenant string) float64 {
 	t, err := l.tenant(ctx, cp, tenant)
 	if err != nil || t.Weight <= 0 {
@@ -126,9 +124,8 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	return ticket
 }
 
-// Acknowledge reports that the tickets of the last Take arrived. The next Take does so too: call
-// Acknowledge if none follows within a second or so. Without such tickets it does nothing. Errors
-// are Take's.
+// Acknowledge reports that the tickets of the last Take arrived, as the next Take does. Call it if
+// none follows within a second or so. Errors are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
@@ -137,14 +134,12 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return classify(ctx, cp.Name, cp.taker.Acknowledge(ctx, cp.script))
 }
 
-// PutBack returns taken tickets that could not start to their places in line, and refunds their
-// units. Errors are Take's.
+// PutBack returns taken tickets to their places in line, and refunds them. Errors are Take's.
 func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
 }
 
-// Refund gives back the units of taken tickets whose work no longer exists. It is
-// Reservation.Cancel for many. Errors are Take's.
+// Refund is Reservation.Cancel for taken tickets whose work no longer exists. Errors are Take's.
 func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.Cancel)
 }
@@ -191,10 +186,10 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 	return nil
 }
 
-// ReserveAgain replaces the grant of a ticket that was taken too long ago by a grant of now, in one
-// call. Tickets in line do not deny it, as it had its turn. If it is denied, it waits again under
-// Request.Ticket. If the request does not match the ticket (see Matches), ReserveAgain refunds the
-// ticket's units, and then is Limiter.Reserve. Errors are Reserve's.
+// ReserveAgain replaces the grant of a ticket that was taken too long ago by one of now. Tickets in
+// line do not deny it, as it had its turn. A denied one waits again under Request.Ticket. If the
+// request does not match the ticket, ReserveAgain refunds that, and then is Limiter.Reserve. Errors
+// are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
 	o, err := l.checked(ctx, r)
@@ -213,8 +208,8 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	return l.reserve(ctx, o, granted.At.UnixMicro(), granted.ID)
 }
 
-// Matches reports whether a request has the policy, attributes and cost by which the ticket was
-// taken. They differ if the policy or the job has changed since the join.
+// Matches reports whether a request has the policy, attributes and cost by which a ticket was
+// taken: neither policy nor job has changed since the join.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.find(r.Policy, r.Tenant)
 	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&

@@ -11,16 +11,15 @@ import (
 )
 
 // After a pause by hand, or of a policy that does not adapt, the units of one window are granted
-// evenly over a ramp. It is as long as the pause, within minRamp and maxRamp. A refusal on the
-// ramp, or shortly after it, doubles the next ramp.
+// evenly over a ramp, as long as the pause. A refusal on the ramp, or shortly after, doubles the
+// next.
 const (
 	minRamp = time.Second
 	maxRamp = time.Minute
 )
 
-// A Pause is the effect of a refusal by the upstream, or of a pause by hand: nothing is granted until
-// Until, and then gradually more until OpensAt. Times are by the clock of Redis. Of several it is the
-// one that lasts longest.
+// A Pause is the effect of a refusal by the upstream, or of a pause by hand: nothing is granted
+// until Until, and then gradually more until OpensAt. Of several it is the one that lasts longest.
 type Pause struct {
 	At      time.Time `json:"at"`       // when it was reported or set
 	By      string    `json:"by"`       // which limiter reported it (Config.Name), or which operator set it
@@ -73,17 +72,6 @@ func (p *Pause) describe(at time.Time) string {
 	return text
 }
 
-// newPause returns the pause of an answer; nil if there is none.
-func newPause(a script.PauseAnswer) *Pause {
-	if a.Until == 0 {
-		return nil
-	}
-	return &Pause{
-		At: time.UnixMicro(a.At), By: a.By, ByHand: a.ByHand, Cause: a.Cause, OpensAt: time.UnixMicro(a.Open),
-		Tenant: a.Tenant, Until: time.UnixMicro(a.Until),
-	}
-}
-
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
 // Policy.Adapt.
 type Adapted struct {
@@ -134,24 +122,20 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 
 // A Refusal is what a refusal by the upstream led to.
 type Refusal struct {
-	// Adapted is the rate in force if this refusal changed it, or began to spread calls. Otherwise it
-	// is nil.
+	// Adapted is the rate in force, or nil unless this refusal changed it or began to spread calls.
 	Adapted *Adapted
 
-	// Pause is the length of a pause that begins by this refusal. It is 0 if the refusal only extends
-	// one, and if the length is a guess and the rate did not change.
+	// Pause is the length of a pause that begins by this refusal. It is 0 if it only extends one, or
+	// if the length is a guess and the rate did not change.
 	Pause time.Duration
 
 	Policy string
 	Tenant string // whose call was refused; empty if it had no tenant
 }
 
-// Pause stops grants from now on, in the counts that Policy.Upstream names. It is Reservation.Pause
-// by hand: the request needs a policy, and the values that its scopes count by. Resume ends it.
-// Decision.Pause shows the cause, which is at most MaxCauseBytes long and may be empty.
-//
-// The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of a pause
-// that begins by this call, or 0 if it extends one. Errors are Reserve's.
+// Pause is Reservation.Pause by hand, in the counts of a request that Policy.Upstream names. Resume
+// ends it. The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of
+// one that begins by this call, or 0 if it extends one. Errors are Reserve's.
 func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration, cause string) (begun time.Duration, err error) {
 	if pause <= 0 {
 		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
@@ -167,19 +151,16 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 }
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
-// on all workers, in the counts of the reservation that Policy.Upstream names. Tickets in line keep
-// their places. A later refusal extends the pause. After it, grants follow Policy.Adapt. Denied
-// requests find it in Decision.Pause.
+// on all workers, in the counts of the reservation that Policy.Upstream names. A later refusal
+// extends the pause. After it, grants follow Policy.Adapt. Denied requests find it in
+// Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
 //
 // The pause must not be below 0. At 0 the upstream did not say how long. A policy that adapts then
-// pauses for an eighth of its shortest period, at most 1 second. It doubles that while refusals go
+// pauses for an eighth of its shortest period, at most 1 second, and doubles that while refusals go
 // on. With AdaptOff the pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
-// The cause says what refused, such as "429": at most MaxCauseBytes, or empty. Decision.Pause shows
-// it.
-//
-// Pause returns what the refusal led to. It is empty beside Policy and Tenant if it is one with a
-// refusal before. Errors are Limiter.Reserve's and ErrDetached.
+// Pause returns what the refusal led to: nothing if it is one with a refusal before. Errors are
+// Limiter.Reserve's and ErrDetached.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause string) (Refusal, error) {
 	if r.limiter == nil {
 		return Refusal{}, ErrDetached
@@ -247,8 +228,7 @@ type Remaining struct {
 
 // ReportRemaining reports how many units the upstream has left, by its answer to the reservation's
 // call. Until the reset, windows of the unit grant no more than that, less what they granted since
-// the reservation: others may use the same key. It applies to the counts of Pause. Errors are
-// Limiter.Reserve's and ErrDetached.
+// the reservation. It applies to the counts of Pause. Errors are those of Pause.
 func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error {
 	bad := func(field string, value any, hint string) error {
 		return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}

@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,42 +17,42 @@ import (
 // to Redis, the error wraps that of ctx and its cause. Other errors are Reserve's.
 //
 // Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
-// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those of different queues
-// do. In a job queue, let a denied job wait in line instead: a job that waits here keeps its worker
-// busy.
+// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as those
+// of different queues do. In a job queue, let a denied job wait in line instead: a job that waits
+// here keeps its worker busy.
 //
 // Two jobs could each hold a slot that the other waits for. So a job that holds slots of
 // Concurrency windows waits for other slots only of policies that come later in name order. For
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front = Ticket{}, "", false
-	if r.MaxWait < 0 || l.mayDeadlock(ctx, r.Policy) {
+	cp, err := l.find(r.Policy, r.Tenant)
+	mayDeadlock := err == nil && cp.leases && JobFrom(ctx).holdsFrom(r.Policy)
+	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {
 			err = &DeniedError{Decision: d, Request: r}
 		}
 		return d, err
 	}
-	w := waiter{limiter: l, request: r, began: time.Now(), maxWait: cmp.Or(r.MaxWait, math.MaxInt64)}
+	began := time.Now()
+	until, limited := ctx.Deadline()
+	if end := began.Add(r.MaxWait); r.MaxWait > 0 && (!limited || end.Before(until)) {
+		until = end
+	}
+	w := waiter{limiter: l, request: r, until: until}
 	d, err := w.wait(ctx)
 	if err == nil && l.observer.Started != nil {
-		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(w.began)})
+		l.observer.Started(Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant, Waited: time.Since(began)})
 	}
 	return d, err
-}
-
-// mayDeadlock reports whether the job holds slots of a policy that does not come before this one.
-func (l *Limiter) mayDeadlock(ctx context.Context, policy string) bool {
-	cp, err := l.find(policy, "")
-	return err == nil && cp.leases && JobFrom(ctx).holdsFrom(policy)
 }
 
 // A waiter is one call that waits in place.
 type waiter struct {
 	limiter *Limiter
 	request Request
-	began   time.Time
-	maxWait time.Duration // math.MaxInt64 is no limit
+	until   time.Time // zero is no limit
 
 	claims    *claims
 	claim     *claim
@@ -62,15 +61,11 @@ type waiter struct {
 }
 
 // left returns how long the call may go on waiting.
-func (w *waiter) left(ctx context.Context) time.Duration {
-	left := w.maxWait
-	if left < math.MaxInt64 {
-		left -= time.Since(w.began)
+func (w *waiter) left() time.Duration {
+	if w.until.IsZero() {
+		return math.MaxInt64
 	}
-	if deadline, ok := ctx.Deadline(); ok {
-		left = min(left, time.Until(deadline))
-	}
-	return left
+	return time.Until(w.until)
 }
 
 func (w *waiter) wait(ctx context.Context) (Decision, error) {
@@ -115,12 +110,13 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	ask := o.reserveRequest(reservationID(w.request), 0)
-	if ask.Op == script.Peek && o.pauseLeft() < w.left(ctx) {
+	left := w.left()
+	if ask.Op == script.Peek && o.pauseLeft() < left {
 		ask.Op = script.Join
 	}
 	ask.Ticket = script.TicketName(o.claims.queue, w.claim.id)
 	ask.Place.Flow = o.flow(o.claims.queue, w.request)
-	if left := w.left(ctx); left < math.MaxInt64 {
+	if left < math.MaxInt64 {
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
 	d, err = w.limiter.send(ctx, o, ask)
@@ -142,41 +138,32 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 	return d, false, nil
 }
 
-// denial is the error of a call that is not granted in time.
 func (w *waiter) denial(d Decision) error {
 	return &DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: w.request}
 }
 
 // await waits for the claim's result. After an error the claim has left the line.
 func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
-	var over <-chan time.Time
-	if w.maxWait < math.MaxInt64 {
-		timer := time.NewTimer(w.maxWait - time.Since(w.began))
-		defer timer.Stop()
-		over = timer.C
-	}
+	asked, timer := time.Now(), time.NewTimer(w.left())
+	defer timer.Stop()
 	var err error
-	asked := time.Now()
 	select {
 	case got := <-w.claim.result:
 		return got, nil
-	case <-over:
+	case <-ctx.Done():
+		err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
+	case <-timer.C:
+	}
+	if err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		// The caller may act on these: they count from now on.
 		w.last.RetryIn = max(w.last.RetryIn-time.Since(asked), time.Millisecond)
 		w.last.RetryInMost = max(w.last.RetryInMost-time.Since(asked), w.last.RetryIn)
 		err = w.denial(w.last)
-	case <-ctx.Done():
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = w.denial(w.last)
-		} else {
-			err = fmt.Errorf("throttle: %s: %w", w.last.Reason(), contextError(ctx))
-		}
 	}
 	w.leave(ctx, o)
 	return result{}, err
 }
 
-// taken returns the decision about a claim that was taken from the line.
 func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
 	if w.claim.joins > 1 {
 		w.leave(ctx, o) // it may have joined again
@@ -261,7 +248,6 @@ func (w *waiter) end() {
 	}
 }
 
-// refundLater gives back the units of tickets in the background.
 func (l *Limiter) refundLater(line string, tickets ...script.TakenTicket) {
 	cp, err := l.findLine(line, true)
 	if err != nil || len(tickets) == 0 {

@@ -266,6 +266,6 @@ func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
 // undecided reports a task that is requeued because the limiter could not decide.
 func (ad *Adapter) undecided(r throttle.Request, err error) {
 	if report := ad.config.Limiter.Observer().Undecided; report != nil {
-		report(throttle.Undecided{Err: err, Policy: r.Policy, Tenant: r.Tenant})
+		report(r.Policy, r.Tenant, err)
 	}
 }

@@ -35,15 +35,8 @@ type Change struct {
 	What    string    `json:"what"`              // Published, Overridden, ...
 }
 
-// encode returns what the log does not know of the change by itself.
-func (c Change) encode() string {
-	c.At, c.ID, c.Version = time.Time{}, "", 0
-	data, _ := json.Marshal(c) // strings only
-	return string(data)
-}
-
-// Changes returns up to n changes, the newest first: those before the one with an ID, or with "" the
-// last ones. The log keeps MaxChanges. The error wraps that of Redis.
+// Changes returns up to n changes, the newest first: those before the one with an ID, or with ""
+// the last ones. The log keeps MaxChanges. The error wraps that of Redis.
 func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, error) {
 	start := "+"
 	if before != "" {
@@ -70,8 +63,8 @@ func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, er
 	return changes, nil
 }
 
-// Record logs a change that is made elsewhere, such as WasReset. Use it before the change is made: so
-// none is missing. Errors are SetOverride's.
+// Record logs a change that is made elsewhere, such as WasReset. Use it before the change is made:
+// so none is missing. Errors are SetOverride's.
 func (s *Store) Record(ctx context.Context, c Change) error {
 	_, err := s.change(ctx, "", "", 0, 0, c)
 	return err

@@ -111,12 +111,18 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
-		var followed atomic.Pointer[throttle.Followed]
-		l := newLimiter(t, throttle.Config{Client: client, Observer: throttle.Observer{Followed: func(f throttle.Followed) { followed.Store(&f) }}})
+		type told struct {
+			version int64
+			err     error
+		}
+		var followed atomic.Pointer[told]
+		l := newLimiter(t, throttle.Config{Client: client, Observer: throttle.Observer{
+			Followed: func(version int64, err error) { followed.Store(&told{version, err}) },
+		}})
 		_, err := s.Publish(t.Context(), []throttle.Policy{policy("p", 3)}, 0, anna)
 		must(t, err)
 		follow(t, l, s)
-		if f := followed.Load(); f == nil || f.Err != nil || f.Version == 0 {
+		if f := followed.Load(); f == nil || f.err != nil || f.version == 0 {
 			t.Fatalf("the observer was told %+v", f)
 		}
 		const windows = `"Windows":[{"Name":"hour","Limit":9,"Period":3600000000000}]`
@@ -129,7 +135,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 			must(t, client.Publish(t.Context(), "sluice:{!control}:changed", "").Err())
 			limitertest.Until(t, "the observer is told that "+document+" cannot be used", func() bool {
 				f := followed.Load()
-				return f.Version == state.Version+1000 && f.Err != nil
+				return f.version == state.Version+1000 && f.err != nil
 			})
 			if got := l.Policies(); len(got) != 1 || got[0].Windows[0].Limit != 3 {
 				t.Fatalf("after %s the policies are %+v", document, got)
@@ -310,7 +316,8 @@ func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	}
 }
 
-// A process that follows asks Redis once in ten seconds, and hears of a change at once all the same.
+// A process that follows asks Redis once in ten seconds, and hears of a change at once all the
+// same.
 func TestFollowingCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory := throttletest.InMemory(t)

@@ -1,15 +1,15 @@
 package control
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A document is how policies are stored. It is read strictly: a program that does not know one of its
-// fields keeps the policies that it has.
+// A document is how policies are stored. It is read strictly: a program that does not know one of
+// its fields keeps the policies that it has.
 type document struct {
 	Format   int
 	Policies []throttle.Policy
@@ -31,18 +31,13 @@ func encodePolicies(policies []throttle.Policy) (string, error) {
 
 func decodePolicies(text string) ([]throttle.Policy, error) {
 	var d document
-	if err := decode(text, &d); err != nil {
+	strict := json.NewDecoder(strings.NewReader(text))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(&d); err != nil {
 		return nil, fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
 	}
 	if d.Format != format {
 		return nil, fmt.Errorf("control: published policies have format %d: must be %d: update this program", d.Format, format)
 	}
 	return d.Policies, nil
-}
-
-// decode reads JSON strictly.
-func decode(text string, into any) error {
-	d := json.NewDecoder(bytes.NewReader([]byte(text)))
-	d.DisallowUnknownFields()
-	return d.Decode(into)
 }

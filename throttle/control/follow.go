@@ -54,12 +54,11 @@ type Follower struct {
 }
 
 // Follow has a limiter follow a Store, from now until Close. It reads the Store once before it
-// returns. If Redis does not answer then, the limiter begins with its own policies, and follows once
-// it does. The same holds while nothing was published.
+// returns. While Redis does not answer, or nothing was published, the limiter has its own policies.
 //
-// Every change is in force within a second, as Redis notifies followers. If that message is lost,
-// it takes up to 10 seconds. Policies that cannot be used are logged, and those before stay in force.
-// They stay, too, if Redis forgets what was published.
+// Every change is in force within a second, or within 10 seconds if a message of Redis is lost.
+// Policies that cannot be used are logged, and those before stay in force, as they do if Redis
+// forgets what was published.
 //
 // The error names the field that is invalid.
 func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
@@ -75,7 +74,11 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	f := &Follower{config: c}
 	f.look(ctx)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	f.done.Go(func() { f.run(ctx) })
+	f.done.Go(func() {
+		for ctx.Err() == nil {
+			f.listen(ctx)
+		}
+	})
 	return f, nil
 }
 
@@ -84,12 +87,6 @@ func (f *Follower) Close() error {
 	f.cancel()
 	f.done.Wait()
 	return nil
-}
-
-func (f *Follower) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		f.listen(ctx)
-	}
 }
 
 // listen subscribes, and looks when it hears of a change, until the subscription fails.
@@ -135,7 +132,8 @@ func (f *Follower) untilNext() time.Duration {
 	return max(next, time.Millisecond)
 }
 
-// look reads the state, and puts it in force. It reports whether it has changed since the last time.
+// look reads the state, and puts it in force. It reports whether it has changed since the last
+// time.
 func (f *Follower) look(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -190,7 +188,7 @@ func (f *Follower) publish(state, before State) {
 		f.config.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
 	}
 	if followed := f.config.Limiter.Observer().Followed; followed != nil {
-		followed(throttle.Followed{Err: err, Version: state.Version})
+		followed(state.Version, err)
 	}
 }
 
@@ -206,17 +204,17 @@ func (f *Follower) log(before, now State) {
 		}
 		return entries
 	}
+	logNew := func(message string, some, others []entry) {
+		for _, e := range some {
+			if !slices.Contains(others, e) {
+				f.config.Logger.Info(message,
+					"policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
+			}
+		}
+	}
 	was, is := list(before), list(now)
-	for _, e := range is {
-		if !slices.Contains(was, e) {
-			f.config.Logger.Info("control: in force", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
-		}
-	}
-	for _, e := range was {
-		if !slices.Contains(is, e) {
-			f.config.Logger.Info("control: ended", "policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by)
-		}
-	}
+	logNew("control: in force", is, was)
+	logNew("control: ended", was, is)
 }
 
 func clock(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }

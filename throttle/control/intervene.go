@@ -1,9 +1,9 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
@@ -15,8 +15,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-func fieldOf(kind, policy, tenant string) string {
-	return kind + " " + policy + " " + url.QueryEscape(tenant)
+// fieldOf returns the field of an override, or of a pause.
+func (c Change) fieldOf(kind string) string {
+	return kind + " " + c.Policy + " " + url.QueryEscape(c.Tenant)
 }
 
 const (
@@ -24,8 +25,8 @@ const (
 	kindPause    = "p"
 )
 
-// add reads a field of the state, if it is an override or a pause. Both are stored behind the time of
-// their end. They are read leniently: what an older program does not know has no effect there.
+// add reads a field of the state, if it is an override or a pause. Both are stored behind the time
+// of their end. They are read leniently: what an older program does not know has no effect there.
 func (s *State) add(field, value string) error {
 	kind, _, ok := strings.Cut(field, " ")
 	if !ok || kind != kindOverride && kind != kindPause {
@@ -53,22 +54,12 @@ func (s *State) add(field, value string) error {
 	return nil
 }
 
-// sort sorts by policy and tenant.
-func (s *State) sort() {
-	slices.SortFunc(s.Overrides, func(a, b throttle.TenantOverride) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
-	})
-	slices.SortFunc(s.Pauses, func(a, b throttle.OperatorPause) int {
-		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
-	})
-}
-
-// SetOverride puts an override of one tenant in force for a time, in place of the one before. The
-// fields By, Until and Why of the override are ignored. If policies were published it has to suit
-// them. Without: see throttle.Limiter.ValidateOverride.
+// SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL, in
+// place of the one before. Its By, Until and Why are ignored. It has to suit policies that were
+// published. For others see throttle.Limiter.ValidateOverride.
 //
-// The time is above 0 and at most MaxTTL. Errors are a *throttle.PolicyError, a *TooManyError, one
-// that names the field that is invalid, or wrap that of Redis.
+// Errors are a *throttle.PolicyError, a *TooManyError, one that names the field that is invalid, or
+// wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by By) error {
 	if err := checkCase(o.Policy, o.Tenant, ttl); err != nil {
 		return err
@@ -87,25 +78,18 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 				quote.Short(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
 		}
 	}
-	if err := s.suits(ctx, o); err != nil {
+	state, err := s.State(ctx)
+	if err != nil {
 		return err
+	}
+	if l, err := s.limiter(state.Policies); err == nil && state.Policies != nil { // else followers check it
+		if err := l.ValidateOverride(o); err != nil {
+			return err
+		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
 	return s.intervene(ctx, kindOverride, o, ttl,
 		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
-}
-
-// suits checks an override against the published policies, if there are any.
-func (s *Store) suits(ctx context.Context, o throttle.TenantOverride) error {
-	state, err := s.State(ctx)
-	if err != nil || state.Policies == nil {
-		return err
-	}
-	l, err := s.limiter(state.Policies)
-	if err != nil {
-		return nil // they are of another release: followers check it
-	}
-	return l.ValidateOverride(o)
 }
 
 // Describe says what an override changes, such as "minute 50, burst 5, weight 3, exempt".
@@ -136,8 +120,7 @@ func Describe(o throttle.TenantOverride) string {
 // ClearOverride ends the override of a tenant, and reports whether there was one. Errors are
 // SetOverride's.
 func (s *Store) ClearOverride(ctx context.Context, policy, tenant string, by By) (bool, error) {
-	return found(s.change(ctx, fieldOf(kindOverride, policy, tenant), "", 0, 0,
-		Change{What: Cleared, By: by, Policy: policy, Tenant: tenant}))
+	return s.end(ctx, kindOverride, Change{What: Cleared, By: by, Policy: policy, Tenant: tenant})
 }
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
@@ -150,11 +133,18 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
 }
 
-// Resume ends the pause of a policy by Pause, or of a tenant, and reports whether there was one. It
-// does not end what an upstream asked for: see throttle.Limiter.Resume. Errors are SetOverride's.
+// Resume ends a pause by Pause, and reports whether there was one. For what an upstream asked for
+// see throttle.Limiter.Resume. Errors are SetOverride's.
 func (s *Store) Resume(ctx context.Context, policy, tenant string, by By) (bool, error) {
-	return found(s.change(ctx, fieldOf(kindPause, policy, tenant), "", 0, 0,
-		Change{What: Resumed, By: by, Policy: policy, Tenant: tenant}))
+	return s.end(ctx, kindPause, Change{What: Resumed, By: by, Policy: policy, Tenant: tenant})
+}
+
+// end deletes an override or a pause, and reports whether there was one.
+func (s *Store) end(ctx context.Context, kind string, c Change) (found bool, err error) {
+	if _, err = s.change(ctx, c.fieldOf(kind), "", 0, 0, c); errors.Is(err, errNothing) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // intervene stores an override or a pause.
@@ -163,7 +153,7 @@ func (s *Store) intervene(ctx context.Context, kind string, overrideOrPause any,
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}
-	_, err = s.change(ctx, fieldOf(kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
+	_, err = s.change(ctx, c.fieldOf(kind), string(data), ttl, 0, c)
 	return err
 }
 

@@ -1,6 +1,6 @@
 // Package control changes limits while programs run. A Store keeps published policies, overrides of
-// single tenants, operators' pauses, and a log of all changes in the limiter's Redis. A Follower has
-// a limiter follow it:
+// tenants, operators' pauses, and a log of all changes in the limiter's Redis. A limiter follows
+// it:
 //
 //	store, err := control.NewStore(client, "")
 //	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
@@ -10,9 +10,11 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -41,8 +43,8 @@ type Store struct {
 	prefix string
 }
 
-// NewStore returns the store of the limiters with this throttle.Config.Client and Prefix. It does not
-// call Redis. Errors are those of throttle.New.
+// NewStore returns the store of the limiters with this throttle.Config.Client and Prefix. It does
+// not call Redis. Errors are those of throttle.New.
 func NewStore(client redis.UniversalClient, prefix string) (*Store, error) {
 	s := &Store{client, prefix}
 	if _, err := s.limiter(nil); err != nil {
@@ -103,8 +105,7 @@ func (s *Store) State(ctx context.Context) (State, error) {
 	return state, err
 }
 
-// read reads what is in force, unless it has the mark of before. It returns the time of Redis in
-// any case.
+// read reads what is in force, unless it has the mark of before, and the time of Redis.
 func (s *Store) read(ctx context.Context, before string) (state State, changed bool, err error) {
 	reply, err := readScript.Run(ctx, s.client, []string{s.key("state")}, before).Slice()
 	if err != nil {
@@ -134,7 +135,12 @@ func (s *Store) read(ctx context.Context, before string) (state State, changed b
 		}
 	}
 	state.Interventions = state.InForce(state.At)
-	state.sort()
+	slices.SortFunc(state.Overrides, func(a, b throttle.TenantOverride) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	slices.SortFunc(state.Pauses, func(a, b throttle.OperatorPause) int {
+		return cmp.Or(cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tenant, b.Tenant))
+	})
 	return state, true, nil
 }
 
@@ -156,11 +162,10 @@ func (e *TooManyError) Error() string {
 }
 
 // Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
-// none were published. They are validated first. It returns the version of the new ones. What is
-// published already is not published again.
+// none were published. It returns the version of the new ones, or the same if nothing differs.
 //
-// Errors are a *throttle.PolicyError, a *ConflictError, an error that names By's field, or wrap that
-// of Redis. Then nothing has changed, except that after the last one it may have.
+// Errors are a *throttle.PolicyError, a *ConflictError, one that names By's field, or wrap that of
+// Redis, after which it may have changed.
 func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, by By) (int64, error) {
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
@@ -187,8 +192,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	} else if before.Version > 0 {
 		what.Text = "replaces policies that could not be read"
 	}
-	done, err := s.change(ctx, "policies", document, 0, version, what)
-	return done, err
+	return s.change(ctx, "policies", document, 0, version, what)
 }
 
 // limiter returns a limiter that has these policies, or a *throttle.PolicyError.
@@ -201,8 +205,10 @@ func (s *Store) change(ctx context.Context, field, value string, ttl time.Durati
 	if err := c.By.validate(); err != nil {
 		return 0, err
 	}
-	reply, err := changeScript.Run(ctx, s.client, []string{s.key("state"), s.key("log")},
-		field, value, ttl.Microseconds(), version, rand.Text()[:8], MaxInForce, c.encode(), MaxChanges, s.key("changed")).Int64Slice()
+	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
+	entry, _ := json.Marshal(c)                // strings only
+	reply, err := changeScript.Run(ctx, s.client, []string{s.key("state"), s.key("log")}, field, value, ttl.Microseconds(),
+		version, rand.Text()[:8], MaxInForce, entry, MaxChanges, s.key("changed")).Int64Slice()
 	if err != nil {
 		return 0, fmt.Errorf("control: making a change: %w", err)
 	}
@@ -221,14 +227,6 @@ func (s *Store) change(ctx context.Context, field, value string, ttl time.Durati
 }
 
 var errNothing = errors.New("control: nothing to delete")
-
-// found makes of errNothing that nothing was found.
-func found(_ int64, err error) (bool, error) {
-	if errors.Is(err, errNothing) {
-		return false, nil
-	}
-	return err == nil, err
-}
 
 // differences says which policies are new, changed and removed; "" if none are.
 func differences(before, now []throttle.Policy) string {

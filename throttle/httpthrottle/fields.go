@@ -22,7 +22,6 @@ const (
 // remainingFields begin the names of fields such as RateLimit-Remaining.
 var remainingFields = []string{"RateLimit-", "X-RateLimit-", "X-Rate-Limit-"}
 
-// maxUnits bounds how many units a response can name.
 const maxUnits = 32
 
 // refusal is TransportConfig.Refusal's default.
@@ -236,10 +235,4 @@ func resetIn(value string, now time.Time) (time.Duration, bool) {
 		return time.UnixMilli(int64(n * 1000)).Sub(now), true
 	}
 	return seconds(value)
-}
-
-// fromCache reports whether a cache sent the response. Its numbers are old.
-func fromCache(h http.Header) bool {
-	age, ok := seconds(h.Get("Age"))
-	return ok && age > 0
 }

@@ -3,6 +3,7 @@ package httpthrottle
 import (
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -18,7 +19,7 @@ func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 		return "local"
 	}
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(hops) - 1; i >= 0 && isTrusted(ip, trusted); i-- {
+	for i := len(hops) - 1; i >= 0 && slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(ip) }); i-- {
 		hop, ok := parseIP(strings.TrimSpace(hops[i]))
 		if !ok {
 			break // the proxy that wrote this is the last address known
@@ -35,20 +36,10 @@ func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 	return prefix.String()
 }
 
-// parseIP reads an address, with or without a port.
 func parseIP(s string) (netip.Addr, bool) {
 	if withPort, err := netip.ParseAddrPort(s); err == nil {
 		return withPort.Addr().Unmap().WithZone(""), true
 	}
 	ip, err := netip.ParseAddr(strings.Trim(s, "[]"))
 	return ip.Unmap().WithZone(""), err == nil
-}
-
-func isTrusted(ip netip.Addr, trusted []netip.Prefix) bool {
-	for _, p := range trusted {
-		if p.Contains(ip) {
-			return true
-		}
-	}
-	return false
 }

@@ -60,8 +60,8 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 
 // report reports the upstream's remaining units where they are fewer than our windows can grant.
 func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.Decision) {
-	if fromCache(resp.Header) {
-		return
+	if age, _ := seconds(resp.Header.Get("Age")); age > 0 {
+		return // a cache sent it: its numbers are old
 	}
 	units := map[string]bool{}
 	for _, w := range d.Windows {
@@ -79,7 +79,11 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 		}
 	}
 	for unit, r := range worst {
-		key := keyOf(d, unit)
+		parts := []string{d.Policy, unit}
+		for _, w := range d.Windows {
+			parts = append(parts, w.Scope.Values...)
+		}
+		key := strings.Join(parts, "\x00")
 		if !l.news(key, most[unit], r.reset) {
 			continue
 		}
@@ -135,14 +139,6 @@ func (l *learner) note(key string, behind int64, reset time.Duration) {
 		clear(l.drifts)
 	}
 	l.drifts[key] = drift{behind, time.Now().Add(reset)}
-}
-
-func keyOf(d throttle.Decision, unit string) string {
-	parts := []string{d.Policy, unit}
-	for _, w := range d.Windows {
-		parts = append(parts, w.Scope.Values...)
-	}
-	return strings.Join(parts, "\x00")
 }
 
 // clock returns the upstream's time, by which it means its dates. Without a Date field it is ours.

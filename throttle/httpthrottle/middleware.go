@@ -1,6 +1,7 @@
 package httpthrottle
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,40 +24,35 @@ type MiddlewareConfig struct {
 	// The default allows none.
 	Allow func(*http.Request) bool
 
-	// Attributes returns the attributes by which windows count a request, such as the user. A value
-	// that a window counts by has 1 to throttle.MaxValueBytes bytes; else the answer is 400. The
-	// default value of "ip" is the client's address: see ClientIP. Attributes is required if a
-	// window counts by anything but that and the tenant.
+	// Attributes returns the attributes by which windows count a request, such as the user: 1 to
+	// throttle.MaxValueBytes bytes; else the answer is 400. The default of "ip" is ClientIP's. It is
+	// required if a window counts by anything but that and the tenant.
 	Attributes func(*http.Request) map[string]string
 
-	// ChargeRefused counts refused requests too. A client that does not slow down is then not
-	// served at all. Each refused request costs two more calls to Redis. Concurrency windows do not
-	// count refused requests.
+	// ChargeRefused counts refused requests too, but in Concurrency windows: a client that does not
+	// slow down is not served at all. Each costs two more calls to Redis.
 	ChargeRefused bool
 
 	// Cost returns what a request costs, by unit. The default is 1 of throttle.Requests.
 	Cost func(*http.Request) map[string]int64
 
-	// IPv6Bits is the number of leading bits of an IPv6 address that identify a client, 1 to 128.
-	// The default is 64: a client may use every address behind them.
+	// IPv6Bits is how many leading bits of an IPv6 address identify a client: 1 to 128. The default is
+	// 64.
 	IPv6Bits int
 
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger logs when Redis stops answering, when it answers again, and, at most once a minute,
-	// how many requests could not be counted. The default is slog.Default().
+	// Logger gets, at most once a minute, how many requests could not be counted, and when Redis
+	// answers again. The default is slog.Default().
 	Logger *slog.Logger
-
-	// OnDecision, if not nil, observes every decision before it takes effect.
-	OnDecision func(*http.Request, throttle.Decision)
 
 	// Policy guards the requests. It is required. For several policies, chain several middlewares.
 	Policy string
 
-	// Refused writes the response to a request that is not served. The header fields are set. The
-	// status is 429; 503 while Redis does not answer; or 400 if an attribute or the tenant is empty
-	// or too long. With 400 and 503 the decision has no windows. The default writes a line of text.
+	// Refused writes the response to a request that is not served, with its header fields set. The
+	// status is 429; 503 while Redis does not answer; or 400 if an attribute or the tenant is empty or
+	// too long. With 400 and 503 the decision has no windows. The default writes a line of text.
 	Refused func(w http.ResponseWriter, r *http.Request, status int, d throttle.Decision)
 
 	// Tenant returns the tenant of a request, under the rules of Attributes. It is required if a
@@ -93,10 +89,7 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	if err := c.checkScopes(policies[i]); err != nil {
 		return nil, err
 	}
-	if c.IPv6Bits == 0 {
-		c.IPv6Bits = 64
-	}
-	if c.IPv6Bits < 1 || c.IPv6Bits > 128 {
+	if c.IPv6Bits = cmp.Or(c.IPv6Bits, 64); c.IPv6Bits < 1 || c.IPv6Bits > 128 {
 		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.IPv6Bits %d: must be 1 to 128", c.IPv6Bits)
 	}
 	if c.Logger == nil {
@@ -115,11 +108,11 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 func (c MiddlewareConfig) checkScopes(p throttle.Policy) error {
 	for _, w := range p.Windows {
 		for _, a := range w.Scope.Attributes() {
-			field := "Attributes"
+			field, missing := "Attributes", c.Attributes == nil && a != IPAttribute
 			if a == throttle.TenantAttribute {
-				field = "Tenant"
+				field, missing = "Tenant", c.Tenant == nil
 			}
-			if field == "Tenant" && c.Tenant == nil || field == "Attributes" && c.Attributes == nil && a != IPAttribute {
+			if missing {
 				return fmt.Errorf("httpthrottle: MiddlewareConfig.%s is nil: must return %q: window %q of policy %q counts by it",
 					field, a, w.Name, c.Policy)
 			}
@@ -146,9 +139,6 @@ func (g *guard) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 		return
 	}
 	g.logOutage(d.FailedOpen, "open")
-	if g.OnDecision != nil {
-		g.OnDecision(r, d)
-	}
 	setRateLimit(w.Header(), d)
 	if !d.Granted {
 		w.Header().Set("Retry-After", strconv.FormatInt(wholeSeconds(d.RetryIn), 10))

@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// setRateLimit sets the header fields that describe the windows.
 func setRateLimit(h http.Header, d throttle.Decision) {
 	if len(d.Windows) == 0 {
 		return

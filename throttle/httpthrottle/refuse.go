@@ -20,14 +20,14 @@ const sparsely = time.Minute
 
 // fail answers a request that the limiter could not decide.
 func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
-	var never *throttle.NeverFitsError
 	var wrong *throttle.RequestError
 	switch {
 	case r.Context().Err() != nil: // nobody reads the answer
 		w.WriteHeader(http.StatusServiceUnavailable)
-	case errors.As(err, &never):
+	case errors.As(err, new(*throttle.NeverFitsError)):
 		http.Error(w, "more than is ever served at once", http.StatusRequestEntityTooLarge)
-	case errors.As(err, &wrong) && ofClient(wrong):
+	case errors.As(err, &wrong) && (wrong.Field == throttle.TenantAttribute || strings.HasPrefix(wrong.Field, "attribute ")):
+		// The client chose the value. Costs are the server's.
 		g.invalid.log(func(n int) {
 			g.Logger.Warn("httpthrottle: requests were refused that no window can count", "policy", g.Policy, "requests", n, "last", err)
 		})
@@ -44,25 +44,18 @@ func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// ofClient reports whether the client chose the value that cannot be used. Costs are the server's.
-func ofClient(e *throttle.RequestError) bool {
-	return e.Field == throttle.TenantAttribute || strings.HasPrefix(e.Field, "attribute ")
-}
-
 // logOutage logs when an outage of the limiter begins, with its cause, every minute while it lasts,
 // and when it ends.
 func (g *guard) logOutage(cause error, fails string) {
 	switch {
 	case cause != nil:
-		if !g.unavailable.Swap(true) {
-			g.outage.begin()
-			g.Logger.Error("httpthrottle: the limiter is unavailable", "policy", g.Policy, "fails", fails, "error", cause)
-			return
-		}
+		g.unavailable.Store(true)
 		g.outage.log(func(n int) {
-			g.Logger.Error("httpthrottle: the limiter is still unavailable", "policy", g.Policy, "fails", fails, "requests", n, "error", cause)
+			g.Logger.Error("httpthrottle: the limiter is unavailable",
+				"policy", g.Policy, "fails", fails, "requests", n, "error", cause)
 		})
 	case g.unavailable.CompareAndSwap(true, false):
+		g.outage.end()
 		g.Logger.Info("httpthrottle: the limiter is available again", "policy", g.Policy)
 	}
 }
@@ -74,11 +67,11 @@ type sparse struct {
 	logged time.Time
 }
 
-// begin has the first line come a minute later.
-func (s *sparse) begin() {
+// end has the next one logged at once.
+func (s *sparse) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.n, s.logged = 0, time.Now()
+	s.n, s.logged = 0, time.Time{}
 }
 
 // log counts one more, and calls line with the number not logged yet, unless it did so lately.
@@ -86,9 +79,9 @@ func (s *sparse) log(line func(n int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.n++
-	if now := time.Now(); s.logged.IsZero() || now.Sub(s.logged) >= sparsely {
+	if time.Since(s.logged) >= sparsely {
 		line(s.n)
-		s.n, s.logged = 0, now
+		s.n, s.logged = 0, time.Now()
 	}
 }
 

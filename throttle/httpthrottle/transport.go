@@ -30,42 +30,36 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// cleanUpTimeout bounds each call to Redis that is made even if the request's context has ended: a
-// cancellation, and what the upstream said.
+// cleanUpTimeout bounds calls to Redis that are made even if the request's context has ended.
 const cleanUpTimeout = 5 * time.Second
 
 // TransportConfig configures a Transport. Its functions are called by many goroutines at once.
 type TransportConfig struct {
 	// Base makes the calls. The default is http.DefaultTransport. A call that found no connection
-	// costs nothing, provided that Base reports connections to net/http/httptrace, as
-	// *http.Transport does.
+	// costs nothing if Base reports connections to net/http/httptrace, as *http.Transport does.
 	Base http.RoundTripper
 
 	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
-	// Refusals pause the policy all the same. Remaining units are learnt where the context's
-	// throttle.Job has the job's Decision.
+	// Refusals pause the policy all the same. Remaining units are learnt if the Job has its Decision.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger logs when Redis does not take a release, a cancellation or a refusal. The default is
-	// slog.Default().
+	// Logger gets what Redis did not take. The default is slog.Default().
 	Logger *slog.Logger
 
 	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The
-	// default, 0, does not wait, which is right in a job: its worker has other jobs to run. A call
-	// that cannot fit within MaxWait or the context's deadline is denied at once, and so is one for
-	// which a job must not wait: see throttle.Limiter.Wait.
+	// default, 0, does not wait, which is right in a job: its worker has other jobs to run. For more,
+	// see throttle.Limiter.Wait.
 	MaxWait time.Duration
 
 	// PassUnidentified lets calls that have no policy through, uncounted. By default they fail with
 	// an *UnidentifiedError.
 	PassUnidentified bool
 
-	// Pause is how long the policy pauses after a refusal that does not say how long. The default,
-	// 0, leaves it to the policy: see throttle.Reservation.Pause. The policy's MaxPause bounds every
-	// pause.
+	// Pause is how long the policy pauses after a refusal that does not say how long. The default, 0,
+	// leaves it to the policy: see throttle.Reservation.Pause.
 	Pause time.Duration
 
 	// Policy guards the calls, unless Request names another. The default is the policy of the
@@ -74,13 +68,11 @@ type TransportConfig struct {
 
 	// Refusal reports whether a response refuses the call for now, and for how long, 0 for unknown.
 	// It must not read the body. The default knows 429; 503 with Retry-After; and 403 with
-	// Retry-After or with nothing remaining of some unit. Without Retry-After it is the longest reset
-	// of these units.
+	// Retry-After or with nothing remaining of some unit, until the longest reset of these.
 	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
 
-	// Request returns what to reserve for a call, and false if that is unknown. The default takes
-	// it from the context's throttle.Job. The job's cost is used only if the call's policy is the
-	// job's own, or the job has none.
+	// Request returns what to reserve for a call, and false if that is unknown. The default is that of
+	// the context's throttle.Job, without its cost if the call's policy is not the job's own.
 	Request func(*http.Request) (r throttle.Request, ok bool)
 }
 
@@ -96,18 +88,15 @@ func (e *UnidentifiedError) Error() string {
 }
 
 // A CountedError says that a call was not made, because its job has taken the policy's cost
-// already. The call would count twice, and a job that is requeued for its denial might come back
-// for ever.
-type CountedError struct {
-	Policy string
-}
+// already. The call would count twice, and a job that is requeued for it might never end.
+type CountedError struct{ Policy string }
 
 func (e *CountedError) Error() string {
 	return fmt.Sprintf("httpthrottle: policy %q counted the job when it began: set TransportConfig.LearnOnly, "+
 		"or cancel the job's reservation to count each call", e.Policy)
 }
 
-// A Transport is an http.RoundTripper that makes a call when it fits. It is safe for concurrent
+// A Transport is an http.RoundTripper that makes calls when they fit. It is safe for concurrent
 // use.
 type Transport struct {
 	c       TransportConfig
@@ -146,9 +135,8 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // Slots in Concurrency windows are held until the response's body is read to its end or closed, or
 // the context ends. throttle.ErrLeaseLost ends a call that lost its slot before.
 //
-// The call was not made if the error is a *throttle.DeniedError, an *UnidentifiedError, a
-// *CountedError or another one of throttle.Limiter.Wait. Other errors are Base's. http.Client
-// wraps errors in *url.Error, which errors.As and errors.Is see through.
+// After an *UnidentifiedError, a *CountedError or one of throttle.Limiter.Wait, such as a
+// *throttle.DeniedError, the call was not made. Other errors are Base's.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	job := throttle.JobFrom(req.Context())
 	r, ok := t.identify(req, job)
@@ -156,8 +144,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case !ok && t.c.PassUnidentified:
 		return t.c.Base.RoundTrip(req)
 	case !ok:
-		closeBody(req)
-		return nil, &UnidentifiedError{req.Method, req.URL.Host}
+		return unmade(req, &UnidentifiedError{req.Method, req.URL.Host})
 	case t.c.LearnOnly:
 		made := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
@@ -165,21 +152,18 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			t.learn(req.Context(), resp, job, t.granted(job, r), made)
 		}
 		return resp, err
-	}
-	if job.Counted(r.Policy) {
-		closeBody(req)
-		return nil, &CountedError{r.Policy}
+	case job.Counted(r.Policy):
+		return unmade(req, &CountedError{r.Policy})
 	}
 	d, err := t.c.Limiter.Wait(req.Context(), r)
 	if err != nil {
-		closeBody(req)
-		return nil, err
+		return unmade(req, err)
 	}
 	return t.call(req, job, d)
 }
 
-// granted returns the decision by which a call is made that reserves nothing: the job's own, or one
-// that knows only whose call it is.
+// granted is the decision of a call that reserves nothing: the job's, or one that knows whose it
+// is.
 func (t *Transport) granted(job *throttle.Job, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
 	if job != nil && job.Decision.Reservation.ID != "" && job.Decision.Policy == r.Policy && job.Decision.Tenant == r.Tenant {
@@ -189,7 +173,6 @@ func (t *Transport) granted(job *throttle.Job, r throttle.Request) throttle.Deci
 	return d
 }
 
-// identify returns what to reserve for a call, and false if no policy is known.
 func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Request, bool) {
 	var r throttle.Request
 	switch {
@@ -198,9 +181,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 		if r, ok = t.c.Request(req); !ok {
 			return r, false
 		}
-		if r.Policy == "" {
-			r.Policy = t.c.Policy
-		}
+		r.Policy = cmp.Or(r.Policy, t.c.Policy)
 	case job != nil:
 		r = job.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
@@ -221,13 +202,11 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	return r, r.Policy != ""
 }
 
-// call makes a call that was granted.
 func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decision) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
 		t.giveBack(outer, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
-		closeBody(req)
-		return nil, fmt.Errorf("httpthrottle: %w", context.Cause(outer))
+		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx, hold := d.Reservation.Hold(outer)
 	end := func() { release(outer, hold, t.c.Logger) }
@@ -253,7 +232,7 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 	return resp, nil
 }
 
-// giveBack cancels the reservation of a call that was not made, even if the context has ended.
+// giveBack cancels the reservation of a call that was not made.
 func (t *Transport) giveBack(ctx context.Context, policy string, cancel func(context.Context) error) {
 	afterward(ctx, func(ctx context.Context) {
 		if err := cancel(ctx); err != nil {
@@ -271,16 +250,17 @@ func release(ctx context.Context, hold *throttle.Hold, logger *slog.Logger) {
 	}
 }
 
-// afterward calls Redis, which must be done even if the context has ended.
 func afterward(ctx context.Context, do func(context.Context)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	do(ctx)
 }
 
-// closeBody closes the request's body, as a RoundTripper must even if it makes no call.
-func closeBody(req *http.Request) {
+// unmade is the result of a call that was not made. A RoundTripper closes the request's body even
+// then.
+func unmade(req *http.Request, err error) (*http.Response, error) {
 	if req.Body != nil {
 		req.Body.Close()
 	}
+	return nil, err
 }

@@ -68,7 +68,8 @@ func ParseFile(name string, data []byte) (File, error) {
 	d := &decoder{file: name}
 	var f File
 	if root := d.document(data); root != nil {
-		f = d.everything(root)
+		file := d.object(root, root.Line, "", "document", "{policies: [...]}", "policies", "batches")
+		f = File{d.policies(file), d.batches(file)}
 	}
 	if len(d.errs) > 0 {
 		return File{}, d.join()
@@ -105,8 +106,11 @@ func (d *decoder) batch(n *yaml.Node, where string) Batch {
 	before = len(d.errs)
 	tasks := o.child("tasks", where+", tasks", "", `{type: "geocode:address", count: 1000}`, "type", "count", "payload", "file", "cost", "max_retry", "retention", "timeout")
 	b.Tasks = BatchTasks{
-		Cost: tasks.costs("cost"), Count: tasks.units("count"), File: tasks.text("file"), MaxRetry: tasks.retries("max_retry"), Payload: tasks.text("payload"),
+		Cost: tasks.costs("cost"), Count: tasks.units("count"), File: tasks.text("file"), Payload: tasks.text("payload"),
 		Retention: tasks.duration("retention"), Timeout: tasks.duration("timeout"), Type: tasks.text("type"),
+	}
+	if retries, ok := tasks.whole("max_retry", 0, 1000); ok {
+		b.Tasks.MaxRetry = new(int(retries))
 	}
 	o.must("name")
 	if o.must("tasks") && len(d.errs) == before {
@@ -128,7 +132,6 @@ func (d *decoder) batch(n *yaml.Node, where string) Batch {
 	return b
 }
 
-// must reports a field that is missing.
 func (o object) must(key string) bool {
 	if _, ok := o.fields[key]; ok {
 		return true
@@ -148,16 +151,4 @@ func (o object) costs(key string) map[string]int64 {
 		costs[unit] = all.units(unit)
 	}
 	return costs
-}
-
-// maxRetries bounds max_retry.
-const maxRetries = 1000
-
-// retries reads a field that may be 0.
-func (o object) retries(key string) *int {
-	n, ok := o.whole(key, 0, maxRetries)
-	if !ok {
-		return nil
-	}
-	return new(int(n))
 }

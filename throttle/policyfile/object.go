@@ -33,7 +33,6 @@ type field struct {
 	node *yaml.Node
 }
 
-// item returns element i of a field that is a list.
 func (f field) item(i int) *yaml.Node { return follow(f.node).Content[i] }
 
 // follow returns the node that an alias refers to, and other nodes as they are.
@@ -195,7 +194,6 @@ func (o object) whole(key string, least, most int64) (int64, bool) {
 	return n, true
 }
 
-// number reads a number above 0.
 func (o object) number(key, hint string) float64 {
 	text, there, ok := o.scalar(key, "!!int", "!!float")
 	if !there {

@@ -122,11 +122,6 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	return root.Content[0]
 }
 
-func (d *decoder) everything(root *yaml.Node) File {
-	file := d.object(root, root.Line, "", "document", "{policies: [...]}", "policies", "batches")
-	return File{d.policies(file), d.batches(file)}
-}
-
 func (d *decoder) policies(file object) []throttle.Policy {
 	var policies []throttle.Policy
 	var objects []object
@@ -148,7 +143,6 @@ func (d *decoder) policies(file object) []throttle.Policy {
 	return policies
 }
 
-// overlaps reports policies that match one task type, as package throttle finds them.
 func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {

@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"time"
@@ -46,12 +47,11 @@ func Watch(ctx context.Context, path string, c WatchConfig) {
 				seen = now
 				err = c.put()
 			}
-			if text := errorText(err); text != last {
-				last = text
-				if err != nil {
-					c.Logger.Error("policyfile: the file cannot be used: the policies before stay in force", "file", path, "err", err)
-				}
+			text := fmt.Sprint(err)
+			if err != nil && text != last {
+				c.Logger.Error("policyfile: the file cannot be used: the policies before stay in force", "file", path, "err", err)
 			}
+			last = text
 		}
 		select {
 		case <-ctx.Done():
@@ -69,14 +69,6 @@ func (c WatchConfig) put() error {
 	return c.Put(policies)
 }
 
-// same reports whether a file is most likely unchanged.
 func same(before, now os.FileInfo) bool {
 	return os.SameFile(before, now) && before.Size() == now.Size() && before.ModTime().Equal(now.ModTime())
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

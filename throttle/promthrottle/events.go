@@ -18,7 +18,6 @@ func (m *Metrics) with(tenant string, labels ...string) []string {
 	return labels
 }
 
-// forget deletes the series of a tenant that is one of the others from now on.
 func (m *Metrics) forget(label string) {
 	for _, v := range m.all {
 		v.DeletePartialMatch(prometheus.Labels{tenantLabel: label})
@@ -34,7 +33,6 @@ func (m *Metrics) called(c throttle.Call) {
 	m.batch.WithLabelValues(c.Policy, c.Script).Observe(float64(c.N))
 }
 
-// classOf names the class of an error of a call.
 func classOf(err error) string {
 	for _, c := range []struct {
 		err  error
@@ -52,18 +50,18 @@ func classOf(err error) string {
 
 func (m *Metrics) decided(d throttle.Decision) {
 	defer m.tenants.lock()()
-	switch {
-	case d.FailedOpen != nil:
-		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, "failed_open")...).Inc()
-		return
-	case d.Granted:
-		if d.Observed != nil {
-			m.observed.WithLabelValues(m.with(d.Tenant, d.Policy, d.Observed.By)...).Inc()
-			if !d.Observed.NeverFits {
-				m.would.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
-			}
+	if d.Observed != nil {
+		m.observed.WithLabelValues(m.with(d.Tenant, d.Policy, d.Observed.By)...).Inc()
+		if !d.Observed.NeverFits {
+			m.would.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
 		}
-		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, "reserve")...).Inc()
+	}
+	if d.Granted {
+		source := "reserve"
+		if d.FailedOpen != nil {
+			source = "failed_open"
+		}
+		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, source)...).Inc()
 		return
 	}
 	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, d.DeniedBy())...).Inc()
@@ -75,33 +73,30 @@ func (m *Metrics) decided(d throttle.Decision) {
 	}
 }
 
-func (m *Metrics) followed(f throttle.Followed) {
+func (m *Metrics) followed(version int64, err error) {
 	unusable := m.unusable.WithLabelValues() // it is exported from the first version on
-	if f.Err != nil {
+	if err != nil {
 		unusable.Inc()
 		return
 	}
-	m.version.WithLabelValues().Set(float64(f.Version))
+	m.version.WithLabelValues().Set(float64(version))
 }
 
-func (m *Metrics) joined(j throttle.Join) {
-	m.joins.WithLabelValues(j.Policy, resultOf(j.Place)).Inc()
-	if j.Place.Err == nil && !j.Place.AlreadyQueued && !j.Place.Exempt {
-		m.expected.WithLabelValues(j.Policy).Observe(j.Place.StartsIn.Seconds())
+func (m *Metrics) joined(policy, _ string, p throttle.Place) {
+	result := resultOf(p)
+	m.joins.WithLabelValues(policy, result).Inc()
+	if result == "joined" {
+		m.expected.WithLabelValues(policy).Observe(p.StartsIn.Seconds())
 	}
 }
 
-// resultOf names what became of a ticket that was to join.
 func resultOf(p throttle.Place) string {
-	var backlog *throttle.BacklogError
-	var late *throttle.TooLateError
-	var never *throttle.NeverFitsError
 	switch {
-	case errors.As(p.Err, &backlog):
+	case errors.As(p.Err, new(*throttle.BacklogError)):
 		return "backlog"
-	case errors.As(p.Err, &late):
+	case errors.As(p.Err, new(*throttle.TooLateError)):
 		return "too_late"
-	case errors.As(p.Err, &never):
+	case errors.As(p.Err, new(*throttle.NeverFitsError)):
 		return "never_fits"
 	case p.Err != nil:
 		return "invalid"
@@ -139,4 +134,4 @@ func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
 	}
 }
 
-func (m *Metrics) wasUndecided(u throttle.Undecided) { m.undecided.WithLabelValues(u.Policy).Inc() }
+func (m *Metrics) wasUndecided(policy, _ string, _ error) { m.undecided.WithLabelValues(policy).Inc() }

@@ -132,7 +132,6 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.waitingTickets
 }
 
-// scrapeTimeout bounds what a scrape asks Redis.
 const scrapeTimeout = time.Second
 
 // Collect is for the Registerer.

@@ -120,12 +120,12 @@ func TestMetricsOfALimiter(t *testing.T) {
 		tell := m.Observer()
 		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
 		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
-		tell.Undecided(throttle.Undecided{Err: throttle.ErrUnavailable, Policy: "api", Tenant: "b"})
+		tell.Undecided("api", "b", throttle.ErrUnavailable)
 		tell.Decided(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
-		tell.Followed(throttle.Followed{Version: 7})
-		tell.Followed(throttle.Followed{Err: throttle.ErrUnknownPolicy, Version: 8})
+		tell.Followed(7, nil)
+		tell.Followed(8, throttle.ErrUnknownPolicy)
 		tell.Called(throttle.Call{Err: fmt.Errorf("%w: gone", throttle.ErrUnavailable), Policy: "api", Script: "take", Took: time.Second})
 		wantSeries(t, registry,
 			`sluice_grants_total{policy="api",source="line",tenant="b"} 1`,
@@ -245,7 +245,7 @@ func BenchmarkATask(b *testing.B) {
 				tenant := names[i%len(names)]
 				taken[0].Decision.Tenant = tenant
 				tell.Called(throttle.Call{N: 1, Policy: "api", Script: "decide", Took: time.Millisecond})
-				tell.Joined(throttle.Join{Policy: "api", Tenant: tenant})
+				tell.Joined("api", tenant, throttle.Place{})
 				tell.Called(throttle.Call{N: 1, Policy: "api", Script: "take", Took: time.Millisecond})
 				tell.Taken("api", taken)
 				tell.Started(throttle.Start{Policy: "api", Tenant: tenant})

@@ -1,6 +1,7 @@
 package promthrottle
 
 import (
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -8,7 +9,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// maxRates bounds how many rates are remembered: tenants are data.
 const maxRates = 10_000
 
 // rates are those in force after refusals, as far as this process knows.
@@ -23,7 +23,6 @@ type rate struct {
 	until  time.Time
 }
 
-// note keeps a rate that was in force at a time by the clock of Redis.
 func (r *rates) note(policy string, a throttle.Adapted, at time.Time) {
 	now := time.Now()
 	key := policy + "\x00" + a.Window + "\x00" + strings.Join(a.Scope.Values, "\x00")
@@ -43,17 +42,13 @@ func (r *rates) note(policy string, a throttle.Adapted, at time.Time) {
 
 // drop forgets what is over. The lock is held.
 func (r *rates) drop(now time.Time) {
-	for key, rate := range r.byCount {
-		if !now.Before(rate.until) {
-			delete(r.byCount, key)
-		}
-	}
+	maps.DeleteFunc(r.byCount, func(_ string, rate rate) bool { return !now.Before(rate.until) })
 }
 
 // An adaptation is how far a policy has adapted.
 type adaptation struct {
 	counts int
-	lowest float64
+	lowest float64 // ratio
 }
 
 // inForce returns the adaptation of these policies, and of all that have adapted.
@@ -66,12 +61,11 @@ func (r *rates) inForce(now time.Time, policies []string) map[string]adaptation 
 		all[policy] = adaptation{lowest: 1}
 	}
 	for _, rate := range r.byCount {
-		a := all[rate.policy]
-		if a.counts == 0 || rate.ratio < a.lowest {
-			a.lowest = rate.ratio
+		a, known := all[rate.policy]
+		if !known {
+			a.lowest = 1
 		}
-		a.counts++
-		all[rate.policy] = a
+		all[rate.policy] = adaptation{a.counts + 1, min(a.lowest, rate.ratio)}
 	}
 	return all
 }

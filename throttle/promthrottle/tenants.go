@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 const (
@@ -15,9 +17,6 @@ const (
 
 	// others is the label of tenants that have none of their own.
 	others = "other"
-
-	// maxName bounds a label in bytes: tenants' names are data.
-	maxName = 64
 
 	// maxSeen bounds the tenants that are counted between two reviews.
 	maxSeen = 10_000
@@ -62,13 +61,11 @@ func (t *tenants) label(tenant string, now time.Time, forget func(label string))
 	if _, known := t.seen[name]; known || len(t.seen) < maxSeen || t.labelled[name] {
 		t.seen[name]++
 	}
-	if !t.labelled[name] && len(t.labelled) < t.most {
-		t.labelled[name] = true
+	if !t.labelled[name] && len(t.labelled) >= t.most {
+		return others
 	}
-	if t.labelled[name] {
-		return name
-	}
-	return others
+	t.labelled[name] = true
+	return name
 }
 
 // review gives the labels of the least active tenants to more active ones.
@@ -99,11 +96,7 @@ func (t *tenants) review(forget func(label string)) {
 // labelOf makes a label of a tenant's name: valid UTF-8, not long, and not that of the others. What
 // does not print is quoted.
 func labelOf(tenant string) string {
-	name := tenant
-	if len(name) > maxName {
-		name = name[:maxName] + "..."
-	}
-	name = strings.ToValidUTF8(name, "\uFFFD")
+	name := strings.ToValidUTF8(quote.Short(tenant), "\uFFFD")
 	if quoted := strconv.Quote(name); name == others || quoted[1:len(quoted)-1] != name {
 		return quoted
 	}

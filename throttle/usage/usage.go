@@ -1,5 +1,5 @@
-// Package usage counts what each tenant was granted in the last hour, so that "who used the quota?" has
-// an answer for windows that all tenants share. It is opt-in: each process that grants has a Counter.
+// Package usage counts what each tenant was granted in the last hour. So "who used the quota?" has
+// an answer for windows that all share. It is opt-in: each process that grants has a Counter.
 //
 //	counter, err := usage.New(usage.Config{Client: client})
 //	defer counter.Close()
@@ -7,8 +7,7 @@
 //	...
 //	top, err := usage.Top(ctx, client, usage.TopOptions{Policy: "github-api"})
 //
-// Grants are summed in memory, and written every few seconds. So it adds nothing to the calls by which
-// a limiter decides.
+// Grants are summed in memory, and written every few seconds, beside the calls of the limiter.
 package usage
 
 import (
@@ -43,8 +42,8 @@ type Config struct {
 	// Client is the limiter's Redis. It is required. The caller closes it, after the Counter.
 	Client redis.UniversalClient
 
-	// Every is how often sums are written: at least 1 second. The default is 10 seconds. A write is a
-	// command for each tenant that was granted something.
+	// Every is how often sums are written, by a command for each tenant that was granted something: at
+	// least 1 second. The default is 10 seconds.
 	Every time.Duration
 
 	// Logger gets errors of writing sums. They are written later. The default is slog.Default().
@@ -57,8 +56,8 @@ type Config struct {
 // A Counter counts what the limiters grant that it observes. It is safe for concurrent use.
 type Counter struct {
 	config Config
-	stop   func()
-	ended  chan struct{}
+	stop   context.CancelFunc
+	ended  sync.WaitGroup
 
 	mu   sync.Mutex
 	sums map[count]int64
@@ -67,8 +66,7 @@ type Counter struct {
 // A count is what one tenant was granted.
 type count struct{ policy, unit, tenant string }
 
-// New returns a counter that writes until Close. The error names the field of the Config that is
-// invalid.
+// New returns a counter that writes until Close. The error names the field that is invalid.
 func New(c Config) (*Counter, error) {
 	if c.Client == nil {
 		return nil, errors.New("usage: Config.Client is nil: must be the limiter's connection to Redis")
@@ -81,22 +79,20 @@ func New(c Config) (*Counter, error) {
 		c.Logger = slog.Default()
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	counter := &Counter{config: c, stop: stop, ended: make(chan struct{}), sums: map[count]int64{}}
-	go counter.run(ctx)
+	counter := &Counter{config: c, stop: stop, sums: map[count]int64{}}
+	counter.ended.Go(func() { counter.run(ctx) })
 	return counter, nil
 }
 
-// Observer returns an observer that counts, and calls another one too, such as that of promthrottle.
+// Observer returns an observer that counts, and calls another one too, such as that of
+// promthrottle.
 func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
-	o.Decided = func(d throttle.Decision) {
+	o.Decided = then(next.Decided, func(d throttle.Decision) {
 		if d.Granted && d.FailedOpen == nil {
 			c.add(d.Reservation.Request, 1)
 		}
-		if next.Decided != nil {
-			next.Decided(d)
-		}
-	}
+	})
 	o.Taken = func(policy string, tickets []throttle.TakenTicket) {
 		for _, t := range tickets {
 			if t.Decision.Granted {
@@ -107,28 +103,32 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 			next.Taken(policy, tickets)
 		}
 	}
-	o.Corrected = func(correction throttle.Correction) {
+	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
 		r := correction.Reservation.Request
 		if correction.Cancelled {
 			c.add(r, -1)
-		} else {
-			for unit, cost := range correction.Cost {
-				c.addUnits(r, unit, cost-r.CostOf(unit))
-			}
 		}
-		if next.Corrected != nil {
-			next.Corrected(correction)
+		for unit, cost := range correction.Cost {
+			c.addUnits(r, unit, cost-r.CostOf(unit))
 		}
-	}
+	})
 	return o
 }
 
+// then calls another function, if there is one, after the own.
+func then[T any](next, own func(T)) func(T) {
+	if next == nil {
+		return own
+	}
+	return func(t T) { own(t); next(t) }
+}
+
 func (c *Counter) add(r throttle.Request, sign int64) {
-	c.addUnits(r, throttle.Requests, sign*r.CostOf(throttle.Requests))
+	if _, named := r.Cost[throttle.Requests]; !named {
+		c.addUnits(r, throttle.Requests, sign)
+	}
 	for unit, cost := range r.Cost {
-		if unit != throttle.Requests {
-			c.addUnits(r, unit, sign*cost)
-		}
+		c.addUnits(r, unit, sign*cost)
 	}
 }
 
@@ -144,9 +144,7 @@ func (c *Counter) addUnits(r throttle.Request, unit string, units int64) {
 	}
 }
 
-// run writes from time to time.
 func (c *Counter) run(ctx context.Context) {
-	defer close(c.ended)
 	tick := time.NewTicker(c.config.Every)
 	defer tick.Stop()
 	for {
@@ -162,7 +160,7 @@ func (c *Counter) run(ctx context.Context) {
 // Close writes what is left, and ends. It waits for Redis for 5 seconds at most.
 func (c *Counter) Close() {
 	c.stop()
-	<-c.ended
+	c.ended.Wait()
 	c.flush()
 }
 
@@ -200,8 +198,7 @@ func (c *Counter) flush() {
 	}
 }
 
-// keyOf returns the key of a bucket, beside the windows of its policy. No window, line or record of a
-// limiter has such a name.
+// keyOf returns the key of a bucket, beside the windows of its policy.
 func keyOf(prefix, policy, unit string, at time.Time) string {
 	return fmt.Sprintf("%ssluice:{%s}:y:%s:%d", prefix, policy, unit, at.Unix()/int64(bucket/time.Second))
 }
@@ -221,8 +218,8 @@ type TopOptions struct {
 	Unit   string // the default is throttle.Requests
 }
 
-// Top returns the tenants that were granted most of a policy in the last hour, those with most units
-// first. It is empty where no Counter writes. Errors are those of go-redis.
+// Top returns the tenants that were granted most of a policy in the last hour, those with most
+// units first. It is empty where no Counter writes. Errors are those of go-redis.
 func Top(ctx context.Context, client redis.UniversalClient, o TopOptions) ([]Use, error) {
 	o.Max, o.Unit = cmp.Or(o.Max, 10), cmp.Or(o.Unit, throttle.Requests)
 	keys := make([]string, 0, Span/bucket+1)

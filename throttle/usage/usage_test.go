@@ -45,8 +45,8 @@ func top(t *testing.T, client *redis.Client, unit string, n int) string {
 	return fmt.Sprint(uses)
 }
 
-// What tenants were granted by all processes is told by tenant, however it was granted, less what they
-// gave back.
+// What tenants were granted by all processes is told by tenant, however it was granted, less what
+// they gave back.
 func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

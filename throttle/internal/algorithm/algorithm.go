@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// A Window is what algorithms know of a window: see the fields of the same names of throttle.Window.
+// A Window is what algorithms know of a window: see the fields of the same names of
+// throttle.Window.
 type Window struct {
 	Anchor           string
 	Burst, Limit     int64
@@ -22,17 +23,17 @@ const (
 	MaxPeriod = 366 * 24 * time.Hour
 )
 
-// An Algorithm is the Go side of one way to count. The Lua side decides; it sees the numbers of
-// Params as p1 to p4.
+// An Algorithm is the Go side of one way to count. Only Capacity, File, Kind and Params are
+// required. The Lua side decides; it sees the numbers of Params as p1 to p4.
 type Algorithm struct {
 	// Capacity is the largest cost that can ever fit.
 	Capacity func(Window) int64
 
-	// CountsFor, if not nil, is the longest time for which a grant counts. The default is the period and
-	// the margin.
+	// CountsFor is the longest time for which a grant counts. The default is the period and the
+	// margin.
 	CountsFor func(Window) time.Duration
 
-	// Defaults, if not nil, writes out the fields that only this algorithm has.
+	// Defaults writes out the fields that only this algorithm has.
 	Defaults func(*Window)
 
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
@@ -41,44 +42,42 @@ type Algorithm struct {
 	// Even says that units are granted evenly: a batch needs no pace beside that.
 	Even bool
 
-	// ForgetsExcess says that units over the limit are counted once, and then forgotten. So a policy
-	// that only observes counts by GCRA instead.
+	// ForgetsExcess says that a policy that only observes must count by GCRA instead.
 	ForgetsExcess bool
 
-	// GrantsWithin, if not nil, returns how many units the window always grants in any span of the
-	// length that it returns; ok is false if there is no such number.
+	// GrantsWithin returns how many units the window always grants in any span of the length that it
+	// returns; ok is false if there is no such number.
 	GrantsWithin func(Window) (units int64, span time.Duration, ok bool)
 
 	// Kind names the algorithm in Lua and in stored state.
 	Kind string
 
-	// Lately, if not nil, returns the time in which the units were granted that a window counts now, by
-	// its period and the time until it counts none of them.
+	// Lately returns the time in which the units were granted that a window counts now, by its period
+	// and the time until it counts none of them.
 	Lately func(period, left time.Duration) time.Duration
 
-	// Leases says that units are held until they are given back, or their lease runs out: a denial
-	// may end at any time, and what was taken cannot be corrected.
+	// Leases says that units are held until they are given back, or their lease runs out.
 	Leases bool
 
-	// Options are the fields of a Window that are for some algorithms only, and for this one.
+	// Options are the fields that some algorithms have, and this one.
 	Options []Option
 
 	// Params turns a valid window into the numbers of the Lua side.
 	Params func(Window) [4]int64
 
 	// Simulate returns a window that has counted so many units at a time, and counts none of them any
-	// more at `resets`; times are microseconds. If it is nil, plans leave the window out.
+	// more at `resets`; times are microseconds. Without it, plans leave the window out.
 	Simulate func(w Window, used, now, resets int64) Simulated
 
-	// Ticks, if not nil, makes the list that goes in place of the last parameter.
+	// Ticks makes the list that goes in place of the last parameter.
 	Ticks func(Window) *Ticks
 
-	// UnitsIn, if not nil, is the most units that the window can let through in any span of the given
-	// length, or -1 if that is not known.
+	// UnitsIn is the most units that the window can let through in any span of the given length, or -1
+	// if that is not known.
 	UnitsIn func(w Window, span time.Duration) int64
 
-	// Rule, if not nil, returns a field that breaks a rule of this algorithm, its value, and what it must
-	// be. Hint is empty if all is well. It may rely on the rules that hold for all algorithms.
+	// Rule returns a field that breaks a rule of this algorithm, its value, and what it must be, or no
+	// hint if all is well. It may rely on the rules of all algorithms.
 	Rule func(Window) (field string, value any, hint string)
 }
 

@@ -24,7 +24,8 @@ const (
 // ticksChecked bounds the ticks that a margin is compared with.
 const ticksChecked = 400
 
-// Calendar is the fixed window counter by the ticks of a calendar: see throttle/internal/script/lua/calendar.lua.
+// Calendar is the fixed window counter by the ticks of a calendar: see
+// throttle/internal/script/lua/calendar.lua.
 var Calendar = Algorithm{
 	Kind:     "t",
 	File:     "calendar",
@@ -77,7 +78,6 @@ type Ticks struct {
 	until time.Time // and before this one
 }
 
-// newTicks returns the ticks of a valid window.
 func newTicks(w Window) *Ticks {
 	zone, _ := time.LoadLocation(w.Timezone)
 	schedule, _ := cron.ParseStandard(w.Resets)

@@ -14,7 +14,8 @@ const (
 	MaxConcurrency = 10_000
 )
 
-// Concurrency is the counting semaphore with leases: see throttle/internal/script/lua/concurrency.lua.
+// Concurrency is the counting semaphore with leases: see
+// throttle/internal/script/lua/concurrency.lua.
 var Concurrency = Algorithm{
 	Kind:      "c",
 	File:      "concurrency",

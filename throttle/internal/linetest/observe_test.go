@@ -41,8 +41,8 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 				Decided: func(d throttle.Decision) {
 					tell("decided %s %s %v %v %v", d.Policy, d.Tenant, d.Granted, d.Queued, d.RetryIn)
 				},
-				Joined: func(j throttle.Join) {
-					tell("join %s %s %v %v", j.Policy, j.Tenant, j.Place.StartsIn, j.Place.Err != nil)
+				Joined: func(policy, tenant string, p throttle.Place) {
+					tell("join %s %s %v %v", policy, tenant, p.StartsIn, p.Err != nil)
 				},
 				Taken: func(policy string, tickets []throttle.TakenTicket) {
 					for _, ticket := range tickets {

@@ -239,7 +239,6 @@ func (l *Line) step(t int64) int64 {
 	return t
 }
 
-// start starts tickets of a flow.
 func (l *Line) start(f *Flow, t, lump int64) {
 	f.take(f.Own, t, lump)
 	f.take(f.Shared, t, lump)

@@ -57,7 +57,8 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	}
 	begun := time.Now()
 	at, err := client.Time(ctx).Result()
-	if unanswered(err) || isStranger(err) {
+	stranger := err != nil && script.Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
+	if unanswered(err) || stranger { // Redis refuses whatever a user asks that it does not know
 		return nil, err
 	}
 	ended := time.Now()
@@ -71,10 +72,10 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 			begun.Sub(at).Round(time.Millisecond), clockOffMax)
 	}
 	text, err := client.Info(ctx).Result()
-	if err != nil {
-		if unanswered(err) {
-			return findings, err
-		}
+	switch {
+	case unanswered(err):
+		return findings, err
+	case err != nil:
 		return findings, nil
 	}
 	info := map[string]string{}
@@ -83,7 +84,9 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 			info[name] = value
 		}
 	}
-	if version := info["redis_version"]; tooOld(version) {
+	var major, minor int
+	version := info["redis_version"]
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 2) {
 		find("it is Redis %s: must be 6.2 or newer", version)
 	}
 	if policy := info["maxmemory_policy"]; policy != "" && policy != "noeviction" {
@@ -98,13 +101,6 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	return findings, nil
 }
 
-// tooOld reports whether a version is before 6.2. What is no version is not.
-func tooOld(version string) bool {
-	var major, minor int
-	n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor)
-	return n == 2 && (major < 6 || major == 6 && minor < 2)
-}
-
 // checkTags looks whether a Cluster heeds hash tags, by which all keys of a policy share a slot.
 func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
 	a, err := client.ClusterKeySlot(ctx, "{sluice}a").Result()
@@ -115,11 +111,6 @@ func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
 		return []string{"redis: the Cluster ignores hash tags: must keep keys with the same {tag} in one slot"}
 	}
 	return nil
-}
-
-// isStranger reports whether Redis does not know the user: it refuses whatever that asks.
-func isStranger(err error) bool {
-	return err != nil && script.Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
 }
 
 // unanswered reports whether an error is none of Redis' own.

@@ -61,16 +61,15 @@ type batch struct {
 	items   []item
 }
 
-// NewBatcher returns a batcher of one policy name.
 func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
 
 // batch returns how many requests a call may have.
 func (p *Policy) batch() int { return max(1, min(maxBatch, maxBatchWindows/max(1, len(p.Windows)))) }
 
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
-// context's error, and what was granted is cancelled. With a deadline it returns then, whatever Redis
-// does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be decided,
-// its answer has the error.
+// context's error, and what was granted is cancelled. With a deadline it returns then, whatever
+// Redis does. Other errors are those of go-redis, or a *ReplyError. If a single request cannot be
+// decided, its answer has the error.
 func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Answer, error) {
 	if err := ctx.Err(); err != nil || len(requests) == 0 {
 		return nil, err
@@ -194,16 +193,21 @@ func (b *Batcher) send(s *batch) {
 	}
 }
 
-// deliver hands answers to the callers that have not given up. It returns those that miss no answer
-// any more. The lock is held.
+// deliver hands answers to the callers that have not given up. The next call cancels what the
+// others were granted. It returns the callers that miss no answer any more. The lock is held.
 func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late bool) (answered []*asked) {
 	for i, it := range items {
 		a := it.asked
 		switch {
 		case a == nil:
 		case a.gone:
-			if errs[i] == nil && granted(it.request, answers[i]) {
-				b.undo(it, answers[i])
+			// What an idempotency key got before may belong to another call.
+			r, status := it.request, answers[i].Status
+			if errs[i] == nil && (r.Op == Reserve || r.Op == Exempt) &&
+				(status == Granted || status == GrantedBefore && r.Once == "") {
+				b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
+					Op: Cancel, ID: r.ID, At: answers[i].At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
+				}})
 			}
 		default:
 			a.batch, a.answers[it.index] = nil, answers[i]
@@ -220,20 +224,6 @@ func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late boo
 		}
 	}
 	return answered
-}
-
-// granted reports whether a grant belongs to this call. What an idempotency key got before may
-// belong to another one.
-func granted(r Request, a Answer) bool {
-	return (r.Op == Reserve || r.Op == Exempt) && (a.Status == Granted || a.Status == GrantedBefore && r.Once == "")
-}
-
-// undo cancels, with the next call, a grant whose caller has given up.
-func (b *Batcher) undo(it item, a Answer) {
-	r := it.request
-	b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
-		Op: Cancel, ID: r.ID, At: a.At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
-	}})
 }
 
 // run makes one call to Redis, and returns an answer and an error for each request. If the script

@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// The shapes of all keys of a policy. The first part is its prefix, and one hash tag, so that one
-// script call can reach all of them. PREFIX is the limiter's own (throttle.Config.Prefix), and
-// often empty:
+// The shapes of all keys of a policy. One hash tag lets one script call reach all of them. PREFIX
+// is throttle.Config.Prefix:
 //
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{LINE}:q                     the line's count; the key that a call names
@@ -21,15 +20,14 @@ import (
 //
 // LINE is the policy's name, and behind it its shard if it has several: NAME/3of4.
 //
-// The scripts derive every other key from the prefix: see lua/strict.lua, lua/scope.lua, lua/decide.lua,
+// The scripts derive every other key: see lua/strict.lua, lua/scope.lua, lua/decide.lua,
 // lua/reservation.lua and lua/line.lua.
 //
-// ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data: every
-// byte that is not a letter, a digit or one of _ . - ~ @ is written as %XX. So no name can collide
-// with another or reach beyond its own key.
+// ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
+// escaped: no name can collide with another or reach beyond its own key.
 
-// Prefix returns what all keys of a policy, or of one shard of it, begin with. No two pairs have the
-// same: neither part holds a brace.
+// Prefix returns what all keys of a line begin with. No two pairs have the same: neither part holds
+// a brace.
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // ScopeKey returns the key of one scope, without the prefix.
@@ -47,9 +45,9 @@ func ScopeKey(attributes, values []string) string {
 // OnceKey returns the name of an idempotency key. Tenants do not share names.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
-// TicketName returns the name of a ticket in its line. The queue is escaped, or that of NewClaims. IDs
-// that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name holds, and
-// base64.
+// TicketName returns the name of a ticket in its line. The queue is escaped, or that of NewClaims.
+// IDs that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name
+// holds, and base64.
 func TicketName(queue, id string) string {
 	if u, ok := parseUUID(id); ok {
 		return queue + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
@@ -57,7 +55,6 @@ func TicketName(queue, id string) string {
 	return queue + "/" + Escape(id)
 }
 
-// parseTicket undoes TicketName.
 func parseTicket(name string) (queue, id string, ok bool) {
 	queue, id, ok = strings.Cut(name, "/")
 	if packed, short := strings.CutPrefix(id, "!"); short {
@@ -83,9 +80,9 @@ func parseUUID(s string) (u [16]byte, ok bool) {
 	return u, err == nil
 }
 
-// FlowMark returns what begins the values of a policy's flows, so that tickets which joined by other
-// scopes wait in other flows. The scope of the tenant alone, which most policies have, has none. Nor
-// has the scope that all share: a flow always waits for that. Scopes are attributes, by commas.
+// FlowMark returns what begins the values of a policy's flows, so that tickets which joined by
+// other scopes wait in other flows. The tenant alone, which most policies have, has none. What all
+// share does not differ. Scopes are attributes, by commas.
 func FlowMark(scopes []string) string {
 	own := slices.DeleteFunc(slices.Clone(scopes), func(scope string) bool { return scope == "" })
 	switch {

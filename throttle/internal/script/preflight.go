@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// needed are the commands that the scripts and this package call, with arguments that do no harm. The
-// letters s, h and z stand for keys of these types, which exist only meanwhile.
+// needed are the commands that the scripts and this package call, with arguments that do no harm.
+// The letters s, h and z stand for keys of these types, which exist only meanwhile.
 var needed = []string{
 	"set s 1 PX 1000", "get s", "getrange s 0 1", "mget s", "exists s", "expire s 1", "time",
 	"hset h a 1", "expire h 1", "hget h a", "hmget h a", "hgetall h", "hlen h", "hscan h 0", "hdel h b",
@@ -19,8 +19,8 @@ var needed = []string{
 	"del s h z",
 }
 
-// preflight calls each of ARGV, whose keys begin with KEYS[1], and replies those that the user may not
-// call.
+// preflight calls each of ARGV, whose keys begin with KEYS[1], and replies those that the user may
+// not call.
 var preflight = redis.NewScript(`
 local refused = {}
 for i = 1, #ARGV do
@@ -55,8 +55,8 @@ func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
 	return refused, nil
 }
 
-// Forbidden reports whether an error says that Redis does not know the user, or does not let it call
-// something.
+// Forbidden reports whether an error says that Redis does not know the user, or does not let it
+// call something.
 func Forbidden(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply) && isRefusal(reply.Error())

@@ -66,8 +66,8 @@ func (p *PauseAnswer) readOrigin(text string) (ok bool) {
 	return err == nil
 }
 
-// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is the
-// published one.
+// An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is
+// the published one.
 type AdaptedAnswer struct {
 	Rate     int64 // in millionths of the published rate
 	Since    int64 // the first refusal (us)
@@ -160,8 +160,8 @@ func next[T any](r *reader) (value T) {
 	return value
 }
 
-// upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which may
-// be empty, or nothing.
+// upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which
+// may be empty, or nothing.
 func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
 	if text == "" {
@@ -182,7 +182,6 @@ func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	return p, a
 }
 
-// integers reads so many numbers with blanks between them.
 func (r *reader) integers(text string, n int) []int64 {
 	numbers := make([]int64, n)
 	words := strings.Split(text, " ")
@@ -198,7 +197,6 @@ func (r *reader) integers(text string, n int) []int64 {
 	return numbers
 }
 
-// readAnswers reads the reply of a batch.
 func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {
 	r := &reader{reply: reply}
 	answers := make([]Answer, len(requests))
@@ -248,7 +246,6 @@ func unlike(reply []any, at int, requests []Request) error {
 	return &ReplyError{fmt.Sprintf("value %d of %d for %d requests", at+1, len(reply), len(requests))}
 }
 
-// readTaken reads the reply of a take.
 func (p *Policy) readTaken(reply []any) (Taken, error) {
 	r := &reader{reply: reply}
 	t := Taken{At: r.integer(), Next: r.integer()}
@@ -282,7 +279,8 @@ func JoinedAt(rank int64) int64 {
 	return rank - lineZero
 }
 
-// readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the ID.
+// readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the
+// ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
 	if len(f) != 7 {

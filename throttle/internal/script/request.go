@@ -109,28 +109,22 @@ func (o Own) text() string {
 	return b.String()
 }
 
-// size returns how many arguments a request takes.
 func (p *Policy) size() int { return 5 + len(p.Scopes) }
 
-// append appends the arguments of a request.
 func (r *Request) append(args []any, leases bool) []any {
 	if r.args != nil {
 		return append(args, r.args...)
 	}
-	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.more(leases))
+	own, options, extra := r.Own.text(), r.Place.options(), r.extra(leases)
+	more := "" // for most requests
+	if own+options+extra != "" {
+		more = own + "\t" + options + "\t" + extra
+	}
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), more)
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}
 	return args
-}
-
-// more returns the argument that is empty for most requests.
-func (r *Request) more(leases bool) string {
-	own, options, extra := r.Own.text(), r.Place.options(), r.extra(leases)
-	if own == "" && options == "" && extra == "" {
-		return ""
-	}
-	return own + "\t" + options + "\t" + extra
 }
 
 // extra returns what a request has if its caller repeats it, if it holds leases, or if it is about
@@ -146,7 +140,6 @@ func (r *Request) extra(leases bool) string {
 	return dash(r.ID) + " " + at + " " + dash(r.Once) + " " + hold + " " + r.Word
 }
 
-// dash returns "-" for what is empty.
 func dash(s string) string { return cmp.Or(s, "-") }
 
 // SettleWord returns Request.Word of a correction. Changes are units by window: to add, or to give
@@ -187,7 +180,6 @@ func RemainingWord(places []int, unit string, units, reset int64) string {
 	return fmt.Sprintf("%s %s %d %d", commas(places), unit, units, reset)
 }
 
-// commas joins numbers by commas.
 func commas[N int | int64](numbers []N) string {
 	list := make([]string, len(numbers))
 	for i, n := range numbers {

@@ -52,7 +52,6 @@ func NewID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// decide sends one batch.
 func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
 	args := p.header(r.now(), r.process, seq, len(requests)*p.size())
 	for i := range requests {
@@ -160,8 +159,8 @@ func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields,
 	}
 }
 
-// page returns about n fields of a hash behind a cursor, their values, and the next cursor, 0 at the
-// end.
+// page returns about n fields of a hash behind a cursor, their values, and the next cursor, 0 at
+// the end.
 func (r *Runner) page(ctx context.Context, key string, cursor uint64, n int64) (fields, values []string, next uint64, err error) {
 	page, next, err := r.client.HScan(ctx, key, cursor, "", n).Result()
 	for pair := range slices.Chunk(page, 2) {

@@ -69,7 +69,6 @@ func (l *Library) Prepare(p *Policy) *Policy {
 // listed stands for a parameter that is a list. The lists are in the next argument.
 const listed = "@"
 
-// listsText returns the lists of all windows around a time, each with a semicolon.
 func (p *Policy) listsText(now int64) string {
 	if !p.lists {
 		return ""
@@ -88,7 +87,6 @@ func (p *Policy) listsText(now int64) string {
 	return b.String()
 }
 
-// header returns the arguments that every call begins with, and room for more.
 func (p *Policy) header(now int64, process string, seq int64, room int) []any {
 	args := make([]any, 0, 6+room)
 	return append(args, now, process, seq, p.scopes, p.windows, p.listsText(now))

@@ -177,10 +177,10 @@ type Ticket struct {
 // Ticket returns the ticket of that name, made by TicketName; false if it does not wait.
 func (r *Runner) Ticket(ctx context.Context, line, name string) (Ticket, bool, error) {
 	record, err := r.client.HGet(ctx, Prefix(r.prefix, line)+"t", name).Result()
-	if errors.Is(err, redis.Nil) {
+	switch {
+	case errors.Is(err, redis.Nil):
 		return Ticket{}, false, nil
-	}
-	if err != nil {
+	case err != nil:
 		return Ticket{}, false, err
 	}
 	f := strings.Split(record[min(14, len(record)):], " ") // "costs |VALUES key", behind two times of 7 bytes
@@ -203,8 +203,8 @@ type Spot struct {
 	There  int64    // tickets that wait in this queue for the scope where the flow waits; 0 if that is not counted
 }
 
-// Spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero if
-// the ticket or the flow has left.
+// Spot returns where a ticket of a flow stands, with the first n flows before its own. It is zero
+// if the ticket or the flow has left.
 func (r *Runner) Spot(ctx context.Context, line, ticket string, flow Standing, n int64) (s Spot, err error) {
 	prefix, pipe := Prefix(r.prefix, line), r.client.Pipeline()
 	queue, _, _ := strings.Cut(flow.Name, "|")

@@ -96,7 +96,6 @@ func (t *Taker) Acknowledge(ctx context.Context, p *Policy) error {
 	return nil
 }
 
-// lock waits for the call under way.
 func (t *Taker) lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -16,7 +16,10 @@ local function clock_start(st, time) return floor(time / st.period) * st.period 
 algorithms['f'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     if data and to - from ~= 20 then return nil end
-    local st = {limit = p1, period = p2, margin = p3, first_use = p4 == 1, start = now, last = now, used = 0, ends = now}
+    local st = {
+      limit = p1, period = p2, margin = p3, first_use = p4 == 1, start = now, last = now, used = 0,
+      ends = now,
+    }
     if st.first_use then
       st.period = st.period + st.margin
       if data and unpack7(data, from) + st.period > now then

@@ -55,7 +55,8 @@ algorithms['g'] = {
     local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, period = p1 * p2 / p3}
     if data then
       if to - from ~= 27 then return nil end
-      local units, parts, span = unpack7(data, from + 7), unpack7(data, from + 14), unpack7(data, from + 21)
+      local units, parts = unpack7(data, from + 7), unpack7(data, from + 14)
+      local span = unpack7(data, from + 21)
       if span == 0 then return nil end
       if span ~= p2 then -- another rate: its own parts, rounded up
         local rest
@@ -83,7 +84,9 @@ algorithms['g'] = {
   -- What has drained since the grant may have made room for others: it is not given back again.
   give_back = function(st, now, at, cost)
     local units, parts = less_drained(st, cost, 0, now - at)
-    if units > st.units or units == st.units and parts > st.parts then units, parts = st.units, st.parts end
+    if units > st.units or units == st.units and parts > st.parts then
+      units, parts = st.units, st.parts
+    end
     st.units, st.parts = st.units - units, st.parts - parts
     if st.parts < 0 then st.units, st.parts = st.units - 1, st.parts + st.span end
     return units
@@ -95,6 +98,8 @@ algorithms['g'] = {
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,
 
-  payload = function(st, now) return pack_time(now) .. pack7(st.units) .. pack7(st.parts) .. pack_time(st.span) end,
+  payload = function(st, now)
+    return pack_time(now) .. pack7(st.units) .. pack7(st.parts) .. pack_time(st.span)
+  end,
 }
 end

@@ -138,7 +138,8 @@ local function new_line(call)
     if batch then call.batches = true end
     return {
       name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
-      last = last, with = with == '-' and '=' .. name or with, changed = false, since = since, taken = taken,
+      last = last, with = with == '-' and '=' .. name or with, changed = false, since = since,
+      taken = taken,
       lasts = claims and 2000000 or 60000000, -- us after which one that is not asked for is dead
       batch = batch, flows = of,
     }
@@ -232,7 +233,8 @@ local function new_line(call)
     return flow
   end
 
-  -- A flow that is known in brief is completed. Others are read at once: a table that grows is copied.
+  -- A flow that is known in brief is completed. Others are read at once, as a table that grows is
+  -- copied.
   function L.flow_of(id)
     local flow = flows[id]
     if flow == false or flow and not flow.rest then return flow end

@@ -26,7 +26,8 @@ local function new_bounds(L, waiting_units)
   -- weights_of_others returns the weights of all others of its class that wait, in that of the flow,
   -- and what the flow has had before them of a shared node's windows, as a part of all that they hold.
   local function weights_of_others(flow, node)
-    local weights, batch = flow.n == 0 and flow.weight or 0, call.batches and byte(flow.queue, -1) == 33 or false
+    local batch = call.batches and byte(flow.queue, -1) == 33 or false
+    local weights = flow.n == 0 and flow.weight or 0
     for name, q in pairs(L.queues) do
       if q.batch == batch and (name == flow.queue or L.alive(q)) then weights = weights + q.weights end
     end
@@ -78,7 +79,8 @@ local function new_bounds(L, waiting_units)
           if cost > 0 then
             local _, least_cost = units_of(flow, window.unit)
             local each = exact and cost or 1
-            earliest = max(earliest, windows.fits_window(scope, of[j], at, at, least_cost, place * least_cost, each))
+            local fits = windows.fits_window(scope, of[j], at, at, least_cost, place * least_cost, each)
+            earliest = max(earliest, fits)
           end
         end
       end
@@ -293,10 +295,13 @@ local function new_bounds(L, waiting_units)
         local sum, least, most, tickets = waiting_units(flow, scope, window.unit)
         local same = sum == 0 or least == most and least == cost
         local _, in_share, share_most = nil, 0, 0
-        if call.batches then _, in_share, share_most = shares_of_batches(flow, scope, window.unit, sum + cost) end
+        if call.batches then
+          _, in_share, share_most = shares_of_batches(flow, scope, window.unit, sum + cost)
+        end
         if in_share > 0 then
           -- While the ticket waits at another scope, a batch may take all that a window holds here.
-          local all = list[2] and floor(window.algorithm.capacity(scope.states[i]) / max(1, share_most)) or 0
+          local holds = window.algorithm.capacity(scope.states[i])
+          local all = list[2] and floor(holds / max(1, share_most)) or 0
           same, others, most, tickets = false, true, max(most, share_most), tickets + in_share + all
         end
         largest[i], numbers[i], closed[i] = max(most, cost), tickets, 0

@@ -225,7 +225,8 @@ local function add_places(L)
         end
         L.read_all('t', flow.heads)
       end
-      local record, between, of, costs, key, rank = L.read('t', id), flow.between, nil, nil, nil, nil
+      local of, costs, key, rank
+      local record, between = L.read('t', id), flow.between
       if not between then
         between = (byte(flow.queue, -1) == 33 and ' !' or ' ') .. flow.values .. ' '
         flow.between = between

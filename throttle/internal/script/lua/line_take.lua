@@ -220,7 +220,8 @@ function new_take(L)
         local before = taken.n
         serve(q, want, taken)
         local due = q.n > 0 and L.due_at(q.name, ROOT)
-        appointments.took(q, now, taken.n - before + (owed and owed[i] or 0), want > 0 and taken.n >= want and due and due <= now)
+        local full = want > 0 and taken.n >= want and due and due <= now
+        appointments.took(q, now, taken.n - before + (owed and owed[i] or 0), full)
       end
     end
   end

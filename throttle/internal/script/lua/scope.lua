@@ -117,7 +117,8 @@ local function parse(scope, raw)
       if place then
         load_window(scope, place, raw, from, to)
       else
-        keep_section(scope, sub(head, 1, -2), sub(head, -1), expires, sub(raw, i, to), sub(raw, from, to))
+        local bytes, payload = sub(raw, i, to), sub(raw, from, to)
+        keep_section(scope, sub(head, 1, -2), sub(head, -1), expires, bytes, payload)
       end
     end
     i = to + 1

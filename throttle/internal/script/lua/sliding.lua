@@ -58,7 +58,8 @@ algorithms['s'] = {
       width, first, merged = width - MERGED, from + 15, true
     end
     local last = to - (width or 0) -- where the entry before the newest one ends
-    if width ~= 8 and width ~= 14 or last + 1 < first or (last + 1 - first) % width ~= 0 then return nil end
+    local known = width == 8 or width == 14
+    if not known or last + 1 < first or (last + 1 - first) % width ~= 0 then return nil end
     local dead, time = now - p2, unpack7(data, last + 1)
     if time <= dead then return st end
     local used = unpack7(data, from + 1)
@@ -181,7 +182,9 @@ algorithms['s'] = {
       st.used = st.used - back
       if i then
         local left = ''
-        if back < held then left = pack7(time) .. (log.width == 8 and char(held - back) or pack7(held - back)) end
+        if back < held then
+          left = pack7(time) .. (log.width == 8 and char(held - back) or pack7(held - back))
+        end
         log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + log.width, log.last)
         log.first, log.last = 1, #log.data
       else
@@ -190,7 +193,8 @@ algorithms['s'] = {
           st.time = 0
           if log then -- the newest one is now the last of the others
             log.last = log.last - log.width
-            st.time, st.units = unpack7(log.data, log.last + 1), entry_units(log.data, log.last + 1, log.width)
+            st.time = unpack7(log.data, log.last + 1)
+            st.units = entry_units(log.data, log.last + 1, log.width)
           end
         end
       end

@@ -241,6 +241,29 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 }
 
+// Contributing names the test to read first of every package with more than helpers of tests: it is
+// the first one of its file.
+func TestEveryPackageHasATestToReadFirst(t *testing.T) {
+	t.Parallel()
+	row := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| `(Test\\w+)` in `([^`]+)`")
+	first := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	tests, listed := files(t, "_test.go"), map[string]bool{}
+	for _, m := range row.FindAllStringSubmatch(files(t, "contributing.md")["docs/contributing.md"], -1) {
+		listed[m[1]] = true
+		if found := first.FindStringSubmatch(tests[m[3]]); filepath.Dir(m[3]) != m[1] || found == nil || found[1] != m[2] {
+			t.Errorf("%s is not the first test of %s in %s", m[2], m[3], m[1])
+		}
+	}
+	for name := range tests {
+		folder := filepath.ToSlash(filepath.Dir(name))
+		counts := strings.HasPrefix(folder, "throttle") || strings.HasPrefix(folder, "worker") || folder == "cmd/worker-demo"
+		if counts && !listed[folder] {
+			t.Errorf("docs/contributing.md does not say which test of %s to read first", folder)
+			listed[folder] = true
+		}
+	}
+}
+
 // A block of a page that begins with "$ go run" is what that command prints. All programs are built
 // before the first one runs: their output goes by the clock, and linking takes the machine.
 func TestProgramsPrintWhatThePageSays(t *testing.T) {

@@ -4,6 +4,7 @@ package apitest
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -87,4 +88,17 @@ func SharedCount(count Count, interval time.Duration, seed uint64) (shared Count
 		}
 		return count(at)
 	}, func() int { return accepted }
+}
+
+// MostIn returns how many times lie in one span at most: in (t-span, t] for any t. It sorts them.
+func MostIn(times []time.Time, span time.Duration) int {
+	slices.SortFunc(times, time.Time.Compare)
+	most, from := 0, 0
+	for i, t := range times {
+		for t.Sub(times[from]) >= span {
+			from++
+		}
+		most = max(most, i-from+1)
+	}
+	return most
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"slices"
 	"sort"
 	"strings"
@@ -61,9 +60,7 @@ func (l *callLog) note(cmd redis.Cmder, sent time.Time) {
 	l.calls = append(l.calls, c)
 }
 
-func (l *callLog) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
+func (l *callLog) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (l *callLog) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {

@@ -14,11 +14,7 @@ func engineState(ctx context.Context, o scenarioOptions) []figure {
 	s := newSite(o)
 	joins := s.newJoins(lineOf("long"))
 	joins.tenants = tenants
-	const step = 50_000
-	for from := 0; from < n; from += step {
-		o.say("%d of %d wait", from, n)
-		joins.many(ctx, "long", min(step, n-from))
-	}
+	s.fill(ctx, joins, "long", n)
 	name := func(what string) string {
 		return what + ", " + strconv.Itoa(n) + " tickets of " + strconv.Itoa(tenants) + " tenants"
 	}

@@ -25,13 +25,7 @@ func engineWaiting(ctx context.Context, o scenarioOptions) []figure {
 	joins.many(ctx, "empty-0", 1) // loads the scripts
 	s.clear(ctx)
 	before := s.memory(ctx)
-	const step = 50_000
-	filling := 0.
-	for from := 0; from < n; from += step {
-		o.say("%d of %d wait", from, n)
-		_, cpu := s.spent(ctx, func() { joins.many(ctx, "long", min(step, n-from)) })
-		filling += cpu
-	}
+	filling := s.fill(ctx, joins, "long", n)
 	after := s.memory(ctx)
 	opened := 0
 	each := o.of(50, 200)

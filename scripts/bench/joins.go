@@ -37,6 +37,17 @@ func (j *joins) many(ctx context.Context, policy string, n int) {
 	})
 }
 
+// fill joins tickets and says how many wait. It returns the CPU of Redis in microseconds.
+func (s *site) fill(ctx context.Context, j *joins, policy string, n int) (cpu float64) {
+	const step = 50_000
+	for from := 0; from < n; from += step {
+		s.o.say("%d of %d wait", from, n)
+		_, spent := s.spent(ctx, func() { j.many(ctx, policy, min(step, n-from)) })
+		cpu += spent
+	}
+	return cpu
+}
+
 // one joins tickets by one a call, one after the other.
 func (j *joins) one(ctx context.Context, policy string, n int) {
 	for range n {

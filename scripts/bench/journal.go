@@ -3,10 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/sluice-go/sluice/internal/apitest"
 )
 
 // A start is a handler that began.
@@ -113,15 +114,11 @@ func (r rate) utilization(starts []start) float64 {
 
 // excess returns the most units granted in any period, over the limit.
 func (r rate) excess(starts []start) int {
-	worst, from := math.MinInt, 0
-	granted := byGrant(starts)
-	for i, s := range granted {
-		for s.granted.Sub(granted[from].granted) >= r.period {
-			from++
-		}
-		worst = max(worst, i-from+1-r.limit)
+	granted := make([]time.Time, len(starts))
+	for i, s := range starts {
+		granted[i] = s.granted
 	}
-	return worst
+	return apitest.MostIn(granted, r.period) - r.limit
 }
 
 // fits returns how long each task took to its grant and to its start, from the moment at which it

@@ -108,7 +108,7 @@ func crossing(ctx context.Context, o scenarioOptions) []figure {
 	ideal := float64(each-limit) / limit * period.Seconds()
 	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(figures, figure{
-		Name: "utilization of the tenants' windows", Value: ideal / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds(),
+		Name: "utilization of the tenants' windows", Value: ideal / took(ran),
 	})
 }
 
@@ -127,7 +127,7 @@ func slots(ctx context.Context, o scenarioOptions) []figure {
 	ideal := float64(n-o.servers*o.slots) / float64(o.servers*o.slots) * f.work.Seconds()
 	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(figures,
-		figure{Name: "utilization of the slots", Value: ideal / ran[n-1].granted.Sub(ran[0].granted).Seconds(), AtLeast: new(0.98)},
+		figure{Name: "utilization of the slots", Value: ideal / took(ran), AtLeast: new(0.98)},
 		figure{Name: "places that a task fell back, most", Value: float64(fellBack(ran, byNumber)), AtMost: new(100.)},
 	)
 }
@@ -143,7 +143,7 @@ func (f *fleet) enqueueAcross(tenants, each int) {
 func (f *fleet) sharedUtilization(limit int, period time.Duration) figure {
 	ran := f.grants()
 	ideal := float64(len(ran)-limit) / float64(limit) * period.Seconds()
-	return figure{Name: "utilization of the shared window", Value: ideal / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds()}
+	return figure{Name: "utilization of the shared window", Value: ideal / took(ran)}
 }
 
 // bulk: nine tenants enqueue three tasks a second each, and one has a backlog.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -31,14 +32,7 @@ func (f *fleet) excess(at func(*logged) time.Time) int {
 			for i, l := range ran {
 				times[i] = at(l)
 			}
-			slices.SortFunc(times, time.Time.Compare)
-			from := 0
-			for i, t := range times {
-				for t.Sub(times[from]) >= w.Period {
-					from++
-				}
-				worst = max(worst, i-from+1-int(w.Limit))
-			}
+			worst = max(worst, apitest.MostIn(times, w.Period)-int(w.Limit))
 		}
 	}
 	return worst
@@ -65,8 +59,11 @@ func (f *fleet) ideal(n int) time.Duration {
 
 func (f *fleet) utilization() float64 {
 	ran := f.grants()
-	return f.ideal(len(ran)).Seconds() / ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds()
+	return f.ideal(len(ran)).Seconds() / took(ran)
 }
+
+// took returns the seconds from the first grant to the last.
+func took(ran []*logged) float64 { return ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds() }
 
 // wakes returns the mean wakes of a task, and the most.
 func (f *fleet) wakes() (mean float64, most int) {
@@ -144,7 +141,7 @@ func (f *fleet) busy() float64 {
 	ran := f.grants()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.waited.Seconds() / (ran[len(ran)-1].granted.Sub(ran[0].granted).Seconds() * float64(f.o.servers*f.o.slots))
+	return f.waited.Seconds() / (took(ran) * float64(f.o.servers*f.o.slots))
 }
 
 // drained returns the figures of a drained backlog. Each case has bars of its own.

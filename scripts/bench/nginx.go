@@ -72,12 +72,10 @@ func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, ba
 		for _, z := range zones {
 			ideal = max(ideal, float64(n-1-z.Burst)/float64(z.Rate))
 		}
-		granted := f.grants()
-		took := granted[len(granted)-1].granted.Sub(granted[0].granted)
 		figures = []figure{
 			{Name: name + ": answers", Value: float64(answered.Load()), AtLeast: new(float64(n))},
 			{Name: name + ": refused", Value: float64(refused.Load()), AtMost: new(0.)},
-			{Name: name + ": utilization", Value: ideal / took.Seconds(), AtLeast: new(bar)},
+			{Name: name + ": utilization", Value: ideal / took(f.grants()), AtLeast: new(bar)},
 		}
 	}))
 	return figures

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -180,14 +181,7 @@ func excess(windows []throttle.Window, runs []run) int64 {
 			}
 		}
 		for times := range maps.Values(by) {
-			slices.SortFunc(times, time.Time.Compare)
-			from := 0
-			for i, t := range times {
-				for t.Sub(times[from]) >= w.Period {
-					from++
-				}
-				worst = max(worst, int64(i-from+1)-w.Limit)
-			}
+			worst = max(worst, int64(apitest.MostIn(times, w.Period))-w.Limit)
 		}
 	}
 	return worst

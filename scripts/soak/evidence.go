@@ -19,7 +19,9 @@ func (s *stack) evidence(ctx context.Context) (evidence, error) {
 	}
 	s.mu.Lock()
 	e.enqueued = maps.Clone(s.enqueued)
-	maps.Copy(e.counts, s.counts)
+	for _, d := range s.disrupted {
+		e.counts[d.kind]++
+	}
 	s.mu.Unlock()
 	s.witness.mu.Lock()
 	e.again, e.lost = maps.Clone(s.witness.again), maps.Clone(s.witness.lost)

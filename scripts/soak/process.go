@@ -104,7 +104,6 @@ func (s *stack) disrupt(ctx context.Context, b disruption) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.disrupted = append(s.disrupted, disruptionEnd{now, b.kind})
-	s.counts[b.kind]++
 	return nil
 }
 

@@ -59,40 +59,17 @@ func copyValue(raw *bytes.Buffer, r *bufio.Reader) error {
 
 // words are the bulk strings of a command.
 func words(command []byte) ([]string, error) {
-	r := bufio.NewReader(bytes.NewReader(command))
-	line, err := r.ReadString('\n')
-	if err != nil || line[0] != '*' {
-		return nil, fmt.Errorf("%w: a command that begins with %.20q", errProtocol, command)
-	}
+	values, err := parts(command)
 	var words []string
-	for {
-		word, ok := bulk(r)
-		if !ok {
-			break
+	for _, value := range values {
+		if word, ok := text(value); ok {
+			words = append(words, word)
 		}
-		words = append(words, word)
 	}
-	if len(words) == 0 {
+	if err != nil || len(words) == 0 {
 		return nil, fmt.Errorf("%w: a command that begins with %.20q", errProtocol, command)
 	}
 	return words, nil
-}
-
-// bulk reads one bulk string; it is false for anything else, nil included.
-func bulk(r *bufio.Reader) (string, bool) {
-	line, err := r.ReadString('\n')
-	if err != nil || line[0] != '$' {
-		return "", false
-	}
-	n, err := strconv.Atoi(line[1 : len(line)-2])
-	if err != nil || n < 0 {
-		return "", false
-	}
-	text := make([]byte, n+2)
-	if _, err := io.ReadFull(r, text); err != nil {
-		return "", false
-	}
-	return string(text[:n]), true
 }
 
 // parts are the values of an array, each as it came; a value that is no array is its only part.
@@ -116,5 +93,13 @@ func parts(value []byte) (all [][]byte, err error) {
 	}
 }
 
-// text is what a bulk string holds.
-func text(value []byte) (string, bool) { return bulk(bufio.NewReader(bytes.NewReader(value))) }
+// text is what a bulk string holds; it is false for anything else, nil included.
+func text(value []byte) (string, bool) {
+	size, rest, _ := bytes.Cut(value, []byte("\r\n"))
+	number, isBulk := bytes.CutPrefix(size, []byte("$"))
+	n, err := strconv.Atoi(string(number))
+	if !isBulk || err != nil || n < 0 || n > len(rest) {
+		return "", false
+	}
+	return string(rest[:n]), true
+}

@@ -11,7 +11,7 @@ import (
 // run runs the soak, prints its report, and reports whether all bars hold.
 func (o options) run(ctx context.Context, dir string, stdout, stderr io.Writer) (bool, error) {
 	jobs := makeJobs(o.seed, o.length)
-	say := newProgress(stderr)
+	say := &progress{w: stderr}
 	say.line("seed %d: %d tasks in %v", o.seed, len(jobs), o.length)
 	sluice, err := newStack(ctx, "sluice", dir, true, o, jobs)
 	if err != nil {

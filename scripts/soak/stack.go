@@ -41,13 +41,12 @@ type stack struct {
 	suspects   map[string]time.Time // tasks without a ticket: since when
 	stuck      []string             // workers that did not end on SIGTERM
 	disrupted  []disruptionEnd
-	counts     map[string]int // of disruptions
 }
 
 func newStack(ctx context.Context, name, dir string, throttled bool, o options, jobs []job) (*stack, error) {
 	s := &stack{
 		cluster: o.cluster, dir: filepath.Join(dir, name), jobs: jobs, journal: newJournal(jobs), name: name, throttled: throttled,
-		witness: newWitness(), enqueued: map[string]bool{}, counts: map[string]int{},
+		witness: newWitness(), enqueued: map[string]bool{},
 	}
 	if err := s.open(ctx, o); err != nil {
 		s.close()

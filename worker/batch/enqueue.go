@@ -26,23 +26,23 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	}
 	chunk := make([]*asynq.Task, 0, chunkSize)
 	flush := func(phase string, tenant, offset int) (want string, err error) {
-		from := r.position
-		r.position += len(chunk)
-		want, err = w.flush(ctx, chunk, from, "phase", phase, "position", r.position, "tenant", tenant, "offset", offset)
+		from := r.Position
+		r.Position += len(chunk)
+		want, err = w.flush(ctx, chunk, from, "phase", phase, "position", r.Position, "tenant", tenant, "offset", offset)
 		chunk = chunk[:0]
 		return want, err
 	}
-	for i := r.tenant; i < len(p.Tenants); i++ {
+	for i := r.Tenant; i < len(p.Tenants); i++ {
 		tenant := p.Tenants[i]
 		n, skip := 0, 0
-		if i == r.tenant {
-			skip = r.offset
+		if i == r.Tenant {
+			skip = r.Offset
 		}
-		for task, err := range w.b.Tasks(ctx, w.user(), tenant.Name) {
+		for task, err := range w.b.Tasks(ctx, w.user(), tenant.Tenant) {
 			if err != nil {
 				return err
 			}
-			if tenant.Kept < tenant.Total && n == tenant.Kept {
+			if tenant.Trimmed > 0 && n == tenant.kept() {
 				break // the others are left out
 			}
 			if n++; n <= skip {

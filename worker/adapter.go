@@ -120,7 +120,10 @@ func NewAdapter(c Config) (*Adapter, error) {
 		sweeper:         sweeper{limiter: c.Limiter},
 		unmatched:       &unmatched{logger: c.Logger, rejected: c.Unmatched == UnmatchedReject},
 	}
-	ad.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: func() { ad.dispatcher().Ended() }, swept: time.Now()}
+	ad.attempts = &attempts{
+		byTask: map[asynqredis.Ref]*attempt{}, swept: time.Now(),
+		free: func() { ad.dispatcher().Ended() },
+	}
 	ad.shutdownGrace, ad.endGrace = context.WithCancel(context.Background())
 	return ad, nil
 }
@@ -279,7 +282,9 @@ func (ad *Adapter) Asynq(c asynq.Config) asynq.Config {
 // queuesOf returns the queues that asynq serves by its config, with their priorities.
 func queuesOf(configured map[string]int) map[string]int {
 	queues := maps.Clone(configured)
-	maps.DeleteFunc(queues, func(name string, priority int) bool { return strings.TrimSpace(name) == "" || priority <= 0 })
+	maps.DeleteFunc(queues, func(name string, priority int) bool {
+		return strings.TrimSpace(name) == "" || priority <= 0
+	})
 	if len(queues) == 0 {
 		return map[string]int{"default": 1}
 	}

@@ -239,7 +239,9 @@ func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
 		At: a.denied.RetryAt, Nonce: a.nonce, Mark: a.mark,
 	}
-	err := ad.repeat(ctx, func(ctx context.Context, _ bool) error { return ad.asynq.Load().Requeue(ctx, r) })
+	err := ad.repeat(ctx, func(ctx context.Context, _ bool) error {
+		return ad.asynq.Load().Requeue(ctx, r)
+	})
 	switch {
 	case err == nil:
 		if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
@@ -252,9 +254,9 @@ func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 	return fmt.Errorf("worker: requeueing task %s, which was denied: %w", a.ID, err)
 }
 
-// conclude makes the call by which asynq ends a task. Asynq's own repetition uses a context that has
-// ended, and never succeeds: the task would stay active, and asynq's recoverer would take one of its
-// retries.
+// conclude makes the call by which asynq ends a task. Asynq's own repetition uses a context that
+// has ended, and never succeeds: the task would stay active, and asynq's recoverer would take one
+// of its retries.
 func (ad *Adapter) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd) error {
 	return ad.repeat(ctx, func(ctx context.Context, again bool) error {
 		cmd.SetErr(nil)
@@ -271,7 +273,8 @@ func (ad *Adapter) conclude(ctx context.Context, next redis.ProcessHook, cmd *re
 // repeat makes a call that ends an attempt. While asynq's Redis is out, as during a failover, it is
 // repeated until the context ends, which asynq's does with the task's lease, or the server's
 // shutdown waits no longer.
-func (ad *Adapter) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
+func (ad *Adapter) repeat(
+	ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	for pause, again := requeuePauseMin, false; ; pause, again = min(2*pause, requeuePauseMax), true {
 		call, cancel := context.WithTimeout(ctx, requeueTimeout)
 		err := do(call, again)

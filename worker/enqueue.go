@@ -38,8 +38,8 @@ func (e *enqueuing) refuse(err error) {
 
 // A task is enqueued in four steps. Asynq's client makes its message (message). The message is
 // stored as scheduled (store). The task joins its line (join). At last the calls that its place
-// asks for are made (arrange). In this order no worker can take a task that is not there. Whatever is
-// lost between two steps is found by workers two minutes later.
+// asks for are made (arrange). In this order no worker can take a task that is not there. Whatever
+// is lost between two steps is found by workers two minutes later.
 
 // enqueue enqueues tasks together, which are those of a batch from an index on.
 func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opts []asynq.Option) []Enqueued {

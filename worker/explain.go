@@ -52,8 +52,8 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 	}
 	var servers []*asynq.ServerInfo
 	if err == nil {
-		e.State, e.Type, e.LastError, e.NextAt = info.State.String(), info.Type, info.LastErr, info.NextProcessAt
-		e.Retried, e.MaxRetry = info.Retried, info.MaxRetry
+		e.State, e.Type, e.LastError = info.State.String(), info.Type, info.LastErr
+		e.NextAt, e.Retried, e.MaxRetry = info.NextProcessAt, info.Retried, info.MaxRetry
 		e.QueuePaused, err = c.asynq.IsPaused(ctx, queue)
 	}
 	if err == nil {
@@ -153,7 +153,8 @@ func (e Explanation) why() string {
 
 // String is the explanation in lines of text, without an end of line.
 func (e Explanation) String() string {
-	text := fmt.Sprintf("task %q of queue %q: %s\n%s", e.ID, e.Queue, cmp.Or(e.State, "unknown"), e.Why)
+	state := cmp.Or(e.State, "unknown")
+	text := fmt.Sprintf("task %q of queue %q: %s\n%s", e.ID, e.Queue, state, e.Why)
 	if e.Line != nil {
 		text += "\n" + e.Line.String()
 	}

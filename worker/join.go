@@ -52,7 +52,8 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 			place := places[i]
 			e.Start = ExpectedStart{
 				Known: true, Joined: true, SlotsBind: place.SlotsBind,
-				At: now.Add(place.StartsIn), Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
+				At:    now.Add(place.StartsIn),
+				Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
 			}
 			if place.Nudge {
 				nudges[e.call.Queue] = true
@@ -119,7 +120,8 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 		return nil, err
 	}
 	refused := func(p throttle.Place) bool {
-		return errors.As(p.Err, new(*throttle.TooLateError)) || errors.As(p.Err, new(*throttle.BacklogError))
+		return errors.As(p.Err, new(*throttle.TooLateError)) ||
+			errors.As(p.Err, new(*throttle.BacklogError))
 	}
 	_ = c.again(ctx, line, requests, places, refused, func([]throttle.Ticket) bool {
 		return c.sweeper.sweep(ctx, line, c.asynq, begun)
@@ -128,14 +130,16 @@ func (c *Client) places(ctx context.Context, line string, es []*enqueuing) ([]th
 }
 
 // again replaces some places, which join once more if clear makes way for their tickets.
-func (c *Client) again(ctx context.Context, line string, requests []throttle.Request, places []throttle.Place,
+func (c *Client) again(
+	ctx context.Context, line string, requests []throttle.Request, places []throttle.Place,
 	is func(throttle.Place) bool, clear func([]throttle.Ticket) bool) error {
 	var at []int
 	var some []throttle.Request
 	var tickets []throttle.Ticket
 	for i, place := range places {
 		if is(place) {
-			at, some, tickets = append(at, i), append(some, requests[i]), append(tickets, requests[i].Ticket)
+			at, some = append(at, i), append(some, requests[i])
+			tickets = append(tickets, requests[i].Ticket)
 		}
 	}
 	if len(some) == 0 || !clear(tickets) {
@@ -149,7 +153,8 @@ func (c *Client) again(ctx context.Context, line string, requests []throttle.Req
 }
 
 // placesOf joins, unless the limiter did not answer a moment ago.
-func (c *Client) placesOf(ctx context.Context, line string, requests []throttle.Request) ([]throttle.Place, error) {
+func (c *Client) placesOf(ctx context.Context, line string, requests []throttle.Request) (
+	[]throttle.Place, error) {
 	var places []throttle.Place
 	for some := range slices.Chunk(requests, throttle.MaxTake) { // one call each
 		err := c.silence.Bound(ctx, c.timeout, func(ctx context.Context) error {

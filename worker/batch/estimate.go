@@ -109,7 +109,9 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 
 // expectedFields are those of a firing that say when it is expected to end.
 func expectedFields(f finish, b *compiled, now time.Time) []any {
-	return []any{"expected", f.expected(b, now), "slots", f.SlotsBind, "window", f.Window, "late", f.late}
+	return []any{
+		"expected", f.expected(b, now), "slots", f.SlotsBind, "window", f.Window, "late", f.late,
+	}
 }
 
 // kept reads the plan of a firing.
@@ -123,7 +125,8 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 }
 
 // counts returns how far the tenants of a firing are, by what is kept of each task.
-func (s *Scheduler) counts(ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]TenantStatus, error) {
+func (s *Scheduler) counts(
+	ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]TenantStatus, error) {
 	ended, err := s.redis.Ended(ctx, f)
 	if err != nil {
 		return nil, err

@@ -121,7 +121,8 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 		p.Tenants = append(p.Tenants, tenant)
 	}
 	look := func() (err error) {
-		p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), func(i int) (int, int) { return p.Tenants[i].kept(), 0 })
+		all := func(i int) (left, joined int) { return p.Tenants[i].kept(), 0 }
+		p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), all)
 		return err
 	}
 	if err := look(); err != nil {
@@ -166,7 +167,10 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		}
 		alike := kinds[key]
 		if alike == nil {
-			alike = &planKind{Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant, Units: map[string]int64{}}
+			alike = &planKind{
+				Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant,
+				Units: map[string]int64{},
+			}
 			kinds[key], t.Kinds = alike, append(t.Kinds, alike)
 		}
 		alike.Count += k.Count
@@ -185,7 +189,10 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)
-		add(&planKind{Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant, Units: units})
+		add(&planKind{
+			Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant,
+			Units: units,
+		})
 		if byCost && len(t.Kinds) > kindsMost {
 			told := t.Kinds
 			kinds, byCost, t.Kinds = map[string]*planKind{}, false, nil

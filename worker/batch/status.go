@@ -37,7 +37,7 @@ const (
 	Cancelled State = "cancelled" // every task has ended or was deleted
 )
 
-// A Status is how far a firing is. The sum of its tasks is Total. What has a name for Redis is kept.
+// A Status is how far a firing is. The sum of its tasks is Total.
 type Status struct {
 	Batch string    `json:"batch"`
 	Queue string    `json:"queue"`
@@ -68,7 +68,7 @@ type Status struct {
 
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
 	Late     int       `json:"late" redis:"late"`       // tasks that are expected to start after that
-	Trimmed  int       `json:"trimmed" redis:"trimmed"` // tasks that were left out, as they would be late
+	Trimmed  int       `json:"trimmed" redis:"trimmed"` // tasks left out, as they would be late
 
 	Error string `json:"error,omitempty" redis:"error"` // the last one
 }

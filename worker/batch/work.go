@@ -139,8 +139,10 @@ func (w *work) begin(ctx context.Context, r record) error {
 	switch {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would start too late", late...)
-		r.Error = fmt.Sprintf("batch: %d tasks are expected to start too late: nothing is enqueued", p.late)
-		if _, err := w.redis.Update(ctx, w.f, w.holder, append(expectedFields(p.all.finish, w.b, w.f.Tick), "error", r.Error)...); err != nil {
+		r.Error = fmt.Sprintf(
+			"batch: %d tasks are expected to start too late: nothing is enqueued", p.late)
+		fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "error", r.Error)
+		if _, err := w.redis.Update(ctx, w.f, w.holder, fields...); err != nil {
 			return err
 		}
 		return w.end(ctx, r, Refused)

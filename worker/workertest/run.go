@@ -129,7 +129,8 @@ func (r *recorder) of(id string) (runs []Run) {
 	for _, run := range r.runs {
 		if id == "" || run.ID == id {
 			c := *run
-			c.Cost, c.Refusals, c.Reserved = maps.Clone(c.Cost), slices.Clone(c.Refusals), slices.Clone(c.Reserved)
+			c.Cost = maps.Clone(c.Cost)
+			c.Refusals, c.Reserved = slices.Clone(c.Refusals), slices.Clone(c.Reserved)
 			runs = append(runs, c)
 		}
 	}

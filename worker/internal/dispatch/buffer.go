@@ -101,7 +101,8 @@ func (d *Dispatcher) buffered() (n int) {
 func (d *Dispatcher) fetchAhead() {
 	d.mu.Lock()
 	soon := d.freeSoon()
-	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() && soon >= aheadFrom && d.buffered() <= soon/3
+	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() &&
+		soon >= aheadFrom && d.buffered() <= soon/3
 	d.fetching = d.fetching || ahead
 	d.mu.Unlock()
 	if !ahead {

@@ -132,7 +132,8 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		d.Failed(line, unavailable(err))
 	}
 	for i, j := range all {
-		to := asynqredis.Arranged{Waiting: asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}}
+		task := asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}
+		to := asynqredis.Arranged{Waiting: task}
 		switch {
 		case err != nil && !removed && !j.FailOpen:
 			to.At = now.Add(unavailableFor)

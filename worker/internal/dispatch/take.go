@@ -53,7 +53,9 @@ func (d *Dispatcher) know(now time.Time) {
 			}
 		}
 		if len(g.lines) > len(names) {
-			maps.DeleteFunc(g.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
+			maps.DeleteFunc(g.lines, func(name string, _ *line) bool {
+				return !slices.Contains(names, name)
+			})
 		}
 	}
 }
@@ -86,13 +88,14 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 			return 1
 		}
 		had := func(l *line) float64 { return max(l.share.at, g.reached[l.family()]) }
-		return cmp.Or(strings.Compare(a.family(), b.family()), cmp.Compare(had(a), had(b)), strings.Compare(a.name, b.name))
+		return cmp.Or(strings.Compare(a.family(), b.family()),
+			cmp.Compare(had(a), had(b)), strings.Compare(a.name, b.name))
 	})
 	return due
 }
 
-// emptyOne returns, if it is time to ask one of the empty lines, that for which this was done longest
-// ago. The lock is held.
+// emptyOne returns, if it is time to ask one of the empty lines, that for which this was done
+// longest ago. The lock is held.
 func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 	if now.Before(d.emptyAt) {
 		return nil
@@ -108,7 +111,8 @@ func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 }
 
 // lines takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) (found bool, err error) {
+func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) (
+	found bool, err error) {
 	due := d.due(g, now)
 	if len(due) == 0 {
 		return false, nil

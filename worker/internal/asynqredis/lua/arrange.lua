@@ -1,13 +1,13 @@
--- arrange.lua: has stored tasks of one queue wait, become pending as asynq's client enqueues them, or
--- go, as their joins have said.
+-- arrange.lua: has stored tasks of one queue wait, become pending as asynq's client enqueues them,
+-- or go, as their joins have said.
 --
 -- KEYS  1 pending (list)  2 scheduled (sorted set)
 -- ARGV  1 prefix of the task keys  2 now (s)  3 now (ns), then five per task: ID, join key, "gone",
---       "pending" or score (s) at which forward finds it, message or "", length of the message before
+--       "pending" or score (s) at which forward finds it, message or "", length of the one before
 -- reply how many: those that were scheduled with that join key
 --
--- A message of another length is left as it is: the task has run since. Its bytes are not compared, as
--- that would cost as much as all the rest.
+-- A message of another length is left as it is: the task has run since. Its bytes are not compared,
+-- as that would cost as much as all the rest.
 
 local leaving, pending, scores, n = {}, {}, {}, 0
 for i = 4, #ARGV, 5 do

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"runtime"
 	"strings"
 	"sync"
@@ -119,7 +120,10 @@ func NewAdapter(c Config) (*Adapter, error) {
 		sweeper:         sweeper{limiter: c.Limiter},
 		unmatched:       &unmatched{logger: c.Logger, rejected: c.Unmatched == UnmatchedReject},
 	}
-	ad.attempts = newAttempts(func() { ad.dispatcher().Ended() })
+	ad.attempts = &attempts{
+		byTask: map[asynqredis.Ref]*attempt{}, swept: time.Now(),
+		free: func() { ad.dispatcher().Ended() },
+	}
 	ad.shutdownGrace, ad.endGrace = context.WithCancel(context.Background())
 	return ad, nil
 }
@@ -266,16 +270,10 @@ func (ad *Adapter) Asynq(c asynq.Config) asynq.Config {
 		c.DelayedTaskCheckInterval = 0
 	}
 	ad.serving = dispatch.Config{
-		Concurrency: c.Concurrency,
-		Poll:        c.TaskCheckInterval,
+		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
+		Poll:        cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
 		Queues:      queuesOf(c.Queues),
 		Strict:      c.StrictPriority,
-	}
-	if c.Concurrency < 1 {
-		ad.serving.Concurrency = runtime.NumCPU()
-	}
-	if c.TaskCheckInterval <= 0 {
-		ad.serving.Poll = taskCheckInterval
 	}
 	c.TaskCheckInterval = asynqPause
 	return c
@@ -283,14 +281,12 @@ func (ad *Adapter) Asynq(c asynq.Config) asynq.Config {
 
 // queuesOf returns the queues that asynq serves by its config, with their priorities.
 func queuesOf(configured map[string]int) map[string]int {
-	queues := map[string]int{}
-	for name, priority := range configured {
-		if strings.TrimSpace(name) != "" && priority > 0 {
-			queues[name] = priority
-		}
-	}
+	queues := maps.Clone(configured)
+	maps.DeleteFunc(queues, func(name string, priority int) bool {
+		return strings.TrimSpace(name) == "" || priority <= 0
+	})
 	if len(queues) == 0 {
-		queues["default"] = 1
+		return map[string]int{"default": 1}
 	}
 	return queues
 }

@@ -36,7 +36,7 @@ type attempt struct {
 	message asynqredis.Message // the task as it was stored when it was picked up
 
 	denied *throttle.DeniedError  // the middleware's last answer, if that was a denial
-	done   <-chan struct{}        // of the handler's context; nil before the middleware
+	ctx    context.Context        // of the handler; nil before the middleware
 	failed error                  // what asynq gave the ErrorHandler, if it is comparable
 	freed  bool                   // its slot is free again
 	late   *throttle.TooLateError // set if the task's deadline had passed when it was picked up
@@ -44,17 +44,7 @@ type attempt struct {
 	nonce  string                 // identifies the denial to a requeue that is repeated
 }
 
-func (a *attempt) running() bool {
-	if a.done == nil {
-		return false
-	}
-	select {
-	case <-a.done:
-		return false
-	default:
-		return true
-	}
-}
+func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
 
 // attempts holds the attempts under way, one per slot of the server, and a few whose end was not
 // seen.
@@ -64,10 +54,6 @@ type attempts struct {
 	mu     sync.Mutex
 	byTask map[asynqredis.Ref]*attempt
 	swept  time.Time
-}
-
-func newAttempts(free func()) *attempts {
-	return &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: free, swept: time.Now()}
 }
 
 // begin notes that a task was picked up, and forgets its attempt before.
@@ -110,14 +96,14 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	if a == nil {
 		return nil
 	}
-	if a.done == nil {
+	if a.ctx == nil {
 		context.AfterFunc(ctx, func() {
 			as.mu.Lock()
 			defer as.mu.Unlock()
 			as.release(a)
 		})
 	}
-	a.denied, a.mark, a.done = nil, "", ctx.Done()
+	a.denied, a.mark, a.ctx = nil, "", ctx
 	return a
 }
 

@@ -37,19 +37,24 @@ func (ad *Adapter) Check(ctx context.Context) ([]string, error) {
 
 func check(ctx context.Context, limiter *throttle.Limiter, asynq redis.UniversalClient) ([]string, error) {
 	findings, err := limiter.CheckRedis(ctx)
-	if err != nil {
-		err = fmt.Errorf("worker: the limiter's Redis: %w", err)
-	}
 	queue, failed := throttle.CheckRedis(ctx, asynq)
-	if failed != nil {
-		failed = fmt.Errorf("worker: asynq's Redis: %w", failed)
-	}
 	for _, finding := range queue {
 		if !slices.Contains(findings, finding) { // they are often the same Redis
 			findings = append(findings, finding)
 		}
 	}
-	return findings, errors.Join(err, failed)
+	return findings, bothFailed(err, failed)
+}
+
+// bothFailed joins the errors of the limiter's Redis and of asynq's.
+func bothFailed(limiter, asynq error) error {
+	if limiter != nil {
+		limiter = fmt.Errorf("worker: the limiter's Redis: %w", limiter)
+	}
+	if asynq != nil {
+		asynq = fmt.Errorf("worker: asynq's Redis: %w", asynq)
+	}
+	return errors.Join(limiter, asynq)
 }
 
 // Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is
@@ -63,15 +68,11 @@ func (s *Server) Ping() error { return ping(s.adapter.config.Limiter, s.server.P
 func ping(limiter *throttle.Limiter, asynq func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
 	defer cancel()
-	err := limiter.Ping(ctx)
-	if err != nil {
-		err = fmt.Errorf("worker: the limiter's Redis: %w", err)
-	}
 	failed := asynq()
 	if failed != nil {
-		failed = fmt.Errorf("worker: asynq's Redis: %w: %w", throttle.ErrUnavailable, failed)
+		failed = fmt.Errorf("%w: %w", throttle.ErrUnavailable, failed)
 	}
-	return errors.Join(err, failed)
+	return bothFailed(limiter.Ping(ctx), failed)
 }
 
 // checkRedis logs, once, what is wrong with how the Redises of the limiter and of asynq are set up.

@@ -183,8 +183,7 @@ func (ad *Adapter) answer(c *asynq.Config) {
 
 // isDenial reports whether an error stands for a denial.
 func (ad *Adapter) isDenial(err error) bool {
-	var denied *throttle.DeniedError
-	return errors.As(err, &denied) || ad.attempts.deniedBy(err)
+	return errors.As(err, new(*throttle.DeniedError)) || ad.attempts.deniedBy(err)
 }
 
 // isParked reports whether the time limit of a task has ended while it was parked (see park).
@@ -230,7 +229,7 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 	return nil
 }
 
-// requeue puts a denied task back to wait. It is repeated as asynq's own calls are: see conclude.
+// requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
 func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 	now, reason := time.Now(), a.denied.Error()
 	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text says for how long, and stays
@@ -240,44 +239,49 @@ func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
 		At: a.denied.RetryAt, Nonce: a.nonce, Mark: a.mark,
 	}
-	for pause := requeuePauseMin; ; pause = min(2*pause, requeuePauseMax) {
-		call, cancel := context.WithTimeout(ctx, requeueTimeout)
-		err := ad.asynq.Load().Requeue(call, r)
-		cancel()
-		if err == nil {
-			if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
-				ad.dispatcher().WakeAt(a.Queue, r.At)
-			}
-			return nil
+	err := ad.repeat(ctx, func(ctx context.Context, _ bool) error {
+		return ad.asynq.Load().Requeue(ctx, r)
+	})
+	switch {
+	case err == nil:
+		if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
+			ad.dispatcher().WakeAt(a.Queue, r.At)
 		}
-		if asynqredis.IsNotFound(err) {
-			return err
-		}
-		if ad.outlasts(ctx, pause) {
-			continue
-		}
-		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", a.ID, err)
+		return nil
+	case asynqredis.IsNotFound(err):
+		return err
 	}
+	return fmt.Errorf("worker: requeueing task %s, which was denied: %w", a.ID, err)
 }
 
-// conclude makes the call by which asynq ends a task. While asynq's Redis is out, as during a
-// failover, it is repeated until the context ends, which asynq's does with the task's lease, or the
-// server's shutdown waits no longer. Asynq's own repetition uses a context that has ended, and never
-// succeeds: the task would stay active, and asynq's recoverer would take one of its retries.
+// conclude makes the call by which asynq ends a task. Asynq's own repetition uses a context that
+// has ended, and never succeeds: the task would stay active, and asynq's recoverer would take one
+// of its retries.
 func (ad *Adapter) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd) error {
-	for pause, repeated := requeuePauseMin, false; ; pause, repeated = min(2*pause, requeuePauseMax), true {
-		call, cancel := context.WithTimeout(ctx, requeueTimeout)
-		err := next(call, cmd)
-		cancel()
-		if repeated && asynqredis.IsNotFound(err) { // a call before has arrived
+	return ad.repeat(ctx, func(ctx context.Context, again bool) error {
+		cmd.SetErr(nil)
+		err := next(ctx, cmd)
+		if again && asynqredis.IsNotFound(err) { // a call before has arrived
 			cmd.SetErr(nil)
 			cmd.SetVal("OK")
 			return nil
 		}
+		return err
+	})
+}
+
+// repeat makes a call that ends an attempt. While asynq's Redis is out, as during a failover, it is
+// repeated until the context ends, which asynq's does with the task's lease, or the server's
+// shutdown waits no longer.
+func (ad *Adapter) repeat(
+	ctx context.Context, do func(ctx context.Context, again bool) error) error {
+	for pause, again := requeuePauseMin, false; ; pause, again = min(2*pause, requeuePauseMax), true {
+		call, cancel := context.WithTimeout(ctx, requeueTimeout)
+		err := do(call, again)
+		cancel()
 		if !asynqredis.IsOutage(err) || !ad.outlasts(ctx, pause) {
 			return err
 		}
-		cmd.SetErr(nil)
 	}
 }
 

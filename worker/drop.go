@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/hibiken/asynq"
@@ -75,12 +74,7 @@ func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter
 				gone = append(gone, t)
 			}
 		}
-		for some := range slices.Chunk(gone, throttle.MaxTake) { // one call each
-			if err := line.Leave(ctx, some...); err != nil {
-				return err
-			}
-		}
-		return nil
+		return leaveAll(ctx, line, gone)
 	})
 	return dropped, err
 }

@@ -21,7 +21,6 @@ type enqueuing struct {
 	Enqueued
 	task    *asynq.Task
 	headers map[string]string // to add
-	reason  string            // why it waits for long
 	request throttle.Request  // if a policy matches
 
 	matched  bool // by a policy
@@ -30,20 +29,17 @@ type enqueuing struct {
 	captured bool // it joins now: asynq's call was not sent
 
 	call asynqredis.EnqueueCall // that was captured
+	to   asynqredis.Arranged    // what its join has said
 }
 
 func (e *enqueuing) refuse(err error) {
 	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 }
 
-func (e *enqueuing) waiting() asynqredis.Waiting {
-	return asynqredis.Waiting{ID: e.call.ID, JoinKey: e.request.Key}
-}
-
 // A task is enqueued in four steps. Asynq's client makes its message (message). The message is
 // stored as scheduled (store). The task joins its line (join). At last the calls that its place
-// asks for are made (rest). In this order no worker can take a task that is not there. Whatever is
-// lost between two steps is found by workers two minutes later.
+// asks for are made (arrange). In this order no worker can take a task that is not there. Whatever
+// is lost between two steps is found by workers two minutes later.
 
 // enqueue enqueues tasks together, which are those of a batch from an index on.
 func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opts []asynq.Option) []Enqueued {

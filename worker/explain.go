@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,25 +44,25 @@ type Explanation struct {
 // throttle.Limiter.Explain's.
 func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
 	e := Explanation{Queue: queue, ID: id}
-	identity, err := c.asynq.Identity(ctx)
-	if err != nil {
-		return e, fmt.Errorf("worker: task %q: %w", id, err)
-	}
 	inspector := asynq.NewInspectorFromRedisClient(c.asynq.Redis())
 	info, err := inspector.GetTaskInfo(queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) || errors.Is(err, asynq.ErrTaskNotFound) {
 		e.Why = "asynq has no such task: it has ended, was deleted, or never was"
 		return e, nil
 	}
-	if err != nil {
-		return e, fmt.Errorf("worker: task %q: %w", id, err)
+	var servers []*asynq.ServerInfo
+	if err == nil {
+		e.State, e.Type, e.LastError = info.State.String(), info.Type, info.LastErr
+		e.NextAt, e.Retried, e.MaxRetry = info.NextProcessAt, info.Retried, info.MaxRetry
+		e.QueuePaused, err = c.asynq.IsPaused(ctx, queue)
 	}
-	e.State, e.Type, e.LastError, e.NextAt = info.State.String(), info.Type, info.LastErr, info.NextProcessAt
-	e.Retried, e.MaxRetry = info.Retried, info.MaxRetry
-	if e.QueuePaused, err = c.asynq.IsPaused(ctx, queue); err != nil {
-		return e, fmt.Errorf("worker: task %q: %w", id, err)
+	if err == nil {
+		servers, err = inspector.Servers()
 	}
-	servers, err := inspector.Servers()
+	identity := ""
+	if err == nil {
+		identity, err = c.asynq.Identity(ctx)
+	}
 	if err != nil {
 		return e, fmt.Errorf("worker: task %q: %w", id, err)
 	}
@@ -70,28 +71,30 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 			e.Servers++
 		}
 	}
-	if info.State == asynq.TaskStateActive || info.State == asynq.TaskStateCompleted || info.State == asynq.TaskStateArchived {
-		e.Why = e.why()
-		return e, nil
-	}
-	ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
-	matched, ok := c.limiter.Match(info.Type)
-	if ok {
-		e.Policy = matched.Name
-	}
-	for _, policy := range c.policies(e.Policy) {
-		line, err := c.limiter.Explain(ctx, policy, ticket)
-		if err != nil {
-			return e, err
+	if !e.runs() {
+		if matched, ok := c.limiter.Match(info.Type); ok {
+			e.Policy = matched.Name
 		}
-		if line.Waiting {
-			line.Ticket.Queue = queue // as asynq's tools name it
-			e.Line = &line
-			break
+		ticket := throttle.Ticket{Queue: identity + "/" + queue, ID: id}
+		for _, policy := range c.policies(e.Policy) {
+			line, err := c.limiter.Explain(ctx, policy, ticket)
+			if err != nil {
+				return e, err
+			}
+			if line.Waiting {
+				line.Ticket.Queue = queue // as asynq's tools name it
+				e.Line = &line
+				break
+			}
 		}
 	}
 	e.Why = e.why()
 	return e, nil
+}
+
+// runs reports whether the task runs, or has run.
+func (e Explanation) runs() bool {
+	return e.State == "active" || e.State == "completed" || e.State == "archived"
 }
 
 // policies are those in whose lines a task may stand, that which matches first. One that was removed or
@@ -139,11 +142,10 @@ func (e Explanation) why() string {
 			text += ", and joins the line of policy " + e.Policy + " then"
 		}
 	}
-	running := e.State == "active" || e.State == "completed" || e.State == "archived"
-	if e.QueuePaused && !running {
+	if e.QueuePaused && !e.runs() {
 		text += "; its queue is paused"
 	}
-	if e.Servers == 0 && !running {
+	if e.Servers == 0 && !e.runs() {
 		text += "; no server serves its queue"
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
@@ -151,10 +153,7 @@ func (e Explanation) why() string {
 
 // String is the explanation in lines of text, without an end of line.
 func (e Explanation) String() string {
-	state := e.State
-	if state == "" {
-		state = "unknown"
-	}
+	state := cmp.Or(e.State, "unknown")
 	text := fmt.Sprintf("task %q of queue %q: %s\n%s", e.ID, e.Queue, state, e.Why)
 	if e.Line != nil {
 		text += "\n" + e.Line.String()

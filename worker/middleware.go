@@ -239,9 +239,7 @@ func (ad *Adapter) outOfTime(ctx context.Context, r throttle.Request, d throttle
 
 // isInvalid reports whether the error says that the request can never be granted.
 func isInvalid(err error) bool {
-	var request *throttle.RequestError
-	var neverFits *throttle.NeverFitsError
-	return errors.As(err, &request) || errors.As(err, &neverFits)
+	return errors.As(err, new(*throttle.RequestError)) || errors.As(err, new(*throttle.NeverFitsError))
 }
 
 // serverKey is the key of the adapter in the contexts of its server.

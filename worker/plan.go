@@ -25,7 +25,8 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 
 // Plan returns when tasks would have started: throttle.Line.Plan. Nothing is enqueued. A demand's
 // Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
-func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (throttle.Plan, error) {
+func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (
+	throttle.Plan, error) {
 	identity, err := c.asynq.Identity(ctx)
 	if err != nil {
 		return throttle.Plan{}, err

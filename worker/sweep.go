@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -71,11 +70,9 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 					gone = append(gone, tickets[i])
 				}
 			}
-			for some := range slices.Chunk(gone, throttle.MaxTake) { // one call each
-				dropped = true
-				if err := line.Leave(ctx, some...); err != nil {
-					return err
-				}
+			dropped = dropped || len(gone) > 0
+			if err := leaveAll(ctx, line, gone); err != nil {
+				return err
 			}
 		}
 		if seen += len(tickets); seen >= sweepMost {

@@ -110,7 +110,7 @@ func (b Batch) Validate() error {
 // A compiled batch is valid, and has its defaults.
 type compiled struct {
 	Batch
-	finishBy *finishBy
+	finishBy func(b *compiled, tick time.Time) time.Time // nil for no such time
 	hours    *[2]clock
 	schedule cron.Schedule // nil to fire by hand only
 	zone     *time.Location

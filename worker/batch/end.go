@@ -20,7 +20,7 @@ const (
 
 // watch ends the firing when all of its tasks have ended.
 func (w *work) watch(ctx context.Context, r record) error {
-	if r.ended() >= r.position {
+	if r.ended() >= r.Position {
 		return w.end(ctx, r, Done)
 	}
 	if r.ended() != w.ended {
@@ -35,7 +35,7 @@ func (w *work) watch(ctx context.Context, r record) error {
 
 // end ends the firing, and enqueues the task that reports it.
 func (w *work) end(ctx context.Context, r record, outcome State) error {
-	r.phase, r.outcome, r.finished = phaseEnded, string(outcome), time.Now().Truncate(time.Second)
+	r.Phase, r.Outcome, r.EndedAt = phaseEnded, outcome, time.Now().Unix()
 	if w.b.Ended != "" {
 		if err := w.report(ctx, w.b.status(w.f, r, 0)); err != nil {
 			return err

@@ -26,23 +26,24 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	}
 	chunk := make([]*asynq.Task, 0, chunkSize)
 	flush := func(phase string, tenant, offset int) (want string, err error) {
-		from := r.position
-		r.position += len(chunk)
-		want, err = w.flush(ctx, chunk, from, "phase", phase, "position", r.position, "tenant", tenant, "offset", offset)
+		from := r.Position
+		r.Position += len(chunk)
+		want, err = w.flush(ctx, chunk, from,
+			"phase", phase, "position", r.Position, "tenant", tenant, "offset", offset)
 		chunk = chunk[:0]
 		return want, err
 	}
-	for i := r.tenant; i < len(p.Tenants); i++ {
+	for i := r.Tenant; i < len(p.Tenants); i++ {
 		tenant := p.Tenants[i]
 		n, skip := 0, 0
-		if i == r.tenant {
-			skip = r.offset
+		if i == r.Tenant {
+			skip = r.Offset
 		}
-		for task, err := range w.b.Tasks(ctx, w.user(), tenant.Name) {
+		for task, err := range w.b.Tasks(ctx, w.user(), tenant.Tenant) {
 			if err != nil {
 				return err
 			}
-			if tenant.Kept < tenant.Total && n == tenant.Kept {
+			if tenant.Trimmed > 0 && n == tenant.kept() {
 				break // the others are left out
 			}
 			if n++; n <= skip {
@@ -65,16 +66,19 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 }
 
 // flush enqueues a chunk of tasks from a position on, and writes fields: the cursor behind them.
-func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (want string, err error) {
+func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (
+	want string, err error) {
 	// A chunk that was begun is ended: a join that is cut off would make its tasks pending.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 	defer cancel()
 	members := asynqredis.Members{Firing: w.f, From: from}
 	var refused, before []int
-	for i, result := range w.client.EnqueueBatch(asynqredis.WithMembers(call, members), chunk, w.b.options()...) {
+	call = asynqredis.WithMembers(call, members)
+	for i, result := range w.client.EnqueueBatch(call, chunk, w.b.options()...) {
 		switch {
 		case result.Err == nil:
-		case errors.Is(result.Err, asynq.ErrTaskIDConflict): // a scheduler that was killed may have stored it, and no more
+		case errors.Is(result.Err, asynq.ErrTaskIDConflict):
+			// A scheduler that was killed may have stored it, and no more.
 			before = append(before, from+i)
 		case passes(result.Err):
 			return "", result.Err

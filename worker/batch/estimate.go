@@ -24,7 +24,7 @@ const (
 // Names of what is kept of a firing beside its fields.
 const (
 	keptPlan     = "plan"
-	keptExpected = "expected" // of each tenant, ms
+	keptExpected = "expected" // of each tenant
 )
 
 // An estimator keeps the expected finish of a firing true.
@@ -50,11 +50,14 @@ func (w *work) estimate(ctx context.Context) {
 // the next look is soon.
 func (e *estimator) look(ctx context.Context) error {
 	fields, err := e.redis.Fields(ctx, e.f)
-	r := recordOf(fields)
-	if err != nil || r.phase != phaseEnqueue && r.phase != phaseDrain {
+	if err != nil {
 		return err
 	}
-	if r.want != "" && r.want != wantRun { // nobody knows when it goes on
+	r, err := recordOf(fields)
+	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {
+		return err
+	}
+	if r.Want != "" && r.Want != wantRun { // nobody knows when it goes on
 		return e.write(ctx, expectedFields(finish{}, e.b, e.f.Tick), nil)
 	}
 	if e.plan == nil {
@@ -67,10 +70,12 @@ func (e *estimator) look(ctx context.Context) error {
 		return err
 	}
 	all, err := e.Scheduler.look(ctx, e.b, e.plan.Tenants, e.b.planOptions(e.f.Tick, time.Now()), func(i int) (left, joined int) {
-		if c := counts[i]; !r.held {
-			return c.Waiting, c.Waiting - c.unborn
+		left, t := counts[i].Waiting, e.plan.Tenants[i]
+		if r.Held {
+			return left, 0
 		}
-		return counts[i].Waiting, 0
+		notEnqueued := max(0, t.end(r)-max(t.Start, r.Position))
+		return left, max(0, left-notEnqueued)
 	})
 	if err != nil {
 		return err
@@ -78,15 +83,15 @@ func (e *estimator) look(ctx context.Context) error {
 	if all.left == 0 { // it stays what it was
 		return nil
 	}
-	tenants := make([]int64, len(all.tenants))
+	tenants := make([]time.Time, len(all.tenants))
 	for i, t := range all.tenants {
-		tenants[i] = millis(t.expected(e.b, time.Now()))
+		tenants[i] = t.expected(e.b, time.Now())
 	}
 	return e.write(ctx, expectedFields(all.finish, e.b, time.Now()), tenants)
 }
 
 // write keeps what is expected, if it is something else than before.
-func (e *estimator) write(ctx context.Context, fields []any, tenants []int64) error {
+func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time) error {
 	text, err := json.Marshal(tenants)
 	if err != nil {
 		return err
@@ -104,11 +109,9 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []int64) er
 
 // expectedFields are those of a firing that say when it is expected to end.
 func expectedFields(f finish, b *compiled, now time.Time) []any {
-	slots := 0
-	if f.SlotsBind {
-		slots = 1
+	return []any{
+		"expected", f.expected(b, now), "slots", f.SlotsBind, "window", f.Window, "late", f.late,
 	}
-	return []any{"expected", millis(f.expected(b, now)), "slots", slots, "window", f.Window, "late", f.late}
 }
 
 // kept reads the plan of a firing.
@@ -121,14 +124,9 @@ func (s *Scheduler) kept(ctx context.Context, f asynqredis.Firing) (*planned, er
 	return p, err
 }
 
-// Counts are the tasks of one tenant.
-type counts struct {
-	Total, Waiting, Running, Ended int
-	unborn                         int // of those that wait: not enqueued
-}
-
 // counts returns how far the tenants of a firing are, by what is kept of each task.
-func (s *Scheduler) counts(ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]counts, error) {
+func (s *Scheduler) counts(
+	ctx context.Context, f asynqredis.Firing, r record, p *planned) ([]TenantStatus, error) {
 	ended, err := s.redis.Ended(ctx, f)
 	if err != nil {
 		return nil, err
@@ -137,13 +135,11 @@ func (s *Scheduler) counts(ctx context.Context, f asynqredis.Firing, r record, p
 	if err != nil {
 		return nil, err
 	}
-	all := make([]counts, len(p.Tenants))
+	all := make([]TenantStatus, len(p.Tenants))
 	for i, t := range p.Tenants {
-		end := t.Start + t.Kept
-		if r.phase != phaseEnqueue { // there may be fewer than were counted
-			end = min(end, r.position)
-		}
+		end := t.end(r)
 		c := &all[i]
+		c.Tenant, c.Planned = t.Tenant, t.Expected
 		c.Total = max(0, end-t.Start)
 		c.Ended = ones(ended, t.Start, end)
 		for _, position := range running {
@@ -152,9 +148,16 @@ func (s *Scheduler) counts(ctx context.Context, f asynqredis.Firing, r record, p
 			}
 		}
 		c.Waiting = max(0, c.Total-c.Ended-c.Running)
-		c.unborn = min(c.Waiting, max(0, end-max(t.Start, r.position)))
 	}
 	return all, nil
+}
+
+// end is the position behind the last task of the tenant.
+func (t planTenant) end(r record) int {
+	if r.Phase == phaseEnqueue {
+		return t.Start + t.kept()
+	}
+	return min(t.Start+t.kept(), r.Position) // there may be fewer than were counted
 }
 
 // ones counts the bits that are set from a position on and before another.

@@ -15,29 +15,22 @@ const (
 	Trim   Late = "trim"   // the last tasks of each tenant are left out, as many as would be late
 )
 
-// A finishBy is a time of day, or a time after the tick.
-type finishBy struct {
-	clock *clock
-	after time.Duration
-}
-
-func parseFinishBy(s string) (*finishBy, bool) {
+// parseFinishBy reads a time of day, or a time after the tick.
+func parseFinishBy(s string) (by func(b *compiled, tick time.Time) time.Time, ok bool) {
 	if c, err := parseClock(s); err == nil {
-		return &finishBy{clock: c}, true
+		return func(b *compiled, tick time.Time) time.Time { return c.after(tick, b.zone) }, true
 	}
 	after, err := time.ParseDuration(s)
-	return &finishBy{after: after}, err == nil && after >= time.Second && after <= throttle.MaxPlan
+	return func(_ *compiled, tick time.Time) time.Time { return tick.Add(after) },
+		err == nil && after >= time.Second && after <= throttle.MaxPlan
 }
 
 // deadline is until when a firing is to be done, zero for no such time.
 func (b *compiled) deadline(tick time.Time) time.Time {
-	switch {
-	case b.finishBy == nil:
+	if b.finishBy == nil {
 		return time.Time{}
-	case b.finishBy.clock != nil:
-		return b.finishBy.clock.after(tick, b.zone)
 	}
-	return tick.Add(b.finishBy.after)
+	return b.finishBy(b, tick)
 }
 
 // planOptions are those of a plan of a firing whose tasks start from a time on.

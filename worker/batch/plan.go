@@ -67,12 +67,11 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 	}
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, Expected: p.all.expected(b, f.Tick), SlotsBind: p.all.SlotsBind, Window: p.all.Window,
-		FinishBy: b.deadline(f.Tick), Late: p.untrimmed.late, Refused: p.refused,
+		FinishBy: b.deadline(f.Tick), Late: p.late, Refused: p.refused, Trimmed: p.trimmed,
 	}
-	for i, t := range p.Tenants {
+	for _, t := range p.Tenants {
 		plan.Total += t.Total
-		plan.Trimmed += t.Total - t.Kept
-		plan.Tenants = append(plan.Tenants, TenantPlan{t.Name, t.Total, p.untrimmed.tenants[i].late, t.Total - t.Kept, p.all.tenants[i].expected(b, f.Tick)})
+		plan.Tenants = append(plan.Tenants, t.TenantPlan)
 	}
 	return plan, nil
 }
@@ -82,20 +81,21 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 type planned struct {
 	Tenants []planTenant `json:"tenants"`
 
-	all       outlook // without what is left out
-	untrimmed outlook // with it
-	refused   bool
+	all           outlook // without what is left out
+	late, trimmed int     // tasks
+	refused       bool
 }
 
-// A planTenant is the tasks of one tenant, in their order.
+// A planTenant is the tasks of one tenant, in their order. The first ones are those that are not
+// left out.
 type planTenant struct {
-	Name  string      `json:"name"`
-	Total int         `json:"total"`
-	Kept  int         `json:"kept"`            // the first ones of these: the others are left out
+	TenantPlan
 	Start int         `json:"start"`           // the position of the first one, if the tasks are as they were counted
-	At    int64       `json:"at,omitempty"`    // ms: when the last one was expected to start; 0 if that is unknown
 	Kinds []*planKind `json:"kinds,omitempty"` // of those that can be enqueued
 }
+
+// kept is how many are not left out.
+func (t planTenant) kept() int { return t.Total - t.Trimmed }
 
 // A planKind is tasks that ask for the same.
 type planKind struct {
@@ -120,29 +120,34 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 		}
 		p.Tenants = append(p.Tenants, tenant)
 	}
-	look := func() (outlook, error) {
-		return s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), func(i int) (int, int) { return p.Tenants[i].Kept, 0 })
+	look := func() (err error) {
+		all := func(i int) (left, joined int) { return p.Tenants[i].kept(), 0 }
+		p.all, err = s.look(ctx, b, p.Tenants, b.planOptions(f.Tick, from), all)
+		return err
 	}
-	var err error
-	if p.untrimmed, err = look(); err != nil {
+	if err := look(); err != nil {
 		return nil, err
 	}
-	p.all = p.untrimmed
-	late := p.all.late > 0
-	p.refused = late && b.Late == Refuse
-	if late && b.Late == Trim {
-		for i := range p.Tenants {
-			p.Tenants[i].Kept = p.all.tenants[i].inTime(p.Tenants[i])
+	p.late = p.all.late
+	p.refused = p.late > 0 && b.Late == Refuse
+	for i := range p.Tenants {
+		t := &p.Tenants[i]
+		t.Late = p.all.tenants[i].late
+		if b.Late == Trim {
+			t.Trimmed = t.Total - p.all.tenants[i].inTime(*t)
+			p.trimmed += t.Trimmed
 		}
-		if p.all, err = look(); err != nil {
+	}
+	if p.trimmed > 0 {
+		if err := look(); err != nil {
 			return nil, err
 		}
 	}
 	start := 0
 	for i := range p.Tenants {
 		t := &p.Tenants[i]
-		t.Start, t.At = start, millis(p.all.tenants[i].expected(b, f.Tick))
-		start += t.Kept
+		t.Start, t.Expected = start, p.all.tenants[i].expected(b, f.Tick)
+		start += t.kept()
 	}
 	return p, nil
 }
@@ -153,7 +158,7 @@ const kindsMost = 64
 
 // count goes through the tasks of a tenant.
 func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (planTenant, error) {
-	t := planTenant{Name: tenant}
+	t := planTenant{TenantPlan: TenantPlan{Tenant: tenant}}
 	kinds, byCost, options := map[string]*planKind{}, true, b.options()
 	add := func(k *planKind) {
 		key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
@@ -162,7 +167,10 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		}
 		alike := kinds[key]
 		if alike == nil {
-			alike = &planKind{Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant, Units: map[string]int64{}}
+			alike = &planKind{
+				Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant,
+				Units: map[string]int64{},
+			}
 			kinds[key], t.Kinds = alike, append(t.Kinds, alike)
 		}
 		alike.Count += k.Count
@@ -181,7 +189,10 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)
-		add(&planKind{Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant, Units: units})
+		add(&planKind{
+			Attributes: r.Attributes, Class: r.Class, Count: 1, Policy: r.Policy, Tenant: r.Tenant,
+			Units: units,
+		})
 		if byCost && len(t.Kinds) > kindsMost {
 			told := t.Kinds
 			kinds, byCost, t.Kinds = map[string]*planKind{}, false, nil
@@ -190,7 +201,6 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 			}
 		}
 	}
-	t.Kept = t.Total
 	return t, ctx.Err()
 }
 
@@ -270,7 +280,7 @@ func (f finish) expected(b *compiled, tick time.Time) time.Time {
 	case f.left == 0:
 		return time.Time{}
 	case f.Known:
-		return f.Last
+		return f.Last.UTC().Truncate(time.Millisecond)
 	case b.hours != nil && b.Hours.Stop:
 		return b.stops(tick)
 	}
@@ -300,19 +310,4 @@ func (f finish) inTime(t planTenant) int {
 		}
 	}
 	return int(part * float64(t.Total))
-}
-
-// millis is a time as it is kept.
-func millis(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
-}
-
-func fromMillis(ms int64) time.Time {
-	if ms <= 0 {
-		return time.Time{}
-	}
-	return time.UnixMilli(ms)
 }

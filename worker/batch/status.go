@@ -5,8 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
@@ -47,10 +48,10 @@ type Status struct {
 	Total     int `json:"total"`
 	Waiting   int `json:"waiting"` // also those that are to be retried
 	Running   int `json:"running"`
-	Done      int `json:"done"`
-	Failed    int `json:"failed"`    // archived, or deleted by others
-	Refused   int `json:"refused"`   // not enqueued: Error says why
-	Cancelled int `json:"cancelled"` // deleted by Cancel
+	Done      int `json:"done" redis:"done"`
+	Failed    int `json:"failed" redis:"failed"`       // archived, or deleted by others
+	Refused   int `json:"refused" redis:"refused"`     // not enqueued: Error says why
+	Cancelled int `json:"cancelled" redis:"cancelled"` // deleted by Cancel
 
 	Begun time.Time `json:"begun,omitzero"`
 	Ended time.Time `json:"ended,omitzero"`
@@ -60,16 +61,16 @@ type Status struct {
 	// firing is paused. Window is the window that the last task waits for; empty if it waits for none.
 	// SlotsBind says that full handler slots hold it up, and not limits. Then Expected is an estimate,
 	// by the rate at which workers took tasks of the queue in the last minute.
-	Planned   time.Time `json:"planned,omitzero"`
-	Expected  time.Time `json:"expected,omitzero"`
-	SlotsBind bool      `json:"slots_bind,omitempty"`
-	Window    string    `json:"window,omitempty"`
+	Planned   time.Time `json:"planned,omitzero" redis:"planned"`
+	Expected  time.Time `json:"expected,omitzero" redis:"expected"`
+	SlotsBind bool      `json:"slots_bind,omitempty" redis:"slots"`
+	Window    string    `json:"window,omitempty" redis:"window"`
 
-	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
-	Late     int       `json:"late"`               // tasks that are expected to start after that
-	Trimmed  int       `json:"trimmed"`            // tasks that were left out, as they would be late
+	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
+	Late     int       `json:"late" redis:"late"`       // tasks that are expected to start after that
+	Trimmed  int       `json:"trimmed" redis:"trimmed"` // tasks left out, as they would be late
 
-	Error string `json:"error,omitempty"` // the last one
+	Error string `json:"error,omitempty" redis:"error"` // the last one
 }
 
 // HasEnded reports whether no task of the firing waits or runs.
@@ -90,19 +91,18 @@ func (s Status) Behind() time.Duration {
 	return last.Sub(s.Planned)
 }
 
-// A record is a firing as Redis has it.
+// A record is a firing as Redis has it. Of its Status it has what is kept.
 type record struct {
-	phase, want, outcome     string
-	held                     bool
-	position, tenant, offset int
-	done, failed, refused    int
-	cancelled                int
-	late, trimmed            int
-	slots                    bool
-	begun, finished          time.Time
-	planned, expected        time.Time
-	window                   string
-	err                      string
+	Status
+	Phase    string `redis:"phase"`
+	Want     string `redis:"want"`
+	Outcome  State  `redis:"outcome"`
+	Held     bool   `redis:"held"`
+	Position int    `redis:"position"`
+	Tenant   int    `redis:"tenant"`
+	Offset   int    `redis:"offset"`
+	BegunAt  int64  `redis:"begun"`    // s
+	EndedAt  int64  `redis:"finished"` // s; 0 if it has not ended
 }
 
 // Phases of a firing.
@@ -120,56 +120,40 @@ const (
 	wantCancel = "cancel"
 )
 
-func recordOf(fields map[string]string) record {
-	number := func(name string) int {
-		n, _ := strconv.Atoi(fields[name])
-		return n
-	}
-	second := func(name string) time.Time {
-		if n := number(name); n > 0 {
-			return time.Unix(int64(n), 0)
-		}
-		return time.Time{}
-	}
-	return record{
-		phase: fields["phase"], want: fields["want"], outcome: fields["outcome"], held: fields["held"] == "1",
-		position: number("position"), tenant: number("tenant"), offset: number("offset"),
-		done: number("done"), failed: number("failed"), refused: number("refused"), cancelled: number("cancelled"),
-		late: number("late"), trimmed: number("trimmed"), slots: fields["slots"] == "1", window: fields["window"],
-		begun: second("begun"), finished: second("finished"),
-		planned: fromMillis(int64(number("planned"))), expected: fromMillis(int64(number("expected"))),
-		err: fields["error"],
-	}
+func recordOf(fields map[string]string) (r record, err error) {
+	kept := redis.NewMapStringStringResult(fields, nil)
+	return r, errors.Join(kept.Scan(&r), kept.Scan(&r.Status))
 }
 
 // ended returns how many tasks have ended in any way.
-func (r record) ended() int { return r.done + r.failed + r.refused + r.cancelled }
+func (r record) ended() int { return r.Done + r.Failed + r.Refused + r.Cancelled }
 
 func (r record) state() State {
 	switch {
-	case r.phase == phaseEnded:
-		return State(r.outcome)
-	case r.want == wantCancel:
+	case r.Phase == phaseEnded:
+		return r.Outcome
+	case r.Want == wantCancel:
 		return Cancelling
-	case r.held, r.want == wantPause && r.phase == phaseNew: // nothing is enqueued
+	case r.Held, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
 		return Paused
-	case r.want == wantPause:
+	case r.Want == wantPause:
 		return Pausing
-	case r.phase == phaseEnqueue:
+	case r.Phase == phaseEnqueue:
 		return Enqueuing
-	case r.phase == phaseDrain:
+	case r.Phase == phaseDrain:
 		return Running
 	}
 	return Waiting
 }
 
 func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
-	s := Status{
-		Batch: f.Batch, Queue: f.Queue, State: r.state(), Tick: f.Tick,
-		Total: max(r.position, r.ended()), Running: running, Done: r.done, Failed: r.failed, Refused: r.refused, Cancelled: r.cancelled,
-		Begun: r.begun, Ended: r.finished, Planned: r.planned, Expected: r.expected, SlotsBind: r.slots, Window: r.window,
-		FinishBy: b.deadline(f.Tick), Late: r.late, Trimmed: r.trimmed, Error: r.err,
+	s := r.Status
+	s.Batch, s.Queue, s.Tick, s.FinishBy = f.Batch, f.Queue, f.Tick, b.deadline(f.Tick)
+	s.State, s.Begun = r.state(), time.Unix(r.BegunAt, 0)
+	if r.EndedAt > 0 {
+		s.Ended = time.Unix(r.EndedAt, 0)
 	}
+	s.Total, s.Running = max(r.Position, r.ended()), running
 	s.Waiting = max(0, s.Total-r.ended()-running)
 	return s
 }
@@ -181,7 +165,7 @@ func (s *Scheduler) Status(ctx context.Context, f Firing) (Status, error) {
 		return Status{}, err
 	}
 	var running []int
-	if r.phase != phaseEnded {
+	if r.Phase != phaseEnded {
 		if running, err = s.redis.Running(ctx, firing); err != nil {
 			return Status{}, fmt.Errorf("batch: %w", err)
 		}
@@ -212,28 +196,25 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
 	}
-	counts, err := s.counts(ctx, firing, r, p)
+	all, err := s.counts(ctx, firing, r, p)
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
 	}
 	data, err := s.redis.Kept(ctx, firing, keptExpected)
-	var expected []int64
+	var expected []time.Time
 	if err == nil && data != nil {
 		err = json.Unmarshal(data, &expected)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
 	}
-	all := make([]TenantStatus, len(p.Tenants))
-	for i, t := range p.Tenants {
-		c := counts[i]
-		all[i] = TenantStatus{Tenant: t.Name, Total: c.Total, Waiting: c.Waiting, Running: c.Running, Ended: c.Ended, Planned: fromMillis(t.At)}
-		switch {
-		case c.Waiting == 0:
+	for i := range all {
+		switch t := &all[i]; {
+		case t.Waiting == 0:
 		case data == nil: // nobody has looked yet
-			all[i].Expected = all[i].Planned
+			t.Expected = t.Planned
 		case i < len(expected):
-			all[i].Expected = fromMillis(expected[i])
+			t.Expected = expected[i]
 		}
 	}
 	return all, nil
@@ -252,7 +233,8 @@ func (s *Scheduler) record(ctx context.Context, f Firing) (*compiled, asynqredis
 	case fields == nil:
 		return nil, firing, record{}, fmt.Errorf("%w: batch %q, tick %s", ErrNoFiring, f.Batch, f.Tick.UTC().Format(time.RFC3339))
 	}
-	return s.batches[f.Batch], firing, recordOf(fields), nil
+	r, err := recordOf(fields)
+	return s.batches[f.Batch], firing, r, err
 }
 
 // Firings returns the newest firings of a batch, at most n, the newest first.

@@ -20,7 +20,7 @@ const (
 // pause takes the tasks of the firing out of their lines, again and again until none of them runs,
 // as one that runs may come back.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.phase == phaseNew || !w.mayComeBack(r.held) {
+	if r.Phase == phaseNew || !w.mayComeBack(r.Held) {
 		return nil
 	}
 	err := w.withdraw(ctx, r, func(positions []int) error {
@@ -45,7 +45,7 @@ func (w *work) resume(ctx context.Context, r record) error {
 
 // cancel deletes the tasks that wait, again and again until none is left.
 func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
-	if r.phase == phaseNew || r.phase == phaseDrain && r.ended() >= r.position {
+	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Position {
 		return true, w.end(ctx, r, Cancelled)
 	}
 	if !w.mayComeBack(true) {
@@ -61,7 +61,10 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		return false, err
 	}
 	fields, err := w.redis.Fields(ctx, w.f)
-	if r = recordOf(fields); err != nil || r.ended() < r.position {
+	if err == nil {
+		r, err = recordOf(fields)
+	}
+	if err != nil || r.ended() < r.Position {
 		w.sweepings = lookEvery
 		return false, err
 	}
@@ -111,8 +114,8 @@ func (w *work) withdraw(ctx context.Context, r record, from func(positions []int
 // sweep calls do for the positions of all tasks that were enqueued, and of a chunk more: its cursor
 // may not have been moved.
 func (w *work) sweep(r record, do func(positions []int) error) error {
-	last := r.position
-	if r.phase == phaseEnqueue {
+	last := r.Position
+	if r.Phase == phaseEnqueue {
 		last += chunkSize
 	}
 	positions := make([]int, 0, chunkSize)

@@ -83,7 +83,10 @@ func (w *work) until(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		again := false
-		r := recordOf(fields)
+		var r record
+		if err == nil {
+			r, err = recordOf(fields)
+		}
 		if err == nil {
 			again, err = w.step(ctx, r)
 		}
@@ -109,18 +112,18 @@ func (w *work) until(ctx context.Context) error {
 func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 	open := w.b.open(time.Now())
 	switch {
-	case r.want == wantCancel:
+	case r.Want == wantCancel:
 		return w.cancel(ctx, r)
-	case !open && w.b.Hours.Stop && r.phase != phaseNew:
+	case !open && w.b.Hours.Stop && r.Phase != phaseNew:
 		_, err := w.redis.Want(ctx, w.f, wantCancel)
 		return true, err
-	case r.want == wantPause, !open:
+	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
-	case r.held:
+	case r.Held:
 		return true, w.resume(ctx, r)
-	case r.phase == phaseNew:
+	case r.Phase == phaseNew:
 		return true, w.begin(ctx, r)
-	case r.phase == phaseEnqueue:
+	case r.Phase == phaseEnqueue:
 		return true, w.enqueue(ctx, r)
 	}
 	return false, w.watch(ctx, r)
@@ -132,30 +135,28 @@ func (w *work) begin(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	late := []any{"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.untrimmed.late}
+	late := []any{"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.late}
 	switch {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would start too late", late...)
-		r.err = fmt.Sprintf("batch: %d tasks are expected to start too late: nothing is enqueued", p.untrimmed.late)
-		if _, err := w.redis.Update(ctx, w.f, w.holder, append(expectedFields(p.all.finish, w.b, w.f.Tick), "error", r.err)...); err != nil {
+		r.Error = fmt.Sprintf(
+			"batch: %d tasks are expected to start too late: nothing is enqueued", p.late)
+		fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "error", r.Error)
+		if _, err := w.redis.Update(ctx, w.f, w.holder, fields...); err != nil {
 			return err
 		}
 		return w.end(ctx, r, Refused)
-	case p.untrimmed.late > 0 && w.b.Late == Trim:
+	case p.late > 0 && w.b.Late == Trim:
 		w.config.Logger.Warn("batch: tasks that would start too late are left out", late...)
-	case p.untrimmed.late > 0:
+	case p.late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to start too late", late...)
 	}
 	text, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	trimmed := 0
-	for _, t := range p.Tenants {
-		trimmed += t.Total - t.Kept
-	}
 	fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "phase", phaseEnqueue, "error", "",
-		"planned", millis(p.all.expected(w.b, w.f.Tick)), "trimmed", trimmed, ":"+keptPlan, string(text))
+		"planned", p.all.expected(w.b, w.f.Tick), "trimmed", p.trimmed, ":"+keptPlan, string(text))
 	_, err = w.redis.Update(ctx, w.f, w.holder, fields...)
 	return err
 }

@@ -74,11 +74,10 @@ func short(s string) string {
 // number writes 12345 as 12,345.
 func number(n int64) string {
 	text := strconv.FormatInt(n, 10)
-	digits := strings.TrimPrefix(text, "-")
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
 	}
-	return strings.TrimSuffix(text, strings.ReplaceAll(digits, ",", "")) + digits
+	return text
 }
 
 func rate(perSecond float64) string {

@@ -123,40 +123,16 @@ func (r *recorder) running() (only *Run) {
 	return only
 }
 
-// copied returns a run as it is now. The lock is held.
-func copied(run *Run) Run {
-	c := *run
-	c.Cost, c.Refusals, c.Reserved = maps.Clone(run.Cost), slices.Clone(run.Refusals), slices.Clone(run.Reserved)
-	return c
-}
-
-func (r *recorder) all() []Run {
+// of returns the runs of a task, or all for the ID "", as they are now.
+func (r *recorder) of(id string) (runs []Run) {
 	defer r.lock()()
-	runs := make([]Run, len(r.runs))
-	for i, run := range r.runs {
-		runs[i] = copied(run)
+	for _, run := range r.runs {
+		if id == "" || run.ID == id {
+			c := *run
+			c.Cost = maps.Clone(c.Cost)
+			c.Refusals, c.Reserved = slices.Clone(c.Refusals), slices.Clone(c.Reserved)
+			runs = append(runs, c)
+		}
 	}
 	return runs
-}
-
-// first returns the first run of a task, if it has ended.
-func (r *recorder) first(id string) (Run, bool) {
-	defer r.lock()()
-	for _, run := range r.runs {
-		if run.ID == id {
-			return copied(run), !run.End.IsZero()
-		}
-	}
-	return Run{}, false
-}
-
-// of counts the runs of a task.
-func (r *recorder) of(id string) (n int) {
-	defer r.lock()()
-	for _, run := range r.runs {
-		if run.ID == id {
-			n++
-		}
-	}
-	return n
 }

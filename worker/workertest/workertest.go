@@ -139,7 +139,7 @@ func (w *Worker) left() (string, error) {
 }
 
 // Runs returns the runs of handlers so far, in the order in which they began.
-func (w *Worker) Runs() []Run { return w.runs.all() }
+func (w *Worker) Runs() []Run { return w.runs.of("") }
 
 // Run enqueues a task, and returns its first run when that has ended and asynq has put the task
 // down. Let no other task run meanwhile. The test fails if the task does not run within an hour, by
@@ -153,13 +153,13 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 		w.t.Fatal(err)
 	}
 	for ctx.Err() == nil {
-		if run, ok := w.runs.first(info.ID); ok {
-			outcome, err := w.outcome(info, run)
+		if runs := w.runs.of(info.ID); len(runs) > 0 && !runs[0].End.IsZero() {
+			outcome, err := w.outcome(info, runs[0])
 			if err != nil {
 				w.t.Fatal(err)
 			}
 			if outcome != "" {
-				run, _ = w.runs.first(info.ID) // with what followed the end of its handler
+				run := w.runs.of(info.ID)[0] // with what followed the end of its handler
 				run.Outcome = outcome
 				return run
 			}
@@ -184,7 +184,7 @@ func (w *Worker) outcome(task *asynq.TaskInfo, run Run) (Outcome, error) {
 		return Archived, nil
 	case info.Retried > run.Retried:
 		return Retries, nil
-	case info.State == asynq.TaskStateActive && w.runs.of(task.ID) == 1:
+	case info.State == asynq.TaskStateActive && len(w.runs.of(task.ID)) == 1:
 		return "", nil
 	}
 	return Waits, nil

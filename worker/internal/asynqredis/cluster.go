@@ -17,7 +17,8 @@ type cluster interface{ ReloadState(ctx context.Context) }
 // the others. A script that derives keys would fail halfway at the one, and miss tasks at the
 // other. A further key that never exists makes both refuse the call as a whole (TRYAGAIN). The
 // client repeats it.
-func (c *Client) run(ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
+func (c *Client) run(
+	ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
 	return scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
 }
 

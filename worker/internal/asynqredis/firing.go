@@ -127,7 +127,8 @@ func (c *Client) Fire(ctx context.Context, queue, batch string, after, upTo time
 	for _, tick := range ticks {
 		args = append(args, Firing{Tick: tick}.Name(), tick.Unix())
 	}
-	n, err := c.run(ctx, "batch_fire", queue, batchKeys(queue, batch, "", ":open", ":firings"), args...).Int()
+	all := batchKeys(queue, batch, "", ":open", ":firings")
+	n, err := c.run(ctx, "batch_fire", queue, all, args...).Int()
 	return n == 1, err
 }
 
@@ -140,7 +141,8 @@ func second(t time.Time) string {
 
 // Firings returns the newest firings of a batch, at most n, the newest first.
 func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Firing, error) {
-	names, err := c.redis.ZRevRange(ctx, batchKeys(queue, batch, ":firings")[0], 0, int64(n)-1).Result()
+	key := batchKeys(queue, batch, ":firings")[0]
+	names, err := c.redis.ZRevRange(ctx, key, 0, int64(n)-1).Result()
 	var firings []Firing
 	for _, name := range names {
 		if f, err := FiringNamed(queue, batch, name); err == nil {
@@ -154,7 +156,8 @@ func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Fir
 // it has ended or is gone. A lease for 0 is given back.
 func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.Duration) (map[string]string, error) {
 	all := f.keys("", ":stored", ":done", ":ended", ":plan", ":expected")
-	reply, err := c.run(ctx, "batch_lease", f.Queue, all, holder, lease.Milliseconds(), keptSeconds).StringSlice()
+	ms := lease.Milliseconds()
+	reply, err := c.run(ctx, "batch_lease", f.Queue, all, holder, ms, keptSeconds).StringSlice()
 	if err != nil || len(reply) == 0 {
 		return nil, err
 	}
@@ -229,13 +232,15 @@ func (c *Client) Account(ctx context.Context, f Firing, positions []int) error {
 
 // Hold takes tasks of a firing from where they wait, so that none of them starts.
 func (c *Client) Hold(ctx context.Context, f Firing, positions []int, until time.Time) error {
-	return c.positions(ctx, f, positions, "batch_withdraw", f.waits(), f.tasks(), f.IDs(), score(until))
+	return c.positions(ctx, f, positions, "batch_withdraw", f.waits(),
+		f.tasks(), f.IDs(), score(until))
 }
 
 // Release has tasks that wait join their lines soon, unless they are there. Those that were held do so
 // too.
 func (c *Client) Release(ctx context.Context, f Firing, positions []int) error {
-	return c.positions(ctx, f, positions, "batch_release", keys(f.Queue, "scheduled"), f.tasks(), f.IDs(), time.Now().Unix())
+	return c.positions(ctx, f, positions, "batch_release", keys(f.Queue, "scheduled"),
+		f.tasks(), f.IDs(), time.Now().Unix())
 }
 
 // Delete deletes tasks of a firing that wait, and counts them as cancelled.
@@ -252,7 +257,8 @@ func (f Firing) waits() []string {
 }
 
 // positions calls a script for tasks of a firing.
-func (c *Client) positions(ctx context.Context, f Firing, positions []int, script string, keys []string, args ...any) error {
+func (c *Client) positions(ctx context.Context, f Firing, positions []int,
+	script string, keys []string, args ...any) error {
 	return inBatches(positions, func(some []int) error {
 		all := slices.Clone(args)
 		for _, position := range some {
@@ -267,8 +273,8 @@ func (c *Client) positions(ctx context.Context, f Firing, positions []int, scrip
 func (c *Client) End(ctx context.Context, call redis.Cmder, f Firing, position int) error {
 	_, err := c.redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		_ = p.Process(ctx, call)
-		count := scripts["batch_count"]
-		return count.Eval(ctx, p, c.guarded(f.Queue, f.counts()), f.tasks(), "done", keptSeconds, position).Err()
+		count, keys := scripts["batch_count"], c.guarded(f.Queue, f.counts())
+		return count.Eval(ctx, p, keys, f.tasks(), "done", keptSeconds, position).Err()
 	})
 	if call.Err() == nil && err != nil && !errors.Is(err, redis.Nil) {
 		return err

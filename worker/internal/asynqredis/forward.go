@@ -16,7 +16,8 @@ type Due struct {
 
 // Due returns up to n tasks of a queue that are due, either scheduled ones or those to retry.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) ([]Due, error) {
-	reply, err := c.run(ctx, "due", queue, keys(queue, source(retried)), prefix(queue)+"t:", time.Now().Unix(), n).StringSlice()
+	from, now := keys(queue, source(retried)), time.Now().Unix()
+	reply, err := c.run(ctx, "due", queue, from, prefix(queue)+"t:", now, n).StringSlice()
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +47,8 @@ func (c *Client) Forward(ctx context.Context, queue string, retried bool, moves 
 		}
 		args = append(args, move.ID, at, move.Mark)
 	}
-	reply, err := c.run(ctx, "forward", queue, keys(queue, source(retried), "scheduled", "pending"), args...).Int64Slice()
+	all := keys(queue, source(retried), "scheduled", "pending")
+	reply, err := c.run(ctx, "forward", queue, all, args...).Int64Slice()
 	if err != nil {
 		return nil, err
 	}

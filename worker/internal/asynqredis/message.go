@@ -142,7 +142,8 @@ func (m Message) WithRefusal(at time.Time) Message {
 // withHeader returns a copy of the message with one more header. Of two headers of one name the
 // last counts.
 func (m Message) withHeader(name, value string) Message {
-	return slices.Clone(m).withText(fieldHeaders, string(Message(nil).withText(1, name).withText(2, value)))
+	entry := Message(nil).withText(1, name).withText(2, value)
+	return slices.Clone(m).withText(fieldHeaders, string(entry))
 }
 
 func (m Message) withNumber(field protowire.Number, n int64) Message {

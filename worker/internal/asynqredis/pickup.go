@@ -31,7 +31,8 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 	for _, task := range tasks {
 		args = append(args, task.ID, task.JoinKey)
 	}
-	reply, err := c.run(ctx, "pick", queue, keys(queue, "scheduled", "active", "lease", "paused"), args...).Slice()
+	all := keys(queue, "scheduled", "active", "lease", "paused")
+	reply, err := c.run(ctx, "pick", queue, all, args...).Slice()
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +56,9 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 // DequeuePending makes up to n pending tasks of one queue active, and returns their messages, and
 // whether the queue is paused. The call is identified like that of Pick.
 func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
-	from := keys(queue, "sluice:dequeued:"+c.process, "pending", "paused", "active", "lease")
-	reply, err := c.run(ctx, "dequeue", queue, from, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), n, call).Result()
+	all := keys(queue, "sluice:dequeued:"+c.process, "pending", "paused", "active", "lease")
+	leased := time.Now().Add(LeaseFor).Unix()
+	reply, err := c.run(ctx, "dequeue", queue, all, prefix(queue)+"t:", leased, n, call).Result()
 	if err != nil {
 		return nil, false, err
 	}
@@ -85,7 +87,8 @@ func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, 
 	for _, id := range ids {
 		args = append(args, id)
 	}
-	return c.run(ctx, "restore", queue, keys(queue, "active", "lease", "scheduled", "pending"), args...).Err()
+	all := keys(queue, "active", "lease", "scheduled", "pending")
+	return c.run(ctx, "restore", queue, all, args...).Err()
 }
 
 // A Requeued is a denied task, and how it waits.
@@ -103,7 +106,8 @@ func (c *Client) Requeue(ctx context.Context, r Requeued) error {
 	if lock := r.Message.UniqueKey(); lock != "" {
 		all = append(all, lock)
 	}
-	return scripts["requeue"].Run(ctx, c.redis, all, r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
+	return scripts["requeue"].Run(ctx, c.redis, all,
+		r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
 }
 
 // There reports for each task of one queue whether it exists and may still run.

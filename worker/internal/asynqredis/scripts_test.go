@@ -56,19 +56,28 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 	})
 }
 
-func TestOnlyTasksThatWaitAreUnstoredActivatedAndRescored(t *testing.T) {
+func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 	each(t, func(s *site) {
+		arrange := func(tasks []asynqredis.Waiting, to asynqredis.Arranged) {
+			s.Helper()
+			var all []asynqredis.Arranged
+			for _, task := range tasks {
+				to.Waiting = task
+				all = append(all, to)
+			}
+			s.ok(s.Arrange(s.Context(), queue, all))
+		}
 		unique := asynq.Unique(time.Hour)
 		s.store("a", "b", "c", "d")
 		_, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("u", unique), s.captured("v", unique), s.captured("w", unique)}, time.Now().Add(2*time.Minute))
 		s.ok(err)
 		another := []asynqredis.Waiting{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
-		s.ok(s.Unstore(s.Context(), queue, append(s.waiting("b", "u"), another...)))
+		arrange(append(s.waiting("b", "u"), another...), asynqredis.Arranged{Gone: true})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
 		if n := s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(); n != 0 {
 			t.Error("the lock outlives its task")
 		}
-		s.ok(s.Activate(s.Context(), queue, append(s.waiting("d", "c", "v"), another...)))
+		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Arranged{})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		if got := fmt.Sprint(s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val()); got != "[v c d]" {
 			t.Errorf("pending, the next last: %s", got)
@@ -78,17 +87,12 @@ func TestOnlyTasksThatWaitAreUnstoredActivatedAndRescored(t *testing.T) {
 		}
 
 		later := time.Now().Add(5 * time.Hour)
-		var moves []asynqredis.Rescored
-		for _, w := range append(s.waiting("w", "c"), another...) {
-			moves = append(moves, asynqredis.Rescored{Waiting: w, At: later})
-		}
-		s.ok(s.Rescore(s.Context(), queue, moves))
+		arrange(append(s.waiting("w", "c"), another...), asynqredis.Arranged{At: later})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		call := s.captured("a")
 		for _, told := range []struct{ reason, want string }{{"first", "first"}, {"second", "first"}} {
 			// The second time the message is another one by now, and stays.
-			waiting := s.waiting("a")[0]
-			s.ok(s.Rescore(s.Context(), queue, []asynqredis.Rescored{{Waiting: waiting, At: later, Message: call.Message, Reason: told.reason}}))
+			arrange(s.waiting("a"), asynqredis.Arranged{At: later, Message: call.Message, Reason: told.reason})
 			info, err := s.inspector.GetTaskInfo(queue, "a")
 			s.ok(err)
 			if info.LastErr != told.want || string(info.Payload) != string(call.Message.Payload()) {
@@ -110,7 +114,7 @@ func TestOnlyTasksThatWaitAreUnstoredActivatedAndRescored(t *testing.T) {
 func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "b", "c", "d", "e", "f")
-		s.ok(s.Activate(s.Context(), queue, s.waiting("c")))
+		s.ok(s.Arrange(s.Context(), queue, []asynqredis.Arranged{{Waiting: s.waiting("c")[0]}}))
 		s.ok(s.inspector.ArchiveTask(queue, "d"))
 		_, err := s.plain.Enqueue(asynq.NewTask("call", []byte("payload of later")), asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
 		s.ok(err)

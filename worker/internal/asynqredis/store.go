@@ -76,50 +76,40 @@ func (c *Client) Store(ctx context.Context, queue string, tasks []EnqueueCall, a
 // A Waiting names a task that is scheduled and can be picked by its join key.
 type Waiting struct{ ID, JoinKey string }
 
-// Unstore removes tasks of one queue that were refused a place in line.
-func (c *Client) Unstore(ctx context.Context, queue string, tasks []Waiting) error {
-	return inBatches(tasks, func(batch []Waiting) error {
-		args := []any{prefix(queue) + "t:"}
-		for _, task := range batch {
-			args = append(args, task.ID, task.JoinKey)
-		}
-		return c.run(ctx, "unstore", queue, keys(queue, "scheduled"), args...).Err()
-	})
-}
-
-// Activate makes stored tasks of one queue pending, as asynq enqueues them.
-func (c *Client) Activate(ctx context.Context, queue string, tasks []Waiting) error {
-	return inBatches(tasks, func(batch []Waiting) error {
-		args := []any{prefix(queue) + "t:", time.Now().UnixNano()}
-		for _, task := range batch {
-			args = append(args, task.ID, task.JoinKey)
-		}
-		return c.run(ctx, "activate", queue, keys(queue, "pending", "scheduled"), args...).Err()
-	})
-}
-
-// A Rescored is a stored task, and when forward looks at it. With a Reason, its Message is stored
-// again with that as its last error, which asynq's tools show.
-type Rescored struct {
+// An Arranged is what becomes of a stored task by its join.
+type Arranged struct {
 	Waiting
-	At      time.Time
+	At   time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues it
+	Gone bool      // it is removed, as it was refused a place in line
+
+	// With a Reason, valid UTF-8, the Message is stored again with that as its last error, which
+	// asynq's tools show.
 	Message Message
-	Reason  string // valid UTF-8
+	Reason  string
 }
 
-// Rescore changes when forward looks at stored tasks of one queue.
-func (c *Client) Rescore(ctx context.Context, queue string, tasks []Rescored) error {
-	return inBatches(tasks, func(batch []Rescored) error {
+// Arrange does with stored tasks of one queue what their joins have said. Tasks that are not
+// scheduled with their join key are left alone.
+func (c *Client) Arrange(ctx context.Context, queue string, tasks []Arranged) error {
+	return inBatches(tasks, func(batch []Arranged) error {
 		now := time.Now()
-		args := []any{prefix(queue) + "t:", now.Unix()}
+		args := []any{prefix(queue) + "t:", now.Unix(), now.UnixNano()}
 		for _, task := range batch {
+			to := "pending"
 			var message []byte
+			switch {
+			case task.Gone:
+				to = "gone"
+			case !task.At.IsZero():
+				to = strconv.FormatInt(score(task.At), 10)
+			}
 			if task.Reason != "" {
 				message = task.Message.WithDenial(task.Reason, now)
 			}
-			args = append(args, task.ID, task.JoinKey, score(task.At), message, len(task.Message))
+			args = append(args, task.ID, task.JoinKey, to, message, len(task.Message))
 		}
-		return c.run(ctx, "rescore", queue, keys(queue, "scheduled"), args...).Err()
+		// With the keys in the other order it would look like asynq's forward.
+		return c.run(ctx, "arrange", queue, keys(queue, "pending", "scheduled"), args...).Err()
 	})
 }
 

@@ -101,7 +101,8 @@ func (d *Dispatcher) buffered() (n int) {
 func (d *Dispatcher) fetchAhead() {
 	d.mu.Lock()
 	soon := d.freeSoon()
-	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() && soon >= aheadFrom && d.buffered() <= soon/3
+	ahead := d.full && !d.fetching && !d.closed && !d.isStopped() &&
+		soon >= aheadFrom && d.buffered() <= soon/3
 	d.fetching = d.fetching || ahead
 	d.mu.Unlock()
 	if !ahead {
@@ -250,15 +251,15 @@ func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []
 		return
 	}
 	d.Later(func(ctx context.Context) error {
-		var without []asynqredis.Rescored
+		var without []asynqredis.Arranged
 		for _, t := range tickets {
 			if !t.Decision.Granted {
 				task := asynqredis.Waiting{ID: t.ID, JoinKey: t.Key}
-				without = append(without, asynqredis.Rescored{Waiting: task, At: time.Now()})
+				without = append(without, asynqredis.Arranged{Waiting: task, At: time.Now()})
 			}
 		}
 		if len(without) > 0 {
-			_ = d.Asynq.Rescore(ctx, queue, without) // else forward finds it two minutes later
+			_ = d.Asynq.Arrange(ctx, queue, without) // else forward finds it two minutes later
 		}
 		err := d.Limiter.Line(line).PutBack(ctx, tickets)
 		if err == nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
@@ -108,9 +109,10 @@ type Dispatcher struct {
 
 	ctx     context.Context // ends when it is closed
 	cancel  context.CancelFunc
-	emptied chan struct{} // closed when, after stop, all that was ready is put back
-	stop    chan struct{} // closed when no more tasks are handed out
+	serving context.Context // ends when no more tasks are handed out
+	stop    context.CancelFunc
 	stopped sync.Once
+	emptied chan struct{} // closed when, after stop, all that was ready is put back
 	wake    chan struct{} // something has changed while Next waits
 	busy    sync.WaitGroup
 	rounds  chan struct{} // full during a round; no mutex: fake time stands still while one is waited for
@@ -130,7 +132,7 @@ type Dispatcher struct {
 	passOn    *time.Timer                  // of appointments that cannot be kept
 	paused    map[string]time.Time         // when to look again whether the queue is paused
 	running   int                          // tasks handed out that have not ended
-	silence   backoff                      // of the limiter as a whole
+	silence   outage.Backoff               // of the limiter as a whole
 	skips     int                          // calls of this pass that are answered already
 	stuck     map[asynqredis.Ref]time.Time // since when tasks were active that were to be picked
 	waiting   bool                         // Next waits, and nudges are for it
@@ -150,11 +152,11 @@ func New(c Config) *Dispatcher {
 		listening: map[string]bool{},
 		paused:    map[string]time.Time{},
 		rounds:    make(chan struct{}, 1),
-		stop:      make(chan struct{}),
 		stuck:     map[asynqredis.Ref]time.Time{},
 		wake:      make(chan struct{}, 1),
 		wakes:     map[wakeUp]bool{},
 	}
+	d.serving, d.stop = context.WithCancel(ctx)
 	d.expiry = time.AfterFunc(time.Hour, d.expire)
 	d.expiry.Stop()
 	d.passOn = time.AfterFunc(time.Hour, d.passOnAppointments)
@@ -211,7 +213,7 @@ func (d *Dispatcher) Ended() {
 // Stop hands out no more tasks. Tasks that are ready go back to where they were, in the background.
 func (d *Dispatcher) Stop() {
 	d.stopped.Do(func() {
-		close(d.stop)
+		d.stop()
 		d.mu.Lock()
 		d.passOn.Stop()
 		d.mu.Unlock()
@@ -249,14 +251,7 @@ func (d *Dispatcher) Close() {
 	d.busy.Wait()
 }
 
-func (d *Dispatcher) isStopped() bool {
-	select {
-	case <-d.stop:
-		return true
-	default:
-		return false
-	}
-}
+func (d *Dispatcher) isStopped() bool { return d.serving.Err() != nil }
 
 func (d *Dispatcher) sleep(pause time.Duration) {
 	timer := time.NewTimer(pause)
@@ -286,17 +281,14 @@ func (d *Dispatcher) Later(do func(context.Context) error) {
 // inBackground runs a function for which Close waits. After Close it runs the function at once.
 func (d *Dispatcher) inBackground(run func()) {
 	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		run()
-		return
+	closed := d.closed
+	if !closed {
+		d.busy.Go(run)
 	}
-	d.busy.Add(1)
 	d.mu.Unlock()
-	go func() {
-		defer d.busy.Done()
+	if closed {
 		run()
-	}()
+	}
 }
 
 // signal ends a wait of Next. The lock is held.
@@ -329,22 +321,4 @@ func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 		text += ", at the latest at " + at(p.StartsInMost)
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
-}
-
-// A backoff is a pause that doubles while something fails.
-type backoff struct {
-	failed bool
-	pause  time.Duration
-	until  time.Time
-}
-
-const (
-	backoffMin = 100 * time.Millisecond
-	backoffMax = time.Second
-)
-
-func (b *backoff) fail(now time.Time) {
-	b.failed = true
-	b.pause = min(max(2*b.pause, backoffMin), backoffMax)
-	b.until = now.Add(b.pause)
 }

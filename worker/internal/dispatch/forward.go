@@ -96,10 +96,6 @@ type joining struct {
 	waited  time.Duration
 }
 
-func (j joining) waiting() asynqredis.Waiting {
-	return asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}
-}
-
 // reason is empty for a task whose last error is a failure: that says more.
 func (j joining) reason(p throttle.Place, now time.Time) string {
 	if j.message.LastError() != "" && !j.message.Denied() {
@@ -128,42 +124,42 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		}
 		return nil
 	}
-	var scores []asynqredis.Rescored
-	var pending []asynqredis.Waiting
-	nudge := false
+	var arranged []asynqredis.Arranged
+	nudge, pending := false, false
 	now := time.Now()
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
 		d.Failed(line, unavailable(err))
 	}
 	for i, j := range all {
+		task := asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}
+		to := asynqredis.Arranged{Waiting: task}
 		switch {
 		case err != nil && !removed && !j.FailOpen:
-			scores = append(scores, asynqredis.Rescored{Waiting: j.waiting(), At: now.Add(unavailableFor)})
+			to.At = now.Add(unavailableFor)
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
-			pending = append(pending, j.waiting())
+			pending = true
 		default:
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].StartsIn)
-			if wait := Fallback(places[i].StartsIn, j.waited, j.FailOpen); wait > fallbackMin {
-				scores = append(scores, asynqredis.Rescored{
-					Waiting: j.waiting(), At: now.Add(wait), Message: j.message, Reason: j.reason(places[i], now),
-				})
+			wait := Fallback(places[i].StartsIn, j.waited, j.FailOpen)
+			if wait <= fallbackMin {
+				continue
 			}
+			to.At, to.Message, to.Reason = now.Add(wait), j.message, j.reason(places[i], now)
 		}
+		arranged = append(arranged, to)
 	}
 	if nudge {
 		d.Nudge(queue, line)
 	}
-	if len(scores) > 0 {
-		if err := d.Asynq.Rescore(ctx, queue, scores); err != nil {
-			return err
-		}
+	if len(arranged) == 0 {
+		return nil
 	}
-	if len(pending) > 0 {
-		if err := d.Asynq.Activate(ctx, queue, pending); err != nil {
-			return err
-		}
+	if err := d.Asynq.Arrange(ctx, queue, arranged); err != nil {
+		return err
+	}
+	if pending {
 		d.pendingNow(queue)
 	}
 	return nil

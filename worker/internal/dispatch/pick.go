@@ -85,7 +85,9 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) (pause time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	maps.DeleteFunc(d.stuck, func(_ asynqredis.Ref, since time.Time) bool { return now.Sub(since) > 2*stuckMax })
+	maps.DeleteFunc(d.stuck, func(_ asynqredis.Ref, since time.Time) bool {
+		return now.Sub(since) > 2*stuckMax
+	})
 	since, known := d.stuck[ref]
 	if !known {
 		since = now

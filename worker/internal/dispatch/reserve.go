@@ -54,7 +54,7 @@ func (d *Dispatcher) answering(name, queue string, now time.Time) *line {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	l := d.groupOf(queue).lines[name]
-	if l == nil || now.Before(l.until) || now.Before(d.silence.until) {
+	if l == nil || now.Before(l.Until) || now.Before(d.silence.Until) {
 		return nil
 	}
 	return l

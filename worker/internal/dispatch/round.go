@@ -39,7 +39,8 @@ func groups(queues map[string]int, strict bool) (all []*group) {
 	}
 	for i, names := range together {
 		all = append(all, &group{
-			queues: names, strict: i+1 < len(together), lines: map[string]*line{}, reached: map[string]float64{},
+			queues: names, strict: i+1 < len(together),
+			lines: map[string]*line{}, reached: map[string]float64{},
 		})
 	}
 	return all
@@ -108,7 +109,8 @@ func (d *Dispatcher) turns(g *group) int {
 }
 
 // pending dequeues pending tasks, unless there were none a moment ago.
-func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n int, now time.Time) (found bool, err error) {
+func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n int, now time.Time) (
+	found bool, err error) {
 	d.mu.Lock()
 	rests := now.Before(g.pollAt) && !g.strict
 	d.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 const (
@@ -28,16 +29,16 @@ const (
 type line struct {
 	name  string // that of the policy, unless it has shards
 	group *group
-	backoff
-	due    time.Time // when its first ticket fits, by the last answer; zero: nobody waited
-	asked  time.Time // when it was asked last
-	empty  bool      // nobody waited then
-	next   time.Time // when to ask it next; if it is not empty
-	nudged string    // the queue for which somebody asked to ask it
-	news   time.Time // when to ask it for what came since the last take was sent; zero: nothing
-	passed time.Time // when another server was asked to ask it
-	share  share     // of the slots, among the lines of its policy's shards
-	clock  clock     // of its Redis
+	outage.Backoff
+	due     time.Time // when its first ticket fits, by the last answer; zero: nobody waited
+	empty   bool      // nobody waited when it was asked last
+	next    time.Time // when to ask it next; if it is not empty
+	nudged  string    // the queue for which somebody asked to ask it
+	news    time.Time // when to ask it for what came since the last take was sent; zero: nothing
+	passed  time.Time // when another server was asked to ask it
+	retried time.Time // when it was asked last although it was empty
+	share   share     // of the slots, among the lines of its policy's shards
+	clock   clock     // of its Redis
 }
 
 // know adds the lines of all current policies, and drops the others.
@@ -52,7 +53,9 @@ func (d *Dispatcher) know(now time.Time) {
 			}
 		}
 		if len(g.lines) > len(names) {
-			maps.DeleteFunc(g.lines, func(name string, _ *line) bool { return !slices.Contains(names, name) })
+			maps.DeleteFunc(g.lines, func(name string, _ *line) bool {
+				return !slices.Contains(names, name)
+			})
 		}
 	}
 }
@@ -62,12 +65,12 @@ func (d *Dispatcher) know(now time.Time) {
 func (d *Dispatcher) due(g *group, now time.Time) []*line {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if now.Before(d.silence.until) {
+	if now.Before(d.silence.Until) {
 		return nil
 	}
 	var due []*line
 	for _, l := range g.lines {
-		if now.Before(l.until) {
+		if now.Before(l.Until) {
 			continue
 		}
 		if l.nudged != "" || !l.empty && !now.Before(l.next) {
@@ -85,20 +88,21 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 			return 1
 		}
 		had := func(l *line) float64 { return max(l.share.at, g.reached[l.family()]) }
-		return cmp.Or(strings.Compare(a.family(), b.family()), cmp.Compare(had(a), had(b)), strings.Compare(a.name, b.name))
+		return cmp.Or(strings.Compare(a.family(), b.family()),
+			cmp.Compare(had(a), had(b)), strings.Compare(a.name, b.name))
 	})
 	return due
 }
 
-// emptyOne returns, if it is time to ask one of the empty lines, that which was asked longest ago.
-// The lock is held.
+// emptyOne returns, if it is time to ask one of the empty lines, that for which this was done
+// longest ago. The lock is held.
 func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 	if now.Before(d.emptyAt) {
 		return nil
 	}
 	for _, g := range d.groups {
 		for _, l := range g.lines {
-			if l.empty && !now.Before(l.until) && (one == nil || l.asked.Before(one.asked)) {
+			if l.empty && !now.Before(l.Until) && (one == nil || l.retried.Before(one.retried)) {
 				one = l
 			}
 		}
@@ -107,7 +111,8 @@ func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 }
 
 // lines takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) (found bool, err error) {
+func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) (
+	found bool, err error) {
 	due := d.due(g, now)
 	if len(due) == 0 {
 		return false, nil
@@ -142,7 +147,7 @@ func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int
 func (d *Dispatcher) isSilent(now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return now.Before(d.silence.until)
+	return now.Before(d.silence.Until)
 }
 
 // take takes from a line, and picks. Found reports that a task has become ready. The error is that
@@ -153,9 +158,9 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		timer.Stop() // this take says it
 	}
 	nudged, due, sent := l.nudged, l.due, time.Now()
-	l.asked, l.news = sent, time.Time{}
+	l.news = time.Time{}
 	if l.nudged = ""; l.empty && nudged == "" {
-		d.emptyAt = sent.Add(emptyEvery)
+		l.retried, d.emptyAt = sent, sent.Add(emptyEvery)
 	}
 	d.mu.Unlock()
 
@@ -175,7 +180,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 		return false, nil
 	}
 	if nudged != "" && len(taken.Tickets) >= n {
-		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, nudged, l.name) })
+		d.nudgeAnother(nudged, l.name)
 	}
 	picks := d.picksOf(l, taken, sent)
 	picks[0].due = later(due, sent.Add(-taken.Tickets[0].Waited))
@@ -199,12 +204,12 @@ func (d *Dispatcher) failed(l *line, err error) {
 		delete(l.group.lines, l.name)
 		return
 	}
-	l.fail(now)
-	if d.silence.failed {
-		d.silence.fail(now)
+	l.Fail(now)
+	if d.silence.Failed {
+		d.silence.Fail(now)
 	}
-	d.silence.failed = true
-	l.empty, l.next = false, l.until
+	d.silence.Failed = true
+	l.empty, l.next = false, l.Until
 	d.Failed(l.name, unavailable(err))
 }
 
@@ -221,7 +226,7 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken, sent time.Time) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l.backoff, d.silence = backoff{}, backoff{}
+	l.Backoff, d.silence = outage.Backoff{}, outage.Backoff{}
 	l.empty = taken.Next < 0
 	l.clock.learn(taken.At, sent, now)
 	in := l.clock.here(taken.At.Add(taken.Next)).Sub(now)

@@ -34,7 +34,7 @@ func (d *Dispatcher) wait(end time.Time) {
 	select {
 	case <-timer.C:
 	case <-d.wake:
-	case <-d.stop:
+	case <-d.serving.Done():
 	}
 	d.mu.Lock()
 	d.waiting = false
@@ -55,16 +55,16 @@ func (d *Dispatcher) nextAsk(now, end time.Time) time.Time {
 		for _, l := range g.lines {
 			switch {
 			case l.nudged != "":
-				sooner(later(now, l.until, d.silence.until))
+				sooner(later(now, l.Until, d.silence.Until))
 			case l.empty:
 				empty = true
 			default:
-				sooner(later(l.next, l.until, d.silence.until))
+				sooner(later(l.next, l.Until, d.silence.Until))
 			}
 		}
 	}
 	if empty {
-		sooner(later(d.emptyAt, d.silence.until))
+		sooner(later(d.emptyAt, d.silence.Until))
 	}
 	return next
 }
@@ -119,8 +119,7 @@ func (d *Dispatcher) listenTo(queues []string) {
 		}
 		d.mu.Unlock()
 		if err == nil && line != "" && !waiting {
-			// All slots are taken by now: it is for another server.
-			d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
+			d.nudgeAnother(queue, line) // all slots are taken by now
 		}
 	})
 }
@@ -163,8 +162,13 @@ func (d *Dispatcher) Nudge(queue, line string) {
 	}
 	d.mu.Unlock()
 	if !waiting {
-		d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
+		d.nudgeAnother(queue, line)
 	}
+}
+
+// nudgeAnother has another server ask a line now.
+func (d *Dispatcher) nudgeAnother(queue, line string) {
+	d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
 }
 
 // passOnLater arranges that others keep the appointments of a server without a free slot. The lock

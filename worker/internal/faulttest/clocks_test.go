@@ -98,8 +98,8 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 		shift(9)
 	case keys == 1 && number && len(args) == 7: // due
 		shift(5)
-	case keys == 1 && number && from == "asynq:{default}:scheduled": // rescore
-		for i := 8; i < len(args); i += 3 {
+	case keys == 2 && from == "asynq:{default}:pending" && len(args) > 8: // arrange
+		for i := 10; i < len(args); i += 5 {
 			shift(i)
 		}
 	case keys == 3 && fmt.Sprint(args[4]) == "asynq:{default}:scheduled": // forward

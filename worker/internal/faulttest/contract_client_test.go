@@ -48,7 +48,7 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	recorder.wantCalls(t, callsOfAsynqsClient, " - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
-		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? activate.lua: as enqueue does?")
+		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? arrange.lua: as enqueue does?")
 }
 
 // What the client's hook recognises joins a line, and what it does not goes through: of the calls

@@ -10,23 +10,35 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-const (
-	// probeTimeout bounds each call while the limiter is silent.
-	probeTimeout = 250 * time.Millisecond
+// probeTimeout bounds each call while the limiter is silent.
+const probeTimeout = 250 * time.Millisecond
 
-	// Pauses between probes of a silent limiter. They double.
-	probePauseMin = 100 * time.Millisecond
-	probePauseMax = time.Second
+// Pauses before a limiter that failed is asked again. They double.
+const (
+	pauseMin = 100 * time.Millisecond
+	pauseMax = time.Second
 )
+
+// A Backoff is how long nobody asks what has failed.
+type Backoff struct {
+	Failed bool
+	Until  time.Time
+	pause  time.Duration
+}
+
+// Fail notes one more failure.
+func (b *Backoff) Fail(now time.Time) {
+	b.Failed = true
+	b.pause = min(max(2*b.pause, pauseMin), pauseMax)
+	b.Until = now.Add(b.pause)
+}
 
 // A Silence keeps callers from waiting for a limiter that does not answer. The first callers wait
 // for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
 // once. Its zero value is ready.
 type Silence struct {
-	mu    sync.Mutex
-	began bool
-	pause time.Duration
-	until time.Time // when the next caller may ask
+	mu      sync.Mutex
+	backoff Backoff
 }
 
 var errSilent = fmt.Errorf("%w: it did not answer a moment ago", throttle.ErrUnavailable)
@@ -55,14 +67,14 @@ func (s *Silence) Bound(ctx context.Context, timeout time.Duration, ask func(con
 func (s *Silence) begin(now time.Time, timeout time.Duration) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.began {
+	if !s.backoff.Failed {
 		return timeout, true
 	}
-	if now.Before(s.until) {
+	if now.Before(s.backoff.Until) {
 		return 0, false
 	}
 	timeout = min(timeout, probeTimeout)
-	s.until = now.Add(timeout) // others do not ask meanwhile
+	s.backoff.Until = now.Add(timeout) // others do not ask meanwhile
 	return timeout, true
 }
 
@@ -70,10 +82,9 @@ func (s *Silence) begin(now time.Time, timeout time.Duration) (time.Duration, bo
 func (s *Silence) end(now time.Time, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.began = silent; !silent {
-		s.pause = 0
-		return
+	if silent {
+		s.backoff.Fail(now)
+	} else {
+		s.backoff = Backoff{}
 	}
-	s.pause = min(max(2*s.pause, probePauseMin), probePauseMax)
-	s.until = now.Add(s.pause)
 }

@@ -9,7 +9,7 @@
 --                      waits in these queues
 --
 -- taken is a list of take.lua's reply, three or more values a ticket, with n, how many tickets, and
--- kept, the text of each for the record.
+-- kept, what the record of the take will say.
 
 local new_take
 do

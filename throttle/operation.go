@@ -135,8 +135,8 @@ func (o *operation) own() (own script.Own) {
 
 func (o *operation) place() *script.Place {
 	p := &script.Place{
-		Flow: o.flow(script.Escape(o.request.Ticket.Queue), o.request), Tenant: o.request.Tenant, Weight: o.weight(),
-		Front: o.request.Front,
+		Flow:   o.flow(script.Escape(o.request.Ticket.Queue), o.request),
+		Tenant: o.request.Tenant, Weight: o.weight(), Front: o.request.Front,
 	}
 	if o.request.Ticket != (Ticket{}) {
 		p.Key = o.request.Key

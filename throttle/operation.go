@@ -300,7 +300,5 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 }
 
 func (o *operation) scope(i int) ScopeValue {
-	n := len(o.scopes[i])
-	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)
-	return ScopeValue{Attributes: both[:n:n], Values: both[n:]}
+	return ScopeValue{Attributes: slices.Clone(o.scopes[i]), Values: slices.Clone(o.values[i])}
 }

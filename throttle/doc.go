@@ -3,13 +3,12 @@
 //
 // A Policy guards one resource by any number of windows. A Limiter is asked for capacity:
 // Limiter.Reserve returns at once, Limiter.Wait waits in line until the cost fits, and Limiter.Peek
-// changes nothing. What was granted is a Reservation, which can be cancelled, settled and held. It
-// also passes on what the called API says of its own limits.
+// changes nothing. What was granted is a Reservation, which can be cancelled, settled and held.
 //
 // Work that waits stands in the policy's Line: first come, first served for one tenant, fair
 // between tenants. Line.Join puts requests in line by their tickets. Line.Take takes those that fit
 // now, with their capacity.
 //
-// Times of decisions are by the clock of the Redis server, to the microsecond. The package knows
-// nothing of job queues: package worker puts it in front of asynq's handlers.
+// Times are by the clock of the Redis server. The package knows nothing of job queues: package
+// worker puts it in front of asynq's handlers.
 package throttle

@@ -120,7 +120,8 @@ func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, 
 	}
 	e.Place, e.Of, e.There, e.TenantsAhead = spot.Before+1, flows[0].Tickets, spot.There, spot.Flows
 	left := o.pauseLeft()
-	e.StartsAt, e.StartsAtMost = time.UnixMicro(a.Time).Add(left), time.UnixMicro(max(a.Time, a.Most)).Add(left)
+	e.StartsAt = time.UnixMicro(a.Time).Add(left)
+	e.StartsAtMost = time.UnixMicro(max(a.Time, a.Most)).Add(left)
 	e.StartsAtLeast = time.UnixMicro(max(min(a.Least, a.Time), a.At+left.Microseconds()))
 	switch {
 	case left > 0:

@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"reflect"
 	"time"
@@ -93,7 +94,9 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	l.logUnsuited(now, before)
 	for policy, tenants := range changed {
 		for _, cp := range l.policies.Load().byName[policy] {
-			l.retune(cp, tenants)
+			if cp.serves.Load() { // else those refresh the tickets that take them
+				go l.refreshOr(context.Background(), cp, tenants, time.Now())
+			}
 		}
 	}
 }

@@ -291,7 +291,8 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 	if l.tenants != nil {
 		found, ok, err := l.tenants(ctx, cp.Name, name)
 		if err != nil {
-			return tenantNow{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
+			return tenantNow{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w",
+				cp.Name, quote.Short(name), err)
 		}
 		if ok {
 			t = found.withDefaults()

@@ -243,7 +243,8 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 		}
 		r := o.request
 		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(script.Escape(r.Ticket.Queue), r), Cost: cp.costsText(r), Decision: d, policy: cp,
+			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(script.Escape(r.Ticket.Queue), r),
+			Cost: cp.costsText(r), Decision: d, policy: cp,
 		}
 	}
 	return tickets, nil

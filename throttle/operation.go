@@ -135,8 +135,8 @@ func (o *operation) own() (own script.Own) {
 
 func (o *operation) place() *script.Place {
 	p := &script.Place{
-		Flow: o.flow(script.Escape(o.request.Ticket.Queue), o.request), Tenant: o.request.Tenant, Weight: o.weight(),
-		Front: o.request.Front,
+		Flow:   o.flow(script.Escape(o.request.Ticket.Queue), o.request),
+		Tenant: o.request.Tenant, Weight: o.weight(), Front: o.request.Front,
 	}
 	if o.request.Ticket != (Ticket{}) {
 		p.Key = o.request.Key
@@ -300,7 +300,5 @@ func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool
 }
 
 func (o *operation) scope(i int) ScopeValue {
-	n := len(o.scopes[i])
-	both := append(append(make([]string, 0, 2*n), o.scopes[i]...), o.values[i]...)
-	return ScopeValue{Attributes: both[:n:n], Values: both[n:]}
+	return ScopeValue{Attributes: slices.Clone(o.scopes[i]), Values: slices.Clone(o.values[i])}
 }

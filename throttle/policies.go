@@ -146,15 +146,17 @@ func checkOverlaps(policies []Policy) error {
 	}
 	overlaps, err := glob.Overlaps(lists)
 	if alike, ok := errors.AsType[*glob.TooAlikeError](err); ok {
-		return &PolicyError{Policy: policies[alike.List].Name, Field: "match", Value: alike.Globs, Hint: alike.Hint()}
+		name := policies[alike.List].Name
+		return &PolicyError{Policy: name, Field: "match", Value: alike.Globs, Hint: alike.Hint()}
 	}
 	if len(overlaps) == 0 {
 		return nil
 	}
 	o := overlaps[0]
 	first, second := policies[o.First], policies[o.Second]
-	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: fmt.Sprintf(
-		"must not match a task type that policy %q matches too, by %q", first.Name, first.Match[o.FirstGlob])}
+	hint := fmt.Sprintf("must not match a task type that policy %q matches too, by %q",
+		first.Name, first.Match[o.FirstGlob])
+	return &PolicyError{Policy: second.Name, Field: "match", Value: second.Match[o.SecondGlob], Hint: hint}
 }
 
 // inherit takes over the state that the policies of a line share, and makes it for new lines.

@@ -28,28 +28,16 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	if next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, math.MaxInt64) {
 		return
 	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refreshTimeout)
-		defer cancel()
-		if err := l.refresh(ctx, cp, nil); err != nil {
-			cp.refreshAt.Store(now.Add(refreshAgain).UnixNano())
-		}
-	}()
+	go l.refreshOr(context.WithoutCancel(ctx), cp, nil, now.Add(refreshAgain))
 }
 
-// retune refreshes the tickets of some tenants, if this process takes from their line. Otherwise
-// those do that take. After an error the next take refreshes all.
-func (l *Limiter) retune(cp *compiledPolicy, tenants map[string]bool) {
-	if !cp.serves.Load() {
-		return
+// refreshOr refreshes, or after an error has a take from a time on refresh all.
+func (l *Limiter) refreshOr(ctx context.Context, cp *compiledPolicy, only map[string]bool, again time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	if err := l.refresh(ctx, cp, only); err != nil {
+		cp.refreshAt.Store(again.UnixNano())
 	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), refreshTimeout)
-		defer cancel()
-		if err := l.refresh(ctx, cp, tenants); err != nil {
-			cp.refreshAt.Store(0)
-		}
-	}()
 }
 
 // refresh applies the present settings of tenants to the tickets in line: of some tenants, or with

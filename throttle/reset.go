@@ -16,16 +16,13 @@ import (
 // call, unless the windows count by the tenant alone, or by nothing. If it fails or ctx ends, some
 // counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
-	shards := l.policies.Load().byName[policy]
-	if tenant != "" {
-		cp, err := l.find(policy, tenant)
-		if err != nil {
-			return 0, err
-		}
-		shards = []*compiledPolicy{cp}
-	} else if shards == nil {
-		_, err := l.find(policy, "")
+	cp, err := l.find(policy, tenant)
+	if err != nil {
 		return 0, err
+	}
+	shards := []*compiledPolicy{cp}
+	if tenant == "" {
+		shards = l.policies.Load().byName[policy]
 	}
 	n := 0
 	for _, cp := range shards {

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -73,7 +74,8 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 		ticket := cp.taken(t)
 		ticket.Decision.Reservation.limiter = l
 		if cp.Shards > 1 {
-			ticket.Weight = l.weight(ctx, cp, t.Tenant)
+			tenant, _ := l.tenant(ctx, cp, t.Tenant)
+			ticket.Weight = cmp.Or(tenant.Weight, 1)
 		}
 		if slices.Contains(o.Queues, t.Queue) {
 			taken.Tickets = append(taken.Tickets, ticket)
@@ -89,14 +91,6 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	}
 	l.maintain(ctx, cp, taken.Next)
 	return taken, nil
-}
-
-func (l *Limiter) weight(ctx context.Context, cp *compiledPolicy, tenant string) float64 {
-	t, err := l.tenant(ctx, cp, tenant)
-	if err != nil || t.Weight <= 0 {
-		return 1
-	}
-	return t.Weight
 }
 
 func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {

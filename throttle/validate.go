@@ -138,7 +138,8 @@ func (w Window) invalid() (field string, value any, hint string) {
 	case w.Limit < 1 || w.Limit > MaxLimit:
 		return "limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
 	}
-	timed, notFor := a.Has(algorithm.OptionPeriod), `is not for windows with "algorithm: `+string(w.Algorithm)+`"`
+	timed := a.Has(algorithm.OptionPeriod)
+	notFor := `is not for windows with "algorithm: ` + string(w.Algorithm) + `"`
 	switch {
 	case !timed && w.Period != 0:
 		return "period", w.Period, notFor

@@ -207,8 +207,9 @@ func (s *Store) change(ctx context.Context, field, value string, ttl time.Durati
 	}
 	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
 	entry, _ := json.Marshal(c)                // strings only
-	reply, err := changeScript.Run(ctx, s.client, []string{s.key("state"), s.key("log")}, field, value, ttl.Microseconds(),
-		version, rand.Text()[:8], MaxInForce, entry, MaxChanges, s.key("changed")).Int64Slice()
+	keys := []string{s.key("state"), s.key("log")}
+	reply, err := changeScript.Run(ctx, s.client, keys, field, value, ttl.Microseconds(), version,
+		rand.Text()[:8], MaxInForce, entry, MaxChanges, s.key("changed")).Int64Slice()
 	if err != nil {
 		return 0, fmt.Errorf("control: making a change: %w", err)
 	}

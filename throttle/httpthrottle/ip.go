@@ -19,7 +19,8 @@ func ClientIP(r *http.Request, trusted []netip.Prefix, ipv6Bits int) string {
 		return "local"
 	}
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(hops) - 1; i >= 0 && slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(ip) }); i-- {
+	isTrusted := func(p netip.Prefix) bool { return p.Contains(ip) }
+	for i := len(hops) - 1; i >= 0 && slices.ContainsFunc(trusted, isTrusted); i-- {
 		hop, ok := parseIP(strings.TrimSpace(hops[i]))
 		if !ok {
 			break // the proxy that wrote this is the last address known

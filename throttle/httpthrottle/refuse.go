@@ -26,8 +26,8 @@ func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	case errors.As(err, new(*throttle.NeverFitsError)):
 		http.Error(w, "more than is ever served at once", http.StatusRequestEntityTooLarge)
-	case errors.As(err, &wrong) && (wrong.Field == throttle.TenantAttribute || strings.HasPrefix(wrong.Field, "attribute ")):
-		// The client chose the value. Costs are the server's.
+	case errors.As(err, &wrong) && // the client chose the value; costs are the server's
+		(wrong.Field == throttle.TenantAttribute || strings.HasPrefix(wrong.Field, "attribute ")):
 		g.invalid.log(func(n int) {
 			g.Logger.Warn("httpthrottle: requests were refused that no window can count", "policy", g.Policy, "requests", n, "last", err)
 		})

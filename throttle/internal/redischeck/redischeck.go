@@ -37,9 +37,7 @@ func Findings(ctx context.Context, client redis.UniversalClient) ([]string, erro
 		err = c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
 			return check(ctx, node, node.Options().Addr)
 		})
-		if err == nil {
-			findings = append(findings, checkTags(ctx, c)...)
-		}
+		findings = append(findings, checkTags(ctx, c)...)
 	case *redis.Client:
 		err = check(ctx, c, c.Options().Addr)
 	default:
@@ -86,7 +84,8 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	}
 	var major, minor int
 	version := info["redis_version"]
-	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 2) {
+	n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor)
+	if n == 2 && (major < 6 || major == 6 && minor < 2) {
 		find("it is Redis %s: must be 6.2 or newer", version)
 	}
 	if policy := info["maxmemory_policy"]; policy != "" && policy != "noeviction" {

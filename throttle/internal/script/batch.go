@@ -61,6 +61,7 @@ type batch struct {
 	items   []item
 }
 
+// NewBatcher returns a batcher of one policy name.
 func (r *Runner) NewBatcher() *Batcher { return &Batcher{decide: r.decide} }
 
 // batch returns how many requests a call may have.

@@ -54,18 +54,6 @@ type PauseAnswer struct {
 	Tenant      string // the one that was refused
 }
 
-// readOrigin reads "TENANT:CAUSE:BY:HAND:AT".
-func (p *PauseAnswer) readOrigin(text string) (ok bool) {
-	parts := strings.Split(text, ":")
-	if len(parts) != 5 {
-		return false
-	}
-	p.Tenant, p.Cause, p.By, p.ByHand = Unescape(parts[0]), Unescape(parts[1]), Unescape(parts[2]), parts[3] == "h"
-	var err error
-	p.At, err = strconv.ParseInt(parts[4], 10, 64)
-	return err == nil
-}
-
 // An AdaptedAnswer is what refusals by the upstream made of a window's rate. It is zero if it is
 // the published one.
 type AdaptedAnswer struct {
@@ -160,8 +148,8 @@ func next[T any](r *reader) (value T) {
 	return value
 }
 
-// upstream reads "UNTIL OPEN ORIGIN;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either part of which
-// may be empty, or nothing.
+// upstream reads "UNTIL OPEN TENANT:CAUSE:BY:HAND:AT;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either
+// part of which may be empty, or nothing.
 func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	text := r.text()
 	if text == "" {
@@ -170,26 +158,28 @@ func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
 	pause, adapted, ok := strings.Cut(text, ";")
 	r.bad = r.bad || !ok
 	if pause != "" {
-		i := strings.LastIndexByte(pause, ' ')
-		n := r.integers(pause[:max(i, 0)], 2)
-		p = PauseAnswer{Until: n[0], Open: n[1]}
-		r.bad = !p.readOrigin(pause[i+1:]) || r.bad
+		f := strings.Split(strings.ReplaceAll(pause, " ", ":"), ":")
+		if len(f) != 7 {
+			r.bad = true
+			return p, a
+		}
+		n := r.integers(3, f[0], f[1], f[6])
+		p = PauseAnswer{
+			Until: n[0], Open: n[1], At: n[2], Tenant: Unescape(f[2]), Cause: Unescape(f[3]),
+			By: Unescape(f[4]), ByHand: f[5] == "h",
+		}
 	}
 	if adapted != "" {
-		n := r.integers(adapted, 6)
+		n := r.integers(6, strings.Split(adapted, " ")...)
 		a = AdaptedAnswer{n[0], n[1], n[2], n[3], n[4], n[5]}
 	}
 	return p, a
 }
 
-func (r *reader) integers(text string, n int) []int64 {
+func (r *reader) integers(n int, words ...string) []int64 {
 	numbers := make([]int64, n)
-	words := strings.Split(text, " ")
-	if len(words) != n {
-		r.bad = true
-		return numbers
-	}
-	for i, word := range words {
+	r.bad = r.bad || len(words) != n
+	for i, word := range words[:min(n, len(words))] {
 		var err error
 		numbers[i], err = strconv.ParseInt(word, 10, 64)
 		r.bad = r.bad || err != nil

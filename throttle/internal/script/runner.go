@@ -2,8 +2,6 @@ package script
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -46,11 +44,7 @@ func NewRunner(client redis.UniversalClient, prefix string, now func() int64) *R
 func (r *Runner) Client() redis.UniversalClient { return r.client }
 
 // NewID returns 16 random hex digits.
-func NewID() string {
-	var id [8]byte
-	binary.BigEndian.PutUint64(id[:], rand.Uint64())
-	return hex.EncodeToString(id[:])
-}
+func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
 func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
 	args := p.header(r.now(), r.process, seq, len(requests)*p.size())

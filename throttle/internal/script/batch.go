@@ -204,8 +204,8 @@ func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late boo
 		case a.gone:
 			// What an idempotency key got before may belong to another call.
 			r, status := it.request, answers[i].Status
-			if errs[i] == nil && (r.Op == Reserve || r.Op == Exempt) &&
-				(status == Granted || status == GrantedBefore && r.Once == "") {
+			takes := r.Op == Reserve || r.Op == Exempt || r.Op == Observe
+			if errs[i] == nil && takes && (status == Granted || status == GrantedBefore && r.Once == "") {
 				b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
 					Op: Cancel, ID: r.ID, At: answers[i].At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
 				}})

@@ -135,7 +135,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		}
 		synctest.Wait()
 		f.open() // they were granted, and it is cancelled
-		if !stays.done || stays.err != nil || stays.answers[0].At != 7 {
+		if !stays.done || stays.err != nil || stays.answers[0].At != 8 {
 			t.Errorf("the caller that stayed got %+v, %v", stays.answers, stays.err)
 		}
 		next := ask(t, b, p, reserveAs("next"))

@@ -87,6 +87,19 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 	})
 }
 
+// A take acknowledges the one before, also if it gets nothing: nobody looks for its tickets later.
+func TestAnEmptyTakeAcknowledges(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+		sc.joins("a1", "a2")
+		sc.takes("a1")
+		sc.takes()
+		if n := client.ZCard(t.Context(), "sluice:{p}:k").Val(); n != 0 {
+			t.Errorf("%d processes have to acknowledge a take", n)
+		}
+	})
+}
+
 // The reply to a put-back is lost. Its caller repeats it after the ticket was taken again, or had
 // been refunded: that changes nothing.
 func TestALatePutBackIsIgnored(t *testing.T) {

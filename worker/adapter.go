@@ -160,7 +160,7 @@ func copyOf(c redis.UniversalClient) redis.UniversalClient {
 // hook puts our hook into the client of the server's connection.
 func (ad *Adapter) hook(client redis.UniversalClient) {
 	ad.asynq.Store(asynqredis.New(client))
-	client.AddHook(&hook{ad})
+	client.AddHook(&hook{adapter: ad})
 }
 
 // UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it

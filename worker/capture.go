@@ -24,13 +24,7 @@ var (
 
 // capture is the hook in a client's connection that keeps asynq's calls from being sent, and adds
 // headers to tasks, if the context says so: only asynq's client knows how a task becomes a message.
-type capture struct{}
-
-func (capture) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (capture) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next // asynq's client enqueues nothing in a pipeline
-}
+type capture struct{ singleCalls }
 
 func (capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {

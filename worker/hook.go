@@ -33,12 +33,18 @@ func (h hooked) MakeRedisClient() any {
 // A hook stands between asynq's server and its Redis. It answers the calls by which asynq asks for
 // work, dequeue and forward. It requeues a denied task when asynq makes a call that ends it
 // (denial.go).
-type hook struct{ adapter *Adapter }
+type hook struct {
+	singleCalls
+	adapter *Adapter
+}
 
-func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
+// singleCalls lets through what is no single call. Asynq moves no task in a pipeline.
+type singleCalls struct{}
 
-func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next // asynq's server moves no task in a pipeline
+func (singleCalls) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (singleCalls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

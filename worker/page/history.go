@@ -3,6 +3,7 @@ package page
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -88,7 +89,7 @@ type chart struct {
 // charts returns those of a policy, or none if there is too little to show.
 func (h *history) charts(policy string, now time.Time) []chart {
 	h.mu.Lock()
-	samples := append([]sample(nil), h.samples[policy]...)
+	samples := slices.Clone(h.samples[policy])
 	h.mu.Unlock()
 	if len(samples) < 2 {
 		return nil

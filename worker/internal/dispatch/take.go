@@ -95,14 +95,17 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 }
 
 // emptyOne returns, if it is time to ask one of the empty lines, that for which this was done
-// longest ago. The lock is held.
+// longest ago, and of several the first by name. The lock is held.
 func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 	if now.Before(d.emptyAt) {
 		return nil
 	}
 	for _, g := range d.groups {
 		for _, l := range g.lines {
-			if l.empty && !now.Before(l.Until) && (one == nil || l.retried.Before(one.retried)) {
+			if !l.empty || now.Before(l.Until) {
+				continue
+			}
+			if one == nil || cmp.Or(l.retried.Compare(one.retried), strings.Compare(l.name, one.name)) < 0 {
 				one = l
 			}
 		}

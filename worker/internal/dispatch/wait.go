@@ -1,7 +1,9 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -89,15 +91,12 @@ func (d *Dispatcher) listen() {
 		}
 	}
 	d.mu.Unlock()
-	if len(all) == 0 {
-		return
-	}
+	together := 1
 	if d.Asynq.OneSlot() {
-		d.listenTo(all)
-		return
+		together = max(1, len(all))
 	}
-	for _, queue := range all {
-		d.listenTo([]string{queue})
+	for queues := range slices.Chunk(all, together) {
+		d.listenTo(queues)
 	}
 }
 
@@ -202,10 +201,7 @@ func (d *Dispatcher) passOnAppointments() {
 				}
 				continue
 			}
-			queue := l.nudged
-			if queue == "" {
-				queue = g.queues[0]
-			}
+			queue := cmp.Or(l.nudged, g.queues[0])
 			l.passed, l.nudged = now, ""
 			nudges[queue] = append(nudges[queue], l.name)
 		}

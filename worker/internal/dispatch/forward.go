@@ -130,6 +130,7 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
 		d.Failed(line, unavailable(err))
+		d.Expect(line, queue, 0) // the tickets may be in line all the same
 	}
 	for i, j := range all {
 		task := asynqredis.Waiting{ID: j.Request.Ticket.ID, JoinKey: j.Request.Key}

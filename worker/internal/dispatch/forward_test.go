@@ -145,6 +145,37 @@ func (awayLine) Join(context.Context, []throttle.Request) ([]throttle.Place, err
 
 func (away) Lines() []string { return nil }
 
+// The reply to a join is lost. The ticket may be in line all the same: the line is asked.
+func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
+		c.Poll = time.Hour
+		c.Limiter = unheard{c.Limiter}
+	}, func(b *bench) {
+		b.want("next", b.next(), "none")
+		b.want("next", b.next(), "none") // the next look at an empty line is in five seconds
+		b.later("a", time.Second)
+		time.Sleep(2 * time.Second)
+		b.want("forwarded", b.forward(false), 1)
+		begun := time.Now()
+		b.want("next", b.next(), "a")
+		if took := time.Since(begun); took > 100*time.Millisecond {
+			t.Errorf("it started after %v", took)
+		}
+	})
+}
+
+// unheard is a limiter whose replies to joins are lost.
+type unheard struct{ dispatch.Limiter }
+
+func (u unheard) Line(policy string) dispatch.Line { return unheardLine{u.Limiter.Line(policy)} }
+
+type unheardLine struct{ dispatch.Line }
+
+func (u unheardLine) Join(ctx context.Context, requests []throttle.Request) ([]throttle.Place, error) {
+	_, err := u.Line.Join(ctx, requests)
+	return nil, errors.Join(throttle.ErrUnavailable, err)
+}
+
 // One ticket whose tenant cannot be looked up holds up no others.
 func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {

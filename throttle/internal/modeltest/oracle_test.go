@@ -248,6 +248,9 @@ func sequence(t *rapid.T, client *redis.Client) {
 				}
 				step = -rapid.Int64Range(0, 100e6).Draw(t, "us")
 			}
+			if c.US.Load()+step > 1<<52 {
+				t.Skip("the year is 2112: in 2255 doubles do not hold every microsecond")
+			}
 			c.US.Add(step)
 		},
 	}

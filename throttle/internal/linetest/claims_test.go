@@ -64,6 +64,8 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 		w, k := waited.Load(), taken.Load()
 		stop()
 		group.Wait()
+		// Half is 75. A waiter that comes back late leaves its turn to the queue: up to two of five turns,
+		// on a busy machine.
 		if w < 45 || k < 45 {
 			t.Errorf("waiters got %d, the queue %d", w, k)
 		}
@@ -85,7 +87,7 @@ func TestWaitersShareByWeight(t *testing.T) {
 		gotA, gotB := a.Load(), b.Load()
 		stop()
 		group.Wait()
-		if ratio := float64(gotA) / float64(gotB); ratio < 2.2 || ratio > 3.8 {
+		if off := gotB - (gotA+gotB)/4; off < -8 || off > 8 { // all of one tenant's waiters may come first
 			t.Errorf("weights 3 to 1 got %d and %d", gotA, gotB)
 		}
 	})

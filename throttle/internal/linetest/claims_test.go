@@ -64,8 +64,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 		w, k := waited.Load(), taken.Load()
 		stop()
 		group.Wait()
-		// Half is 75. A waiter that comes back late leaves its turn to the queue: up to two of five turns,
-		// on a busy machine.
+		// By judgement: half is 75, and waiters that come back late leave turns to the queue.
 		if w < 45 || k < 45 {
 			t.Errorf("waiters got %d, the queue %d", w, k)
 		}

@@ -151,7 +151,7 @@ func TestShareOfABatch(t *testing.T) {
 				sc.c.US.Add(taken.Next.Microseconds())
 			}
 			t.Logf("%s: %v", name, units)
-			// What is owed is paid in whole tickets: two of them, of 400 units, and six units where takes end.
+			// By judgement: two tickets and six units of 400, as what is owed is paid in whole tickets.
 			if got := float64(units[throttle.Batch]) / float64(units[throttle.Live]+units[throttle.Batch]); got < 0.085-float64(c.cost)/200 || got > 0.115+float64(c.cost)/200 {
 				t.Errorf("%s: the batch got %.3f of %v, want 0.1", name, got, units)
 			}

@@ -99,7 +99,7 @@ func TestPlansComeTrue(t *testing.T) {
 							whole = last[tenant]
 						}
 					}
-					// A tenth, and five that start around the end of the ten seconds.
+					// By judgement: a tenth, and five.
 					if !plan.Known || off(plan.Last, whole) || plan.Window == "" || math.Abs(float64(plan.By-by)) > 0.1*float64(by)+5 {
 						t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(limitertest.At(3*h)), by)
 					}

@@ -260,7 +260,7 @@ func TestDeletedTasksLeaveTheLine(t *testing.T) {
 		}
 		s.Serve(s.Ok, l.Watch, sitetest.Quick, s.Apart)
 		s.SleepUntil(l, 140, 20*time.Second)
-		// Of seven seconds of work half a second may go to looks at deleted tasks.
+		// By judgement: half a second of seven may go to looks at deleted tasks.
 		if u := l.Utilization(20, time.Second); u < 0.93 {
 			t.Errorf("utilization %.3f", u)
 		} else {

@@ -37,6 +37,7 @@ func engineScenarios() []scenario {
 		{"idle-system", "one task now and then that fits at once, default settings; time from enqueue to start", engineIdleSystem},
 		{"idle-server", "Sluice against plain asynq: Redis commands of an idle server, default settings", engineIdleServer},
 		{"servers", "many idle servers at one slow line; their takes, time to start", engineServers},
+		{"bursts", "the same at a fast line that goes in bursts", engineBursts},
 		{"earliest-reset", "requeue: earliest-reset, default settings; time from the reset to the start", engineReset},
 		{"slots", "handler slots bind and no limit does: one tenant's backlog, then 100 tasks of each of nine; their shares", engineSlots},
 		{"reserve", "Reserve of two exact windows against one call of redis_rate: 64 goroutines", engineReserve},

@@ -6,10 +6,13 @@ import (
 	"math"
 	"time"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
 )
 
-// engineServers: many servers with one line that moves slowly.
+// engineServers: many servers, idle but for one line.
 func engineServers(ctx context.Context, o scenarioOptions) []figure {
 	servers, rates := []int{1, 10}, []int{20, 500}
 	if o.full {
@@ -22,24 +25,44 @@ func engineServers(ctx context.Context, o scenarioOptions) []figure {
 		for _, limit := range rates {
 			for _, n := range servers {
 				o.say("round %d of %d: %d servers beside %d per second", round+1, o.rounds, n, limit)
-				figures := s.besideOneLine(ctx, n, limit, take)
-				all = append(all, figures...)
+				all = append(all, s.besideOneLine(ctx, n, limit, take, false)...)
 			}
 		}
 		return all
 	})
 }
 
-func (s *site) besideOneLine(ctx context.Context, servers, limit int, take string) []figure {
+// engineBursts: the same beside a backlog that begins with all units free. Servers take these as fast
+// as they can, and so what fits a period later.
+func engineBursts(ctx context.Context, o scenarioOptions) []figure {
+	s := newSite(o)
+	take := takeScript(ctx, s.addr())
+	return medians(o.rounds, func(round int) (all []figure) {
+		for _, n := range []int{1, 10, 50, 200} {
+			o.say("round %d of %d: %d servers", round+1, o.rounds, n)
+			all = append(all, s.besideOneLine(ctx, n, 2000, take, true)...)
+		}
+		return all
+	})
+}
+
+// besideOneLine has servers with ten slots each drain a line of a shared window, evenly or in bursts.
+func (s *site) besideOneLine(ctx context.Context, servers, limit int, take string, bursts bool) []figure {
 	r := rate{limit, time.Second}
 	policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("shared", int64(limit), r.period)}}
-	n := limit * (1 + s.o.of(3, 8))
-	ours := s.drainOurs(ctx, crew{policy: &policy, servers: servers, slots: 10}, tasks(n, 10))
-	// While a backlog waits, and after the first rush: servers connect during it, and fill the second
-	// period as fast as they can, too.
-	const rush = 2
+	// Servers connect and the first units are taken, one by one. Then the other tasks are enqueued,
+	// which takes Redis up to two seconds. After these a backlog waits.
+	const before = 4
+	n := limit * (before + s.o.of(3, 8))
+	c := crew{policy: &policy, servers: servers, slots: 10}
+	var ours *drained
+	if bursts {
+		ours = s.drainOurs(ctx, c, tasks(n, 10))
+	} else {
+		ours = s.drainEvenly(ctx, c, tasks(n, 10), r)
+	}
 	granted := byGrant(ours.starts)
-	from, to := granted[rush*limit].granted, granted[n-1].granted
+	from, to := granted[before*limit].granted, granted[n-1].granted
 	takes, vain := 0., 0.
 	for _, log := range ours.calls {
 		for _, call := range log.of(take) {
@@ -55,9 +78,38 @@ func (s *site) besideOneLine(ctx context.Context, servers, limit int, take strin
 	seconds := to.Sub(from).Seconds()
 	taken, _ := r.fits(ours.starts)
 	name := fmt.Sprintf("%d per second, %d servers: ", limit, servers)
+	late := figure{Name: name + "fits to taken p99", Value: milliseconds(quantile(taken[(before-1)*limit:], 0.99)), Unit: "ms"}
+	if !bursts { // in a burst no slot is free
+		late.AtMost = new(20.)
+	}
 	return []figure{
 		{Name: name + "takes a second", Value: math.Round(takes / seconds), AtMost: new(250.)},
 		{Name: name + "takes a second that found nothing", Value: math.Round(vain / seconds)},
-		{Name: name + "fits to taken p99", Value: milliseconds(quantile(taken[(rush-1)*limit:], 0.99)), Unit: "ms", AtMost: new(20.)},
+		late,
 	}
+}
+
+// drainEvenly has a crew run as many tasks as fit in a period, enqueued one after the other in a
+// period, and then the others, enqueued as fast as it goes.
+func (s *site) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rate) *drained {
+	const pause = 5 * time.Millisecond
+	s.clear(ctx)
+	j := newJournal(len(all))
+	var shift shift
+	defer shift.end()
+	shift.start(c, s.addr(), j)
+	s.withOurClient(*c.policy, func(client *worker.Client) {
+		for begin, put := time.Now(), 0; put < r.limit; time.Sleep(pause) {
+			due := min(r.limit, int(time.Since(begin)*time.Duration(r.limit)/r.period))
+			inBatches(ctx, client, all[put:due])
+			put = due
+		}
+		inBatches(ctx, client, all[r.limit:])
+		j.await(ctx, s.o.say)
+	})
+	s.awaitDone(ctx)
+	shift.end()
+	starts := j.starts()
+	check(honest(starts, len(all), true))
+	return &drained{calls: shift.calls, starts: starts, wakes: j.wakes()}
 }

@@ -323,7 +323,7 @@ func TestAnAppointmentIsPassedOn(t *testing.T) {
 	})
 }
 
-// A take is acknowledged by the next, or after a second by a call of its own, once its tasks are
+// A take is acknowledged by the next, or after 2.5 s by a call of its own, once its tasks are
 // picked; so nobody puts its tickets back.
 func TestTakesAreAcknowledged(t *testing.T) {
 	inBubble(t, of(perHour(100)), nil, func(b *bench) {
@@ -331,17 +331,17 @@ func TestTakesAreAcknowledged(t *testing.T) {
 		b.want("ran", b.run(3), "[a b c]")
 		b.want("acknowledged", b.acked.Load(), 0)
 		for range 3 {
-			time.Sleep(2 * time.Second)
+			time.Sleep(3 * time.Second)
 			b.want("acknowledged", b.acked.Load(), 1)
 		}
 		b.wait("default", "d", "e")
 		b.breaks(picks(errLost), nil, nil)
 		b.Next(b.Context())
-		time.Sleep(2 * time.Second)
+		time.Sleep(3 * time.Second)
 		b.want("acknowledged, and not picked", b.acked.Load(), 1)
 		b.breaks(nil, nil, nil)
 		b.want("ran", b.run(2), "[d e]")
-		time.Sleep(2 * time.Second)
+		time.Sleep(3 * time.Second)
 		b.want("acknowledged", b.acked.Load(), 2)
 		time.Sleep(10 * time.Second)
 		b.want("in line", b.inLine(), "[]")

@@ -21,8 +21,9 @@ const (
 	// askAgain is when to ask a line again that had more to look at and found nothing.
 	askAgain = time.Millisecond
 
-	// acknowledgeAfter is when a take is acknowledged by a call of its own.
-	acknowledgeAfter = time.Second
+	// acknowledgeAfter is when a take is acknowledged by a call of its own: a server that has an
+	// appointment asks within 2 s, and after 5 s others put back what was taken.
+	acknowledgeAfter = 2500 * time.Millisecond
 )
 
 // A line is this server's view of a policy's line, for the queues of one group.

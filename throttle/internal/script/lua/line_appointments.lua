@@ -9,7 +9,7 @@
 --                                           expected to start at `time`
 --   next(q, now, time, own) -> time         when a server shall ask again if the next ticket may
 --                                           fit at `time`; own: its last appointment
---   latest(now) -> time                     when a server asks again if no such time is known
+--   latest(now) -> time                     when the next server asks if no such time is known
 --   took(q, now, n, full)                   notes that n tickets were taken; full: more fit, and the
 --                                           server had no more slots
 --   slot_at(q, now, flow, position) -> time when a slot is expected for a ticket behind so many of
@@ -19,9 +19,10 @@
 -- one did not, and `taken` counts those that were taken since then, in about a minute.
 
 local appointments = {
-  SPACING = 5000,   -- us between appointments
-  FORGET = 10000,   -- us after which an appointment that was not kept is forgotten
-  LATEST = 1000000, -- us until the latest appointment
+  SPACING = 7000,   -- us between appointments
+  FORGET = 14000,   -- us after which an appointment that was not kept is forgotten
+  LATEST = 1000000, -- us until the next server asks, at the latest
+  SPREAD = 2000000, -- us until the last of many servers asks
 }
 
 -- No server is woken if one asks by then.
@@ -37,8 +38,9 @@ function appointments.nudge(q, now, time)
 end
 
 function appointments.next(q, now, time, own)
-  local spacing = appointments.SPACING
   if time <= now then return now end
+  local spacing, latest = appointments.SPACING, now + appointments.SPREAD
+  time = min(time, appointments.latest(now))
   if q.last < now - appointments.FORGET or q.last == own or time < q.first then
     q.first, q.last = time, time
   else
@@ -46,10 +48,7 @@ function appointments.next(q, now, time, own)
     q.last = max(time, last + spacing)
     if q.last > last + spacing then q.first = q.last end
   end
-  if q.last > appointments.latest(now) then
-    q.last = appointments.latest(now)
-    q.first = min(q.first, q.last)
-  end
+  if q.last > latest then q.first, q.last = min(q.first, latest), latest end
   q.changed = true
   return q.last
 end

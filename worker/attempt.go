@@ -3,8 +3,6 @@ package worker
 import (
 	"context"
 	"crypto/rand"
-	"errors"
-	"reflect"
 	"sync"
 	"time"
 
@@ -37,7 +35,6 @@ type attempt struct {
 
 	denied *throttle.DeniedError  // the middleware's last answer, if that was a denial
 	ctx    context.Context        // of the handler; nil before the middleware
-	failed error                  // what asynq gave the ErrorHandler, if it is comparable
 	freed  bool                   // its slot is free again
 	late   *throttle.TooLateError // set if the task's deadline had passed when it was picked up
 	mark   string                 // of the join of a denied task; "" if it waits in no line
@@ -85,10 +82,9 @@ func (as *attempts) release(a *attempt) {
 	}
 }
 
-// enter notes that the middleware decides about the task, perhaps not for the first time. What it
-// decides is noted with the attempt that is returned, as the task may have been picked up again by
-// then. That is nil if the task was not picked up through our connection. The attempt's slot is
-// free when the context ends, as asynq may make no call then.
+// enter notes that the middleware decides about the task. What it decides is noted with the attempt
+// that is returned, as the task may have been picked up again by then. That is nil if the attempt
+// has ended. Its slot is free when the context ends, as asynq may make no call then.
 func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
@@ -96,14 +92,12 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref) *attempt {
 	if a == nil {
 		return nil
 	}
-	if a.ctx == nil {
-		context.AfterFunc(ctx, func() {
-			as.mu.Lock()
-			defer as.mu.Unlock()
-			as.release(a)
-		})
-	}
-	a.denied, a.mark, a.ctx = nil, "", ctx
+	context.AfterFunc(ctx, func() {
+		as.mu.Lock()
+		defer as.mu.Unlock()
+		as.release(a)
+	})
+	a.ctx = ctx
 	return a
 }
 
@@ -119,9 +113,6 @@ func (as *attempts) allow(a *attempt) { as.note(a, nil, "") }
 func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a == nil {
-		return
-	}
 	a.denied, a.mark = denied, mark
 	if denied != nil {
 		a.nonce = rand.Text()
@@ -145,43 +136,6 @@ func (as *attempts) get(ref asynqredis.Ref) (attempt, *attempt) {
 		return *a, a
 	}
 	return attempt{}, nil
-}
-
-// fail notes the error that asynq gives the ErrorHandler for a task, and returns the attempt as it
-// is now.
-func (as *attempts) fail(ref asynqredis.Ref, err error) attempt {
-	as.mu.Lock()
-	defer as.mu.Unlock()
-	a := as.byTask[ref]
-	if a == nil {
-		return attempt{}
-	}
-	a.failed = nil
-	if reflect.ValueOf(err).Comparable() {
-		a.failed = err
-	}
-	return *a
-}
-
-// deniedBy reports whether asynq gave the ErrorHandler this very error for a denied task, and for
-// no other. Of asynq's recoverer it knows nothing: that calls no ErrorHandler.
-func (as *attempts) deniedBy(err error) bool {
-	if err == nil || errors.Is(err, asynq.ErrLeaseExpired) || !reflect.ValueOf(err).Comparable() {
-		return false
-	}
-	as.mu.Lock()
-	defer as.mu.Unlock()
-	denied := false
-	for _, a := range as.byTask {
-		if a.failed != err {
-			continue
-		}
-		if a.denied == nil {
-			return false
-		}
-		denied = true
-	}
-	return denied
 }
 
 // end forgets the attempt, unless the task has been picked up again since, and frees its slot.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -89,7 +90,7 @@ func TestFaultsCostNothing(t *testing.T) {
 						t.Errorf("ran %d times", n)
 					}
 					s.WaitUsed(2)
-					waitForgotten(s, server.Adapter())
+					waitForgotten(s, server)
 					s.WantNobodyInLine()
 				})
 			})
@@ -98,9 +99,9 @@ func TestFaultsCostNothing(t *testing.T) {
 }
 
 // waitForgotten waits until no attempt is remembered. That of a denied task ends after its requeue.
-func waitForgotten(s *sitetest.Site, ad *worker.Adapter) {
+func waitForgotten(s *sitetest.Site, server *worker.Server) {
 	s.Helper()
-	s.Wait("no attempt is remembered", func() bool { return ad.Attempts() == 0 })
+	s.Wait("no attempt is remembered", func() bool { return server.Attempts() == 0 })
 }
 
 // However an attempt ends that was granted, what it was granted stays granted, once, the task fails
@@ -141,25 +142,30 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 			t.Errorf("ran %d times", n)
 		}
 		s.WaitUsed(4)
-		waitForgotten(s, server.Adapter())
+		waitForgotten(s, server)
 	})
+}
+
+// A process stood still, and asynq's recoverer has given the task away meanwhile.
+func TestATaskWhoseLeaseWasLostDoesNotRun(t *testing.T) {
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
+	err := s.Idle().Process(t.Context(), sitetest.AcmeTask(), s.Ok)
+	if err == nil || !strings.Contains(err.Error(), "lease was lost") || len(s.Runs()) != 0 {
+		t.Errorf("%v, ran %q", err, s.Runs())
+	}
 }
 
 // What the middleware says of an attempt whose lease was lost says nothing of the one in which the
 // task runs now.
 func TestAttemptsAreKeptApart(t *testing.T) {
 	s := sitetest.New(t, redis.NewClient(&redis.Options{}), sitetest.Policy(1, time.Hour))
-	_, ours := s.Configs()
-	ad, err := worker.NewAdapter(ours)
-	if err != nil {
-		t.Fatal(err)
-	}
-	denyOld := ad.Enter("a")
-	denyNew := ad.Enter("a")
-	if denyOld(); ad.Denied("a") {
+	server := s.Idle()
+	denyOld := server.Enter("a")
+	denyNew := server.Enter("a")
+	if denyOld(); server.Denied("a") {
 		t.Error("the new attempt is denied by the old one")
 	}
-	if denyNew(); !ad.Denied("a") {
+	if denyNew(); !server.Denied("a") {
 		t.Error("the new attempt is not denied")
 	}
 }
@@ -167,29 +173,27 @@ func TestAttemptsAreKeptApart(t *testing.T) {
 // A task that goes back at shutdown is not a denied one any more.
 func TestShutdownGivesTasksBack(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		theirs, ours := s.Configs()
-		theirs.ShutdownTimeout = time.Millisecond
-		ad, server, middleware := s.Adapted(theirs, ours)
 		s.Fill("denied")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("granted"), asynq.MaxRetry(0))
 		s.Enqueue(sitetest.Task("denied"), asynq.TaskID("denied"), asynq.MaxRetry(0))
 		stuck, denied := make(chan struct{}), make(chan struct{})
 		defer close(stuck)
-		handler := middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { <-stuck; return nil }))
-		if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			err := handler.ProcessTask(ctx, task)
-			close(denied)
-			<-stuck
-			return err
-		})); err != nil {
-			t.Fatal(err)
-		}
+		handler := func(context.Context, *asynq.Task) error { <-stuck; return nil }
+		server := s.Serve(handler, func(theirs *asynq.Config, ours *worker.Config) {
+			theirs.ShutdownTimeout = time.Millisecond
+			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+				if !d.Granted {
+					close(denied)
+					<-stuck
+				}
+			}
+		})
 		<-denied
 		s.WaitState(asynq.TaskStateActive, "granted", "denied")
 		server.Shutdown()
 		s.WaitState(asynq.TaskStatePending, "granted", "denied")
 		s.WantCounters(sitetest.Counters{})
-		waitForgotten(s, ad)
+		waitForgotten(s, server)
 	})
 }
 
@@ -197,36 +201,32 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
-		_, ours := s.Configs()
-		ad, err := worker.NewAdapter(ours)
-		if err != nil {
-			t.Fatal(err)
-		}
+		server := s.Idle()
 		running, stop := context.WithCancel(context.Background())
 		defer stop()
 		ended, end := context.WithCancel(running)
 		end()
-		ad.Attempt("before the middleware", nil)
-		ad.Attempt("running", running)
-		ad.Attempt("ended", ended)
+		server.Attempt("before the middleware", nil)
+		server.Attempt("running", running)
+		server.Attempt("ended", ended)
 		time.Sleep(worker.ForgetAfter - time.Minute)
-		ad.Attempt("new", nil)
-		if ad.Attempts() != 4 {
-			t.Errorf("%d attempts are remembered, want all 4", ad.Attempts())
+		server.Attempt("new", nil)
+		if server.Attempts() != 4 {
+			t.Errorf("%d attempts are remembered, want all 4", server.Attempts())
 		}
 		time.Sleep(2 * time.Minute)
-		endNew := ad.EndOf("new")
-		ad.Attempt("new", nil)
-		if ad.Attempts() != 2 {
-			t.Errorf("%d attempts are remembered, want the running and the new one", ad.Attempts())
+		endNew := server.EndOf("new")
+		server.Attempt("new", nil)
+		if server.Attempts() != 2 {
+			t.Errorf("%d attempts are remembered, want the running and the new one", server.Attempts())
 		}
 		endNew()
-		if ad.Attempts() != 2 {
+		if server.Attempts() != 2 {
 			t.Error("the end of an attempt was taken for that of the next one")
 		}
-		ad.EndOf("new")()
-		if ad.Attempts() != 1 {
-			t.Errorf("%d attempts are remembered, want the running one", ad.Attempts())
+		server.EndOf("new")()
+		if server.Attempts() != 1 {
+			t.Errorf("%d attempts are remembered, want the running one", server.Attempts())
 		}
 	})
 }

@@ -23,16 +23,8 @@ func (c *Client) Check(ctx context.Context) ([]string, error) {
 }
 
 // Check is Client.Check for a server.
-func (s *Server) Check(ctx context.Context) ([]string, error) { return s.adapter.Check(ctx) }
-
-// Check is Client.Check for a server that was made by the adapter. Without a connection of that it looks
-// at the limiter's Redis alone.
-func (ad *Adapter) Check(ctx context.Context) ([]string, error) {
-	asynq := ad.asynq.Load()
-	if asynq == nil {
-		return ad.config.Limiter.CheckRedis(ctx)
-	}
-	return check(ctx, ad.config.Limiter, asynq.Redis())
+func (s *Server) Check(ctx context.Context) ([]string, error) {
+	return check(ctx, s.config.Limiter, s.asynq.Redis())
 }
 
 func check(ctx context.Context, limiter *throttle.Limiter, asynq redis.UniversalClient) ([]string, error) {
@@ -63,7 +55,7 @@ func bothFailed(limiter, asynq error) error {
 func (c *Client) Ping() error { return ping(c.limiter, c.client.Ping) }
 
 // Ping is Client.Ping for a server.
-func (s *Server) Ping() error { return ping(s.adapter.config.Limiter, s.server.Ping) }
+func (s *Server) Ping() error { return ping(s.config.Limiter, s.server.Ping) }
 
 func ping(limiter *throttle.Limiter, asynq func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
@@ -75,16 +67,13 @@ func ping(limiter *throttle.Limiter, asynq func() error) error {
 	return bothFailed(limiter.Ping(ctx), failed)
 }
 
-// checkRedis logs, once, what is wrong with how the Redises of the limiter and of asynq are set up.
-// A Redis that does not answer is not checked.
-func (ad *Adapter) checkRedis() {
-	if ad.asynq.Load() == nil { // the server has a connection of its own, which the middleware reports
-		return
-	}
-	ctx, cancel := context.WithTimeout(ad.shutdownGrace, checkTimeout)
+// logCheck logs what is wrong with how the Redises of the limiter and of asynq are set up. A Redis
+// that does not answer is not checked.
+func (s *Server) logCheck() {
+	ctx, cancel := context.WithTimeout(s.shutdownGrace, checkTimeout)
 	defer cancel()
-	findings, _ := ad.Check(ctx)
+	findings, _ := s.Check(ctx)
 	for _, finding := range findings {
-		ad.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
+		s.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
 	}
 }

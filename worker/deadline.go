@@ -50,12 +50,12 @@ func missed(policy, tenant string, deadline, startsAt time.Time) *throttle.TooLa
 // deadline has passed asynq gives it to no middleware, but fails it at every attempt until its
 // retries are used up. That is right for a task that ran and failed. A task that only waited fails
 // once.
-func (ad *Adapter) missedDeadline(message asynqredis.Message, now time.Time) *throttle.TooLateError {
+func (s *Server) missedDeadline(message asynqredis.Message, now time.Time) *throttle.TooLateError {
 	deadline := message.Deadline()
 	if deadline.IsZero() || now.Before(deadline) {
 		return nil
 	}
-	policy, matched := ad.config.Limiter.Match(message.Type())
+	policy, matched := s.config.Limiter.Match(message.Type())
 	if !matched || message.LastError() != "" && !message.Denied() {
 		return nil
 	}
@@ -63,25 +63,25 @@ func (ad *Adapter) missedDeadline(message asynqredis.Message, now time.Time) *th
 }
 
 // leaveLate takes a task out of the line whose deadline had passed when it was picked up.
-func (ad *Adapter) leaveLate(ctx context.Context, task *asynq.Task, late *throttle.TooLateError) {
-	request, err := ad.identify.request(late.Decision.Policy, task)
+func (s *Server) leaveLate(ctx context.Context, task *asynq.Task, late *throttle.TooLateError) {
+	request, err := s.identify.request(late.Decision.Policy, task)
 	if err != nil {
 		return
 	}
 	late.Decision.Tenant = request.Tenant
 	ref := taskOf(ctx)
-	if identity, err := ad.asynq.Load().Identity(ctx); err == nil {
+	if identity, err := s.asynq.Identity(ctx); err == nil {
 		request.Ticket = throttle.Ticket{Queue: identity + "/" + ref.Queue, ID: ref.ID}
-		ad.leave(ctx, request)
+		s.leave(ctx, request)
 	}
 }
 
 // leave withdraws the request's ticket, if it has one.
-func (ad *Adapter) leave(ctx context.Context, r throttle.Request) {
+func (s *Server) leave(ctx context.Context, r throttle.Request) {
 	if r.Ticket == (throttle.Ticket{}) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_ = ad.config.Limiter.Line(ad.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
+	_ = s.config.Limiter.Line(s.lineOf(r)).Leave(ctx, r.Ticket) // else a take finds it gone
 }

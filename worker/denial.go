@@ -25,19 +25,17 @@ import (
 //	errors.Is(SkipRetry)  the error         nothing: asynq archives, or retries    -
 //	Config.IsFailure      the error         false                                  the error
 //	Config.RetryDelayFunc the error         0                                      the error
-//	its retry, archive,   the task          our requeue in place of asynq's call   the attempt
-//	done or complete call
+//	its retry or archive  the task          our requeue in place of asynq's call   the attempt
+//	call
 //
 // Only the last one moves the task, so only it has to be right: asynq archives a task without
-// retries before it asks whether its error was a failure, and a middleware around ours may have
-// swallowed the error. The hook in the server's connection finds the attempt by the task's ID. The
-// other answers keep the user's functions from being called for a denial.
+// retries before it asks whether its error was a failure. The hook in the server's connection finds
+// the attempt by the task's ID. The other answers keep the user's functions from being called for a
+// denial.
 //
-// IsFailure and RetryDelayFunc learn no task. They recognise a *throttle.DeniedError, and any other
-// error by identity: asynq gives them the value that it gave the ErrorHandler, which learns the
-// task. Should a failed task have the very same error value, such as a variable or
-// context.DeadlineExceeded, the user's functions are called. What they return about a denied task
-// has no effect.
+// IsFailure and RetryDelayFunc learn no task. If the task's time ran out while the limiter was asked,
+// asynq gives them the error of its context, and the user's functions are called. What they return
+// about a denied task has no effect.
 //
 // A waiting task whose deadline passes is archived by asynq's own call: see deadline.go.
 
@@ -64,49 +62,49 @@ var errOutOfTime = errors.New("worker: the task's time ran out before the limite
 // The denials.
 
 // deny returns the denial of a task that waits in line, or else for a time.
-func (ad *Adapter) deny(a *attempt, r throttle.Request, d throttle.Decision, otherwise time.Duration) error {
+func (s *Server) deny(a *attempt, r throttle.Request, d throttle.Decision, otherwise time.Duration) error {
 	if d.Queued {
-		return ad.waitInLine(a, r, d, nil)
+		return s.waitInLine(a, r, d, nil)
 	}
 	at := asynqredis.WholeSecond(time.Now().Add(otherwise))
-	return ad.attempts.deny(a, &throttle.DeniedError{Decision: d, Request: r, RetryAt: at}, "")
+	return s.attempts.deny(a, &throttle.DeniedError{Decision: d, Request: r, RetryAt: at}, "")
 }
 
 // waitInLine returns the denial of a task whose ticket is in line.
-func (ad *Adapter) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	ad.dispatcher().Expect(ad.lineOf(r), a.Queue, d.RetryIn)
-	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, ad.failsOpen(d.Policy))))
-	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, ad.mark(a))
+func (s *Server) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+	s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
+	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, s.failsOpen(d.Policy))))
+	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, s.mark(a))
 }
 
 // lineOf returns the name of the line in which a request waits.
-func (ad *Adapter) lineOf(r throttle.Request) string {
-	return ad.config.Limiter.LineOf(r.Policy, r.Tenant)
+func (s *Server) lineOf(r throttle.Request) string {
+	return s.config.Limiter.LineOf(r.Policy, r.Tenant)
 }
 
-func (ad *Adapter) failsOpen(policy string) bool {
-	p, _ := ad.config.Limiter.Lookup(policy)
+func (s *Server) failsOpen(policy string) bool {
+	p, _ := s.config.Limiter.Lookup(policy)
 	return p.Fail == throttle.FailOpen
 }
 
 // mark returns the mark by which the task of an attempt can be picked when its ticket is taken.
-func (ad *Adapter) mark(a *attempt) string {
-	return asynqredis.Mark(a.message.JoinKey(), time.Now(), ad.asynq.Load().Call())
+func (s *Server) mark(a *attempt) string {
+	return asynqredis.Mark(a.message.JoinKey(), time.Now(), s.asynq.Call())
 }
 
 // unavailable returns the denial of a task about which the limiter could not decide: it fails
 // closed. The task may have joined the line all the same.
-func (ad *Adapter) unavailable(a *attempt, r throttle.Request, cause error) error {
-	ad.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
-	ad.undecided(r, cause)
-	return ad.attempts.deny(a, newUnavailable(r, cause), ad.markIfJoining(a, r))
+func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
+	s.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
+	s.undecided(r, cause)
+	return s.attempts.deny(a, newUnavailable(r, cause), s.markIfJoining(a, r))
 }
 
-func (ad *Adapter) markIfJoining(a *attempt, r throttle.Request) string {
-	if a == nil || r.Ticket == (throttle.Ticket{}) {
+func (s *Server) markIfJoining(a *attempt, r throttle.Request) string {
+	if r.Ticket == (throttle.Ticket{}) {
 		return ""
 	}
-	return ad.mark(a)
+	return s.mark(a)
 }
 
 func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
@@ -122,43 +120,42 @@ func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 
 // requeueFront returns the denial of a task whose handler ran while its own policy was paused: it
 // joins its line again, in front of its tenant's other tickets.
-func (ad *Adapter) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
-	if r.Ticket == (throttle.Ticket{}) || a == nil {
-		return ad.requeueAt(a, r, d, cause)
+func (s *Server) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+	if r.Ticket == (throttle.Ticket{}) {
+		return s.requeueAt(a, r, d, cause)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	r.Front = true
-	places, err := ad.config.Limiter.Line(ad.lineOf(r)).Join(ctx, []throttle.Request{r})
+	places, err := s.config.Limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 	if err != nil || places[0].Err != nil || places[0].Exempt {
-		return ad.requeueAt(a, r, d, cause)
+		return s.requeueAt(a, r, d, cause)
 	}
 	d.Queued, d.RetryIn, d.RetryInMost = true, places[0].StartsIn, places[0].StartsInMost
-	return ad.waitInLine(a, r, d, cause)
+	return s.waitInLine(a, r, d, cause)
 }
 
 // requeueAt returns the denial of a task whose handler ran and could not do its work yet. After the
 // decision's RetryIn the task joins the line of its own policy, at the front.
-func (ad *Adapter) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+func (s *Server) requeueAt(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	d.RetryIn = max(d.RetryIn, time.Millisecond)
 	at := asynqredis.WholeSecond(time.Now().Add(d.RetryIn))
-	return ad.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, asynqredis.FrontMark)
+	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, asynqredis.FrontMark)
 }
 
 // The answers to asynq.
 
 // answer wraps the functions of a config by which asynq asks about errors.
-func (ad *Adapter) answer(c *asynq.Config) {
+func (s *Server) answer(c *asynq.Config) {
 	handler := c.ErrorHandler
 	c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
-		a := ad.attempts.fail(taskOf(ctx), err)
+		a, _ := s.attempts.get(taskOf(ctx))
 		if a.late != nil {
-			ad.leaveLate(ctx, task, a.late)
+			s.leaveLate(ctx, task, a.late)
 			err = notAgain{a.late}
 		}
-		// A middleware that panics over a denial has a bug to report, though the task waits.
-		denied := a.denied != nil || ad.isDenial(err) || ad.isParked(a, task, err)
-		if handler != nil && (!denied || asynq.IsPanicError(err)) {
+		// A function of the user's that panics over a denial has a bug to report, though the task waits.
+		if handler != nil && (a.denied == nil || asynq.IsPanicError(err)) {
 			handler.HandleError(ctx, task, err)
 		}
 	})
@@ -167,59 +164,47 @@ func (ad *Adapter) answer(c *asynq.Config) {
 	if isFailure == nil {
 		isFailure = func(err error) bool { return err != nil }
 	}
-	c.IsFailure = func(err error) bool { return !ad.isDenial(err) && isFailure(err) }
+	c.IsFailure = func(err error) bool { return !isDenial(err) && isFailure(err) }
 
 	delay := c.RetryDelayFunc
 	if delay == nil {
 		delay = asynq.DefaultRetryDelayFunc
 	}
 	c.RetryDelayFunc = func(n int, err error, task *asynq.Task) time.Duration {
-		if ad.isDenial(err) {
+		if isDenial(err) {
 			return 0
 		}
 		return delay(n, err, task)
 	}
 }
 
-// isDenial reports whether an error stands for a denial.
-func (ad *Adapter) isDenial(err error) bool {
-	return errors.As(err, new(*throttle.DeniedError)) || ad.attempts.deniedBy(err)
-}
-
-// isParked reports whether the time limit of a task has ended while it was parked (see park).
-func (ad *Adapter) isParked(a attempt, task *asynq.Task, err error) bool {
-	_, matched := ad.config.Limiter.Match(task.Type())
-	return matched && a.message == nil && errors.Is(err, context.DeadlineExceeded)
-}
+func isDenial(err error) bool { return errors.As(err, new(*throttle.DeniedError)) }
 
 // finish lets asynq's call end a task, unless the task was denied.
-func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
-	now, a := ad.attempts.get(call.Ref)
+func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
+	now, a := s.attempts.get(call.Ref)
 	switch firing, position, member := asynqredis.FiringOf(call.Ref); {
 	case !member:
 	case call.Verb == asynqredis.Done, call.Verb == asynqredis.Complete, call.Verb == asynqredis.Archive:
 		next = func(ctx context.Context, cmd redis.Cmder) error {
-			return ad.asynq.Load().End(ctx, cmd, firing, position)
+			return s.asynq.End(ctx, cmd, firing, position)
 		}
 	}
 	if now.late != nil && call.Verb == asynqredis.Archive {
 		call.Args[1] = []byte(now.message.WithError(now.late.Error(), time.Now()))
-		err := ad.conclude(ctx, next, cmd)
+		err := s.conclude(ctx, next, cmd)
 		if err == nil { // else asynq calls again, as Redis does not know its script
-			ad.attempts.end(call.Ref, a)
+			s.attempts.end(call.Ref, a)
 		}
 		return err
 	}
 	if call.Verb == asynqredis.Requeue || now.denied == nil { // a requeue, at shutdown, loses nothing
-		ad.attempts.end(call.Ref, a)
-		if call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete {
-			ad.checkEntered(now)
-		}
-		return ad.conclude(ctx, next, cmd)
+		s.attempts.end(call.Ref, a)
+		return s.conclude(ctx, next, cmd)
 	}
-	err := ad.requeue(ctx, now)
+	err := s.requeue(ctx, now)
 	if err == nil || asynqredis.IsNotFound(err) {
-		ad.attempts.end(call.Ref, a)
+		s.attempts.end(call.Ref, a)
 	}
 	if err != nil {
 		cmd.SetErr(err)
@@ -230,7 +215,7 @@ func (ad *Adapter) finish(ctx context.Context, next redis.ProcessHook, cmd *redi
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
-func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
+func (s *Server) requeue(ctx context.Context, a attempt) error {
 	now, reason := time.Now(), a.denied.Error()
 	if d := a.denied.Decision; d.Queued && d.RetryIn >= time.Second { // the text says for how long, and stays
 		reason += ": expected to start at " + now.Add(d.RetryIn+time.Second-1).UTC().Format(time.RFC3339)
@@ -239,13 +224,13 @@ func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
 		At: a.denied.RetryAt, Nonce: a.nonce, Mark: a.mark,
 	}
-	err := ad.repeat(ctx, func(ctx context.Context, _ bool) error {
-		return ad.asynq.Load().Requeue(ctx, r)
+	err := s.repeat(ctx, func(ctx context.Context, _ bool) error {
+		return s.asynq.Requeue(ctx, r)
 	})
 	switch {
 	case err == nil:
 		if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
-			ad.dispatcher().WakeAt(a.Queue, r.At)
+			s.dispatch.WakeAt(a.Queue, r.At)
 		}
 		return nil
 	case asynqredis.IsNotFound(err):
@@ -257,8 +242,8 @@ func (ad *Adapter) requeue(ctx context.Context, a attempt) error {
 // conclude makes the call by which asynq ends a task. Asynq's own repetition uses a context that
 // has ended, and never succeeds: the task would stay active, and asynq's recoverer would take one
 // of its retries.
-func (ad *Adapter) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd) error {
-	return ad.repeat(ctx, func(ctx context.Context, again bool) error {
+func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd) error {
+	return s.repeat(ctx, func(ctx context.Context, again bool) error {
 		cmd.SetErr(nil)
 		err := next(ctx, cmd)
 		if again && asynqredis.IsNotFound(err) { // a call before has arrived
@@ -273,13 +258,13 @@ func (ad *Adapter) conclude(ctx context.Context, next redis.ProcessHook, cmd *re
 // repeat makes a call that ends an attempt. While asynq's Redis is out, as during a failover, it is
 // repeated until the context ends, which asynq's does with the task's lease, or the server's
 // shutdown waits no longer.
-func (ad *Adapter) repeat(
+func (s *Server) repeat(
 	ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	for pause, again := requeuePauseMin, false; ; pause, again = min(2*pause, requeuePauseMax), true {
 		call, cancel := context.WithTimeout(ctx, requeueTimeout)
 		err := do(call, again)
 		cancel()
-		if !asynqredis.IsOutage(err) || !ad.outlasts(ctx, pause) {
+		if !asynqredis.IsOutage(err) || !s.outlasts(ctx, pause) {
 			return err
 		}
 	}
@@ -287,7 +272,7 @@ func (ad *Adapter) repeat(
 
 // outlasts waits before a call that ends a task is repeated. It returns false if that is too late,
 // or if it is a call of asynq's recoverer, which comes again.
-func (ad *Adapter) outlasts(ctx context.Context, pause time.Duration) bool {
+func (s *Server) outlasts(ctx context.Context, pause time.Duration) bool {
 	if _, ends := ctx.Deadline(); !ends {
 		return false
 	}
@@ -295,7 +280,7 @@ func (ad *Adapter) outlasts(ctx context.Context, pause time.Duration) bool {
 	case <-time.After(pause):
 		return true
 	case <-ctx.Done():
-	case <-ad.shutdownGrace.Done():
+	case <-s.shutdownGrace.Done():
 	}
 	return false
 }

@@ -4,15 +4,7 @@
 // Waiting costs it nothing: it is never archived for it, keeps its retries and its ID, and counts
 // as neither processed nor failed.
 //
-// [NewServer] and [NewClient] replace asynq's constructors and set up everything. To throttle an
-// asynq.Server of your own, put the three parts of an [Adapter] into it:
-//
-//	adapter, err := worker.NewAdapter(worker.Config{Limiter: limiter})
-//	server := asynq.NewServer(adapter.Redis(redis), adapter.Asynq(asynq.Config{}))
-//	middleware, err := adapter.Middleware()
-//	mux.Use(middleware)
-//
-// To end it, call the adapter's Stop, the server's Shutdown, and the adapter's Close.
+// [NewServer] and [NewClient] replace asynq's constructors and set up everything.
 //
 // A handler gets its [Job] by [FromContext]: to settle what a call really cost, to give back what
 // it did not use, to reserve more, and to pause its policy.

@@ -3,6 +3,8 @@ package worker
 import (
 	"context"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -13,39 +15,45 @@ const ForgetAfter = forgetAfter
 func defaultRef(id string) asynqredis.Ref { return asynqredis.Ref{Queue: "default", ID: id} }
 
 // Attempts counts the attempts that are remembered.
-func (t *Adapter) Attempts() int {
-	t.attempts.mu.Lock()
-	defer t.attempts.mu.Unlock()
-	return len(t.attempts.byTask)
+func (s *Server) Attempts() int {
+	s.attempts.mu.Lock()
+	defer s.attempts.mu.Unlock()
+	return len(s.attempts.byTask)
 }
 
 // Attempt does what a dequeue of the task does, and if ctx is not nil, what the middleware does
 // then.
-func (t *Adapter) Attempt(id string, ctx context.Context) {
-	t.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
+func (s *Server) Attempt(id string, ctx context.Context) {
+	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
 	if ctx != nil {
-		t.attempts.enter(ctx, defaultRef(id))
+		s.attempts.enter(ctx, defaultRef(id))
 	}
 }
 
 // EndOf returns what ends the attempt that the task is in now.
-func (t *Adapter) EndOf(id string) func() {
-	_, a := t.attempts.get(defaultRef(id))
-	return func() { t.attempts.end(defaultRef(id), a) }
+func (s *Server) EndOf(id string) func() {
+	_, a := s.attempts.get(defaultRef(id))
+	return func() { s.attempts.end(defaultRef(id), a) }
+}
+
+// AsynqConfig is the config of the asynq.Server that is made of c.
+func (s *Server) AsynqConfig(c asynq.Config) asynq.Config { return s.asynqConfig(c) }
+
+// Process is what asynq calls for a task, by the context that it makes.
+func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.HandlerFunc) error {
+	return s.throttled(handler).ProcessTask(ctx, task)
 }
 
 // Enter does what a dequeue of the task and the middleware do, and returns what the middleware does
 // later that denies it.
-func (t *Adapter) Enter(id string) (deny func()) {
-	t.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
-	a := t.attempts.enter(context.Background(), defaultRef(id))
-	return func() { t.attempts.deny(a, &throttle.DeniedError{}, "") }
+func (s *Server) Enter(id string) (deny func()) {
+	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)}, nil)
+	a := s.attempts.enter(context.Background(), defaultRef(id))
+	return func() { s.attempts.deny(a, &throttle.DeniedError{}, "") }
 }
 
 // Denied reports whether the attempt that the task is in now is denied.
-func (t *Adapter) Denied(id string) bool {
-	a, _ := t.attempts.get(defaultRef(id))
+func (s *Server) Denied(id string) bool {
+	a, _ := s.attempts.get(defaultRef(id))
 	return a.denied != nil
 }
-
-func (s *Server) Adapter() *Adapter { return s.adapter }

@@ -31,27 +31,27 @@ type executionKey struct{}
 
 // run runs the handler of a task that was granted, or that no policy matches. It returns the error
 // by which the task fails, or a *throttle.DeniedError if it is to wait.
-func (ad *Adapter) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
+func (s *Server) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
-	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: ad.config.Limiter, taskType: task.Type()}
+	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: s.config.Limiter, taskType: task.Type()}
 	e.calls.SetCounted(request.Policy != "")
 	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
 	ctx, e.task = d.Reservation.Hold(ctx)
 	err := func() error {
-		defer ad.end(e) // even if the handler panics
+		defer s.end(e) // even if the handler panics
 		return next.ProcessTask(ctx, task)
 	}()
 	lost := errors.Is(context.Cause(ctx), throttle.ErrLeaseLost)
 	if err == nil || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 		return err // the user's last word
 	}
-	return ad.afterError(ctx, a, e, request, err, lost)
+	return s.afterError(ctx, a, e, request, err, lost)
 }
 
 // afterError decides whether a task whose handler returned an error fails by it, or is to wait. The
 // task's lease may have been lost meanwhile.
-func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool) error {
+func (s *Server) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
 	wait := func(policy string, d time.Duration) throttle.Decision {
@@ -60,34 +60,34 @@ func (ad *Adapter) afterError(ctx context.Context, a *attempt, e *execution, req
 	retryIn, policy, callRefused := e.calls.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
-		ad.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", e.taskType)
+		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", e.taskType)
 		return err
 	case errors.As(err, &refused):
-		ad.pause(ctx, e, refused.After)
+		s.pause(ctx, e, refused.After)
 		after := refused.After
-		if own, ok := ad.config.Limiter.Lookup(request.Policy); ok {
+		if own, ok := s.config.Limiter.Lookup(request.Policy); ok {
 			after = min(after, own.MaxPause)
 		}
-		return ad.refused(ctx, a, request, request.Policy, after, err)
+		return s.refused(ctx, a, request, request.Policy, after, err)
 	case errors.As(err, &denied):
 		d := denied.Decision
 		if d.RetryInIsBound() { // as others may give slots back long before their leases run out
 			d.RetryIn = min(d.RetryIn, max(d.RetryInLeast, askAgainForSlots))
 		}
-		return ad.requeueAt(a, request, wait(d.Policy, d.RetryIn), err)
+		return s.requeueAt(a, request, wait(d.Policy, d.RetryIn), err)
 	case callRefused:
-		return ad.refused(ctx, a, request, policy, retryIn, err)
+		return s.refused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
-		return ad.unavailable(a, request, err)
+		return s.unavailable(a, request, err)
 	case lost: // the handler was stopped
-		return ad.requeueAt(a, request, wait(request.Policy, unavailableMin), err)
+		return s.requeueAt(a, request, wait(request.Policy, unavailableMin), err)
 	}
 	return err
 }
 
 // end releases what a handler that has returned holds, and has the lines asked that may wait for
 // it.
-func (ad *Adapter) end(e *execution) {
+func (s *Server) end(e *execution) {
 	e.mu.Lock()
 	e.ended = true
 	holds := append([]*throttle.Hold{e.task}, e.extra...)
@@ -97,7 +97,7 @@ func (ad *Adapter) end(e *execution) {
 		leases := reservation.Lease() > 0
 		_ = h.Release(context.Background()) // else it runs out
 		if leases {
-			ad.dispatcher().Freed(ad.lineOf(reservation.Request))
+			s.dispatch.Freed(s.lineOf(reservation.Request))
 		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
@@ -20,121 +19,101 @@ const startWithin = 100 * time.Millisecond
 // decideTimeout bounds how long a task waits for the limiter in its handler slot.
 const decideTimeout = 2 * time.Second
 
-// Middleware returns the middleware that throttles. Put it outermost: a middleware around it
-// sees denials as errors, and runs at every attempt.
-//
-// Make the asynq.Server first. It is an error if no server was made with what Redis or RedisClient
-// returns, or if Asynq was not called.
-func (ad *Adapter) Middleware() (asynq.MiddlewareFunc, error) {
-	if ad.asynq.Load() == nil {
-		return nil, errors.New("worker: no asynq.Server has the connection that Adapter.Redis returns: make the server " +
-			"with it first, or asynq archives tasks that are denied on their last attempt")
+// throttled is the outermost middleware: asynq gets what it returns.
+func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
+	if handler == nil {
+		return nil // asynq returns the error
 	}
-	if !ad.configured.Load() {
-		return nil, errors.New("worker: Adapter.Asynq was not called: " +
-			"make the asynq.Server with Asynq(...), or denials are reported as failures")
-	}
-	ad.guarded.Store(true)
-	return func(next asynq.Handler) asynq.Handler {
-		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			return ad.process(ctx, task, next)
-		})
-	}, nil
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		return s.process(ctx, task, handler)
+	})
 }
 
+// errLost is of a task whose lease ran out before it got here: its attempt has ended.
+var errLost = errors.New("worker: the task's lease was lost before it started")
+
 // process runs the task, or returns a *throttle.DeniedError, or the error by which the task fails.
-func (ad *Adapter) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
-	ad.entered.Store(true)
-	ref := taskOf(ctx)
-	a := ad.attempts.enter(ctx, ref)
-	var grant *dispatch.Grant
-	if a != nil {
-		grant, a.grant = a.grant, nil
+func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
+	a := s.attempts.enter(ctx, taskOf(ctx))
+	if a == nil {
+		return errLost
 	}
+	var grant *dispatch.Grant
+	grant, a.grant = a.grant, nil
 	used := false // the grant, or it was given back
 	defer func() {
 		if !used { // even if a user's function panics
-			ad.giveBack(grant)
+			s.giveBack(grant)
 		}
 	}()
 
-	policy, ok := ad.config.Limiter.Match(task.Type())
-	switch {
-	case !ok:
-		return ad.processUnmatched(ctx, a, task, next)
-	case ref == asynqredis.Ref{}:
-		return fmt.Errorf("worker: task type %q: the context does not come from an asynq.Server: "+
-			"middlewares must hand on the one they get", task.Type())
+	policy, ok := s.config.Limiter.Match(task.Type())
+	if !ok {
+		return s.processUnmatched(ctx, a, task, next)
 	}
-	request, err := ad.identify.request(policy.Name, task)
+	request, err := s.identify.request(policy.Name, task)
 	if err != nil {
 		return err
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		request.MaxHold = max(0, time.Until(deadline))
 	}
-	switch {
-	case a == nil:
-		return ad.park(ctx, ref, policy.Name)
-	case ctx.Value(serverKey{}) != ad:
-		return ad.unavailable(a, request, errOtherConfig)
-	}
-	if request, err = ad.withTicket(ctx, a, request, policy, grant); err != nil {
-		return ad.unavailable(a, request, err)
+	if request, err = s.withTicket(ctx, a, request, policy, grant); err != nil {
+		return s.unavailable(a, request, err)
 	}
 	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
 	// waits.
-	waits := ad.attempts.deny(a, newUnavailable(request, errOutOfTime), ad.markIfJoining(a, request))
+	waits := s.attempts.deny(a, newUnavailable(request, errOutOfTime), s.markIfJoining(a, request))
 	used = true
-	d, err := ad.decide(ctx, grant, request, policy.Fail)
+	d, err := s.decide(ctx, grant, request, policy.Fail)
 	if err == nil && !d.Granted && tooLate(a.message, d, grant != nil) != nil &&
-		ad.sweeper.sweep(ctx, ad.lineOf(request), ad.asynq.Load(), time.Now()) {
-		ad.leave(ctx, request) // it joined behind tasks that were deleted
-		d, err = ad.decide(ctx, nil, request, policy.Fail)
+		s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
+		s.leave(ctx, request) // it joined behind tasks that were deleted
+		d, err = s.decide(ctx, nil, request, policy.Fail)
 	}
 	if err != nil {
-		ad.giveBack(grant) // it may have been used or not
+		s.giveBack(grant) // it may have been used or not
 	}
 	switch {
 	case isInvalid(err):
-		ad.attempts.allow(a)
+		s.attempts.allow(a)
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
 	case err != nil && ctx.Err() == nil:
-		return ad.unavailable(a, request, err)
+		return s.unavailable(a, request, err)
 	case ctx.Err() != nil:
-		ad.outOfTime(ctx, request, d)
+		s.outOfTime(ctx, request, d)
 		return waits
 	case d.FailedOpen != nil:
-		ad.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		s.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
 	default:
-		ad.outages.Decided()
-		ad.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
-		ad.outages.ClockAhead(d.Policy, d.At)
+		s.outages.Decided()
+		s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+		s.outages.ClockAhead(d.Policy, d.At)
 	}
 	if d.Granted {
-		ad.attempts.allow(a)
+		s.attempts.allow(a)
 	}
-	if ad.config.OnDecision != nil {
-		ad.config.OnDecision(ctx, task, d)
+	if s.config.OnDecision != nil {
+		s.config.OnDecision(ctx, task, d)
 	}
 	if d.Granted {
-		ad.started(d, grant)
-		return ad.run(ctx, a, task, next, request, d)
+		s.started(d, grant)
+		return s.run(ctx, a, task, next, request, d)
 	}
 	if late := tooLate(a.message, d, wasTaken(grant)); late != nil {
-		ad.leave(ctx, request)
-		ad.attempts.allow(a)
+		s.leave(ctx, request)
+		s.attempts.allow(a)
 		return notAgain{late}
 	}
-	return ad.deny(a, request, d, d.EarliestReset())
+	return s.deny(a, request, d, d.EarliestReset())
 }
 
 // withTicket returns the request with the ticket by which a denied task waits, if it waits in line.
-func (ad *Adapter) withTicket(ctx context.Context, a *attempt, r throttle.Request, policy throttle.PolicyInfo, grant *dispatch.Grant) (throttle.Request, error) {
+func (s *Server) withTicket(ctx context.Context, a *attempt, r throttle.Request, policy throttle.PolicyInfo, grant *dispatch.Grant) (throttle.Request, error) {
 	if policy.Requeue == throttle.RequeueEarliestReset {
 		return r, nil
 	}
-	identity, err := ad.asynq.Load().Identity(ctx)
+	identity, err := s.asynq.Identity(ctx)
 	if err != nil {
 		return r, err
 	}
@@ -150,25 +129,25 @@ func wasTaken(grant *dispatch.Grant) bool { return grant != nil && !grant.Decisi
 
 // processUnmatched runs a task whose type no policy matches, or returns the error by which it
 // fails.
-func (ad *Adapter) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
-	ad.unmatched.attempt(task.Type())
-	if ad.config.Unmatched == UnmatchedReject {
+func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler) error {
+	s.unmatched.attempt(task.Type())
+	if s.config.Unmatched == UnmatchedReject {
 		return &UnmatchedError{TaskType: task.Type()}
 	}
 	id, _ := IdentityOf(task) // of the calls that the handler makes
 	request := throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}
-	return ad.run(ctx, a, task, next, request, throttle.Decision{})
+	return s.run(ctx, a, task, next, request, throttle.Decision{})
 }
 
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
 // asks the limiter.
-func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (d throttle.Decision, err error) {
+func (s *Server) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (d throttle.Decision, err error) {
 	ask := func(ctx context.Context) error {
-		d, err = ad.config.Limiter.Reserve(ctx, request)
+		d, err = s.config.Limiter.Reserve(ctx, request)
 		return err
 	}
 	if grant != nil && !grant.NeverFits {
-		line := ad.config.Limiter.Line(grant.Line)
+		line := s.config.Limiter.Line(grant.Line)
 		denied := grant.Decision.Queued && grant.Decision.Policy == request.Policy
 		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, request)) {
 			return grant.Decision, nil
@@ -178,10 +157,10 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 			return err
 		}
 	}
-	err = ad.silence.Bound(ctx, decideTimeout, ask)
+	err = s.silence.Bound(ctx, decideTimeout, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
-		if report := ad.config.Limiter.Observer().Decided; report != nil {
+		if report := s.config.Limiter.Observer().Decided; report != nil {
 			report(d)
 		}
 		return d, nil
@@ -189,48 +168,15 @@ func (ad *Adapter) decide(ctx context.Context, grant *dispatch.Grant, request th
 	return d, err
 }
 
-var (
-	errOtherConfig     = errors.New("worker: the asynq.Server was not made with the config that Adapter.Asynq returned")
-	errOtherConnection = errors.New("worker: the asynq.Server was not made with the connection that Adapter.Redis returned")
-)
-
-// parkMargin is how long before its time limit a parked task is put back.
-const parkMargin = time.Second
-
-// park keeps a task that a server without our connection has picked up. That server would archive
-// it if it were denied on its last attempt. So the task is not denied: it occupies its slot until
-// the server shuts down, which makes it pending again. A server all of whose slots are occupied
-// picks up no more tasks.
-//
-// Asynq would fail the task when its own time limit ends. Shortly before, it is put back by our
-// connection, so that asynq does not find it any more.
-func (ad *Adapter) park(ctx context.Context, ref asynqredis.Ref, policy string) error {
-	ad.outages.Failed(errOtherConnection, "policy", policy, "fails", "closed")
-	if limit, ok := ctx.Deadline(); ok {
-		select {
-		case <-time.After(time.Until(limit) - parkMargin):
-			call, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-			defer cancel()
-			at := limit.Add(asynqredis.LeaseFor) // asynq may repeat its call until then
-			if err := ad.asynq.Load().Restore(call, ref.Queue, "", []string{ref.ID}, at); err != nil {
-				ad.outages.Failed(fmt.Errorf("%w: putting task %s back: %w", errOtherConnection, ref.ID, err), "policy", policy)
-			}
-		case <-ctx.Done():
-		}
-	}
-	<-ctx.Done()
-	return errOtherConnection
-}
-
 // outOfTime gives back what was granted to a task whose time ran out before it could start.
-func (ad *Adapter) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
+func (s *Server) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		ad.outages.Failed(errOutOfTime, "fails", "closed")
-		ad.undecided(r, errOutOfTime)
+		s.outages.Failed(errOutOfTime, "fails", "closed")
+		s.undecided(r, errOutOfTime)
 	}
 	if d.Granted {
 		// What cannot be given back counts until its windows have passed.
-		ad.dispatcher().Later(func(ctx context.Context) error {
+		s.dispatch.Later(func(ctx context.Context) error {
 			_, err := d.Reservation.Cancel(ctx)
 			return err
 		})
@@ -242,28 +188,25 @@ func isInvalid(err error) bool {
 	return errors.As(err, new(*throttle.RequestError)) || errors.As(err, new(*throttle.NeverFitsError))
 }
 
-// serverKey is the key of the adapter in the contexts of its server.
-type serverKey struct{}
-
 // started reports to the limiter's observer that a task's handler is about to be called.
-func (ad *Adapter) started(d throttle.Decision, grant *dispatch.Grant) {
-	report := ad.config.Limiter.Observer().Started
+func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
+	report := s.config.Limiter.Observer().Started
 	if report == nil {
 		return
 	}
-	s := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
+	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
 	if wasTaken(grant) {
-		s.Waited = grant.Waited + max(0, time.Since(grant.Sent))
+		start.Waited = grant.Waited + max(0, time.Since(grant.Sent))
 		if !grant.Due.IsZero() {
-			s.Late = max(0, time.Since(grant.Due))
+			start.Late = max(0, time.Since(grant.Due))
 		}
 	}
-	report(s)
+	report(start)
 }
 
 // undecided reports a task that is requeued because the limiter could not decide.
-func (ad *Adapter) undecided(r throttle.Request, err error) {
-	if report := ad.config.Limiter.Observer().Undecided; report != nil {
+func (s *Server) undecided(r throttle.Request, err error) {
+	if report := s.config.Limiter.Observer().Undecided; report != nil {
 		report(r.Policy, r.Tenant, err)
 	}
 }

@@ -58,35 +58,33 @@ func (e *GivenUpError) Error() string {
 func (e *GivenUpError) Unwrap() []error { return []error{e.Cause, asynq.SkipRetry} }
 
 // pause passes on the upstream's refusal, even if the task's own time has run out.
-func (ad *Adapter) pause(ctx context.Context, e *execution, d time.Duration) {
+func (s *Server) pause(ctx context.Context, e *execution, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
-		ad.outages.Failed(err, "policy", e.calls.Request.Policy)
+		s.outages.Failed(err, "policy", e.calls.Request.Policy)
 	}
 }
 
 // refused returns the denial of a task whose call the upstream of a policy refused for a time. If
 // it was refused too often it returns a *GivenUpError.
-func (ad *Adapter) refused(ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error) error {
-	p, _ := ad.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
-	if a != nil {
-		now := time.Now()
-		refusals, since := ad.attempts.refused(a, now)
-		limit := ""
-		switch {
-		case p.MaxRefusals > 0 && refusals >= p.MaxRefusals:
-			limit = fmt.Sprintf("max_refusals %d", p.MaxRefusals)
-		case p.MaxRefusedWait > 0 && now.Add(retryIn).Sub(since) > p.MaxRefusedWait:
-			limit = fmt.Sprintf("max_refused_wait %v", p.MaxRefusedWait)
-		}
-		if limit != "" {
-			return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Refusals: refusals, Since: since, Tenant: r.Tenant}
-		}
+func (s *Server) refused(ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error) error {
+	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
+	now := time.Now()
+	refusals, since := s.attempts.refused(a, now)
+	limit := ""
+	switch {
+	case p.MaxRefusals > 0 && refusals >= p.MaxRefusals:
+		limit = fmt.Sprintf("max_refusals %d", p.MaxRefusals)
+	case p.MaxRefusedWait > 0 && now.Add(retryIn).Sub(since) > p.MaxRefusedWait:
+		limit = fmt.Sprintf("max_refused_wait %v", p.MaxRefusedWait)
 	}
-	d := throttle.Decision{At: time.Now(), Policy: policy, RetryIn: retryIn, Tenant: r.Tenant}
+	if limit != "" {
+		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Refusals: refusals, Since: since, Tenant: r.Tenant}
+	}
+	d := throttle.Decision{At: now, Policy: policy, RetryIn: retryIn, Tenant: r.Tenant}
 	if policy == r.Policy {
-		return ad.requeueFront(ctx, a, r, d, cause)
+		return s.requeueFront(ctx, a, r, d, cause)
 	}
-	return ad.requeueAt(a, r, d, cause)
+	return s.requeueAt(a, r, d, cause)
 }

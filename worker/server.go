@@ -1,40 +1,74 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
-	"sync/atomic"
+	"runtime"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// A Server is an asynq.Server whose tasks are throttled before any other middleware sees them.
+// Defaults of asynq's, for fields that a user leaves empty.
+const (
+	taskCheckInterval = time.Second
+	shutdownTimeout   = 8 * time.Second
+)
+
+// asynqPause is asynq's own pause after it has found no task. Our hook has waited by then.
+const asynqPause = time.Millisecond
+
+// A Server is an asynq.Server whose tasks are throttled before any middleware sees them. It is safe
+// for concurrent use.
+//
+// A hook in its connection answers the calls by which asynq asks for work. It requeues every denied
+// task, whatever asynq was about to do with it: asynq would archive one that has no retries left.
 type Server struct {
-	adapter    *Adapter
-	middleware asynq.MiddlewareFunc
-	owned      redis.UniversalClient // nil if the caller made it
-	server     *asynq.Server
-	started    atomic.Bool
+	asynq     *asynqredis.Client // of the server's connection
+	attempts  *attempts
+	config    Config
+	dispatch  *dispatch.Dispatcher
+	identify  identify
+	outages   *outage.Log
+	owned     redis.UniversalClient // nil if the caller made it
+	server    *asynq.Server
+	silence   outage.Silence // of the limiter
+	sweeper   sweeper
+	unmatched *unmatched
+
+	shutdown        sync.Once
+	shutdownGrace   context.Context // ends when the server's shutdown waits no longer
+	endGrace        context.CancelFunc
+	shutdownTimeout time.Duration
+	stopping        sync.Once
 }
 
 // NewServer returns a server for the queues in opt's Redis. The limiter may use another Redis.
 // It does not talk to either. Shutdown must be called, also for a server that was not started.
+//
+// The functions of asynq's config are not called for a denial, which is neither a failure nor an
+// error. TaskCheckInterval is how often an idle server looks for tasks that plain clients have
+// enqueued, as in asynq. Tasks in line start as soon as they fit, whatever it is.
 func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Server, error) {
 	client, err := asynqredis.Connect(opt)
 	if err != nil {
 		return nil, err
 	}
-	s, err := newServer(c, throttled, func(ad *Adapter, c asynq.Config) *asynq.Server {
-		return asynq.NewServer(ad.Redis(connection{client}), c)
-	})
+	s, err := newServer(client, c, throttled)
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
@@ -43,74 +77,182 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 }
 
 // NewServerFromRedisClient is NewServer for a client that stays the caller's to close, after
-// Shutdown. Adapter.RedisClient says which clients can be shared.
+// Shutdown.
+//
+// With a *redis.Client it shares the connections, and leaves the client itself as it is. To a
+// client of another kind it adds a hook: give each server such a client of its own. asynq.Client
+// and asynq.Inspector may share it.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
 	if client == nil {
 		return nil, errNoClient
 	}
-	return newServer(c, throttled, func(ad *Adapter, c asynq.Config) *asynq.Server {
-		return asynq.NewServerFromRedisClient(ad.RedisClient(client), c)
-	})
+	return newServer(copyOf(client), c, throttled)
 }
 
-func newServer(c asynq.Config, throttled Config, make func(*Adapter, asynq.Config) *asynq.Server) (*Server, error) {
-	ad, err := NewAdapter(throttled)
+// copyOf returns a client with hooks of its own and the same connections, or c itself if its kind
+// cannot be copied.
+func copyOf(c redis.UniversalClient) redis.UniversalClient {
+	if single, ok := c.(*redis.Client); ok {
+		return single.WithTimeout(single.Options().ReadTimeout)
+	}
+	return c
+}
+
+func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
+	config, err := throttled.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	if c.GroupGracePeriod != 0 && c.GroupGracePeriod < time.Second { // asynq would panic
 		return nil, fmt.Errorf("worker: asynq.Config.GroupGracePeriod %v: must be at least 1s", c.GroupGracePeriod)
 	}
-	server := make(ad, ad.Asynq(c))
-	middleware, err := ad.Middleware()
-	if err != nil {
-		return nil, err
+	s := &Server{
+		asynq:           asynqredis.New(client),
+		config:          config,
+		identify:        identify{config.Attributes, config.Cost, config.Tenant},
+		outages:         outage.NewLog(config.Logger),
+		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
+		sweeper:         sweeper{limiter: config.Limiter},
+		unmatched:       &unmatched{logger: config.Logger, rejected: config.Unmatched == UnmatchedReject},
 	}
-	return &Server{adapter: ad, middleware: middleware, server: server}, nil
+	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
+	s.dispatch = dispatch.New(s.dispatching(c))
+	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: s.dispatch.Ended, swept: time.Now()}
+	client.AddHook(&hook{server: s})
+	s.server = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))
+	return s, nil
+}
+
+// dispatching returns how the dispatcher serves an asynq.Server of this config.
+func (s *Server) dispatching(c asynq.Config) dispatch.Config {
+	return dispatch.Config{
+		Answered: func(line string, at time.Time) {
+			s.outages.Decided()
+			s.outages.ClockAt(line, at)
+		},
+		Asynq:       s.asynq,
+		Concurrency: cmp.Or(max(c.Concurrency, 0), runtime.NumCPU()),
+		Failed: func(line string, err error) {
+			info, _ := s.config.Limiter.Lookup(line)
+			s.outages.Failed(err, append(outage.OfLine(line), "fails", string(info.Fail))...)
+		},
+		Limiter: dispatch.Lines(s.config.Limiter),
+		Match:   s.match,
+		Poll:    cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
+		Queues:  queuesOf(c.Queues),
+		Strict:  c.StrictPriority,
+	}
+}
+
+// asynqConfig returns the config of the asynq.Server: the user's, whose functions know of no denial.
+func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
+	s.answer(&c)
+	if c.Logger == nil {
+		c.Logger = newPlainLogger()
+	}
+	c.Logger = quietLogger{c.Logger, s.attempts}
+	if c.DelayedTaskCheckInterval < 0 { // asynq would spin
+		c.DelayedTaskCheckInterval = 0
+	}
+	c.TaskCheckInterval = asynqPause
+	return c
+}
+
+// queuesOf returns the queues that asynq serves by its config, with their priorities.
+func queuesOf(configured map[string]int) map[string]int {
+	queues := maps.Clone(configured)
+	maps.DeleteFunc(queues, func(name string, priority int) bool {
+		return strings.TrimSpace(name) == "" || priority <= 0
+	})
+	if len(queues) == 0 {
+		return map[string]int{"default": 1}
+	}
+	return queues
+}
+
+// match returns how a task that is due joins a line, and false if it joins none.
+func (s *Server) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
+	policy, ok := s.config.Limiter.Match(m.Type())
+	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
+		return dispatch.Match{}, false
+	}
+	defer func() {
+		if recover() != nil { // the middleware calls the function again, and asynq reports it
+			ok = false
+		}
+	}()
+	request, err := s.identify.request(policy.Name, asynq.NewTaskWithHeaders(m.Type(), m.Payload(), m.Headers()))
+	if err != nil {
+		return dispatch.Match{}, false // the middleware returns the error
+	}
+	request.Front = m.Retried() > 0
+	request.MaxHold = m.TimeLimit(time.Now())
+	return dispatch.Match{FailOpen: policy.Fail == throttle.FailOpen, MaxWait: maxWaitOf(m), Request: request}, true
 }
 
 // Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
+	go s.logCheck()
 	return s.server.Start(s.throttled(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
-	defer s.adapter.Close()
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
-	defer context.AfterFunc(signalled, s.adapter.Stop)()
-	return s.server.Run(s.throttled(handler))
-}
-
-func (s *Server) throttled(handler asynq.Handler) asynq.Handler {
-	if handler == nil {
-		return nil // asynq returns the error
+	defer context.AfterFunc(signalled, s.beginShutdown)()
+	go s.logCheck()
+	if err := s.server.Run(s.throttled(handler)); err != nil {
+		return err
 	}
-	s.started.Store(true)
-	return s.middleware(handler)
+	s.Shutdown()
+	return nil
 }
 
 // Stop picks up no more tasks. Those that run go on. Shutdown must follow.
 func (s *Server) Stop() {
-	s.adapter.pickNoMore()
+	s.dispatch.Stop() // asynq's own waits until its dequeue has returned
 	s.server.Stop()
 }
 
 // Shutdown picks up no more tasks, and waits up to asynq.Config.ShutdownTimeout for the handlers.
 // It makes the tasks of handlers that have not returned pending again, and closes the connection,
 // unless that is the caller's.
+//
+// While asynq's Redis does not answer, requeues of denied tasks are repeated for as long as asynq
+// leases the tasks, up to 30 s, and from Shutdown on for ShutdownTimeout at most. Asynq recovers a
+// task that could not be requeued as if its worker had died.
 func (s *Server) Shutdown() {
-	s.adapter.Stop()
-	s.server.Shutdown()
-	s.adapter.Close()
-	if s.owned != nil && !s.started.Load() { // else asynq has closed it, or is about to
-		s.owned.Close()
-	}
+	s.shutdown.Do(func() {
+		s.beginShutdown()
+		s.server.Shutdown()
+		s.endGrace()
+		s.dispatch.Close()
+		if s.owned != nil {
+			s.owned.Close()
+		}
+	})
 }
 
-// UnmatchedCount returns how many attempts of tasks there were whose type no policy matches.
-func (s *Server) UnmatchedCount() int64 { return s.adapter.UnmatchedCount() }
+// beginShutdown picks up no more tasks, and bounds how long the shutdown takes.
+func (s *Server) beginShutdown() {
+	s.stopping.Do(func() {
+		s.dispatch.Stop()
+		time.AfterFunc(s.shutdownTimeout, s.endGrace)
+	})
+}
+
+// drain puts back the tasks that are ready to be handed out, when asynq's server says goodbye.
+func (s *Server) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.shutdownTimeout)
+	defer cancel()
+	defer context.AfterFunc(s.shutdownGrace, cancel)()
+	s.dispatch.Drain(ctx)
+}
+
+// UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it
+// is not 0, a task type may be misspelt, or a policy's Match.
+func (s *Server) UnmatchedCount() int64 { return s.unmatched.count.Load() }
 
 var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
 

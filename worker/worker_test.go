@@ -91,16 +91,13 @@ func TestAsynqsDefaultsHoldForRealFailures(t *testing.T) {
 	}
 	s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Scheduled: 1, Retry: 1})
 
-	ad, err := worker.NewAdapter(worker.Config{Limiter: s.Limiter})
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := s.Idle()
 	for set, want := range map[time.Duration][2]time.Duration{
 		-1:          {0, time.Millisecond}, // 0 is asynq's own
 		0:           {0, time.Millisecond},
 		time.Minute: {time.Minute, time.Millisecond}, // the waiting is ours
 	} {
-		c := ad.Asynq(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
+		c := server.AsynqConfig(asynq.Config{DelayedTaskCheckInterval: set, TaskCheckInterval: set})
 		if got := [2]time.Duration{c.DelayedTaskCheckInterval, c.TaskCheckInterval}; got != want {
 			t.Errorf("check intervals of %v become %v, want %v", set, got, want)
 		}

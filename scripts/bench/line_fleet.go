@@ -51,9 +51,8 @@ type logged struct {
 }
 
 type crewman struct {
-	client   *redis.Client
-	server   *asynq.Server
-	throttle *worker.Adapter
+	client *redis.Client
+	server *worker.Server
 }
 
 func newFleet(o scenarioOptions, windows ...throttle.Window) *fleet {
@@ -78,13 +77,17 @@ func (f *fleet) opt() asynq.RedisClientOpt {
 func (f *fleet) start() {
 	for range f.o.servers {
 		client, limiter := newLimiter(f.redis.process.Addr, f.policy)
-		t := must(worker.NewAdapter(worker.Config{Limiter: limiter, Logger: slog.New(slog.DiscardHandler), OnDecision: f.decided}))
-		srv := asynq.NewServer(t.Redis(f.opt()), t.Asynq(asynq.Config{
-			Concurrency: f.o.slots, LogLevel: asynq.FatalLevel,
+		srv := must(worker.NewServer(f.opt(), asynq.Config{
+			BaseContext: func() context.Context {
+				return context.WithValue(context.Background(), cameKey{}, time.Now())
+			},
+			Concurrency: f.o.slots,
+			LogLevel:    asynq.FatalLevel,
+		}, worker.Config{
+			Limiter: limiter, Logger: slog.New(slog.DiscardHandler), OnDecision: f.decided,
 		}))
-		guard := must(t.Middleware())
-		check(srv.Start(f.timed(guard)))
-		f.crew = append(f.crew, &crewman{client, srv, t})
+		check(srv.Start(asynq.HandlerFunc(f.handle)))
+		f.crew = append(f.crew, &crewman{client, srv})
 	}
 }
 
@@ -94,7 +97,6 @@ func (f *fleet) stop() {
 	for _, c := range f.crew {
 		all.Go(func() {
 			c.server.Shutdown()
-			c.throttle.Close()
 			c.client.Close()
 		})
 	}
@@ -102,44 +104,32 @@ func (f *fleet) stop() {
 	f.crew = nil
 }
 
-type beganKey struct{}
+// cameKey is the key of the time at which the server began with a task, in the task's context.
+type cameKey struct{}
 
-// timed is the handler of a server: the guard around one that logs.
-func (f *fleet) timed(guard asynq.MiddlewareFunc) asynq.Handler {
-	inner := guard(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-		now := time.Now()
-		*ctx.Value(beganKey{}).(*time.Time) = now
-		id, _ := asynq.GetTaskID(ctx)
-		f.mu.Lock()
-		l := f.tasks[id]
-		l.started, f.startedAt = now, now
-		l.wakes++
-		f.started++
-		f.mu.Unlock()
-		if f.call != nil {
-			f.call()
-		}
-		time.Sleep(f.work)
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.tasks[id].ended = time.Now()
-		return nil
-	}))
-	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		came := time.Now()
-		var began time.Time
-		err := inner.ProcessTask(context.WithValue(ctx, beganKey{}, &began), task)
-		if began.IsZero() {
-			began = time.Now()
-		}
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.waited += began.Sub(came)
-		if id, ok := asynq.GetTaskID(ctx); ok && f.tasks[id] != nil {
-			f.tasks[id].picked = came
-		}
-		return err
-	})
+// came returns when the server began with the task of the context.
+func came(ctx context.Context) time.Time { return ctx.Value(cameKey{}).(time.Time) }
+
+// handle is the handler of a server.
+func (f *fleet) handle(ctx context.Context, _ *asynq.Task) error {
+	now := time.Now()
+	id, _ := asynq.GetTaskID(ctx)
+	f.mu.Lock()
+	l := f.tasks[id]
+	l.picked = came(ctx)
+	l.started, f.startedAt = now, now
+	l.wakes++
+	f.started++
+	f.waited += now.Sub(l.picked)
+	f.mu.Unlock()
+	if f.call != nil {
+		f.call()
+	}
+	time.Sleep(f.work)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l.ended = time.Now()
+	return nil
 }
 
 func (f *fleet) task(id, tenant string) *logged {
@@ -166,7 +156,9 @@ func (f *fleet) decided(ctx context.Context, task *asynq.Task, d throttle.Decisi
 		l.granted = d.At
 		return
 	}
+	l.picked = came(ctx)
 	l.wakes++ // the others are counted when the handler starts
+	f.waited += time.Since(l.picked)
 	l.promised = d.At.Add(d.RetryIn)
 }
 

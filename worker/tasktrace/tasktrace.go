@@ -63,8 +63,7 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 }
 
 // Middleware makes the handler's context one of the trace that the task carries, and reports the
-// task's wait as a span of it. Give the server's Start or Run what it returns: a middleware around
-// the throttling would run at every denial.
+// task's wait as a span of it. Give the server's Start or Run what it returns.
 //
 // The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type,
 // sluice.task_id and sluice.queue. It begins when the task was enqueued, by the clock of the client,

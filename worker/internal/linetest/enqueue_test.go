@@ -279,25 +279,11 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 			t.Error("a closed client enqueues")
 		}
 
-		never, err := worker.NewAdapter(worker.Config{Limiter: s.Limiter})
-		if err != nil {
-			t.Fatal(err)
-		}
-		never.Close()
-		never.Close()
-
-		// An asynq.Server whose Adapter is not closed.
-		theirs, ours := s.Configs()
-		sitetest.Brisk(&theirs, &ours)
-		_, own, middleware := s.Adapted(theirs, ours)
-		s.JoinMany(s.Client(s.Limiter), "acme", 6, 3)
-		if err := own.Start(middleware(asynq.HandlerFunc(s.Ok))); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(3 * time.Second)
-		own.Shutdown()
+		never := s.Idle()
+		never.Shutdown()
+		never.Shutdown()
 		l := sitetest.NewLedger()
 		s.Serve(s.Ok, l.Watch, sitetest.Brisk, s.Apart)
-		s.SleepUntil(l, 7, 90*time.Second)
+		s.SleepUntil(l, 5, 90*time.Second)
 	})
 }

@@ -132,6 +132,18 @@ func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *w
 	return server
 }
 
+// Idle returns a server that is not started.
+func (s *Site) Idle() *worker.Server {
+	s.Helper()
+	theirs, ours := s.Configs()
+	server, err := worker.NewServer(s.Asynq, theirs, ours)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(server.Shutdown)
+	return server
+}
+
 // Calm has a server ask as seldom as by asynq's defaults. In a bubble a second of a server that asks
 // more often takes milliseconds.
 func Calm(c *asynq.Config, _ *worker.Config) { c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, 0 }
@@ -252,19 +264,4 @@ func (s *Site) Used() int64 {
 func (s *Site) WaitUsed(n int64) {
 	s.Helper()
 	s.Wait(fmt.Sprintf("%d units are used", n), func() bool { return s.Used() == n })
-}
-
-// Adapted returns a server as asynq makes it, by an adapter.
-func (s *Site) Adapted(theirs asynq.Config, ours worker.Config) (*worker.Adapter, *asynq.Server, asynq.MiddlewareFunc) {
-	s.Helper()
-	ad, err := worker.NewAdapter(ours)
-	if err != nil {
-		s.Fatal(err)
-	}
-	server := asynq.NewServer(ad.Redis(s.Asynq), ad.Asynq(theirs))
-	middleware, err := ad.Middleware()
-	if err != nil {
-		s.Fatal(err)
-	}
-	return ad, server, middleware
 }

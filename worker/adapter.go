@@ -84,6 +84,7 @@ type Adapter struct {
 	configured atomic.Bool                       // Asynq was called
 	entered    atomic.Bool                       // the middleware has seen a task
 	guarded    atomic.Bool                       // Middleware has returned a middleware
+	reused     atomic.Bool                       // for a second server, whose tasks nobody would pick up
 	missed     atomic.Bool                       // it was logged that the middleware sees no tasks
 
 	dispatch atomic.Pointer[dispatch.Dispatcher]
@@ -159,7 +160,9 @@ func copyOf(c redis.UniversalClient) redis.UniversalClient {
 
 // hook puts our hook into the client of the server's connection.
 func (ad *Adapter) hook(client redis.UniversalClient) {
-	ad.asynq.Store(asynqredis.New(client))
+	if !ad.asynq.CompareAndSwap(nil, asynqredis.New(client)) {
+		ad.reused.Store(true)
+	}
 	client.AddHook(&hook{adapter: ad})
 }
 

@@ -72,13 +72,11 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // dequeue answers with the task that runs next, whatever queue asynq asks for.
 func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	ad := h.adapter
-	if !ad.guarded.Load() {
+	if err := ad.unfit(); err != nil {
 		select {
 		case <-time.After(refusedPause):
 		case <-ctx.Done():
 		}
-		err := errors.New("worker: no task is picked up, as it would run unthrottled: " +
-			"call Adapter.Middleware and put what it returns into the handler")
 		cmd.SetErr(err)
 		return err
 	}
@@ -103,6 +101,20 @@ func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	cmd.SetVal(string(message))
 	return nil
 }
+
+// unfit returns why the adapter must not pick up tasks, or nil.
+func (ad *Adapter) unfit() error {
+	switch {
+	case ad.reused.Load():
+		return errReused
+	case !ad.guarded.Load():
+		return errors.New("worker: no task is picked up, as it would run unthrottled: " +
+			"call Adapter.Middleware and put what it returns into the handler")
+	}
+	return nil
+}
+
+var errReused = errors.New("worker: two servers have the connection of one Adapter: make an Adapter for each")
 
 // forward answers with the number of due tasks that were moved.
 func (h *hook) forward(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {

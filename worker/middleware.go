@@ -23,8 +23,8 @@ const decideTimeout = 2 * time.Second
 // Middleware returns the middleware that throttles. Put it outermost: a middleware around it
 // sees denials as errors, and runs at every attempt.
 //
-// Make the asynq.Server first. It is an error if no server was made with what Redis or RedisClient
-// returns, or if Asynq was not called.
+// Make the asynq.Server first. It is an error if no server, or more than one, was made with what
+// Redis or RedisClient returns, or if Asynq was not called.
 func (ad *Adapter) Middleware() (asynq.MiddlewareFunc, error) {
 	if ad.asynq.Load() == nil {
 		return nil, errors.New("worker: no asynq.Server has the connection that Adapter.Redis returns: make the server " +
@@ -33,6 +33,9 @@ func (ad *Adapter) Middleware() (asynq.MiddlewareFunc, error) {
 	if !ad.configured.Load() {
 		return nil, errors.New("worker: Adapter.Asynq was not called: " +
 			"make the asynq.Server with Asynq(...), or denials are reported as failures")
+	}
+	if ad.reused.Load() {
+		return nil, errReused
 	}
 	ad.guarded.Store(true)
 	return func(next asynq.Handler) asynq.Handler {

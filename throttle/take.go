@@ -128,7 +128,8 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return classify(ctx, cp.Name, cp.taker.Acknowledge(ctx, cp.script))
 }
 
-// PutBack returns taken tickets to their places in line, and refunds them. Errors are Take's.
+// PutBack returns taken tickets to their places in the line that they were taken from, and refunds
+// them. Errors are Take's.
 func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
 }
@@ -148,10 +149,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if t.Decision.Reservation.ID == "" {
 			continue // it has no units, and no place to go back to
 		}
-		cp := t.policy
-		if cp == nil || cp.line != n.name {
-			cp = now
-		}
+		cp := cmp.Or(t.policy, now)
 		r := t.Decision.Reservation.Request
 		tenant, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {

@@ -119,7 +119,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 }
 
 // Acknowledge reports that the tickets of the last Take arrived, as the next Take does. Call it if
-// none follows within two or three seconds. Errors are Take's.
+// none follows in time: see Take. Errors are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {

@@ -56,7 +56,7 @@ type Call struct {
 type Correction struct {
 	Cancelled   bool             // by this call; Cost is empty then
 	Cost        map[string]int64 // what it costs now, of the units that were corrected
-	Reservation Reservation      // as it was before
+	Reservation Reservation      // as the caller had it
 }
 
 // A Start is work that begins, as it was granted.

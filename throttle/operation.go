@@ -61,6 +61,8 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 		return nil, bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case r.Class != "" && r.Class != Live && r.Class != Batch:
 		return nil, bad("class", string(r.Class), `must be "live" or "batch"`)
+	case r.Backlog < 0:
+		return nil, bad("backlog", r.Backlog, "must not be below 0")
 	case len(r.Key) > MaxKeyBytes:
 		return nil, bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
 	}
@@ -99,7 +101,7 @@ func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error
 		hint := ""
 		switch {
 		case !slices.Contains(cp.units, unit) && unit != Requests:
-			hint = "no window counts this unit, but " + strings.Join(cp.units, ", ")
+			hint = cp.unitsHint()
 		case cost < 0 || cost > MaxLimit:
 			hint = fmt.Sprintf("must be 0 to %d", int64(MaxLimit))
 		default:
@@ -108,6 +110,10 @@ func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error
 		return &RequestError{Policy: cp.Name, Field: field + " " + quote.Name(unit), Value: cost, Hint: hint}
 	}
 	return nil
+}
+
+func (cp *compiledPolicy) unitsHint() string {
+	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
 // scriptRequest returns the fields of a script's request that all operations share.

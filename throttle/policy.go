@@ -43,12 +43,12 @@ type Policy struct {
 	// microseconds. The default is DefaultMaxPause.
 	MaxPause time.Duration
 
-	// MaxRefusals is the number of the refusal by the upstream, in a row, that fails a worker's task
-	// by a worker.GivenUpError: 0 to MaxLimit. The default, 0, has no limit.
+	// MaxRefusals is how many refusals by the upstream, in a row, fail a worker's task by a
+	// worker.GivenUpError: 0 to MaxLimit. The default, 0, is no limit.
 	MaxRefusals int64
 
 	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would be so long
-	// after the first refusal by the upstream: 0 to MaxPeriod. The default, 0, has no limit.
+	// after the first refusal by the upstream: 0 to MaxPeriod. The default, 0, is no limit.
 	MaxRefusedWait time.Duration
 
 	// Mode says whether the policy denies, or only reports. The default is ModeEnforce.
@@ -57,7 +57,7 @@ type Policy struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Requeue says for when a worker requeues a denied task. The default is RequeueWhenFits.
+	// Requeue says when a worker's denied task comes back. The default is RequeueWhenFits.
 	Requeue Requeue
 
 	// Shards spreads the tenants over as many hash tags, each with a line of its own, for several
@@ -191,10 +191,10 @@ const (
 	FailoverFast FailoverMode = "fast"
 
 	// FailoverStrict returns ErrUnavailable until no window counts any more what the old primary
-	// granted: for the longest Period and Margin, Lease, or time in which a GCRA window drains, but
-	// for limits that Config.Tenants finds. It notices another primary by its replication ID, which
-	// also changes with a restart or a migrated slot. It does not notice data that is gone as a whole.
-	// It needs FailClosed, and has no Calendar windows.
+	// granted. That takes the longest Period with Margin, Lease, or time in which a GCRA window
+	// drains; limits that Config.Tenants finds are not looked at. It notices another primary by its
+	// replication ID, which also changes with a restart or a migrated slot. It does not notice data
+	// that is gone as a whole. It needs FailClosed, and has no Calendar windows.
 	FailoverStrict FailoverMode = "strict"
 )
 
@@ -211,7 +211,7 @@ const (
 	ModeObserve Mode = "observe"
 )
 
-// A Requeue says for when a worker requeues a denied task.
+// A Requeue says when a worker's denied task comes back.
 type Requeue string
 
 const (

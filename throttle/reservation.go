@@ -2,9 +2,6 @@ package throttle
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -61,9 +58,9 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 // charged at once, even above the limit, and later requests wait for them. Units that actual does
 // not name stay as they are.
 //
-// It returns the corrected reservation, for a later Settle or Cancel. The same correction,
-// repeated, is made once. After a Cancel it changes nothing. Errors are Limiter.Reserve's and
-// ErrDetached.
+// It returns the corrected reservation. Settle and Cancel go by the last correction, whichever of
+// the two they are called on. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's
+// and ErrDetached.
 func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reservation, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
@@ -72,25 +69,24 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if err := o.checkUnits("actual", actual); err != nil {
 		return r, err
 	}
-	change, before := false, slices.Clone(o.costs)
+	costs := make([]int64, len(o.windows))
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if o.costs[i] = cost - o.costs[i]; !ok || o.algorithms[i].Leases {
-			o.costs[i] = 0
+		if costs[i] = cost; !ok || o.algorithms[i].Leases {
+			costs[i] = -1
 		}
-		change = change || o.costs[i] != 0
 	}
-	if !change {
+	if slices.Max(costs) < 0 {
 		return r, nil
 	}
-	correction := sha256.Sum256(fmt.Append(nil, before, o.costs))
-	if _, err := o.settle(ctx, r, script.Settle, script.SettleWord(hex.EncodeToString(correction[:8]), o.costs)); err != nil {
+	a, err := o.settle(ctx, r, script.Settle, script.SettleWord(costs))
+	if err != nil {
 		return r, err
 	}
-	if slices.Min(o.costs) < 0 {
+	if a.Status == script.Granted {
 		o.claims.released()
+		r.limiter.corrected(Correction{Cost: maps.Clone(actual), Reservation: r})
 	}
-	r.limiter.corrected(Correction{Cost: maps.Clone(actual), Reservation: r})
 	settled := maps.Clone(r.Cost)
 	if settled == nil {
 		settled = map[string]int64{}

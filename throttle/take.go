@@ -119,7 +119,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 }
 
 // Acknowledge reports that the tickets of the last Take arrived, as the next Take does. Call it if
-// none follows within two or three seconds. Errors are Take's.
+// none follows in time: see Take. Errors are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
 	cp, err := n.limiter.findLine(n.name, true)
 	if err != nil {
@@ -128,7 +128,8 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	return classify(ctx, cp.Name, cp.taker.Acknowledge(ctx, cp.script))
 }
 
-// PutBack returns taken tickets to their places in line, and refunds them. Errors are Take's.
+// PutBack returns taken tickets to their places in the line that they were taken from, and refunds
+// them. Errors are Take's.
 func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
 }
@@ -148,10 +149,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if t.Decision.Reservation.ID == "" {
 			continue // it has no units, and no place to go back to
 		}
-		cp := t.policy
-		if cp == nil || cp.line != n.name {
-			cp = now
-		}
+		cp := cmp.Or(t.policy, now)
 		r := t.Decision.Reservation.Request
 		tenant, err := n.limiter.tenant(ctx, cp, r.Tenant)
 		if err != nil {

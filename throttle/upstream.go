@@ -31,9 +31,9 @@ type Pause struct {
 }
 
 // Describe says what the pause means at a time, and who reported or set it, such as "paused until
-// 14:02:10 UTC by the upstream's 429 to acme, told by worker-7".
+// 14:02:10 UTC by the upstream's 429 to acme, reported by worker-7".
 func (p *Pause) Describe(at time.Time) string {
-	verb := "told"
+	verb := "reported"
 	if p.ByHand {
 		verb = "set"
 	}
@@ -221,7 +221,7 @@ func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration,
 
 // Remaining is the state of a limit that an upstream reports.
 type Remaining struct {
-	Unit  string        // what it counts; the default is Requests
+	Unit  string        // what it counts, as a window of the policy does; the default is Requests
 	Units int64         // how many are left: 0 to MaxLimit
 	Reset time.Duration // until it starts again from 0: above 0 and at most MaxPeriod
 }
@@ -236,16 +236,17 @@ func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error 
 	if left.Unit == "" {
 		left.Unit = Requests
 	}
+	cp, err := r.policy()
 	switch {
-	case r.limiter == nil:
-		return ErrDetached
-	case !nameShape.MatchString(left.Unit):
-		return bad("unit", left.Unit, nameHint)
+	case err != nil:
+		return err
+	case cp != nil && !slices.Contains(cp.units, left.Unit):
+		return bad("unit", left.Unit, cp.unitsHint())
 	case left.Units < 0 || left.Units > MaxLimit:
 		return bad("units", left.Units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
 	case left.Reset <= 0 || left.Reset > MaxPeriod:
 		return bad("reset", left.Reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
-	case r.ID == "":
+	case cp == nil:
 		return nil
 	}
 	return r.limiter.report(ctx, r, script.Remaining, func(places []int) string {

@@ -132,7 +132,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		c.gather.do(ctx, e)
 	}
 	for _, o := range opts {
-		if start, ok := o.Value().(*ExpectedStart); ok {
+		if start, ok := o.Value().(*ExpectedStart); ok && start != nil {
 			*start = e.Start
 		}
 	}

@@ -28,7 +28,7 @@ func Example_production() {
 		Client: redis.NewClient(&redis.Options{
 			Addr: redisOpt.Addr, Username: redisOpt.Username, Password: redisOpt.Password, TLSConfig: connection,
 		}),
-		Name:     os.Getenv("POD_NAME"), // how a pause says who was told of it
+		Name:     os.Getenv("POD_NAME"), // how a pause says who reported the refusal
 		Policies: policies,
 		Prefix:   "production:",
 	})

@@ -24,13 +24,18 @@ func (o option) Value() any             { return o.value }
 // among the options of a task, which asynq does not show.
 
 // MaxWait is an option of Client's calls: a task that may have to wait longer than d before it
-// starts is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. While the
-// limiter's Redis does not answer nothing is refused. It has no effect in asynq.Client's calls, in
-// NewTask and in asynq.NewTask.
+// starts is refused with a *throttle.TooLateError, and not enqueued. 0 is no limit. Below 0 a task
+// is refused unless it fits at once. While the limiter's Redis does not answer nothing is refused.
+// It has no effect in asynq.Client's calls, in NewTask and in asynq.NewTask.
 //
 // With ProcessAt or ProcessIn, d counts from when the task joins the line, and a task that is
 // refused then fails: asynq archives it. With Group it is an error.
-func MaxWait(d time.Duration) asynq.Option { return option{"MaxWait", d} }
+func MaxWait(d time.Duration) asynq.Option {
+	if d < 0 { // 0 is no limit
+		d = 1
+	}
+	return option{"MaxWait", d}
+}
 
 // Backlog is an option of Client's calls: if n tasks of the same tenant, attributes and queue are
 // in line already, the task is refused with a *throttle.BacklogError, and not enqueued. 0 is no
@@ -46,7 +51,7 @@ func Backlog(n int) asynq.Option { return option{"Backlog", n} }
 func Class(c throttle.Class) asynq.Option { return option{"Class", c} }
 
 // ReportStart is an option of Client.EnqueueContext and Enqueue: it stores when the task is
-// expected to start. It has no effect elsewhere.
+// expected to start. It has no effect elsewhere, or if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option { return option{"ReportStart", start} }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.

@@ -96,7 +96,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = d.run(t, "status", "--tenant", "acme")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, told by worker-7\n") || strings.Contains(e.stdout, "z1") {
+	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, reported by worker-7\n") || strings.Contains(e.stdout, "z1") {
 		t.Errorf("%s", e.stdout)
 	}
 	var got struct {

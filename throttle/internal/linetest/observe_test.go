@@ -75,7 +75,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false")
+		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false", "call p decide 1")
 		for range 2 {
 			if _, err := grant.Cancel(t.Context()); err != nil {
 				t.Fatal(err)

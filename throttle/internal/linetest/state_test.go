@@ -107,7 +107,7 @@ func TestStateTellsTheCauseOfAPause(t *testing.T) {
 			t.Errorf("%+v", why)
 		}
 		want := "paused until " + st.Pause.Until.Add(time.Second-1).UTC().Format("15:04:05") +
-			" UTC by the upstream's 429: slow down to a, told by worker:7"
+			" UTC by the upstream's 429: slow down to a, reported by worker:7"
 		if got := st.Pause.Describe(st.At); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}

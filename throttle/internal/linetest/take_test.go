@@ -296,3 +296,27 @@ func TestTicketsOfALine(t *testing.T) {
 		}
 	})
 }
+
+// Only the line that a ticket was taken from has its place and its units.
+func TestATicketGoesBackToItsOwnLine(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := limitertest.Policy(limitertest.SharedWindow(4, h))
+		other := p.WithDefaults()
+		other.Name = "other"
+		l := limitertest.New(t, client, p, other)
+		r := limitertest.Acme(1)
+		r.Ticket = limitertest.Ticket("a")
+		if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Line("other").PutBack(t.Context(), limitertest.Take(t, l, 1, "q").Tickets); err != nil {
+			t.Fatal(err)
+		}
+		if got := ids(limitertest.Take(t, l, 2, "q")); got != "a" {
+			t.Errorf("took %q", got)
+		}
+		if n, err := l.Line("other").Len(t.Context()); n != 0 || err != nil {
+			t.Errorf("%d wait in the other line, %v", n, err)
+		}
+	})
+}

@@ -182,7 +182,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		want string
 	}{
 		{paused(of("a"), 0), `throttle: policy "p": pause 0s: must be above 0`},
-		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`},
+		{r.ReportRemaining(t.Context(), throttle.Remaining{Unit: "to ken", Units: 1, Reset: s}), `throttle: policy "p": unit "to ken": no window counts this unit, but requests`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: -1, Reset: s}), `throttle: policy "p": units -1: must be 0 to 1000000000000`},
 		{r.ReportRemaining(t.Context(), throttle.Remaining{Units: 1}), `throttle: policy "p": reset 0s: must be above 0 and at most 8784h0m0s`},
 	} {

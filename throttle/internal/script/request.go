@@ -142,9 +142,16 @@ func (r *Request) extra(leases bool) string {
 
 func dash(s string) string { return cmp.Or(s, "-") }
 
-// SettleWord returns Request.Word of a correction. Changes are units by window: to add, or to give
-// back if below 0.
-func SettleWord(id string, changes []int64) string { return id + " " + commas(changes) }
+// SettleWord returns Request.Word of a correction. Costs are units by window, below 0 if they stay.
+func SettleWord(costs []int64) string {
+	list := make([]string, len(costs))
+	for i, cost := range costs {
+		if list[i] = "-"; cost >= 0 {
+			list[i] = strconv.FormatInt(cost, 10)
+		}
+	}
+	return strings.Join(list, ",")
+}
 
 // A Refused is a refusal by the upstream, for the scopes at Places, from 1. Times are microseconds.
 type Refused struct {

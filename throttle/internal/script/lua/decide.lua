@@ -15,8 +15,7 @@
 --               at       when it was granted (us); 0 if it was not yet
 --               once     end of the key by which a repeated request is known for a minute
 --               hold     how long what is granted may be held where it has to be given back (us)
---               word     settle: "ID d1,d2,...": an id of the correction, and by window what is to
---                        be added, or given back if below 0
+--               word     settle: "c1,c2,...": by window what it really cost, "-" if that stays
 --                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
 --                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was
@@ -43,7 +42,7 @@
 --               also undoes what its tenant's tags moved by
 --   release     gives back what is held by leases
 --   renew       keeps what is held by leases for as long again
---   settle      corrects what was taken, once for each word
+--   settle      corrects what was taken. The status is 8 if nothing changes
 --   pause       notes that the upstream refused: nothing is granted for a while (upstream.lua)
 --   resume      ends a pause, and what the scopes adapted to
 --   remaining   notes how many units the upstream has left

@@ -2,7 +2,7 @@
 --
 -- Key, behind the prefix P of the policy:
 --   n:ID   what became of a reservation: "AT", when it was granted, and, by blanks,
---            ID                       of the last correction
+--            =WINDOW=UNITS,...        what it costs since the last correction
 --            +TIME:WINDOW=UNITS,...   what a correction added, and what is not given back of it
 --            again                    the id of an idempotency key was granted once more, at AT
 --            cancelled, released      at the end
@@ -19,8 +19,22 @@ local function reservation_verbs(call, verbs)
 
   local function state_key(r) return call.P .. 'n:' .. r.id end
 
-  -- read_state reads the key into r.again, r.cancelled, r.released and r.added, and returns its
-  -- text, false if it says nothing of this grant.
+  local function read_units(text)
+    local units = {}
+    for window, n in gmatch(text or '', '([^=,]+)=(%d+)') do units[window] = n + 0 end
+    return units
+  end
+
+  local function units_text(units, least)
+    local parts = {}
+    for window, n in pairs(units) do
+      if n >= least then parts[#parts + 1] = format('%s=%d', window, n) end
+    end
+    return concat(parts, ',')
+  end
+
+  -- read_state reads the key into r.again, r.cancelled, r.released, r.added and r.settled, and
+  -- returns its text, false if it says nothing of this grant.
   local function read_state(r)
     local state = redis.call('GET', state_key(r))
     local of = state and tonumber(match(state, '^%d+'))
@@ -28,14 +42,15 @@ local function reservation_verbs(call, verbs)
     if of and of < r.at and r.again == '' then state = false end
     r.cancelled = state and (of ~= r.at or find(state, CANCELLED, 1, true))
     r.released = state and sub(state, -#RELEASED) == RELEASED
-    r.added = {}
+    r.added, r.settled = {}, read_units(state and match(state, ' =(%S+)'))
     for at, units in gmatch(state or '', ' %+(%d+):(%S+)') do
-      local added = {at = at + 0, units = {}}
-      for window, n in gmatch(units, '([^=,]+)=(%d+)') do added.units[window] = n + 0 end
-      r.added[#r.added + 1] = added
+      r.added[#r.added + 1] = {at = at + 0, units = read_units(units)}
     end
     return state
   end
+
+  -- cost_of returns what it costs now in a window. The caller may know an earlier cost.
+  local function cost_of(r, i) return r.settled[call.windows[i].name] or r.costs[i] end
 
   -- added_text returns what corrections added, for the key. Of many, the oldest count as one from
   -- the time of the first. What a window has forgotten by then is not given back.
@@ -47,11 +62,8 @@ local function reservation_verbs(call, verbs)
       for window, n in pairs(second.units) do units[window] = (units[window] or 0) + n end
     end
     for _, added in ipairs(r.added) do
-      local units = {}
-      for window, n in pairs(added.units) do
-        if n > 0 then units[#units + 1] = format('%s=%d', window, n) end
-      end
-      if units[1] then parts[#parts + 1] = format(' +%d:', added.at) .. concat(units, ',') end
+      local units = units_text(added.units, 1)
+      if units ~= '' then parts[#parts + 1] = format(' +%d:', added.at) .. units end
     end
     return concat(parts)
   end
@@ -129,7 +141,7 @@ local function reservation_verbs(call, verbs)
     local time = until_all(list, now, r.costs)
     for _, scope in ipairs(list) do
       scopes.touch(scope, now)
-      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, r.costs[i]) end
+      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, cost_of(r, i)) end
     end
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
@@ -183,11 +195,18 @@ local function reservation_verbs(call, verbs)
 
   function verbs.settle(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
-    local id, deltas = match(r.word, '^(%S+) (%S+)$')
-    local own, state, changes = ' ' .. id, read_state(r), {}
-    for delta in gmatch(deltas, '[^,]+') do changes[#changes + 1] = tonumber(delta) end
-    if r.cancelled or state and find(state, own, 1, true) then return 8, now end
-    local adds = {at = now, units = {}}
+    read_state(r)
+    if r.cancelled then return 8, now end
+    local adds, changes, changed = {at = now, units = {}}, {}, false
+    for cost in gmatch(r.word, '[^,]+') do
+      local i = #changes + 1
+      changes[i] = cost ~= '-' and cost - cost_of(r, i) or 0
+      changed = changed or changes[i] ~= 0
+      if cost ~= '-' then r.settled[call.windows[i].name] = cost + 0 end
+    end
+    if not changed then return 8, now end
+    -- What is given back counts as long for a caller who does not know.
+    local time = until_all(list, now, r.costs)
     for _, scope in ipairs(list) do
       scopes.touch(scope, now)
       for _, i in ipairs(scope.of.windows) do
@@ -201,9 +220,9 @@ local function reservation_verbs(call, verbs)
       end
     end
     r.added[#r.added + 1] = adds
-    local value = format('%d', r.at) .. r.again .. own .. added_text(r)
+    local value = format('%d', r.at) .. r.again .. ' =' .. units_text(r.settled, 0) .. added_text(r)
     if r.released then value = value .. RELEASED end
-    remember(r, value, until_all(list, now, r.costs, changes))
+    remember(r, value, max(time, until_all(list, now, r.costs, changes)))
     -- Also after units were added: the first flow may have to wait here now, and hold up nobody
     -- elsewhere.
     requests.look_again(call, r)

@@ -130,7 +130,8 @@ func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 			l := New(t, client, Policy(w))
 			r := Acme(1)
 			r.IdempotencyKey = period.String()
-			made, begun := Reserve(t, l, r).Reservation, time.Now()
+			begun := time.Now()
+			made := Reserve(t, l, r).Reservation
 			Cancel(t, l, made)
 			ttl, err := client.PTTL(t.Context(), "sluice:{p}:n:"+made.ID).Result()
 			if err != nil || ttl > want+ms || ttl < want-time.Since(begun)-ms { // it is in milliseconds

@@ -40,8 +40,8 @@ func adaptScenarios() []scenario {
 			failed := api.drain(ctx, o, throttle.AdaptFull, 500, 0)
 			return []figure{
 				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
-				{Name: "refusals after two periods, of calls", Value: api.refusals(apiStart), AtMost: new(0.03)},
-				{Name: "utilization of the published limit", Value: api.utilization(apiStart, api.end()), AtLeast: new(0.85)},
+				{Name: "refusals after two periods, of calls", Value: api.refusals(apiStart), AtMost: new(apitest.MostRefused)},
+				{Name: "utilization of the published limit", Value: api.utilization(apiStart, api.end()), AtLeast: new(apitest.LeastUsed)},
 			}
 		})
 	}
@@ -62,8 +62,8 @@ func adaptScenarios() []scenario {
 			}
 			return []figure{
 				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
-				{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(0.05)},
-				{Name: "utilization of what is left", Value: api.count(api.accepted, 0, until) / left, AtLeast: new(0.9)},
+				{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(apitest.MostRefusedBeside)},
+				{Name: "utilization of what is left", Value: api.count(api.accepted, 0, until) / left, AtLeast: new(apitest.LeastUsedBeside)},
 			}
 		})
 	}
@@ -97,13 +97,13 @@ func halved(ctx context.Context, o scenarioOptions, _ uint64) []figure {
 	const span = 2 * apiPeriod
 	full := 2 * apiLimit * span.Seconds() / (apiPeriod + apiMargin).Seconds()
 	back := restored
-	for back < until && api.count(api.accepted, back-span, back) < 0.95*full {
+	for back < until && api.count(api.accepted, back-span, back) < apitest.FullRate*full {
 		back += 500 * time.Millisecond
 	}
 	return []figure{
 		{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
-		{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(0.03)},
-		{Name: "back to 0.95 of the full rate after", Value: (back - restored).Seconds(), Unit: "s", AtMost: new(30.)},
+		{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(apitest.MostRefused)},
+		{Name: "back to 0.95 of the full rate after", Value: (back - restored).Seconds(), Unit: "s", AtMost: new(apitest.MostUntilFull.Seconds())},
 		{Name: "utilization of the half", Value: 2 * api.utilization(from, restored)},
 	}
 }

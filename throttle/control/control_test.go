@@ -334,7 +334,7 @@ func TestFollowingCostsLittle(t *testing.T) {
 		time.Sleep(time.Second)
 		calls.Store(0)
 		time.Sleep(10 * time.Minute)
-		if n := calls.Load(); n > 60 {
+		if n := calls.Load(); n > int64(10*time.Minute/(10*time.Second)) {
 			t.Errorf("%d calls in 10 minutes", n)
 		}
 		calls.Store(0)
@@ -345,7 +345,7 @@ func TestFollowingCostsLittle(t *testing.T) {
 			t.Errorf("after %v in force are %+v", time.Since(begun), l.Interventions())
 		}
 		time.Sleep(time.Minute)
-		if n := calls.Load(); n > 9 {
+		if n := calls.Load(); n > int64(time.Minute/(10*time.Second))+2 {
 			t.Errorf("%d calls for a change, its end and a minute", n)
 		}
 	})
@@ -378,7 +378,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		if len(at) != 3 || at[0] > time.Second || at[1] < 25*time.Second || at[2] > 28*time.Second {
+		if len(at) != 3 || at[0] != 0 || at[1] < 25*time.Second || at[2] > 25*time.Second+time.Second {
 			t.Errorf("tickets were taken at %v", at)
 		}
 	})

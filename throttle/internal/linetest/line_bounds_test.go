@@ -106,13 +106,14 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 				start, ok := starts[id]
 				start -= now
 				real, most = real+start, most+place.StartsInMost
-				// Servers ask a line at most every 5 ms.
-				if !ok || start < place.StartsInLeast || start > place.StartsInMost+5*ms {
+				if !ok || start < place.StartsInLeast || start > place.StartsInMost {
 					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, id, start, ok, place.StartsInLeast, place.StartsInMost, p.Windows)
 				}
 			}
 		}
-		if most > 5*real {
+		// Measured by these seeds: bounds may come closer, and not go farther.
+		const measured = 3.26
+		if float64(most) > measured*float64(real) {
 			t.Errorf("the upper bounds are %v in all, the starts %v", most, real)
 		}
 	})

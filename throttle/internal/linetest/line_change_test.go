@@ -139,13 +139,13 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		"weights change": {limitertest.Policy(limitertest.SharedWindow(4, s)), func(sc *scene) {
 			sc.joinMany("q", "a", 40)
 			sc.joinMany("q", "b", 40)
-			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 1})
+			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 1}, 1)
 			p := limitertest.Policy(limitertest.SharedWindow(4, s))
 			p.Tenants = map[string]throttle.Tenant{"b": {Weight: 3}}
 			sc.set(p)
 			sc.refresh()
 			sc.shares(4, 4, "q")
-			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 3})
+			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 3}, 1)
 		}},
 		"another calendar resets sooner": {limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "")), func(sc *scene) {
 			sc.granted("a1")

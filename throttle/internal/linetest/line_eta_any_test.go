@@ -88,13 +88,14 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 				start, ok := starts[ticket]
 				start -= at[ticket]
 				real, most = real+start, most+p.StartsInMost
-				// Servers ask a line at most every 5 ms.
-				if !ok || start < p.StartsIn || start > p.StartsInMost+5*ms {
+				if !ok || start < p.StartsIn || start > p.StartsInMost {
 					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.StartsIn, p.StartsInMost, windows)
 				}
 			}
 		}
-		if most > real*3/2 {
+		// Measured by these seeds: bounds may come closer, and not go farther.
+		const measured = 1.18
+		if float64(most) > measured*float64(real) {
 			t.Errorf("the upper bounds are %v in all, the starts %v", most, real)
 		}
 	})

@@ -2,7 +2,6 @@ package linetest
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -54,17 +53,16 @@ func (sc *scene) shares(n, most int, queues ...string) map[string]int64 {
 	return got
 }
 
-func (sc *scene) inShares(got map[string]int64, weights map[string]float64) {
+// inShares fails unless got are the units of tenants that had a backlog all the while, and had no
+// ticket of a larger cost. None is ahead of another by more than a ticket of each: the bound of
+// start-time fair queueing.
+func (sc *scene) inShares(got map[string]int64, weights map[string]float64, cost int64) {
 	sc.t.Helper()
-	var units int64
-	var all float64
-	for tenant, weight := range weights {
-		units, all = units+got[tenant], all+weight
-	}
-	for tenant, weight := range weights {
-		want := weight / all
-		if share := float64(got[tenant]) / float64(units); math.Abs(share-want) > 0.05*want {
-			sc.t.Errorf("tenant %s got %.3f of %d units, want %.3f", tenant, share, units, want)
+	for one, w := range weights {
+		for other, v := range weights { // multiplied by both weights, which have exact products
+			if ahead := float64(got[one])*v - float64(got[other])*w; ahead > float64(cost)*(v+w) {
+				sc.t.Fatalf("%s got %d units and %s %d, by the weights %v", one, got[one], other, got[other], weights)
+			}
 		}
 	}
 }
@@ -89,11 +87,11 @@ func TestSharesOfAWindow(t *testing.T) {
 		}
 		sc.joinMany("q", "b", 400)
 		sc.joinMany("q", "d", 400)
-		sc.inShares(sc.shares(400, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2})
+		sc.inShares(sc.shares(400, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2}, sc.cost)
 		sc.joinMany("q", "e", 100)
-		sc.inShares(sc.shares(340, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2, "e": 0.25})
+		sc.inShares(sc.shares(340, 16, "q"), map[string]float64{"a": 1, "b": 1, "d": 2, "e": 0.25}, sc.cost)
 		sc.shares(200, 16, "q") // d is done
-		sc.inShares(sc.shares(90, 16, "q"), map[string]float64{"a": 1, "b": 1, "e": 0.25})
+		sc.inShares(sc.shares(90, 16, "q"), map[string]float64{"a": 1, "b": 1, "e": 0.25}, sc.cost)
 		limitertest.Agrees(t, client)
 	})
 }
@@ -109,13 +107,12 @@ func TestSharesOfSlots(t *testing.T) {
 				for i := range 9 {
 					sc.joinMany("q", fmt.Sprint("live", i), 20)
 				}
-				weights := map[string]float64{"bulk": 1}
-				for i := range 9 {
-					weights[fmt.Sprint("live", i)] = 1
+				for tenant, n := range sc.shares(190, most, "q") { // as if by turns, among ten
+					if n != 19 {
+						t.Errorf("%s, %d: %s got %d of 190", name, most, tenant, n)
+					}
 				}
-				t.Log(name, most)
-				sc.inShares(sc.shares(190, most, "q"), weights)
-				if got := sc.shares(100, most, "q"); got["bulk"] < 90 { // nobody else is left
+				if got := sc.shares(100, most, "q"); got["bulk"] != 91 { // each of the others had one left
 					t.Errorf("%s, %d: %v", name, most, got)
 				}
 			}
@@ -133,42 +130,36 @@ func TestSharesOfQueues(t *testing.T) {
 		}
 		for i := range 10 {
 			queue := []string{"q1", "q2"}[i%2]
-			sc.inShares(sc.shares(80, 8, queue), map[string]float64{"a": 1, "b": 3})
+			sc.inShares(sc.shares(80, 8, queue), map[string]float64{"a": 1, "b": 3}, sc.cost)
 		}
 	})
 }
 
-// Of tenants with a backlog, none is ever ahead of another by more than both of their largest
-// tickets: the bound of start-time fair queueing.
+// Shares are kept at every moment, whatever tickets cost.
 func TestFairAtEveryMoment(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}
 		sc := newScene(t, client, weighted(weights, limitertest.SharedWindow(20, s)))
 		random := rand.New(rand.NewPCG(5, 6))
+		const largest = 6
 		left := map[string]int{}
 		for i := range 400 {
-			sc.cost = 1 + random.Int64N(6)
+			sc.cost = 1 + random.Int64N(largest)
 			tenant := "abcd"[i%4 : i%4+1]
 			sc.joins(fmt.Sprint(tenant, i))
 			left[tenant]++
 		}
-		got, backlog := map[string]float64{}, true
+		got, backlog := map[string]int64{}, true
 		for backlog {
 			taken := limitertest.Take(t, sc.l, 16, "q")
 			for _, ticket := range taken.Tickets {
 				tenant := ticket.Decision.Tenant
-				got[tenant] += float64(ticket.Decision.Reservation.Cost["requests"]) / weights[tenant]
+				got[tenant] += ticket.Decision.Reservation.Cost["requests"]
 				if left[tenant]--; left[tenant] == 0 {
 					backlog = false
 					break
 				}
-				for one := range weights {
-					for other := range weights {
-						if most := 6/weights[one] + 6/weights[other]; got[one]-got[other] > most+0.01 {
-							t.Fatalf("%s is %.1f ahead of %s, want at most %.1f", one, got[one]-got[other], other, most)
-						}
-					}
-				}
+				sc.inShares(got, weights, largest)
 			}
 			sc.c.US.Add(taken.Next.Microseconds())
 		}
@@ -192,7 +183,7 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 			sc.with = map[string]string{"user": "bob", "region": "r9"}
 			sc.joinMany("q", "b", 100)
 			t.Log(name)
-			sc.inShares(sc.shares(160, 8, "q"), map[string]float64{"a": 1, "b": 1})
+			sc.inShares(sc.shares(160, 8, "q"), map[string]float64{"a": 1, "b": 1}, sc.cost)
 			limitertest.Agrees(t, client)
 		}
 	})
@@ -243,6 +234,8 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 				got[ticket.Decision.Tenant]++
 			}
 		}
-		sc.inShares(got, map[string]float64{"a": 1, "b": 1})
+		if got["a"] != 10 || got["b"] != 10 {
+			t.Errorf("of 20 starts %v", got)
+		}
 	})
 }

@@ -138,13 +138,15 @@ func TestQueuesShareALine(t *testing.T) {
 	})
 }
 
+const spacing = 7 * ms // of appointments
+
 // Up to 285 idle servers together ask the line every 7 ms, and again after a take that got all that
 // it asked for. A ticket that is due is taken at the next of these times. However many servers there
 // are, each asks within two seconds.
 func TestAppointments(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
-	const spacing, again = 7 * ms, 500 * us
+	const again = 500 * us
 	for _, servers := range []int{1, 7, 250, 400} {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 100*ms)))
 		const tickets = 20

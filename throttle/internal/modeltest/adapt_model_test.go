@@ -3,7 +3,7 @@ package modeltest
 import "math"
 
 // An adaptModel is the controller of upstream.lua in Go. Its times are microseconds, its rates
-// parts of the published one.
+// parts of the published one. Both are rounded as they are stored.
 type adaptModel struct {
 	cycle    float64 // how long the window takes for all that it holds
 	capacity float64
@@ -29,6 +29,7 @@ const (
 	adaptLongest = 60e6    // of all that goes by the cycle
 	adaptFirst   = 1e6     // the longest first pause
 	adaptLate    = 20e3    // with which a late request catches up
+	adaptParts   = 1e12    // of the published rate, in which rates are stored
 )
 
 func (m *adaptModel) span() float64 { return math.Min(m.cycle, adaptLongest) }
@@ -61,7 +62,7 @@ func (m *adaptModel) take(now float64) {
 	if rate < 1 {
 		late = math.Min(late, 1e8/spacing)
 	}
-	m.next = math.Max(m.next, now-late) + spacing
+	m.next = math.Ceil(math.Max(m.next, now-late) + spacing)
 }
 
 // refused notes that what was granted at `at` was refused, for `said` or, if that is 0, for an
@@ -79,6 +80,7 @@ func (m *adaptModel) refused(now, at, said float64) float64 {
 	default:
 		wait = math.Min(m.span()/8, adaptFirst)
 	}
+	wait = math.Ceil(wait)
 	switch shortest := adaptHold * m.unit(); {
 	case !known:
 		*m = adaptModel{cycle: m.cycle, capacity: m.capacity, full: m.full, on: true, hold: shortest, since: now}
@@ -89,9 +91,11 @@ func (m *adaptModel) refused(now, at, said float64) float64 {
 	case m.full && at > m.cut+m.span()/2:
 		r := m.rateAt(now)
 		m.rate = math.Max(adaptFloor, r*adaptKeep)
-		m.peak = math.Max(m.rate, r*(1+adaptKeep)/2)
+		m.peak = math.Floor(math.Max(m.rate, r*(1+adaptKeep)/2)*adaptParts) / adaptParts
+		m.rate = math.Floor(m.rate*adaptParts) / adaptParts
 		m.from, m.cut = now+wait, now
 	}
+	m.hold = math.Ceil(m.hold)
 	m.last, m.wait = now, wait
 	m.refusals++
 	m.next = math.Max(m.next, now+wait)

@@ -183,11 +183,11 @@ func TestAdaptingToAnotherWayToCount(t *testing.T) {
 				return []float64{s.refusals(start), between(s.accepted, start, s.end()) / published(s.end()-start)}
 			})
 			t.Logf("refusals %.3f, utilization %.3f", figures[0], figures[1])
-			if figures[0] > 0.03 || figures[1] < 0.85 {
-				t.Error("want at most 0.03, at least 0.85")
+			if figures[0] > apitest.MostRefused || figures[1] < apitest.LeastUsed {
+				t.Errorf("want at most %v, at least %v", apitest.MostRefused, apitest.LeastUsed)
 			}
 			without := simulate(1, count(), jobs, 80*time.Second, false)
-			if name != "half the burst" && without.refusals(start) < 0.03 {
+			if name != "half the burst" && without.refusals(start) <= apitest.MostRefused {
 				t.Errorf("without adaptation there are %.3f refusals: this API tests nothing", without.refusals(start))
 			}
 		})
@@ -198,8 +198,9 @@ func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
 	const halved, restored, until = 20 * time.Second, 80 * time.Second, 140 * time.Second
 	figures := mean(func(seed uint64) []float64 {
 		s := simulate(seed, apitest.HalvedCount(apiLimit, apiPeriod, halved, restored), 1e6, until, true)
+		full := apitest.FullRate * published(2*apiPeriod) * toUS(apiPeriod) / toUS(apiPeriod+apiMargin)
 		back := restored
-		for ; between(s.accepted, back-2*apiPeriod, back) < 0.95*published(2*apiPeriod)*toUS(apiPeriod)/toUS(apiPeriod+apiMargin); back += time.Second {
+		for ; between(s.accepted, back-2*apiPeriod, back) < full; back += time.Second {
 			if back > until {
 				t.Fatal("the rate does not come back")
 			}
@@ -207,8 +208,8 @@ func TestAdaptingToALimitThatIsHalvedForAMinute(t *testing.T) {
 		return []float64{s.refusals(0), (back - restored).Seconds(), between(s.accepted, halved, restored) / published((restored-halved)/2)}
 	})
 	t.Logf("refusals %.3f, back after %.1f s, utilization of the half %.3f", figures[0], figures[1], figures[2])
-	if figures[0] > 0.03 || figures[1] > 30 || figures[2] < 0.85 {
-		t.Error("want at most 0.03, at most 30, at least 0.85")
+	if figures[0] > apitest.MostRefused || figures[1] > apitest.MostUntilFull.Seconds() || figures[2] < apitest.LeastUsed {
+		t.Errorf("want at most %v, at most %v, at least %v", apitest.MostRefused, apitest.MostUntilFull, apitest.LeastUsed)
 	}
 }
 
@@ -220,8 +221,8 @@ func TestAdaptingToAStrangerOnTheSameKey(t *testing.T) {
 		return []float64{s.refusals(0), between(s.accepted, 0, until) / (published(until) - float64(stranger()))}
 	})
 	t.Logf("refusals %.3f, utilization of what is left %.3f", figures[0], figures[1])
-	if figures[0] > 0.05 || figures[1] < 0.9 {
-		t.Error("want at most 0.05, at least 0.9")
+	if figures[0] > apitest.MostRefusedBeside || figures[1] < apitest.LeastUsedBeside {
+		t.Errorf("want at most %v, at least %v", apitest.MostRefusedBeside, apitest.LeastUsedBeside)
 	}
 }
 
@@ -234,7 +235,8 @@ func TestAdaptingToNothing(t *testing.T) {
 	}
 }
 
-// A single refusal, such as of a call that came late by more than the margin, costs next to nothing.
+// A single refusal, such as of a call that came late by more than the margin, costs no more than the
+// pause after it.
 func TestAdaptingToALonelyRefusal(t *testing.T) {
 	const jobs, late = 500, 100
 	end := map[bool]float64{}
@@ -252,8 +254,8 @@ func TestAdaptingToALonelyRefusal(t *testing.T) {
 		}
 	}
 	t.Logf("the end after %.2f s, without adaptation after %.2f s", end[true], end[false])
-	if end[true] > 1.01*end[false] {
-		t.Error("want at most 1 % later")
+	if pause := (apiPeriod + apiMargin).Seconds() / 8; end[true] > end[false]+pause {
+		t.Errorf("want at most %v s later", pause)
 	}
 }
 
@@ -292,13 +294,14 @@ func TestAnExactWindowSharedWithAStranger(t *testing.T) {
 		return []float64{s.refusals(0), between(s.accepted, 0, until) / left()}
 	})
 	t.Logf("adaptation: refusals %.3f, utilization of what is left %.3f", adapted[0], adapted[1])
-	if adapted[0] > 0.07 || adapted[1] < 0.65 {
-		t.Error("want at most 0.07, at least 0.65")
+	// Both bars are missed. These are the figures of the page with the bars.
+	if math.Round(1000*adapted[0]) != 61 || math.Round(1000*adapted[1]) != 695 {
+		t.Error("want 0.061 and 0.695")
 	}
 	for calls := 8; calls <= 15; calls++ {
 		of := constant((apiPeriod + 30*time.Millisecond) / time.Duration(calls))
 		t.Logf("%d calls in each period and 30 ms: refusals %.3f, utilization %.3f", calls, of[0], of[1])
-		if of[0] <= 0.05 && of[1] >= 0.9 {
+		if of[0] <= apitest.MostRefusedBeside && of[1] >= apitest.LeastUsedBeside {
 			t.Errorf("%d calls in each period meet both bars: adaptation could, too", calls)
 		}
 	}

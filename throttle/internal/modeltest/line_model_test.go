@@ -320,6 +320,8 @@ func (cr *crowd) asks() map[string]bool {
 	return asks
 }
 
+const spacing = 7 * ms // of the servers' appointments
+
 // conserves fails if a ticket fits that was not taken, or fits before the line is asked again.
 func (cr *crowd) conserves(next time.Duration, queues []string) {
 	if cr.now() < cr.changedAt+s.Microseconds() {
@@ -335,7 +337,7 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 				cr.fatal("%v never fits, and was not handed out", w.id)
 			}
 			d := cr.m.peek(w.request, cr.now())
-			if late := next - d.RetryIn; d.Granted || late > time.Duration(cr.asked)*5*ms {
+			if late := next - d.RetryIn; d.Granted || late > time.Duration(cr.asked-1)*spacing {
 				cr.fatal("%v fits in %v, and the line is asked in %v", w.id, d.RetryIn, next)
 			}
 		} else if cr.fits(w) && !slices.ContainsFunc(cr.waiting(), func(g *standing) bool {

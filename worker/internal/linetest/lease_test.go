@@ -74,9 +74,7 @@ func TestLongHandlersWakeTwice(t *testing.T) {
 		if most := g.Most.Load(); most != slots {
 			t.Errorf("%d ran at once, the limit is %d", most, slots)
 		}
-		if mean, most := l.WakesPerTask(); most > 2 {
-			t.Errorf("%.2f wakes a task, at most %d", mean, most)
-		}
+		s.WantWakes(l, sitetest.DeniedAndRun)
 	})
 }
 

@@ -156,6 +156,9 @@ func (s *Site) WantWakes(l *Ledger, want int) {
 // Spacing is the time between two appointments of a line's servers, as line_appointments.lua has it.
 const Spacing = 7 * time.Millisecond
 
+// FallbackMin is the shortest time after which workers look at a task in line, as dispatch has it.
+const FallbackMin = 2 * time.Minute
+
 // WantPace fails unless each task was granted when the windows had room for it, and at most so much
 // later. Tasks of cost 1 wait all the time, for windows that they share.
 func (s *Site) WantPace(grants []Granted, late time.Duration, windows ...throttle.Window) {

@@ -182,7 +182,7 @@ func WantFair(t testing.TB, got map[string]int, weights map[string]float64) {
 	t.Helper()
 	for a, x := range weights {
 		for b, y := range weights {
-			if float64(got[a])/x-float64(got[b])/y > 1/x+1/y {
+			if float64(got[a])*y-float64(got[b])*x > x+y {
 				t.Errorf("%s of weight %v has %d, %s of weight %v has %d", a, x, got[a], b, y, got[b])
 			}
 		}

@@ -22,7 +22,7 @@ func TestNamedCommandsFindTests(t *testing.T) {
 			}
 		}
 	}
-	if seen < 5 {
+	if seen == 0 {
 		t.Errorf("%d commands run tests: is the test looking in the wrong place?", seen)
 	}
 }

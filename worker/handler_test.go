@@ -70,7 +70,7 @@ func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		s.WaitState(asynq.TaskStateArchived, "t")
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil || d.Granted || d.RetryIn < 30*time.Second {
+		if err != nil || d.Granted || sitetest.Off(time.Now().Add(d.RetryIn), time.Now().Add(time.Minute)) {
 			t.Errorf("granted %v, denied for %v, %v", d.Granted, d.RetryIn, err)
 		}
 		if s.Journal.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`) != 1 {
@@ -294,12 +294,13 @@ func TestAWaitingJobReservesAsSoonAsItFits(t *testing.T) {
 			return s.Ok(ctx, task)
 		}, sitetest.Calm)
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
-		time.Sleep(10 * time.Second)
+		const before = 10 * time.Second
+		time.Sleep(before)
 		if _, err := taken.Reservation.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Minute)
-		if waited > 12*time.Second || waited == 0 {
+		if waited < before || waited > before+time.Second { // claims ask once a second
 			t.Errorf("waited %v", waited)
 		}
 	})
@@ -335,7 +336,7 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(time.Minute)
 				s.WantNobodyInLine()
-				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > 2*time.Second {
+				if info := s.Task("t"); info.State != asynq.TaskStateScheduled || (time.Until(info.NextProcessAt)-3*time.Minute).Abs() > time.Second {
 					t.Errorf("it is %v, next in %v", info.State, time.Until(info.NextProcessAt))
 				}
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))

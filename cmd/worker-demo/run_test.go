@@ -73,7 +73,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
 			t.Errorf("%+v", s)
 		}
-		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 {
+		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 { // store, join, take, pick and done
 			t.Errorf("Redis calls per job: %v", s.RedisCallsPerJob)
 		}
 		spend := drain.WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}

@@ -22,7 +22,7 @@ func TestFatesAreDrawnAtTheirRates(t *testing.T) {
 		got[f]++
 	}
 	for _, f := range []fate{cut, dropped, delayed} {
-		if part := got[f] / n; math.Abs(part-rate) > rate/3 {
+		if part := got[f] / n; math.Abs(part-rate) > 4*math.Sqrt(rate*(1-rate)/n) {
 			t.Errorf("%s: %v of all calls, want about %v", f, part, rate)
 		}
 	}
@@ -54,7 +54,9 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 		}
 	}
 	for _, what := range []string{"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries", "joins", "batched", "retained", "unique", "later", "panics"} {
-		if seen[what] < len(jobs)/100 {
+		const rarest = 0.04
+		n := float64(len(jobs))
+		if float64(seen[what]) < n*rarest-4*math.Sqrt(n*rarest*(1-rarest)) {
 			t.Errorf("%d of %d jobs: %s", seen[what], len(jobs), what)
 		}
 	}

@@ -155,7 +155,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		if err != nil || status.State != batch.Done || status.Done != 9 || status.Ended.IsZero() {
 			t.Errorf("%+v, %v", status, err)
 		}
-		if len(told) < 1 || len(told) > 26 || told[0] == "" {
+		if len(told) < 1 || len(told) > 1+25 || told[0] == "" {
 			t.Errorf("told %v", told)
 		}
 		archived, err := s.seen.ListArchivedTasks("default")
@@ -202,9 +202,9 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		time.Sleep(25 * time.Second)
 		s.ok(p.Pause(t.Context(), f))
 		time.Sleep(10 * time.Second)
-		before := ran()
+		before := ran() // of three windows, of which the last may be cut off
 		time.Sleep(40 * time.Second)
-		if st := status(); ran() != before || st.State != batch.Paused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 || before < 20 || before > 60 {
+		if st := status(); ran() != before || st.State != batch.Paused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 || before < 20 || before > 30 {
 			t.Errorf("paused: %d and %d ran, %+v", before, ran(), st)
 		}
 		if waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
@@ -212,7 +212,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		}
 		s.ok(p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
-		if st := status(); ran() < before+15 || st.State != batch.Running {
+		if st := status(); ran() < before+20 || st.State != batch.Running {
 			t.Errorf("resumed: %d and %d ran, %+v", before, ran(), st)
 		}
 		s.ok(p.Cancel(t.Context(), f))
@@ -337,7 +337,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		info, err := s.seen.GetQueueInfo("default")
 		s.ok(err)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || info.Pending != 0 || info.Scheduled < 500 || status.State != batch.Enqueuing || status.Error == "" {
+		if err != nil || info.Pending != 0 || info.Scheduled != 600 || status.State != batch.Enqueuing || status.Error == "" {
 			t.Errorf("%d are pending, %d scheduled, %+v, %v", info.Pending, info.Scheduled, status, err)
 		}
 		p.deaf.Store(false)

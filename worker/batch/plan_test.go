@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -53,10 +52,10 @@ func of[T any](t *testing.T, all []T, i int) T {
 	return all[i]
 }
 
-// within reports whether two spans from a time on differ by five percent, and a second, at most.
-func within(from, a, b time.Time) bool {
-	return math.Abs(a.Sub(b).Seconds()) <= 0.05*b.Sub(from).Seconds()+1
-}
+// follows is how late an expected finish may be, as docs/reference/guarantees.md promises.
+const follows = 2 * time.Second
+
+func within(a, b time.Time) bool { return a.Sub(b).Abs() <= follows }
 
 // What a batch is expected to take before it begins is what it takes, for each tenant and the whole,
 // over the resets of a quota. The plan enqueues nothing.
@@ -88,31 +87,31 @@ func TestAPlanComesTrue(t *testing.T) {
 		time.Sleep(time.Until(tick.Add(3 * time.Second)))
 		f := batch.Firing{Batch: "b", Tick: tick}
 		status, err := p.Status(t.Context(), f)
-		if err != nil || !within(tick, status.Planned, plan.Expected) || status.Behind().Abs() > time.Second {
+		if err != nil || !within(status.Planned, plan.Expected) || status.Behind().Abs() > follows {
 			t.Errorf("%+v, %v; planned for %v", status, err, plan.Expected)
 		}
 		for status.State != batch.Done {
 			time.Sleep(10 * time.Second)
 			status, err = p.Status(t.Context(), f)
 			s.ok(err)
-			if status.Waiting > 0 && status.Behind().Abs() > 5*time.Second {
+			if status.Waiting > 0 && status.Behind().Abs() > follows {
 				t.Fatalf("after %v: %+v", time.Since(tick), status)
 			}
 			tenants, err := p.Tenants(t.Context(), f)
 			s.ok(err)
 			for _, tenant := range tenants {
 				if tenant.Total != sizes[tenant.Tenant] || tenant.Total != tenant.Ended+tenant.Waiting+tenant.Running ||
-					tenant.Waiting > 0 && !within(tick, tenant.Expected, tenant.Planned) {
+					tenant.Waiting > 0 && !within(tenant.Expected, tenant.Planned) {
 					t.Fatalf("after %v: %+v", time.Since(tick), tenant)
 				}
 			}
 		}
 		for i, name := range []string{"a", "b", "c"} {
-			if got := of(t, plan.Tenants, i); got.Tenant != name || got.Total != sizes[name] || !within(tick, got.Expected, ended[name]) {
+			if got := of(t, plan.Tenants, i); got.Tenant != name || got.Total != sizes[name] || !within(got.Expected, ended[name]) {
 				t.Errorf("%+v, and it was %v", got, ended[name])
 			}
 		}
-		if !within(tick, plan.Expected, ended["c"]) || plan.Expected.Before(tick.Add(time.Minute)) {
+		if !within(plan.Expected, ended["c"]) || plan.Expected.Before(tick.Add(time.Minute)) {
 			t.Errorf("expected %v, and it was %v", plan.Expected, ended["c"])
 		}
 	})
@@ -128,7 +127,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				p := s.scheduler(b)
 				plan, err := p.Plan(t.Context(), "b", time.Now())
 				s.ok(err)
-				if plan.FinishBy != time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC) || plan.Late < 12 || plan.Late > 14 || plan.Refused != (late == batch.Refuse) ||
+				if plan.FinishBy != time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC) || plan.Late != 12 || plan.Refused != (late == batch.Refuse) ||
 					(plan.Trimmed == plan.Late) != (late == batch.Trim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
 					t.Errorf("%+v", plan)
 				}
@@ -138,16 +137,16 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				status, err := p.Status(t.Context(), f)
 				s.ok(err)
-				switch {
+				switch { // it began within a second, so that one more of each tenant is late
 				case status.FinishBy != plan.FinishBy:
 					t.Errorf("%+v", status)
-				case late == batch.Warn && (status.State != batch.Running || status.Total != 44 || status.Late < 12 || status.Late > 16 || !strings.Contains(p.log.String(), "too late")):
+				case late == batch.Warn && (status.State != batch.Running || status.Total != 44 || status.Late != plan.Late+2 || !strings.Contains(p.log.String(), "too late")):
 					t.Errorf("%+v\n%s", status, p.log.String())
-				case late == batch.Refuse && (status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || status.Late < 12 ||
+				case late == batch.Refuse && (status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || status.Late != plan.Late+2 ||
 					!strings.Contains(status.Error, "nothing is enqueued")):
 					t.Errorf("%+v", status)
-				case late == batch.Trim && (status.State != batch.Running || status.Total+status.Trimmed != 44 || status.Trimmed < 12 || status.Trimmed > 16 || status.Late > 2 ||
-					status.Expected.After(plan.FinishBy.Add(2*time.Second))):
+				case late == batch.Trim && (status.State != batch.Running || status.Total+status.Trimmed != 44 || status.Trimmed != plan.Late+2 || status.Late != 0 ||
+					status.Expected.After(plan.FinishBy)):
 					t.Errorf("%+v", status)
 				}
 				time.Sleep(time.Minute)
@@ -181,7 +180,9 @@ func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 		s.scheduler(b)
 		time.Sleep(30 * time.Second)
 		status, err := watch.Status(t.Context(), f)
-		if err != nil || status.State != batch.Running || status.Trimmed < 150 || status.Trimmed > 250 || status.Total+status.Trimmed != 800 {
+		// In 16 s fit 640. For 1.6 s it plans and enqueues all.
+		const most, least = 800 - 2*20*16 + 2*20*16/10, 800 - 2*20*16
+		if err != nil || status.State != batch.Running || status.Trimmed < least || status.Trimmed > most || status.Total+status.Trimmed != 800 {
 			t.Errorf("%+v, %v", status, err)
 		}
 		waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000))
@@ -232,11 +233,11 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 				s.ok(l.SetPolicies(policies))
 			}
 		}
-		if st := status(10 * time.Second); !within(begun, st.Expected, begun.Add(100*time.Second)) || st.Window != "pace" || st.SlotsBind {
+		if st := status(10 * time.Second); !within(st.Expected, begun.Add(100*time.Second)) || st.Window != "pace" || st.SlotsBind {
 			t.Errorf("at two a second: %+v", st)
 		}
 		limit(1)
-		if st := status(12 * time.Second); !within(begun, st.Expected, begun.Add(190*time.Second)) || st.Behind() < 80*time.Second {
+		if st := status(12 * time.Second); !within(st.Expected, begun.Add(190*time.Second)) || (st.Behind()-90*time.Second).Abs() > follows {
 			t.Errorf("at one a second: %+v", st)
 		}
 		s.ok(p.Pause(t.Context(), f))
@@ -245,11 +246,11 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
-		if st := status(27 * time.Second); !st.SlotsBind || !within(begun, st.Expected, begun.Add(39*time.Second)) {
+		if st := status(27 * time.Second); !st.SlotsBind || !within(st.Expected, begun.Add(39*time.Second)) {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)
-		if last.State != batch.Done || last.Behind() > -30*time.Second {
+		if last.State != batch.Done || last.Behind() > (43-100)*time.Second {
 			t.Errorf("%+v", last)
 		}
 		s.wantOnce(200)
@@ -286,7 +287,7 @@ func TestPlansKnowHours(t *testing.T) {
 			{"free", time.Date(2000, 1, 1, 5, 50, 0, 0, time.UTC), 0},
 		} {
 			plan, err := p.Plan(t.Context(), want.name, time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC))
-			if err != nil || plan.Expected.Sub(want.expected).Abs() > time.Minute || plan.Late != want.late {
+			if err != nil || !within(plan.Expected, want.expected) || plan.Late != want.late {
 				t.Errorf("%s: %+v, %v", want.name, plan, err)
 			}
 		}
@@ -311,18 +312,18 @@ func TestPlansCountCosts(t *testing.T) {
 		for _, want := range []struct {
 			name           string
 			total, trimmed int
-			after          time.Duration
+			after, off     time.Duration
 		}{
-			{"two", 20, 5, 118 * time.Second},
-			{"many", 90, 0, (90*91/2 - 100) * time.Second},
-			{"never", 6, 0, 0},
-			{"none", 0, 0, 0},
+			{"two", 20, 5, 118 * time.Second, follows},
+			{"many", 90, 0, (90*91/2 - 100) * time.Second, 91 * time.Second / 2}, // each is planned as the mean
+			{"never", 6, 0, 0, 0},
+			{"none", 0, 0, 0, 0},
 		} {
 			plan, err := p.Plan(t.Context(), want.name, time.Now())
 			if err != nil || plan.Total != want.total || plan.Trimmed != want.trimmed {
 				t.Errorf("%s: %+v, %v", want.name, plan, err)
 			}
-			if want.after > 0 && !within(time.Now(), plan.Expected, time.Now().Add(want.after)) {
+			if want.after > 0 && (time.Until(plan.Expected)-want.after).Abs() > want.off {
 				t.Errorf("%s: expected after %v, want %v", want.name, time.Until(plan.Expected), want.after)
 			}
 		}

@@ -13,7 +13,7 @@ import (
 // and no other, and says what the reply is.
 func TestHeadersOfScriptsSayWhatTheyUse(t *testing.T) {
 	files, err := filepath.Glob("lua/*.lua")
-	if err != nil || len(files) < 12 {
+	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {

@@ -53,7 +53,7 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 		b.want("in line", len(b.inLine()), 3)
 		b.want("the first", b.inLine()[0], "in line")
 		b.want("ran", b.run(1), "[in line]")
-		// A task that waits for hours is looked at less often.
+		// A task that waits for hours is looked at less often: at its start, and half of that later.
 		for _, id := range b.inLine() {
 			if in := b.dueIn(id); in < time.Hour+30*time.Minute {
 				t.Errorf("%s is expected in an hour or two, and looked after in %v", id, in)
@@ -122,9 +122,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 				return
 			}
 			b.want("a", b.state("default", "a"), "scheduled")
-			if in := b.dueIn("a"); in < 9*time.Second || in > 11*time.Second {
-				t.Errorf("looked after in %v", in)
-			}
+			b.want("looked after in", b.dueIn("a"), dispatch.UnavailableFor)
 			if b.failed.Load() != 1 {
 				t.Errorf("told %d times", b.failed.Load())
 			}
@@ -158,7 +156,7 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 		b.want("forwarded", b.forward(false), 1)
 		begun := time.Now()
 		b.want("next", b.next(), "a")
-		if took := time.Since(begun); took > 100*time.Millisecond {
+		if took := time.Since(begun); took != 0 {
 			t.Errorf("it started after %v", took)
 		}
 	})
@@ -187,9 +185,7 @@ func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		b.want("forwarded", b.forward(false), 3)
 		b.want("in line", b.inLine(), "[a c]")
-		if in := b.dueIn("unlucky"); in > 11*time.Second {
-			t.Errorf("looked after in %v", in)
-		}
+		b.want("looked after in", b.dueIn("unlucky"), dispatch.UnavailableFor)
 	})
 }
 
@@ -220,7 +216,7 @@ func TestATaskOutOfLineRunsInItsSecond(t *testing.T) {
 		var got string
 		for got = b.next(); got == "none"; got = b.next() {
 		}
-		if late := time.Since(at); got != "a" || late < 0 || late > 1100*time.Millisecond {
+		if late := time.Since(at); got != "a" || late < 0 || late > time.Second {
 			t.Errorf("%s came %v late", got, late)
 		}
 	})

@@ -3,6 +3,7 @@ package dispatch_test
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"slices"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
 // The reply to a pick is lost. Its tasks are active, and no server has them. The same pick is
@@ -161,7 +163,8 @@ func TestAnActiveTaskIsPickedShortly(t *testing.T) {
 		})
 		begun := time.Now()
 		b.want("ran", b.run(2), "[b a]")
-		if took := time.Since(begun); took > 200*time.Millisecond {
+		// Pauses double: the last is no longer than all before it, and the first.
+		if took := time.Since(begun); took > 2*50*time.Millisecond+dispatch.StuckPause {
 			t.Errorf("it took %v", took)
 		}
 		b.want("used", b.used(), 2)
@@ -176,10 +179,11 @@ func TestAnActiveTaskLeavesAtLast(t *testing.T) {
 		b.client.HSet(b.Context(), "asynq:{default}:t:a", "state", "active")
 		begun := time.Now()
 		b.want("ran", b.run(1), "[b]")
-		if took := time.Since(begun); took < time.Second || took > 3*time.Second {
+		if took := time.Since(begun); took < dispatch.StuckMax || took > 2*dispatch.StuckMax+dispatch.StuckPause {
 			t.Errorf("it took %v", took)
 		}
-		if n := len(b.asked()); n > 20 {
+		pauses := bits.Len(uint(dispatch.StuckMax / dispatch.StuckPause)) // they double
+		if n := len(b.asked()); n > 2*(pauses+1) {                        // before each, and when it ends
 			t.Errorf("%d takes in the meantime", n)
 		}
 		b.want("in line", b.inLine(), "[]")

@@ -59,7 +59,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					if over := l.Excess(4, 10*time.Second); over > 0 {
 						t.Errorf("%d were granted above the limit", over)
 					}
-					if mean, _ := l.WakesPerTask(); requeue == throttle.RequeueWhenFits && mean > 2 {
+					if mean, _ := l.WakesPerTask(); requeue == throttle.RequeueWhenFits && mean > sitetest.DeniedAndRun {
 						t.Errorf("%v wakes a task", mean)
 					}
 					if got := s.Journal.String(); got != "" {
@@ -133,7 +133,7 @@ func TestWorkersClocksDiffer(t *testing.T) {
 					t.Errorf("%d were granted above the limit", over)
 				}
 				mean, _ := l.WakesPerTask()
-				if by.Abs() < 2*time.Minute && mean > 2 {
+				if by.Abs() < sitetest.FallbackMin && mean > sitetest.DeniedAndRun {
 					t.Errorf("%v wakes a task", mean)
 				}
 			})

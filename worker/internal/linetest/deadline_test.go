@@ -250,7 +250,7 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 			}
 			time.Sleep(20 * time.Second)
 		}
-		if in := time.Until(s.Task("unique").NextProcessAt); in < 2*time.Minute || l.WakesOf("unique") > 0 {
+		if in := time.Until(s.Task("unique").NextProcessAt); in < sitetest.FallbackMin || l.WakesOf("unique") > 0 {
 			t.Errorf("workers look after the task in %v, and it came %d times", in, l.WakesOf("unique"))
 		}
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 1000 }, s.Limiter)

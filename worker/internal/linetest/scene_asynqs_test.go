@@ -67,7 +67,7 @@ func TestSceneTwoAsynqsByOneLimiter(t *testing.T) {
 			t.Errorf("%d were granted above the limit", over)
 		}
 		for _, d := range diaries {
-			d.awaitAll(t, time.Minute) // each once
+			d.awaitAll(t, notStranded) // each once
 		}
 		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
 	})

@@ -92,7 +92,7 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 				s.Wait("all have run", func() bool { return d.ran() >= 60 })
 				t.Logf("all ran within %v", time.Since(changed))
 				s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
-				d.awaitAll(t, time.Minute) // each once
+				d.awaitAll(t, notStranded) // each once
 				stop()
 			})
 		})

@@ -71,12 +71,12 @@ func TestSceneTaskCheckIntervalMattersToPlainTasksOnly(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				d.awaitAll(t, 50*time.Millisecond)
+				d.awaitAll(t, sitetest.Spacing)
 				time.Sleep(10 * time.Second)
 				if err := d.plan(client, taskOf(s, "acme", 12)); err != nil { // to an idle server
 					t.Fatal(err)
 				}
-				d.awaitAll(t, 50*time.Millisecond)
+				d.awaitAll(t, sitetest.Spacing)
 			})
 		})
 	}

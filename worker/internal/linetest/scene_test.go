@@ -32,11 +32,12 @@ func rounds(n int) int {
 	return n
 }
 
-// inTime is how late a task may start after the start that it was told.
-const inTime = 3 * time.Second
+// inTime is how late a task may start after the start that it was told: the last of many idle servers
+// asks by then, as SPREAD of line_appointments.lua has it.
+const inTime = 2 * time.Second
 
 // notStranded is how late a task may start where time is real, and a slow machine can make the
-// limiter look silent. A task that is stranded waits for the two minutes of its fallback.
+// limiter look silent: half of the two minutes after which a task that is stranded is looked at.
 const notStranded = time.Minute
 
 // crossing runs a scene in which replies cross, for a number of rounds: in a bubble, where no slow

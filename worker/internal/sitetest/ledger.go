@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -136,6 +137,56 @@ func (l *Ledger) Late() (half, most time.Duration) {
 	}
 	slices.Sort(late)
 	return late[len(late)/2], late[len(late)*99/100]
+}
+
+// A task of a plain client wakes to be denied, and to run. One of ours only runs.
+const (
+	OnlyRuns     = 1
+	DeniedAndRun = 2
+)
+
+// WantWakes fails if a task came to the middleware more often than that.
+func (s *Site) WantWakes(l *Ledger, want int) {
+	s.Helper()
+	if mean, most := l.WakesPerTask(); most > want {
+		s.Errorf("%.2f wakes a task, at most %d: want %d", mean, most, want)
+	}
+}
+
+// Spacing is the time between two appointments of a line's servers, as line_appointments.lua has it.
+const Spacing = 7 * time.Millisecond
+
+// FallbackMin is the shortest time after which workers look at a task in line, as dispatch has it.
+const FallbackMin = 2 * time.Minute
+
+// WantPace fails unless each task was granted when the windows had room for it, and at most so much
+// later. Tasks of cost 1 wait all the time, for windows that they share.
+func (s *Site) WantPace(grants []Granted, late time.Duration, windows ...throttle.Window) {
+	s.Helper()
+	for i, g := range grants {
+		var fits time.Time
+		for _, w := range windows {
+			if before := i - int(w.Limit); before >= 0 && grants[before].At.Add(w.Period).After(fits) {
+				fits = grants[before].At.Add(w.Period)
+			}
+		}
+		if off := g.At.Sub(fits); !fits.IsZero() && (off < 0 || off > late) {
+			s.Errorf("%s was granted %v after it fitted: want 0 to %v", g.ID, off, late)
+		}
+	}
+}
+
+// WantFair fails unless the tenants, which waited all the time, were granted units by their weights.
+// By start-time fair queueing two of them differ by no more than one turn of each.
+func WantFair(t testing.TB, got map[string]int, weights map[string]float64) {
+	t.Helper()
+	for a, x := range weights {
+		for b, y := range weights {
+			if float64(got[a])*y-float64(got[b])*x > x+y {
+				t.Errorf("%s of weight %v has %d, %s of weight %v has %d", a, x, got[a], b, y, got[b])
+			}
+		}
+	}
 }
 
 // Quick is for servers that look for work as often as the project's figures are stated for.

@@ -98,6 +98,8 @@ func publishedPolicy(windows ...throttle.Window) throttle.Policy {
 // A drain ends with what it learnt of the API, and a window that fits.
 func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 	const period = 2 * time.Second
+	// A refusal lowers the rate to this part. What is remembered lies in the middle of the two.
+	const kept = 7. / 8
 	published := throttle.Window{Name: "all", Limit: 20, Period: period, Scope: throttle.Shared}
 	for name, row := range map[string]struct {
 		jobs        int
@@ -106,7 +108,7 @@ func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 		says        string
 	}{
 		"no burst":       {160, func() apitest.Count { return apitest.BucketCount(21, period, 1) }, 10, 10, "it seems to allow 10/s, but no bursts.\n  This window would fit: {name: all, algorithm: gcra, limit: 20, period: 2s, burst: 1}\n"},
-		"three quarters": {160, func() apitest.Count { return apitest.BucketCount(15, period, 15) }, 6.3, 7.8, "/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
+		"three quarters": {160, func() apitest.Count { return apitest.BucketCount(15, period, 15) }, 7.5 * kept, 7.5 / kept * (1 + kept) / 2, "/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
 		"as published":   {40, func() apitest.Count { return apitest.BucketCount(25, period, 25) }, 0, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -132,7 +134,7 @@ func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 				fits := published
 				fits.Algorithm, fits.Burst, fits.Limit, fits.Period = l.Fits.Algorithm, l.Fits.Burst, l.Fits.Limit, time.Duration(l.Fits.PeriodMS*1e6)
 				again, _ := drained(t, publishedPolicy(fits), 40, counting(row.count()))
-				if again.Succeeded != 40 || len(again.Learnt) > 0 && again.Learnt[0].Refusals > 3 {
+				if again.Succeeded != 40 || len(again.Learnt) > 0 {
 					t.Errorf("by the window that would fit: %d succeeded, %+v", again.Succeeded, again.Learnt)
 				}
 			})

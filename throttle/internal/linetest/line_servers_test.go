@@ -303,4 +303,20 @@ func TestAppointmentsOfServersThatAreGone(t *testing.T) {
 			t.Errorf("nobody came: %+v", p)
 		}
 	})
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, 500*ms)))
+		sc.joins("a0", "a1")
+		sc.takes("a0").asks(500 * ms)
+		for range 4 {
+			limitertest.Take(t, sc.server(), 1, "q") // the last one asks at 528 ms
+		}
+		sc.at(514 * ms)
+		if p := sc.joins("b0"); p.Nudge {
+			t.Errorf("the first one is 14 ms late: %+v", p)
+		}
+		sc.at(514*ms + us)
+		if p := sc.joins("b1"); !p.Nudge {
+			t.Errorf("the first one is gone: %+v", p)
+		}
+	})
 }

@@ -199,6 +199,30 @@ func TestClockThatStepsBackBesideALine(t *testing.T) {
 	})
 }
 
+// While the clock is behind, each ticket of a take is granted at the time of the windows, and given
+// back from there.
+func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+		sc.at(20 * s).granted("a0")
+		sc.at(15*s).joins("a1", "a2", "a3")
+		sc.takes("a1", "a2", "a3")
+		var give []throttle.TakenTicket
+		for _, id := range []string{"a1", "a2", "a3"} {
+			if at := sc.took[id].Decision.At; !at.Equal(limitertest.At(20 * s)) {
+				t.Errorf("%s was granted at %v, want %v", id, at, limitertest.At(20*s))
+			}
+			give = append(give, sc.took[id])
+		}
+		if err := sc.l.Line("p").Refund(t.Context(), give); err != nil {
+			t.Fatal(err)
+		}
+		if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{1}) {
+			t.Errorf("used %v, want 1", limitertest.Used(d))
+		}
+	})
+}
+
 // A ticket that waits for several resets learns the right one, by the calendar and not by the
 // length of today. Beyond the ticks that are sent, the pace is the same.
 func TestCalendarPromises(t *testing.T) {

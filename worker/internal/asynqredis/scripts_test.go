@@ -132,6 +132,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 			}
 		}
 		s.wantStates("a active, b active, c pending, d archived, e active, f scheduled, later scheduled")
+		s.wantLeases("a", "b", "e")
 
 		// Asked again by the same call, it answers as before; to another they are active.
 		again, err := s.Pick(s.Context(), queue, call, wanted)
@@ -195,6 +196,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 			t.Errorf("repeated: %s", got)
 		}
 		s.wantStates("a active, b active, c d:e 5 active, f pending, g pending")
+		s.wantLeases("a", "b", "c d:e 5")
 
 		s.ok(s.Restore(s.Context(), queue, call, []string{"b", "c d:e 5", "f", "nobody"}, time.Time{}))
 		s.wantStates("a active, b pending, c d:e 5 pending, f pending, g pending")

@@ -167,3 +167,15 @@ func ids(messages []asynqredis.Message) string {
 }
 
 func z(id string, at time.Time) redis.Z { return redis.Z{Score: float64(at.Unix()), Member: id} }
+
+// wantLeases checks that the leases of these tasks have just begun.
+func (s *site) wantLeases(ids ...string) {
+	s.Helper()
+	for _, id := range ids {
+		end, err := s.redis.ZScore(s.Context(), "asynq:{"+queue+"}:lease", id).Result()
+		s.ok(err)
+		if left := time.Until(time.Unix(int64(end), 0)); left > asynqredis.LeaseFor || left < asynqredis.LeaseFor/2 {
+			s.Errorf("the lease of %s ends in %v, want %v", id, left, asynqredis.LeaseFor)
+		}
+	}
+}

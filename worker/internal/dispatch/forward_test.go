@@ -62,6 +62,21 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 	})
 }
 
+// A task that joins and fits wakes another server at once, if this one has no slot.
+func TestATaskThatIsDueAndFitsWakesAServer(t *testing.T) {
+	inBubble(t, of(perHour(2)), nil, func(b *bench) {
+		b.wait("default", "a")
+		b.want("next", b.next(), "a")
+		b.later("b", time.Second)
+		time.Sleep(2 * time.Second)
+		nudges := "asynq:{default}:sluice:nudge"
+		b.client.Del(b.Context(), nudges)
+		b.want("forwarded", b.forward(false), 1)
+		time.Sleep(time.Millisecond)
+		b.want("nudges", b.client.LRange(b.Context(), nudges, 0, -1).Val(), "[api]")
+	})
+}
+
 // One that has failed comes back before the others of its flow.
 func TestAFailedTaskComesBackInFront(t *testing.T) {
 	inBubble(t, of(perHour(2)), nil, func(b *bench) {

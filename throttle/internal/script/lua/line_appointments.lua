@@ -41,7 +41,7 @@ function appointments.next(q, now, time, own)
   if time <= now then return now end
   local spacing, latest = appointments.SPACING, now + appointments.SPREAD
   time = min(time, appointments.latest(now))
-  if q.last < now - appointments.FORGET or q.last == own or time < q.first then
+  if q.last == own or time < q.first then
     q.first, q.last = time, time
   else
     local last = q.last

@@ -28,7 +28,7 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 			t.Errorf("asynq's tools show %+v, stored for %v", info, at)
 		}
 		lock := s.captured("b", unique).Lock
-		if ttl := s.redis.TTL(s.Context(), lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > inSeconds {
+		if ttl := s.redis.TTL(s.Context(), lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("the lock holds for %v", ttl)
 		}
 
@@ -104,7 +104,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		if info.NextProcessAt.Before(later) {
 			t.Errorf("next at %v, want %v", info.NextProcessAt, later)
 		}
-		if ttl := s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val(); (ttl - time.Until(later.Add(time.Hour))).Abs() > inSeconds {
+		if ttl := s.redis.TTL(s.Context(), s.captured("w", unique).Lock).Val(); (ttl - time.Until(later.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("the lock of a task that waits for 5 h holds for %v", ttl)
 		}
 	})
@@ -171,7 +171,7 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 		}
 		at := time.Now().Add(2 * time.Minute)
 		s.ok(s.Restore(s.Context(), queue, call, []string{"u"}, at))
-		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > inSeconds {
+		if ttl := s.redis.TTL(s.Context(), task.Lock).Val(); (ttl - time.Until(at.Add(time.Hour))).Abs() > wholly {
 			t.Errorf("put back, its lock holds for %v", ttl)
 		}
 	})

@@ -18,13 +18,13 @@ import (
 
 const queue = "default"
 
-// A site is one queue in a Redis, with asynq's own tools on it.
 // slow is more than a machine is.
 const slow = time.Minute
 
-// inSeconds is how far a lock may be off: the time until a task starts and a TTL are in whole seconds.
-const inSeconds = 2 * time.Second
+// wholly is how far a lock may be off: the time until a task starts and a TTL are in whole seconds.
+const wholly = 2 * time.Second
 
+// A site is one queue in a Redis, with asynq's own tools on it.
 type site struct {
 	testing.TB
 	*asynqredis.Client

@@ -194,10 +194,13 @@ func Quick(c *asynq.Config, _ *worker.Config) {
 	c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 8, time.Second, 20*time.Millisecond
 }
 
+// BriskPoll is how often the servers of Brisk look for pending tasks.
+const BriskPoll = 100 * time.Millisecond
+
 // Brisk is for those where it matters less, as each look takes its time in a bubble.
 func Brisk(c *asynq.Config, w *worker.Config) {
 	Quick(c, w)
-	c.TaskCheckInterval = 100 * time.Millisecond
+	c.TaskCheckInterval = BriskPoll
 }
 
 // Apart is a change that gives a server a limiter of its own, as that of another process.

@@ -454,6 +454,28 @@ func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 	})
 }
 
+// Capacity that is given back while a take is on its way is asked for, although the take's reply does
+// not know it.
+func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
+		b.quiet = true
+		b.wait("default", "a", "b")
+		a, _, err := b.Next(b.Context())
+		b.ok(err)
+		b.took = func() {
+			_, err := a.Grant.Decision.Reservation.Cancel(b.Context())
+			b.ok(err)
+			b.Freed("api")
+		}
+		b.Nudge("default", "api")
+		begun := time.Now()
+		b.want("next", b.next(), "b")
+		if took := time.Since(begun); took != 0 {
+			t.Errorf("it started after %v", took)
+		}
+	})
+}
+
 // A server that has an appointment and no slot free passes it on.
 func TestAnAppointmentIsPassedOn(t *testing.T) {
 	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{{Name: "window", Limit: 1, Period: 2 * time.Second}}}), nil, func(b *bench) {

@@ -145,8 +145,12 @@ func (d *Dispatcher) Freed(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range d.groups {
-		if l := g.lines[line]; l != nil && !l.empty && now.Before(l.next) {
-			l.next = now
+		l := g.lines[line]
+		if l == nil || l.empty {
+			continue
+		}
+		l.news = now // a take under way may not have seen it
+		if l.expect(now) {
 			d.signal()
 		}
 	}

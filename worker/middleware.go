@@ -38,8 +38,8 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	if a == nil {
 		return errLost
 	}
-	var grant *dispatch.Grant
-	grant, a.grant = a.grant, nil
+	grant := a.grant
+	a.grant = nil
 	used := false // the grant, or it was given back
 	defer func() {
 		if !used { // even if a user's function panics

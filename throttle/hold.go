@@ -25,7 +25,7 @@ type Hold struct {
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
-// lease, until Hold.Release, whatever becomes of ctx. Until then the Job of ctx counts as holding
+// lease, until Hold.Release, whatever becomes of ctx. Until then the Caller of ctx counts as holding
 // slots: see Limiter.Wait. Without a lease it does nothing, and the context returned is ctx.
 //
 // The context is for the work. It ends with ctx and at Hold.Release. It ends with the cause
@@ -38,8 +38,8 @@ func (r Reservation) Hold(ctx context.Context) (context.Context, *Hold) {
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	h.cancel = cancel
-	job := JobFrom(ctx)
-	job.hold(r)
+	caller := CallerFrom(ctx)
+	caller.hold(r)
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
 	go func() {
@@ -49,7 +49,7 @@ func (r Reservation) Hold(ctx context.Context) (context.Context, *Hold) {
 	h.stop = func() {
 		stop()
 		<-stopped // a renewal under way
-		job.drop(r)
+		caller.drop(r)
 	}
 	return work, h
 }

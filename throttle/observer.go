@@ -37,9 +37,9 @@ type Observer struct {
 	// any. Some may be put back.
 	Taken func(policy string, tickets []TakenTicket)
 
-	// Undecided is called, by package worker, for each task that goes back to wait because the limiter
+	// Unavailable is called, by package worker, for each task that goes back to wait because the limiter
 	// could not decide.
-	Undecided func(policy, tenant string, err error)
+	Unavailable func(policy, tenant string, err error)
 }
 
 // A Call is one call of a script in Redis, which decides about a batch of requests, or takes

@@ -44,7 +44,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	if err != nil {
 		return Refund{}, err
 	}
-	JobFrom(ctx).drop(r)
+	CallerFrom(ctx).drop(r)
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Granted {
@@ -105,7 +105,7 @@ func (r Reservation) Release(ctx context.Context) error {
 		return err
 	}
 	if _, err = o.settle(ctx, r, script.Release, ""); err == nil {
-		JobFrom(ctx).drop(r)
+		CallerFrom(ctx).drop(r)
 		o.claims.released()
 	}
 	return err

@@ -27,7 +27,7 @@ import (
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front = Ticket{}, "", false
 	cp, err := l.find(r.Policy, r.Tenant)
-	mayDeadlock := err == nil && cp.leases && JobFrom(ctx).holdsFrom(r.Policy)
+	mayDeadlock := err == nil && cp.leases && CallerFrom(ctx).holdsFrom(r.Policy)
 	if r.MaxWait < 0 || mayDeadlock {
 		d, err := l.Reserve(ctx, r)
 		if err == nil && !d.Granted {

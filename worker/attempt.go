@@ -33,12 +33,12 @@ type attempt struct {
 	grant   *dispatch.Grant    // what was decided before it was handed out; nil: nothing
 	message asynqredis.Message // the task as it was stored when it was picked up
 
-	denied *throttle.DeniedError  // the middleware's last answer, if that was a denial
-	ctx    context.Context        // of the handler; nil before the middleware
-	freed  bool                   // its slot is free again
-	late   *throttle.TooLateError // set if the task's deadline had passed when it was picked up
-	mark   string                 // of the join of a denied task; "" if it waits in no line
-	nonce  string                 // identifies the denial to a requeue that is repeated
+	denied   *throttle.DeniedError  // the middleware's last answer, if that was a denial
+	ctx      context.Context        // of the handler; nil before the middleware
+	freed    bool                   // its slot is free again
+	late     *throttle.TooLateError // set if the task's deadline had passed when it was picked up
+	mark     string                 // of the join of a denied task; "" if it waits in no line
+	denialID string                 // identifies the denial to a requeue that is repeated
 }
 
 func (a *attempt) running() bool { return a.ctx != nil && a.ctx.Err() == nil }
@@ -115,7 +115,7 @@ func (as *attempts) note(a *attempt, denied *throttle.DeniedError, mark string) 
 	defer as.mu.Unlock()
 	a.denied, a.mark = denied, mark
 	if denied != nil {
-		a.nonce = rand.Text()
+		a.denialID = rand.Text()
 	}
 }
 

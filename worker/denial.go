@@ -96,7 +96,7 @@ func (s *Server) mark(a *attempt) string {
 // closed. The task may have joined the line all the same.
 func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
 	s.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
-	s.undecided(r, cause)
+	s.reportUnavailable(r, cause)
 	return s.attempts.deny(a, newUnavailable(r, cause), s.markIfJoining(a, r))
 }
 
@@ -222,7 +222,7 @@ func (s *Server) requeue(ctx context.Context, a attempt) error {
 	}
 	r := asynqredis.Requeued{
 		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
-		At: a.denied.RetryAt, Nonce: a.nonce, Mark: a.mark,
+		At: a.denied.RetryAt, DenialID: a.denialID, Mark: a.mark,
 	}
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) error {
 		return s.asynq.Requeue(ctx, r)

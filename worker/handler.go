@@ -16,7 +16,7 @@ const askAgainForSlots = time.Second
 
 // An execution is one run of a task's handler, with what it holds.
 type execution struct {
-	calls    *throttle.Job // for the handler's calls; without a policy if none matches
+	caller   *throttle.Caller // as the handler's calls see the task; without a policy if none matches
 	decision throttle.Decision
 	limiter  *throttle.Limiter
 	task     *throttle.Hold // of what the task itself took
@@ -34,9 +34,9 @@ type executionKey struct{}
 func (s *Server) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
-	e := &execution{calls: &throttle.Job{Decision: d, Request: calls}, decision: d, limiter: s.config.Limiter, taskType: task.Type()}
-	e.calls.SetCounted(request.Policy != "")
-	ctx = throttle.WithJob(context.WithValue(ctx, executionKey{}, e), e.calls)
+	e := &execution{caller: &throttle.Caller{Decision: d, Request: calls}, decision: d, limiter: s.config.Limiter, taskType: task.Type()}
+	e.caller.SetCounted(request.Policy != "")
+	ctx = throttle.WithCaller(context.WithValue(ctx, executionKey{}, e), e.caller)
 	ctx, e.task = d.Reservation.Hold(ctx)
 	err := func() error {
 		defer s.end(e) // even if the handler panics
@@ -57,7 +57,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, e *execution, reque
 	wait := func(policy string, d time.Duration) throttle.Decision {
 		return throttle.Decision{At: time.Now(), Policy: policy, RetryIn: d, Tenant: request.Tenant}
 	}
-	retryIn, policy, callRefused := e.calls.Refusal()
+	retryIn, policy, callRefused := e.caller.Refusal()
 	switch {
 	case errors.As(err, &refused) && request.Policy == "":
 		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", e.taskType)
@@ -107,7 +107,7 @@ func (e *execution) wait(ctx context.Context, request throttle.Request) (throttl
 	if deadline, ok := ctx.Deadline(); ok {
 		request.MaxHold = max(0, time.Until(deadline))
 	}
-	ctx = throttle.WithJob(ctx, e.calls) // which notes the slots that it holds
+	ctx = throttle.WithCaller(ctx, e.caller) // which notes the slots that it holds
 	d, err := e.limiter.Wait(ctx, request)
 	if never := e.besideOwn(err); never != nil {
 		err = never
@@ -127,8 +127,8 @@ func (e *execution) wait(ctx context.Context, request throttle.Request) (throttl
 // give them back.
 func (e *execution) besideOwn(err error) error {
 	var denied *throttle.DeniedError
-	own := e.calls.Request
-	if !errors.As(err, &denied) || !e.calls.Counted(denied.Request.Policy) {
+	own := e.caller.Request
+	if !errors.As(err, &denied) || !e.caller.Counted(denied.Request.Policy) {
 		return nil
 	}
 	for _, w := range denied.Decision.Windows {

@@ -150,7 +150,7 @@ func TestARefusedCallRequeuesTheTask(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			job := throttle.JobFrom(ctx)
+			job := throttle.CallerFrom(ctx)
 			if calls.Add(1) == 1 {
 				job.Refused("api", time.Second)
 				return errors.New("429")

@@ -45,7 +45,7 @@ func (j *Job) matched() (*execution, error) {
 	switch e := j.execution; {
 	case e == nil:
 		return nil, ErrNoJob
-	case e.calls.Request.Policy == "":
+	case e.caller.Request.Policy == "":
 		return nil, &UnmatchedError{TaskType: e.taskType}
 	default:
 		return e, nil
@@ -84,7 +84,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if err := e.task.Cancel(ctx); err != nil {
 		return err
 	}
-	e.calls.SetCounted(false)
+	e.caller.SetCounted(false)
 	return nil
 }
 
@@ -97,7 +97,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	e.calls.Answered(time.Now())
+	e.caller.Answered(time.Now())
 	r := e.task.Reservation()
 	_, err = r.Pause(ctx, d, "")
 	return err
@@ -132,7 +132,7 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	if e == nil {
 		return throttle.Reservation{}, ErrNoJob
 	}
-	task := e.calls.Request
+	task := e.caller.Request
 	if r.Policy == "" {
 		if _, err := j.matched(); err != nil {
 			return throttle.Reservation{}, err

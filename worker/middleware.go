@@ -172,7 +172,7 @@ func (s *Server) decide(ctx context.Context, grant *dispatch.Grant, request thro
 func (s *Server) outOfTime(ctx context.Context, r throttle.Request, d throttle.Decision) {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		s.outages.Failed(errOutOfTime, "fails", "closed")
-		s.undecided(r, errOutOfTime)
+		s.reportUnavailable(r, errOutOfTime)
 	}
 	if d.Granted {
 		// What cannot be given back counts until its windows have passed.
@@ -204,9 +204,9 @@ func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
 	report(start)
 }
 
-// undecided reports a task that is requeued because the limiter could not decide.
-func (s *Server) undecided(r throttle.Request, err error) {
-	if report := s.config.Limiter.Observer().Undecided; report != nil {
+// reportUnavailable reports a task that is requeued because the limiter could not decide.
+func (s *Server) reportUnavailable(r throttle.Request, err error) {
+	if report := s.config.Limiter.Observer().Unavailable; report != nil {
 		report(r.Policy, r.Tenant, err)
 	}
 }

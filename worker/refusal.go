@@ -62,7 +62,7 @@ func (s *Server) pause(ctx context.Context, e *execution, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
-		s.outages.Failed(err, "policy", e.calls.Request.Policy)
+		s.outages.Failed(err, "policy", e.caller.Request.Policy)
 	}
 }
 

@@ -64,7 +64,7 @@ func (s *stack) waiting(ctx context.Context) (tasks int, tickets int64, err erro
 func (s *stack) noteTicketless(ctx context.Context) error {
 	const missing = 15 * time.Second
 	now := time.Now()
-	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10) // retries and undecided tasks come back before that
+	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10) // retries and tasks that the limiter could not decide come back before that
 	inLine, err := waitingTasks(ctx, s.redis)
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ func ExampleTransport() {
 	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Limiter: limiter,
 		Policy:  "github-api",
-		Request: func(*http.Request) (throttle.Request, bool) { // without it: the context's throttle.Job
+		Request: func(*http.Request) (throttle.Request, bool) { // without it: the context's throttle.Caller
 			return throttle.Request{Tenant: "acme"}, true
 		},
 	})

@@ -32,7 +32,7 @@ const maxDrifts = 10_000
 
 // learn passes on what the response to a call says of refusals and remaining units. The call was
 // made at a time.
-func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttle.Job, d throttle.Decision, made time.Time) {
+func (t *Transport) learn(ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, made time.Time) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
 		retryIn = t.c.Pause // 0 if nobody says
@@ -41,9 +41,9 @@ func (t *Transport) learn(ctx context.Context, resp *http.Response, job *throttl
 		retryIn = min(retryIn, policy.MaxPause)
 	}
 	if refused {
-		job.Refused(d.Policy, retryIn)
+		caller.Refused(d.Policy, retryIn)
 	} else {
-		job.Answered(made)
+		caller.Answered(made)
 	}
 	switch {
 	case d.FailedOpen != nil: // Redis does not answer, and there are no windows to compare with

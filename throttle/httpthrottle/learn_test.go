@@ -62,7 +62,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 			p := policy("api", perHour(1000))
 			p.MaxPause = 24 * time.Hour
 			limiter := limitertest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), p)
-			job := &throttle.Job{}
+			job := &throttle.Caller{}
 			job.Refused("api", time.Hour) // by an earlier call
 			if row.pause > 0 {
 				job.Answered(time.Now())
@@ -75,7 +75,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 					}
 					return &http.Response{StatusCode: row.status, Header: h, Body: http.NoBody}, nil
 				})})
-			resp, err := get(throttle.WithJob(t.Context(), job), rt, "http://upstream")
+			resp, err := get(throttle.WithCaller(t.Context(), job), rt, "http://upstream")
 			if err != nil || resp.StatusCode != row.status {
 				t.Fatal("the answer is the caller's in any case:", err)
 			}
@@ -203,8 +203,8 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		limiter := limitertest.New(t, client, policy("api", perHour(1000)))
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, LearnOnly: true})
 		grant := limitertest.Reserve(t, limiter, throttle.Request{Policy: "api"})
-		for _, job := range []*throttle.Job{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
-			if _, err := get(throttle.WithJob(t.Context(), job), rt, server.URL); err != nil {
+		for _, job := range []*throttle.Caller{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
+			if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); err != nil {
 				t.Fatal(err)
 			}
 			left := limitertest.Peek(t, limiter, throttle.Request{Policy: "api", Cost: map[string]int64{"requests": 2}})

@@ -2,8 +2,8 @@
 // program makes ([Transport]), and in front of the requests that it serves ([NewMiddleware]).
 //
 // A Transport reserves for every call. From the responses it learns of refusals, and of how much
-// the upstream has left. In a job, whose context carries a [throttle.Job], a call that does not fit
-// returns a *[throttle.DeniedError]. A handler that returns this error has its job requeued:
+// the upstream has left. In a job, whose context carries a [throttle.Caller], a call that does not
+// fit returns a *[throttle.DeniedError]. A handler that returns this error has its job requeued:
 //
 //	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
 //		Limiter: limiter,
@@ -63,7 +63,7 @@ type TransportConfig struct {
 	Pause time.Duration
 
 	// Policy guards the calls, unless Request names another. The default is the policy of the
-	// context's throttle.Job.
+	// context's throttle.Caller.
 	Policy string
 
 	// Refusal reports whether a response refuses the call for now, and for how long, 0 for unknown.
@@ -72,7 +72,7 @@ type TransportConfig struct {
 	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
 
 	// Request returns what to reserve for a call, and false if that is unknown. The default is that of
-	// the context's throttle.Job, without its cost if the call's policy is not the job's own.
+	// the context's throttle.Caller, without its cost if the call's policy is not the job's own.
 	Request func(*http.Request) (r throttle.Request, ok bool)
 }
 
@@ -138,8 +138,8 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // After an *UnidentifiedError, a *CountedError or one of throttle.Limiter.Wait, such as a
 // *throttle.DeniedError, the call was not made. Other errors are Base's.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	job := throttle.JobFrom(req.Context())
-	r, ok := t.identify(req, job)
+	caller := throttle.CallerFrom(req.Context())
+	r, ok := t.identify(req, caller)
 	switch {
 	case !ok && t.c.PassUnidentified:
 		return t.c.Base.RoundTrip(req)
@@ -149,31 +149,31 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		made := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
 		if err == nil {
-			t.learn(req.Context(), resp, job, t.granted(job, r), made)
+			t.learn(req.Context(), resp, caller, t.granted(caller, r), made)
 		}
 		return resp, err
-	case job.Counted(r.Policy):
+	case caller.Counted(r.Policy):
 		return unmade(req, &CountedError{r.Policy})
 	}
 	d, err := t.c.Limiter.Wait(req.Context(), r)
 	if err != nil {
 		return unmade(req, err)
 	}
-	return t.call(req, job, d)
+	return t.call(req, caller, d)
 }
 
 // granted is the decision of a call that reserves nothing: the job's, or one that knows whose it
 // is.
-func (t *Transport) granted(job *throttle.Job, r throttle.Request) throttle.Decision {
+func (t *Transport) granted(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
-	if job != nil && job.Decision.Reservation.ID != "" && job.Decision.Policy == r.Policy && job.Decision.Tenant == r.Tenant {
-		d = job.Decision
+	if caller != nil && caller.Decision.Reservation.ID != "" && caller.Decision.Policy == r.Policy && caller.Decision.Tenant == r.Tenant {
+		d = caller.Decision
 	}
 	d.Reservation = t.c.Limiter.Attach(d.Reservation)
 	return d
 }
 
-func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Request, bool) {
+func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (throttle.Request, bool) {
 	var r throttle.Request
 	switch {
 	case t.c.Request != nil:
@@ -182,8 +182,8 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 			return r, false
 		}
 		r.Policy = cmp.Or(r.Policy, t.c.Policy)
-	case job != nil:
-		r = job.Request
+	case caller != nil:
+		r = caller.Request
 		// These are the job's, not the call's. A job waits in no line but its own policy's.
 		r.MaxHold, r.MaxWait, r.IdempotencyKey, r.Ticket, r.Key, r.Front = 0, 0, "", throttle.Ticket{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
@@ -202,7 +202,7 @@ func (t *Transport) identify(req *http.Request, job *throttle.Job) (throttle.Req
 	return r, r.Policy != ""
 }
 
-func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decision) (*http.Response, error) {
+func (t *Transport) call(req *http.Request, caller *throttle.Caller, d throttle.Decision) (*http.Response, error) {
 	outer := req.Context()
 	if outer.Err() != nil {
 		t.giveBack(outer, d.Policy, func(ctx context.Context) error { _, err := d.Reservation.Cancel(ctx); return err })
@@ -225,7 +225,7 @@ func (t *Transport) call(req *http.Request, job *throttle.Job, d throttle.Decisi
 		end()
 		return nil, err
 	}
-	t.learn(outer, resp, job, d, made)
+	t.learn(outer, resp, caller, d, made)
 	if d.Reservation.Lease() > 0 {
 		untilRead(outer, resp, end)
 	}

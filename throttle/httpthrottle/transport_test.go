@@ -53,7 +53,7 @@ func TestTheIdentityOfACall(t *testing.T) {
 		policy("other", perHour(100, "tenant", "host")))
 	server := newUpstream(t, ok)
 	job := func(policy string, cost map[string]int64) context.Context {
-		return throttle.WithJob(t.Context(), &throttle.Job{Request: throttle.Request{Policy: policy, Tenant: "acme", Cost: cost, IdempotencyKey: "the job's"}})
+		return throttle.WithCaller(t.Context(), &throttle.Caller{Request: throttle.Request{Policy: policy, Tenant: "acme", Cost: cost, IdempotencyKey: "the job's"}})
 	}
 	fixed := func(r throttle.Request, ok bool) func(*http.Request) (throttle.Request, bool) {
 		return func(*http.Request) (throttle.Request, bool) { return r, ok }
@@ -115,9 +115,9 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		if _, err := get(t.Context(), rt, server.URL); err != nil {
 			t.Fatal(err)
 		}
-		job := &throttle.Job{Request: throttle.Request{Ticket: throttle.Ticket{Queue: "default", ID: "7"}, Key: "key", Front: true}}
+		job := &throttle.Caller{Request: throttle.Request{Ticket: throttle.Ticket{Queue: "default", ID: "7"}, Key: "key", Front: true}}
 		var denied *throttle.DeniedError
-		if _, err := get(throttle.WithJob(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
+		if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)
 		}
 		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: []string{"default"}, Max: 1})

@@ -134,4 +134,6 @@ func (m *Metrics) taken(policy string, tickets []throttle.TakenTicket) {
 	}
 }
 
-func (m *Metrics) wasUndecided(policy, _ string, _ error) { m.undecided.WithLabelValues(policy).Inc() }
+func (m *Metrics) wasUnavailable(policy, _ string, _ error) {
+	m.unavailable.WithLabelValues(policy).Inc()
+}

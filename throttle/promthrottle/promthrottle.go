@@ -40,7 +40,7 @@ type Metrics struct {
 	batch, call, expected, late, wait, would   *prometheus.HistogramVec
 	denials, errors, grants, joins             *prometheus.CounterVec
 	observed, paused, refusals                 *prometheus.CounterVec
-	undecided, unusable                        *prometheus.CounterVec
+	unavailable, unusable                      *prometheus.CounterVec
 	version                                    *prometheus.GaugeVec
 	adaptedCounts, adaptedRate, waitingTickets *prometheus.Desc
 
@@ -94,7 +94,7 @@ func New(c Config) (*Metrics, error) {
 	m.late = histogram("start_delay_seconds", "How long after it fitted work started, with the wait for a free slot.", forStarts, policy)
 	m.refusals = counter("refusals_total", "Calls that the upstream refused.", ofTenant("policy"))
 	m.paused = counter("pauses_seconds_total", "Length of the pauses that began by a refusal.", policy)
-	m.undecided = counter("undecided_total", "Tasks that were requeued because the limiter could not decide.", policy)
+	m.unavailable = counter("unavailable_requeues_total", "Tasks that were requeued because the limiter could not decide.", policy)
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took, as the caller sees it.", forCalls, []string{"policy", "script"})
 	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", []string{"policy", "script", "class"})
 	m.batch = histogram("script_batch_size", "Requests that one call decided, or tickets that it took.", []float64{0, 1, 2, 4, 8, 16, 32, 64}, []string{"policy", "script"})
@@ -114,7 +114,7 @@ func New(c Config) (*Metrics, error) {
 func (m *Metrics) Observer() throttle.Observer {
 	return throttle.Observer{
 		Called: m.called, Decided: m.decided, Followed: m.followed, Joined: m.joined, Refused: m.refused,
-		Started: m.started, Taken: m.taken, Undecided: m.wasUndecided,
+		Started: m.started, Taken: m.taken, Unavailable: m.wasUnavailable,
 	}
 }
 

@@ -120,7 +120,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		tell := m.Observer()
 		tell.Started(throttle.Start{Late: time.Millisecond, Policy: "api", Tenant: "b", Waited: time.Second})
 		tell.Started(throttle.Start{Late: -1, Policy: "api", Tenant: "b"})
-		tell.Undecided("api", "b", throttle.ErrUnavailable)
+		tell.Unavailable("api", "b", throttle.ErrUnavailable)
 		tell.Decided(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
 		tell.Decided(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
@@ -135,7 +135,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_adapted_counts{policy="api"} 1`,
 			`sluice_wait_seconds{policy="api",tenant="b"} 2`,
 			`sluice_start_delay_seconds{policy="api"} 1`,
-			`sluice_undecided_total{policy="api"} 1`,
+			`sluice_unavailable_requeues_total{policy="api"} 1`,
 			`sluice_observed_denials_total{by="hour",policy="api",tenant="b"} 2`,
 			`sluice_observed_wait_seconds{policy="api"} 1`,
 			`sluice_policies_version{} 7`,

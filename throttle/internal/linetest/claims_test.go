@@ -347,7 +347,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 	limitertest.EachOf(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation, *throttle.Hold) error) {
 		slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
 		l := limitertest.New(t, client, limitertest.Policy(slots))
-		ctx, cancel := context.WithTimeout(throttle.WithJob(t.Context(), &throttle.Job{}), m)
+		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), m)
 		defer cancel()
 		held := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		_, hold := held.Hold(ctx)

@@ -94,10 +94,10 @@ func (c *Client) Restore(ctx context.Context, queue, call string, ids []string, 
 // A Requeued is a denied task, and how it waits.
 type Requeued struct {
 	Ref
-	Message Message
-	At      time.Time // when forward finds it
-	Nonce   string    // of this denial
-	Mark    string    // of its join, "" if it waits in no line
+	Message  Message
+	At       time.Time // when forward finds it
+	DenialID string    // a repeated call has the same
+	Mark     string    // of its join, "" if it waits in no line
 }
 
 // Requeue puts a denied task back to wait. Its error may be IsNotFound.
@@ -107,7 +107,7 @@ func (c *Client) Requeue(ctx context.Context, r Requeued) error {
 		all = append(all, lock)
 	}
 	return scripts["requeue"].Run(ctx, c.redis, all,
-		r.ID, []byte(r.Message), score(r.At), until(r.At), r.Nonce, r.Mark).Err()
+		r.ID, []byte(r.Message), score(r.At), until(r.At), r.DenialID, r.Mark).Err()
 }
 
 // There reports for each task of one queue whether it exists and may still run.

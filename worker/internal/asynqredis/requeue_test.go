@@ -17,7 +17,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		at := time.Now().Add(time.Minute)
 		requeued := asynqredis.Requeued{
 			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithError("throttled: x", time.Now()),
-			At: at, Nonce: "n1", Mark: asynqredis.Mark(s.key("a"), time.Now(), s.Call()),
+			At: at, DenialID: "n1", Mark: asynqredis.Mark(s.key("a"), time.Now(), s.Call()),
 		}
 		s.ok(s.Requeue(s.Context(), requeued))
 		s.wantStates("a scheduled")
@@ -32,14 +32,14 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		s.ok(s.Requeue(s.Context(), requeued))
 		s.wantStates("a active")
 		// One that waits in no line cannot be picked.
-		requeued.Nonce, requeued.Mark = "n2", ""
+		requeued.DenialID, requeued.Mark = "n2", ""
 		s.ok(s.Requeue(s.Context(), requeued))
 		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
 		if picks[0].Found != asynqredis.Gone {
 			t.Errorf("%+v", picks[0])
 		}
-		requeued.Nonce = "n3"
+		requeued.DenialID = "n3"
 		if err := s.Requeue(s.Context(), requeued); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
 		}
@@ -73,7 +73,7 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 			}
 			message := protowire.AppendString(protowire.AppendTag(nil, 10, protowire.BytesType), "asynq:{default}:unique:x")
 			s.ok(s.Requeue(ctx, asynqredis.Requeued{
-				Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: message, At: time.Now().Add(2 * time.Minute), Nonce: name,
+				Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: message, At: time.Now().Add(2 * time.Minute), DenialID: name,
 			}))
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder

@@ -90,10 +90,10 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 				s.Enqueue(sitetest.Task(tenant), asynq.MaxRetry(0))
 			}
 		}
-		logged := func(undecided, again int) {
+		logged := func(begun, again int) {
 			t.Helper()
-			if s.Journal.Count("worker: the limiter is unavailable") != undecided || s.Journal.Count("worker: the limiter is available again") != again {
-				t.Errorf("want %d outages begun and %d over in the log:\n%s", undecided, again, s.Journal)
+			if s.Journal.Count("worker: the limiter is unavailable") != begun || s.Journal.Count("worker: the limiter is available again") != again {
+				t.Errorf("want %d outages begun and %d over in the log:\n%s", begun, again, s.Journal)
 			}
 		}
 

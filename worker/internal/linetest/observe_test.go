@@ -59,7 +59,7 @@ func TestStartsAreObserved(t *testing.T) {
 
 // It is told of tasks that are requeued, or run uncounted, as the limiter could not decide: whether
 // Redis is away or silent.
-func TestUndecidedTasksAreObserved(t *testing.T) {
+func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 	for _, row := range []struct {
 		fail   throttle.FailMode
 		silent bool
@@ -94,7 +94,7 @@ func TestUndecidedTasksAreObserved(t *testing.T) {
 							tell(d.Policy, "open "+d.Tenant, d.FailedOpen)
 						}
 					},
-					Undecided: tell,
+					Unavailable: tell,
 				})
 				s.Serve(func(context.Context, *asynq.Task) error { return nil }, sitetest.Calm)
 				c.Cut()

@@ -160,7 +160,7 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Each(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-					throttle.JobFrom(ctx).Refused("api", 100*time.Millisecond)
+					throttle.CallerFrom(ctx).Refused("api", 100*time.Millisecond)
 					return fail(ctx)
 				})
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
@@ -230,7 +230,7 @@ func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 	calls.Name, calls.Match, calls.MaxRefusals = "calls", nil, 2
 	sitetest.Each(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			throttle.JobFrom(ctx).Refused("calls", time.Millisecond)
+			throttle.CallerFrom(ctx).Refused("calls", time.Millisecond)
 			return errors.New("429")
 		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(9))

@@ -75,7 +75,7 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 
 // refused reports whether the upstream refused the job's call.
 func refused(ctx context.Context) bool {
-	_, _, refused := throttle.JobFrom(ctx).Refusal()
+	_, _, refused := throttle.CallerFrom(ctx).Refusal()
 	return refused
 }
 

@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-func TestAJobRecordsRefusals(t *testing.T) {
-	none := throttle.JobFrom(t.Context())
+func TestACallerRecordsRefusals(t *testing.T) {
+	none := throttle.CallerFrom(t.Context())
 	if none != nil {
-		t.Error("a context without a job has one")
+		t.Error("a context without a caller has one")
 	}
 	none.SetCounted(true)
 	none.Refused("api", time.Minute)
@@ -25,32 +25,32 @@ func TestAJobRecordsRefusals(t *testing.T) {
 		t.Error("no job was refused, or is counted")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		job := &throttle.Job{}
-		inner, cancel := context.WithCancel(throttle.WithJob(t.Context(), job))
+		caller := &throttle.Caller{}
+		inner, cancel := context.WithCancel(throttle.WithCaller(t.Context(), caller))
 		defer cancel()
-		if throttle.JobFrom(inner) != job {
-			t.Error("the job is gone")
+		if throttle.CallerFrom(inner) != caller {
+			t.Error("the caller is gone")
 		}
 		want := func(what string, retryIn time.Duration, policy string, ok bool) {
 			t.Helper()
-			if r, p, o := job.Refusal(); r != retryIn || p != policy || o != ok {
+			if r, p, o := caller.Refusal(); r != retryIn || p != policy || o != ok {
 				t.Errorf("%s: %v, %q, %v; want %v, %q, %v", what, r, p, o, retryIn, policy, ok)
 			}
 		}
 		want("nothing happened", 0, "", false)
-		job.Refused("api", time.Minute)
+		caller.Refused("api", time.Minute)
 		want("refused", time.Minute, "api", true)
 		time.Sleep(20 * time.Second)
 		want("20 s later", 40*time.Second, "api", true)
-		job.Refused("other", 10*time.Second)
+		caller.Refused("other", 10*time.Second)
 		want("refused for less", 40*time.Second, "api", true)
-		job.Refused("other", time.Hour)
+		caller.Refused("other", time.Hour)
 		want("refused for longer", time.Hour, "other", true)
 		time.Sleep(2 * time.Hour)
 		want("when it has passed", 0, "other", true)
-		job.Answered(time.Now().Add(-3 * time.Hour))
+		caller.Answered(time.Now().Add(-3 * time.Hour))
 		want("a call before the refusals is answered", 0, "other", true)
-		job.Answered(time.Now())
+		caller.Answered(time.Now())
 		want("answered", 0, "", false)
 	})
 }

@@ -1,0 +1,126 @@
+package throttle
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// A Caller is a running job as the calls that it makes see it: their context carries it. It has the
+// job's identity. It records which slots the calls hold, and whether the upstream refused one. Its
+// methods are safe for concurrent use. Those of a nil Caller record nothing, and report false.
+// Request must not change once the job runs.
+//
+// Package worker makes one for each task. A handler uses the worker.Job of its context instead.
+type Caller struct {
+	// Decision is the grant of the job's own cost, by Request.Policy. An answer to a call is compared
+	// with it. It is zero if the job has none, and must not change once the job runs.
+	Decision Decision
+
+	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
+	// call must name one.
+	Request Request
+
+	mu      sync.Mutex
+	counted bool
+	held    map[string]string // of Concurrency windows: policies by the reservation's ID
+	refused *refusal
+}
+
+type refusal struct {
+	policy string
+	at     time.Time // when it was recorded
+	until  time.Time
+}
+
+type callerKey struct{}
+
+// WithCaller returns a context that carries the caller.
+func WithCaller(ctx context.Context, c *Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// CallerFrom returns the caller that a context carries, or nil.
+func CallerFrom(ctx context.Context) *Caller {
+	c, _ := ctx.Value(callerKey{}).(*Caller)
+	return c
+}
+
+// do calls f under the lock, unless there is no caller.
+func (c *Caller) do(f func()) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
+
+// SetCounted records whether the job's own cost, by Request.Policy, is taken: as a task's is when
+// it starts. Calls of the job by this policy count as part of that cost, and must not reserve
+// again. A job that is requeued because such a call is denied would take its cost again, and might
+// never end.
+func (c *Caller) SetCounted(counted bool) { c.do(func() { c.counted = counted }) }
+
+// Counted reports whether the job's own cost is taken, and by this policy.
+func (c *Caller) Counted(policy string) (counted bool) {
+	c.do(func() { counted = c.counted && policy == c.Request.Policy })
+	return counted
+}
+
+// Refused records that the upstream of a policy refused a call of the job, and for how long. Of
+// several refusals the longest counts.
+func (c *Caller) Refused(policy string, retryIn time.Duration) {
+	c.do(func() {
+		now := time.Now()
+		if c.refused == nil {
+			c.refused = &refusal{}
+		}
+		c.refused.at = now
+		if until := now.Add(retryIn); c.refused.until.Before(until) {
+			c.refused.policy, c.refused.until = policy, until
+		}
+	})
+}
+
+// Answered records that a call was answered that was made at a time: the job has dealt with
+// refusals before that. One that came while the call was under way stands.
+func (c *Caller) Answered(made time.Time) {
+	c.do(func() {
+		if c.refused != nil && !made.Before(c.refused.at) {
+			c.refused = nil
+		}
+	})
+}
+
+// Refusal reports whether a call of the job was refused and no later one was answered. It returns
+// the policy and how much longer its upstream refuses calls, 0 if that has passed.
+func (c *Caller) Refusal() (retryIn time.Duration, policy string, ok bool) {
+	c.do(func() {
+		if ok = c.refused != nil; ok {
+			retryIn, policy = max(0, time.Until(c.refused.until)), c.refused.policy
+		}
+	})
+	return retryIn, policy, ok
+}
+
+func (c *Caller) hold(r Reservation) {
+	c.do(func() {
+		if c.held == nil {
+			c.held = map[string]string{}
+		}
+		c.held[r.ID] = r.Policy
+	})
+}
+
+func (c *Caller) drop(r Reservation) { c.do(func() { delete(c.held, r.ID) }) }
+
+// holdsFrom reports whether the job holds slots of this policy or of one later in name order.
+func (c *Caller) holdsFrom(policy string) (holds bool) {
+	c.do(func() {
+		for _, held := range c.held {
+			holds = holds || held >= policy
+		}
+	})
+	return holds
+}

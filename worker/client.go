@@ -131,11 +131,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)
 	}
-	for _, o := range opts {
-		if start, ok := o.Value().(*ExpectedStart); ok && start != nil {
-			*start = e.Start
-		}
-	}
+	e.report(opts)
 	return e.Info, e.Err
 }
 
@@ -156,7 +152,6 @@ const maxBatch = 500
 
 // EnqueueBatch enqueues many tasks with the same options in few calls to Redis. Apart from the cost
 // it does what EnqueueContext does for each of them. It returns a result for each task, in order.
-// Of our options it knows MaxWait, Backlog and Class.
 func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Enqueued {
 	results := make([]Enqueued, 0, len(tasks))
 	for i := 0; i < len(tasks); i += maxBatch {

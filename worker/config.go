@@ -29,7 +29,8 @@ type Config struct {
 	// The default is slog.Default(). Pauses and changed rates are for throttle.Config.Logger.
 	Logger *slog.Logger
 
-	// OnDecision, if not nil, is called with every decision before it takes effect.
+	// OnDecision, if not nil, is called with every decision about a task before it takes effect. For
+	// metrics of all that a limiter does, see throttle.Observer.
 	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
 
 	// Tenant returns the task's tenant. The default is what NewTask was given. A function can look

@@ -36,6 +36,15 @@ func (e *enqueuing) refuse(err error) {
 	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
 }
 
+// report stores the expected start where ReportStart wants it.
+func (e *enqueuing) report(opts []asynq.Option) {
+	for _, o := range ours(e.task, opts) {
+		if start, ok := o.value.(*ExpectedStart); ok && start != nil {
+			*start = e.Start
+		}
+	}
+}
+
 // A task is enqueued in four steps. Asynq's client makes its message (message). The message is
 // stored as scheduled (store). The task joins its line (join). At last the calls that its place
 // asks for are made (arrange). In this order no worker can take a task that is not there. Whatever
@@ -60,6 +69,7 @@ func (c *Client) enqueue(ctx context.Context, tasks []*asynq.Task, from int, opt
 	c.commit(ctx, joining)
 	results := make([]Enqueued, len(all))
 	for i := range all {
+		all[i].report(opts)
 		results[i] = all[i].Enqueued
 	}
 	return results
@@ -151,12 +161,8 @@ func (c *Client) requestBy(ctx context.Context, policy throttle.PolicyInfo, task
 	if err != nil {
 		return throttle.Request{}, err
 	}
-	for _, o := range opts {
-		own, ours := o.(option)
-		if !ours {
-			continue
-		}
-		switch value := own.value.(type) {
+	for _, o := range ours(task, opts) {
+		switch value := o.value.(type) {
 		case time.Duration:
 			request.MaxWait = value
 		case int:

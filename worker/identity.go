@@ -31,7 +31,7 @@ type Identity struct {
 }
 
 // NewTask is asynq.NewTask for a task that carries its identity in its headers, where the
-// middleware finds it. Retries keep it. Of our own options it knows none.
+// middleware finds it. Retries keep it.
 func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option) *asynq.Task {
 	headers := map[string]string{}
 	if id.Tenant != "" {

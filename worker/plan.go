@@ -11,10 +11,9 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// RequestOf returns what the task asks of the policy that matches it. Of the options it knows Class,
-// as given to EnqueueBatch. It is an error if no policy with a line matches, if the task has no
-// tenant, or if its policy can never grant it: a wrapped *throttle.RequestError or
-// *throttle.NeverFitsError.
+// RequestOf returns what the task asks of the policy that matches it, if it is enqueued with the
+// options. It is an error if no policy with a line matches, if the task has no tenant, or if its
+// policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
 func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
 	policy, ok := c.limiter.Match(task.Type())
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {

@@ -27,7 +27,11 @@ func (p *tenants) GetConfigs() (configs []*asynq.PeriodicTaskConfig, err error) 
 	defer p.mu.Unlock()
 	for _, tenant := range p.names {
 		task := worker.NewTask(worker.Identity{Tenant: tenant}, "report:refresh", nil)
-		configs = append(configs, worker.PeriodicTask("*/10 * * * *", task, asynq.Queue("reports")))
+		config, err := worker.PeriodicTask("*/10 * * * *", task, asynq.Queue("reports"))
+		if err != nil {
+			return nil, err
+		}
+		configs = append(configs, config)
 	}
 	return configs, nil
 }

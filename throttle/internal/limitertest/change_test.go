@@ -147,19 +147,64 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	})
 }
 
-// A state that another algorithm left cannot be read.
-func TestChangedAlgorithmStartsEmpty(t *testing.T) {
+// A state that another algorithm left cannot be read, and is there when that algorithm is back.
+func TestAChangedAlgorithmStartsEmptyAndForgetsNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		w := throttle.Window{Name: "w", Limit: 10, Period: m}
 		l, _ := NewHanded(t, client, Policy(w))
-		for _, algorithm := range []throttle.Algorithm{throttle.GCRA, throttle.Sliding, throttle.Fixed, throttle.GCRA, throttle.Fixed, throttle.Sliding} {
-			w.Algorithm = algorithm
-			SetPolicy(t, l, w)
-			if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 4 {
-				t.Errorf("%s: used %d", algorithm, d.Windows[0].Used)
+		for round := range int64(2) {
+			for _, algorithm := range []throttle.Algorithm{throttle.GCRA, throttle.Sliding, throttle.Fixed} {
+				w.Algorithm = algorithm
+				SetPolicy(t, l, w)
+				if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 4*(round+1) {
+					t.Errorf("%s, round %d: used %d", algorithm, round, d.Windows[0].Used)
+				}
 			}
-			if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 8 {
-				t.Errorf("%s: used %d", algorithm, d.Windows[0].Used)
+		}
+	})
+}
+
+// While a deployment rolls, workers of two policies run beside each other. They share a count or
+// have one each: together they never grant more than both limits.
+func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
+	variants := map[string]throttle.Policy{}
+	for name, w := range map[string]throttle.Window{
+		"sliding":         {Period: h},
+		"sliding, longer": {Period: 24 * h},
+		"sliding, scope":  {Period: h, Scope: throttle.Shared},
+		"fixed":           {Algorithm: throttle.Fixed, Period: h},
+		"fixed, longer":   {Algorithm: throttle.Fixed, Period: 24 * h},
+		"first use":       {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Period: h},
+		"gcra":            {Algorithm: throttle.GCRA, Period: 100 * h},
+		"gcra, slower":    {Algorithm: throttle.GCRA, Period: 200 * h},
+		"calendar":        {Algorithm: throttle.Calendar, Resets: "@monthly"},
+		"calendar, daily": {Algorithm: throttle.Calendar, Resets: "@daily"},
+		"concurrency":     {Algorithm: throttle.Concurrency, Lease: h},
+	} {
+		w.Name, w.Limit = "w", 5
+		variants[name] = Policy(w)
+		w.Limit = 3
+		variants[name+", of 3"] = Policy(w)
+	}
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for older, a := range variants {
+			for newer, b := range variants {
+				if older >= newer {
+					continue
+				}
+				client.FlushDB(t.Context())
+				first, c := NewHanded(t, client, a)
+				both := []*throttle.Limiter{first, NewBy(t, client, c, b)}
+				limits := []int64{a.Windows[0].Limit, b.Windows[0].Limit}
+				granted := []int64{0, 0}
+				for i := range 30 {
+					if Reserve(t, both[i%2], Acme(1)).Granted {
+						granted[i%2]++
+					}
+				}
+				if granted[0] > limits[0] || granted[1] > limits[1] {
+					t.Errorf("%s beside %s: granted %d of %d", older, newer, granted, limits)
+				}
 			}
 		}
 	})

@@ -3,6 +3,7 @@ package faulttest
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,7 +96,7 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 }
 
 // Tenants of one policy share the slots by weight, whatever shards they are in: here one is alone in
-// its shard.
+// its shard. A shard's turn is both slots, and a tenant's in its shard is a task.
 func TestShardsShareSlotsByWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := inShards(3, 1000, time.Hour)
@@ -146,8 +147,37 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 		for _, g := range l.Sorted()[:105] {
 			got[g.Tenant]++
 		}
-		sitetest.WantFair(t, got, weights)
+		shards, mates := map[string]float64{}, map[string]map[string]float64{}
+		for tenant, weight := range weights {
+			shard := s.Limiter.LineOf("api", tenant)
+			if mates[shard] == nil {
+				mates[shard] = map[string]float64{}
+			}
+			shards[shard], mates[shard][tenant] = shards[shard]+weight, weight
+		}
+		for tenant, weight := range weights {
+			shard := s.Limiter.LineOf("api", tenant)
+			within := offMean(shards, shard, 2) + offMean(mates[shard], tenant, 1)
+			if off := float64(got[tenant])/weight - 105/sum; math.Abs(off) > within {
+				t.Errorf("%s of weight %v has %d of 105, want %.0f, and %.1f more or less", tenant, weight, got[tenant], 105*weight/sum, within*weight)
+			}
+		}
 	})
+}
+
+// offMean returns how far, in units for a weight of 1, one may be from the mean of all. By
+// start-time fair queueing each two of them differ by one turn of each.
+func offMean(weights map[string]float64, one string, turn float64) (off float64) {
+	sum := 0.0
+	for _, weight := range weights {
+		sum += weight
+	}
+	for name, weight := range weights {
+		if name != one {
+			off += weight / sum * (turn/weights[one] + turn/weight)
+		}
+	}
+	return off
 }
 
 // A log about the line of one shard names the policy, and the line beside it.

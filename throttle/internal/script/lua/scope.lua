@@ -4,8 +4,9 @@
 --   section  expires(7) length of payload(3) length of name kind(1) name kind(1) payload
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
--- Sections that this call does not know (a window of an older or a newer policy) are
--- carried along until they expire, so workers of two releases never erase each other's counts.
+-- Sections that this call does not know (a window of an older or a newer policy, also if it has the
+-- name of one of this policy and another algorithm) are carried along until they expire, so workers
+-- of two releases never erase each other's counts.
 -- Names that no window can have ("!...") belong to the upstream (upstream.lua).
 --
 -- algorithms[kind], the file of each, is a table of
@@ -75,10 +76,6 @@ local function keep_section(scope, name, kind, expires, bytes, payload)
     scope.upstream = scope.upstream or {}
     scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
     return
-  end
-  for _, i in ipairs(scope.of.windows) do
-    -- A window of this name has another algorithm now: it starts empty, and the section goes.
-    if scope.call.windows[i].name == name then return end
   end
   scope.others = scope.others or {}
   scope.others[#scope.others + 1] = {expires = expires, bytes = bytes}

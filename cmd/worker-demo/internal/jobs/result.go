@@ -103,7 +103,8 @@ func parseLog(path string, data []byte) (known map[string]Result, whole int, err
 			break
 		}
 		if err != nil {
-			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line", path, number, err)
+			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line",
+				path, number, err)
 		}
 		whole += len(line) + 1
 		known[r.ID] = r

@@ -34,8 +34,8 @@ type Answer struct {
 	TookMS     float64             `json:"took_ms,omitempty"` // of the last call, the body included
 }
 
-// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for concurrent
-// use.
+// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for
+// concurrent use.
 type Log struct {
 	file  *os.File // nil if the lines go to a stream
 	known map[string]Result

@@ -316,8 +316,10 @@ func TestPlansCountCosts(t *testing.T) {
 			total, trimmed int
 			after, off     time.Duration
 		}{
-			{"two", 20, 5, 118 * time.Second, follows},
-			{"many", 90, 0, (90*91/2 - 100) * time.Second, 91 * time.Second / 2}, // each is planned as the mean
+			// One unit a second, but 100 at once. Of 15 tasks, 7 have a cost of 30.
+			{"two", 20, 5, (7*30 + 8*1 - 100) * time.Second, follows},
+			// Each is planned as the mean: 91/2.
+			{"many", 90, 0, (90*91/2 - 100) * time.Second, 91 * time.Second / 2},
 			{"never", 6, 0, 0, 0},
 			{"none", 0, 0, 0, 0},
 		} {

@@ -29,9 +29,9 @@ func TestDrainFindsLostTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
 		client := m.Client(t)
-		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{
-			Name: "p", Match: []string{"*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: 2 * time.Minute, Scope: throttle.Shared}},
-		}}})
+		w := throttle.Window{Name: "w", Limit: 2, Period: 2 * time.Minute, Scope: throttle.Shared}
+		p := throttle.Policy{Name: "p", Match: []string{"*"}, Windows: []throttle.Window{w}}
+		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
 		if err != nil {
 			t.Fatal(err)
 		}

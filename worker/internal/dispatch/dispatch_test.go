@@ -487,7 +487,8 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 
 // A server that has an appointment and no slot free passes it on.
 func TestAnAppointmentIsPassedOn(t *testing.T) {
-	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{{Name: "window", Limit: 1, Period: 2 * time.Second}}}), nil, func(b *bench) {
+	w := throttle.Window{Name: "window", Limit: 1, Period: 2 * time.Second}
+	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), nil, func(b *bench) {
 		b.wait("default", "a", "b")
 		b.want("next", b.next(), "a")
 		b.client.Del(b.Context(), "asynq:{default}:sluice:nudge")

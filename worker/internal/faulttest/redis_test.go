@@ -70,7 +70,8 @@ func TestRedisStopsAnswering(t *testing.T) {
 						}
 					}
 					// For 12 s go-redis repeats the call, and nobody notices.
-					begun, over := s.Journal.Count("worker: the limiter is unavailable"), s.Journal.Count("worker: the limiter is available again")
+					begun := s.Journal.Count("worker: the limiter is unavailable")
+					over := s.Journal.Count("worker: the limiter is available again")
 					if begun > 1 || begun != over || who != "all" && pause > 12*time.Second && begun == 0 {
 						t.Errorf("want the outage logged once:\n%s", s.Journal)
 					}

@@ -25,7 +25,8 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 		r := newRemote(t)
 		d := newDesk(t, roomy, strings.ReplaceAll(`
 {"id":"plain","tenant":"a","url":"URL/plain"}
-{"id":"post","tenant":"b","url":"URL/post","method":"POST","body":"hello","headers":{"X-Own":"yes","Host":"example.org"},"cost":{"tokens":7}}
+{"id":"post","tenant":"b","url":"URL/post","method":"POST","body":"hello",`+
+			`"headers":{"X-Own":"yes","Host":"example.org"},"cost":{"tokens":7}}
 {"id":"redirect","tenant":"a","url":"URL/redirect"}
 {"id":"missing","tenant":"a","url":"URL/missing"}
 {"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":1}

@@ -34,14 +34,16 @@ func (m *Main) batchCommand() *cli.Command {
 		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume or cancel it",
 		Flags: append([]cli.Flag{
 			c.policiesFlag("policies and batches, a policy `FILE`; - reads stdin"),
-			&cli.StringFlag{Name: "batch", Usage: "the batch `NAME`; by default the only one of the file", Destination: &c.Batch},
-			&cli.StringFlag{Name: "tick", Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; by default the newest, and for plan the next", Destination: &c.Tick},
+			&cli.StringFlag{Name: "batch", Destination: &c.Batch,
+				Usage: "the batch `NAME`; by default the only one of the file"},
+			&cli.StringFlag{Name: "tick", Destination: &c.Tick,
+				Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; " +
+					"by default the newest, and for plan the next"},
 		}, c.flags()...),
 	}
 	for _, v := range batchVerbs {
-		batch.Commands = append(batch.Commands, &cli.Command{
-			Name: v.name, Usage: v.usage, Action: func(ctx context.Context, _ *cli.Command) error { return c.Run(ctx, v) },
-		})
+		run := func(ctx context.Context, _ *cli.Command) error { return c.Run(ctx, v) }
+		batch.Commands = append(batch.Commands, &cli.Command{Name: v.name, Usage: v.usage, Action: run})
 	}
 	return batch
 }
@@ -49,8 +51,10 @@ func (m *Main) batchCommand() *cli.Command {
 // A batchVerb is what is done with a firing.
 type batchVerb struct {
 	name, usage string
-	want        func(*batch.Scheduler, context.Context, batch.Firing) error // what is wanted of it; may be nil
-	done        []batch.State                                               // that show that it is done, beside those of firings that have ended
+	// want is what is wanted of it; may be nil.
+	want func(*batch.Scheduler, context.Context, batch.Firing) error
+	// done are the states that show that it is done, beside those of firings that have ended.
+	done []batch.State
 }
 
 var batchVerbs = []batchVerb{
@@ -179,7 +183,8 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		status, err := s.Status(ctx, f)
 		if ctx.Err() != nil {
 			progress.Close()
-			fmt.Fprintf(c.Stderr, "worker-demo: stopped: the firing goes on where a scheduler runs; \"worker-demo batch resume\" goes on here, and \"batch cancel\" ends it\n")
+			fmt.Fprint(c.Stderr, "worker-demo: stopped: the firing goes on where a scheduler runs; "+
+				"\"worker-demo batch resume\" goes on here, and \"batch cancel\" ends it\n")
 			return errInterrupted
 		}
 		if err != nil {

@@ -24,7 +24,8 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		t := show.Table(c.Stdout)
 		fmt.Fprintln(t, "TENANT\tTASKS\tEXPECTED FINISH\tLATE\tLEFT OUT")
 		for _, tenant := range p.Tenants {
-			fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\n", tenant.Tenant, tenant.Total, moment(tenant.Expected), tenant.Late, tenant.Trimmed)
+			fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\n",
+				tenant.Tenant, tenant.Total, moment(tenant.Expected), tenant.Late, tenant.Trimmed)
 		}
 		t.Flush()
 	})
@@ -65,7 +66,8 @@ func verdict(p batch.Plan) string {
 	case p.Refused:
 		return fmt.Sprintf("It would be refused: %d of them would start after %s.", p.Late, by)
 	case p.Trimmed > 0:
-		return fmt.Sprintf("%d of them would start after %s: %d are left out, the last of each tenant.", p.Late, by, p.Trimmed)
+		return fmt.Sprintf("%d of them would start after %s: %d are left out, the last of each tenant.",
+			p.Late, by, p.Trimmed)
 	}
 	return fmt.Sprintf("Late: %d of them would start after %s.", p.Late, by)
 }
@@ -99,7 +101,8 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		t := show.Table(c.Stdout)
 		fmt.Fprintln(t, "TENANT\tTASKS\tENDED\tRUNNING\tWAITING\tPLANNED FINISH\tEXPECTED FINISH")
 		for _, tenant := range tenants {
-			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%s\t%s\n", tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
+			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%s\t%s\n",
+				tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
 				moment(tenant.Planned), moment(tenant.Expected))
 		}
 		t.Flush()

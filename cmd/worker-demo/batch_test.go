@@ -56,7 +56,8 @@ func newBatchDesk(t *testing.T, handler asynq.HandlerFunc) batchDesk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}, worker.Config{Limiter: limiter})
+	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: limiter})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,14 +86,17 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 
 	e = d.batch(t.Context(), "plan", "--batch", "large")
 	e.want(t, exitDone)
-	if !strings.Contains(columns(e.stdout), ", 400 tasks: the last is expected to start at ") || !strings.Contains(columns(e.stdout), "(it waits for the window pace) ") ||
+	if !strings.Contains(columns(e.stdout), ", 400 tasks: the last is expected to start at ") ||
+		!strings.Contains(columns(e.stdout), "(it waits for the window pace) ") ||
 		!strings.Contains(columns(e.stdout), "TENANT TASKS EXPECTED FINISH LATE LEFT OUT acme 400 ") {
 		t.Errorf("plan says:\n%s", e.stdout)
 	}
 	var plan batch.Plan // 40 a second start until the finish, at which the third window opens
 	e = d.batch(t.Context(), "plan", "--batch", "late", "--tick", time.Now().Add(24*time.Hour).UTC().Format(time.RFC3339), "--json")
 	e.want(t, exitFailed)
-	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Late < 400-3*40 || plan.Late > 400-2*40 || !plan.Refused || plan.FinishBy.Sub(plan.Tick) != 2*time.Second || len(plan.Tenants) != 1 {
+	if err := json.Unmarshal([]byte(e.stdout), &plan); err != nil || plan.Late < 400-3*40 ||
+		plan.Late > 400-2*40 || !plan.Refused || plan.FinishBy.Sub(plan.Tick) != 2*time.Second ||
+		len(plan.Tenants) != 1 {
 		t.Errorf("plan says %v:\n%s", err, e.stdout)
 	}
 	d.batch(t.Context(), "plan", "--batch", "late").want(t, exitFailed)

@@ -56,8 +56,10 @@ func (m *Main) command() *cli.Command {
 			m.versionCommand(),
 		},
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "json", Usage: "write what a command shows as JSON to stdout", Destination: &m.json},
-			&cli.StringFlag{Name: "http", Usage: "serve a page of the scenario at `ADDRESS`, such as localhost:8080", Destination: &scenario.HTTP, Local: true},
+			&cli.BoolFlag{Name: "json", Destination: &m.json,
+				Usage: "write what a command shows as JSON to stdout"},
+			&cli.StringFlag{Name: "http", Destination: &scenario.HTTP, Local: true,
+				Usage: "serve a page of the scenario at `ADDRESS`, such as localhost:8080"},
 		},
 		Version:               thisBuild().String(),
 		EnableShellCompletion: true,
@@ -135,7 +137,8 @@ func unknownCommand(cmd *cli.Command) error {
 	if near := policyfile.Suggest(arg, names); near != "" {
 		return badInput("unknown command %q: did you mean %q?", arg, near)
 	}
-	return badInput("unknown command %q: must be one of %s: see %q", arg, strings.Join(names, ", "), cmd.FullName()+" -h")
+	all := strings.Join(names, ", ")
+	return badInput("unknown command %q: must be one of %s: see %q", arg, all, cmd.FullName()+" -h")
 }
 
 // flagLine is a flag in a help text. Its placeholder stands in its usage, between backquotes.

@@ -145,7 +145,8 @@ func (c *ControlCommand) checkPolicy(ctx context.Context, d controlDesk) error {
 		return err
 	}
 	if len(state.Policies) == 0 {
-		fmt.Fprintf(c.Stderr, "worker-demo: no policies are published: whether there is a policy %q is not known\n", c.policy)
+		fmt.Fprintf(c.Stderr, "worker-demo: no policies are published: "+
+			"whether there is a policy %q is not known\n", c.policy)
 		return nil
 	}
 	_, err = named(state.Policies, c.policy)

@@ -48,15 +48,20 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		run("limits", "publish", d.path("policies.yml")).want(t, exitBadInput, "--why is missing")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "first"), "published version 1")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "again"), "published already, as version 1")
-		run("limits", "publish", d.path("policies.yml"), "--version", "0", "--why", "again").want(t, exitFailed, "version 0 were to be replaced, but 1 is in force")
+		run("limits", "publish", d.path("policies.yml"), "--version", "0", "--why", "again").
+			want(t, exitFailed, "version 0 were to be replaced, but 1 is in force")
 		says(run("limits", "set", "api", "pace", "--limit", "30", "--why", "raised"), "was limit 40; published version 2")
 		run("limits", "set", "api", "pce", "--limit", "30", "--why", "x").want(t, exitBadInput, `window "pce": must be one of pace, minute`)
 		run("limits", "set", "api", "pace", "--limit=-3", "--why", "x").want(t, exitBadInput, "limit -3: must be 1 to")
 
-		says(run("limits", "override", "api", "acme", "--window", "minute=50", "--weight", "2", "--for", "1h", "--why", "INC-7"), `tenant "acme" of api: minute 50, weight 2 until `)
+		override := []string{"--window", "minute=50", "--weight", "2", "--for", "1h", "--why", "INC-7"}
+		says(run(append([]string{"limits", "override", "api", "acme"}, override...)...),
+			`tenant "acme" of api: minute 50, weight 2 until `)
 		run("limits", "override", "api", "acme", "--window", "pace=50", "--for", "1h", "--why", "x").want(t, exitBadInput, "is shared")
-		run("limits", "override", "api", "acme", "--window", "minute", "--for", "1h", "--why", "x").want(t, exitBadInput, `--window "minute": must be a window and its limit`)
-		run("limits", "override", "api", "acme", "--exempt", "maybe", "--for", "1h", "--why", "x").want(t, exitBadInput, "must be yes or no")
+		run("limits", "override", "api", "acme", "--window", "minute", "--for", "1h", "--why", "x").
+			want(t, exitBadInput, `--window "minute": must be a window and its limit`)
+		run("limits", "override", "api", "acme", "--exempt", "maybe", "--for", "1h", "--why", "x").
+			want(t, exitBadInput, "must be yes or no")
 		run("limits", "override", "api", "acme", "--for", "1h", "--why", "x").want(t, exitBadInput, "needs --window, --weight or --exempt")
 		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for 0s: must be how long")
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")

@@ -13,14 +13,18 @@ import (
 
 // follow puts changes of the policy file in force while the jobs run, and overrides and pauses of
 // operators, if they can reach this Redis. The function that it returns ends that.
-func (c *RunCommand) follow(ctx context.Context, limiter *throttle.Limiter, server *redisconn.Server, list []jobs.Job, logger *slog.Logger) (end func(), err error) {
+func (c *RunCommand) follow(
+	ctx context.Context, limiter *throttle.Limiter, server *redisconn.Server,
+	list []jobs.Job, logger *slog.Logger,
+) (end func(), err error) {
 	var follower *control.Follower
 	if _, kept, _ := c.address(c.Env); kept {
 		store, err := control.NewStore(server.Client, c.prefix())
 		if err != nil {
 			return nil, err
 		}
-		follower, err = control.Follow(ctx, control.FollowConfig{KeepPolicies: true, Limiter: limiter, Logger: logger, Store: store})
+		config := control.FollowConfig{KeepPolicies: true, Limiter: limiter, Logger: logger, Store: store}
+		follower, err = control.Follow(ctx, config)
 		if err != nil {
 			return nil, err
 		}

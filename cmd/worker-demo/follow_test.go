@@ -32,6 +32,7 @@ func TestARunFollowsItsPolicyFile(t *testing.T) {
 				time.AfterFunc(1500*time.Millisecond, func() { d.write("policies.yml", policies("http:*", "99")) })
 			})
 		}
-		runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr)...).want(t, exitDone, "3 jobs: 3 succeeded", "no policy in")
+		runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr)...).
+			want(t, exitDone, "3 jobs: 3 succeeded", "no policy in")
 	})
 }

@@ -26,7 +26,8 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 {"id":"own","tenant":"a","url":"URL/own","headers":{"Authorization":"Basic ${OWN}"}}
 `, "URL", r.URL))
 		e := runWith(t.Context(), []string{"LIMIT", "400", "TOKEN", "s3cret", "OWN", "0wn"},
-			d.args("--redis", "redis://"+client.Options().Addr, "--header", "Authorization: Bearer ${TOKEN}", "--header", "X-List: a, b", "--summary", d.path("s"))...)
+			d.args("--redis", "redis://"+client.Options().Addr, "--summary", d.path("s"),
+				"--header", "Authorization: Bearer ${TOKEN}", "--header", "X-List: a, b")...)
 		e.want(t, exitDone, "4 jobs: 4 succeeded")
 		for path, want := range map[string][3]string{ // body, type, authorization
 			"/json":       {`{"n":8}`, "application/json", "Bearer s3cret"},
@@ -35,7 +36,8 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 			"/own":        {"", "", "Basic 0wn"},
 		} {
 			got := r.last[path]
-			if r.body[path] != want[0] || got.Header.Get("Content-Type") != want[1] || got.Header.Get("Authorization") != want[2] || got.Header.Get("X-List") != "a, b" {
+			if r.body[path] != want[0] || got.Header.Get("Content-Type") != want[1] ||
+				got.Header.Get("Authorization") != want[2] || got.Header.Get("X-List") != "a, b" {
 				t.Errorf("%s: body %q, headers %v", path, r.body[path], got.Header)
 			}
 		}
@@ -68,7 +70,8 @@ func TestRunReadsJobsFromCSV(t *testing.T) {
 	if r.called("/one") != 2 || r.called("/two") != 2 {
 		t.Errorf("calls %v", r.calls)
 	}
-	runMain(t.Context(), "", d.args("--jobs", d.path("jobs.csv"), "--format", "jsonl")...).want(t, exitBadInput, d.path("jobs.csv")+":1: is not JSON")
+	runMain(t.Context(), "", d.args("--jobs", d.path("jobs.csv"), "--format", "jsonl")...).
+		want(t, exitBadInput, d.path("jobs.csv")+":1: is not JSON")
 }
 
 func TestBadHeadersAndVariables(t *testing.T) {
@@ -106,7 +109,8 @@ func TestRunBodyFileGone(t *testing.T) {
 	r := newRemote(t)
 	d := newDesk(t, "policies:\n  - name: api\n    match: [\"http:*\"]\n    windows:\n      - {name: w, limit: 1, period: 1s}\n", "")
 	d.write("body", "x")
-	d.write("jobs.jsonl", `{"id":"first","tenant":"a","url":"`+r.URL+`/first"}`+"\n"+`{"id":"second","tenant":"a","url":"`+r.URL+`/second","body_file":"body"}`+"\n")
+	d.write("jobs.jsonl", `{"id":"first","tenant":"a","url":"`+r.URL+`/first"}`+"\n"+
+		`{"id":"second","tenant":"a","url":"`+r.URL+`/second","body_file":"body"}`+"\n")
 	r.onCall = func(path string) {
 		if path == "/first" {
 			os.Remove(d.path("body"))
@@ -128,26 +132,41 @@ func TestRunRefusesBadInput(t *testing.T) {
 		want                 string // JOBS, POLICIES and DIR stand for the paths
 	}{
 		{"job", job("") + `{"tenat":"a"}`, roomy, nil, `JOBS:2: unknown field "tenat": did you mean "tenant"?`},
-		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil, `JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
-		{"cost too large", job("") + job(`,"cost":501`), roomy, nil, `JOBS:2: throttle: policy "api", window "burst": cost of 501 requests never fits: the window holds 500 at most`},
-		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil, `JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
-		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil, `JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
-		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil, `policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
+		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil,
+			`JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
+		{"cost too large", job("") + job(`,"cost":501`), roomy, nil,
+			`JOBS:2: throttle: policy "api", window "burst": cost of 501 requests never fits: the window holds 500 at most`},
+		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil,
+			`JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
+		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil,
+			`JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
+		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil,
+			`policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
 		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
 		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
-		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"}, `--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
+		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"},
+			`--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
 		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
-		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"}, `--summary: open DIR/nope/s: no such file or directory`},
-		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"}, `--redis: is not a URL: must be such as redis://localhost:6379/0, `},
-		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"}, `--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
-		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)}, `connect: connection refused: must be a Redis that answers`},
-		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"}, `--redis and --redis-file: must not be given together`},
+		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"},
+			`--summary: open DIR/nope/s: no such file or directory`},
+		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"},
+			`--redis: is not a URL: must be such as redis://localhost:6379/0, `},
+		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"},
+			`--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
+		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)},
+			`connect: connection refused: must be a Redis that answers`},
+		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"},
+			`--redis and --redis-file: must not be given together`},
 		{"no --redis-file", job(""), roomy, []string{"--redis-file", "DIR/f"}, `--redis-file: open DIR/f: no such file or directory`},
-		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"}, `--redis: ${PW}: the environment has no such variable: it must be set`},
-		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"}, `--redis-ca JOBS: holds no certificate: must be a PEM file`},
-		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"}, `there are TLS files, but no Redis: --redis must be its URL`},
+		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"},
+			`--redis: ${PW}: the environment has no such variable: it must be set`},
+		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"},
+			`--redis-ca JOBS: holds no certificate: must be a PEM file`},
+		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"},
+			`there are TLS files, but no Redis: --redis must be its URL`},
 		{"stdin twice", job(""), roomy, []string{"--jobs", "-", "--policies", "-"}, `--jobs and --policies: only one of them can be stdin`},
-		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"}, `--redis-cert and --redis-key: one is missing: must be given together`},
+		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"},
+			`--redis-cert and --redis-key: one is missing: must be given together`},
 		{"--prefix", job(""), roomy, []string{"--prefix", "a{b"}, `--prefix "a{b": must be at most 63 of the characters A-Z a-z 0-9 _ . -`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -191,7 +210,8 @@ func TestAQueueIsNamedByItsFiles(t *testing.T) {
 	names := []string{
 		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
 		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
-		name(RunCommand{Jobs: "a.jsonl", Prefix: "staging"}), name(RunCommand{Jobs: "-", Prefix: "staging"}), name(RunCommand{Queue: "own", Prefix: "staging"}),
+		name(RunCommand{Jobs: "a.jsonl", Prefix: "staging"}), name(RunCommand{Jobs: "-", Prefix: "staging"}),
+		name(RunCommand{Queue: "own", Prefix: "staging"}),
 	}
 	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "worker-demo:a.jsonl:") {
 		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])

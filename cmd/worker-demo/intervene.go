@@ -141,8 +141,8 @@ func (m *Main) frontCommand() *cli.Command {
 				}
 				o = before
 				if left := o.Until.Sub(state.At); o.Weight != frontWeight && left > c.For {
-					return done{}, badInput("%s has an override by %q for another %v: clear it, or let front hold for as long",
-						c.about(), o.By, left.Round(time.Second))
+					return done{}, badInput("%s has an override by %q for another %v: "+
+						"clear it, or let front hold for as long", c.about(), o.By, left.Round(time.Second))
 				}
 			}
 			o.Weight = frontWeight

@@ -83,7 +83,8 @@ func (c *ControlCommand) printState(state control.State) {
 		t := show.Table(c.Stdout)
 		fmt.Fprintln(t, "OVERRIDE\tTENANT\tWHAT\tUNTIL\tBY\tWHY")
 		for _, o := range state.Overrides {
-			fmt.Fprintf(t, "%s\t%q\t%s\t%s\t%q\t%q\n", o.Policy, o.Tenant, control.Describe(o), clockText(o.Until), o.By, o.Why)
+			fmt.Fprintf(t, "%s\t%q\t%s\t%s\t%q\t%q\n",
+				o.Policy, o.Tenant, control.Describe(o), clockText(o.Until), o.By, o.Why)
 		}
 		t.Flush()
 	}
@@ -127,7 +128,8 @@ func (m *Main) limitsPublish() *cli.Command {
 		}
 		now, err := d.Publish(ctx, policies, replaced, d.by)
 		if now == replaced {
-			return done{Version: now, text: fmt.Sprintf("these policies are published already, as version %d", now)}, err
+			text := fmt.Sprintf("these policies are published already, as version %d", now)
+			return done{Version: now, text: text}, err
 		}
 		return done{Changed: true, Version: now, text: fmt.Sprintf("published version %d", now)}, err
 	}
@@ -232,9 +234,12 @@ func (m *Main) limitsOverride() *cli.Command {
 	}
 	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
 		c.forFlag(),
-		&cli.StringSliceFlag{Name: "window", Usage: "`NAME=LIMIT` of a window that counts by tenant; may be given several times", Destination: &windows},
-		&cli.FloatFlag{Name: "weight", Usage: "the tenant's share is `N` times that of weight 1", Destination: &weight},
-		&cli.StringFlag{Name: "exempt", Usage: "`yes`: counted, but never denied; no: not exempt", Destination: &exempt})
+		&cli.StringSliceFlag{Name: "window", Destination: &windows,
+			Usage: "`NAME=LIMIT` of a window that counts by tenant; may be given several times"},
+		&cli.FloatFlag{Name: "weight", Destination: &weight,
+			Usage: "the tenant's share is `N` times that of weight 1"},
+		&cli.StringFlag{Name: "exempt", Destination: &exempt,
+			Usage: "`yes`: counted, but never denied; no: not exempt"})
 }
 
 func (m *Main) limitsClear() *cli.Command {
@@ -271,7 +276,8 @@ func (m *Main) limitsLog() *cli.Command {
 				t := show.Table(c.Stdout)
 				fmt.Fprintln(t, "AT\tWHAT\tPOLICY\tTENANT\tCHANGE\tBY\tWHY")
 				for _, e := range changes {
-					fmt.Fprintf(t, "%s\t%s\t%s\t%q\t%s\t%q\t%q\n", clockText(e.At), e.What, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
+					fmt.Fprintf(t, "%s\t%s\t%s\t%q\t%s\t%q\t%q\n",
+						clockText(e.At), e.What, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
 				}
 				t.Flush()
 			})

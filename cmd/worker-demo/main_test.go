@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -198,7 +199,8 @@ func (d desk) read(name string) string {
 
 // args are those of a run with all files of the desk.
 func (d desk) args(more ...string) []string {
-	return append([]string{"run", "--jobs", d.path("jobs.jsonl"), "--policies", d.path("policies.yml"), "--out", d.path("out.jsonl")}, more...)
+	files := []string{"--jobs", d.path("jobs.jsonl"), "--policies", d.path("policies.yml"), "--out", d.path("out.jsonl")}
+	return slices.Concat([]string{"run"}, files, more)
 }
 
 // results reads a result log; a job that is in it twice fails the test.
@@ -245,8 +247,9 @@ func TestHelpTeachesByExample(t *testing.T) {
 		for _, args := range same {
 			e := runMain(t.Context(), "", args...)
 			// It teaches by example, and says what the exit codes mean.
-			if e.code != 0 || e.stderr != "" || !strings.HasPrefix(e.stdout, strings.TrimSpace("worker-demo "+page)+" ") ||
-				!strings.Contains(e.stdout, "\n  worker-demo "+page) || !strings.Contains(e.stdout, "\nExit code") || strings.Contains(e.stdout, "{{") {
+			if e.code != 0 || e.stderr != "" || strings.Contains(e.stdout, "{{") ||
+				!strings.HasPrefix(e.stdout, strings.TrimSpace("worker-demo "+page)+" ") ||
+				!strings.Contains(e.stdout, "\n  worker-demo "+page) || !strings.Contains(e.stdout, "\nExit code") {
 				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
 			}
 			for line := range strings.Lines(e.stdout) {
@@ -319,7 +322,8 @@ func TestVersionIsPrinted(t *testing.T) {
 		t.Errorf("%v: %+v", err, b)
 	}
 	for _, args := range [][]string{{"version"}, {"--version"}} {
-		if e := runMain(t.Context(), "", args...); e.code != 0 || !strings.HasPrefix(e.stdout, "worker-demo ") || !strings.Contains(e.stdout, runtime.Version()) {
+		if e := runMain(t.Context(), "", args...); e.code != 0 ||
+			!strings.HasPrefix(e.stdout, "worker-demo ") || !strings.Contains(e.stdout, runtime.Version()) {
 			t.Errorf("%q: exit code %d, %q", args, e.code, e.stdout)
 		}
 	}
@@ -368,7 +372,9 @@ func TestUnknownCommands(t *testing.T) {
 		want string
 	}{
 		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, limits, pause, resume, reset, drop, front, status, explain, simulate, doctor, version, completion: see "worker-demo -h"`},
+		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, limits, ` +
+			`pause, resume, reset, drop, front, status, explain, simulate, doctor, version, completion: ` +
+			`see "worker-demo -h"`},
 		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
 		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
 		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},
@@ -376,20 +382,31 @@ func TestUnknownCommands(t *testing.T) {
 		{[]string{"run", "jobs.jsonl"}, `worker-demo: unexpected argument "jobs.jsonl": every input has a flag: see "worker-demo run -h"`},
 		{[]string{"batch"}, `worker-demo: batch needs one of plan, run, status, pause, resume, cancel: see "worker-demo batch -h"`},
 		{[]string{"batch", "puase"}, `worker-demo: unknown command "puase": did you mean "pause"?`},
-		{[]string{"batch", "run"}, `worker-demo: --policies is missing: must be a policy file with batches: see "worker-demo batch run -h"`},
-		{[]string{"batch", "run", "--policies", "p", "--tick", "today"}, `worker-demo: --tick "today": must be a time such as 2026-01-02T02:00:00Z: see "worker-demo batch run -h"`},
-		{[]string{"batch", "run", "--policies", "p", "--tick", "2026-01-02T02:00:00Z"}, `worker-demo: --tick: run fires now: leave it out: see "worker-demo batch run -h"`},
+		{[]string{"batch", "run"},
+			`worker-demo: --policies is missing: must be a policy file with batches: see "worker-demo batch run -h"`},
+		{[]string{"batch", "run", "--policies", "p", "--tick", "today"},
+			`worker-demo: --tick "today": must be a time such as 2026-01-02T02:00:00Z: see "worker-demo batch run -h"`},
+		{[]string{"batch", "run", "--policies", "p", "--tick", "2026-01-02T02:00:00Z"},
+			`worker-demo: --tick: run fires now: leave it out: see "worker-demo batch run -h"`},
 		{[]string{"check"}, `worker-demo: check needs the arguments FILE: see "worker-demo check -h"`},
 		{[]string{"check", "a", "b"}, `worker-demo: check needs the arguments FILE: see "worker-demo check -h"`},
 		{[]string{"run"}, `worker-demo: --jobs is missing: must be a file of jobs, or - for stdin: see "worker-demo run -h"`},
 		{[]string{"run", "-jobs", "-"}, `worker-demo: --policies is missing: must be a policy file: see "worker-demo run -h"`},
 		{[]string{"run", "-jobs"}, `worker-demo: flag needs an argument: -jobs: see "worker-demo run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--concurrency", "0"}, `worker-demo: --concurrency 0: must be 1 to 10000: see "worker-demo run -h"`},
-		{[]string{"run", "--concurrency", "many"}, `worker-demo: invalid value "many" for flag -concurrency: must be a whole number: see "worker-demo run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--queue", " "}, `worker-demo: --queue " ": must not be blank: see "worker-demo run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"}, `worker-demo: --timeout 0s: must be 1ms to 1h: see "worker-demo run -h"`},
-		{[]string{"run", "--timeout", "30"}, `worker-demo: invalid value "30" for flag -timeout: must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
-		{[]string{"run", "--timeout", "soon"}, `worker-demo: invalid value "soon" for flag -timeout: must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--concurrency", "0"},
+			`worker-demo: --concurrency 0: must be 1 to 10000: see "worker-demo run -h"`},
+		{[]string{"run", "--concurrency", "many"},
+			`worker-demo: invalid value "many" for flag -concurrency: must be a whole number: see "worker-demo run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--queue", " "},
+			`worker-demo: --queue " ": must not be blank: see "worker-demo run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"},
+			`worker-demo: --timeout 0s: must be 1ms to 1h: see "worker-demo run -h"`},
+		{[]string{"run", "--timeout", "30"},
+			`worker-demo: invalid value "30" for flag -timeout: ` +
+				`must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
+		{[]string{"run", "--timeout", "soon"},
+			`worker-demo: invalid value "soon" for flag -timeout: ` +
+				`must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
 	} {
 		if e := runMain(t.Context(), "", c.args...); e.code != exitBadInput || e.stderr != c.want+"\n" || e.stdout != "" {
 			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)

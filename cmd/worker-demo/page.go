@@ -23,7 +23,9 @@ const tokenVariable = "SLUICE_PAGE_TOKEN"
 // servePage serves the page of a limiter at an address such as localhost:8080, until the context ends
 // or stop is called. It says on stderr where. Who knows the token in the environment may change
 // something.
-func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, server *redisconn.Server, limiter *throttle.Limiter) (stop func(), err error) {
+func (c *workersCommand) servePage(
+	ctx context.Context, addr, asynqmon string, server *redisconn.Server, limiter *throttle.Limiter,
+) (stop func(), err error) {
 	token, _ := c.Env(tokenVariable)
 	store, err := control.NewStore(server.Client, c.Prefix)
 	if err != nil {
@@ -44,7 +46,8 @@ func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, s
 		client.Close()
 		return nil, inputError{err}
 	}
-	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store}) // to show what is in force
+	// The page shows what is in force.
+	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
 	if err != nil {
 		client.Close()
 		return nil, err

@@ -42,7 +42,10 @@ func TestStatusServesThePage(t *testing.T) {
 	m.Stdout, m.Stderr = io.Discard, line
 	code := make(chan int)
 	go func() {
-		code <- m.Run(ctx, []string{"status", "--http", "127.0.0.1:0", "--asynqmon", "http://localhost:8081", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr})
+		code <- m.Run(ctx, []string{
+			"status", "--http", "127.0.0.1:0", "--asynqmon", "http://localhost:8081",
+			"--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr,
+		})
 	}()
 	select {
 	case <-line.told:

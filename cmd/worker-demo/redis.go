@@ -24,10 +24,14 @@ type redisFlags struct {
 func (c *redisFlags) flags(usage string) []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "redis", Usage: usage, Destination: &c.Redis},
-		&cli.StringFlag{Name: "redis-file", Usage: "read that URL from `FILE`", Destination: &c.RedisFile, TakesFile: true},
-		&cli.StringFlag{Name: "redis-ca", Usage: "trust the certificates of `FILE` alone, in place of the system's", Destination: &c.RedisTLS.CA, TakesFile: true},
-		&cli.StringFlag{Name: "redis-cert", Usage: "show Redis the client certificate of `FILE`", Destination: &c.RedisTLS.Cert, TakesFile: true},
-		&cli.StringFlag{Name: "redis-key", Usage: "its key is in `FILE`", Destination: &c.RedisTLS.Key, TakesFile: true},
+		&cli.StringFlag{Name: "redis-file", Destination: &c.RedisFile, TakesFile: true,
+			Usage: "read that URL from `FILE`"},
+		&cli.StringFlag{Name: "redis-ca", Destination: &c.RedisTLS.CA, TakesFile: true,
+			Usage: "trust the certificates of `FILE` alone, in place of the system's"},
+		&cli.StringFlag{Name: "redis-cert", Destination: &c.RedisTLS.Cert, TakesFile: true,
+			Usage: "show Redis the client certificate of `FILE`"},
+		&cli.StringFlag{Name: "redis-key", Destination: &c.RedisTLS.Key, TakesFile: true,
+			Usage: "its key is in `FILE`"},
 	}
 }
 

@@ -120,7 +120,8 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 		{"a server as a cluster", "rediss-cluster://" + one, both, "cluster support disabled", nil},
 		{"an unknown authority", "rediss://" + one, own, "certificate signed by unknown authority", nil},
 		{"an unknown authority, cluster", "rediss-cluster://" + node, own, "certificate signed by unknown authority", nil},
-		{"an unknown authority, sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", own, "certificate signed by unknown authority", nil},
+		{"an unknown authority, sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", own,
+			"certificate signed by unknown authority", nil},
 		{"another name", "rediss://localhost:" + portOf(one), both, "certificate is not valid for any names", nil},
 		{"no client certificate", "rediss://" + one, authority, "certificate required", nil},
 		{"no TLS", "redis://" + one, authority, "--redis: goes without TLS, but there are TLS files: must begin with rediss", nil},
@@ -140,7 +141,8 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 
 // newCluster starts a cluster of one node, and returns a client of the node.
 func newCluster(t *testing.T, args ...string) *redis.Client {
-	admin := throttletest.Client(t, throttletest.Redis(t, append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")...))
+	args = append(args, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
+	admin := throttletest.Client(t, throttletest.Redis(t, args...))
 	if err := admin.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +159,8 @@ func newSentinel(t *testing.T, master string, args ...string) string {
 	host, port, _ := net.SplitHostPort(master)
 	addr := closedPort(t)
 	config := filepath.Join(t.TempDir(), "sentinel.conf")
-	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n", portOf(addr), filepath.Dir(config), host, port)
+	text := fmt.Sprintf("port %s\nbind 127.0.0.1\ndir %s\nsentinel monitor mymaster %s %s 1\n",
+		portOf(addr), filepath.Dir(config), host, port)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +202,8 @@ func TestRedisSentinel(t *testing.T) {
 	sentinel := newSentinel(t, addr)
 	d := newDesk(t, roomy, manyJobs(2, r.URL, ""))
 	url := "redis-sentinel://" + closedPort(t) + "," + sentinel
-	runMain(t.Context(), "", d.args("--redis", url)...).want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
+	runMain(t.Context(), "", d.args("--redis", url)...).
+		want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
 	e := runMain(t.Context(), "", d.args("--redis", url+"/2?master=mymaster")...)
 	admin := redis.NewClient(&redis.Options{Addr: addr, DB: 2})
 	defer admin.Close()
@@ -226,7 +230,13 @@ func TestTwoPrefixesShareARedis(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		r := newRemote(t)
-		const twoADay = "policies:\n  - name: api\n    match: [\"http:*\"]\n    windows:\n      - {name: day, limit: 2, period: 24h, per: []}\n"
+		const twoADay = `
+policies:
+  - name: api
+    match: ["http:*"]
+    windows:
+      - {name: day, limit: 2, period: 24h, per: []}
+`
 		d := newDesk(t, twoADay, manyJobs(2, r.URL, ""))
 		for _, prefix := range []string{"", "staging", "prod"} {
 			out := d.path("out" + prefix + ".jsonl")

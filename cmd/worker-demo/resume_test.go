@@ -35,7 +35,8 @@ func TestRunRetriesFailed(t *testing.T) {
 		if strings.Contains(e.stderr, "done before") {
 			t.Errorf("something was done before the first run:\n%s", e.stderr)
 		}
-		runMain(t.Context(), "", args...).want(t, exitFailed, "5 of 5 jobs were done before, 2 of them failed: --retry-failed runs those again")
+		runMain(t.Context(), "", args...).
+			want(t, exitFailed, "5 of 5 jobs were done before, 2 of them failed: --retry-failed runs those again")
 
 		runMain(t.Context(), "", append(args, "--retry-failed")...).want(t, exitFailed,
 			"2 failed jobs run again", "3 of 5 jobs were done before\n", "5 jobs: 4 succeeded, 1 failed")
@@ -48,7 +49,8 @@ func TestRunRetriesFailed(t *testing.T) {
 		}
 
 		os.Remove(d.path("out.jsonl"))
-		runMain(t.Context(), "", append(args, "--retry-failed")...).want(t, exitFailed, "1 failed jobs run again", "5 jobs: 4 succeeded, 1 failed")
+		runMain(t.Context(), "", append(args, "--retry-failed")...).
+			want(t, exitFailed, "1 failed jobs run again", "5 jobs: 4 succeeded, 1 failed")
 		if r.called("/flaky") != 2 || r.called("/missing") != 3 {
 			t.Errorf("calls %v", r.calls)
 		}
@@ -63,7 +65,8 @@ func TestRunGoesOnFromOut(t *testing.T) {
 	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
 {"id":"/2","tenant":"t0","stat`)
-	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "2 of 4 jobs were done before, 1 of them failed", "4 jobs: 3 succeeded, 1 failed")
+	runMain(t.Context(), "", d.args()...).
+		want(t, exitFailed, "2 of 4 jobs were done before, 1 of them failed", "4 jobs: 3 succeeded, 1 failed")
 	if results := d.results("out.jsonl"); len(results) != 4 || results["/1"].Status != 500 {
 		t.Errorf("%+v", results)
 	}
@@ -98,7 +101,8 @@ func TestRunTakesOver(t *testing.T) {
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL))
 		d.write("out.jsonl", `{"id":"known","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
-		list, err := jobs.Source{}.Read("before", strings.NewReader(manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
+		list, err := jobs.Source{}.Read("before", strings.NewReader(
+			manyJobs(7, r.URL, `,"max_retry":0`)+strings.ReplaceAll(`{"id":"changed","tenant":"t0","url":"URL/old"}
 {"id":"known","tenant":"t0","url":"URL/known"}
 `, "URL", r.URL)))
 		if err != nil {
@@ -108,7 +112,9 @@ func TestRunTakesOver(t *testing.T) {
 		for _, job := range list {
 			body, _ := json.Marshal(payload{job, time.Now()})
 			task := worker.NewTask(worker.Identity{Tenant: job.Tenant}, job.Type, body)
-			if _, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry), asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID)); err != nil {
+			_, err := enqueuer.Enqueue(task, asynq.MaxRetry(job.MaxRetry),
+				asynq.Queue(queue), asynq.Retention(time.Hour), asynq.TaskID(job.ID))
+			if err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -136,7 +142,8 @@ func TestRunTakesOver(t *testing.T) {
 		if len(results) != 8 || results["/0"].Error != "" || results["/2"].Wakes != 3 {
 			t.Errorf("%+v", results)
 		}
-		if got := results["/1"]; got.Error != "asynq: task lease expired, and no retry is left: the call may have been made" || got.Attempts != 1 || got.Wakes != 2 {
+		if got := results["/1"]; got.Error != "asynq: task lease expired, and no retry is left: the call may have been made" ||
+			got.Attempts != 1 || got.Wakes != 2 {
 			t.Errorf("%+v", got)
 		}
 		if want := map[string]int{"/0": 1, "/3": 1, "/4": 1, "/5": 1, "/new": 1}; !maps.Equal(r.calls, want) {
@@ -151,7 +158,8 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 	r := newRemote(t)
 	d := newDesk(t, roomy, manyJobs(1, r.URL, ""))
 	addr := throttletest.Miniredis(t).Addr()
-	other := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{Queues: map[string]int{"shared": 1}, LogLevel: asynq.FatalLevel})
+	config := asynq.Config{Queues: map[string]int{"shared": 1}, LogLevel: asynq.FatalLevel}
+	other := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, config)
 	if err := other.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })); err != nil {
 		t.Fatal(err)
 	}

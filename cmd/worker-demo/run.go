@@ -62,8 +62,8 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return inputError{err}
 	}
 	caller, err := call.New(call.Config{
-		Concurrency: c.Concurrency, Env: c.Env, Headers: headers, Keep: c.Keep, Limiter: limiter, Logger: progress.Logger(),
-		Outcome: outcome, Timeout: c.Timeout,
+		Concurrency: c.Concurrency, Env: c.Env, Headers: headers, Keep: c.Keep, Limiter: limiter,
+		Logger: progress.Logger(), Outcome: outcome, Timeout: c.Timeout,
 	})
 	if err != nil {
 		return err
@@ -136,7 +136,8 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 	for _, job := range list {
 		policy, ok := limiter.Match(job.Type)
 		if !ok {
-			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one", job.At, jobs.Shorten(job.Type), policyFile))
+			errs = append(errs, fmt.Errorf("%s: type %q: no policy in %s matches it: must match one",
+				job.At, jobs.Shorten(job.Type), policyFile))
 			continue
 		}
 		key := fmt.Sprintf("%q %q %v", policy.Name, job.Tenant, job.Cost)
@@ -171,11 +172,13 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 		}
 		other := servers[i]
 		if time.Now().After(end) {
-			return badInput("queue %q: process %d on %s works on it: let it end, or use another --queue", queue, other.PID, other.Host)
+			return badInput("queue %q: process %d on %s works on it: let it end, or use another --queue",
+				queue, other.PID, other.Host)
 		}
 		if !warned {
 			warned = true
-			progress.Say("process %d on %s worked on these jobs up to now: waiting until it is known to be gone", other.PID, other.Host)
+			progress.Say("process %d on %s worked on these jobs up to now: waiting until it is known to be gone",
+				other.PID, other.Host)
 		}
 		select {
 		case <-ctx.Done():
@@ -187,7 +190,8 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 
 // report says how it went: to people and, if they asked, to machines.
 func (c *RunCommand) report(s drain.Summary) error {
-	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %.2f wakes a job, %d denials", s.Jobs, s.Succeeded, s.Failed, s.DrainSeconds, s.WakesPerJob, s.Denials)
+	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %.2f wakes a job, %d denials",
+		s.Jobs, s.Succeeded, s.Failed, s.DrainSeconds, s.WakesPerJob, s.Denials)
 	if s.RedisCallsPerJob != nil {
 		fmt.Fprintf(c.Stderr, ", %.1f Redis calls a job", *s.RedisCallsPerJob)
 	}

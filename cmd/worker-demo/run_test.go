@@ -25,7 +25,8 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 		r := newRemote(t)
 		d := newDesk(t, roomy, strings.ReplaceAll(`
 {"id":"plain","tenant":"a","url":"URL/plain"}
-{"id":"post","tenant":"b","url":"URL/post","method":"POST","body":"hello","headers":{"X-Own":"yes","Host":"example.org"},"cost":{"tokens":7}}
+{"id":"post","tenant":"b","url":"URL/post","method":"POST","body":"hello",`+
+			`"headers":{"X-Own":"yes","Host":"example.org"},"cost":{"tokens":7}}
 {"id":"redirect","tenant":"a","url":"URL/redirect"}
 {"id":"missing","tenant":"a","url":"URL/missing"}
 {"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":1}
@@ -59,7 +60,8 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", r, want)
 			}
 		}
-		if post := r.last["/post"]; post.Method != "POST" || r.body["/post"] != "hello" || post.Header.Get("X-Own") != "yes" || post.Host != "example.org" {
+		if post := r.last["/post"]; post.Method != "POST" || r.body["/post"] != "hello" ||
+			post.Header.Get("X-Own") != "yes" || post.Host != "example.org" {
 			t.Errorf("post was %v %q", post, r.body["/post"])
 		}
 		if r.total() != 10 || r.called("/elsewhere") != 0 {
@@ -70,10 +72,12 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Dequeues != 11+s.Denials || s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
+		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Dequeues != 11+s.Denials ||
+			s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
 			t.Errorf("%+v", s)
 		}
-		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") || measured && *s.RedisCallsPerJob < 5 { // store, join, take, pick and done
+		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") ||
+			measured && *s.RedisCallsPerJob < 5 { // store, join, take, pick and done
 			t.Errorf("Redis calls per job: %v", s.RedisCallsPerJob)
 		}
 		spend := drain.WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
@@ -125,7 +129,8 @@ func TestRunKeepsAndJudges(t *testing.T) {
 {"id":"broken","tenant":"a","url":"URL/broken"}
 {"id":"redirect","tenant":"a","url":"URL/redirect","max_retry":1}
 `, "URL", r.URL))
-		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302", "--keep-body", "10", "--keep-headers", "X-Remote,Date", "--keep-time")
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302",
+			"--keep-body", "10", "--keep-headers", "X-Remote,Date", "--keep-time")
 		runMain(t.Context(), "", args...).want(t, exitFailed, "3 jobs: 1 succeeded, 2 failed")
 		got := d.results("out.jsonl")
 		for id, want := range map[string]struct {
@@ -163,7 +168,8 @@ policies:
       - {name: burst, limit: 4, period: 1s}
       - {name: all, limit: 6, period: 1s, per: []}
 `, "")
-	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`), "run", "--jobs", "-", "--policies", d.path("policies.yml"), "--summary", d.path("summary.json"))
+	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`),
+		"run", "--jobs", "-", "--policies", d.path("policies.yml"), "--summary", d.path("summary.json"))
 	e.want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ", "WINDOW")
 	results := parseResults(t, e.stdout)
 	wakes := 0
@@ -208,13 +214,15 @@ func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(e.stdout), &s); err != nil || s.Jobs != 3 || s.Succeeded != 3 || s.DoneBefore != 1 {
 		t.Errorf("%v: %s", err, e.stdout)
 	}
-	runMain(t.Context(), "", d.args("--json", "--out", "")...).want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
+	runMain(t.Context(), "", d.args("--json", "--out", "")...).
+		want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
 }
 
 func TestADryRunCallsNobody(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	d := newDesk(t, strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1), manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
+	two := strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1)
+	d := newDesk(t, two, manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
 	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
 `

@@ -36,10 +36,15 @@ func (m *Main) simulateCommand() *cli.Command {
 	return &cli.Command{
 		Name: "simulate", Usage: "say when the backlog would be done by other limits or weights", Action: c.Run,
 		Flags: c.liveFlags(
-			&cli.StringFlag{Name: "policy", Usage: "the policy `NAME`; by default the only one of the file", Destination: &c.Policy},
-			&cli.StringSliceFlag{Name: "limit", Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; may be given several times", Destination: &c.Limits},
-			&cli.StringSliceFlag{Name: "weight", Usage: "as if a tenant's weight were another: `TENANT=W`; may be given several times", Destination: &c.Weights},
-			&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants", Value: 20, Destination: &c.Tenants},
+			&cli.StringFlag{Name: "policy", Destination: &c.Policy,
+				Usage: "the policy `NAME`; by default the only one of the file"},
+			&cli.StringSliceFlag{Name: "limit", Destination: &c.Limits,
+				Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; " +
+					"may be given several times"},
+			&cli.StringSliceFlag{Name: "weight", Destination: &c.Weights,
+				Usage: "as if a tenant's weight were another: `TENANT=W`; may be given several times"},
+			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants,
+				Usage: "show at most `N` tenants"},
 		),
 	}
 }

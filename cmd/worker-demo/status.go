@@ -43,13 +43,20 @@ func (m *Main) statusCommand() *cli.Command {
 	return &cli.Command{
 		Name: "status", Usage: "show who waits, until when, and what is used", Action: c.Run,
 		Flags: c.liveFlags(
-			&cli.StringFlag{Name: "policy", Usage: "only the policy `NAME`; by default all of the file", Destination: &c.Policy},
-			&cli.StringFlag{Name: "tenant", Usage: "only the tenant `NAME`, even if it does not wait", Destination: &c.Tenant},
-			&cli.IntFlag{Name: "tenants", Usage: "show at most `N` tenants, 1 to 500", Value: 20, Destination: &c.Tenants},
-			&cli.BoolFlag{Name: "watch", Usage: "show it again and again, until interrupted", Destination: &c.Watch},
-			&cli.StringFlag{Name: "http", Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted", Destination: &c.HTTP},
-			&cli.StringFlag{Name: "asynqmon", Usage: "with --http, link tasks to the asynqmon at `URL`", Destination: &c.Asynqmon},
-			&cli.DurationFlag{Name: "every", Usage: "with --watch, once in `DURATION`", Value: 2 * time.Second, Destination: &c.Every},
+			&cli.StringFlag{Name: "policy", Destination: &c.Policy,
+				Usage: "only the policy `NAME`; by default all of the file"},
+			&cli.StringFlag{Name: "tenant", Destination: &c.Tenant,
+				Usage: "only the tenant `NAME`, even if it does not wait"},
+			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants,
+				Usage: "show at most `N` tenants, 1 to 500"},
+			&cli.BoolFlag{Name: "watch", Destination: &c.Watch,
+				Usage: "show it again and again, until interrupted"},
+			&cli.StringFlag{Name: "http", Destination: &c.HTTP,
+				Usage: "serve all of it as a page at `ADDRESS`, such as localhost:8080, until interrupted"},
+			&cli.StringFlag{Name: "asynqmon", Destination: &c.Asynqmon,
+				Usage: "with --http, link tasks to the asynqmon at `URL`"},
+			&cli.DurationFlag{Name: "every", Value: 2 * time.Second, Destination: &c.Every,
+				Usage: "with --watch, once in `DURATION`"},
 		),
 	}
 }
@@ -108,12 +115,16 @@ func (c *StatusCommand) Run(ctx context.Context, _ *cli.Command) error {
 
 // states reads one page of each policy: of a few hundred tenants it is all of them, and shows those
 // with most tickets first. It may be more than what is shown.
-func (c *StatusCommand) states(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, policies []throttle.Policy) ([]policyStatus, error) {
+func (c *StatusCommand) states(
+	ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, policies []throttle.Policy,
+) ([]policyStatus, error) {
 	states := make([]policyStatus, len(policies))
 	for i, p := range policies {
 		after := ""
 		for { // a shard may have nobody that waits
-			page, err := limiter.State(ctx, throttle.StateRequest{After: after, Limit: throttle.MaxStatePage, Policy: p.Name, Tenant: c.Tenant})
+			page, err := limiter.State(ctx, throttle.StateRequest{
+				After: after, Limit: throttle.MaxStatePage, Policy: p.Name, Tenant: c.Tenant,
+			})
 			if err != nil {
 				return nil, err
 			}
@@ -151,7 +162,8 @@ func (c *StatusCommand) showStates(states []policyStatus) error {
 }
 
 func printState(w io.Writer, s policyStatus) {
-	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n", s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
+	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
+		s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
 	if s.Pause != nil {
 		fmt.Fprintf(w, "  %s\n", s.Pause.Describe(s.At))
 	}
@@ -161,8 +173,8 @@ func printState(w io.Writer, s policyStatus) {
 	if len(s.Windows) > 0 {
 		t := show.Table(w)
 		fmt.Fprintln(t, "  SHARED WINDOW\tUSED\tOF\tUNIT\tEMPTY IN")
-		for _, window := range s.Windows {
-			fmt.Fprintf(t, "  %s\t%d\t%d\t%s\t%s\n", window.Name, window.Used, window.Burst, window.Unit, since(s.At, window.ResetsAt))
+		for _, u := range s.Windows {
+			fmt.Fprintf(t, "  %s\t%d\t%d\t%s\t%s\n", u.Name, u.Used, u.Burst, u.Unit, since(s.At, u.ResetsAt))
 		}
 		t.Flush()
 	}
@@ -173,7 +185,8 @@ func printState(w io.Writer, s policyStatus) {
 		t := show.Table(w)
 		fmt.Fprintln(t, "  QUEUE\tCLASS\tWAITING\tTENANTS\tASKED\t")
 		for _, q := range s.Queues {
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%d\t%s ago\t%s\n", printable(queueOf(q.Queue)), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At), queueText(q))
+			fmt.Fprintf(t, "  %s\t%s\t%d\t%d\t%s ago\t%s\n",
+				printable(queueOf(q.Queue)), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At), queueText(q))
 		}
 		t.Flush()
 	}
@@ -187,7 +200,8 @@ func printState(w io.Writer, s policyStatus) {
 		tenants += q.Flows
 	}
 	for _, tenant := range s.Tenants {
-		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%v\t%.3g%%\t%s\t%s\n", tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At),
+		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%v\t%.3g%%\t%s\t%s\n",
+			tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At),
 			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()

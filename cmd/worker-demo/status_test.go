@@ -72,7 +72,8 @@ func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decisio
 }
 
 func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
-	return runMain(t.Context(), "", append([]string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}, args...)...)
+	own := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
+	return runMain(t.Context(), "", append(own, args...)...)
 }
 
 func TestStatusShowsWhoWaits(t *testing.T) {
@@ -87,7 +88,10 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 	d.flush()
 	e := d.run(t, "status")
 	e.want(t, exitDone)
-	for _, want := range []string{": 4 tickets waiting", "  shared ", "  default  live ", "granted in the last hour to ", "acme 50%", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1"} {
+	for _, want := range []string{
+		": 4 tickets waiting", "  shared ", "  default  live ", "granted in the last hour to ",
+		"acme 50%", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1",
+	} {
 		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
 			t.Errorf("%q is not in\n%s", want, e.stdout)
 		}
@@ -96,20 +100,24 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	e = d.run(t, "status", "--tenant", "acme")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, reported by worker-7\n") || strings.Contains(e.stdout, "z1") {
+	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, reported by worker-7\n") ||
+		strings.Contains(e.stdout, "z1") {
 		t.Errorf("%s", e.stdout)
 	}
 	var got struct {
 		Policies []throttle.PolicyState `json:"policies"`
 	}
 	e = d.run(t, "status", "--json", "--tenants", "1")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 || len(got.Policies[0].Tenants) != 1 || got.Policies[0].Waiting != 4 {
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 ||
+		len(got.Policies[0].Tenants) != 1 || got.Policies[0].Waiting != 4 {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}
 	d.run(t, "status", "--policy", "apis").want(t, exitBadInput, `policy "apis": must be one of api`)
 	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "worker-demo status -h"`)
-	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).want(t, exitBadInput, "there is no Redis: --redis must be the URL")
-	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").want(t, exitFailed, "must be a Redis that answers")
+	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).
+		want(t, exitBadInput, "there is no Redis: --redis must be the URL")
+	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").
+		want(t, exitFailed, "must be a Redis that answers")
 }
 
 func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
@@ -120,12 +128,14 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
 	}
 	e := d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, "policy api: 3 tickets waiting, all started in 3h") || !strings.Contains(e.stdout, " now, in 1h") {
+	if e.want(t, exitDone); !strings.Contains(e.stdout, "policy api: 3 tickets waiting, all started in 3h") ||
+		!strings.Contains(e.stdout, " now, in 1h") {
 		t.Errorf("%s", e.stdout)
 	}
 	var got simulated
 	e = d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Now.Last.Sub(got.Now.At).Round(time.Minute) != 3*time.Hour || !got.If.Last.Equal(got.If.At) {
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil ||
+		got.Now.Last.Sub(got.Now.At).Round(time.Minute) != 3*time.Hour || !got.If.Last.Equal(got.If.At) {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}
 	if waits := d.reserves(t, "acme", "w1"); waits.Granted {
@@ -159,7 +169,8 @@ func TestDoctorSaysWhatIsWrong(t *testing.T) {
 	client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
 	var got diagnosis
 	e = d.run(t, "doctor", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); e.code != exitFailed || err != nil || got.OK || len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
+	if err := json.Unmarshal([]byte(e.stdout), &got); e.code != exitFailed || err != nil || got.OK ||
+		len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
 		t.Errorf("exit code %d, %v:\n%s", e.code, err, e.stdout)
 	}
 	if err := client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err(); err != nil {
@@ -192,12 +203,15 @@ func TestExplainSaysWhyATaskWaits(t *testing.T) {
 		}
 	}
 	e := d.run(t, "explain", "--task", "t1")
-	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) || !strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") || !strings.HasSuffix(e.stdout, "\ngranted in the last hour to zeta 100%\n") {
+	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) ||
+		!strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") ||
+		!strings.HasSuffix(e.stdout, "\ngranted in the last hour to zeta 100%\n") {
 		t.Errorf("%s", e.stdout)
 	}
 	var got explained
 	e = d.run(t, "explain", "--task", "t1", "--json")
-	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 || got.Policy != "api" || len(got.Used) != 1 || got.Used[0].Tenant != "zeta" {
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 ||
+		got.Policy != "api" || len(got.Used) != 1 || got.Used[0].Tenant != "zeta" {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}
 	e = d.run(t, "explain", "--task", "t9")
@@ -227,7 +241,10 @@ func TestStatusIsShownLive(t *testing.T) {
 	}
 	m := NewMain()
 	m.Stdout, m.Stderr = out, io.Discard
-	code := m.Run(ctx, []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr})
+	code := m.Run(ctx, []string{
+		"status", "--watch", "--every", "100ms", "--json",
+		"--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr,
+	})
 	if code != exitDone || out.n < 3 {
 		t.Errorf("exit code %d after %d lines", code, out.n)
 	}

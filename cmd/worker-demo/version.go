@@ -12,7 +12,7 @@ import (
 
 // A build is what "version" prints.
 type build struct {
-	Version  string `json:"version"` // of the module; in a clone it names the revision, and "+dirty" if that was changed
+	Version  string `json:"version"` // of the module; in a clone its revision, and "+dirty" if changed
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 }

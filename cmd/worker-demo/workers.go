@@ -26,7 +26,8 @@ type workersCommand struct {
 
 // flags are those of a command, and those that all such commands have.
 func (c *workersCommand) flags(own ...cli.Flag) []cli.Flag {
-	prefix := &cli.StringFlag{Name: "prefix", Usage: "the workers' limiter has the Prefix `TEXT`", Destination: &c.Prefix}
+	prefix := &cli.StringFlag{Name: "prefix", Destination: &c.Prefix,
+		Usage: "the workers' limiter has the Prefix `TEXT`"}
 	return slices.Concat(own, []cli.Flag{prefix},
 		c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL"))
 }
@@ -44,7 +45,8 @@ func (c *workersCommand) open(ctx context.Context) (*redisconn.Server, error) {
 
 // liveFlags are those of a command that looks at the workers by their policies.
 func (c *workersCommand) liveFlags(own ...cli.Flag) []cli.Flag {
-	return append([]cli.Flag{c.policiesFlag("the workers' policies, a policy `FILE`; - reads stdin")}, c.flags(own...)...)
+	policies := c.policiesFlag("the workers' policies, a policy `FILE`; - reads stdin")
+	return append([]cli.Flag{policies}, c.flags(own...)...)
 }
 
 // newLimiter returns a limiter on that Redis.

@@ -38,10 +38,11 @@ func adaptScenarios() []scenario {
 		return adaptScenario(name, about, func(ctx context.Context, o scenarioOptions, _ uint64) []figure {
 			api := newAPI(count)
 			failed := api.drain(ctx, o, throttle.AdaptFull, 500, 0)
+			refused, used := api.refusals(apiStart), api.utilization(apiStart, api.end())
 			return []figure{
 				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
-				{Name: "refusals after two periods, of calls", Value: api.refusals(apiStart), AtMost: new(apitest.MostRefused)},
-				{Name: "utilization of the published limit", Value: api.utilization(apiStart, api.end()), AtLeast: new(apitest.LeastUsed)},
+				{Name: "refusals after two periods, of calls", Value: refused, AtMost: new(apitest.MostRefused)},
+				{Name: "utilization of the published limit", Value: used, AtLeast: new(apitest.LeastUsed)},
 			}
 		})
 	}
@@ -60,10 +61,11 @@ func adaptScenarios() []scenario {
 			for _, stranger := range strangers {
 				left += apiLimit*(1+until.Seconds()/apiPeriod.Seconds()) - float64(stranger())
 			}
+			used := api.count(api.accepted, 0, until) / left
 			return []figure{
 				{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
 				{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(apitest.MostRefusedBeside)},
-				{Name: "utilization of what is left", Value: api.count(api.accepted, 0, until) / left, AtLeast: new(apitest.LeastUsedBeside)},
+				{Name: "utilization of what is left", Value: used, AtLeast: new(apitest.LeastUsedBeside)},
 			}
 		})
 	}
@@ -84,7 +86,10 @@ func adaptScenarios() []scenario {
 }
 
 // adaptScenario is the scenario of a case, with the median of its rounds.
-func adaptScenario(name, about string, run func(ctx context.Context, o scenarioOptions, seed uint64) []figure) scenario {
+func adaptScenario(
+	name, about string,
+	run func(ctx context.Context, o scenarioOptions, seed uint64) []figure,
+) scenario {
 	return scenario{name, about, func(ctx context.Context, o scenarioOptions) []figure {
 		return medians(o.rounds, func(round int) []figure { return run(ctx, o, uint64(1000*round)) })
 	}}
@@ -100,10 +105,11 @@ func halved(ctx context.Context, o scenarioOptions, _ uint64) []figure {
 	for back < until && api.count(api.accepted, back-span, back) < apitest.FullRate*full {
 		back += 500 * time.Millisecond
 	}
+	took, most := (back - restored).Seconds(), apitest.MostUntilFull.Seconds()
 	return []figure{
 		{Name: "jobs that failed", Value: float64(failed), AtMost: new(0.)},
 		{Name: "refusals, of calls", Value: api.refusals(0), AtMost: new(apitest.MostRefused)},
-		{Name: "back to 0.95 of the full rate after", Value: (back - restored).Seconds(), Unit: "s", AtMost: new(apitest.MostUntilFull.Seconds())},
+		{Name: "back to 0.95 of the full rate after", Value: took, Unit: "s", AtMost: &most},
 		{Name: "utilization of the half", Value: 2 * api.utilization(from, restored)},
 	}
 }

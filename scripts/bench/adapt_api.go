@@ -94,7 +94,10 @@ func (a *api) utilization(from, until time.Duration) float64 {
 
 // drain has two servers with four slots each work off jobs of two tenants, with three retries each,
 // until all are done, or for a time. It returns how many have failed, or lost a retry.
-func (a *api) drain(ctx context.Context, o scenarioOptions, mode throttle.Adapt, jobs int, until time.Duration) (failed int) {
+func (a *api) drain(
+	ctx context.Context, o scenarioOptions,
+	mode throttle.Adapt, jobs int, until time.Duration,
+) (failed int) {
 	check(o.apart(func(o scenarioOptions) {
 		s := newSite(o)
 		web := httptest.NewServer(a)
@@ -142,7 +145,8 @@ func (s *site) serveCalls(policy throttle.Policy, url string, done *atomic.Int64
 	s.o.atEnd(func() { client.Close(); base.CloseIdleConnections() })
 	calls := &http.Client{Transport: must(httpthrottle.NewTransport(
 		httpthrottle.TransportConfig{Base: base, LearnOnly: true, Limiter: limiter, Logger: quiet}))}
-	srv := must(worker.NewServer(s.opt(), asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel}, worker.Config{Limiter: limiter, Logger: quiet}))
+	config := asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel}
+	srv := must(worker.NewServer(s.opt(), config, worker.Config{Limiter: limiter, Logger: quiet}))
 	check(srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		d, _ := worker.FromContext(ctx).Decision()
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/"+d.Tenant, nil)

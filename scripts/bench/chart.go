@@ -40,17 +40,19 @@ func (c curve) svg(w io.Writer) error {
 	y := func(v float64) float64 { return fieldBottom - (fieldBottom-fieldTop)*v/top }
 
 	var b strings.Builder
+	draw := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	text := func(x, y float64, anchor string, size int, s string) {
-		fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="%s" font-size="%d" fill="%s">%s</text>`+"\n", x, y, anchor, size, chartText, escapeXML(s))
+		draw(`<text x="%.1f" y="%.1f" text-anchor="%s" font-size="%d" fill="%s">%s</text>`,
+			x, y, anchor, size, chartText, escapeXML(s))
 	}
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="system-ui, sans-serif">`+"\n",
-		chartWidth, chartHeight, chartWidth, chartHeight)
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/>`+"\n", chartWidth, chartHeight)
+	draw(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" `+
+		`font-family="system-ui, sans-serif">`, chartWidth, chartHeight, chartWidth, chartHeight)
+	draw(`<rect width="%d" height="%d" fill="#ffffff"/>`, chartWidth, chartHeight)
 	text(fieldLeft, 20, "start", 14, c.Title)
 	text(fieldLeft, 38, "start", 11, c.Y)
 	for i := 0; float64(i)*step <= top*1.001; i++ {
 		v := float64(i) * step
-		fmt.Fprintf(&b, `<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="%s"/>`+"\n", fieldLeft, y(v), fieldRight, y(v), chartY)
+		draw(`<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="%s"/>`, fieldLeft, y(v), fieldRight, y(v), chartY)
 		text(fieldLeft-6, y(v)+4, "end", 11, shortNumber(v))
 	}
 	var line []string
@@ -58,9 +60,9 @@ func (c curve) svg(w io.Writer) error {
 		line = append(line, fmt.Sprintf("%.1f,%.1f", x(p.X), y(p.Y)))
 		text(x(p.X), fieldBottom+18, "middle", 11, shortNumber(p.X))
 	}
-	fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(line, " "), chartLine)
+	draw(`<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`, strings.Join(line, " "), chartLine)
 	for _, p := range c.Points {
-		fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"/>`+"\n", x(p.X), y(p.Y), chartLine)
+		draw(`<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"/>`, x(p.X), y(p.Y), chartLine)
 		text(x(p.X), y(p.Y)-9, "middle", 11, shortNumber(p.Y))
 	}
 	text((fieldLeft+fieldRight)/2, chartHeight-12, "middle", 12, c.X)

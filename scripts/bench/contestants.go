@@ -62,7 +62,10 @@ func contestants(client redis.UniversalClient) (all []contestant) {
 			all = append(all, sluice(client, name, kind.limit, shape.windows))
 		}
 	}
-	all = append(all, redisRate(client, "redis_rate, two calls", 20, 2), throttledGCRA(client, 20), plainCounter(client, 20))
+	all = append(all,
+		redisRate(client, "redis_rate, two calls", 20, 2),
+		throttledGCRA(client, 20),
+		plainCounter(client, 20))
 	for _, limit := range []int{20, 1000, 100_000} {
 		all = append(all, sortedSet(client, limit))
 	}
@@ -122,19 +125,21 @@ const (
 // redisRate makes one call for each window, as its users do. All but the last have room.
 func redisRate(client redis.UniversalClient, name string, limit, calls int) contestant {
 	l := redis_rate.NewLimiter(client)
-	return contestant{name: name, limit: limit, take: func(ctx context.Context, tenant string, cost int) bool {
+	take := func(ctx context.Context, tenant string, cost int) bool {
 		for i := range calls {
 			n := limit
 			if i < calls-1 {
 				n *= 1000
 			}
-			r := must(l.AllowN(ctx, fmt.Sprint(tenant, ":", i), redis_rate.Limit{Rate: n, Burst: n, Period: period}, cost))
+			rate := redis_rate.Limit{Rate: n, Burst: n, Period: period}
+			r := must(l.AllowN(ctx, fmt.Sprint(tenant, ":", i), rate, cost))
 			if r.Allowed == 0 {
 				return false
 			}
 		}
 		return true
-	}}
+	}
+	return contestant{name: name, limit: limit, take: take}
 }
 
 func throttledGCRA(client redis.UniversalClient, limit int) contestant {
@@ -142,11 +147,12 @@ func throttledGCRA(client redis.UniversalClient, limit int) contestant {
 	l := must(throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{
 		MaxRate: throttled.PerDuration(limit, period), MaxBurst: limit - 1,
 	}))
-	return contestant{name: "throttled, GCRA", limit: limit, take: func(ctx context.Context, tenant string, cost int) bool {
+	take := func(ctx context.Context, tenant string, cost int) bool {
 		limited, _, err := l.RateLimitCtx(ctx, tenant, cost)
 		check(err)
 		return !limited
-	}}
+	}
+	return contestant{name: "throttled, GCRA", limit: limit, take: take}
 }
 
 // The shortest script of a fixed window. It returns neither the time of the reset nor the state
@@ -158,10 +164,11 @@ return used <= tonumber(ARGV[1]) and 1 or 0
 `)
 
 func plainCounter(client redis.UniversalClient, limit int) contestant {
-	return contestant{name: "plain counter script", limit: limit, take: func(ctx context.Context, tenant string, cost int) bool {
+	take := func(ctx context.Context, tenant string, cost int) bool {
 		keys := []string{"counter:" + tenant}
 		return must(plainCounterScript.Run(ctx, client, keys, limit, period.Milliseconds(), cost).Int()) == 1
-	}}
+	}
+	return contestant{name: "plain counter script", limit: limit, take: take}
 }
 
 // The usual sliding window log in a sorted set, with a member for each grant.

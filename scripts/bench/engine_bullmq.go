@@ -65,5 +65,6 @@ func (s *site) bullMQRun(ctx context.Context, b *bullMQ, c crew, n int, r rate) 
 	if binds {
 		return append(figures, figure{Name: name + ": utilization", Value: r.utilization(starts)})
 	}
-	return append(figures, figure{Name: name + ": throughput, beside plain asynq", Value: perSecond(starts) / perSecond(plain.starts)})
+	throughput := perSecond(starts) / perSecond(plain.starts)
+	return append(figures, figure{Name: name + ": throughput, beside plain asynq", Value: throughput})
 }

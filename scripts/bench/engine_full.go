@@ -33,7 +33,8 @@ func engineFull(ctx context.Context, o scenarioOptions) []figure {
 		o.say("round %d of %d: limits %v: %v, granted %v", round+1, o.rounds, limits, costs, granted)
 		var all []figure
 		for i, limit := range limits[1:] {
-			all = append(all, figure{Name: fmt.Sprintf("full window of %d: Redis CPU a decision, beside one of 20", limit), Value: costs[i+1].cpu / costs[0].cpu, AtMost: new(1.3)})
+			name := fmt.Sprintf("full window of %d: Redis CPU a decision, beside one of 20", limit)
+			all = append(all, figure{Name: name, Value: costs[i+1].cpu / costs[0].cpu, AtMost: new(1.3)})
 		}
 		return all
 	})
@@ -46,7 +47,8 @@ func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []fu
 	slice := time.Duration(s.o.of(50, 150)) * time.Millisecond
 	granted = make([]int, len(limits))
 	for i, limit := range limits {
-		take := ourReserve(s.askers, fmt.Sprint("full-", limit), throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod})
+		window := throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod}
+		take := ourReserve(s.askers, fmt.Sprint("full-", limit), window)
 		tenants := max(1, fullGrants/limit)
 		cost := limit * tenants / fullGrants
 		next := 0

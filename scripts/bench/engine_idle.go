@@ -13,7 +13,7 @@ import (
 
 // twenty is the policy of servers that have little to do.
 func twenty() throttle.Policy {
-	return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("second", 20, time.Second)}}
+	return policyOf(shared("second", 20, time.Second))
 }
 
 // engineIdleSystem: one task now and then that fits at once, at default settings.

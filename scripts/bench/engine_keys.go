@@ -30,7 +30,8 @@ func engineKeys(ctx context.Context, o scenarioOptions) []figure {
 		way.grant(many)
 		after := s.ourKeys(ctx)
 		o.say("%s: %d keys after %d grants, %d after %d", way.name, before, few, after, many)
-		figures = append(figures, figure{Name: "keys a grant, " + way.name, Value: max(0, float64(after-before)/(many-few)), AtMost: new(0.)})
+		added := max(0, float64(after-before)/(many-few))
+		figures = append(figures, figure{Name: "keys a grant, " + way.name, Value: added, AtMost: new(0.)})
 	}
 	return figures
 }

@@ -44,9 +44,10 @@ func engineReserve(ctx context.Context, o scenarioOptions) []figure {
 		}{{"10 tenants", 10, 0.7}, {"all different", math.MaxInt, 1.0}} {
 			costs := s.besideRate(ctx, n, c.tenants, goroutines)
 			o.say("round %d of %d, %s: redis_rate %v; ours %v", round+1, o.rounds, c.name, costs[0], costs[1])
+			throughput, cpu := costs[0].each/costs[1].each, costs[1].cpu/costs[0].cpu
 			all = append(all,
-				figure{Name: c.name + ": throughput, beside redis_rate", Value: costs[0].each / costs[1].each, AtLeast: new(2.)},
-				figure{Name: c.name + ": Redis CPU a decision, beside redis_rate's", Value: costs[1].cpu / costs[0].cpu, AtMost: &c.cpu},
+				figure{Name: c.name + ": throughput, beside redis_rate", Value: throughput, AtLeast: new(2.)},
+				figure{Name: c.name + ": Redis CPU a decision, beside redis_rate's", Value: cpu, AtMost: &c.cpu},
 			)
 		}
 		return all
@@ -84,7 +85,10 @@ func engineShapes(ctx context.Context, o scenarioOptions) []figure {
 	shapes := [][]throttle.Window{
 		{window("second", time.Second), window("minute", time.Minute)},
 		{window("second", time.Second), window("user", time.Minute, "tenant", "user")},
-		{window("second", time.Second), window("minute", time.Minute), window("hour", time.Hour), window("day", 24*time.Hour), window("week", 7*24*time.Hour)},
+		{
+			window("second", time.Second), window("minute", time.Minute), window("hour", time.Hour),
+			window("day", 24*time.Hour), window("week", 7*24*time.Hour),
+		},
 	}
 	s := newReserveSite(ctx, o, 1)
 	var takes []reserveFunc
@@ -93,10 +97,12 @@ func engineShapes(ctx context.Context, o scenarioOptions) []figure {
 	}
 	return medians(o.rounds, func(round int) []figure {
 		costs := s.compare(ctx, o.of(2_000, 8_000), 100, 1, takes...)
-		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, costs[0], costs[1], costs[2])
+		two, scopes, five := costs[0], costs[1], costs[2]
+		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, two, scopes, five)
+		const cpu = ": Redis CPU a decision, beside two windows in one scope"
 		return []figure{
-			{Name: "two scopes with a window each: Redis CPU a decision, beside two windows in one scope", Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.3)},
-			{Name: "five windows in one scope: Redis CPU a decision, beside two windows in one scope", Value: costs[2].cpu / costs[0].cpu, AtMost: new(2.)},
+			{Name: "two scopes with a window each" + cpu, Value: scopes.cpu / two.cpu, AtMost: new(1.3)},
+			{Name: "five windows in one scope" + cpu, Value: five.cpu / two.cpu, AtMost: new(2.)},
 		}
 	})
 }
@@ -140,9 +146,8 @@ func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, t
 
 // engineReset: the rule by which a denied task comes back at the earliest reset.
 func engineReset(ctx context.Context, o scenarioOptions) []figure {
-	policy := throttle.Policy{Name: "api", Match: []string{"*"}, Requeue: throttle.RequeueEarliestReset, Windows: []throttle.Window{
-		shared("shared", 20, 2300*time.Millisecond), // resets are rarely on a whole second
-	}}
+	policy := policyOf(shared("shared", 20, 2300*time.Millisecond)) // resets are rarely on a whole second
+	policy.Requeue = throttle.RequeueEarliestReset
 	s := newSite(o)
 	return medians(o.rounds, func(int) []figure {
 		var mu sync.Mutex

@@ -14,7 +14,7 @@ import (
 // engineRun: the cost of throttling that denies nothing. Each round runs the same backlog three
 // times: by plain asynq, by our server with tasks of our client, and by our server with tasks of
 // asynq's client.
-func engineRun(n, tenants, slots int, work time.Duration, throughput float64) func(context.Context, scenarioOptions) []figure {
+func engineRun(n, tenants, slots int, work time.Duration, throughput float64) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := unbound()
 		c := crew{policy: &policy, slots: slots, work: work}
@@ -24,7 +24,8 @@ func engineRun(n, tenants, slots int, work time.Duration, throughput float64) fu
 			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
 			ours := s.drainOurs(ctx, c, tasks(n, tenants))
 			theirs := s.drainPlain(ctx, c, tasks(n, tenants))
-			o.say("round %d of %d: plain %v; ours %v; ours with a plain client's tasks %v", round+1, o.rounds, plain, ours, theirs)
+			o.say("round %d of %d: plain %v; ours %v; ours with a plain client's tasks %v",
+				round+1, o.rounds, plain, ours, theirs)
 			figures := append(
 				beside(plain, ours, "our client's tasks", throughput),
 				beside(plain, theirs, "a plain client's tasks", throughput)...)
@@ -35,14 +36,13 @@ func engineRun(n, tenants, slots int, work time.Duration, throughput float64) fu
 
 // engineRate: a backlog at a shared window and a window for each tenant. Its cost is compared with
 // plain asynq, which runs the same backlog without limits.
-func engineRate(limit int, utilization float64, barred bool) func(context.Context, scenarioOptions) []figure {
+func engineRate(limit int, utilization float64, barred bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		const tenants = 10
 		r := rate{limit, time.Second}
-		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+		policy := policyOf(
 			shared("shared", int64(limit), r.period),
-			{Name: "tenant", Limit: int64(2 * limit / tenants), Period: r.period}, // twice a fair share
-		}}
+			throttle.Window{Name: "tenant", Limit: int64(2 * limit / tenants), Period: r.period}) // twice a fair share
 		c := crew{policy: &policy, slots: 32}
 		s, take := newDrainSite(ctx, o, c)
 		n := limit * (1 + o.of(3, 20))
@@ -67,9 +67,9 @@ func engineRate(limit int, utilization float64, barred bool) func(context.Contex
 }
 
 // engineDefaults: a backlog of our client at a window. Only the concurrency is set.
-func engineDefaults(r rate, short, full int, utilization float64, react bool) func(context.Context, scenarioOptions) []figure {
+func engineDefaults(r rate, short, full int, utilization float64, react bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
-		policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("shared", int64(r.limit), r.period)}}
+		policy := policyOf(shared("shared", int64(r.limit), r.period))
 		s := newSite(o)
 		stalls := watchStalls(s.control)
 		defer stalls.end()
@@ -120,8 +120,9 @@ func (d *drained) String() string {
 
 // beside returns the figures of a run, as ratios to plain asynq's run of the same tasks.
 func beside(plain, ours *drained, whose string, throughput float64) []figure {
+	of := perSecond(ours.starts) / perSecond(plain.starts)
 	return []figure{
-		{Name: whose + ": throughput, beside plain asynq", Value: perSecond(ours.starts) / perSecond(plain.starts), AtLeast: &throughput},
+		{Name: whose + ": throughput, beside plain asynq", Value: of, AtLeast: &throughput},
 		{Name: whose + ": Redis CPU a task, beside plain asynq's", Value: ours.cpu / plain.cpu, AtMost: new(2.)},
 		{Name: whose + ": Redis CPU a task", Value: ours.cpu, Unit: "us"},
 	}

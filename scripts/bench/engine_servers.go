@@ -8,7 +8,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -49,7 +48,7 @@ func engineBursts(ctx context.Context, o scenarioOptions) []figure {
 // besideOneLine has servers with ten slots each drain a line of a shared window, evenly or in bursts.
 func (s *site) besideOneLine(ctx context.Context, servers, limit int, take string, bursts bool) []figure {
 	r := rate{limit, time.Second}
-	policy := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{shared("shared", int64(limit), r.period)}}
+	policy := policyOf(shared("shared", int64(limit), r.period))
 	// Servers connect and the first units are taken, one by one. Then the other tasks are enqueued,
 	// which takes Redis up to two seconds. After these a backlog waits.
 	const before = 4
@@ -78,7 +77,8 @@ func (s *site) besideOneLine(ctx context.Context, servers, limit int, take strin
 	seconds := to.Sub(from).Seconds()
 	taken, _ := r.fits(ours.starts)
 	name := fmt.Sprintf("%d per second, %d servers: ", limit, servers)
-	late := figure{Name: name + "fits to taken p99", Value: milliseconds(quantile(taken[(before-1)*limit:], 0.99)), Unit: "ms"}
+	p99 := milliseconds(quantile(taken[(before-1)*limit:], 0.99))
+	late := figure{Name: name + "fits to taken p99", Value: p99, Unit: "ms"}
 	if !bursts { // in a burst no slot is free
 		late.AtMost = new(20.)
 	}

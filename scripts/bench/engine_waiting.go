@@ -38,7 +38,8 @@ func engineWaiting(ctx context.Context, o scenarioOptions) []figure {
 		}
 		costs := s.inTurns(ctx, empty, long)
 		o.say("round %d of %d: an empty line %v; a long one %v", round+1, o.rounds, costs[0], costs[1])
-		return []figure{{Name: "a join behind " + strconv.Itoa(n) + ": Redis CPU, beside a join of an empty line", Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.2)}}
+		name := "a join behind " + strconv.Itoa(n) + ": Redis CPU, beside a join of an empty line"
+		return []figure{{Name: name, Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.2)}}
 	})
 	return append(figures,
 		figure{Name: "memory of a ticket", Value: float64(after-before) / float64(n), Unit: "bytes", AtMost: new(300.)},

@@ -35,10 +35,9 @@ func inBatches(ctx context.Context, c *worker.Client, all []*asynq.Task) {
 
 // unbound returns a policy of two exact windows that never deny here.
 func unbound() throttle.Policy {
-	return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
+	return policyOf(
 		shared("shared", 1_000_000, time.Second),
-		{Name: "tenant", Limit: 1_000_000, Period: time.Second},
-	}}
+		throttle.Window{Name: "tenant", Limit: 1_000_000, Period: time.Second})
 }
 
 // tasks returns n tasks, of so many tenants in turn.
@@ -60,10 +59,15 @@ func engineEnqueueBatch(ctx context.Context, o scenarioOptions) []figure {
 	return compareEnqueue(ctx, o, turns*enqueuers*batchSize/o.of(8, 1), inBatches, 0.60, 2.0)
 }
 
-func compareEnqueue(ctx context.Context, o scenarioOptions, n int, put func(context.Context, *worker.Client, []*asynq.Task), throughput, cpu float64) []figure {
+// compareEnqueue compares put, by our client, with asynq's client, which enqueues one task a call.
+func compareEnqueue(
+	ctx context.Context, o scenarioOptions, n int,
+	put func(context.Context, *worker.Client, []*asynq.Task), throughput, cpu float64,
+) []figure {
 	s := newSite(o)
 	s.learnIdle(ctx, nil)
-	return medians(o.rounds, func(round int) (figures []figure) {
+	return medians(o.rounds, func(round int) []figure {
+		var costs []cost
 		s.clear(ctx)
 		s.withPlainClient(func(plain *asynq.Client) {
 			s.withOurClient(unbound(), func(ours *worker.Client) {
@@ -74,16 +78,16 @@ func compareEnqueue(ctx context.Context, o scenarioOptions, n int, put func(cont
 				for _, act := range sides { // makes connections and loads scripts
 					act()
 				}
-				costs := s.inTurns(ctx, sides...)
-				o.say("round %d of %d: plain %v; ours %v", round+1, o.rounds, costs[0], costs[1])
-				figures = []figure{
-					{Name: "throughput, beside asynq's client", Value: costs[0].each / costs[1].each, AtLeast: &throughput},
-					{Name: "Redis CPU a task, beside asynq's client", Value: costs[1].cpu / costs[0].cpu, AtMost: &cpu},
-					{Name: "Redis CPU a task", Value: costs[1].cpu, Unit: "us"},
-				}
+				costs = s.inTurns(ctx, sides...)
 			})
 		})
-		return figures
+		plain, ours := costs[0], costs[1]
+		o.say("round %d of %d: plain %v; ours %v", round+1, o.rounds, plain, ours)
+		return []figure{
+			{Name: "throughput, beside asynq's client", Value: plain.each / ours.each, AtLeast: &throughput},
+			{Name: "Redis CPU a task, beside asynq's client", Value: ours.cpu / plain.cpu, AtMost: &cpu},
+			{Name: "Redis CPU a task", Value: ours.cpu, Unit: "us"},
+		}
 	})
 }
 

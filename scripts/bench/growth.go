@@ -13,12 +13,13 @@ func growth(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	var curves []curve
 	s := suite{name: "growth"}
 	for _, g := range growths() {
-		s.scenarios = append(s.scenarios, scenario{g.curve.Name, g.curve.Title, func(ctx context.Context, o scenarioOptions) []figure {
+		run := func(ctx context.Context, o scenarioOptions) []figure {
 			c := g.curve
 			c.Points = g.measure(ctx, o)
 			curves = append(curves, c)
 			return c.figures()
-		}})
+		}
+		s.scenarios = append(s.scenarios, scenario{g.curve.Name, g.curve.Title, run})
 	}
 	flags := s.flags(stderr, "some ten minutes in place of one or two")
 	dir := flags.String("svg", "", "write each curve as an SVG into this `directory`")

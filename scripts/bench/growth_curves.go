@@ -17,11 +17,26 @@ type grower struct {
 
 func growths() []grower {
 	return []grower{
-		{curve{Name: "windows", Title: "One decision, by the number of windows", X: "windows in one scope", Y: "Redis CPU, beside one window"}, growWindows},
-		{curve{Name: "limit", Title: "One decision at a full sliding window, by its limit", X: "limit", Y: "Redis CPU, beside a limit of 20"}, growLimit},
-		{curve{Name: "tenants", Title: "One decision of two windows, by the number of tenants", X: "tenants", Y: "Redis CPU, beside one tenant"}, growTenants},
-		{curve{Name: "waiting", Title: "Joining a line, by its length", X: "tasks that wait", Y: "Redis CPU, beside a line of 100"}, growWaiting},
-		{curve{Name: "servers", Title: "A line of 500 per second, by the number of servers", X: "servers", Y: "takes a second, of all together"}, growServers},
+		{curve{
+			Name: "windows", Title: "One decision, by the number of windows",
+			X: "windows in one scope", Y: "Redis CPU, beside one window",
+		}, growWindows},
+		{curve{
+			Name: "limit", Title: "One decision at a full sliding window, by its limit",
+			X: "limit", Y: "Redis CPU, beside a limit of 20",
+		}, growLimit},
+		{curve{
+			Name: "tenants", Title: "One decision of two windows, by the number of tenants",
+			X: "tenants", Y: "Redis CPU, beside one tenant",
+		}, growTenants},
+		{curve{
+			Name: "waiting", Title: "Joining a line, by its length",
+			X: "tasks that wait", Y: "Redis CPU, beside a line of 100",
+		}, growWaiting},
+		{curve{
+			Name: "servers", Title: "A line of 500 per second, by the number of servers",
+			X: "servers", Y: "takes a second, of all together",
+		}, growServers},
 	}
 }
 
@@ -44,7 +59,10 @@ func (s *site) inRounds(ctx context.Context, xs []int, sides []func() int) []poi
 }
 
 // growDecisions compares single calls of limiters with different windows, and as many tenants each.
-func growDecisions(ctx context.Context, o scenarioOptions, xs []int, tenants func(x int) int, windows func(x int) []throttle.Window) []point {
+func growDecisions(
+	ctx context.Context, o scenarioOptions,
+	xs []int, tenants func(x int) int, windows func(x int) []throttle.Window,
+) []point {
 	s := newReserveSite(ctx, o, 1)
 	each := o.of(2_000, 10_000) / turns
 	var sides []func() int
@@ -69,7 +87,8 @@ func growWindows(ctx context.Context, o scenarioOptions) []point {
 		func(int) int { return 100 },
 		func(n int) (all []throttle.Window) {
 			for i := range n {
-				all = append(all, throttle.Window{Name: "window-" + strconv.Itoa(i), Limit: 1_000_000, Period: time.Duration(1+i) * time.Minute})
+				name, period := "window-"+strconv.Itoa(i), time.Duration(1+i)*time.Minute
+				all = append(all, throttle.Window{Name: name, Limit: 1_000_000, Period: period})
 			}
 			return all
 		})

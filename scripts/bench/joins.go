@@ -84,7 +84,8 @@ const takenNothing = 3
 
 // takeScript returns the SHA of the script that takes. It sees it when a limiter calls it.
 func takeScript(ctx context.Context, addr string) string {
-	client, limiter := newLimiter(addr, throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}})
+	probe := throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}}
+	client, limiter := newLimiter(addr, probe)
 	defer client.Close()
 	calls := &callLog{}
 	client.AddHook(calls)

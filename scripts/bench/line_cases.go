@@ -17,6 +17,11 @@ func shared(name string, limit int64, period time.Duration) throttle.Window {
 	return throttle.Window{Name: name, Limit: limit, Period: period, Scope: throttle.Shared}
 }
 
+// policyOf returns the policy of all tasks.
+func policyOf(windows ...throttle.Window) throttle.Policy {
+	return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
+}
+
 // The mean wakes of a task, at most: by a plain client, whose tasks are denied once, and by ours.
 const (
 	wakesPlain = 2.02
@@ -28,40 +33,57 @@ const (
 type standing struct{ utilization, p50, p99 float64 }
 
 func lineScenarios() []scenario {
-	denied := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) []figure {
+	type windowsFunc = func(scenarioOptions) []throttle.Window
+	denied := func(short, full int, s standing, windows windowsFunc) runFunc {
 		return func(ctx context.Context, o scenarioOptions) []figure {
 			return drain(ctx, o, o.of(short, full), s, windows(o)...)
 		}
 	}
-	joined := func(short, full int, s standing, windows func(scenarioOptions) []throttle.Window) func(context.Context, scenarioOptions) []figure {
+	joined := func(short, full int, s standing, windows windowsFunc) runFunc {
 		return func(ctx context.Context, o scenarioOptions) []figure {
 			return drainJoined(ctx, o, o.of(short, full), s, windows(o)...)
 		}
 	}
-	one := func(w throttle.Window) func(scenarioOptions) []throttle.Window {
+	one := func(w throttle.Window) windowsFunc {
 		return func(scenarioOptions) []throttle.Window { return []throttle.Window{w} }
 	}
-	second, ten, tenth := one(shared("second", 20, time.Second)), one(shared("ten", 200, 10*time.Second)), one(shared("tenth", 5, 100*time.Millisecond))
+	second := one(shared("second", 20, time.Second))
+	ten := one(shared("ten", 200, 10*time.Second))
+	tenth := one(shared("tenth", 5, 100*time.Millisecond))
 	return []scenario{
-		{"second", "one tenant's backlog by asynq's client, 20 per 1 s; full: 2,000 tasks", denied(400, 2000, standing{0.99, 9, 25}, second)},
-		{"ten-seconds", "the same, 200 per 10 s; full: 2,000 tasks", denied(600, 2000, standing{0.99, 16, 41}, ten)},
-		{"two-windows", "the same, 20 per 60 s and 5 per 3 s; full: 300 tasks; short: both periods a sixth", denied(60, 300, standing{0.99, 10, 43}, twoWindows)},
-		{"tenth", "the same, 5 per 100 ms; full: 2,000 tasks", denied(750, 2000, standing{0.91, 8, 25}, tenth)},
-		{"second-joined", "one tenant's backlog by our client, 20 per 1 s; full: 2,000 tasks", joined(300, 2000, standing{0.98, 11, 49}, second)},
-		{"two-joined", "the same, 20 per 60 s and 5 per 3 s; full: 300 tasks; short: both periods a sixth", joined(60, 300, standing{0.99, 8, 49}, twoWindows)},
-		{"tenth-joined", "the same, 5 per 100 ms; full: 2,000 tasks", joined(750, 2000, standing{0.90, 9, 29}, tenth)},
-		{"nginx", "calls to nginx, which has the limits too: two at once, and 5 per 1 s without a burst; its refusals", nginx},
-		{"weights", "4 tenants of weights 1, 1, 1 and 2 share 50 per 1 s, one has a backlog, the others come later; their shares", weights},
+		{"second", "one tenant's backlog by asynq's client, 20 per 1 s; full: 2,000 tasks",
+			denied(400, 2000, standing{0.99, 9, 25}, second)},
+		{"ten-seconds", "the same, 200 per 10 s; full: 2,000 tasks",
+			denied(600, 2000, standing{0.99, 16, 41}, ten)},
+		{"two-windows", "the same, 20 per 60 s and 5 per 3 s; full: 300 tasks; short: both periods a sixth",
+			denied(60, 300, standing{0.99, 10, 43}, twoWindows)},
+		{"tenth", "the same, 5 per 100 ms; full: 2,000 tasks",
+			denied(750, 2000, standing{0.91, 8, 25}, tenth)},
+		{"second-joined", "one tenant's backlog by our client, 20 per 1 s; full: 2,000 tasks",
+			joined(300, 2000, standing{0.98, 11, 49}, second)},
+		{"two-joined", "the same, 20 per 60 s and 5 per 3 s; full: 300 tasks; short: both periods a sixth",
+			joined(60, 300, standing{0.99, 8, 49}, twoWindows)},
+		{"tenth-joined", "the same, 5 per 100 ms; full: 2,000 tasks",
+			joined(750, 2000, standing{0.90, 9, 29}, tenth)},
+		{"nginx", "calls to nginx, which has the limits too: " +
+			"two at once, and 5 per 1 s without a burst; its refusals", nginx},
+		{"weights", "4 tenants of weights 1, 1, 1 and 2 share 50 per 1 s, " +
+			"one has a backlog, the others come later; their shares", weights},
 		{"tenants", "200 tenants with 5 per 3 s each share 50 per 1 s", tenants},
 		{"lines", "300 tenants with 1 per 1 s each, nothing shared", lines},
 		{"crossing", "40 tenants with 5 per 3 s each in 4 regions with 20 per 1 s each: scopes that cross", crossing},
 		{"slots", "handlers of 1 s on 32 slots at a limit of 50 per 1 s; utilization of the slots", slots},
-		{"at-once", "a concurrency window of 8, handlers of 200 ms; full: 2,000 tasks; time from a free slot to the next start", atOnce},
-		{"bulk", "one tenant's bulk beside nine tenants that enqueue now and then, 50 per 1 s shared; full: 3,000 tasks; their waits", bulk},
-		{"zipf", "backlogs of Zipf sizes share 50 per 1 s; full: 1,000 tenants; when each ends against its fair time", zipf},
-		{"join-many", "one tenant enqueues a backlog by our client, then another one task; full: 100,000 tasks", joinMany},
+		{"at-once", "a concurrency window of 8, handlers of 200 ms; full: 2,000 tasks; " +
+			"time from a free slot to the next start", atOnce},
+		{"bulk", "one tenant's bulk beside nine tenants that enqueue now and then, 50 per 1 s shared; " +
+			"full: 3,000 tasks; their waits", bulk},
+		{"zipf", "backlogs of Zipf sizes share 50 per 1 s; full: 1,000 tenants; " +
+			"when each ends against its fair time", zipf},
+		{"join-many", "one tenant enqueues a backlog by our client, then another one task; " +
+			"full: 100,000 tasks", joinMany},
 		{"deleted", "half of the waiting tasks are deleted by asynq's Inspector; full: 1,000", deleted},
-		{"stopped", "workers stop while a backlog waits; full: for 60 s, 20,000 tasks; time to drain against the ideal", stopped},
+		{"stopped", "workers stop while a backlog waits; full: for 60 s, 20,000 tasks; " +
+			"time to drain against the ideal", stopped},
 	}
 }
 
@@ -116,9 +138,11 @@ func joinMany(ctx context.Context, o scenarioOptions) []figure {
 			started = l.started
 		}
 	}
+	name, most := "joining of "+strconv.Itoa(n)+" tasks", 10*float64(n)/100_000
+	waited := started.Sub(free).Seconds()
 	return []figure{
-		{Name: "joining of " + strconv.Itoa(n) + " tasks", Value: took.Seconds(), Unit: "s", AtMost: new(10 * float64(n) / 100_000)},
-		{Name: "the other's task after the next free unit", Value: started.Sub(free).Seconds(), Unit: "s", AtMost: new(1.)},
+		{Name: name, Value: took.Seconds(), Unit: "s", AtMost: &most},
+		{Name: "the other's task after the next free unit", Value: waited, Unit: "s", AtMost: new(1.)},
 	}
 }
 
@@ -163,9 +187,10 @@ func stopped(ctx context.Context, o scenarioOptions) []figure {
 	f.await(ctx, n)
 	ran := f.grants()
 	ideal := time.Duration(float64(left-limit) / limit * float64(period))
+	took := ran[len(ran)-1].granted.Sub(back)
 	figures := f.drained(ctx, new(wakesPlain), nil, nil)
 	return append(figures,
-		figure{Name: "drained in, of the ideal", Value: ran[len(ran)-1].granted.Sub(back).Seconds() / ideal.Seconds(), AtMost: new(1.02)},
+		figure{Name: "drained in, of the ideal", Value: took.Seconds() / ideal.Seconds(), AtMost: new(1.02)},
 		figure{Name: "places that a task fell back, most", Value: float64(fellBack(ran, byCame)), AtMost: new(21.)},
 	)
 }
@@ -199,7 +224,9 @@ func byNumber(a, b *logged) int {
 func atOnce(ctx context.Context, o scenarioOptions) []figure {
 	o.servers, o.slots = 2, 16
 	const limit = 8
-	f := newFleet(o, throttle.Window{Name: "at-once", Algorithm: throttle.Concurrency, Limit: limit, Scope: throttle.Shared})
+	slots := shared("at-once", limit, 0)
+	slots.Algorithm = throttle.Concurrency
+	f := newFleet(o, slots)
 	f.work = 200 * time.Millisecond
 	n := o.of(200, 2000)
 	f.enqueue("acme", n)

@@ -99,8 +99,9 @@ func crossing(ctx context.Context, o scenarioOptions) []figure {
 		throttle.Window{Name: "region", Limit: 20, Period: time.Second, Scope: throttle.Per("region")})
 	each := o.of(20, 50)
 	inParallel(tenants*each, 8, func(i int) {
+		region := strconv.Itoa(i / 7 % regions)
 		f.put(fmt.Sprint("crossing-", i), worker.Identity{
-			Tenant: "tenant-" + strconv.Itoa(i%tenants), Attributes: map[string]string{"region": strconv.Itoa(i / 7 % regions)},
+			Tenant: "tenant-" + strconv.Itoa(i%tenants), Attributes: map[string]string{"region": region},
 		})
 	})
 	f.workOff(ctx, tenants*each)

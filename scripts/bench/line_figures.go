@@ -19,7 +19,9 @@ func (f *fleet) grants() []*logged {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	ran := slices.DeleteFunc(slices.Collect(maps.Values(f.tasks)), func(l *logged) bool { return l.started.IsZero() })
-	slices.SortFunc(ran, func(a, b *logged) int { return cmp.Or(a.granted.Compare(b.granted), a.started.Compare(b.started)) })
+	slices.SortFunc(ran, func(a, b *logged) int {
+		return cmp.Or(a.granted.Compare(b.granted), a.started.Compare(b.started))
+	})
 	return ran
 }
 
@@ -155,9 +157,11 @@ func (f *fleet) drained(ctx context.Context, wakes, wakesMost, utilization *floa
 	if utilization != nil {
 		figures = append(figures, figure{Name: "utilization", Value: f.utilization(), AtLeast: utilization})
 	}
+	over := float64(f.excess(func(l *logged) time.Time { return l.granted }))
+	byArrival := float64(f.excess(func(l *logged) time.Time { return l.started }))
 	return append(figures,
-		figure{Name: "excess", Value: float64(f.excess(func(l *logged) time.Time { return l.granted })), Unit: "units", AtMost: new(0.)},
-		figure{Name: "excess by arrival", Value: float64(f.excess(func(l *logged) time.Time { return l.started })), Unit: "units"},
+		figure{Name: "excess", Value: over, Unit: "units", AtMost: new(0.)},
+		figure{Name: "excess by arrival", Value: byArrival, Unit: "units"},
 		figure{Name: "Redis calls per task", Value: f.redis.calls(ctx, "ping") / float64(len(f.grants()))},
 		figure{Name: "lateness p50", Value: milliseconds(quantile(late, 0.5)), Unit: "ms"},
 		figure{Name: "lateness p99", Value: milliseconds(quantile(late, 0.99)), Unit: "ms"},

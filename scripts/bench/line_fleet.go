@@ -56,7 +56,7 @@ type crewman struct {
 }
 
 func newFleet(o scenarioOptions, windows ...throttle.Window) *fleet {
-	return newFleetOf(o, throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
+	return newFleetOf(o, policyOf(windows...))
 }
 
 func newFleetOf(o scenarioOptions, policy throttle.Policy) *fleet {

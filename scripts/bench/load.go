@@ -22,7 +22,8 @@ type loadCheck struct {
 }
 
 func (l *loadCheck) flag(flags *flag.FlagSet) {
-	flags.BoolVar(&l.force, "force", false, fmt.Sprintf("measure also on a machine that is busy: with a load average above %v", quiet))
+	usage := fmt.Sprintf("measure also on a machine that is busy: with a load average above %v", quiet)
+	flags.BoolVar(&l.force, "force", false, usage)
 }
 
 // check reads the load average, and refuses a machine that is busy.
@@ -35,7 +36,8 @@ func (l *loadCheck) check(ctx context.Context, stderr io.Writer) error {
 	l.found = &load
 	fmt.Fprintf(stderr, "bench: load average %.2f\n", load)
 	if load > quiet && !l.force {
-		return fmt.Errorf("load average %.2f is above %v: wait until the machine is quiet, or measure all the same with -force", load, quiet)
+		return fmt.Errorf("load average %.2f is above %v: "+
+			"wait until the machine is quiet, or measure all the same with -force", load, quiet)
 	}
 	return nil
 }

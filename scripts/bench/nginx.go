@@ -38,7 +38,10 @@ func gcra(name string, limit, burst int64, margin time.Duration) throttle.Window
 	return w
 }
 
-func throughNginx(ctx context.Context, o scenarioOptions, name string, n int, bar float64, zones []servers.Zone, windows ...throttle.Window) (figures []figure) {
+func throughNginx(
+	ctx context.Context, o scenarioOptions, name string, n int, bar float64,
+	zones []servers.Zone, windows ...throttle.Window,
+) (figures []figure) {
 	check(o.apart(func(o scenarioOptions) {
 		far := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		o.atEnd(far.Close)

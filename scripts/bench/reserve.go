@@ -66,7 +66,8 @@ func reserve(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return wrongUsage(stderr, "-only: %w", err)
 	}
 	if o.calls < o.goroutines || o.goroutines < 1 || o.rounds < 1 || o.tenants < 1 || flags.NArg() > 0 {
-		return wrongUsage(stderr, "-calls must be at least -goroutines, all numbers at least 1, and nothing may follow the flags")
+		return wrongUsage(stderr, "-calls must be at least -goroutines, all numbers at least 1, "+
+			"and nothing may follow the flags")
 	}
 	check(load.check(ctx, stderr))
 	return scenarioOptions{}.apart(func(ends scenarioOptions) {
@@ -103,7 +104,8 @@ func (o options) measureAll(ctx context.Context, s *server, stderr io.Writer) *r
 			b := s.measure(ctx, base, row.Granted, o)
 			c := s.measure(ctx, all[i/2], row.Granted, o)
 			row.samples = append(row.samples, sample{
-				time: c.server / b.server, cpu: c.cpu / b.cpu, throughput: b.took / c.took, inside: c.inside / float64(o.calls),
+				time: c.server / b.server, cpu: c.cpu / b.cpu,
+				throughput: b.took / c.took, inside: c.inside / float64(o.calls),
 			})
 		}
 	}
@@ -211,8 +213,8 @@ func (s *server) memoryOf(ctx context.Context, c contestant, tenants int, to *ro
 }
 
 func (r *report) print(w io.Writer) error {
-	fmt.Fprintf(w, "Ratios to %q of the same outcome, measured right before; medians of %d rounds of %d decisions, %d goroutines.\n\n",
-		r.Baseline, r.Rounds, r.Calls, r.Goroutines)
+	fmt.Fprintf(w, "Ratios to %q of the same outcome, measured right before; "+
+		"medians of %d rounds of %d decisions, %d goroutines.\n\n", r.Baseline, r.Rounds, r.Calls, r.Goroutines)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "\tserver time\tserver CPU\tthroughput\tredis.calls\tbytes a tenant\t")
 	for _, row := range r.Rows {

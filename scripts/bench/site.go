@@ -111,7 +111,8 @@ func honest(starts []start, n int, throttled bool) error {
 		ids[s.id] = true
 	}
 	if len(ids) != n || len(starts) != n {
-		return fmt.Errorf("%d different tasks ran in %d starts, and %d should have, once each", len(ids), len(starts), n)
+		return fmt.Errorf("%d different tasks ran in %d starts, and %d should have, once each",
+			len(ids), len(starts), n)
 	}
 	return nil
 }

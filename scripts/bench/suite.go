@@ -16,8 +16,11 @@ import (
 // outside of Redis when they start.
 type scenario struct {
 	name, about string
-	run         func(context.Context, scenarioOptions) []figure
+	run         runFunc
 }
+
+// A runFunc runs a scenario, and returns its figures.
+type runFunc func(context.Context, scenarioOptions) []figure
 
 type scenarioOptions struct {
 	*endings
@@ -113,7 +116,8 @@ func (s *suite) measure(ctx context.Context, chosen []scenario, stderr io.Writer
 	for i, c := range chosen {
 		o := s.options
 		o.say = func(format string, args ...any) {
-			fmt.Fprintf(stderr, "%s %d/%d %s %4.0fs: %s\n", s.name, i+1, len(chosen), c.name, time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+			at, text := time.Since(begin).Seconds(), fmt.Sprintf(format, args...)
+			fmt.Fprintf(stderr, "%s %d/%d %s %4.0fs: %s\n", s.name, i+1, len(chosen), c.name, at, text)
 		}
 		o.say("%s", c.about)
 		of, err := results[i](o)

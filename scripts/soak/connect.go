@@ -24,7 +24,8 @@ func (s server) client() redis.UniversalClient {
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: []string{s.addr},
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // the node tells its own address, not the proxy's
+		// The node tells its own address, not the proxy's.
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 			return []redis.ClusterSlot{{Start: 0, End: lastSlot, Nodes: []redis.ClusterNode{{Addr: s.addr}}}}, nil
 		},
 	})

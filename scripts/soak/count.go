@@ -72,7 +72,9 @@ func count(e evidence) tally {
 			t.add(e, j, runs[j.ID])
 		}
 	}
-	t.locked = slices.DeleteFunc(slices.Clone(e.locks), func(id string) bool { return !slices.Contains(t.succeeded, id) })
+	t.locked = slices.DeleteFunc(slices.Clone(e.locks), func(id string) bool {
+		return !slices.Contains(t.succeeded, id)
+	})
 	t.recoveries = recoveries(e.disrupted, e.runs)
 	if e.throttled {
 		t.grants(e, runs)
@@ -151,7 +153,8 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 	t.leakedUnexcused = t.leaked
 	for _, j := range e.jobs {
 		for _, h := range e.excused(j.ID) {
-			if !h.Lost && !h.Taken && !slices.ContainsFunc(runs[j.ID], func(r run) bool { return r.Holder == h.Holder && !r.Begun.Before(h.At) }) {
+			ran := func(r run) bool { return r.Holder == h.Holder && !r.Begun.Before(h.At) }
+			if !h.Lost && !h.Taken && !slices.ContainsFunc(runs[j.ID], ran) {
 				t.leakedUnexcused--
 			}
 		}

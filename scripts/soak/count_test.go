@@ -73,7 +73,8 @@ func runsOf(text string) (runs []run) {
 			retried = int(c - '0')
 			continue
 		}
-		r := run{Task: "task", Tenant: "acme", Holder: "worker", Retried: retried, Begun: after(time.Duration(i) * time.Second), Granted: after(time.Duration(i) * time.Second)}
+		at := after(time.Duration(i) * time.Second)
+		r := run{Task: "task", Tenant: "acme", Holder: "worker", Retried: retried, Begun: at, Granted: at}
 		if c != 'k' {
 			r.Ended, r.Failed = r.Begun.Add(time.Millisecond), c == 'f'
 		}
@@ -110,15 +111,19 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 		{name: "archived as was meant", maxRetry: 1, fails: 2, runs: "0f1f", state: asynq.TaskStateArchived, retried: 1, want: "failed"},
 		{name: "archived without a run", state: asynq.TaskStateArchived, want: "archived", burnt: 1, burntAlone: 1, earlyAlone: true},
 		{name: "archived without a run, its worker killed", state: asynq.TaskStateArchived, excused: 1, want: "archived", burnt: 1},
-		{name: "archived a failure too early", maxRetry: 2, fails: 3, runs: "0f2f", state: asynq.TaskStateArchived, retried: 2, want: "archived", burnt: 1, burntAlone: 1, earlyAlone: true},
-		{name: "the same, its worker killed", maxRetry: 2, fails: 3, runs: "0f2f", state: asynq.TaskStateArchived, retried: 2, excused: 1, want: "archived", burnt: 1},
+		{name: "archived a failure too early", maxRetry: 2, fails: 3, runs: "0f2f", state: asynq.TaskStateArchived,
+			retried: 2, want: "archived", burnt: 1, burntAlone: 1, earlyAlone: true},
+		{name: "the same, its worker killed", maxRetry: 2, fails: 3, runs: "0f2f", state: asynq.TaskStateArchived,
+			retried: 2, excused: 1, want: "archived", burnt: 1},
 		{name: "a retry burnt by nobody", maxRetry: 2, runs: "1s", want: "succeeded", burnt: 1, burntAlone: 1},
 		{name: "a retry burnt by a kill", maxRetry: 2, runs: "0k1s", excused: 1, want: "succeeded", burnt: 1, doubled: 1},
 		{name: "two, one of them by a kill", maxRetry: 3, runs: "0k2s", excused: 1, want: "succeeded", burnt: 2, burntAlone: 1, doubled: 1},
 		{name: "ran twice", runs: "0s0s", want: "succeeded", doubled: 1, doubleAlone: 1},
 		{name: "enqueued twice", runs: "0s0s", again: true, want: "succeeded", doubled: 1},
-		{name: "killed after a failure, which asynq then counts by itself", maxRetry: 2, fails: 1, runs: "0f1s", excused: 1, want: "succeeded"},
-		{name: "kept, with a retry burnt", maxRetry: 2, retained: true, runs: "1s", state: asynq.TaskStateCompleted, retried: 1, want: "succeeded", burnt: 1, burntAlone: 1},
+		{name: "killed after a failure, which asynq then counts by itself", maxRetry: 2, fails: 1, runs: "0f1s",
+			excused: 1, want: "succeeded"},
+		{name: "kept, with a retry burnt", maxRetry: 2, retained: true, runs: "1s", state: asynq.TaskStateCompleted,
+			retried: 1, want: "succeeded", burnt: 1, burntAlone: 1},
 	} {
 		j := job{ID: "task", Tenant: "acme", MaxRetry: row.maxRetry, Fails: row.fails, Retained: row.retained}
 		e := evidence{
@@ -141,7 +146,10 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 		if in != row.want {
 			t.Errorf("%s: %q, want %q", row.name, in, row.want)
 		}
-		numbers := []int{len(got.burnt), len(got.burntUnexcused), len(got.duplicated), len(got.duplicatedUnexcused), len(got.archivedUnexcused)}
+		numbers := []int{
+			len(got.burnt), len(got.burntUnexcused),
+			len(got.duplicated), len(got.duplicatedUnexcused), len(got.archivedUnexcused),
+		}
 		want := []int{row.burnt, row.burntAlone, row.doubled, row.doubleAlone, 0}
 		if row.earlyAlone {
 			want[4] = 1

@@ -36,7 +36,8 @@ func (o options) awaitEnd(ctx context.Context, stacks []*stack, say *progress) e
 		if all[0]+all[1] == 0 && tickets == 0 {
 			return nil
 		}
-		say.now("faults are off, %v of at most %v: %d tasks wait (%d in line), control %d", time.Since(begin).Round(time.Second), o.drain, all[0], tickets, all[1])
+		say.now("faults are off, %v of at most %v: %d tasks wait (%d in line), control %d",
+			time.Since(begin).Round(time.Second), o.drain, all[0], tickets, all[1])
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -64,7 +65,8 @@ func (s *stack) waiting(ctx context.Context) (tasks int, tickets int64, err erro
 func (s *stack) noteTicketless(ctx context.Context) error {
 	const missing = 15 * time.Second
 	now := time.Now()
-	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10) // retries and tasks that the limiter could not decide come back before that
+	// Retries and tasks that the limiter could not decide come back before that.
+	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10)
 	inLine, err := waitingTasks(ctx, s.redis)
 	if err != nil {
 		return err

@@ -13,9 +13,10 @@ import (
 // evidence gathers what is known of a stack. It asks Redis directly, not through the proxy.
 func (s *stack) evidence(ctx context.Context) (evidence, error) {
 	e := evidence{
-		charged: map[string]int64{}, counts: map[string]int{}, ends: map[string]ending{}, excused: s.witness.excused,
-		disrupted: s.disrupted, jobs: s.jobs, pickUps: s.witness.pickUps(), runs: s.journal.copied(), ticketless: s.ticketless, stuck: s.stuck,
-		takes: s.witness.killedTakes(), throttled: s.throttled, windows: soakPolicy().Windows,
+		charged: map[string]int64{}, counts: map[string]int{}, ends: map[string]ending{},
+		excused: s.witness.excused, pickUps: s.witness.pickUps(), takes: s.witness.killedTakes(),
+		disrupted: s.disrupted, jobs: s.jobs, runs: s.journal.copied(), stuck: s.stuck,
+		throttled: s.throttled, ticketless: s.ticketless, windows: soakPolicy().Windows,
 	}
 	s.mu.Lock()
 	e.enqueued = maps.Clone(s.enqueued)

@@ -32,7 +32,10 @@ func soakPolicy() throttle.Policy {
 		Windows: []throttle.Window{
 			{Name: "tenant", Limit: tenantLimit, Period: windowPeriod},
 			{Name: "shared", Limit: sharedLimit, Period: windowPeriod, Scope: throttle.Shared},
-			{Name: ledgerWindow, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: throttle.MaxLimit, Period: 24 * time.Hour},
+			{
+				Name: ledgerWindow, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse,
+				Limit: throttle.MaxLimit, Period: 24 * time.Hour,
+			},
 		},
 	}
 }
@@ -77,9 +80,14 @@ func makeJobs(seed uint64, length time.Duration) []job {
 	r, ids := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, 3))
 	jobs := make([]job, int(loadFactor*sharedLimit*length.Seconds()/windowPeriod.Seconds()))
 	for i := range jobs {
-		j := job{ID: fmt.Sprintf("task-%05d", i), MaxRetry: 1 + r.IntN(5), Work: time.Duration(1+r.IntN(10)) * time.Millisecond}
+		j := job{
+			ID:       fmt.Sprintf("task-%05d", i),
+			MaxRetry: 1 + r.IntN(5),
+			Work:     time.Duration(1+r.IntN(10)) * time.Millisecond,
+		}
 		if ids.Float64() < 0.5 {
-			j.ID = fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", i, ids.IntN(1<<16), ids.IntN(1<<12), ids.IntN(1<<12), ids.Int64N(1<<48))
+			j.ID = fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x",
+				i, ids.IntN(1<<16), ids.IntN(1<<12), ids.IntN(1<<12), ids.Int64N(1<<48))
 		}
 		j.At = time.Duration(r.Int64N(int64(length)))
 		if r.Float64() < inBursts {

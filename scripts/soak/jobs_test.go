@@ -46,14 +46,18 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 		seen[j.Tenant]++
 		for what, is := range map[string]bool{
 			"archives": j.archives(), "fails at first": j.Fails > 0 && !j.archives(), "no retries": j.MaxRetry == 0,
-			"joins": j.Joins, "batched": j.Batched && j.Joins, "retained": j.Retained, "unique": j.Unique, "later": j.Delay > 0, "panics": j.Panics && j.Fails > 0,
+			"joins": j.Joins, "batched": j.Batched && j.Joins, "retained": j.Retained, "unique": j.Unique,
+			"later": j.Delay > 0, "panics": j.Panics && j.Fails > 0,
 		} {
 			if is {
 				seen[what]++
 			}
 		}
 	}
-	for _, what := range []string{"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries", "joins", "batched", "retained", "unique", "later", "panics"} {
+	for _, what := range []string{
+		"acme", "beta", "chip", "dune", "echo", "archives", "fails at first", "no retries",
+		"joins", "batched", "retained", "unique", "later", "panics",
+	} {
 		const rarest = 0.04
 		n := float64(len(jobs))
 		if float64(seen[what]) < n*rarest-4*math.Sqrt(n*rarest*(1-rarest)) {

@@ -101,7 +101,10 @@ func (c *Calls) Start(s Started, v *Verdict) error {
 	one := j.jobs[s.Task]
 	failures := failures(j.byTask[s.Task])
 	*v = Verdict{Run: len(j.runs), Work: one.Work, Fail: failures < one.Fails || one.archives(), Panic: one.Panics}
-	r := &run{Task: s.Task, Tenant: s.Tenant, Holder: s.Holder, Retried: s.Retried, Granted: s.Granted, Expected: j.expected[s.Task], Begun: time.Now()}
+	r := &run{
+		Task: s.Task, Tenant: s.Tenant, Holder: s.Holder, Retried: s.Retried,
+		Granted: s.Granted, Expected: j.expected[s.Task], Begun: time.Now(),
+	}
 	delete(j.expected, s.Task)
 	j.runs = append(j.runs, r)
 	j.byTask[s.Task] = append(j.byTask[s.Task], r)

@@ -141,7 +141,8 @@ func parse(args []string, stdout, stderr io.Writer) (o options, err error) {
 	flags.DurationVar(&o.every, "disrupt-every", 3*time.Second, "time between disruptions, on average; 0 for none")
 	flags.DurationVar(&o.drain, "drain", 6*time.Minute, "how long to wait at the end for all tasks to end")
 	flags.DurationVar(&o.length, "for", 5*time.Minute, "how long to enqueue tasks and make faults, at least 1s")
-	flags.Float64Var(&o.rate, "fault-rate", 0.01, "`part` of the calls to Redis that meet each kind of fault on the wire, 0 to 0.1")
+	flags.Float64Var(&o.rate, "fault-rate", 0.01,
+		"`part` of the calls to Redis that meet each kind of fault on the wire, 0 to 0.1")
 	flags.Uint64Var(&o.seed, "seed", 0, "`number` from which tasks and faults are drawn; 0 picks one")
 	flags.IntVar(&o.workers, "workers", 3, "`number` of worker processes of each stack")
 	for _, a := range args {

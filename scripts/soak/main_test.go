@@ -29,14 +29,18 @@ func TestMain(m *testing.M) {
 
 func TestWrongFlagsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"-for", "1ms"}, {"-for", "x"}, {"-fault-rate", "0.2"}, {"-fault-rate", "NaN"}, {"-workers", "0"}, {"-disrupt-every", "-1s"}, {"extra"}} {
+	for _, args := range [][]string{
+		{"-for", "1ms"}, {"-for", "x"}, {"-fault-rate", "0.2"}, {"-fault-rate", "NaN"},
+		{"-workers", "0"}, {"-disrupt-every", "-1s"}, {"extra"},
+	} {
 		var out, complaint bytes.Buffer
 		if code := soak(t.Context(), args, &out, &complaint); code != 2 || complaint.Len() == 0 || out.Len() != 0 {
 			t.Errorf("%q: exit code %d, %q, %q", args, code, &out, &complaint)
 		}
 	}
 	var out, complaint bytes.Buffer
-	if code := soak(t.Context(), []string{"-h"}, &out, &complaint); code != 0 || !strings.Contains(out.String(), "scripts/soak/run -for 10s") || complaint.Len() != 0 {
+	if code := soak(t.Context(), []string{"-h"}, &out, &complaint); code != 0 ||
+		!strings.Contains(out.String(), "scripts/soak/run -for 10s") || complaint.Len() != 0 {
 		t.Errorf("-h: exit code %d, %q", code, &complaint)
 	}
 }
@@ -45,7 +49,8 @@ func TestSoakOfASecond(t *testing.T) {
 	t.Parallel()
 	throttletest.Redis(t) // or it is skipped
 	var out, progress bytes.Buffer
-	code := soak(t.Context(), []string{"-for", "1s", "-seed", "1", "-fault-rate", "0", "-disrupt-every", "0", "-workers", "2", "-json"}, &out, &progress)
+	args := []string{"-for", "1s", "-seed", "1", "-fault-rate", "0", "-disrupt-every", "0", "-workers", "2", "-json"}
+	code := soak(t.Context(), args, &out, &progress)
 	if code != 0 {
 		t.Fatalf("exit code %d\n%s%s", code, &out, &progress)
 	}
@@ -62,7 +67,8 @@ func TestSoakOfASecond(t *testing.T) {
 	}
 	tasks := len(makeJobs(1, time.Second))
 	ended := *got["ended well"].Sluice + *got["archived by failures of their own"].Sluice
-	if report.Seed != 1 || int(*got["tasks enqueued"].Sluice) != tasks || int(ended) != tasks || *got["runs"].Sluice != *got["runs"].Control {
+	if report.Seed != 1 || int(*got["tasks enqueued"].Sluice) != tasks || int(ended) != tasks ||
+		*got["runs"].Sluice != *got["runs"].Control {
 		t.Errorf("of %d tasks: %s", tasks, &out)
 	}
 }

@@ -62,8 +62,11 @@ func (s *stack) produce(ctx context.Context, begin time.Time) error {
 
 // together returns the first jobs that are enqueued by one call.
 func (p *producer) together(jobs []job) []job {
-	n := 1
-	for p.joiner != nil && n < len(jobs) && jobs[0].Batched && jobs[0].Joins && jobs[n].Batched && jobs[n].Joins && jobs[n].At == jobs[0].At {
+	first, n := jobs[0], 1
+	if p.joiner == nil || !first.Batched || !first.Joins {
+		return jobs[:n]
+	}
+	for n < len(jobs) && jobs[n].Batched && jobs[n].Joins && jobs[n].At == first.At {
 		n++
 	}
 	return jobs[:n]

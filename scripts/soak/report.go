@@ -63,6 +63,9 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	both := func(name string, a, b []string, bar string) {
 		all = append(all, newFigure(name, "", number(len(a)), number(len(b)), bar))
 	}
+	shown := func(name, unit string, a, b *float64) {
+		all = append(all, newFigure(name, unit, a, b, noBar))
+	}
 	split := func(name string, a, aUnexcused, b, bUnexcused []string) {
 		both(name, a, b, noBar)
 		both("- without a fault to blame", aUnexcused, bUnexcused, difference)
@@ -74,8 +77,8 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	if interrupted {
 		unfinished, tickets = unjudged, noBar
 	}
-	all = append(all, newFigure("tasks enqueued", "", number(len(sluice.enqueued)), number(len(control.enqueued)), noBar))
-	all = append(all, newFigure("runs", "", number(len(sluice.runs)), number(len(control.runs)), noBar))
+	shown("tasks enqueued", "", number(len(sluice.enqueued)), number(len(control.enqueued)))
+	shown("runs", "", number(len(sluice.runs)), number(len(control.runs)))
 	both("ended well", s.succeeded, c.succeeded, noBar)
 	both("archived by failures of their own", s.failed, c.failed, noBar)
 	both("lost", s.lost, c.lost, zero)
@@ -83,9 +86,9 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	split("duplicated runs", s.duplicated, s.duplicatedUnexcused, c.duplicated, c.duplicatedUnexcused)
 	split("archived early", s.archived, s.archivedUnexcused, c.archived, c.archivedUnexcused)
 	split("retries burnt", s.burnt, s.burntUnexcused, c.burnt, c.burntUnexcused)
-	all = append(all,
-		newFigure("- per 1,000 pick-ups", "", perThousand(len(s.burnt), sluice.pickUps), perThousand(len(c.burnt), control.pickUps), noBar),
-		newFigure("pick-ups", "", number(sluice.pickUps), number(control.pickUps), noBar))
+	shown("- per 1,000 pick-ups", "",
+		perThousand(len(s.burnt), sluice.pickUps), perThousand(len(c.burnt), control.pickUps))
+	shown("pick-ups", "", number(sluice.pickUps), number(control.pickUps))
 	both("locks left", s.locked, c.locked, difference)
 	own("runs that had waited", "", number(s.waited), noBar)
 	own("denials", "", number(sluice.denials), noBar)
@@ -99,14 +102,13 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 	own("granted after the expected start, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
 	own("granted after the expected start, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
 	own("granted after the expected start, most", "s", seconds(quantile(s.late, 1)), noBar)
-	all = append(all,
-		newFigure("fault to next run, p50", "s", seconds(quantile(s.recoveries, 0.5)), seconds(quantile(c.recoveries, 0.5)), noBar),
-		newFigure("fault to next run, most", "s", seconds(quantile(s.recoveries, 1)), seconds(quantile(c.recoveries, 1)), noBar))
+	shown("fault to next run, p50", "s", seconds(quantile(s.recoveries, 0.5)), seconds(quantile(c.recoveries, 0.5)))
+	shown("fault to next run, most", "s", seconds(quantile(s.recoveries, 1)), seconds(quantile(c.recoveries, 1)))
 	for _, kind := range []string{string(cut), string(dropped), string(delayed), kill, term, stop, flush} {
-		all = append(all, newFigure("fault: "+kind, "", number(sluice.counts[kind]), number(control.counts[kind]), noBar))
+		shown("fault: "+kind, "", number(sluice.counts[kind]), number(control.counts[kind]))
 	}
 	for _, kind := range []string{dequeues, enqueues, finishes, limiterCalls} {
-		all = append(all, newFigure("replies lost: "+kind, "", number(sluice.lost[kind]), number(control.lost[kind]), noBar))
+		shown("replies lost: "+kind, "", number(sluice.lost[kind]), number(control.lost[kind]))
 	}
 	return all
 }
@@ -133,7 +135,8 @@ func printFigures(w io.Writer, figures []figure, seed uint64, asJSON bool) error
 		if f.Missed {
 			verdict = "MISSED"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", f.Name, f.text(f.Sluice), f.text(f.Control), f.text(f.Difference), f.Bar, verdict)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n",
+			f.Name, f.text(f.Sluice), f.text(f.Control), f.text(f.Difference), f.Bar, verdict)
 	}
 	return t.Flush()
 }
@@ -173,16 +176,19 @@ func explain(w io.Writer, name string, e evidence, attempts func(task string) []
 			}
 			j := e.jobs[i]
 			end, there := e.ends[id]
-			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; at the end there %v, %v, retried %d\n",
-				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Joins, j.Retained, j.Delay, there, end.state, end.retried)
+			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; ",
+				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Joins, j.Retained, j.Delay)
+			fmt.Fprintf(w, "at the end there %v, %v, retried %d\n", there, end.state, end.retried)
 			for _, h := range attempts(id) {
-				fmt.Fprintf(w, "  %s picked up by %s, from the line %v, lost %v, put down %s by %s\n", clock(h.At), h.Holder, h.Taken, h.Lost, clock(h.Ended), h.EndedBy)
+				fmt.Fprintf(w, "  %s picked up by %s, from the line %v, lost %v, put down %s by %s\n",
+					clock(h.At), h.Holder, h.Taken, h.Lost, clock(h.Ended), h.EndedBy)
 			}
 			for _, r := range e.runs {
-				if r.Task == id {
-					fmt.Fprintf(w, "  %s run by %s, granted %s, expected %s, retried %d, ended %s, failed %v\n",
-						clock(r.Begun), r.Holder, clock(r.Granted), clock(r.Expected), r.Retried, clock(r.Ended), r.Failed)
+				if r.Task != id {
+					continue
 				}
+				fmt.Fprintf(w, "  %s run by %s, granted %s, expected %s, retried %d, ended %s, failed %v\n",
+					clock(r.Begun), r.Holder, clock(r.Granted), clock(r.Expected), r.Retried, clock(r.Ended), r.Failed)
 			}
 		}
 	}

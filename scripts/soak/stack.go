@@ -45,8 +45,8 @@ type stack struct {
 
 func newStack(ctx context.Context, name, dir string, throttled bool, o options, jobs []job) (*stack, error) {
 	s := &stack{
-		cluster: o.cluster, dir: filepath.Join(dir, name), jobs: jobs, journal: newJournal(jobs), name: name, throttled: throttled,
-		witness: newWitness(), enqueued: map[string]bool{},
+		cluster: o.cluster, dir: filepath.Join(dir, name), enqueued: map[string]bool{}, jobs: jobs,
+		journal: newJournal(jobs), name: name, throttled: throttled, witness: newWitness(),
 	}
 	if err := s.open(ctx, o); err != nil {
 		s.close()

@@ -38,8 +38,12 @@ var scripts = []struct {
 	call func(args []string) wireCall
 }{
 	{[]string{"pending", "paused", "active", "lease"}, func([]string) wireCall { return wireCall{kind: dequeues} }},
-	{[]string{"", "pending", "paused", "active", "lease"}, func(args []string) wireCall { return wireCall{kind: dequeues, call: at(args, 3)} }},
-	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall { return wireCall{kind: dequeues, call: at(args, 2), taken: true} }},
+	{[]string{"", "pending", "paused", "active", "lease"}, func(args []string) wireCall {
+		return wireCall{kind: dequeues, call: at(args, 3)}
+	}},
+	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall {
+		return wireCall{kind: dequeues, call: at(args, 2), taken: true}
+	}},
 	{[]string{"active", "lease", "scheduled", "pending"}, func(args []string) wireCall {
 		return wireCall{kind: restores, call: at(args, 1), tasks: args[min(4, len(args)):]}
 	}},
@@ -89,10 +93,11 @@ func callOf(words []string) wireCall {
 		_, id, _ := strings.Cut(keys[slices.Index(s.keys, "t:")], "}:t:")
 		return wireCall{kind: enqueues, tasks: []string{id}}
 	}
-	const storedWith = 4 // values a task, behind three others
-	if n == 1 && match(keys, []string{"scheduled"}) && len(args) >= 3+storedWith && (len(args)-3)%storedWith == 0 && strings.HasSuffix(args[0], "}:t:") {
+	const first, each = 3, 4 // the first task's values are behind so many, and each task has so many
+	if n == 1 && match(keys, []string{"scheduled"}) && strings.HasSuffix(at(args, 0), "}:t:") &&
+		len(args) >= first+each && (len(args)-first)%each == 0 {
 		call := wireCall{kind: enqueues}
-		for i := 3; i < len(args); i += storedWith {
+		for i := first; i < len(args); i += each {
 			call.tasks = append(call.tasks, args[i])
 		}
 		return call
@@ -105,7 +110,11 @@ func match(keys, shape []string) bool {
 		return false
 	}
 	for i, suffix := range shape {
-		if suffix == "t:" && !strings.Contains(keys[i], "}:t:") || suffix != "t:" && suffix != "" && !strings.HasSuffix(keys[i], "}:"+suffix) {
+		fits := suffix == "" || strings.HasSuffix(keys[i], "}:"+suffix)
+		if suffix == "t:" {
+			fits = strings.Contains(keys[i], "}:t:")
+		}
+		if !fits {
 			return false
 		}
 	}

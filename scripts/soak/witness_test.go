@@ -117,7 +117,10 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer server.Shutdown()
-		for id, n := range map[string]int{"done": 1, "kept": 1, "unique": 1, "archived": 1, "retried": 2, "denied": 1, "taken": 1, takenUUID: 1} {
+		for id, n := range map[string]int{
+			"done": 1, "kept": 1, "unique": 1, "archived": 1,
+			"retried": 2, "denied": 1, "taken": 1, takenUUID: 1,
+		} {
 			w.wait(id+" has ended", func() bool {
 				story := w.witness.story(id)
 				return len(story) == n && !story[n-1].Ended.IsZero()
@@ -151,10 +154,14 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 func TestWitnessOfRepeatedCalls(t *testing.T) {
 	t.Parallel()
 	message := protowire.AppendString(protowire.AppendTag(nil, 3, protowire.BytesType), "a")
-	prefix := "asynq:{default}:"
+	const prefix = "asynq:{default}:"
+	const pending, scheduled, paused = prefix + "pending", prefix + "scheduled", prefix + "paused"
+	const active, lease, tasks = prefix + "active", prefix + "lease", prefix + "t:"
 	for name, begin := range map[string]wireCall{
-		"pick":    callOf([]string{"evalsha", "x", "4", prefix + "scheduled", prefix + "active", prefix + "lease", prefix + "paused", prefix + "t:", "99", "call", "a", "key"}),
-		"dequeue": callOf([]string{"evalsha", "x", "5", prefix + "sluice:dequeued:p", prefix + "pending", prefix + "paused", prefix + "active", prefix + "lease", prefix + "t:", "99", "7", "call"}),
+		"pick": callOf([]string{"evalsha", "x", "4", scheduled, active, lease, paused,
+			tasks, "99", "call", "a", "key"}),
+		"dequeue": callOf([]string{"evalsha", "x", "5", prefix + "sluice:dequeued:p", pending, paused, active, lease,
+			tasks, "99", "7", "call"}),
 	} {
 		w := newWitness()
 		reply := fmt.Appendf(nil, "*3\r\n:1\r\n$%d\r\n%s\r\n:4\r\n", len(message), message)
@@ -170,7 +177,7 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 			t.Errorf("%s, repeated: %+v", name, story)
 		}
 		restore := func(call string) wireCall {
-			return callOf([]string{"evalsha", "x", "4", prefix + "active", prefix + "lease", prefix + "scheduled", prefix + "pending", prefix + "t:", call, "", "0", "a"})
+			return callOf([]string{"evalsha", "x", "4", active, lease, scheduled, pending, tasks, call, "", "0", "a"})
 		}
 		w.saw(restore("another"), []byte(":0\r\n"), "w.1", true)
 		if story := w.story("a"); !story[0].Ended.IsZero() {

@@ -46,7 +46,8 @@ func TestExpectedAgainstReality(t *testing.T) {
 		if bind == "slots" {
 			shared.Limit, takes = 100_000, 8*time.Millisecond
 		}
-		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{{Name: "own", Limit: 100_000, Period: time.Minute}, shared})
+		own := throttle.Window{Name: "own", Limit: 100_000, Period: time.Minute}
+		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{own, shared})
 		last, mu := map[string]time.Time{}, sync.Mutex{}
 		s.serve(func(_ context.Context, task *asynq.Task) error {
 			id, _ := worker.IdentityOf(task)
@@ -68,7 +69,8 @@ func TestExpectedAgainstReality(t *testing.T) {
 		}
 		var looks []look
 		s.wait(p, f, "it is done", func(st batch.Status) bool {
-			if len(looks) == 0 && !st.Planned.IsZero() || st.Waiting > 0 && st.State == batch.Running && time.Since(looks[len(looks)-1].at) > time.Second {
+			if len(looks) == 0 && !st.Planned.IsZero() ||
+				st.Waiting > 0 && st.State == batch.Running && time.Since(looks[len(looks)-1].at) > time.Second {
 				all, err := p.Tenants(t.Context(), f)
 				s.ok(err)
 				looks = append(looks, look{time.Now(), st, all})
@@ -92,7 +94,8 @@ func TestExpectedAgainstReality(t *testing.T) {
 					worst = max(worst, off(tenant.Expected, last[tenant.Tenant]), -off(tenant.Expected, last[tenant.Tenant]))
 				}
 			}
-			t.Logf("after %4.1f s, %5d done: expected after %.1f s, off by %+.1f %%; the worst tenant by %.1f %%; slots bind: %v", l.at.Sub(begun).Seconds(), l.Done,
+			t.Logf("after %4.1f s, %5d done: expected after %.1f s, off by %+.1f %%; "+
+				"the worst tenant by %.1f %%; slots bind: %v", l.at.Sub(begun).Seconds(), l.Done,
 				l.Expected.Sub(begun).Seconds(), off(l.Expected, ended), worst, l.SlotsBind)
 		}
 	}
@@ -137,7 +140,9 @@ func TestLiveTasksBesideALargeBatch(t *testing.T) {
 		s.ok(err)
 		for i := range live {
 			now := time.Now()
-			_, err := client.Enqueue(worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant-", i%4)}, "call", []byte(now.Format(time.RFC3339Nano))))
+			task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant-", i%4)}, "call",
+				[]byte(now.Format(time.RFC3339Nano)))
+			_, err := client.Enqueue(task)
 			s.ok(err)
 			time.Sleep(time.Until(now.Add(every)))
 		}
@@ -151,8 +156,11 @@ func TestLiveTasksBesideALargeBatch(t *testing.T) {
 		}
 		mu.Lock()
 		slices.Sort(waited)
-		t.Logf("beside a batch: %v: %d of %d live tasks started, %.2f a second; from enqueue to start p50 %v, p99 %v, max %v", beside, len(waited), live,
-			float64(len(waited))/last.Sub(first).Seconds(), waited[len(waited)/2].Round(time.Millisecond), waited[len(waited)*99/100].Round(time.Millisecond), waited[len(waited)-1].Round(time.Millisecond))
+		n := len(waited)
+		part := func(i int) time.Duration { return waited[i].Round(time.Millisecond) }
+		t.Logf("beside a batch: %v: %d of %d live tasks started, %.2f a second; "+
+			"from enqueue to start p50 %v, p99 %v, max %v", beside, n, live,
+			float64(n)/last.Sub(first).Seconds(), part(n/2), part(n*99/100), part(n-1))
 		mu.Unlock()
 		client.Close()
 		p.kill()

@@ -143,7 +143,8 @@ func (b Batch) compile() (*compiled, error) {
 	case b.Timezone != "" && inSchedule != "":
 		return bad("timezone", b.Timezone, "must not be given beside a schedule with TZ=")
 	case (err != nil || zone == time.Local) && inSchedule != "":
-		return bad("schedule", b.Schedule, `must have a name of the IANA time zone database after TZ=, such as "Europe/Berlin"`)
+		return bad("schedule", b.Schedule, `must have a name of the IANA time zone database after TZ=, `+
+			`such as "Europe/Berlin"`)
 	case err != nil || zone == time.Local:
 		return bad("timezone", b.Timezone, `must be a name of the IANA time zone database, such as "Europe/Berlin"`)
 	case c.Missed != Skip && c.Missed != Once && c.Missed != All:
@@ -163,7 +164,8 @@ func (b Batch) compile() (*compiled, error) {
 	if b.FinishBy != "" {
 		by, ok := parseFinishBy(b.FinishBy)
 		if !ok {
-			return bad("finish_by", b.FinishBy, `must be a time of day such as "06:00", or a time after the tick such as "4h", at most 9600h`)
+			return bad("finish_by", b.FinishBy, `must be a time of day such as "06:00", `+
+				`or a time after the tick such as "4h", at most 9600h`)
 		}
 		c.finishBy = by
 	}
@@ -172,7 +174,8 @@ func (b Batch) compile() (*compiled, error) {
 	}
 	if b.Schedule != "" {
 		if c.schedule, err = cron.ParseStandard(schedule); err != nil {
-			return bad("schedule", b.Schedule, `must be a cron expression of five fields, such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`)
+			return bad("schedule", b.Schedule, `must be a cron expression of five fields, `+
+				`such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`)
 		}
 		if c.schedule.Next(time.Now().In(zone)).IsZero() {
 			return bad("schedule", b.Schedule, "must come within the next five years")

@@ -56,7 +56,8 @@ func (w *work) report(ctx context.Context, s Status) error {
 		return err
 	}
 	task := worker.NewTask(worker.Identity{Tenant: w.f.Batch}, w.b.Ended, payload)
-	_, err = w.client.EnqueueContext(ctx, task, asynq.TaskID(w.f.IDs()+"ended"), asynq.Queue(w.f.Queue), asynq.Retention(endedRetention))
+	_, err = w.client.EnqueueContext(ctx, task,
+		asynq.TaskID(w.f.IDs()+"ended"), asynq.Queue(w.f.Queue), asynq.Retention(endedRetention))
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		return nil
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -104,9 +103,15 @@ func passes(err error) bool {
 	if errors.As(err, &late) {
 		return false
 	}
+	for _, of := range []error{
+		throttle.ErrUnavailable, context.Canceled, context.DeadlineExceeded,
+		io.EOF, io.ErrUnexpectedEOF, redis.ErrClosed, redis.ErrPoolTimeout,
+	} {
+		if errors.Is(err, of) {
+			return true
+		}
+	}
 	var reply redis.Error
 	var network net.Error
-	return errors.As(err, &reply) || errors.As(err, &network) ||
-		slices.ContainsFunc([]error{throttle.ErrUnavailable, context.Canceled, context.DeadlineExceeded, io.EOF, io.ErrUnexpectedEOF, redis.ErrClosed, redis.ErrPoolTimeout},
-			func(of error) bool { return errors.Is(err, of) })
+	return errors.As(err, &reply) || errors.As(err, &network)
 }

@@ -69,14 +69,15 @@ func (e *estimator) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := e.Scheduler.look(ctx, e.b, e.plan.Tenants, e.b.planOptions(e.f.Tick, time.Now()), func(i int) (left, joined int) {
+	waiting := func(i int) (left, joined int) {
 		left, t := counts[i].Waiting, e.plan.Tenants[i]
 		if r.Held {
 			return left, 0
 		}
 		notEnqueued := max(0, t.end(r)-max(t.Start, r.Position))
 		return left, max(0, left-notEnqueued)
-	})
+	}
+	all, err := e.Scheduler.look(ctx, e.b, e.plan.Tenants, e.b.planOptions(e.f.Tick, time.Now()), waiting)
 	if err != nil {
 		return err
 	}

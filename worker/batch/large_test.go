@@ -23,7 +23,8 @@ func TestALargeBatchIsEnqueuedOnceWhateverIsKilled(t *testing.T) {
 	b := batch.Batch{Name: "large", Tasks: calls(perTenant), Tenants: batch.List(tenants(many)...)}
 	for _, kills := range []int{0, 5} {
 		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{
-			{Name: "tenant", Limit: 100, Period: time.Minute}, {Name: "quota", Algorithm: throttle.Calendar, Limit: 50_000, Resets: "@daily", Scope: throttle.Shared},
+			{Name: "tenant", Limit: 100, Period: time.Minute},
+			{Name: "quota", Algorithm: throttle.Calendar, Limit: 50_000, Resets: "@daily", Scope: throttle.Shared},
 		})
 		watch := s.idle(b)
 		defer watch.Close()
@@ -57,7 +58,8 @@ func TestALargeBatchIsEnqueuedOnceWhateverIsKilled(t *testing.T) {
 		status := s.wait(watch, f, "all are enqueued", func(st batch.Status) bool { return st.State == batch.Running })
 		took := time.Since(begun)
 		close(stop)
-		t.Logf("%d kills: %d tasks enqueued in %v, with at most %d MB on the heap", kills, status.Total, took.Round(time.Millisecond), <-peak>>20)
+		t.Logf("%d kills: %d tasks enqueued in %v, with at most %d MB on the heap",
+			kills, status.Total, took.Round(time.Millisecond), <-peak>>20)
 		scheduled, err := s.redis.ZCard(context.Background(), "asynq:{default}:scheduled").Result()
 		s.ok(err)
 		pending, err := s.redis.LLen(context.Background(), "asynq:{default}:pending").Result()

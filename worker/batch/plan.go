@@ -66,8 +66,9 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 		return Plan{}, fmt.Errorf("batch: %w", err)
 	}
 	plan := Plan{
-		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, Expected: p.all.expected(b, f.Tick), SlotsBind: p.all.SlotsBind, Window: p.all.Window,
-		FinishBy: b.deadline(f.Tick), Late: p.late, Refused: p.refused, Trimmed: p.trimmed,
+		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick),
+		Expected: p.all.expected(b, f.Tick), SlotsBind: p.all.SlotsBind, Window: p.all.Window,
+		Late: p.late, Refused: p.refused, Trimmed: p.trimmed,
 	}
 	for _, t := range p.Tenants {
 		plan.Total += t.Total
@@ -229,7 +230,10 @@ type finish struct {
 
 // look finds out when tasks are expected. The function returns how many of a tenant's tasks have not
 // started, and how many of these stand in line.
-func (s *Scheduler) look(ctx context.Context, b *compiled, tenants []planTenant, o throttle.PlanOptions, left func(tenant int) (left, joined int)) (outlook, error) {
+func (s *Scheduler) look(
+	ctx context.Context, b *compiled, tenants []planTenant, o throttle.PlanOptions,
+	left func(tenant int) (left, joined int),
+) (outlook, error) {
 	var demands []throttle.Demand
 	all := outlook{tenants: make([]finish, len(tenants))}
 	for i, t := range tenants {

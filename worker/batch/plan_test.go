@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -64,9 +65,10 @@ func TestAPlanComesTrue(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second},
 			throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: 20, Resets: "*/2 * * * *", Scope: throttle.Shared})
 		sizes := map[string]int{"a": 4, "b": 12, "c": 18}
-		b := batch.Batch{Name: "b", Schedule: "1 * * * *", Tenants: batch.List("a", "b", "c"), Tasks: func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+		tasks := func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 			return calls(sizes[tenant])(ctx, f, tenant)
-		}}
+		}
+		b := batch.Batch{Name: "b", Schedule: "1 * * * *", Tenants: batch.List("a", "b", "c"), Tasks: tasks}
 		ended := map[string]time.Time{}
 		s.serve(func(_ context.Context, task *asynq.Task) error {
 			s.mu.Lock()
@@ -127,7 +129,8 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				p := s.scheduler(b)
 				plan, err := p.Plan(t.Context(), "b", time.Now())
 				s.ok(err)
-				if plan.FinishBy != time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC) || plan.Late != 12 || plan.Refused != (late == batch.Refuse) ||
+				finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
+				if plan.FinishBy != finish || plan.Late != 12 || plan.Refused != (late == batch.Refuse) ||
 					(plan.Trimmed == plan.Late) != (late == batch.Trim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
 					t.Errorf("%+v", plan)
 				}
@@ -142,13 +145,17 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				switch {
 				case status.FinishBy != plan.FinishBy:
 					t.Errorf("%+v", status)
-				case late == batch.Warn && (status.State != batch.Running || status.Total != 44 || !isLate(status.Late) || !strings.Contains(p.log.String(), "too late")):
+				case late == batch.Warn &&
+					(status.State != batch.Running || status.Total != 44 || !isLate(status.Late) ||
+						!strings.Contains(p.log.String(), "too late")):
 					t.Errorf("%+v\n%s", status, p.log.String())
-				case late == batch.Refuse && (status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || !isLate(status.Late) ||
-					!strings.Contains(status.Error, "nothing is enqueued")):
+				case late == batch.Refuse &&
+					(status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || !isLate(status.Late) ||
+						!strings.Contains(status.Error, "nothing is enqueued")):
 					t.Errorf("%+v", status)
-				case late == batch.Trim && (status.State != batch.Running || status.Total+status.Trimmed != 44 || !isLate(status.Trimmed) || status.Late != 0 ||
-					status.Expected.After(plan.FinishBy)):
+				case late == batch.Trim &&
+					(status.State != batch.Running || status.Total+status.Trimmed != 44 || !isLate(status.Trimmed) ||
+						status.Late != 0 || status.Expected.After(plan.FinishBy)):
 					t.Errorf("%+v", status)
 				}
 				time.Sleep(time.Minute)
@@ -184,7 +191,8 @@ func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 		status, err := watch.Status(t.Context(), f)
 		// In 16 s fit 640. For 1.6 s it plans and enqueues all.
 		const most, least = 800 - 2*20*16 + 2*20*16/10, 800 - 2*20*16
-		if err != nil || status.State != batch.Running || status.Trimmed < least || status.Trimmed > most || status.Total+status.Trimmed != 800 {
+		if err != nil || status.State != batch.Running || status.Trimmed < least || status.Trimmed > most ||
+			status.Total+status.Trimmed != 800 {
 			t.Errorf("%+v, %v", status, err)
 		}
 		waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000))
@@ -239,7 +247,8 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 			t.Errorf("at two a second: %+v", st)
 		}
 		limit(1)
-		if st := status(12 * time.Second); !within(st.Expected, begun.Add(190*time.Second)) || (st.Behind()-90*time.Second).Abs() > follows {
+		if st := status(12 * time.Second); !within(st.Expected, begun.Add(190*time.Second)) ||
+			(st.Behind()-90*time.Second).Abs() > follows {
 			t.Errorf("at one a second: %+v", st)
 		}
 		s.ok(p.Pause(t.Context(), f))
@@ -275,7 +284,10 @@ func TestPlansKnowHours(t *testing.T) {
 		hours := batch.Hours{From: "02:00", To: "04:00"}
 		p := s.idle(
 			batch.Batch{Name: "days", Hours: hours, FinishBy: "06:00", Tasks: calls(30), Tenants: batch.List("acme")},
-			batch.Batch{Name: "stop", Hours: batch.Hours{From: "02:00", To: "04:00", Stop: true}, Late: batch.Trim, Tasks: calls(30), Tenants: batch.List("acme")},
+			batch.Batch{
+				Name: "stop", Hours: batch.Hours{From: "02:00", To: "04:00", Stop: true}, Late: batch.Trim,
+				Tasks: calls(30), Tenants: batch.List("acme"),
+			},
 			batch.Batch{Name: "free", Tasks: calls(30), Tenants: batch.List("acme")},
 		)
 		defer p.Close()
@@ -305,7 +317,10 @@ func TestPlansCountCosts(t *testing.T) {
 			many = append(many, 1+i)
 		}
 		p := s.idle(
-			batch.Batch{Name: "two", FinishBy: "150s", Late: batch.Trim, Tasks: costly(30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1, 30, 1), Tenants: batch.List("acme")},
+			batch.Batch{
+				Name: "two", FinishBy: "150s", Late: batch.Trim,
+				Tasks: costly(slices.Repeat([]int64{30, 1}, 10)...), Tenants: batch.List("acme"),
+			},
 			batch.Batch{Name: "many", Tasks: costly(many...), Tenants: batch.List("acme")},
 			batch.Batch{Name: "never", Tasks: costly(1, 101, 1), Tenants: batch.List("acme", "")},
 			batch.Batch{Name: "none", Tasks: calls(0), Tenants: batch.List()},
@@ -316,8 +331,10 @@ func TestPlansCountCosts(t *testing.T) {
 			total, trimmed int
 			after, off     time.Duration
 		}{
-			{"two", 20, 5, 118 * time.Second, follows},
-			{"many", 90, 0, (90*91/2 - 100) * time.Second, 91 * time.Second / 2}, // each is planned as the mean
+			// One unit a second, but 100 at once. Of 15 tasks, 7 have a cost of 30.
+			{"two", 20, 5, (7*30 + 8*1 - 100) * time.Second, follows},
+			// Each is planned as the mean: 91/2.
+			{"many", 90, 0, (90*91/2 - 100) * time.Second, 91 * time.Second / 2},
 			{"never", 6, 0, 0, 0},
 			{"none", 0, 0, 0, 0},
 		} {

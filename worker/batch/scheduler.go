@@ -191,7 +191,8 @@ func (s *Scheduler) want(ctx context.Context, f Firing, want string) error {
 		return fmt.Errorf("batch: %w", err)
 	}
 	if !wanted {
-		return fmt.Errorf("%w that can %s: batch %q, tick %s: it has ended or was cancelled", ErrNoFiring, verbs[want], f.Batch, f.Tick.UTC().Format(time.RFC3339))
+		return fmt.Errorf("%w that can %s: batch %q, tick %s: it has ended or was cancelled",
+			ErrNoFiring, verbs[want], f.Batch, f.Tick.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

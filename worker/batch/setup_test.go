@@ -57,7 +57,8 @@ func newSite(t testing.TB, options *redis.Options, windows []throttle.Window) *s
 	s.redis = s.connect()
 	t.Cleanup(func() { s.redis.Close() })
 	var err error
-	s.limiter, err = throttle.New(throttle.Config{Client: s.redis, Policies: []throttle.Policy{{Name: "api", Match: []string{"call"}, Windows: windows}}})
+	api := throttle.Policy{Name: "api", Match: []string{"call"}, Windows: windows}
+	s.limiter, err = throttle.New(throttle.Config{Client: s.redis, Policies: []throttle.Policy{api}})
 	s.ok(err)
 	s.seen = asynq.NewInspectorFromRedisClient(s.redis)
 	return s
@@ -92,7 +93,8 @@ func calls(n int) batch.Tasks {
 	return func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 		return func(yield func(*asynq.Task, error) bool) {
 			for i := range n {
-				if !yield(worker.NewTask(worker.Identity{Tenant: tenant}, "call", fmt.Appendf(nil, "%s %d", tenant, i), asynq.MaxRetry(1)), nil) {
+				payload := fmt.Appendf(nil, "%s %d", tenant, i)
+				if !yield(worker.NewTask(worker.Identity{Tenant: tenant}, "call", payload, asynq.MaxRetry(1)), nil) {
 					return
 				}
 			}
@@ -167,10 +169,13 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	s.Helper()
 	p := &process{stopped: make(chan struct{})}
 	var err error
-	p.limiter, err = throttle.New(throttle.Config{Client: mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient), Policies: s.limiter.Policies()})
+	client := mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient)
+	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.limiter.Policies()})
 	s.ok(err)
 	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
-		Batches: batches, Client: worker.ClientConfig{Limiter: p.limiter, LimiterTimeout: 20 * time.Second}, Logger: slog.New(slog.NewTextHandler(&p.log, nil)),
+		Batches: batches,
+		Client:  worker.ClientConfig{Limiter: p.limiter, LimiterTimeout: 20 * time.Second},
+		Logger:  slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
 	s.ok(err)
 	return p

@@ -231,7 +231,8 @@ func (s *Scheduler) record(ctx context.Context, f Firing) (*compiled, asynqredis
 	case err != nil:
 		return nil, firing, record{}, fmt.Errorf("batch: %w", err)
 	case fields == nil:
-		return nil, firing, record{}, fmt.Errorf("%w: batch %q, tick %s", ErrNoFiring, f.Batch, f.Tick.UTC().Format(time.RFC3339))
+		tick := f.Tick.UTC().Format(time.RFC3339)
+		return nil, firing, record{}, fmt.Errorf("%w: batch %q, tick %s", ErrNoFiring, f.Batch, tick)
 	}
 	r, err := recordOf(fields)
 	return s.batches[f.Batch], firing, r, err

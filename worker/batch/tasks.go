@@ -84,7 +84,8 @@ func (t Template) Tasks() (Tasks, error) {
 		return func(yield func(*asynq.Task, error) bool) {
 			for n := range max(1, t.Count) {
 				text, err := payload(values{f.Batch, tenant, f.Tick.UTC().Format("2006-01-02T15:04:05Z"), n + 1})
-				if !yield(worker.NewTask(worker.Identity{Cost: t.Cost, Tenant: tenant}, t.Type, text), err) || err != nil {
+				task := worker.NewTask(worker.Identity{Cost: t.Cost, Tenant: tenant}, t.Type, text)
+				if !yield(task, err) || err != nil {
 					return
 				}
 			}
@@ -122,7 +123,8 @@ func (l JSONLines) Tasks() Tasks {
 				if json.Unmarshal(line, &of) == nil && of.Tenant != nil && *of.Tenant != tenant {
 					continue
 				}
-				if !yield(worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line)), nil) {
+				task := worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line))
+				if !yield(task, nil) {
 					return
 				}
 			}

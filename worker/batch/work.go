@@ -48,7 +48,8 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 	cancel(nil)
 	beside.Wait()
 	if err != nil && ctx.Err() == nil && !errors.Is(err, asynqredis.ErrNotHolder) {
-		s.config.Logger.Error("batch: a firing waits for another scheduler", "batch", f.Batch, "firing", f.Name(), "error", err)
+		s.config.Logger.Error("batch: a firing waits for another scheduler",
+			"batch", f.Batch, "firing", f.Name(), "error", err)
 	}
 	if ctx.Err() != nil { // another scheduler need not wait
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)

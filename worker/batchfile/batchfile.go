@@ -48,8 +48,17 @@ func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
 
 func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.Batch, error) {
 	b := batch.Batch{
-		Ended: from.Ended, FinishBy: from.FinishBy, Hours: batch.Hours(from.Hours), Late: batch.Late(from.Late), Missed: batch.Missed(from.Missed),
-		MissedWithin: from.MissedWithin, Name: from.Name, Queue: from.Queue, Schedule: from.Schedule, Tenants: batch.List(from.Tenants...), Timezone: from.Timezone,
+		Ended:        from.Ended,
+		FinishBy:     from.FinishBy,
+		Hours:        batch.Hours(from.Hours),
+		Late:         batch.Late(from.Late),
+		Missed:       batch.Missed(from.Missed),
+		MissedWithin: from.MissedWithin,
+		Name:         from.Name,
+		Queue:        from.Queue,
+		Schedule:     from.Schedule,
+		Tenants:      batch.List(from.Tenants...),
+		Timezone:     from.Timezone,
 	}
 	if from.TenantsFile != "" {
 		path := in(dir, from.TenantsFile)
@@ -62,15 +71,20 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 	if !slices.ContainsFunc(policies, func(p throttle.Policy) bool { return p.Matches(tasks.Type) }) {
 		return b, from.Bad("tasks", fmt.Sprintf("type %q: must match a policy", tasks.Type))
 	}
-	var err error
 	if tasks.File != "" {
 		path := in(dir, tasks.File)
 		if err := there(path); err != nil {
 			return b, from.Bad("tasks", "file: "+err.Error())
 		}
 		b.Tasks = batch.JSONLines{Cost: tasks.Cost, Path: path, Type: tasks.Type}.Tasks()
-	} else if b.Tasks, err = (batch.Template{Cost: tasks.Cost, Count: int(tasks.Count), Payload: tasks.Payload, Type: tasks.Type}).Tasks(); err != nil {
-		return b, from.Bad("tasks", err.Error())
+	} else {
+		all, err := batch.Template{
+			Cost: tasks.Cost, Count: int(tasks.Count), Payload: tasks.Payload, Type: tasks.Type,
+		}.Tasks()
+		if err != nil {
+			return b, from.Bad("tasks", err.Error())
+		}
+		b.Tasks = all
 	}
 	if tasks.MaxRetry != nil {
 		b.Options = append(b.Options, asynq.MaxRetry(*tasks.MaxRetry))

@@ -57,15 +57,18 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	if got := b.eval("document.activeElement.name + '=' + document.activeElement.value"); got != "limit minute=50" {
 		t.Errorf("after news the focus is on %v", got)
 	}
-	b.eval("document.querySelector('#change-override [name=why]').value = 'a large customer'; document.querySelector('#change-override button').click()")
+	b.eval("document.querySelector('#change-override [name=why]').value = 'a large customer'; " +
+		"document.querySelector('#change-override button').click()")
 	b.until("document.querySelector('.notice')?.innerText === 'The override is in force.'")
 
 	// The hostile name is text wherever it stands.
-	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + url.QueryEscape(hostile), "?find=" + url.QueryEscape(hostile)} {
+	text := url.QueryEscape(hostile)
+	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + text, "?find=" + text} {
 		b.open(s.url + path)
 		b.until("document.body.innerText.includes('<script>document.title=')")
 	}
-	if title := b.eval("document.title"); strings.Contains(title.(string), "harmed") || b.eval("document.querySelectorAll('main img, main script').length") != 0.0 {
+	if title := b.eval("document.title"); strings.Contains(title.(string), "harmed") ||
+		b.eval("document.querySelectorAll('main img, main script').length") != 0.0 {
 		t.Errorf("a tenant's name became a part of the page: title %v", title)
 	}
 
@@ -87,7 +90,12 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	for _, colours := range []string{"light", "dark"} {
 		for width, kind := range map[int]string{360: "phone", 1280: "desktop"} {
 			b.look(width, colours)
-			for name, path := range map[string]string{"list": "", "policy": "?policy=github", "tenant": "?policy=github&tenant=acme", "task": "?find=acme-4"} {
+			for name, path := range map[string]string{
+				"list":   "",
+				"policy": "?policy=github",
+				"tenant": "?policy=github&tenant=acme",
+				"task":   "?find=acme-4",
+			} {
 				b.open(s.url + path)
 				b.shoot(name + "-" + kind + "-" + colours)
 				if got := b.eval("document.documentElement.scrollWidth").(float64); got > float64(width) {
@@ -96,8 +104,11 @@ func TestThePageWorksInABrowser(t *testing.T) {
 			}
 		}
 	}
-	if nameless := b.eval(`[...document.querySelectorAll('input:not([type=hidden]), select, meter, svg[role], [role=region], nav, button, a')].filter((e) =>
-		!(e.labels?.length || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.textContent.trim())).map((e) => e.outerHTML).join()`); nameless != "" {
+	nameless := b.eval(`[...document.querySelectorAll(
+			'input:not([type=hidden]), select, meter, svg[role], [role=region], nav, button, a')].filter((e) =>
+		!(e.labels?.length || e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') ||
+			e.textContent.trim())).map((e) => e.outerHTML).join()`)
+	if nameless != "" {
 		t.Errorf("without a name: %v", nameless)
 	}
 	if len(b.errors) > 0 {

@@ -25,7 +25,8 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 		p.render(w, r, http.StatusUnauthorized, "You are not signed in any more: nothing has changed.")
 		return
 	case subtle.ConstantTimeCompare([]byte(r.PostForm.Get("csrf")), []byte(s.CSRF)) != 1:
-		http.Error(w, "the form is not one of this session: load the page again. Nothing has changed.", http.StatusForbidden)
+		http.Error(w, "the form is not one of this session: load the page again. Nothing has changed.",
+			http.StatusForbidden)
 		return
 	}
 	policy := r.PostForm.Get("policy")
@@ -43,8 +44,9 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.recent.forget()
-	p.config.Logger.Info("page: a change", "what", r.PostForm.Get("what"), "policy", policy, "tenant", tenant, "who", s.Who)
-	back.Set("done", r.PostForm.Get("what"))
+	what := r.PostForm.Get("what")
+	p.config.Logger.Info("page: a change", "what", what, "policy", policy, "tenant", tenant, "who", s.Who)
+	back.Set("done", what)
 	redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
 }
 
@@ -77,7 +79,8 @@ func (p *Page) do(ctx context.Context, s *session, policy, tenant string, form u
 		_, err := p.config.Control.ClearOverride(ctx, policy, tenant, by)
 		return err
 	default:
-		return fmt.Errorf("what %q: must be %s, %s, %s or %s", what, control.Paused, control.Resumed, control.Overridden, control.Cleared)
+		return fmt.Errorf("what %q: must be %s, %s, %s or %s",
+			what, control.Paused, control.Resumed, control.Overridden, control.Cleared)
 	}
 }
 

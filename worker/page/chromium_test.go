@@ -170,8 +170,11 @@ func (b *browser) key(name string, code int, text string) {
 // look sets the size of the screen and the colours that the user prefers.
 func (b *browser) look(width int, colours string) {
 	b.Helper()
-	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600})
-	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": colours}}})
+	b.call("Emulation.setDeviceMetricsOverride", map[string]any{
+		"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600,
+	})
+	scheme := map[string]string{"name": "prefers-color-scheme", "value": colours}
+	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{scheme}})
 }
 
 // shoot leaves a picture of the whole page, if they are asked for.

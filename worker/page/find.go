@@ -70,7 +70,8 @@ func (p *Page) findTask(ctx context.Context, f *foundView, queue string) {
 	if p.config.Client == nil || queue == "" {
 		return
 	}
-	e, err := remember(&p.recent, ctx, strings.Join([]string{"task", queue, f.Asked}, "\x00"), func(ctx context.Context) (worker.Explanation, error) {
+	key := strings.Join([]string{"task", queue, f.Asked}, "\x00")
+	e, err := remember(&p.recent, ctx, key, func(ctx context.Context) (worker.Explanation, error) {
 		return p.config.Client.Explain(ctx, queue, f.Asked)
 	})
 	switch {

@@ -67,7 +67,10 @@ func (p *Page) sessionOf(r *http.Request) *session {
 
 // setSession has the browser keep a session, or forget it. The cookie's path is that of the page.
 func (p *Page) setSession(w http.ResponseWriter, r *http.Request, s *session) {
-	cookie := &http.Cookie{Name: cookieName, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil, MaxAge: -1}
+	cookie := &http.Cookie{
+		Name: cookieName, MaxAge: -1,
+		HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil,
+	}
 	if s != nil {
 		data, _ := json.Marshal(s) // strings and a time
 		text := base64.RawURLEncoding.EncodeToString(data)
@@ -101,7 +104,8 @@ func (p *Page) signIn(w http.ResponseWriter, r *http.Request) {
 		p.render(w, r, http.StatusUnauthorized, "This is not the token.")
 		return
 	case who == "" || len(who) > control.MaxWhoBytes:
-		p.render(w, r, http.StatusUnprocessableEntity, "Your name is missing: it stands in the log beside what you change.")
+		p.render(w, r, http.StatusUnprocessableEntity,
+			"Your name is missing: it stands in the log beside what you change.")
 		return
 	}
 	p.config.Logger.Info("page: somebody has signed in", "who", who, "from", r.RemoteAddr)

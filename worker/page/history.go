@@ -61,7 +61,8 @@ func (p *Page) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for _, policy := range p.config.Limiter.Policies() {
-			_, _ = p.state(ctx, throttle.StateRequest{Policy: policy.Name, Limit: tenantsAtOnce}) // the page shows errors
+			// The page shows errors.
+			_, _ = p.state(ctx, throttle.StateRequest{Policy: policy.Name, Limit: tenantsAtOnce})
 		}
 		select {
 		case <-tick.C:
@@ -94,21 +95,27 @@ func (h *history) charts(policy string, now time.Time) []chart {
 	if len(samples) < 2 {
 		return nil
 	}
+	waiting := func(s sample) float64 { return float64(s.waiting) }
+	oldest := func(s sample) float64 { return s.oldest.Seconds() }
+	tasks := func(v float64) string { return number(int64(v)) }
+	wait := func(v float64) string { return long(time.Duration(v * float64(time.Second))) }
 	return []chart{
-		newChart("Waiting", samples, now, func(s sample) float64 { return float64(s.waiting) }, func(v float64) string { return number(int64(v)) }),
-		newChart("Longest wait so far", samples, now, func(s sample) float64 { return s.oldest.Seconds() }, func(v float64) string {
-			return long(time.Duration(v * float64(time.Second)))
-		}),
+		newChart("Waiting", samples, now, waiting, tasks),
+		newChart("Longest wait so far", samples, now, oldest, wait),
 	}
 }
 
-func newChart(title string, samples []sample, now time.Time, value func(sample) float64, text func(float64) string) chart {
+func newChart(
+	title string, samples []sample, now time.Time,
+	value func(sample) float64, text func(float64) string,
+) chart {
 	most := 0.0
 	for _, s := range samples {
 		most = max(most, value(s))
 	}
 	span := max(now.Sub(samples[0].at), time.Minute)
-	c := chart{Title: title, Most: text(most), Now: text(value(samples[len(samples)-1])), Since: long(now.Sub(samples[0].at))}
+	last := value(samples[len(samples)-1])
+	c := chart{Title: title, Most: text(most), Now: text(last), Since: long(now.Sub(samples[0].at))}
 	var line strings.Builder
 	for i, s := range samples {
 		if i > 0 && s.at.Sub(samples[i-1].at) > gapAfter {

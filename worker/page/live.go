@@ -22,7 +22,8 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-p.viewers }()
 	default:
 		w.Header().Set("Retry-After", "30")
-		http.Error(w, fmt.Sprintf("%d follow the page already: load it again to see news", maxViewers), http.StatusServiceUnavailable)
+		text := fmt.Sprintf("%d follow the page already: load it again to see news", maxViewers)
+		http.Error(w, text, http.StatusServiceUnavailable)
 		return
 	}
 	out := http.NewResponseController(w)

@@ -81,17 +81,19 @@ func New(c Config) (*Page, error) {
 		c.Logger = slog.Default()
 	}
 	c.Asynqmon = strings.TrimSuffix(c.Asynqmon, "/")
-	if u, err := url.Parse(c.Asynqmon); err != nil || u.Scheme != "" && u.Scheme != "https" && u.Scheme != "http" ||
-		c.Asynqmon != "" && u.Scheme == "" && !strings.HasPrefix(c.Asynqmon, "/") || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("page: Config.Asynqmon %q: must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
+	if !isAddress(c.Asynqmon) {
+		return nil, fmt.Errorf("page: Config.Asynqmon %q: "+
+			"must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
 	}
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
 	switch {
 	case c.Token == "":
 	case len(c.Token) < MinTokenBytes:
-		return nil, fmt.Errorf("page: Config.Token has %d bytes: must have at least %d, or none for a page that changes nothing", len(c.Token), MinTokenBytes)
+		return nil, fmt.Errorf("page: Config.Token has %d bytes: "+
+			"must have at least %d, or none for a page that changes nothing", len(c.Token), MinTokenBytes)
 	case c.Control == nil:
-		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: must be what control.NewStore returns")
+		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: " +
+			"must be what control.NewStore returns")
 	default:
 		p.guard = newGuard(c.Token)
 		p.mux.HandleFunc("POST /sign-in", p.signIn)
@@ -112,11 +114,24 @@ var assets embed.FS
 
 var templates = template.Must(template.New("").Funcs(functions).ParseFS(assets, "assets/*.html"))
 
+// isAddress reports whether a text is "", a URL of the web, or a path on this host.
+func isAddress(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.RawQuery != "" || u.Fragment != "" {
+		return false
+	}
+	if u.Scheme == "" {
+		return text == "" || strings.HasPrefix(text, "/")
+	}
+	return u.Scheme == "https" || u.Scheme == "http"
+}
+
 // ServeHTTP serves the page and all that belongs to it.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	// Nothing is loaded from elsewhere, no script or style stands in the page, nobody frames it.
-	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "+
+	h.Set("Content-Security-Policy", "default-src 'none'; "+
+		"script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "same-origin")

@@ -179,12 +179,18 @@ func each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		v := newSite(t, client).visitor()
-		v.wants(v.get(""), "<h3><a href=\"./?policy=github\">github</a></h3>", "<b>10</b> waiting", "idle", "0 of 5,000 requests in 1 h", "Nothing has been changed.")
-		v.wants(v.get("?policy=github"), `<a href="./?policy=github&amp;tenant=acme" title="acme"><bdi>acme</bdi></a>`, "50 %", "Queue default, live: 10 waiting",
+		v.wants(v.get(""), "<h3><a href=\"./?policy=github\">github</a></h3>", "<b>10</b> waiting",
+			"idle", "0 of 5,000 requests in 1 h", "Nothing has been changed.")
+		v.wants(v.get("?policy=github"),
+			`<a href="./?policy=github&amp;tenant=acme" title="acme"><bdi>acme</bdi></a>`,
+			"50 %", "Queue default, live: 10 waiting",
 			`<bdi>globex</bdi></a></th><td class="n">1,200</td><td class="n">75 %</td>`)
-		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>", "<dt>The last one starts</dt><dd>in 2 min, at ", "0 of 2 requests in 1 min")
-		v.wants(v.get("?find=acme"), `Tenant <bdi>acme</bdi> in <a href="./?policy=github&amp;tenant=acme">github</a>`, "<b>5</b> waiting")
-		v.wants(v.get("?find=acme-4"), "Task <bdi>acme-4</bdi>, queue default, type github:star", "place 5 of 5 of its tenant", "<dt>Held up by</dt><dd>window minute</dd>",
+		v.wants(v.get("?policy=github&tenant=acme"), "<dt>Waiting</dt><dd>5</dd>",
+			"<dt>The last one starts</dt><dd>in 2 min, at ", "0 of 2 requests in 1 min")
+		v.wants(v.get("?find=acme"),
+			`Tenant <bdi>acme</bdi> in <a href="./?policy=github&amp;tenant=acme">github</a>`, "<b>5</b> waiting")
+		v.wants(v.get("?find=acme-4"), "Task <bdi>acme-4</bdi>, queue default, type github:star",
+			"place 5 of 5 of its tenant", "<dt>Held up by</dt><dd>window minute</dd>",
 			`<a href="https://ops.example.com/asynqmon/queues/default/tasks/acme-4">`)
 		v.wants(v.get("queues/default/tasks/acme-4"), "Task <bdi>acme-4</bdi>, queue default", "place 5 of 5")
 		v.wants(v.get("?find=nobody"), "No task has this ID.")
@@ -198,11 +204,15 @@ func TestNamesAreOnlyText(t *testing.T) {
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	v := s.visitor()
 	csrf := v.signIn()
+	text := url.QueryEscape(hostile)
 	v.post("change", http.StatusOK, url.Values{
-		"csrf": {csrf}, "what": {"override"}, "policy": {"github"}, "tenant": {url.QueryEscape(hostile)}, "limit minute": {"3"}, "for": {"1h"}, "why": {hostile[:60]},
+		"csrf": {csrf}, "what": {"override"}, "policy": {"github"}, "tenant": {text},
+		"limit minute": {"3"}, "for": {"1h"}, "why": {hostile[:60]},
 	})
-	for _, path := range []string{"?policy=github", "?policy=github&tenant=" + url.QueryEscape(hostile), "?find=" + url.QueryEscape(hostile), "?policy=" + url.QueryEscape(hostile),
-		"?task=" + url.QueryEscape(hostile) + "&queue=" + url.QueryEscape(hostile), "?done=" + url.QueryEscape(hostile)} {
+	for _, path := range []string{
+		"?policy=github", "?policy=github&tenant=" + text, "?find=" + text, "?policy=" + text,
+		"?task=" + text + "&queue=" + text, "?done=" + text,
+	} {
 		_, text, _ := strings.Cut(v.get(path), "<main") // before it stands what was typed in
 		if strings.Contains(text, "<script>") || strings.Contains(text, "<img") || strings.ContainsAny(text, "\r\u202e") {
 			t.Errorf("%s: the tenant's name is in the page as it is:\n%s", path, text)
@@ -261,17 +271,24 @@ func TestOperatorsChangeLimits(t *testing.T) {
 			return v.post("change", status, form)
 		}
 		v.wants(change(200, "what", "pause", "for", "1h"), "The pause has begun.", "Paused by anna until ", "a test")
-		v.wants(change(200, "what", "override", "tenant", "acme", "limit minute", "50", "weight", "3", "for", "30m"), "The override is in force.", "minute 50, weight 3")
+		v.wants(change(200, "what", "override", "tenant", "acme", "limit minute", "50", "weight", "3", "for", "30m"),
+			"The override is in force.", "minute 50, weight 3")
 		state, err := s.control.State(t.Context())
-		if err != nil || len(state.Pauses) != 1 || len(state.Overrides) != 1 || state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" {
+		if err != nil || len(state.Pauses) != 1 || len(state.Overrides) != 1 ||
+			state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" {
 			t.Errorf("in force: %+v, %v", state.Interventions, err)
 		}
 		v.wants(change(200, "what", "resume"), "The pause has ended.")
 		v.wants(change(200, "what", "clear", "tenant", "acme"), "The override has ended.", "No override, and no pause.")
 		for _, bad := range [][]string{
-			{"what", "pause", "for", "soon"}, {"what", "pause", "for", "1h", "why", ""}, {"what", "drop"}, {"what", "pause", "for", "1h", "policy", "none"},
-			{"what", "override", "tenant", "acme", "for", "1h"}, {"what", "override", "tenant", "acme", "for", "1h", "limit minute", "many"},
-			{"what", "override", "tenant", "acme", "for", "1h", "limit none", "5"}, {"what", "override", "tenant", "acme", "for", "1h", "weight", "-1"},
+			{"what", "drop"},
+			{"what", "pause", "for", "soon"},
+			{"what", "pause", "for", "1h", "why", ""},
+			{"what", "pause", "for", "1h", "policy", "none"},
+			{"what", "override", "tenant", "acme", "for", "1h"},
+			{"what", "override", "tenant", "acme", "for", "1h", "limit minute", "many"},
+			{"what", "override", "tenant", "acme", "for", "1h", "limit none", "5"},
+			{"what", "override", "tenant", "acme", "for", "1h", "weight", "-1"},
 		} {
 			v.wants(change(http.StatusUnprocessableEntity, bad...), "Nothing has changed.")
 		}

@@ -100,7 +100,9 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 	v.InForce, v.Changes, v.InForceError = p.inForce(ctx)
 	policies := p.config.Limiter.Policies()
 	slices.SortFunc(policies, func(a, b throttle.Policy) int { return cmp.Compare(a.Name, b.Name) })
-	from, _ := slices.BinarySearchFunc(policies, q.From, func(a throttle.Policy, name string) int { return cmp.Compare(a.Name, name) })
+	from, _ := slices.BinarySearchFunc(policies, q.From, func(p throttle.Policy, name string) int {
+		return cmp.Compare(p.Name, name)
+	})
 	v.First = from == 0
 	list := policies[from:]
 	if len(list) > policiesAtOnce {

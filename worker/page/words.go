@@ -160,7 +160,11 @@ type gauge struct {
 
 func newGauge(w throttle.WindowState, now time.Time) gauge {
 	most := max(w.Burst, w.Limit, 1)
-	g := gauge{WindowState: w, Full: w.Used >= most, Low: min(0.8*float64(most), float64(most)-0.5), High: float64(most) - 0.5, Most: most, Shown: min(w.Used, most)}
+	end := float64(most)
+	g := gauge{
+		WindowState: w, Full: w.Used >= most, Most: most, Shown: min(w.Used, most),
+		Low: min(0.8*end, end-0.5), High: end - 0.5,
+	}
 	g.Text = fmt.Sprintf("%s of %s %s", number(w.Used), number(most), w.Unit)
 	if w.Period > 0 {
 		g.Text += " in " + long(w.Period)

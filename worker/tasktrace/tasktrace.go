@@ -95,7 +95,9 @@ func (t *Tracing) waited(ctx context.Context, task *asynq.Task, now time.Time) {
 		attribute.String("sluice.task_type", task.Type()),
 	}
 	if d, ok := worker.FromContext(ctx).Decision(); ok {
-		attributes = append(attributes, attribute.String("sluice.policy", d.Policy), attribute.String("sluice.tenant", d.Tenant))
+		attributes = append(attributes,
+			attribute.String("sluice.policy", d.Policy),
+			attribute.String("sluice.tenant", d.Tenant))
 	}
 	_, span := t.tracer.Start(ctx, spanName, trace.WithTimestamp(enqueued), trace.WithAttributes(attributes...))
 	span.End(trace.WithTimestamp(now))

@@ -45,7 +45,10 @@ func (r *recorder) Tracer(string, ...trace.TracerOption) trace.Tracer { return t
 
 func (t tracer) Start(ctx context.Context, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
 	c := trace.NewSpanStartConfig(options...)
-	s := &span{recorder: t.recorder, name: name, begun: c.Timestamp(), attributes: map[string]string{}, parent: trace.SpanContextFromContext(ctx)}
+	s := &span{
+		recorder: t.recorder, name: name, begun: c.Timestamp(), attributes: map[string]string{},
+		parent: trace.SpanContextFromContext(ctx),
+	}
 	for _, a := range c.Attributes() {
 		s.attributes[string(a.Key)] = a.Value.String()
 	}
@@ -125,15 +128,24 @@ func TestWaitsAreSpans(t *testing.T) {
 		if len(spans.spans) != 5 {
 			t.Errorf("%d spans, want 5", len(spans.spans))
 		}
-		wants := map[string]time.Duration{"a-now": 5 * time.Second, "b-then": 15 * time.Second, "c-unmatched": 5 * time.Second, "d-unmatched-then": 30 * time.Second, "e-unique": 35 * time.Second}
+		wants := map[string]time.Duration{
+			"a-now":            5 * time.Second,
+			"b-then":           15 * time.Second,
+			"c-unmatched":      5 * time.Second,
+			"d-unmatched-then": 30 * time.Second,
+			"e-unique":         35 * time.Second,
+		}
 		for _, s := range spans.spans {
 			id := s.attributes["sluice.task_id"]
 			want := wants[id]
-			if s.name != "sluice.wait" || !s.begun.Equal(begun) || s.end.Sub(begun) < want || s.end.Sub(begun) > want+time.Second || // asynq's times are whole seconds
+			if s.name != "sluice.wait" || !s.begun.Equal(begun) || s.end.Sub(begun) < want ||
+				s.end.Sub(begun) > want+time.Second || // asynq's times are whole seconds
 				s.parent.SpanID() != enqueuer.SpanID() {
-				t.Errorf("%s: %s from %v to %v, parent %v, want %v", id, s.name, s.begun.Sub(begun), s.end.Sub(begun), s.parent.SpanID(), want)
+				t.Errorf("%s: %s from %v to %v, parent %v, want %v",
+					id, s.name, s.begun.Sub(begun), s.end.Sub(begun), s.parent.SpanID(), want)
 			}
-			if matched := id[2] != 'u' || id == "e-unique"; matched != (s.attributes["sluice.policy"] == "api") || matched != (s.attributes["sluice.tenant"] == "acme") {
+			matched, a := id[2] != 'u' || id == "e-unique", s.attributes
+			if matched != (a["sluice.policy"] == "api") || matched != (a["sluice.tenant"] == "acme") {
 				t.Errorf("%s: attributes %v", id, s.attributes)
 			}
 		}

@@ -131,7 +131,8 @@ func (w *Worker) left() (string, error) {
 			return "", err
 		}
 		if info.Active+info.Pending+info.Scheduled+info.Retry+info.Aggregating > 0 {
-			left = append(left, fmt.Sprintf("queue %s has %d active, %d pending, %d scheduled or in line, %d to be retried, %d in groups",
+			left = append(left, fmt.Sprintf("queue %s has %d active, %d pending, "+
+				"%d scheduled or in line, %d to be retried, %d in groups",
 				queue, info.Active, info.Pending, info.Scheduled, info.Retry, info.Aggregating))
 		}
 	}

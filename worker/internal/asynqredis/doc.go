@@ -147,13 +147,17 @@ func IsNotFound(err error) bool {
 
 // outage matches answers of a Redis that cannot serve at present. Before Redis 7.0 an error of the
 // script wraps them.
-var outage = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
+var outage = regexp.MustCompile(`(^|-)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|` +
+	`MOVED|NOREPLICAS|OOM|READONLY|TRYAGAIN) `)
 
 // IsOutage reports whether a call has failed that may succeed later: there was no answer, or one
 // that says so.
 func IsOutage(err error) bool {
+	if err == nil || errors.Is(err, redis.ErrClosed) {
+		return false
+	}
 	var answer redis.Error
-	return err != nil && !errors.Is(err, redis.ErrClosed) && (!errors.As(err, &answer) || outage.MatchString(err.Error()))
+	return !errors.As(err, &answer) || outage.MatchString(err.Error())
 }
 
 // WholeSecond rounds up to a whole second. Asynq truncates times to seconds, and a task would come

@@ -122,7 +122,9 @@ func (c *Client) Schedule(ctx context.Context, queue, batch string) (s Schedule,
 // Fire decides all ticks of a batch after one and up to another, of which some fire. It reports
 // false if they were decided by another scheduler. With the zero time for both, the firings are
 // recorded in any case.
-func (c *Client) Fire(ctx context.Context, queue, batch string, after, upTo time.Time, ticks []time.Time) (bool, error) {
+func (c *Client) Fire(
+	ctx context.Context, queue, batch string, after, upTo time.Time, ticks []time.Time,
+) (bool, error) {
 	args := []any{second(after), second(upTo), keptSeconds}
 	for _, tick := range ticks {
 		args = append(args, Firing{Tick: tick}.Name(), tick.Unix())
@@ -212,7 +214,8 @@ func (c *Client) Ended(ctx context.Context, f Firing) ([]byte, error) { return c
 func (c *Client) Running(ctx context.Context, f Firing) (positions []int, err error) {
 	ids, err := c.redis.ZRange(ctx, prefix(f.Queue)+"lease", 0, -1).Result()
 	for _, id := range ids {
-		if of, position, ok := FiringOf(Ref{Queue: f.Queue, ID: id}); ok && of.Batch == f.Batch && of.Tick.Equal(f.Tick) {
+		of, position, ok := FiringOf(Ref{Queue: f.Queue, ID: id})
+		if ok && of.Batch == f.Batch && of.Tick.Equal(f.Tick) {
 			positions = append(positions, position)
 		}
 	}

@@ -23,8 +23,10 @@ func TestATaskIDSaysItsFiring(t *testing.T) {
 		t.Error(f, position, ok)
 	}
 	for _, id := range []string{
-		"", "17", "sluice-batch:", "sluice-batch:b:20260102T020000Z:", "sluice-batch:b:20260102T020000Z:ended", "sluice-batch:b:20260102T020000Z:-1",
-		"sluice-batch:b:20260102T020000Z:017", "sluice-batch::20260102T020000Z:1", "sluice-batch:b:2026:1", "sluice-batch:b:c:20260102T020000Z:1",
+		"", "17", "sluice-batch:", "sluice-batch:b:20260102T020000Z:",
+		"sluice-batch:b:20260102T020000Z:ended", "sluice-batch:b:20260102T020000Z:-1",
+		"sluice-batch:b:20260102T020000Z:017", "sluice-batch::20260102T020000Z:1",
+		"sluice-batch:b:2026:1", "sluice-batch:b:c:20260102T020000Z:1",
 	} {
 		if f, position, ok := asynqredis.FiringOf(asynqredis.Ref{Queue: queue, ID: id}); ok {
 			t.Error(id, f, position)
@@ -94,7 +96,8 @@ func TestATickIsDecidedOnce(t *testing.T) {
 		decide(first, second, second.Add(time.Minute)) // too late
 		schedule, err := s.Schedule(s.Context(), queue, "b")
 		s.ok(err)
-		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) || !schedule.Last.Equal(second) || time.Since(schedule.Now).Abs() > time.Minute {
+		if want := []asynqredis.Firing{{Queue: queue, Batch: "b", Tick: second}}; !slices.Equal(schedule.Open, want) ||
+			!schedule.Last.Equal(second) || time.Since(schedule.Now).Abs() > time.Minute {
 			s.Errorf("%+v", schedule)
 		}
 	})
@@ -255,7 +258,8 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 				s.Errorf("task %d is held, and was picked", i)
 			}
 		}
-		if tasks, err := s.inspector.ListScheduledTasks(queue); err != nil || len(tasks) != 4 || tasks[0].NextProcessAt.Before(time.Now().Add(time.Minute)) {
+		if tasks, err := s.inspector.ListScheduledTasks(queue); err != nil || len(tasks) != 4 ||
+			tasks[0].NextProcessAt.Before(time.Now().Add(time.Minute)) {
 			s.Errorf("%d are scheduled, %v", len(tasks), err)
 		}
 		s.ok(s.Release(s.Context(), nightly, all))

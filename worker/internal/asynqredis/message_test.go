@@ -32,7 +32,8 @@ func message(typename, id, lastErr string) []byte {
 func FuzzMessage(f *testing.F) {
 	whole := message("http:call", "a", "throttled: api")
 	for _, seed := range [][]byte{
-		nil, {}, whole, whole[:len(whole)-1], whole[1:], append([]byte{0xff}, whole...), []byte("\x0a\x09x"), []byte("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x"),
+		nil, {}, whole, whole[:len(whole)-1], whole[1:], append([]byte{0xff}, whole...),
+		[]byte("\x0a\x09x"), []byte("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01x"),
 		{0x80}, {0x00}, {0x0b, 0x0c}, {0x0b}, {0x0f}, {0x08, 0x80}, message("\xff\xfe", strings.Repeat("x", 70_000), "\x00"),
 	} {
 		f.Add(seed, "throttled: api/window, tenant acme, 1.8s")
@@ -75,7 +76,8 @@ func protowireValid(b []byte) bool {
 func TestMessagesDoNotGrow(t *testing.T) {
 	message := asynqredis.Message("\x0a\x01x\x1a\x01a").WithError("one", time.Unix(1_800_000_000, 0))
 	for range 10 {
-		if again := message.WithError("two", time.Unix(1_800_000_001, 0)); len(again) != len(message) || !bytes.Contains(again, []byte("two")) {
+		if again := message.WithError("two", time.Unix(1_800_000_001, 0)); len(again) != len(message) ||
+			!bytes.Contains(again, []byte("two")) {
 			t.Fatalf("%q becomes %q", message, again)
 		}
 	}

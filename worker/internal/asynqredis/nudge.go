@@ -24,13 +24,16 @@ func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) er
 // AwaitNudge waits for a nudge of one of the queues, for at most half of ReadTimeout. Unless
 // OneSlot there must be one queue. The policy is "" if no nudge came. The end of the context does
 // not end the wait.
-func (c *Client) AwaitNudge(ctx context.Context, queues []string, wait time.Duration) (queue, policy string, err error) {
+func (c *Client) AwaitNudge(
+	ctx context.Context, queues []string, wait time.Duration,
+) (queue, policy string, err error) {
 	args := []any{"blpop"}
 	for _, queue := range queues {
 		args = append(args, prefix(queue)+nudges)
 	}
 	// Not by client.BLPop, which rounds fractions of a second up.
-	reply, err := c.redis.Do(ctx, append(args, fmt.Sprintf("%.3f", max(wait, time.Millisecond).Seconds()))...).StringSlice()
+	seconds := max(wait, time.Millisecond).Seconds()
+	reply, err := c.redis.Do(ctx, append(args, fmt.Sprintf("%.3f", seconds))...).StringSlice()
 	if errors.Is(err, redis.Nil) {
 		return "", "", nil
 	}

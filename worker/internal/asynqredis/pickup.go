@@ -55,7 +55,9 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) 
 
 // DequeuePending makes up to n pending tasks of one queue active, and returns their messages, and
 // whether the queue is paused. The call is identified like that of Pick.
-func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int) (messages []Message, paused bool, err error) {
+func (c *Client) DequeuePending(
+	ctx context.Context, queue, call string, n int,
+) (messages []Message, paused bool, err error) {
 	all := keys(queue, "sluice:dequeued:"+c.process, "pending", "paused", "active", "lease")
 	leased := time.Now().Add(LeaseFor).Unix()
 	reply, err := c.run(ctx, "dequeue", queue, all, prefix(queue)+"t:", leased, n, call).Result()

@@ -80,7 +80,8 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 			if row.ours && wantHolder == "" {
 				wantHolder = "a"
 			}
-			if (got-row.want).Abs() > 4*time.Second || holder != wantHolder {
+			// Redis rounds to seconds, and calls take time: but less than what tells 5 s from none.
+			if (got-row.want).Abs() >= 5*time.Second || holder != wantHolder {
 				s.Errorf("%s: %q holds it for %v, want %q for %v", name, holder, got, wantHolder, row.want)
 			}
 		}

@@ -69,7 +69,8 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		}
 		unique := asynq.Unique(time.Hour)
 		s.store("a", "b", "c", "d")
-		_, err := s.Store(s.Context(), queue, []asynqredis.EnqueueCall{s.captured("u", unique), s.captured("v", unique), s.captured("w", unique)}, time.Now().Add(2*time.Minute))
+		stored := []asynqredis.EnqueueCall{s.captured("u", unique), s.captured("v", unique), s.captured("w", unique)}
+		_, err := s.Store(s.Context(), queue, stored, time.Now().Add(2*time.Minute))
 		s.ok(err)
 		another := []asynqredis.Waiting{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
 		arrange(append(s.waiting("b", "u"), another...), asynqredis.Arranged{Gone: true})
@@ -125,7 +126,10 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.Waiting{ID: "f", JoinKey: "0123456789abcdef"})
 		picks, err := s.Pick(s.Context(), queue, call, wanted)
 		s.ok(err)
-		want := []asynqredis.Found{asynqredis.Picked, asynqredis.Picked, asynqredis.Pending, asynqredis.Gone, asynqredis.Active, asynqredis.Gone, asynqredis.Gone, asynqredis.Gone}
+		want := []asynqredis.Found{
+			asynqredis.Picked, asynqredis.Picked, asynqredis.Pending, asynqredis.Gone,
+			asynqredis.Active, asynqredis.Gone, asynqredis.Gone, asynqredis.Gone,
+		}
 		for i, pick := range picks {
 			if pick.Found != want[i] || pick.Found == asynqredis.Picked && pick.Message.ID() != wanted[i].ID {
 				t.Errorf("%s: %+v, want %v", wanted[i].ID, pick, want[i])

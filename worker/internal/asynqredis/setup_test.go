@@ -54,7 +54,10 @@ func each(t *testing.T, test func(s *site)) {
 					return next(ctx, cmd)
 				}))
 				opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
-				s := &site{TB: t, Client: asynqredis.New(ours), inspector: asynq.NewInspector(opt), plain: asynq.NewClient(opt), redis: client}
+				s := &site{
+					TB: t, Client: asynqredis.New(ours), inspector: asynq.NewInspector(opt),
+					plain: asynq.NewClient(opt), redis: client,
+				}
 				t.Cleanup(func() { s.inspector.Close(); s.plain.Close() })
 				client.SAdd(t.Context(), "asynq:queues", queue)
 				test(s)

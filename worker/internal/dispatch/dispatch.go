@@ -313,7 +313,8 @@ func Fallback(d, waited time.Duration, failOpen bool) time.Duration {
 // holds whenever somebody looks.
 func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 	at := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
-	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s", r.Policy, r.Tenant, at(p.StartsIn))
+	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s",
+		r.Policy, r.Tenant, at(p.StartsIn))
 	switch {
 	case p.SlotsBind:
 		text += " by the rate at which servers take tasks"

@@ -107,7 +107,8 @@ func TestAPausedQueueIsCheckedOnceASecond(t *testing.T) {
 			b.want("ran", b.run(1), "["+id+"]")
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := checks.Load(); n < 2 || n > 4 {
+		// One a second: 3 s may lie between two, or begin and end with one.
+		if n := checks.Load(); n < 3-1 || n > 3+1 {
 			t.Errorf("%d checks in 3 s", n)
 		}
 	})
@@ -146,7 +147,8 @@ func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 		b.run(40) // fast ones: older tasks count less and less
 		takes = len(b.asked())
 		b.run(32)
-		if takes = len(b.asked()) - takes; takes > 4 {
+		// By the four slots alone it would be one for every 4. It is one for twice as many, at least.
+		if takes = len(b.asked()) - takes; takes > 32/4/2 {
 			t.Errorf("%d takes for 32 of no time after slow ones", takes)
 		}
 	})
@@ -171,7 +173,8 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 			b.run(1)
 			synctest.Wait()
 		}
-		if n := b.used() - 115; n > 64/3+20 { // what is left of 64, and one take
+		// A take of the next begins when a third is left of the 64 that become free soon, at most.
+		if n := b.used() - (15 + 50 + 50); n > 64/3+dispatch.BatchMax {
 			t.Errorf("%d are ready", n)
 		}
 	})
@@ -207,7 +210,12 @@ func TestEmptyLinesTakeTurns(t *testing.T) {
 		for begun := time.Now(); time.Since(begun) < 10*dispatch.EmptyEvery; {
 			b.next()
 		}
-		b.want("asked then", slices.Sorted(slices.Values(b.asked()[10:])), "[p0 p1 p2 p3 p4 p5 p6 p7 p8 p9]")
+		then := b.asked()[10:]
+		if len(then) > 10+1 { // the time may begin and end with one
+			t.Errorf("%d are asked in the time of ten", len(then))
+		}
+		turn := slices.Sorted(slices.Values(then[:min(10, len(then))]))
+		b.want("asked then", turn, "[p0 p1 p2 p3 p4 p5 p6 p7 p8 p9]")
 	})
 }
 
@@ -280,8 +288,9 @@ func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 				n++
 			}
 		}
-		if n < 4 || n > 6 { // after 0, 0.1, 0.3, 0.7 and 1.5 s
-			t.Errorf("it was asked %d times in 2 s", n)
+		// After 0, 0.1, 0.3, 0.7 and 1.5 s: each a task later at most, which is 50 ms. Then after 2.5 s.
+		if n != 5 {
+			t.Errorf("it was asked %d times in 2 s, want 5", n)
 		}
 	})
 }
@@ -478,7 +487,8 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 
 // A server that has an appointment and no slot free passes it on.
 func TestAnAppointmentIsPassedOn(t *testing.T) {
-	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{{Name: "window", Limit: 1, Period: 2 * time.Second}}}), nil, func(b *bench) {
+	w := throttle.Window{Name: "window", Limit: 1, Period: 2 * time.Second}
+	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), nil, func(b *bench) {
 		b.wait("default", "a", "b")
 		b.want("next", b.next(), "a")
 		b.client.Del(b.Context(), "asynq:{default}:sluice:nudge")

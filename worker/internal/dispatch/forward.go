@@ -169,7 +169,10 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 // isOfOne reports whether an error may be due to a single ticket, such as a tenant lookup that
 // failed.
 func isOfOne(err error) bool {
-	for _, all := range []error{nil, throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrUnknownPolicy, context.DeadlineExceeded, context.Canceled} {
+	for _, all := range []error{
+		nil, throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock,
+		throttle.ErrUnknownPolicy, context.DeadlineExceeded, context.Canceled,
+	} {
 		if errors.Is(err, all) {
 			return false
 		}

@@ -105,7 +105,8 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 		b.ok(err)
 		_, err = b.plain.Enqueue(asynq.NewTask("throttled", nil), asynq.TaskID("no tenant"), asynq.ProcessIn(time.Second))
 		b.ok(err)
-		_, err = b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID("too late"), asynq.ProcessIn(time.Second), asynq.Deadline(time.Now().Add(3*time.Second)))
+		_, err = b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID("too late"),
+			asynq.ProcessIn(time.Second), asynq.Deadline(time.Now().Add(3*time.Second)))
 		b.ok(err)
 		b.wait("default", "first", "second")
 		time.Sleep(2 * time.Second)

@@ -42,7 +42,8 @@ func workOfLimiter(s *sitetest.Site) {
 	line := s.Limiter.Line("api")
 	var requests []throttle.Request
 	for i := range 8 {
-		requests = append(requests, throttle.Request{Tenant: fmt.Sprint("tenant", i%2), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
+		ticket := throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}
+		requests = append(requests, throttle.Request{Tenant: fmt.Sprint("tenant", i%2), Ticket: ticket})
 	}
 	_, err = line.Join(ctx, requests)
 	must(err)
@@ -203,7 +204,8 @@ func workOfOperator(s *sitetest.Site) {
 		}
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(state))
 	}
-	other := asynq.NewServer(sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}, asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel})
+	config := asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel}
+	other := asynq.NewServer(sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}, config)
 	must(other.Start(asynq.HandlerFunc(s.Ok)))
 	defer other.Shutdown()
 	i := inspectorAs(s)

@@ -179,7 +179,8 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 			t.Errorf("%d were granted above the limit", over)
 		}
 		// The other line is of the start, when it was ahead.
-		if s.Journal.Count("the clock of Redis was set back") != 1 || s.Journal.Count("its clock is 1m1s ahead") != 1 || s.Journal.Count("\n") != 2 {
+		if s.Journal.Count("the clock of Redis was set back") != 1 ||
+			s.Journal.Count("its clock is 1m1s ahead") != 1 || s.Journal.Count("\n") != 2 {
 			t.Errorf("want each told once:\n%s", s.Journal)
 		}
 	})

@@ -67,8 +67,9 @@ func TestThrottledTasksRunOnARedisCluster(t *testing.T) {
 	defer plain.Close()
 	want := map[string]bool{}
 	for i := range 24 {
+		name, tenant := []string{"a", "b"}[i%2]+":call", worker.Identity{Tenant: fmt.Sprint("tenant ", i%3)}
 		payload := fmt.Sprint("task ", i)
-		task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant ", i%3)}, []string{"a", "b"}[i%2]+":call", []byte(payload), asynq.MaxRetry(0))
+		task := worker.NewTask(tenant, name, []byte(payload), asynq.MaxRetry(0))
 		queue := asynq.Queue([]string{"one", "two"}[i/2%2])
 		if i%6 == 0 {
 			_, err = plain.Enqueue(task, queue)

@@ -23,16 +23,29 @@ import (
 // callsOfAsynq are the calls of asynq 0.26 that move a task: the SHA-1 of the script, its keys,
 // and its arguments ("task" is the encoded message; keys without "asynq:{QUEUE}").
 var callsOfAsynq = map[string]string{
-	"dequeue":           "a8153319360adc71cdc370107f8ab9786f204765 keys :pending :paused :active :lease args int64 | :t:",
-	"forward scheduled": "522b1a6ae66fe79ea2f24a9af58798ab71879035 keys :scheduled :pending args int64 | :t: | int64 | :g:",
-	"forward retry":     "522b1a6ae66fe79ea2f24a9af58798ab71879035 keys :retry :pending args int64 | :t: | int64 | :g:",
-	"retry":             "65fa409c88198a681c53e0892d8276eca0145694 keys :t:ID :active :lease :retry :processed:* :failed:* :processed :failed args ID | task | int64 | int64 | bool | int64",
-	"archive":           "9c3b1eb9947ce2ee5304ac013a0a365ec364fd2d keys :t:ID :active :lease :archived :processed:* :failed:* :processed :failed :t: args ID | task | int64 | int64 | int | int64 | int64",
-	"done":              "1241eaa1c73409baaf1fea0c08d203a4911bda15 keys :active :lease :t:ID :processed:* :processed args ID | int64 | int64",
-	"done, unique":      "a2631c71357a54b4c3e7450b1757e7f3f49d6c81 keys :active :lease :t:ID :processed:* :processed :unique:TYPE: args ID | int64 | int64",
-	"complete":          "117dca952700588e559c7ace20b925096d587974 keys :active :lease :completed :t:ID :processed:* :processed args ID | int64 | int64 | task | int64",
-	"complete, unique":  "ce6833ccce362a8c0ee53beee413341daf52e39c keys :active :lease :completed :t:ID :processed:* :processed :unique:TYPE: args ID | int64 | int64 | task | int64",
-	"requeue":           "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 keys :active :lease :pending :t:ID args ID",
+	"dequeue": "a8153319360adc71cdc370107f8ab9786f204765 " +
+		"keys :pending :paused :active :lease args int64 | :t:",
+	"forward scheduled": "522b1a6ae66fe79ea2f24a9af58798ab71879035 " +
+		"keys :scheduled :pending args int64 | :t: | int64 | :g:",
+	"forward retry": "522b1a6ae66fe79ea2f24a9af58798ab71879035 " +
+		"keys :retry :pending args int64 | :t: | int64 | :g:",
+	"retry": "65fa409c88198a681c53e0892d8276eca0145694 " +
+		"keys :t:ID :active :lease :retry :processed:* :failed:* :processed :failed " +
+		"args ID | task | int64 | int64 | bool | int64",
+	"archive": "9c3b1eb9947ce2ee5304ac013a0a365ec364fd2d " +
+		"keys :t:ID :active :lease :archived :processed:* :failed:* :processed :failed :t: " +
+		"args ID | task | int64 | int64 | int | int64 | int64",
+	"done": "1241eaa1c73409baaf1fea0c08d203a4911bda15 " +
+		"keys :active :lease :t:ID :processed:* :processed args ID | int64 | int64",
+	"done, unique": "a2631c71357a54b4c3e7450b1757e7f3f49d6c81 " +
+		"keys :active :lease :t:ID :processed:* :processed :unique:TYPE: args ID | int64 | int64",
+	"complete": "117dca952700588e559c7ace20b925096d587974 " +
+		"keys :active :lease :completed :t:ID :processed:* :processed args ID | int64 | int64 | task | int64",
+	"complete, unique": "ce6833ccce362a8c0ee53beee413341daf52e39c " +
+		"keys :active :lease :completed :t:ID :processed:* :processed :unique:TYPE: " +
+		"args ID | int64 | int64 | task | int64",
+	"requeue": "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 " +
+		"keys :active :lease :pending :t:ID args ID",
 }
 
 // The hook knows asynq's calls by their shape, and our scripts do in place of them what they do to
@@ -41,7 +54,8 @@ func TestCallsOfAsynq(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	recorder := newRecorder()
 	server := asynq.NewServer(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)), asynq.Config{
-		Concurrency: 1, DelayedTaskCheckInterval: 10 * time.Millisecond, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond, ShutdownTimeout: time.Millisecond,
+		Concurrency: 1, LogLevel: asynq.FatalLevel, ShutdownTimeout: time.Millisecond,
+		DelayedTaskCheckInterval: 10 * time.Millisecond, TaskCheckInterval: 10 * time.Millisecond,
 	})
 	stuck, isStuck := make(chan struct{}), make(chan struct{})
 	defer close(stuck)
@@ -73,7 +87,9 @@ func TestCallsOfAsynq(t *testing.T) {
 	s.Wait("tasks were forwarded", func() bool { return recorder.has("forward scheduled") && recorder.has("forward retry") })
 	server.Shutdown()
 
-	recorder.wantCalls(t, callsOfAsynq, " - shapes in internal/asynqredis/calls.go: are the first keys still these, and the ID the first argument (for dequeue: is the reply the encoded task; for forward: the number of tasks moved)?\n"+
+	recorder.wantCalls(t, callsOfAsynq, " - shapes in internal/asynqredis/calls.go: are the first keys still these, "+
+		"and the ID the first argument (for dequeue: is the reply the encoded task; "+
+		"for forward: the number of tasks moved)?\n"+
 		" - the scripts in internal/asynqredis/lua: do they still do what asynq's do, and undo it?\n"+
 		" - internal/asynqredis/message.go: does internal/proto/asynq.proto still number its fields so?")
 }
@@ -86,7 +102,8 @@ func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string)
 	for name, want := range want {
 		if got := r.calls[name]; got != want {
 			t.Errorf("asynq calls %s otherwise than is expected:\n got %s\nwant %s\n"+
-				"Compare its script in asynq's internal/rdb with that of v0.26.0. Then see to\n%s\nand write the new call here.", name, got, want, seeTo)
+				"Compare its script in asynq's internal/rdb with that of v0.26.0. "+
+				"Then see to\n%s\nand write the new call here.", name, got, want, seeTo)
 		}
 	}
 	for name, got := range r.calls {
@@ -150,6 +167,8 @@ func (r *recorder) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessH
 	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(texts[:n], " "), strings.Join(texts[n:], " | "))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.calls[name] = strings.NewReplacer("id of "+name, "ID", "asynq:{default}:unique:"+name+":", ":unique:TYPE:", "asynq:{default}:", ":").Replace(call)
+	short := strings.NewReplacer(
+		"id of "+name, "ID", "asynq:{default}:unique:"+name+":", ":unique:TYPE:", "asynq:{default}:", ":")
+	r.calls[name] = short.Replace(call)
 	return nil
 }

@@ -130,7 +130,9 @@ func (d *drain) startControl() {
 	client := asynq.NewClient(d.asynq)
 	defer client.Close()
 	for i := range d.each * len(d.names) {
-		if _, err := client.Enqueue(asynq.NewTask("x", nil), asynq.MaxRetry(3), asynq.TaskID(fmt.Sprint(i)), asynq.Queue(control)); err != nil {
+		_, err := client.Enqueue(asynq.NewTask("x", nil),
+			asynq.MaxRetry(3), asynq.TaskID(fmt.Sprint(i)), asynq.Queue(control))
+		if err != nil {
 			d.Fatal(err)
 		}
 	}
@@ -214,5 +216,6 @@ func (d *drain) finish(promoted time.Time, twice int) {
 	if err != nil {
 		d.Fatal(err)
 	}
-	d.Logf("plain asynq: %d tasks, %d twice, %d left active, %d failed, %d archived", n, d.theirs.Again(), info.Active, info.FailedTotal, info.Archived)
+	d.Logf("plain asynq: %d tasks, %d twice, %d left active, %d failed, %d archived",
+		n, d.theirs.Again(), info.Active, info.FailedTotal, info.Archived)
 }

@@ -36,12 +36,14 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				interrupts := interrupts{"asynq:{default}:scheduled", row.sent, cancel}
-				client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(interrupts.see)), worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
+				config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
+				client, err := worker.NewClient(hooktest.With(s.Asynq, hooktest.Hook(interrupts.see)), config)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer client.Close()
-				if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
+				if info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut"))); err == nil ||
+					!strings.Contains(err.Error(), context.Canceled.Error()) {
 					t.Fatalf("%v, %v", info, err)
 				}
 				s.WantNobodyInLine()
@@ -82,7 +84,8 @@ func TestAStoreWhoseReplyIsLostIsNoConflict(t *testing.T) {
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 		for name, opts := range map[string][]asynq.Option{"plain": nil, "unique": {asynq.Unique(time.Hour)}} {
 			lost := &lossyLine{key: "asynq:{default}:scheduled"}
-			client, err := worker.NewClient(sitetest.Dialed{Options: lost.options(sitetest.SameRedis(s.Redis))}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
+			config := worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}
+			client, err := worker.NewClient(sitetest.Dialed{Options: lost.options(sitetest.SameRedis(s.Redis))}, config)
 			if err != nil {
 				t.Fatal(err)
 			}

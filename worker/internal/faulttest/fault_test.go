@@ -108,7 +108,8 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 		{asynqredis.Done, nil, true, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Active: 1, Leases: 1}},
 		{asynqredis.Complete, nil, false, false, refused, 4, sitetest.Counters{Processed: 1}},
 		{asynqredis.Retry, errors.New("no"), false, false, refused, 4, sitetest.Counters{Processed: 1, Failed: 1, Retry: 1}},
-		{asynqredis.Archive, asynq.SkipRetry, false, false, io.ErrUnexpectedEOF, 4, sitetest.Counters{Processed: 1, Failed: 1, Archived: 1}},
+		{asynqredis.Archive, asynq.SkipRetry, false, false, io.ErrUnexpectedEOF, 4,
+			sitetest.Counters{Processed: 1, Failed: 1, Archived: 1}},
 	} {
 		t.Run(fmt.Sprintf("%s, plain %v, arrives %v", row.verb, row.plain, row.lost), func(t *testing.T) {
 			t.Parallel()
@@ -152,7 +153,8 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 				t.Cleanup(server.Shutdown)
 				time.Sleep(20 * time.Second)
 				s.WantCounters(row.want)
-				if !row.plain && f.Count() != row.fails || f.Count() == 0 || len(s.Runs()) != 1 || said.Count("retry syncing") > 0 != row.plain {
+				if !row.plain && f.Count() != row.fails || f.Count() == 0 || len(s.Runs()) != 1 ||
+					said.Count("retry syncing") > 0 != row.plain {
 					t.Errorf("%d calls have failed, want %d; ran %q; asynq says %q", f.Count(), row.fails, s.Runs(), said)
 				}
 			})

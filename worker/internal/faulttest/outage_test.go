@@ -92,7 +92,8 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		}
 		logged := func(begun, again int) {
 			t.Helper()
-			if s.Journal.Count("worker: the limiter is unavailable") != begun || s.Journal.Count("worker: the limiter is available again") != again {
+			if s.Journal.Count("worker: the limiter is unavailable") != begun ||
+				s.Journal.Count("worker: the limiter is available again") != again {
 				t.Errorf("want %d outages begun and %d over in the log:\n%s", begun, again, s.Journal)
 			}
 		}
@@ -182,7 +183,8 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(time.Second))
 		s.Serve(s.Ok, sitetest.Calm)
 		time.Sleep(time.Minute)
-		if task := s.Task("a"); task.State == asynq.TaskStateArchived || !strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
+		if task := s.Task("a"); task.State == asynq.TaskStateArchived ||
+			!strings.Contains(task.LastErr, "time ran out before the limiter had answered") {
 			t.Errorf("the task is %v, last error %q", task.State, task.LastErr)
 		}
 		if len(s.Runs()) != 0 || s.Journal.Count("time ran out") != 1 {

@@ -55,7 +55,8 @@ func work(addr, dies string) error {
 	signal.Stop(notified(syscall.SIGTERM)) // os/signal's own goroutine stays
 	before := runtime.NumGoroutine()
 	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
-	limiterClient.AddHook(hooktest.Hook(killer{dies, "reserve", func(args []any) bool { return slices.Contains(args, any("reserve")) }}.see))
+	isReserve := func(args []any) bool { return slices.Contains(args, any("reserve")) }
+	limiterClient.AddHook(hooktest.Hook(killer{dies, "reserve", isReserve}.see))
 	limiter, err := throttle.New(throttle.Config{Client: limiterClient, Policies: []throttle.Policy{sitetest.Policy(2, time.Hour)}})
 	if err != nil {
 		return err

@@ -61,7 +61,8 @@ func TestRequeueAfterTheLease(t *testing.T) {
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
 		c.Mend()
 		time.Sleep(2 * time.Minute)
-		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: api/window") {
+		if task := s.Task("a"); task.State != asynq.TaskStateScheduled || task.Retried != 0 ||
+			!strings.HasPrefix(task.LastErr, "throttled: api/window") {
 			t.Errorf("the task is %v after %d retries by %q", task.State, task.Retried, task.LastErr)
 		}
 		time.Sleep(10 * time.Minute)

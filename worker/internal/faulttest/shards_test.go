@@ -141,7 +141,9 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 			}
 		}
 		l := sitetest.NewLedger()
-		s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }, sitetest.Calm, l.Watch, func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 })
+		second := func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }
+		two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }
+		s.Serve(second, sitetest.Calm, l.Watch, two)
 		s.SleepUntil(l, 105, 2*time.Minute)
 		got := map[string]int{}
 		for _, g := range l.Sorted()[:105] {

@@ -69,7 +69,8 @@ func (a *adaptingAPI) decide(tenant string) int {
 func (a *adaptingAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	time.Sleep(500*time.Microsecond + time.Duration(rand.ExpFloat64()*float64(2*time.Millisecond)))
 	return &http.Response{
-		StatusCode: a.call(strings.TrimPrefix(r.URL.Path, "/")), Header: http.Header{}, Body: io.NopCloser(strings.NewReader("")), Request: r,
+		StatusCode: a.call(strings.TrimPrefix(r.URL.Path, "/")),
+		Header:     http.Header{}, Body: io.NopCloser(strings.NewReader("")), Request: r,
 	}, nil
 }
 
@@ -148,7 +149,8 @@ func meets(s *sitetest.Site, api *adaptingAPI, jobs int, adapts bool) {
 	const start = 2 * apiPeriod
 	refusals := api.refusals(start, end+1)
 	utilization := within(api.accepted, start, end+1) / (2 * apiLimit * (end - start).Seconds() / apiPeriod.Seconds())
-	s.Logf("%d jobs in %v, %d refusals; after two periods %.3f of calls, utilization %.3f", jobs, end, len(api.refused), refusals, utilization)
+	s.Logf("%d jobs in %v, %d refusals; after two periods %.3f of calls, utilization %.3f",
+		jobs, end, len(api.refused), refusals, utilization)
 	if len(api.accepted) != jobs || c.Failed != 0 || c.Retry != 0 || c.Archived != 0 {
 		s.Errorf("%d of %d jobs are done: %+v", len(api.accepted), jobs, c)
 	}
@@ -214,7 +216,8 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 				refused := len(waits)
 				client := s.Client(s.Limiter)
 				for i := range jobs {
-					if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID(fmt.Sprintf("%02d", i)), asynq.MaxRetry(0)); err != nil {
+					id := asynq.TaskID(fmt.Sprintf("%02d", i))
+					if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), id, asynq.MaxRetry(0)); err != nil {
 						t.Fatal(err)
 					}
 				}

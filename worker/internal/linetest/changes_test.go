@@ -36,7 +36,8 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			counts{}, counts{"acme": 3, "beta": 3}},
 		{"limit raised, shared", sitetest.Shared(6, 30*time.Second), func(p *throttle.Policy) { p.Windows[0].Limit = 20 },
 			counts{"acme": 7, "beta": 7}, counts{"acme": 10, "beta": 10}},
-		{"tenant's own limit", sitetest.Policy(5, 30*time.Second), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
+		{"tenant's own limit", sitetest.Policy(5, 30*time.Second),
+			func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
 			counts{"acme": 10}, counts{"acme": 10 + 5, "beta": 5}},
 		{"tenant's own limit, beside a shared window", func() throttle.Policy {
 			p := sitetest.Policy(5, 30*time.Second)
@@ -44,7 +45,8 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			return p
 		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
 			counts{"acme": 10}, counts{"acme": 10 + 5, "beta": 5}},
-		{"weight", sitetest.Shared(10, 30*time.Second), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
+		{"weight", sitetest.Shared(10, 30*time.Second),
+			func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Weight: 4}} },
 			counts{}, counts{"acme": 8, "beta": 2}},
 	} {
 		for _, restart := range []bool{false, true} {
@@ -60,7 +62,8 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					serve := func() {
 						limiter := s.AnotherLimiter(s.Redis)
 						limiters = append(limiters, limiter)
-						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }))
+						own := func(_ *asynq.Config, c *worker.Config) { c.Limiter = limiter }
+						servers = append(servers, s.Serve(s.Ok, l.Watch, sitetest.Calm, own))
 					}
 					serve()
 					serve()

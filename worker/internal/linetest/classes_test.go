@@ -77,7 +77,8 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 		for _, late := range started {
 			most, sum = max(most, late), sum+late
 		}
-		t.Logf("%d of %d live tasks started after %v on average, %v at the most, beside %d of a batch", len(started), live, sum/live, most, batch)
+		t.Logf("%d of %d live tasks started after %v on average, %v at the most, beside %d of a batch",
+			len(started), live, sum/live, most, batch)
 		if len(started) != live || most > period {
 			t.Errorf("%d live tasks started, after %v at the most", len(started), most)
 		}
@@ -105,7 +106,8 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		})
 		client := s.Client(s.Limiter)
 		ours := func(id string, opts ...asynq.Option) {
-			_, err := client.Enqueue(asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme"}, asynq.TaskID(id)), append(opts, worker.Class(throttle.Batch))...)
+			task := asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme"}, asynq.TaskID(id))
+			_, err := client.Enqueue(task, append(opts, worker.Class(throttle.Batch))...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -113,7 +115,8 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		var ids []string
 		for i := range 4 {
 			ids = append(ids, fmt.Sprint("plain", i), fmt.Sprint("ours", i), fmt.Sprint("later", i))
-			s.Enqueue(worker.NewTask(worker.Identity{Class: throttle.Batch, Tenant: "acme"}, "x", nil), asynq.TaskID(fmt.Sprint("plain", i)))
+			task := worker.NewTask(worker.Identity{Class: throttle.Batch, Tenant: "acme"}, "x", nil)
+			s.Enqueue(task, asynq.TaskID(fmt.Sprint("plain", i)))
 			ours(fmt.Sprint("ours", i))
 			ours(fmt.Sprint("later", i), asynq.ProcessIn(time.Second), worker.MaxWait(time.Hour))
 		}

@@ -23,7 +23,8 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	s.Helper()
 	s.WaitState(asynq.TaskStateArchived, id)
 	task := s.Task(id)
-	if !strings.HasPrefix(task.LastErr, reason) || !strings.Contains(task.LastErr, ": would start 20") || task.Retried != 0 || task.MaxRetry != retries {
+	if !strings.HasPrefix(task.LastErr, reason) || !strings.Contains(task.LastErr, ": would start 20") ||
+		task.Retried != 0 || task.MaxRetry != retries {
 		s.Errorf("archived by %q after %d of %d retries", task.LastErr, task.Retried, task.MaxRetry)
 	}
 	s.Mu.Lock()
@@ -35,7 +36,8 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	if !errors.As(s.Reported[0], &late) {
 		s.Fatalf("the user's ErrorHandler was told %#v", s.Reported[0])
 	}
-	if !late.Deadline.Equal(task.Deadline) || late.StartsAt.Before(late.Deadline) || late.Error() != task.LastErr || late.Decision.Tenant != "acme" {
+	if !late.Deadline.Equal(task.Deadline) || late.StartsAt.Before(late.Deadline) ||
+		late.Error() != task.LastErr || late.Decision.Tenant != "acme" {
 		s.Errorf("told %+v of %+v", late, task)
 	}
 }
@@ -122,11 +124,13 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 				s := sitetest.NewInBubble(t, sitetest.Policy(1, 5*time.Second))
 				s.Fill("acme") // it is denied before it runs and fails
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
-				s.Serve(func(context.Context, *asynq.Task) error { return errors.New(failure) }, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+				fail := func(context.Context, *asynq.Task) error { return errors.New(failure) }
+				s.Serve(fail, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
 					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
 				})
 				time.Sleep(2 * time.Minute)
-				s.WantReported([]string{failure, "context deadline exceeded", "context deadline exceeded"}, []string{failure, "context deadline exceeded"})
+				const late = "context deadline exceeded"
+				s.WantReported([]string{failure, late, late}, []string{failure, late})
 				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
 				if len(s.Denials()) == 0 {
 					t.Error("it was not denied first")
@@ -163,7 +167,9 @@ func TestTheClientRefusesATaskThatWouldStartTooLate(t *testing.T) {
 		}
 		// A shorter MaxWait is what refuses.
 		var refused *throttle.TooLateError
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute)); !errors.As(err, &refused) || refused.MaxWait != time.Minute {
+		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(),
+			asynq.Deadline(time.Now().Add(time.Hour)), worker.MaxWait(time.Minute))
+		if !errors.As(err, &refused) || refused.MaxWait != time.Minute {
 			t.Error(err)
 		}
 		if after := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val())); !slices.Equal(before, after) {
@@ -191,7 +197,8 @@ func TestMaxWaitOfATaskThatJoinsLater(t *testing.T) {
 				client := s.Client(s.Limiter)
 				later := func(id string, opts ...asynq.Option) {
 					task := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte(id))
-					if _, err := client.Enqueue(task, slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(2 * time.Minute)})...); err != nil {
+					opts = slices.Concat(opts, unique, []asynq.Option{asynq.TaskID(id), asynq.ProcessIn(2 * time.Minute)})
+					if _, err := client.Enqueue(task, opts...); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -236,7 +243,9 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 		l := sitetest.NewLedger()
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 2)
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("unique"), asynq.Unique(10*time.Second))); err != nil {
+		unique := asynq.Unique(10 * time.Second)
+		task := sitetest.AcmeTask(asynq.TaskID("unique"), unique)
+		if _, err := client.EnqueueContext(t.Context(), task); err != nil {
 			t.Fatal(err)
 		}
 		lock := s.Stored("unique")["unique_key"]
@@ -245,7 +254,8 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 		// What was expected does not hold: workers look after the task, and it waits on.
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Period = 5 * time.Minute }, s.Limiter)
 		for range 20 {
-			if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+			_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(unique))
+			if !errors.Is(err, asynq.ErrDuplicateTask) {
 				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
 			}
 			time.Sleep(20 * time.Second)

@@ -39,7 +39,9 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			}
 			reason, told, _ := strings.Cut(stored.LastErr, ", expected to start at ")
 			expected, err := time.Parse(time.RFC3339, told)
-			if wait == 0 && stored.LastErr != "" || wait > 0 && (err != nil || sitetest.Off(expected, at) || reason != `throttled: api, tenant "acme": waits in line`) {
+			const waits = `throttled: api, tenant "acme": waits in line`
+			if wait == 0 && stored.LastErr != "" ||
+				wait > 0 && (err != nil || sitetest.Off(expected, at) || reason != waits) {
 				t.Errorf("task %d says %q, want that it starts at %v", i, stored.LastErr, at)
 			}
 		}
@@ -66,8 +68,10 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		}{
 			{"waits too long", []asynq.Option{worker.MaxWait(90 * time.Minute)}, 0, 90 * time.Minute, "longer than 1h30m0s"},
 			{"too many wait", []asynq.Option{worker.Backlog(3)}, 3, 0, "has 3 waiting already"},
-			{"waits too long, and not too many", []asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, time.Hour, "longer than 1h0m0s"},
-			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0, "has 2 waiting already"},
+			{"waits too long, and not too many", []asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0,
+				time.Hour, "longer than 1h0m0s"},
+			{"too many, and not too long", []asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 2, 0,
+				"has 2 waiting already"},
 			{"unique", []asynq.Option{worker.Backlog(3), asynq.Unique(time.Hour)}, 3, 0, "has 3 waiting already"},
 		} {
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
@@ -147,12 +151,15 @@ func TestAUniqueLockHoldsWhileTheTaskWaits(t *testing.T) {
 		l := sitetest.NewLedger()
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 5)
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.TaskID("acme-0005"), asynq.Unique(10*time.Second))); err != nil {
+		unique := asynq.Unique(10 * time.Second)
+		task := sitetest.AcmeTask(asynq.TaskID("acme-0005"), unique)
+		if _, err := client.EnqueueContext(t.Context(), task); err != nil {
 			t.Fatal(err)
 		}
 		s.Serve(s.Ok, l.Watch, sitetest.Calm)
 		for l.Count() < 6 {
-			if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Unique(10*time.Second))); !errors.Is(err, asynq.ErrDuplicateTask) {
+			_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(unique))
+			if !errors.Is(err, asynq.ErrDuplicateTask) {
 				t.Fatalf("after %v the lock is open, and the task waits: %v", time.Since(l.Begun), err)
 			}
 			time.Sleep(10 * time.Second)
@@ -184,7 +191,8 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, got := range []*asynq.TaskInfo{info, stored} {
-				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour || got.Timeout != time.Minute ||
+				if got.Queue != "my queue" || got.ID != id || got.MaxRetry != 3 || got.Retention != time.Hour ||
+					got.Timeout != time.Minute ||
 					!got.Deadline.Equal(deadline) || got.State != state {
 					t.Errorf("%+v, want it %v", got, state)
 				}
@@ -205,7 +213,8 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 				want = asynq.TaskStateAggregating
 			}
 			var start worker.ExpectedStart
-			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(append(opts, asynq.TaskID(name))...), worker.ReportStart(&start))
+			task := sitetest.AcmeTask(append(opts, asynq.TaskID(name))...)
+			info, err := client.EnqueueContext(t.Context(), task, worker.ReportStart(&start))
 			if err != nil || info.State != want || s.Task(name).State != want {
 				t.Errorf("%s: %+v, %v", name, info, err)
 			}
@@ -222,7 +231,8 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 		}
 		// One whose time has come already is like any other.
 		var start worker.ExpectedStart
-		info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour))), worker.ReportStart(&start))
+		task := sitetest.AcmeTask(asynq.Queue("my queue"), asynq.ProcessAt(time.Now().Add(-time.Hour)))
+		info, err := client.EnqueueContext(t.Context(), task, worker.ReportStart(&start))
 		if err != nil || info.State != asynq.TaskStateScheduled || sitetest.Off(start.At, time.Now().Add(2*time.Hour)) {
 			t.Errorf("in the past: %+v, %v", info, err)
 		}

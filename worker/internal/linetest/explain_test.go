@@ -47,15 +47,19 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits")); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("later"), asynq.ProcessIn(time.Hour)); err != nil {
+		later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
+		if _, err := client.EnqueueContext(t.Context(), later); err != nil {
 			t.Fatal(err)
 		}
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"))
 		s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
 		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
-		says("waits", "scheduled", "policy api, held up by window window; no server serves its queue\n", "place 1 of 1 of its tenant", "window window (tenant=acme): 1 of 1 requests used")
-		if e := explain("default", "waits"); e.Line == nil || sitetest.Off(e.Line.StartsAt, time.Now().Add(time.Hour)) || e.Line.DeniedBy != "window" || e.Servers != 0 {
+		says("waits", "scheduled", "policy api, held up by window window; no server serves its queue\n",
+			"place 1 of 1 of its tenant", "window window (tenant=acme): 1 of 1 requests used")
+		if e := explain("default", "waits"); e.Line == nil ||
+			sitetest.Off(e.Line.StartsAt, time.Now().Add(time.Hour)) || e.Line.DeniedBy != "window" ||
+			e.Servers != 0 {
 			t.Errorf("%+v", e)
 		}
 		says("later", "scheduled", "it is scheduled for ", "joins the line of policy api then")

@@ -35,7 +35,8 @@ func TestInterventionsActOnTheBacklog(t *testing.T) {
 	}{
 		"a pause":             {sitetest.Policy(2, 10*time.Second), pause(""), 2, 2, 4 * time.Minute},
 		"a pause of a tenant": {sitetest.Shared(2, 10*time.Second), pause("acme"), 2, 2, 4 * time.Minute},
-		"an exempt tenant":    {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{Exempt: new(true)}), 8, 8, 3 * time.Minute},
+		"an exempt tenant": {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{Exempt: new(true)}),
+			8, 8, 3 * time.Minute},
 		"a higher limit": {sitetest.Policy(2, 5*time.Minute), override(throttle.TenantOverride{
 			Windows: map[string]throttle.Override{"window": {Limit: 6}},
 		}), 6, 6, 6 * time.Minute},

@@ -80,7 +80,8 @@ func throughNginx(t *testing.T, jobs int, jitter time.Duration, zones []servers.
 	for i, z := range zones {
 		windows = append(windows, zoneWindow(z, fmt.Sprintf("zone%d", i), jitter))
 	}
-	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows})
+	api := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), api)
 	var served atomic.Int64
 	far := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))
 	defer far.Close()

@@ -45,7 +45,8 @@ func TestStartsAreObserved(t *testing.T) {
 		} {
 			got := <-starts
 			// Places in line are a microsecond apart.
-			if got.Policy != "api" || got.Tenant != "acme" || got.Waited != want.waited-time.Duration(i)*time.Microsecond || got.Late != want.late {
+			if got.Policy != "api" || got.Tenant != "acme" ||
+				got.Waited != want.waited-time.Duration(i)*time.Microsecond || got.Late != want.late {
 				t.Errorf("start %d: %+v, want %v", i+1, got, want)
 			}
 		}

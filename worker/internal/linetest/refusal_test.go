@@ -213,10 +213,12 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 					return
 				}
 				var given *worker.GivenUpError
-				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) || info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
+				if len(s.Reported) != 1 || !errors.As(s.Reported[0], &given) ||
+					info.State != asynq.TaskStateArchived || info.LastErr != given.Error() {
 					t.Fatalf("%v: %s; reported %v", info.State, info.LastErr, s.Reported)
 				}
-				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.limit || given.Refusals != row.counted || given.Cause == nil {
+				if given.Policy != "api" || given.Tenant != "acme" || given.Limit != row.limit ||
+					given.Refusals != row.counted || given.Cause == nil {
 					t.Errorf("%+v", given)
 				}
 			})

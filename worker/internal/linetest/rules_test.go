@@ -104,7 +104,8 @@ func TestATaskThatNeverFitsAnyMoreFails(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 5 }, s.Limiter)
 		s.SleepUntil(l, 14, time.Minute)
-		if task := s.Task("large"); task.State != asynq.TaskStateArchived || !strings.Contains(task.LastErr, "cost of 8 requests never fits: the window holds 5 at most") {
+		if task := s.Task("large"); task.State != asynq.TaskStateArchived ||
+			!strings.Contains(task.LastErr, "cost of 8 requests never fits: the window holds 5 at most") {
 			t.Errorf("it is %v: %s", task.State, task.LastErr)
 		}
 		s.WantNobodyInLine()
@@ -121,7 +122,8 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{api, other}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		task := func(typename string, cost int64, opts ...asynq.Option) *asynq.Task {
-			return worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": cost}}, typename, []byte(fmt.Sprint(opts)), opts...)
+			identity := worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": cost}}
+			return worker.NewTask(identity, typename, []byte(fmt.Sprint(opts)), opts...)
 		}
 		tasks := []*asynq.Task{
 			task("x", 1, asynq.TaskID("a")),
@@ -165,7 +167,8 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 				}
 				continue
 			}
-			if got.Err != nil || got.Info.State != want.state || sitetest.Off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
+			if got.Err != nil || got.Info.State != want.state ||
+				sitetest.Off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
 				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
 			}
 		}
@@ -193,7 +196,8 @@ func TestABatchTakesFewCalls(t *testing.T) {
 		limited := sitetest.Connect(sitetest.SameRedis(s.Redis))
 		defer limited.Close()
 		limited.AddHook(count)
-		client, err := worker.NewClient(hooktest.With(s.Asynq, count), worker.ClientConfig{Limiter: s.LimiterOn(limited), LimiterTimeout: time.Minute})
+		config := worker.ClientConfig{Limiter: s.LimiterOn(limited), LimiterTimeout: time.Minute}
+		client, err := worker.NewClient(hooktest.With(s.Asynq, count), config)
 		if err != nil {
 			t.Fatal(err)
 		}

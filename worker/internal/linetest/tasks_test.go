@@ -96,7 +96,9 @@ func TestAPausedQueueHoldsUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(10, time.Second))
 		l := sitetest.NewLedger()
-		s.Serve(s.Ok, l.Watch, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) { c.Queues = map[string]int{"default": 1, "other": 1} })
+		s.Serve(s.Ok, l.Watch, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+			c.Queues = map[string]int{"default": 1, "other": 1}
+		})
 		s.EnqueueMany("acme", 0, 60)
 		time.Sleep(1500 * time.Millisecond)
 		if err := s.Inspector.PauseQueue("default"); err != nil {
@@ -180,7 +182,8 @@ func TestGroupsAreThrottledAfterAggregation(t *testing.T) {
 		})
 		client := s.Client(s.Limiter)
 		for i := range 20 {
-			info, err := client.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "part", nil, asynq.Group("acme")))
+			part := worker.NewTask(worker.Identity{Tenant: "acme"}, "part", nil, asynq.Group("acme"))
+			info, err := client.EnqueueContext(t.Context(), part)
 			if err != nil || info.State != asynq.TaskStateAggregating {
 				t.Fatalf("part %d: %v, %v", i, info, err)
 			}

@@ -61,13 +61,18 @@ const clockSlower = 20
 
 // NewLog returns a log of one server.
 func NewLog(logger *slog.Logger) *Log {
-	return &Log{logger: logger, byClass: map[error]*outage{}, latest: map[string]time.Time{}, begun: time.Now(), clocks: map[string]clock{}}
+	return &Log{
+		logger: logger, begun: time.Now(),
+		byClass: map[error]*outage{}, clocks: map[string]clock{}, latest: map[string]time.Time{},
+	}
 }
 
 // Failed notes that the limiter could not decide, or was not asked. Details are those of slog.
 func (o *Log) Failed(err error, details ...any) {
 	var class error
-	for _, c := range []error{throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrForbidden} {
+	for _, c := range []error{
+		throttle.ErrUnavailable, throttle.ErrState, throttle.ErrReply, throttle.ErrClock, throttle.ErrForbidden,
+	} {
 		if errors.Is(err, c) {
 			class = c
 		}
@@ -97,7 +102,8 @@ func (o *Log) Decided() {
 	for class, out := range o.byClass {
 		if time.Since(out.last) > overAfter {
 			delete(o.byClass, class)
-			o.logger.Info("worker: the limiter is available again", "after", out.last.Sub(out.since), "tasks", out.tasks)
+			o.logger.Info("worker: the limiter is available again",
+				"after", out.last.Sub(out.since), "tasks", out.tasks)
 		}
 	}
 }

@@ -29,7 +29,8 @@ func WithArg(value string) func([]any) bool {
 
 // IsRequeue recognises the requeue of a task that was denied.
 func IsRequeue(args []any) bool {
-	return WithArg("asynq:{default}:scheduled")(args) && args[2] == 4 && args[3] == "asynq:{default}:active" && args[6] != "asynq:{default}:pending"
+	return WithArg("asynq:{default}:scheduled")(args) && args[2] == 4 &&
+		args[3] == "asynq:{default}:active" && args[6] != "asynq:{default}:pending"
 }
 
 // Only hits the nth call.

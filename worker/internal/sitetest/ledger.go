@@ -230,7 +230,8 @@ func (s *Site) SleepUntil(l *Ledger, n int, most time.Duration) {
 	s.Helper()
 	for end := time.Now().Add(most); l.Count() < n; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			s.Fatalf("after %v %d of %d tasks were granted: %v\nin the line: %v\n%s", most, l.Count(), n, l.Got(), s.InLine(), s.Journal)
+			s.Fatalf("after %v %d of %d tasks were granted: %v\nin the line: %v\n%s",
+				most, l.Count(), n, l.Got(), s.InLine(), s.Journal)
 		}
 	}
 	time.Sleep(time.Second) // for those that were granted to end
@@ -284,8 +285,9 @@ func (s *Site) WantInOrder(l *Ledger) {
 	}
 	for i, late := range grants {
 		for _, early := range grants[:i] {
-			if early.Tenant == late.Tenant && number(early) > number(late)+inFlight && late.At.Sub(early.At) > oneMoment {
-				s.Errorf("%s was granted %v after %s", late.ID, late.At.Sub(early.At), early.ID)
+			apart := late.At.Sub(early.At)
+			if early.Tenant == late.Tenant && number(early) > number(late)+inFlight && apart > oneMoment {
+				s.Errorf("%s was granted %v after %s", late.ID, apart, early.ID)
 				break
 			}
 		}
@@ -302,12 +304,16 @@ func (s *Site) EnqueueMany(tenant string, from, n int, opts ...asynq.Option) {
 }
 
 // JoinMany enqueues tasks TENANT-0000, TENANT-0001, ... by our client.
-func (s *Site) JoinMany(client *worker.Client, tenant string, from, n int, opts ...asynq.Option) (all []worker.Enqueued) {
+func (s *Site) JoinMany(
+	client *worker.Client, tenant string, from, n int, opts ...asynq.Option,
+) (all []worker.Enqueued) {
 	s.Helper()
 	for i := from; i < from+n; i++ {
 		var e worker.Enqueued
-		e.Info, e.Err = client.EnqueueContext(context.Background(), worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil),
-			append([]asynq.Option{asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i)), worker.ReportStart(&e.Start)}, opts...)...)
+		task := worker.NewTask(worker.Identity{Tenant: tenant}, "x", nil)
+		id := asynq.TaskID(fmt.Sprintf("%s-%04d", tenant, i))
+		e.Info, e.Err = client.EnqueueContext(context.Background(), task,
+			append([]asynq.Option{id, worker.ReportStart(&e.Start)}, opts...)...)
 		if e.Err != nil {
 			s.Fatal(e.Err)
 		}

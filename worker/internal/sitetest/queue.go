@@ -14,7 +14,8 @@ func (s *Site) WantStates(queue string, pending, scheduled int) {
 	s.Helper()
 	ctx := context.Background()
 	key := "asynq:{" + queue + "}:"
-	if p, n := s.Redis.LLen(ctx, key+"pending").Val(), s.Redis.ZCard(ctx, key+"scheduled").Val(); int(p) != pending || int(n) != scheduled {
+	p, n := int(s.Redis.LLen(ctx, key+"pending").Val()), int(s.Redis.ZCard(ctx, key+"scheduled").Val())
+	if p != pending || n != scheduled {
 		s.Errorf("queue %s: %d pending and %d scheduled, want %d and %d", queue, p, n, pending, scheduled)
 	}
 	if n := len(s.Redis.Keys(ctx, key+"t:*").Val()); n != pending+scheduled {

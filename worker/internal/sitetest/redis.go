@@ -55,7 +55,8 @@ func Connect(o *redis.Options) redis.UniversalClient {
 		return redis.NewClient(&own)
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: []string{o.Addr}, Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig, ReadTimeout: o.ReadTimeout,
+		Addrs: []string{o.Addr}, Dialer: o.Dialer, ReadTimeout: o.ReadTimeout,
+		MaintNotificationsConfig: o.MaintNotificationsConfig,
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { // the dialer goes by its own address
 			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
 		},

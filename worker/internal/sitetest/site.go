@@ -56,7 +56,8 @@ func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site 
 		t.Cleanup(func() { limits.Close() })
 	}
 	log := &Journal{}
-	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: slog.New(slog.NewTextHandler(log, nil)), Policies: policies})
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: logger, Policies: policies})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,8 @@ func ParseCodes(text string) (Codes, error) {
 		first, err1 := strconv.Atoi(from)
 		last, err2 := strconv.Atoi(to)
 		if err1 != nil || err2 != nil || first < 100 || last > 599 || first > last {
-			return c, fmt.Errorf("%q: must be codes from 100 to 599, such as 404, 2xx or 500-503, with commas between them", part)
+			return c, fmt.Errorf("%q: must be codes from 100 to 599, "+
+				"such as 404, 2xx or 500-503, with commas between them", part)
 		}
 		for code := first; code <= last; code++ {
 			c[code] = true

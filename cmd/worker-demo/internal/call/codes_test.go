@@ -9,7 +9,10 @@ func TestACodeIsASuccessARetryOrAFailure(t *testing.T) {
 		success, retry string
 		want           map[int]string
 	}{
-		{"", "", map[int]string{200: "success", 304: "success", 404: "failure", 408: "retry", 425: "retry", 429: "retry", 500: "retry", 599: "retry", 101: "failure"}},
+		{"", "", map[int]string{
+			101: "failure", 200: "success", 304: "success", 404: "failure", 408: "retry",
+			425: "retry", 429: "retry", 500: "retry", 599: "retry",
+		}},
 		{"2xx,404", "", map[int]string{200: "success", 304: "failure", 404: "success", 500: "retry"}},
 		{"2xx,503", "", map[int]string{503: "success", 502: "retry"}},
 		{"", "409, 500-502", map[int]string{200: "success", 409: "retry", 502: "retry", 503: "failure", 429: "failure"}},

@@ -26,7 +26,8 @@ func TestHeadersAndBodiesAreKeptAsAskedFor(t *testing.T) {
 		{"no half of a wide one", Keep{Body: 4}, "n\U0001F600!", jobs.Answer{Body: "n", BodyCut: true}},
 		{"no text", Keep{Body: 9}, "a\xff\xfe", jobs.Answer{BodyBase64: []byte("a\xff\xfe")}},
 		{"a part of no text", Keep{Body: 3}, "\xffaaa", jobs.Answer{BodyBase64: []byte("\xffaa"), BodyCut: true}},
-		{"the largest", Keep{Body: MaxKeptBody}, strings.Repeat("x", MaxKeptBody+1), jobs.Answer{Body: strings.Repeat("x", MaxKeptBody), BodyCut: true}},
+		{"the largest", Keep{Body: MaxKeptBody}, strings.Repeat("x", MaxKeptBody+1),
+			jobs.Answer{Body: strings.Repeat("x", MaxKeptBody), BodyCut: true}},
 		{"one header", Keep{Headers: []string{"etag", "none"}}, "", jobs.Answer{Headers: map[string][]string{"Etag": {"x"}}}},
 		{"all headers", Keep{Headers: []string{"all"}}, "", jobs.Answer{Headers: headers}},
 	} {

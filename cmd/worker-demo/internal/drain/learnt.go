@@ -211,7 +211,9 @@ func PrintLessons(w io.Writer, lessons []Lesson) {
 		if *s.Allowed >= s.Published {
 			allows = fmt.Sprintf("%.3g/s, but no bursts", s.Published)
 		}
-		fmt.Fprintf(w, ": it seems to allow %s.\n  This window would fit: {name: %s, algorithm: %s, limit: %d, period: %s, burst: %d}\n",
-			allows, s.Window, s.Fits.Algorithm, s.Fits.Limit, show.Short(time.Duration(s.Fits.PeriodMS*1e6)), s.Fits.Burst)
+		fmt.Fprintf(w, ": it seems to allow %s.\n", allows)
+		fits, period := s.Fits, show.Short(time.Duration(s.Fits.PeriodMS*1e6))
+		fmt.Fprintf(w, "  This window would fit: {name: %s, algorithm: %s, limit: %d, period: %s, burst: %d}\n",
+			s.Window, fits.Algorithm, fits.Limit, period, fits.Burst)
 	}
 }

@@ -39,13 +39,18 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	m := throttletest.InMemory(t)
 	client := m.Client(t)
 	learnt := NewLearnt([]throttle.Policy{p})
-	limiter, err := throttle.New(throttle.Config{Client: client, Observer: throttle.Observer{Refused: learnt.Refused}, Policies: []throttle.Policy{p}})
+	limiter, err := throttle.New(throttle.Config{
+		Client: client, Observer: throttle.Observer{Refused: learnt.Refused}, Policies: []throttle.Policy{p},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var list []jobs.Job
 	for i := range n {
-		list = append(list, jobs.Job{ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x", Method: "GET", URL: fmt.Sprint("http://x/", i)})
+		list = append(list, jobs.Job{
+			ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x",
+			Method: "GET", URL: fmt.Sprint("http://x/", i),
+		})
 	}
 	progress := NewProgress(io.Discard, time.Minute)
 	caller, err := call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute})
@@ -107,9 +112,13 @@ func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 		least, most float64 // of the rate that it allows
 		says        string
 	}{
-		"no burst":       {160, func() apitest.Count { return apitest.BucketCount(21, period, 1) }, 10, 10, "it seems to allow 10/s, but no bursts.\n  This window would fit: {name: all, algorithm: gcra, limit: 20, period: 2s, burst: 1}\n"},
-		"three quarters": {160, func() apitest.Count { return apitest.BucketCount(15, period, 15) }, 7.5 * kept, 7.5 / kept * (1 + kept) / 2, "/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
-		"as published":   {40, func() apitest.Count { return apitest.BucketCount(25, period, 25) }, 0, 0, ""},
+		"no burst": {160, func() apitest.Count { return apitest.BucketCount(21, period, 1) }, 10, 10,
+			"it seems to allow 10/s, but no bursts.\n" +
+				"  This window would fit: {name: all, algorithm: gcra, limit: 20, period: 2s, burst: 1}\n"},
+		"three quarters": {160, func() apitest.Count { return apitest.BucketCount(15, period, 15) },
+			7.5 * kept, 7.5 / kept * (1 + kept) / 2,
+			"/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
+		"as published": {40, func() apitest.Count { return apitest.BucketCount(25, period, 25) }, 0, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -132,7 +141,8 @@ func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 					t.Fatalf("%+v, allowed %v", l, *l.Allowed)
 				}
 				fits := published
-				fits.Algorithm, fits.Burst, fits.Limit, fits.Period = l.Fits.Algorithm, l.Fits.Burst, l.Fits.Limit, time.Duration(l.Fits.PeriodMS*1e6)
+				fits.Algorithm, fits.Burst, fits.Limit = l.Fits.Algorithm, l.Fits.Burst, l.Fits.Limit
+				fits.Period = time.Duration(l.Fits.PeriodMS * 1e6)
 				again, _ := drained(t, publishedPolicy(fits), 40, counting(row.count()))
 				if again.Succeeded != 40 || len(again.Learnt) > 0 {
 					t.Errorf("by the window that would fit: %d succeeded, %+v", again.Succeeded, again.Learnt)
@@ -147,7 +157,8 @@ func TestALessonOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := map[string]bool{}
 		var mu sync.Mutex
-		s, _ := drained(t, publishedPolicy(throttle.Window{Name: "own", Limit: 5, Period: time.Second}), 4, func(r *http.Request) (int, string) {
+		own := publishedPolicy(throttle.Window{Name: "own", Limit: 5, Period: time.Second})
+		s, _ := drained(t, own, 4, func(r *http.Request) (int, string) {
 			mu.Lock()
 			defer mu.Unlock()
 			if before := refused[r.URL.Path]; !before {
@@ -159,7 +170,8 @@ func TestALessonOfTenants(t *testing.T) {
 		var said strings.Builder
 		PrintLessons(&said, s.Learnt)
 		// Refusals of one moment count as one.
-		if want := " calls of 2 tenants: too few succeeded since to say what it allows\n"; s.Succeeded != 4 || !strings.HasSuffix(said.String(), want) {
+		const want = " calls of 2 tenants: too few succeeded since to say what it allows\n"
+		if s.Succeeded != 4 || !strings.HasSuffix(said.String(), want) {
 			t.Errorf("%d succeeded\n%swant\n%s", s.Succeeded, &said, want)
 		}
 	})
@@ -181,13 +193,15 @@ func TestARefusalTakesNoRetryOfAJob(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				calls := 0
-				s, results := drained(t, publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second}), 1, func(*http.Request) (int, string) {
+				all := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
+				s, results := drained(t, all, 1, func(*http.Request) (int, string) {
 					if calls++; calls <= 5 {
 						return row.status, row.retryAfter
 					}
 					return http.StatusOK, ""
 				})
-				if s.Failed != row.failed || row.failed == 0 && (results[0].Attempts != 6 || results[0].Status != 200 || results[0].Error != "") {
+				if s.Failed != row.failed ||
+					row.failed == 0 && (results[0].Attempts != 6 || results[0].Status != 200 || results[0].Error != "") {
 					t.Errorf("%d failed, %+v", s.Failed, results)
 				}
 			})

@@ -106,5 +106,6 @@ func (p *Progress) rest(c Counts) string {
 	if left > 12*time.Hour {
 		layout = "Jan 2 15:04"
 	}
-	return fmt.Sprintf("%s, done in about %s, at %s", text, show.Short(left.Round(time.Second)), time.Now().Add(left).Format(layout))
+	end := time.Now().Add(left).Format(layout)
+	return fmt.Sprintf("%s, done in about %s, at %s", text, show.Short(left.Round(time.Second)), end)
 }

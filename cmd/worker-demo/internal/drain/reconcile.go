@@ -27,11 +27,13 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 	removed, again := 0, 0
 	for id, info := range tasks {
 		job := d.jobs[id]
-		waits := info.State == asynq.TaskStatePending || info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry
+		waits := info.State == asynq.TaskStatePending ||
+			info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry
 		var known record
 		if len(info.Result) > 0 {
 			if err := json.Unmarshal(info.Result, &known); err != nil {
-				return nil, nil, fmt.Errorf("%w: queue %q, task %q: %w: use another --queue", ErrForeignTask, d.Queue, id, err)
+				return nil, nil, fmt.Errorf("%w: queue %q, task %q: %w: use another --queue",
+					ErrForeignTask, d.Queue, id, err)
 			}
 		}
 		if info.State == asynq.TaskStateActive {
@@ -63,7 +65,8 @@ func (d *Drain) reconcile() (missing []*jobs.Job, active []string, err error) {
 		d.Progress.Say("%d failed jobs run again", again)
 	}
 	if removed > 0 {
-		d.Progress.Say("removed %d jobs of an earlier run from queue %q: the jobs do not hold them any more, or hold them changed", removed, d.Queue)
+		d.Progress.Say("removed %d jobs of an earlier run from queue %q: "+
+			"the jobs do not hold them any more, or hold them changed", removed, d.Queue)
 	}
 	for i := range d.Jobs {
 		job := &d.Jobs[i]

@@ -60,8 +60,9 @@ func (ws *Windows) List(limiter *throttle.Limiter) []WindowUse {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	list := slices.AppendSeq([]WindowUse{}, maps.Values(ws.used))
+	place := func(u WindowUse) int { return order[u.Policy+"/"+u.Window] }
 	slices.SortFunc(list, func(a, b WindowUse) int {
-		return cmp.Or(cmp.Compare(order[a.Policy+"/"+a.Window], order[b.Policy+"/"+b.Window]), cmp.Compare(a.Scope, b.Scope))
+		return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Scope, b.Scope))
 	})
 	return list
 }
@@ -74,14 +75,17 @@ func PrintWindows(w io.Writer, windows []WindowUse) {
 	t := show.Table(w)
 	fmt.Fprintln(t, "WINDOW\tLIMIT\tMOST USED\tBY\tSCOPES")
 	for rest := windows; len(rest) > 0; {
-		n := slices.IndexFunc(rest, func(u WindowUse) bool { return u.Window != rest[0].Window || u.Policy != rest[0].Policy })
+		n := slices.IndexFunc(rest, func(u WindowUse) bool {
+			return u.Window != rest[0].Window || u.Policy != rest[0].Policy
+		})
 		if n < 0 {
 			n = len(rest)
 		}
 		u := slices.MaxFunc(rest[:n], func(a, b WindowUse) int {
 			return cmp.Compare(float64(a.MaxUsed)/float64(a.Limit), float64(b.MaxUsed)/float64(b.Limit))
 		})
-		fmt.Fprintf(t, "%s/%s\t%d per %s\t%d\t%s\t%d\n", u.Policy, u.Window, u.Limit, show.Short(time.Duration(u.PeriodMS*1e6)), u.MaxUsed, u.Scope, n)
+		period := show.Short(time.Duration(u.PeriodMS * 1e6))
+		fmt.Fprintf(t, "%s/%s\t%d per %s\t%d\t%s\t%d\n", u.Policy, u.Window, u.Limit, period, u.MaxUsed, u.Scope, n)
 		rest = rest[n:]
 	}
 	t.Flush()

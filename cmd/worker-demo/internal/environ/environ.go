@@ -29,7 +29,8 @@ func Expand(text string, lookup Lookup, fit func(value string) (string, error)) 
 		var err error
 		switch {
 		case !shape.MatchString(found):
-			err = fmt.Errorf("%s: must be the name of a variable such as ${TOKEN}; $${ stands for the text ${", cut(found))
+			err = fmt.Errorf("%s: must be the name of a variable such as ${TOKEN}; "+
+				"$${ stands for the text ${", cut(found))
 		case !set:
 			err = fmt.Errorf("${%s}: the environment has no such variable: it must be set", name)
 		case fit != nil:

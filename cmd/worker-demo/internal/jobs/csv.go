@@ -58,7 +58,8 @@ func csvRecords(name string, r io.Reader, do func(number int, line []byte, err e
 func csvError(err error) error {
 	var wrong *csv.ParseError
 	if errors.As(err, &wrong) {
-		return fmt.Errorf("is not CSV: %w: must have a value for each column, with quotes around one that holds a quote, a comma or a line's end", wrong.Err)
+		return fmt.Errorf("is not CSV: %w: must have a value for each column, "+
+			"with quotes around one that holds a quote, a comma or a line's end", wrong.Err)
 	}
 	return err
 }

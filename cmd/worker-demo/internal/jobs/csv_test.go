@@ -37,17 +37,23 @@ func TestJobsAreReadFromCSV(t *testing.T) {
 
 func TestBadRowsAreRefusedByLineAndColumn(t *testing.T) {
 	t.Parallel()
+	const quotes = ": must have a value for each column, " +
+		"with quotes around one that holds a quote, a comma or a line's end"
 	for _, c := range []struct{ text, want string }{
 		{"tenat,url\n", `j:1: unknown column "tenat": did you mean "tenant"?`},
 		{"tenant,url,tenant\n", `j:1: column "tenant": is there twice: must be there once`},
 		{"tenant,headers\n", `j:1: column "headers": must be a field, or such as headers.Accept or cost.tokens`},
 		{"tenant,url.x\n", `j:1: column "url.x": must be a field, or such as headers.Accept or cost.tokens`},
 		{"tenant,cost,cost.tokens\n", `j:1: columns "cost" and "cost.UNIT": must not be there together`},
-		{"tenant,url\na,http://x/,3\nb,http://x/\nc\n", "j:2: is not CSV: wrong number of fields: must have a value for each column, with quotes around one that holds a quote, a comma or a line's end\nj:4: is not CSV: wrong number of fields: must have a value for each column, with quotes around one that holds a quote, a comma or a line's end"},
-		{"tenant,url\na,\"http://x/\nb,http://x/\n", "j:2: is not CSV: extraneous or missing \" in quoted-field: must have a value for each column, with quotes around one that holds a quote, a comma or a line's end"},
-		{"tenant,url\na\xff,http://x/\n,http://x/\n", "j:2: is not UTF-8: must be saved as UTF-8\nj:3: tenant is missing: must name for whom the call is made"},
+		{"tenant,url\na,http://x/,3\nb,http://x/\nc\n",
+			"j:2: is not CSV: wrong number of fields" + quotes + "\nj:4: is not CSV: wrong number of fields" + quotes},
+		{"tenant,url\na,\"http://x/\nb,http://x/\n",
+			"j:2: is not CSV: extraneous or missing \" in quoted-field" + quotes},
+		{"tenant,url\na\xff,http://x/\n,http://x/\n",
+			"j:2: is not UTF-8: must be saved as UTF-8\nj:3: tenant is missing: must name for whom the call is made"},
 		{"tenant,url,max_retry\na,http://x/,many\n", `j:2: max_retry "many": must be a whole number`},
-		{"tenant,url,cost.tokens\na,http://x/,1.5\n", `j:2: cost {"tokens":"1.5"}: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
+		{"tenant,url,cost.tokens\na,http://x/,1.5\n",
+			`j:2: cost {"tokens":"1.5"}: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
 		{"tenant,url,id\na,http://x/,1\na,http://x/,1\n", `j:3: id "1": is taken by j:2: every job has an id of its own`},
 	} {
 		if _, err := (Source{CSV: true}).Read("j", strings.NewReader(c.text)); err == nil || err.Error() != c.want {
@@ -69,11 +75,16 @@ func TestBodiesAreJSONOrFiles(t *testing.T) {
 	}
 	source := Source{Dir: dir, Env: env}
 	job := func(more string) string { return `{"tenant":"a","url":"http://x/",` + more + "}\n" }
-	got, err := source.Read("j", strings.NewReader(job(`"body": {"n": [1, 2]}`)+job(`"body": [ ]`)+job(`"body_file":"b.bin"`)+job(`"headers":{"Authorization":"Bearer ${TOKEN}"}`)))
+	got, err := source.Read("j", strings.NewReader(
+		job(`"body": {"n": [1, 2]}`)+
+			job(`"body": [ ]`)+
+			job(`"body_file":"b.bin"`)+
+			job(`"headers":{"Authorization":"Bearer ${TOKEN}"}`)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got[0].Body != `{"n":[1,2]}` || !got[0].BodyJSON || got[1].Body != "[]" || !got[1].BodyJSON || got[2].BodyFile != filepath.Join(dir, "b.bin") || got[2].BodyJSON {
+	if got[0].Body != `{"n":[1,2]}` || !got[0].BodyJSON || got[1].Body != "[]" || !got[1].BodyJSON ||
+		got[2].BodyFile != filepath.Join(dir, "b.bin") || got[2].BodyJSON {
 		t.Errorf("%+v", got)
 	}
 	if h := got[3].Headers["Authorization"]; h != "Bearer ${TOKEN}" {

@@ -17,7 +17,7 @@ import (
 type Job struct {
 	Body     string            `json:"body,omitempty"`
 	BodyFile string            `json:"body_file,omitempty"` // whose content is the body when the call is made
-	BodyJSON bool              `json:"body_json,omitempty"` // the body is application/json, unless a header says otherwise
+	BodyJSON bool              `json:"body_json,omitempty"` // application/json, unless a header says otherwise
 	Cost     Cost              `json:"cost,omitempty"`
 	Headers  map[string]string `json:"headers,omitempty"` // as they were written: a secret is not kept in Redis
 	ID       string            `json:"id"`

@@ -3,17 +3,22 @@ package jobs
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"reflect"
 	"strings"
 	"testing"
 )
 
+// ownJob is a line with every field.
+const ownJob = `{"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},` +
+	`"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}`
+
 func TestJobsAreReadFromLines(t *testing.T) {
 	t.Parallel()
 	jobs, err := Source{}.Read("jobs.jsonl", strings.NewReader(`{"tenant":"a","url":"http://x/"}
 
-  {"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}
+  `+ownJob+`
 {"tenant":"a","url":"http://x/"}
 {"tenant":"a","url":"http://x/","cost":2,"id":null}`))
 	if err != nil {
@@ -50,7 +55,8 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 	for _, c := range []struct{ lines, want string }{
 		{`{"tenat":"a","url":"http://x/"}`, `j:1: unknown field "tenat": did you mean "tenant"?`},
 		{`{"URL":"http://x/"}`, `j:1: unknown field "URL": did you mean "url"?`},
-		{`{"colour":"red"}`, `j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, body_file, cost, max_retry, type`},
+		{`{"colour":"red"}`,
+			`j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, body_file, cost, max_retry, type`},
 		{`{` + good + `,"url":"http://y/"}`, `j:1: field "url": is there twice: must be there once`},
 		{"\n\n{", `j:3: is not JSON: unexpected end of JSON input: must be one object on one line`},
 		{`[1]`, `j:1: [1]: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`},
@@ -66,18 +72,21 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 		{`{` + good + `,"max_retry":"three"}`, `j:1: max_retry "three": must be a whole number`},
 		{`{` + good + `,"max_retry":-1}`, `j:1: max_retry -1: must be 0 or more`},
 		{`{` + good + `,"cost":1.5}`, `j:1: cost 1.5: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
-		{`{` + good + `,"cost":{"tokens":"9"}}`, `j:1: cost {"tokens":"9"}: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
+		{`{` + good + `,"cost":{"tokens":"9"}}`,
+			`j:1: cost {"tokens":"9"}: must be a whole number, or an object of whole numbers such as {"tokens": 1500}`},
 		{`{` + good + `,"headers":["a"]}`, `j:1: headers ["a"]: must be an object of strings, such as {"Accept": "text/html"}`},
 		{`{` + good + `,"headers":{"a b":"c"}}`, `j:1: headers: name "a b": must be one word such as Accept`},
 		{`{` + good + `,"headers":{"a":"b\nc"}}`, `j:1: headers: a "b\nc": must not contain control characters`},
 		{`{` + good + `,"method":"GET IT"}`, `j:1: method "GET IT": must be one word such as GET`},
 		{`{` + good + `,"type":" "}`, `j:1: type " ": must not be blank`},
 		{`{` + good + `,"id":""}`, `j:1: id "": must be 1 to 512 bytes, not only blanks`},
-		{`{` + good + `,"id":"` + strings.Repeat("x", 513) + `"}`, `j:1: id "` + strings.Repeat("x", 80) + `...": must be 1 to 512 bytes, not only blanks`},
-		{`{` + good + `,"id":"one"}` + "\n" + `{` + good + `,"id":"one"}`, `j:2: id "one": is taken by j:1: every job has an id of its own`},
+		{`{` + good + `,"id":"` + strings.Repeat("x", 513) + `"}`,
+			`j:1: id "` + strings.Repeat("x", 80) + `...": must be 1 to 512 bytes, not only blanks`},
+		{`{` + good + `,"id":"one"}` + "\n" + `{` + good + `,"id":"one"}`,
+			`j:2: id "one": is taken by j:1: every job has an id of its own`},
 		{strings.Repeat("{}\n", 13), strings.TrimSuffix(func() (s string) {
 			for n := range 10 {
-				s += "j:" + []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10"}[n] + ": tenant is missing: must name for whom the call is made\n"
+				s += fmt.Sprintf("j:%d: tenant is missing: must name for whom the call is made\n", n+1)
 			}
 			return s
 		}()+"and 3 more bad lines\n", "\n")},
@@ -92,12 +101,23 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 func FuzzReadJobs(f *testing.F) {
 	for _, lines := range []string{
 		`{"tenant":"a","url":"http://x/"}`,
-		`{"id":"own","tenant":"b","method":"POST","url":"https://x/y?z","headers":{"Accept":"text/html"},"body":"hello","cost":{"tokens":3},"max_retry":0,"type":"http:post"}`,
-		"\r\n\n{\n", `[1]`, `[1,2]`, `null`, `7`, `"x"`, `{} {}`, `{"":0}`, `{"URL":1}`, "\xff", "{\"tenant\":\"\xff\",\"url\":\"http://x/\"}", `{"tenant":"\u0000\ud800","url":"http://x/"}`,
-		`{"tenant":"a","url":"http://x/","cost":1e3}`, `{"tenant":"a","url":"http://x/","cost":-1}`, `{"tenant":"a","url":"http://x/","cost":9223372036854775808}`,
-		`{"tenant":"a","url":"http://x/","cost":{"requests":-9223372036854775808}}`, `{"tenant":"a","url":"http://x/","cost":null}`,
-		`{"tenant":"a","url":"http://[::1/"}`, `{"tenant":"a","url":"http://x:port/"}`, `{"tenant":"a","url":"http://x/%zz"}`, `{"tenant":"a","url":"http:// /"}`, `{"tenant":"a","url":"http:///y"}`,
-		`{"tenant":"a","url":"http://x/","headers":{"Host":"\u007f"}}`, `{"tenant":"a","url":"http://x/","headers":{"a":"\ud83d"}}`, `{"tenant":"a","url":"http://x/","method":"\u00e9"}`,
+		ownJob,
+		"\r\n\n{\n", `[1]`, `[1,2]`, `null`, `7`, `"x"`, `{} {}`, `{"":0}`, `{"URL":1}`, "\xff",
+		"{\"tenant\":\"\xff\",\"url\":\"http://x/\"}",
+		`{"tenant":"\u0000\ud800","url":"http://x/"}`,
+		`{"tenant":"a","url":"http://x/","cost":1e3}`,
+		`{"tenant":"a","url":"http://x/","cost":-1}`,
+		`{"tenant":"a","url":"http://x/","cost":9223372036854775808}`,
+		`{"tenant":"a","url":"http://x/","cost":{"requests":-9223372036854775808}}`,
+		`{"tenant":"a","url":"http://x/","cost":null}`,
+		`{"tenant":"a","url":"http://[::1/"}`,
+		`{"tenant":"a","url":"http://x:port/"}`,
+		`{"tenant":"a","url":"http://x/%zz"}`,
+		`{"tenant":"a","url":"http:// /"}`,
+		`{"tenant":"a","url":"http:///y"}`,
+		`{"tenant":"a","url":"http://x/","headers":{"Host":"\u007f"}}`,
+		`{"tenant":"a","url":"http://x/","headers":{"a":"\ud83d"}}`,
+		`{"tenant":"a","url":"http://x/","method":"\u00e9"}`,
 		strings.Repeat("[", 20_000), strings.Repeat(`{"tenant":`, 5_000), strings.Repeat("{}\n", 20),
 	} {
 		f.Add([]byte(lines))

@@ -100,10 +100,13 @@ func jobFields() []jobField {
 		{"tenant", "must be a string", func(j *Job) any { return &j.Tenant }},
 		{"method", `must be a string such as "POST"`, func(j *Job) any { return &j.Method }},
 		{"url", "must be a string", func(j *Job) any { return &j.URL }},
-		{"headers", `must be an object of strings, such as {"Accept": "text/html"}`, func(j *Job) any { return &j.Headers }},
-		{"body", "must be a string, or an object or a list that is sent as JSON", func(j *Job) any { return &bodyField{j} }},
+		{"headers", `must be an object of strings, such as {"Accept": "text/html"}`,
+			func(j *Job) any { return &j.Headers }},
+		{"body", "must be a string, or an object or a list that is sent as JSON",
+			func(j *Job) any { return &bodyField{j} }},
 		{"body_file", "must be a string", func(j *Job) any { return &j.BodyFile }},
-		{"cost", `must be a whole number, or an object of whole numbers such as {"tokens": 1500}`, func(j *Job) any { return &j.Cost }},
+		{"cost", `must be a whole number, or an object of whole numbers such as {"tokens": 1500}`,
+			func(j *Job) any { return &j.Cost }},
 		{"max_retry", "must be a whole number", func(j *Job) any { return &j.MaxRetry }},
 		{"type", "must be a string", func(j *Job) any { return &j.Type }},
 	}
@@ -187,7 +190,8 @@ func eachMember(line []byte, f func(name string, value json.RawMessage) error) e
 		return fmt.Errorf("is not JSON: %w: must be one object on one line", err)
 	}
 	if line[0] != '{' {
-		return fmt.Errorf(`%s: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`, Shorten(string(line)))
+		return fmt.Errorf(`%s: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`,
+			Shorten(string(line)))
 	}
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.Token() // the brace: the line is known to be a valid object

@@ -34,8 +34,8 @@ type Answer struct {
 	TookMS     float64             `json:"took_ms,omitempty"` // of the last call, the body included
 }
 
-// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for concurrent
-// use.
+// A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for
+// concurrent use.
 type Log struct {
 	file  *os.File // nil if the lines go to a stream
 	known map[string]Result
@@ -103,7 +103,8 @@ func parseLog(path string, data []byte) (known map[string]Result, whole int, err
 			break
 		}
 		if err != nil {
-			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line", path, number, err)
+			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line",
+				path, number, err)
 		}
 		whole += len(line) + 1
 		known[r.ID] = r

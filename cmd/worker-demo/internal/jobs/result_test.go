@@ -13,7 +13,8 @@ import (
 
 func TestALogGoesOnWhereItEnded(t *testing.T) {
 	t.Parallel()
-	const a = `{"id":"a","tenant":"t","status":200,"attempts":1,"wakes":2,"waited_ms":3,"started_at":"2026-01-02T03:04:05Z","error":""}` + "\n"
+	const a = `{"id":"a","tenant":"t","status":200,"attempts":1,"wakes":2,"waited_ms":3,` +
+		`"started_at":"2026-01-02T03:04:05Z","error":""}` + "\n"
 	b := strings.Replace(a, `"a"`, `"b"`, 1)
 	for _, c := range []struct{ name, before, after, known string }{
 		{"no file", "", "", ""},
@@ -43,7 +44,8 @@ func TestALogGoesOnWhereItEnded(t *testing.T) {
 					t.Errorf("time %d: added %v, %v", i, added, err)
 				}
 			}
-			want := c.after + `{"id":"c","tenant":"t","status":404,"attempts":1,"wakes":1,"waited_ms":0,"started_at":"1970-01-01T00:00:00Z","error":"404 Not Found"}` + "\n"
+			want := c.after + `{"id":"c","tenant":"t","status":404,"attempts":1,"wakes":1,"waited_ms":0,` +
+				`"started_at":"1970-01-01T00:00:00Z","error":"404 Not Found"}` + "\n"
 			if got, _ := os.ReadFile(path); string(got) != want {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
 			}

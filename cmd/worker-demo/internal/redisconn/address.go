@@ -70,7 +70,8 @@ func split(text string) (before, hosts, after string, ok bool) {
 }
 
 // errShape replaces the error of net/url, which contains the password.
-var errShape = errors.New("is not a URL: must be such as redis://localhost:6379/0, with %2F for / and the like in a password")
+var errShape = errors.New("is not a URL: must be such as redis://localhost:6379/0, " +
+	"with %2F for / and the like in a password")
 
 // Parse makes the options of the URL.
 func (a Address) Parse(t TLS) (Opt, error) {
@@ -157,7 +158,8 @@ func (a Address) Parse(t TLS) (Opt, error) {
 		o.TLSConfig = secured(o.TLSConfig)
 		return Opt{func() redis.UniversalClient { c := *o; return redis.NewFailoverClient(&c) }}, nil
 	}
-	return Opt{}, fmt.Errorf("%s: scheme %q: must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster", a.Source, scheme)
+	return Opt{}, fmt.Errorf("%s: scheme %q: must be redis, rediss, unix, "+
+		"or redis or rediss with -sentinel or -cluster", a.Source, scheme)
 }
 
 // withPort adds the port to a host that has none.

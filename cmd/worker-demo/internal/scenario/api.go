@@ -57,9 +57,10 @@ func (a *API) admit(tenant string) time.Duration {
 	if a.begun.IsZero() {
 		a.begun = now
 	}
+	since, trouble := now.Sub(a.begun), a.Trouble
 	for _, limit := range a.Limits {
 		log, calls := a.served[limit.whom(tenant)], limit.Calls
-		if since := now.Sub(a.begun); limit.Name == a.Trouble.Limit && since >= a.Trouble.After && since < a.Trouble.After+a.Trouble.For {
+		if limit.Name == trouble.Limit && since >= trouble.After && since < trouble.After+trouble.For {
 			calls /= 2
 		}
 		if len(log) < calls {

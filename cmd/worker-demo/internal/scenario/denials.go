@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A DenialReport is a denial in the scenario: the task went back to wait in line, and was taken when it fitted.
-// Times are from the begin.
+// A DenialReport is a denial in the scenario: the task went back to wait in line, and was taken
+// when it fitted. Times are from the begin.
 type DenialReport struct {
 	Job        string `json:"job"`
 	Tenant     string `json:"tenant"`

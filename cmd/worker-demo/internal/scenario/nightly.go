@@ -51,14 +51,22 @@ func (n *night) run(ctx context.Context, base string) batch.Status {
 }
 
 func (n *night) work(ctx context.Context, base string) (batch.Status, error) {
-	tasks, err := batch.Template{Count: n.nightly.Each, Payload: base + "/{{.Tenant}}/nightly-{{.Number}}", Type: "demo:nightly"}.Tasks()
+	template := batch.Template{
+		Count: n.nightly.Each, Payload: base + "/{{.Tenant}}/nightly-{{.Number}}", Type: "demo:nightly",
+	}
+	tasks, err := template.Tasks()
 	if err != nil {
 		return batch.Status{}, err
 	}
 	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
 	scheduler, err := batch.NewScheduler(n.server.Opt, batch.Config{
 		Batches: []batch.Batch{{
-			FinishBy: "1m", Name: "nightly", Options: []asynq.Option{asynq.MaxRetry(jobs.DefaultMaxRetry)}, Queue: nightlyQueue, Tasks: tasks, Tenants: batch.List(n.nightly.Tenants...),
+			FinishBy: "1m",
+			Name:     "nightly",
+			Options:  []asynq.Option{asynq.MaxRetry(jobs.DefaultMaxRetry)},
+			Queue:    nightlyQueue,
+			Tasks:    tasks,
+			Tenants:  batch.List(n.nightly.Tenants...),
 		}},
 		Client: worker.ClientConfig{Limiter: n.limiter}, Logger: quiet,
 	})
@@ -66,11 +74,11 @@ func (n *night) work(ctx context.Context, base string) (batch.Status, error) {
 		return batch.Status{}, err
 	}
 	defer scheduler.Close()
+	note := func(_ context.Context, _ *asynq.Task, d throttle.Decision) { n.windows.Note(d) }
 	workers, err := worker.NewServer(n.server.Opt, asynq.Config{
-		Concurrency: concurrency, LogLevel: asynq.FatalLevel, Queues: map[string]int{nightlyQueue: 1}, RetryDelayFunc: call.RetryDelay,
-	}, worker.Config{Limiter: n.limiter, Logger: quiet, OnDecision: func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-		n.windows.Note(d)
-	}})
+		Concurrency: concurrency, LogLevel: asynq.FatalLevel,
+		Queues: map[string]int{nightlyQueue: 1}, RetryDelayFunc: call.RetryDelay,
+	}, worker.Config{Limiter: n.limiter, Logger: quiet, OnDecision: note})
 	if err != nil {
 		return batch.Status{}, err
 	}
@@ -106,7 +114,8 @@ func (n *night) follow(ctx context.Context, scheduler *batch.Scheduler, firing b
 			return status
 		case !status.Expected.IsZero() && moved && time.Until(status.Expected) > time.Second:
 			shown = status
-			n.progress.Say("nightly batch: %d of %d tasks done, the last expected to start in %s, %s", status.Done, status.Total,
+			n.progress.Say("nightly batch: %d of %d tasks done, the last expected to start in %s, %s",
+				status.Done, status.Total,
 				show.Short(time.Until(status.Expected).Round(time.Second)), against(status))
 		}
 		select {

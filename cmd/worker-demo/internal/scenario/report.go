@@ -131,7 +131,8 @@ func (r Report) Print(w io.Writer) {
 	t = show.Table(w)
 	fmt.Fprintln(t, "WINDOW\tLIMIT\tOF\tMOST SERVED (API'S LOG)\tMOST COUNTED (THROTTLE)")
 	for _, row := range r.Limits {
-		fmt.Fprintf(t, "%s\t%d per %s\t%s\t%d\t%d\n", row.Limit, row.Calls, row.spanText, row.By, row.Served, row.Counted)
+		fmt.Fprintf(t, "%s\t%d per %s\t%s\t%d\t%d\n",
+			row.Limit, row.Calls, row.spanText, row.By, row.Served, row.Counted)
 	}
 	t.Flush()
 	r.printDenials(w)
@@ -140,11 +141,14 @@ func (r Report) Print(w io.Writer) {
 	}
 	verdict := "Every job is done, and the API never answered 429."
 	if r.RefusedMost > 0 {
-		verdict = fmt.Sprintf("Every job is done. When the API halved a limit, all workers together saw %d times 429 (%d may be):\n"+
-			"the first pauses the policy on every worker, no job loses a retry or its place, and calls come back gradually.", r.Refused, r.RefusedMost)
+		verdict = fmt.Sprintf("Every job is done. "+
+			"When the API halved a limit, all workers together saw %d times 429 (%d may be):\n"+
+			"the first pauses the policy on every worker, no job loses a retry or its place, "+
+			"and calls come back gradually.", r.Refused, r.RefusedMost)
 	}
 	if !r.OK {
-		verdict = fmt.Sprintf("Not as it should be: every job must be done, and the API must answer 429 at most %d times.", r.RefusedMost)
+		verdict = fmt.Sprintf("Not as it should be: every job must be done, "+
+			"and the API must answer 429 at most %d times.", r.RefusedMost)
 	}
 	fmt.Fprintf(w, `
 A wake is a worker picking a job up. A job that joins the line when it is enqueued is taken when it

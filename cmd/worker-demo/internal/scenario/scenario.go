@@ -62,7 +62,12 @@ func Default() Scenario {
 			Trouble: Trouble{After: 2 * time.Second, For: 5 * time.Second, Limit: "everybody"},
 		},
 		Nightly: Nightly{Each: 6, Tenants: []string{"medium", "small"}},
-		Tenants: []Tenant{{Jobs: 40, Name: "large"}, {Jobs: 24, Name: "medium"}, {Jobs: 8, Name: "small"}, {Jobs: 6, Name: "plain", Plain: true}},
+		Tenants: []Tenant{
+			{Jobs: 40, Name: "large"},
+			{Jobs: 24, Name: "medium"},
+			{Jobs: 8, Name: "small"},
+			{Jobs: 6, Name: "plain", Plain: true},
+		},
 	}
 }
 
@@ -98,7 +103,9 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 	results := jobs.NewLog(io.Discard)
 	denials, windows := newDenialLog(), &drain.Windows{}
 	s.introduce(stderr, list)
-	caller, err := call.New(call.Config{Concurrency: concurrency, Limiter: limiter, Logger: progress.Logger(), Timeout: 10 * time.Second})
+	caller, err := call.New(call.Config{
+		Concurrency: concurrency, Limiter: limiter, Logger: progress.Logger(), Timeout: 10 * time.Second,
+	})
 	if err != nil {
 		return Report{}, err
 	}
@@ -115,7 +122,10 @@ func (s Scenario) Run(ctx context.Context, server *redisconn.Server, stderr io.W
 		Results:     results,
 		Windows:     windows,
 	}
-	night := &night{caller: caller, limiter: limiter, nightly: s.Nightly, progress: progress, server: server, windows: windows}
+	night := &night{
+		caller: caller, limiter: limiter, nightly: s.Nightly,
+		progress: progress, server: server, windows: windows,
+	}
 	ended := make(chan batch.Status, 1)
 	d.OnEnqueued = func() { go func() { ended <- night.run(ctx, base) }() }
 	summary, err := d.Run(ctx)
@@ -139,17 +149,21 @@ func (s Scenario) introduce(w io.Writer, list []jobs.Job) {
 	for _, l := range s.API.Limits {
 		fmt.Fprintf(w, "  %-14s %2d calls per %s, %s\n", l.Name, l.Calls, show.Short(l.Span), l.scope())
 	}
-	fmt.Fprintln(w, "and answers 429 to any call beyond. All jobs are enqueued at once, and throttled by the same limits.")
+	fmt.Fprintln(w, "and answers 429 to any call beyond. "+
+		"All jobs are enqueued at once, and throttled by the same limits.")
 	for _, t := range s.Tenants {
 		if t.Plain {
-			fmt.Fprintf(w, "Those of %q come from a plain asynq client: they join the line only when a worker has denied them.\n", t.Name)
+			fmt.Fprintf(w, "Those of %q come from a plain asynq client: "+
+				"they join the line only when a worker has denied them.\n", t.Name)
 		}
 	}
 	if n := s.Nightly; n.Each > 0 {
-		fmt.Fprintf(w, "Beside them a nightly batch has %d tasks for each of %s: it yields to the jobs.\n", n.Each, strings.Join(n.Tenants, " and "))
+		fmt.Fprintf(w, "Beside them a nightly batch has %d tasks for each of %s: it yields to the jobs.\n",
+			n.Each, strings.Join(n.Tenants, " and "))
 	}
 	if t := s.API.Trouble; t.For > 0 {
-		fmt.Fprintf(w, "After %s the API grants half of %q, for %s, without notice.\n", show.Short(t.After), t.Limit, show.Short(t.For))
+		fmt.Fprintf(w, "After %s the API grants half of %q, for %s, without notice.\n",
+			show.Short(t.After), t.Limit, show.Short(t.For))
 	}
 }
 

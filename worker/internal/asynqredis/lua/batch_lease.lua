@@ -1,7 +1,8 @@
 -- batch_lease.lua: takes or renews the lease of a firing. Who has it does the firing's work.
 --
 -- KEYS  1 the firing (hash), then all else that is kept of it
--- ARGV  1 the holder, or "" to read only  2 for how long (ms; 0 gives it back)  3 how long the firing is kept (s)
+-- ARGV  1 the holder, or "" to read only  2 for how long (ms; 0 gives it back)
+--       3 how long the firing is kept (s)
 -- reply the fields of the firing and their values; nothing if another holds it, or it is gone
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until')

@@ -1,13 +1,13 @@
 -- batch_withdraw.lua: takes tasks of a firing from where they wait: to hold them, or to delete them.
 --
--- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 pending (list)  4 the firing (hash)  5 ended (bitmap)
---       6 stored (bitmap)
--- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 score (s) at which a held task would be found, or "" to delete
---       then the positions
+-- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 pending (list)  4 the firing (hash)
+--       5 ended (bitmap)  6 stored (bitmap)
+-- ARGV  1 prefix of the task keys  2 prefix of the IDs
+--       3 score (s) at which a held task would be found, or "" to delete, then the positions
 -- reply how many were withdrawn
 --
--- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor moves
--- behind them. To delete them is to count them.
+-- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
+-- moves behind them. To delete them is to count them.
 
 local moved, held = 0, {}
 local cursor = tonumber(redis.call('HGET', KEYS[4], 'position') or 0)

@@ -1,10 +1,13 @@
 -- dequeue.lua: makes pending tasks of one queue active, as asynq's dequeue does, but several at once.
 --
--- KEYS  1 what this process dequeued last  2 pending (list)  3 paused  4 active (list)  5 lease (sorted set)
--- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 the most tasks to return  4 key of this call
+-- KEYS  1 what this process dequeued last  2 pending (list)  3 paused  4 active (list)
+--       5 lease (sorted set)
+-- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 the most tasks to return
+--       4 key of this call
 -- reply the messages, in order; or 0 if the queue is paused
 --
--- The record is "CALL LENGTH:ID LENGTH:ID ...", for a call that is repeated because its reply was lost.
+-- The record is "CALL LENGTH:ID LENGTH:ID ...", for a call that is repeated because its reply was
+-- lost.
 
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases = {}, {}

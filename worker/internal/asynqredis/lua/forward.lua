@@ -1,6 +1,7 @@
 -- forward.lua: moves tasks of one queue that were due: to wait in line, or as asynq forwards them.
 --
--- KEYS  1 scheduled or retry (sorted set): where they were found  2 scheduled (sorted set)  3 pending (list)
+-- KEYS  1 scheduled or retry (sorted set): where they were found  2 scheduled (sorted set)
+--       3 pending (list)
 -- ARGV  1 prefix of the task keys  2 prefix of the keys of groups  3 now (s)  4 now (ns)
 --       then three per task: ID, score (s) or "" for pending, mark of its join
 -- reply per task 1 moved (also: by an earlier send of this call), 0 it is not due any more

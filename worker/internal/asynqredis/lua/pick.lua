@@ -1,7 +1,9 @@
--- pick.lua: makes tasks of one queue that wait in line active, as asynq's dequeue does with pending ones.
+-- pick.lua: makes tasks of one queue that wait in line active, as asynq's dequeue does with pending
+-- ones.
 --
 -- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
--- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call, then two per task: ID, join key
+-- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call
+--       then two per task: ID, join key
 -- reply per task its message, or why it is not picked: 1 active, 2 pending, 3 the queue is paused,
 --       4 anything else: it is gone, has ended, failed, or waits for something else
 --

@@ -1,12 +1,15 @@
--- requeue.lua: puts a task that was denied back to wait, in place of whatever asynq was about to do with it.
--- Nothing is counted: neither a retry, nor as processed or failed.
+-- requeue.lua: puts a task that was denied back to wait, in place of whatever asynq was about to do
+-- with it. Nothing is counted: neither a retry, nor as processed or failed.
 --
--- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 the task  5 the lock of a unique task, if it is one
--- ARGV  1 ID  2 message: the task as asynq stores it  3 score (s): when forward finds it  4 seconds until then
---       5 denial ID: a repeat has the same  6 mark: join key, "." and when it was joined; or "" for a task that waits in no line
+-- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 the task
+--       5 the lock of a unique task, if it is one
+-- ARGV  1 ID  2 message: the task as asynq stores it  3 score (s): when forward finds it
+--       4 seconds until then  5 denial ID: a repeat has the same
+--       6 mark: join key, "." and when it was joined; or "" for a task that waits in no line
 -- reply OK, or the error NOT FOUND if the task is not active
 
--- A call that is repeated after its reply was lost must not take the task from a server that has picked it up since.
+-- A call that is repeated after its reply was lost must not take the task from a server that has
+-- picked it up since.
 if redis.call('HGET', KEYS[4], 'sluice') == ARGV[5] then return redis.status_reply('OK') end
 
 if redis.call('LREM', KEYS[1], 0, ARGV[1]) == 0 then return redis.error_reply('NOT FOUND') end

@@ -1,9 +1,11 @@
--- restore.lua: puts tasks of one queue that were picked or dequeued, and did not run, back to where they were.
+-- restore.lua: puts tasks of one queue that were picked or dequeued, and did not run, back to where
+-- they were.
 --
 -- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
 -- ARGV  1 prefix of the task keys  2 key of the call that made them active
 --         or "" for any call
---       3 score (s) for those that were picked, or "" for those that were pending  4 seconds until then, then the IDs
+--       3 score (s) for those that were picked, or "" for those that were pending
+--       4 seconds until then, then the IDs
 -- reply how many were put back: those that are active by that call
 
 local restored = {}

@@ -1,18 +1,21 @@
--- store.lua: stores tasks of one queue as asynq's client schedules them, and marks them as ones that join a line.
+-- store.lua: stores tasks of one queue as asynq's client schedules them, and marks them as ones
+-- that join a line.
 --
--- KEYS  1 scheduled (sorted set)
---       2 the firing of a batch (hash)  3 which of its tasks were stored (bitmap): without 3 there is no firing
--- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there  3 seconds until then
---       then four per task:
---       ID, message, mark (join key, "." and when and by which call it was stored), lock: "" or "SECONDS:KEY" of a unique task
+-- KEYS  1 scheduled (sorted set)  2 the firing of a batch (hash)
+--       3 which of its tasks were stored (bitmap): without 3 there is no firing
+-- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
+--       3 seconds until then, then four per task:
+--       ID, message, mark (join key, "." and when and by which call it was stored),
+--       lock: "" or "SECONDS:KEY" of a unique task
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
--- The ID of a task of a firing ends in its position. It is taken for ever: a scheduler that was held
--- up may come after the task has run and gone, or after the firing was cancelled.
+-- The ID of a task of a firing ends in its position. It is taken for ever: a scheduler that was
+-- held up may come after the task has run and gone, or after the firing was cancelled.
 
 local prefix, score, stored = ARGV[1], ARGV[2], KEYS[3]
 local firing = stored and KEYS[2]
-local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or redis.call('HGET', firing, 'want') == 'cancel')
+local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
+  redis.call('HGET', firing, 'want') == 'cancel')
 local reply, scheduled, keys, seen, absent = {}, {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
   local key = prefix .. ARGV[i]

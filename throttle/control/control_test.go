@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -292,6 +293,30 @@ func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 	follow(t, l, s)
 	if granted(t, l, "p", "a\xff %") || !granted(t, l, "p", "a\xfe %") {
 		t.Error("another tenant than the one that was named is paused")
+	}
+}
+
+func TestAFollowerHasTheRedisOfItsStore(t *testing.T) {
+	addr := throttletest.Miniredis(t).Addr()
+	client, other := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr, DB: 4})
+	defer other.Close()
+	staging, err := control.NewStore(client, "staging:")
+	must(t, err)
+	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}, Prefix: "production:"})
+	if _, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Store: staging}); err == nil ||
+		!strings.Contains(err.Error(), `"staging:"`) || !strings.Contains(err.Error(), `"production:"`) {
+		t.Errorf("following a store with another prefix: %v", err)
+	}
+	for c, warned := range map[*redis.Client]bool{client: false, throttletest.Client(t, addr): false, other: true} {
+		var journal bytes.Buffer
+		elsewhere, err := control.NewStore(c, "production:")
+		must(t, err)
+		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.NewTextHandler(&journal, nil)), Store: elsewhere})
+		must(t, err)
+		f.Close()
+		if got := strings.Contains(journal.String(), "another Redis"); got != warned {
+			t.Errorf("a store on database %d of %s: warned %v, want %v:\n%s", c.Options().DB, c.Options().Addr, got, warned, journal.String())
+		}
 	}
 }
 

@@ -126,6 +126,11 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	}
 }
 
+// Redis returns Config.Client and Config.Prefix, for packages that keep something beside the limiter.
+func (l *Limiter) Redis() (client redis.UniversalClient, prefix string) {
+	return l.runner.Client(), l.library.Prefix
+}
+
 // Reserve takes the cost of a request from all windows of its policy, or from none, without a wait.
 // A denial is not an error. A denied request that has a ticket joins the line (Decision.Queued).
 //

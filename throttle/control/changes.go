@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 // What a Change is.
@@ -21,6 +24,8 @@ const (
 	WasReset   = "reset"
 	Dropped    = "drop"
 )
+
+var whats = []string{Published, Overridden, Cleared, Paused, Resumed, WasReset, Dropped}
 
 // A Change is an entry of the log.
 type Change struct {
@@ -63,9 +68,12 @@ func (s *Store) Changes(ctx context.Context, before string, n int) ([]Change, er
 	return changes, nil
 }
 
-// Record logs a change that is made elsewhere, such as WasReset. Use it before the change is made:
-// so none is missing. Errors are SetOverride's.
+// Record logs a change that is made elsewhere, such as WasReset by throttle.Limiter.Reset. Use it
+// before the change is made: so none is missing. Errors are SetOverride's.
 func (s *Store) Record(ctx context.Context, c Change) error {
+	if !slices.Contains(whats, c.What) {
+		return fmt.Errorf("control: what %q: must be one of %s", quote.Short(c.What), strings.Join(whats, ", "))
+	}
 	_, err := s.change(ctx, "", "", 0, 0, c)
 	return err
 }

@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -238,6 +239,84 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	three.Windows["day"] = throttle.Override{Limit: 1}
 	if err := s.SetOverride(t.Context(), three, time.Hour, anna); !errors.As(err, &bad) {
 		t.Errorf("a window that the published policy has not was overridden: %v", err)
+	}
+}
+
+func TestAPauseNamesAPublishedPolicy(t *testing.T) {
+	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	s := newStore(t, client)
+	must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
+	_, err := s.Publish(t.Context(), []throttle.Policy{policy("github-api", 1)}, 0, anna)
+	must(t, err)
+	var bad *throttle.PolicyError
+	if err := s.Pause(t.Context(), "githb-api", "acme", time.Hour, anna); !errors.As(err, &bad) || bad.Policy != "githb-api" {
+		t.Errorf("a policy that is not published was paused: %v", err)
+	}
+	must(t, s.Pause(t.Context(), "github-api", "acme", time.Hour, anna))
+	if found, err := s.Resume(t.Context(), "githb-api", "", anna); !found || err != nil {
+		t.Errorf("a pause of a policy that is no longer published was not ended: %v", err)
+	}
+}
+
+func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
+	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	s := newStore(t, client)
+	policies := []throttle.Policy{policy("p", 1)}
+	_, err := s.Publish(t.Context(), policies, 0, anna)
+	must(t, err)
+	weight := throttle.TenantOverride{Policy: "unknown", Tenant: "acme", Weight: 2}
+	_, published := s.Publish(t.Context(), policies, 0, control.By{})
+	for _, row := range []struct {
+		name, want string
+		err        error
+	}{
+		{"a version conflict, by nobody", "control: who", published},
+		{"an override of an unknown policy, by nobody", "control: who", s.SetOverride(t.Context(), weight, time.Hour, control.By{})},
+		{"a pause of an unknown policy, by nobody", "control: who", s.Pause(t.Context(), "unknown", "", time.Hour, control.By{})},
+		{"a change that is none", `control: what "deleted"`, s.Record(t.Context(), control.Change{By: anna, What: "deleted", Policy: "p"})},
+		{"a change that says nothing", `control: what ""`, s.Record(t.Context(), control.Change{By: anna, Policy: "p"})},
+	} {
+		if row.err == nil || !strings.HasPrefix(row.err.Error(), row.want) {
+			t.Errorf("%s: %v, want %s", row.name, row.err, row.want)
+		}
+	}
+	if changes, err := s.Changes(t.Context(), "", 10); err != nil || len(changes) != 1 {
+		t.Errorf("the log has %+v, want the published policies alone: %v", changes, err)
+	}
+}
+
+// Tenants are bytes. JSON knows text only.
+func TestATenantThatIsNotTextIsPaused(t *testing.T) {
+	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 2)}})
+	must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
+	follow(t, l, s)
+	if granted(t, l, "p", "a\xff %") || !granted(t, l, "p", "a\xfe %") {
+		t.Error("another tenant than the one that was named is paused")
+	}
+}
+
+func TestAFollowerHasTheRedisOfItsStore(t *testing.T) {
+	addr := throttletest.Miniredis(t).Addr()
+	client, other := throttletest.Client(t, addr), redis.NewClient(&redis.Options{Addr: addr, DB: 4})
+	defer other.Close()
+	staging, err := control.NewStore(client, "staging:")
+	must(t, err)
+	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}, Prefix: "production:"})
+	if _, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Store: staging}); err == nil ||
+		!strings.Contains(err.Error(), `"staging:"`) || !strings.Contains(err.Error(), `"production:"`) {
+		t.Errorf("following a store with another prefix: %v", err)
+	}
+	for c, warned := range map[*redis.Client]bool{client: false, throttletest.Client(t, addr): false, other: true} {
+		var journal bytes.Buffer
+		elsewhere, err := control.NewStore(c, "production:")
+		must(t, err)
+		f, err := control.Follow(t.Context(), control.FollowConfig{Limiter: l, Logger: slog.New(slog.NewTextHandler(&journal, nil)), Store: elsewhere})
+		must(t, err)
+		f.Close()
+		if got := strings.Contains(journal.String(), "another Redis"); got != warned {
+			t.Errorf("a store on database %d of %s: warned %v, want %v:\n%s", c.Options().DB, c.Options().Addr, got, warned, journal.String())
+		}
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -68,8 +70,15 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	case c.Store == nil:
 		return nil, errors.New("control: FollowConfig.Store is nil: must be NewStore by the limiter's client and prefix")
 	}
+	client, prefix := c.Limiter.Redis()
+	if c.Store.prefix != prefix {
+		return nil, fmt.Errorf("control: FollowConfig.Store has the prefix %q, and the limiter %q: must be the same", c.Store.prefix, prefix)
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if elsewhere(client, c.Store.client) { // it may be one server by two names
+		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: what is changed on one has no effect on the other")
 	}
 	f := &Follower{config: c}
 	f.look(ctx)
@@ -80,6 +89,13 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 		}
 	})
 	return f, nil
+}
+
+// elsewhere reports whether two clients of single servers have different addresses or databases.
+func elsewhere(one, other redis.UniversalClient) bool {
+	a, single := one.(*redis.Client)
+	b, both := other.(*redis.Client)
+	return single && both && (a.Options().Addr != b.Options().Addr || a.Options().DB != b.Options().DB)
 }
 
 // Close ends it. What is in force stays.

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,24 +29,26 @@ const (
 // add reads a field of the state, if it is an override or a pause. Both are stored behind the time
 // of their end. They are read leniently: what an older program does not know has no effect there.
 func (s *State) add(field, value string) error {
-	kind, _, ok := strings.Cut(field, " ")
+	kind, of, ok := strings.Cut(field, " ")
 	if !ok || kind != kindOverride && kind != kindPause {
 		return nil
 	}
+	_, escaped, _ := strings.Cut(of, " ")
+	tenant, badName := url.QueryUnescape(escaped) // its bytes: JSON has them only if they are UTF-8
 	end, text, _ := strings.Cut(value, " ")
 	us, err := strconv.ParseInt(end, 10, 64)
 	until := time.UnixMicro(us).UTC()
-	switch {
+	switch err = cmp.Or(err, badName); {
 	case err != nil:
 	case kind == kindPause:
 		var p throttle.OperatorPause
 		err = json.Unmarshal([]byte(text), &p)
-		p.Until = until
+		p.Tenant, p.Until = tenant, until
 		s.Pauses = append(s.Pauses, p)
 	default:
 		var o throttle.TenantOverride
 		err = json.Unmarshal([]byte(text), &o)
-		o.Until = until
+		o.Tenant, o.Until = tenant, until
 		s.Overrides = append(s.Overrides, o)
 	}
 	if err != nil {
@@ -61,7 +64,7 @@ func (s *State) add(field, value string) error {
 // Errors are a *throttle.PolicyError, a *TooManyError, one that names the field that is invalid, or
 // wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, by By) error {
-	if err := checkCase(o.Policy, o.Tenant, ttl); err != nil {
+	if err := checkCase(o.Policy, o.Tenant, ttl, by); err != nil {
 		return err
 	}
 	switch {
@@ -124,10 +127,19 @@ func (s *Store) ClearOverride(ctx context.Context, policy, tenant string, by By)
 }
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
-// MaxTTL. It replaces the pause before. Tasks that run go on. Errors are SetOverride's.
+// MaxTTL. It replaces the pause before. Tasks that run go on. If policies were published, it has to
+// be one of them. Errors are SetOverride's.
 func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, by By) error {
-	if err := checkCase(policy, tenant, d); err != nil {
+	if err := checkCase(policy, tenant, d, by); err != nil {
 		return err
+	}
+	state, err := s.State(ctx)
+	if err != nil {
+		return err
+	}
+	named := func(p throttle.Policy) bool { return p.Name == policy }
+	if state.Policies != nil && !slices.ContainsFunc(state.Policies, named) {
+		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy, Hint: "must be the name of a policy in force"}
 	}
 	return s.intervene(ctx, kindPause, throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}, d,
 		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
@@ -157,7 +169,7 @@ func (s *Store) intervene(ctx context.Context, kind string, overrideOrPause any,
 	return err
 }
 
-func checkCase(policy, tenant string, ttl time.Duration) error {
+func checkCase(policy, tenant string, ttl time.Duration, by By) error {
 	switch {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
 		return fmt.Errorf("control: policy %q: must be the name of a policy", quote.Short(policy))
@@ -166,5 +178,5 @@ func checkCase(policy, tenant string, ttl time.Duration) error {
 	case ttl < time.Microsecond || ttl > MaxTTL:
 		return fmt.Errorf("control: duration %v: must be above 0 and at most %v", ttl, MaxTTL)
 	}
-	return nil
+	return by.validate()
 }

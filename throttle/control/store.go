@@ -170,6 +170,9 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
 	}
+	if err := by.validate(); err != nil {
+		return 0, err
+	}
 	if _, err := s.limiter(policies); err != nil {
 		return 0, err
 	}

@@ -65,8 +65,12 @@ func unitsNamed(h http.Header) map[string]bool {
 }
 
 // RetryAfter returns the time that a response asks to wait, 0 or more, by its field Retry-After:
-// seconds, or a date by the upstream's clock. It returns false without a valid field.
+// seconds, or a date by the upstream's clock. It returns false without a valid field, or a
+// response.
 func RetryAfter(resp *http.Response) (time.Duration, bool) {
+	if resp == nil {
+		return 0, false
+	}
 	value := strings.TrimSpace(resp.Header.Get("Retry-After"))
 	if date, err := http.ParseTime(value); err == nil {
 		return max(0, date.Sub(clock(resp))), true

@@ -63,8 +63,9 @@ type MiddlewareConfig struct {
 	TrustedProxies []netip.Prefix
 }
 
-// NewMiddleware returns a middleware that serves a request if it fits all windows of the policy. An
-// error names the field of the config that cannot be used.
+// NewMiddleware returns a middleware that serves a request if it fits all windows of the policy. A
+// nil handler means http.DefaultServeMux, as for an http.Server. An error names the field of the
+// config that cannot be used.
 //
 // Responses describe all windows by RateLimit and RateLimit-Policy (IETF draft
 // draft-ietf-httpapi-ratelimit-headers-10). X-RateLimit-Limit, -Remaining and -Reset (seconds since
@@ -89,7 +90,12 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	if err := c.checkScopes(policies[i]); err != nil {
 		return nil, err
 	}
-	if c.IPv6Bits = cmp.Or(c.IPv6Bits, 64); c.IPv6Bits < 1 || c.IPv6Bits > 128 {
+	for i, p := range c.TrustedProxies {
+		if !p.IsValid() || p.Addr().Is4In6() { // neither would contain any address
+			return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.TrustedProxies[%d] %v: must be a prefix such as 10.0.0.0/8 or fd00::/8", i, p)
+		}
+	}
+	if c.IPv6Bits = cmp.Or(c.IPv6Bits, defaultIPv6Bits); c.IPv6Bits < 1 || c.IPv6Bits > 128 {
 		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.IPv6Bits %d: must be 1 to 128", c.IPv6Bits)
 	}
 	if c.Logger == nil {
@@ -100,6 +106,9 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	}
 	g := &guard{MiddlewareConfig: c}
 	return func(next http.Handler) http.Handler {
+		if next == nil {
+			next = http.DefaultServeMux
+		}
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.serve(w, r, next) })
 	}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -247,9 +248,24 @@ func TestConfigsOfMiddlewares(t *testing.T) {
 		"Limiter is nil": {},
 		`Policy ""`:      {Limiter: limiter},
 		"IPv6Bits 129":   {Limiter: limiter, Policy: "site", IPv6Bits: 129},
+		"IPv6Bits -1":    {Limiter: limiter, Policy: "site", IPv6Bits: -1},
+
+		"TrustedProxies[1] invalid Prefix":      {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), {}}},
+		"TrustedProxies[0] ::ffff:10.0.0.0/104": {Limiter: limiter, Policy: "site", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("::ffff:10.0.0.0/104")}},
 	} {
 		if _, err := httpthrottle.NewMiddleware(c); err == nil || !strings.Contains(err.Error(), "httpthrottle: MiddlewareConfig."+want) {
 			t.Errorf("%s: %v", want, err)
+		}
+	}
+}
+
+// A nil handler is what it is to an http.Server.
+func TestANilHandlerIsTheDefaultOne(t *testing.T) {
+	limiter := throttletest.NewLimiter(t, policy("site", perHour(1, httpthrottle.IPAttribute)))
+	served := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site"})(nil)
+	for i, want := range []int{http.StatusNotFound, http.StatusTooManyRequests} {
+		if got := ask(served, "192.0.2.1", "").StatusCode; got != want {
+			t.Errorf("request %d: %d, want %d", i, got, want)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case t.c.LearnOnly:
 		made := time.Now()
 		resp, err := t.c.Base.RoundTrip(req)
-		if err == nil {
+		if resp != nil && err == nil {
 			t.learn(req.Context(), resp, caller, t.granted(caller, r), made)
 		}
 		return resp, err
@@ -218,12 +218,12 @@ func (t *Transport) call(req *http.Request, caller *throttle.Caller, d throttle.
 	}
 	made := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
-	if err != nil {
+	if resp == nil || err != nil {
 		if sought.Load() && !sent.Load() {
 			t.giveBack(outer, d.Policy, hold.Cancel)
 		}
 		end()
-		return nil, err
+		return nil, err // nothing at all is an error of http.Client
 	}
 	t.learn(outer, resp, caller, d, made)
 	if d.Reservation.Lease() > 0 {

@@ -192,6 +192,24 @@ func TestAContextThatEndsWithTheGrantCostsNothing(t *testing.T) {
 	})
 }
 
+// A Base that breaks the contract of http.RoundTripper has its client say so.
+func TestABaseThatAnswersNothing(t *testing.T) {
+	limiter := throttletest.NewLimiter(t, policy("api", perHour(9, "ip")))
+	nothing := base(func(*http.Request) (*http.Response, error) { return nil, nil })
+	request := func(*http.Request) (throttle.Request, bool) {
+		return throttle.Request{Attributes: map[string]string{"ip": "local"}}, true
+	}
+	for _, learnOnly := range []bool{false, true} {
+		transport := newTransport(t, httpthrottle.TransportConfig{Base: nothing, LearnOnly: learnOnly, Limiter: limiter, Policy: "api", Request: request})
+		if _, err := get(t.Context(), transport, "http://localhost"); err == nil || !strings.Contains(err.Error(), "nil *Response") {
+			t.Errorf("LearnOnly %v: %v", learnOnly, err)
+		}
+	}
+	if d, ok := httpthrottle.RetryAfter(nil); d != 0 || ok {
+		t.Errorf("no response asks to wait for %v, %v", d, ok)
+	}
+}
+
 func TestConfigsOfTransports(t *testing.T) {
 	t.Parallel()
 	limiter := limitertest.New(t, throttletest.Client(t, "127.0.0.1:1"), policy("api", perHour(1)))

@@ -29,13 +29,17 @@ type WatchConfig struct {
 
 // Watch puts the policies of a file in force whenever the file has changed, within a second, until
 // ctx ends. It does so once at the beginning. A file that is missing, or cannot be used, is logged:
-// the policies before stay in force.
+// the policies before stay in force. Without a WatchConfig.Put it logs that, and returns.
 func Watch(ctx context.Context, path string, c WatchConfig) {
-	if c.Load == nil {
-		c.Load = func() ([]throttle.Policy, error) { return Load(path) }
-	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Put == nil {
+		c.Logger.Error("policyfile: the file is not watched: WatchConfig.Put is nil: must be such as Limiter.SetPolicies", "file", path)
+		return
+	}
+	if c.Load == nil {
+		c.Load = func() ([]throttle.Policy, error) { return Load(path) }
 	}
 	look := time.NewTicker(watchEvery)
 	defer look.Stop()

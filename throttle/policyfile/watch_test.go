@@ -80,6 +80,20 @@ func TestAFileIsWatched(t *testing.T) {
 	})
 }
 
+func TestAWatchThatCanPutNothingInForceEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "policies.yml")
+	if err := os.WriteFile(path, []byte("policies: [{name: p, windows: [{name: w, period: 1s, limit: 1}]}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{path, path + ".missing"} {
+		var journal bytes.Buffer
+		policyfile.Watch(t.Context(), path, policyfile.WatchConfig{Logger: slog.New(slog.NewTextHandler(&journal, nil))})
+		if !strings.Contains(journal.String(), "WatchConfig.Put is nil") {
+			t.Errorf("%s: the log does not tell what is missing:\n%s", path, journal.String())
+		}
+	}
+}
+
 func ExampleWatch() {
 	ctx, stop := context.WithCancel(context.Background())
 	stop() // when the program ends

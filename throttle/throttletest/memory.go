@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
@@ -66,12 +67,19 @@ func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 // DenyAfter takes so much capacity that n more requests like r are granted, and the next is denied
 // until windows have room again. With n = 0 the next one is denied. What it takes of Concurrency
 // windows it holds for one lease. The test fails if the windows have room for fewer than n, or if r
-// costs nothing.
+// costs nothing or is never denied.
 func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 	t.Helper()
 	d, err := l.Peek(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
+	}
+	observes := func(p throttle.Policy) bool { return p.Name == r.Policy && p.Mode == throttle.ModeObserve }
+	switch {
+	case n < 0:
+		t.Fatalf("throttletest: %d requests: must be 0 or more", n)
+	case d.Exempt || slices.ContainsFunc(l.Policies(), observes):
+		t.Fatalf("throttletest: tenant %q is never denied in policy %q: it is exempt, or the policy observes", r.Tenant, r.Policy)
 	}
 	take := map[string]int64{} // of each unit: what its tightest window has to spare
 	for _, w := range d.Windows {

@@ -63,13 +63,17 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 }
 
 // Middleware makes the handler's context one of the trace that the task carries, and reports the
-// task's wait as a span of it. Give the server's Start or Run what it returns.
+// task's wait as a span of it. Give the server's Start or Run what it returns: nil for nil, which they
+// refuse.
 //
 // The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type,
 // sluice.task_id and sluice.queue. It begins when the task was enqueued, by the clock of the client,
 // also with ProcessAt. A retry reports no wait. A task that waits again without a retry, because the
 // upstream refused it, reports one more span since it was enqueued.
 func (t *Tracing) Middleware(next asynq.Handler) asynq.Handler {
+	if next == nil {
+		return nil
+	}
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		ctx = t.propagator.Extract(ctx, propagation.MapCarrier(task.Headers()))
 		t.waited(ctx, task, time.Now())

@@ -171,3 +171,17 @@ func TestConfigIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// Start refuses a nil handler, whether or not it is traced.
+func TestThereIsNothingToTraceInNoHandler(t *testing.T) {
+	opt := throttletest.InMemory(t)
+	tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: noop.NewTracerProvider()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := asynq.NewServer(opt, asynq.Config{LogLevel: asynq.FatalLevel})
+	if err := server.Start(tracing.Middleware(nil)); err == nil {
+		server.Shutdown()
+		t.Error("a server has started without a handler: each task would fail")
+	}
+}

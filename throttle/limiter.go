@@ -46,8 +46,8 @@ type Config struct {
 	// Client is that of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
-	// Logger gets pauses and changed rates by the refusals of upstreams, and what SetPolicies changes.
-	// The default is slog.Default().
+	// Logger gets pauses and changed rates by the refusals of upstreams, what SetPolicies changes, and
+	// panics of the other fields' functions. The default is slog.Default().
 	Logger *slog.Logger
 
 	// Name is how others know this process: a pause says who reported the refusal. It is at most
@@ -87,11 +87,12 @@ func New(c Config) (*Limiter, error) {
 		host, _ := os.Hostname()
 		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
 	}
-	l := &Limiter{logger: c.Logger, name: c.Name, observer: c.Observer, tenants: c.Tenants}
-	l.interventions.Store(&interventions{})
-	if l.logger == nil {
-		l.logger = slog.Default()
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
+	l := &Limiter{logger: c.Logger, name: c.Name, tenants: c.Tenants}
+	l.observer = c.Observer.guarded(&panics{logger: c.Logger, logged: map[string]time.Time{}})
+	l.interventions.Store(&interventions{})
 	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
 	if hooks, ok := c.Client.(*testhook.Client); ok {
@@ -101,7 +102,7 @@ func New(c Config) (*Limiter, error) {
 		}
 	}
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
-	if called := c.Observer.Called; called != nil {
+	if called := l.observer.Called; called != nil {
 		l.runner.Called = func(ctx context.Context, c script.Call) {
 			policy := PolicyOf(c.Line)
 			called(Call{classify(ctx, policy, c.Err), c.N, policy, c.Script, c.Took})

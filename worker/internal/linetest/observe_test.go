@@ -114,3 +114,25 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 		})
 	}
 }
+
+// An observer that panics stops neither clients nor servers.
+func TestAnObserverThatPanicsStopsNoTask(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		observe(s, s.Redis, throttle.Observer{
+			Called:  func(throttle.Call) { panic("on purpose") },
+			Decided: func(throttle.Decision) { panic("on purpose") },
+			Joined:  func(string, string, throttle.Place) { panic("on purpose") },
+			Started: func(throttle.Start) { panic("on purpose") },
+			Taken:   func(string, []throttle.TakenTicket) { panic("on purpose") },
+		})
+		s.Serve(s.Ok)
+		client := s.Client(s.Limiter)
+		for _, id := range []string{"a", "b"} {
+			if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"), asynq.MaxRetry(0))
+		s.WaitGone("a", "b", "plain")
+	})
+}

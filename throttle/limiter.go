@@ -30,6 +30,7 @@ type Limiter struct {
 	logger        *slog.Logger
 	name          string
 	observer      Observer
+	panics        panics
 	policies      atomic.Pointer[policySet]
 	runner        *script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
@@ -38,7 +39,8 @@ type Limiter struct {
 }
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
-// request, by many goroutines at once: let it cache. The caller gets its errors, wrapped.
+// request, by many goroutines at once: let it cache. The caller gets its errors, wrapped. For a panic
+// it gets a *RequestError, and the stack is logged: at most once a minute.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
@@ -91,7 +93,8 @@ func New(c Config) (*Limiter, error) {
 		c.Logger = slog.Default()
 	}
 	l := &Limiter{logger: c.Logger, name: c.Name, tenants: c.Tenants}
-	l.observer = c.Observer.guarded(&panics{logger: c.Logger, logged: map[string]time.Time{}})
+	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
+	l.observer = c.Observer.guarded(&l.panics)
 	l.interventions.Store(&interventions{})
 	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
@@ -290,10 +293,9 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
 	t := cp.Tenants[name]
 	if l.tenants != nil {
-		found, ok, err := l.tenants(ctx, cp.Name, name)
+		found, ok, err := l.lookUp(ctx, cp.Name, name)
 		if err != nil {
-			return tenantNow{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w",
-				cp.Name, quote.Short(name), err)
+			return tenantNow{}, err
 		}
 		if ok {
 			t = found.withDefaults()
@@ -303,4 +305,19 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 		}
 	}
 	return l.interventions.Load().over(cp, name, t), nil
+}
+
+// lookUp calls the TenantFunc.
+func (l *Limiter) lookUp(ctx context.Context, policy, name string) (t Tenant, found bool, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			l.panics.log("Tenants", value)
+			hint := fmt.Sprintf("Config.Tenants panicked: %v", value)
+			err = &RequestError{Policy: policy, Field: TenantAttribute, Value: name, Hint: hint}
+		}
+	}()
+	if t, found, err = l.tenants(ctx, policy, name); err != nil {
+		err = fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", policy, quote.Short(name), err)
+	}
+	return t, found, err
 }

@@ -30,6 +30,7 @@ type Limiter struct {
 	logger        *slog.Logger
 	name          string
 	observer      Observer
+	panics        panics
 	policies      atomic.Pointer[policySet]
 	runner        *script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
@@ -38,7 +39,8 @@ type Limiter struct {
 }
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
-// request, by many goroutines at once: let it cache. The caller gets its errors, wrapped.
+// request, by many goroutines at once: let it cache. The caller gets its errors, wrapped. For a panic
+// it gets a *RequestError, and the stack is logged: at most once a minute.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
@@ -46,8 +48,8 @@ type Config struct {
 	// Client is that of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
-	// Logger gets pauses and changed rates by the refusals of upstreams, and what SetPolicies changes.
-	// The default is slog.Default().
+	// Logger gets pauses and changed rates by the refusals of upstreams, what SetPolicies changes, and
+	// panics of the other fields' functions. The default is slog.Default().
 	Logger *slog.Logger
 
 	// Name is how others know this process: a pause says who reported the refusal. It is at most
@@ -87,11 +89,13 @@ func New(c Config) (*Limiter, error) {
 		host, _ := os.Hostname()
 		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
 	}
-	l := &Limiter{logger: c.Logger, name: c.Name, observer: c.Observer, tenants: c.Tenants}
-	l.interventions.Store(&interventions{})
-	if l.logger == nil {
-		l.logger = slog.Default()
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
+	l := &Limiter{logger: c.Logger, name: c.Name, tenants: c.Tenants}
+	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
+	l.observer = c.Observer.guarded(&l.panics)
+	l.interventions.Store(&interventions{})
 	l.library.Prefix = c.Prefix
 	now := func() int64 { return 0 }
 	if hooks, ok := c.Client.(*testhook.Client); ok {
@@ -101,7 +105,7 @@ func New(c Config) (*Limiter, error) {
 		}
 	}
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
-	if called := c.Observer.Called; called != nil {
+	if called := l.observer.Called; called != nil {
 		l.runner.Called = func(ctx context.Context, c script.Call) {
 			policy := PolicyOf(c.Line)
 			called(Call{classify(ctx, policy, c.Err), c.N, policy, c.Script, c.Took})
@@ -220,7 +224,8 @@ func reservationID(r Request) string {
 }
 
 // Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
-// was decoded, or granted by another limiter.
+// was decoded, or granted by another limiter. If its ID is none that Reserve makes, its methods but
+// Pause return a *RequestError.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
@@ -294,10 +299,9 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (tenantNow, error) {
 	t := cp.Tenants[name]
 	if l.tenants != nil {
-		found, ok, err := l.tenants(ctx, cp.Name, name)
+		found, ok, err := l.lookUp(ctx, cp.Name, name)
 		if err != nil {
-			return tenantNow{}, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w",
-				cp.Name, quote.Short(name), err)
+			return tenantNow{}, err
 		}
 		if ok {
 			t = found.withDefaults()
@@ -307,4 +311,19 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 		}
 	}
 	return l.interventions.Load().over(cp, name, t), nil
+}
+
+// lookUp calls the TenantFunc.
+func (l *Limiter) lookUp(ctx context.Context, policy, name string) (t Tenant, found bool, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			l.panics.log("Tenants", value)
+			hint := fmt.Sprintf("Config.Tenants panicked: %v", value)
+			err = &RequestError{Policy: policy, Field: TenantAttribute, Value: name, Hint: hint}
+		}
+	}()
+	if t, found, err = l.tenants(ctx, policy, name); err != nil {
+		err = fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", policy, quote.Short(name), err)
+	}
+	return t, found, err
 }

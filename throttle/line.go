@@ -32,7 +32,8 @@ type Place struct {
 	// *BacklogError. It does not affect the other tickets.
 	Err error
 
-	// AlreadyQueued says that the ticket was in line before. It keeps its place, and is not refused.
+	// AlreadyQueued says that the ticket was in line before, and keeps its place: see Line.Join. It is
+	// not refused.
 	AlreadyQueued bool
 
 	// ClockBehind is as Decision.ClockBehind.
@@ -62,9 +63,10 @@ type Place struct {
 }
 
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
-// each, in order: a few hundred at once. A ticket that is in line keeps its place. IdempotencyKey
-// is ignored. After an error some tickets may have joined. Errors are Take's and that of the
-// TenantFunc.
+// each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
+// tenant, class or attribute of a scope it leaves that place, and joins as if it came new.
+// IdempotencyKey is ignored. After an error some tickets may have joined. Errors are Take's and that
+// of the TenantFunc.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	cp, err := n.limiter.findLine(n.name, false)
 	if err != nil {

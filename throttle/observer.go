@@ -6,7 +6,8 @@ import (
 
 // An Observer has functions that a limiter calls for what it does, for metrics and traces: at once,
 // in the goroutine that it is about, and by many at a time. They must return quickly, and must not
-// call the limiter. Those that are nil cost nothing.
+// call the limiter. Those that are nil cost nothing. A panic is recovered, and logged with its stack:
+// at most once a minute for each function.
 type Observer struct {
 	// Called is called after each call of a script in Redis.
 	Called func(Call)

@@ -63,6 +63,8 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 		return nil, bad("class", string(r.Class), `must be "live" or "batch"`)
 	case r.Backlog < 0:
 		return nil, bad("backlog", r.Backlog, "must not be below 0")
+	case r.MaxHold < 0:
+		return nil, bad("max hold", r.MaxHold, "must not be below 0")
 	case len(r.Key) > MaxKeyBytes:
 		return nil, bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
 	}
@@ -218,7 +220,7 @@ func micros(us int64) time.Duration {
 // lineRequest is scriptRequest for operations that heed the line.
 func (o *operation) lineRequest(op, id string) script.Request {
 	ask := o.scriptRequest(op, id)
-	ask.Hold = max(0, o.request.MaxHold.Microseconds())
+	ask.Hold = o.request.MaxHold.Microseconds()
 	ask.Place = o.place()
 	if o.request.Ticket != (Ticket{}) {
 		ask.Ticket = o.request.Ticket.name()

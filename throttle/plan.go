@@ -80,7 +80,9 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 		l.By = o.By.UnixMicro()
 	}
 	l.Open = o.Open
-	l.Run()
+	if err := l.Run(ctx); err != nil {
+		return Plan{}, classify(ctx, cp.Name, err)
+	}
 	finishes := make([]Finish, len(demands))
 	for i := range demands {
 		finishes[i] = finishOf(l.Start(i))

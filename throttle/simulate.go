@@ -184,7 +184,9 @@ func (s *snapshot) run(ctx context.Context, l *Limiter, cp *compiledPolicy) ([]T
 		flow.InLine = true
 		demands[i] = sim.Demand(flow, f.tickets, o.costs)
 	}
-	sim.Run()
+	if err := sim.Run(ctx); err != nil {
+		return nil, classify(ctx, cp.Name, err)
+	}
 	for i, demand := range demands {
 		if demand >= 0 {
 			backlogs[i].Finish = finishOf(sim.Start(demand))

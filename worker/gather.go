@@ -39,8 +39,8 @@ func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 	if !g.busy {
 		g.busy = true
 		g.mu.Unlock()
+		defer g.next() // even if a hook of the connection panics
 		g.commit(ctx, []*enqueuing{e})
-		g.next()
 		return
 	}
 	own := &gathered{e, make(chan struct{})}

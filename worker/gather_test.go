@@ -79,3 +79,29 @@ func TestCallersThatComeAgainAreGathered(t *testing.T) {
 		}
 	})
 }
+
+// A commit that panics holds nobody up, neither those who wait nor those who come later.
+func TestACommitThatPanicsHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := false
+		g := &gatherer{commit: func(context.Context, []*enqueuing) {
+			if begun {
+				return
+			}
+			begun = true
+			time.Sleep(time.Second)
+			panic("on purpose")
+		}}
+		var callers sync.WaitGroup
+		callers.Go(func() {
+			defer func() { _ = recover() }()
+			g.do(t.Context(), &enqueuing{})
+		})
+		synctest.Wait()
+		for range 2 {
+			callers.Go(func() { g.do(t.Context(), &enqueuing{}) })
+		}
+		callers.Wait()
+		g.do(t.Context(), &enqueuing{})
+	})
+}

@@ -87,6 +87,27 @@ func TestASlotIsHeldForAsLongAsTheCall(t *testing.T) {
 	}
 }
 
+// A function that panics during a call leaves no slot held.
+func TestAPanicReleasesTheSlot(t *testing.T) {
+	t.Parallel()
+	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		for name, c := range map[string]httpthrottle.TransportConfig{
+			"Base":    {Base: base(func(*http.Request) (*http.Response, error) { panic("on purpose") })},
+			"Refusal": {Base: answer(http.NoBody), Refusal: func(*http.Response) (time.Duration, bool) { panic("on purpose") }},
+		} {
+			c.Limiter, c.Policy = l, "api"
+			func() {
+				defer func() { _ = recover() }()
+				_, err := newTransport(t, c).RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
+				t.Errorf("%s: there is no panic, but %v", name, err)
+			}()
+			if n := used(t, l, throttle.Request{Policy: "api"}); n[0] != 0 {
+				t.Errorf("%s: the slot is held", name)
+			}
+		}
+	})
+}
+
 func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

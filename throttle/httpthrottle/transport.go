@@ -209,7 +209,12 @@ func (t *Transport) call(req *http.Request, caller *throttle.Caller, d throttle.
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx, hold := d.Reservation.Hold(outer)
-	end := func() { release(outer, hold, t.c.Logger) }
+	end, reading := func() { release(outer, hold, t.c.Logger) }, false
+	defer func() {
+		if !reading { // even if Base or Refusal panics
+			end()
+		}
+	}()
 
 	var sought, sent atomic.Bool
 	trace := &httptrace.ClientTrace{
@@ -222,11 +227,10 @@ func (t *Transport) call(req *http.Request, caller *throttle.Caller, d throttle.
 		if sought.Load() && !sent.Load() {
 			t.giveBack(outer, d.Policy, hold.Cancel)
 		}
-		end()
 		return nil, err // nothing at all is an error of http.Client
 	}
 	t.learn(outer, resp, caller, d, made)
-	if d.Reservation.Lease() > 0 {
+	if reading = d.Reservation.Lease() > 0; reading {
 		untilRead(outer, resp, end)
 	}
 	return resp, nil

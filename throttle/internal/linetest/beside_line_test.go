@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -64,7 +65,8 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		"a hold below 0": {limitertest.Policy(limitertest.Slots(1)), func(sc *scene) {
 			r := sc.of("a1")
 			r.MaxHold = -time.Second
-			if _, err := sc.l.Reserve(sc.t.Context(), r); err != nil {
+			var invalid *throttle.RequestError
+			if _, err := sc.l.Reserve(sc.t.Context(), r); !errors.As(err, &invalid) || invalid.Field != "max hold" {
 				sc.t.Error(err)
 			}
 		}},

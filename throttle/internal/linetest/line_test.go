@@ -203,6 +203,17 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			sc.denied("a4", 0)
 			sc.takes("a3", "a4")
 		}},
+		"a ticket that joins again for another tenant leaves its place": {limitertest.Policy(two), func(sc *scene) {
+			sc.granted("a1", "a2")
+			sc.waits("a3", "a4", "a5")
+			moved := sc.of("a3")
+			moved.Tenant = "b"
+			places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{moved})
+			if err != nil || places[0].Err != nil || places[0].AlreadyQueued {
+				sc.t.Fatalf("%+v, %v", places, err)
+			}
+			sc.at(10*s).takes("a4", "a3")
+		}},
 		"a ticket that reserves at its turn is granted": {limitertest.Policy(two), func(sc *scene) {
 			sc.granted("a1", "a2")
 			sc.waits("a3")

@@ -1,11 +1,15 @@
 package linetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
@@ -181,4 +185,62 @@ func TestAnOutageIsObserved(t *testing.T) {
 	if len(calls) != 1 || !errors.Is(calls[0].Err, throttle.ErrUnavailable) || len(decisions) != 1 || decisions[0].FailedOpen == nil {
 		t.Errorf("calls %+v, decisions %+v", calls, decisions)
 	}
+}
+
+// A function of an observer that panics disturbs no call. Each is logged once in a minute.
+func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
+	t.Parallel()
+	p := limitertest.Policy(limitertest.SharedWindow(1, 10*s))
+	limitertest.Bubble(t, p, func(t *testing.T, _ *throttle.Limiter, server *miniredis.Miniredis) {
+		var o throttle.Observer
+		functions := reflect.ValueOf(&o).Elem()
+		for i := range functions.NumField() {
+			f := functions.Field(i)
+			f.Set(reflect.MakeFunc(f.Type(), func([]reflect.Value) []reflect.Value { panic("on purpose") }))
+		}
+		var log bytes.Buffer
+		l, err := throttle.New(throttle.Config{
+			Client: throttletest.Memory{Miniredis: server}.Client(t), Observer: o, Policies: []throttle.Policy{p},
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		guarded := reflect.ValueOf(l.Observer())
+		for range 2 {
+			for i := range guarded.NumField() {
+				f := guarded.Field(i)
+				args := make([]reflect.Value, f.Type().NumIn())
+				for j := range args {
+					args[j] = reflect.Zero(f.Type().In(j))
+				}
+				f.Call(args)
+			}
+		}
+		for i := range guarded.NumField() {
+			about := "function=Observer." + guarded.Type().Field(i).Name + ` panic="on purpose" stack=`
+			if n := strings.Count(log.String(), about); n != 1 {
+				t.Errorf("%q is logged %d times", about, n)
+			}
+		}
+		if !strings.Contains(log.String(), "observe_test.go") {
+			t.Errorf("the stack is missing: %s", &log)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), m)
+		defer cancel()
+		for range 3 { // the later two wait in place, and are taken
+			if d, err := l.Wait(ctx, throttle.Request{Policy: "p", Tenant: "a"}); err != nil || !d.Granted {
+				t.Fatal(d, err)
+			}
+		}
+		for range 2 {
+			places, err := l.Line("p").Join(ctx, []throttle.Request{{Tenant: "a", Ticket: limitertest.Ticket("1")}})
+			if err != nil || places[0].Err != nil {
+				t.Fatal(places, err)
+			}
+		}
+		if taken := limitertest.Take(t, l, 1, "q"); len(taken.Tickets) != 0 || taken.Next < 0 {
+			t.Errorf("%+v", taken)
+		}
+	})
 }

@@ -1,7 +1,10 @@
 package linetest
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -166,6 +169,19 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		}
 		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Last != limitertest.At(2*h) {
 			t.Errorf("that all fit, and may start after two hours: %+v", got)
+		}
+	})
+}
+
+// A plan of more than anybody waits for ends with its context.
+func TestAPlanEndsWithItsContext(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
+		ctx, cancel := context.WithCancel(t.Context())
+		opens := func(t time.Time) time.Time { cancel(); return t }
+		_, err := sc.l.Line("p").Plan(ctx, []throttle.Demand{demand("a", math.MaxInt, "")}, throttle.PlanOptions{Open: opens})
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
 		}
 	})
 }

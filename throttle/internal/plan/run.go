@@ -2,6 +2,7 @@ package plan
 
 import (
 	"container/heap"
+	"context"
 	"math"
 	"slices"
 	"time"
@@ -9,8 +10,11 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// maxSteps is the most tickets that are simulated. Of more, several go as one.
+// maxSteps is the most tickets that are simulated, if limits let several of more go as one.
 const maxSteps = 200_000
+
+// stepsUnasked is after how many steps, some milliseconds, the context is looked at.
+const stepsUnasked = 1000
 
 // A Flow is tickets that go one after the other.
 type Flow struct {
@@ -137,8 +141,8 @@ func (f *Flow) part(lump int64) float64 {
 	return part
 }
 
-// Run simulates until all demands have started.
-func (l *Line) Run() {
+// Run simulates until all demands have started, or the context ends. Then it returns its error.
+func (l *Line) Run(ctx context.Context) error {
 	total := int64(0)
 	for _, f := range l.flows {
 		for _, w := range f.works {
@@ -155,9 +159,13 @@ func (l *Line) Run() {
 			l.wait(f, t)
 		}
 	}
-	for l.unfinished > 0 && t < l.End {
+	for steps := 1; l.unfinished > 0 && t < l.End; steps++ {
+		if steps%stepsUnasked == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
 		t = l.step(t)
 	}
+	return nil
 }
 
 // wait has a flow wait until its next ticket fits its own windows.

@@ -80,10 +80,8 @@ func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Ans
 	if !b.busy && !timed && len(requests) <= p.batch() {
 		b.busy = true
 		b.mu.Unlock()
+		defer b.ended() // even if a hook of the client panics
 		answers, errs := b.run(ctx, p, requests)
-		b.mu.Lock()
-		b.next()
-		b.mu.Unlock()
 		return answers, cmp.Or(errs...)
 	}
 	a := &asked{ctx: ctx, answers: make([]Answer, len(requests)), left: len(requests), done: make(chan struct{})}
@@ -132,6 +130,12 @@ func (b *Batcher) giveUp(a *asked) bool {
 		}
 	}
 	return true
+}
+
+func (b *Batcher) ended() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.next()
 }
 
 // next sends what waits, after a call has ended. The lock is held.

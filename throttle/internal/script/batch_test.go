@@ -336,3 +336,29 @@ func TestBatchesOfManyWindowsAreSmall(t *testing.T) {
 		})
 	}
 }
+
+// A call that panics holds nobody up, neither those who wait nor those who come later.
+func TestACallThatPanicsHoldsNobodyUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, f *fakeRedis, b *Batcher) {
+		f.answer = func(c fakeCall) ([]Answer, error) {
+			if c.ids() == "a" {
+				panic("on purpose")
+			}
+			return f.grant(c), nil
+		}
+		p, recovered := &Policy{}, false
+		go func() {
+			defer func() { recovered = recover() != nil }()
+			_, _ = b.Do(t.Context(), p, reserveAs("a"))
+		}()
+		synctest.Wait()
+		waits := ask(t, b, p, reserveAs("b"))
+		f.open()
+		f.open()
+		later := ask(t, b, p, reserveAs("c"))
+		f.open()
+		if !recovered || !waits.done || waits.err != nil || !later.done || later.err != nil {
+			t.Errorf("recovered %v, done %v and %v", recovered, waits.done, later.done)
+		}
+	})
+}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,13 +15,21 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // observe has the site's limiter use a client, and tell an observer.
 func observe(s *sitetest.Site, client *redis.Client, o throttle.Observer) {
 	s.Helper()
-	limiter, err := throttle.New(throttle.Config{Client: client, Observer: o, Policies: s.Limiter.Policies()})
+	limitBy(s, throttle.Config{Client: client, Observer: o})
+}
+
+// limitBy gives the site another limiter, with the policies and the logger that it has.
+func limitBy(s *sitetest.Site, c throttle.Config) {
+	s.Helper()
+	c.Logger, c.Policies = slog.New(slog.NewTextHandler(s.Journal, nil)), s.Limiter.Policies()
+	limiter, err := throttle.New(c)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -114,4 +124,58 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An observer that panics stops neither clients nor servers.
+func TestAnObserverThatPanicsStopsNoTask(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		observe(s, s.Redis, throttle.Observer{
+			Called:  func(throttle.Call) { panic("on purpose") },
+			Decided: func(throttle.Decision) { panic("on purpose") },
+			Joined:  func(string, string, throttle.Place) { panic("on purpose") },
+			Started: func(throttle.Start) { panic("on purpose") },
+			Taken:   func(string, []throttle.TakenTicket) { panic("on purpose") },
+		})
+		s.Serve(s.Ok)
+		client := s.Client(s.Limiter)
+		for _, id := range []string{"a", "b"} {
+			if _, err := client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"), asynq.MaxRetry(0))
+		s.WaitGone("a", "b", "plain")
+	})
+}
+
+// A lookup of a tenant that panics fails the tenant's tasks, and no others.
+func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		limitBy(s, throttle.Config{Client: s.Redis, Tenants: func(_ context.Context, _, tenant string) (t throttle.Tenant, found bool, err error) {
+			if tenant == "acme" {
+				panic("on purpose")
+			}
+			return t, false, nil
+		}})
+		for _, id := range []string{"a", "b"} {
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
+			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "else"}, "x", nil), asynq.TaskID("else-"+id), asynq.MaxRetry(0))
+		}
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"), asynq.MaxRetry(0), asynq.ProcessIn(time.Second)) // forward joins it
+		s.Serve(s.Ok)
+		s.WaitGone("else-a", "else-b")
+		for _, id := range []string{"a", "b", "later"} {
+			s.WaitState(asynq.TaskStateArchived, id)
+			if got := s.Task(id).LastErr; !strings.Contains(got, `policy "api": tenant "acme": Config.Tenants panicked: on purpose`) {
+				t.Errorf("%s failed by %q", id, got)
+			}
+		}
+		if n := s.Journal.Count("function=Tenants"); n != 1 {
+			t.Errorf("it is logged %d times", n)
+		}
+		var invalid *throttle.RequestError
+		if _, err := s.Client(s.Limiter).Enqueue(sitetest.AcmeTask()); !errors.As(err, &invalid) {
+			t.Errorf("a client's lookup: %v", err)
+		}
+	})
 }

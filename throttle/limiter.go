@@ -161,8 +161,11 @@ func (o *operation) reserveRequest(id string, at int64) script.Request {
 	}
 	ask := o.lineRequest(op, id)
 	ask.At = at
-	if op == script.Peek || op == script.Join {
+	switch {
+	case op == script.Peek || op == script.Join:
 		ask.Once = ""
+	case ask.Once != "":
+		ask.Word = script.OnceWord(ask.Cost, ask.Keys)
 	}
 	return ask
 }
@@ -177,6 +180,9 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 
 // reserved returns the decision in the answer to a reserveRequest.
 func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
+	if a.Status == script.OtherRequest {
+		return Decision{}, o.otherRequest()
+	}
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if ask.At == 0 {

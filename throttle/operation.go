@@ -243,6 +243,13 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 	return answers, classify(ctx, cp.Name, err)
 }
 
+func (o *operation) otherRequest() error {
+	return &RequestError{
+		Policy: o.Name, Field: "idempotency key", Value: o.request.IdempotencyKey,
+		Hint: "stands for another cost or other attributes: use another key for another request",
+	}
+}
+
 func (o *operation) badStatus(a script.Answer) error {
 	return fmt.Errorf("%w: policy %q: neither granted nor denied for a time, but %d", ErrReply, o.Name, a.Status)
 }

@@ -23,6 +23,7 @@ const (
 	PastDeadline  = 7 // refused: Deadline; of a take: its cost never fits
 	Nothing       = 8 // nothing to do
 	Failed        = 9
+	OtherRequest  = 10 // the idempotency key was granted to another request
 )
 
 // fullForm is added to the status of an answer in the full form.
@@ -197,7 +198,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 		if full {
 			a.Status -= fullForm
 		}
-		if r.bad || a.Status < Denied || a.Status > Failed {
+		if r.bad || a.Status < Denied || a.Status > OtherRequest {
 			return nil, unlike(reply, r.at, requests)
 		}
 		if a.Status == Failed {

@@ -15,7 +15,8 @@
 --               at       when it was granted (us); 0 if it was not yet
 --               once     end of the key by which a repeated request is known for a minute
 --               hold     how long what is granted may be held where it has to be given back (us)
---               word     settle: "c1,c2,...": by window what it really cost, "-" if that stays
+--               word     with `once`: a digest of what counts the request
+--                        settle: "c1,c2,...": by window what it really cost, "-" if that stays
 --                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
 --                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was
@@ -58,6 +59,7 @@
 --   status  0 denied, does not wait   1 granted, done   2 granted before, to the same call or key
 --           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
 --           line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
+--           10 the key was granted to another request
 --   at      when it was decided, or granted before (us, as all times)
 --   time    the expected start; most, least: its upper and its lower bound, by the windows. It is
 --           above most where slots hold a ticket up
@@ -72,7 +74,7 @@
 -- Keys, behind the prefix P of the policy:
 --   r:PROCESS     what the last call of a process did, which answers that call if it is repeated:
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
---   n:TENANT:KEY  when the request of an idempotency key was granted
+--   n:TENANT:KEY  when the request of an idempotency key was granted, a blank, and its digest
 
 local call = windows.read_policy()
 local KEPT = 60000 -- ms for which a repeated call is recognised
@@ -118,8 +120,10 @@ end
 -- plain grant or done: time, most, nudge and least. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
-    local granted = (before or r.once) and requests.granted_before(call, r, before)
-    if granted then return 2, granted end
+    if before or r.once then
+      local status, at = requests.granted_before(call, r, before)
+      if status then return status, at end
+    end
     if r.at > 0 then
       windows.complete(call)
       windows.give_back(call, list, r.costs, now, r.at, requests.lease_id(call, r))

@@ -90,13 +90,13 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
 	o.Decided = then(next.Decided, func(d throttle.Decision) {
 		if d.Granted && d.FailedOpen == nil {
-			c.add(d.Reservation.Request, 1)
+			c.add(d.Reservation.Request)
 		}
 	})
 	o.Taken = func(policy string, tickets []throttle.TakenTicket) {
 		for _, t := range tickets {
 			if t.Decision.Granted {
-				c.add(t.Decision.Reservation.Request, 1)
+				c.add(t.Decision.Reservation.Request)
 			}
 		}
 		if next.Taken != nil {
@@ -104,12 +104,8 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 		}
 	}
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
-		r := correction.Reservation.Request
-		if correction.Cancelled {
-			c.add(r, -1)
-		}
-		for unit, cost := range correction.Cost {
-			c.addUnits(r, unit, cost-r.CostOf(unit))
+		for unit, units := range correction.Change {
+			c.addUnits(correction.Reservation.Request, unit, units)
 		}
 	})
 	return o
@@ -123,12 +119,12 @@ func then[T any](next, own func(T)) func(T) {
 	return func(t T) { own(t); next(t) }
 }
 
-func (c *Counter) add(r throttle.Request, sign int64) {
+func (c *Counter) add(r throttle.Request) {
 	if _, named := r.Cost[throttle.Requests]; !named {
-		c.addUnits(r, throttle.Requests, sign)
+		c.addUnits(r, throttle.Requests, 1)
 	}
 	for unit, cost := range r.Cost {
-		c.addUnits(r, unit, sign*cost)
+		c.addUnits(r, unit, cost)
 	}
 }
 

@@ -40,6 +40,7 @@ type Answer struct {
 	Nudge   bool  // a server should be woken for the ticket
 	Pause   PauseAnswer
 	Adapted AdaptedAnswer
+	Before  []int64 // by window, what a Settle or Cancel corrected; nil if that is what the request says
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
 }
@@ -209,6 +210,11 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			if full {
 				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
 				a.Pause, a.Adapted = r.upstream()
+			}
+			if op := requests[i].Op; op == Settle || op == Cancel {
+				if before := r.text(); before != "" {
+					a.Before = r.integers(len(p.Windows), strings.Split(before, ",")...)
+				}
 			}
 			if hasWindows(requests[i].Op) {
 				a.Windows = make([]WindowAnswer, len(p.Windows))

@@ -54,6 +54,7 @@
 --   plain window  used resets
 --   full          status+16 at time most least behind nudge pause  anything else
 --   full window   used fits resets
+--   corrected     before                                           of settle and cancel, behind the form
 --   error         9 text
 -- where
 --   status  0 denied, does not wait   1 granted, done   2 granted before, to the same call or key
@@ -67,6 +68,7 @@
 --   nudge   1: a server should be woken
 --   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW CHANGED FREE": what the upstream
 --           had paused, who was refused, and what the scopes adapted to (said in upstream.lua)
+--   before  what the reservation cost, as the word of settle; empty if that is what the request says
 --   used    units
 --   fits    when the costs fit this window, 0 for at once; of cancel: the units given back
 --   resets  when nothing is counted any more
@@ -225,9 +227,14 @@ for at = first, #argv, stride do
   if not aligned then now = windows.align(call, list) end
   local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel' or
     op == 'expect' or op == 'observe'
+  local corrects = op == 'settle' or op == 'cancel'
   if late then
     out[m + 1], out[m + 2] = 8, now
     m = m + 2
+    if corrects then
+      m = m + 1
+      out[m] = ''
+    end
     for i = 1, needs_windows and 2 * nwindows or 0 do out[m + i] = 0 end
     if needs_windows then m = m + 2 * nwindows end
   elseif failed and op ~= 'leave' then
@@ -268,6 +275,10 @@ for at = first, #argv, stride do
     else
       out[m + 1], out[m + 2] = status, decided
       m = m + 2
+    end
+    if corrects then
+      m = m + 1
+      out[m] = r.before or ''
     end
     if needs_windows then
       local step = full and 3 or 2

@@ -7,6 +7,7 @@
 --   own, suffixes      the tenant's own parameters as text, and its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
+--   before             what the reservation cost, if that was corrected: see the reply in decide.lua
 -- and of its place, once that is read: queue, flow, tenant, weight, key; front, max_wait, backlog
 -- and deadline if it has options, rank if it is put back.
 --

@@ -12,11 +12,15 @@ import (
 
 // PeriodicTask returns the config of a task for an asynq.PeriodicTaskManager. The manager takes two
 // configs for one if they differ in nothing but the headers of their tasks, such as in the tenant of
-// NewTask. This config has an option that tells the headers apart, which the clients ignore.
+// NewTask. This config has an option that tells the headers apart, which the clients ignore. A config
+// without a task is refused by the manager.
 //
 // The manager enqueues as a plain client: a task joins the line when a worker has denied it.
 func PeriodicTask(cronspec string, task *asynq.Task, opts ...asynq.Option) *asynq.PeriodicTaskConfig {
-	headers := task.Headers()
+	var headers map[string]string
+	if task != nil {
+		headers = task.Headers()
+	}
 	digest := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
 		fmt.Fprintf(digest, "%q=%q\n", name, headers[name])

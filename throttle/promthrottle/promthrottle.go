@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -60,7 +61,7 @@ var (
 // New returns metrics that are registered. The error is that of the Registerer, or names the field
 // that is invalid.
 func New(c Config) (*Metrics, error) {
-	if c.Registerer == nil {
+	if isnil.Value(c.Registerer) {
 		return nil, errors.New("promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
 	if c.Tenants < 0 || c.Tenants > MaxTenants {

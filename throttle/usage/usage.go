@@ -23,6 +23,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -68,7 +69,7 @@ type count struct{ policy, unit, tenant string }
 
 // New returns a counter that writes until Close. The error names the field that is invalid.
 func New(c Config) (*Counter, error) {
-	if c.Client == nil {
+	if isnil.Value(c.Client) {
 		return nil, errors.New("usage: Config.Client is nil: must be the limiter's connection to Redis")
 	}
 	c.Every = cmp.Or(c.Every, 10*time.Second)
@@ -215,8 +216,12 @@ type TopOptions struct {
 }
 
 // Top returns the tenants that were granted most of a policy in the last hour, those with most
-// units first. It is empty where no Counter writes. Errors are those of go-redis.
+// units first. It is empty where no Counter writes. Errors are those of go-redis, or that there is no
+// client.
 func Top(ctx context.Context, client redis.UniversalClient, o TopOptions) ([]Use, error) {
+	if isnil.Value(client) {
+		return nil, errors.New("usage: the client is nil: must be a connection to the limiter's Redis")
+	}
 	o.Max, o.Unit = cmp.Or(o.Max, 10), cmp.Or(o.Unit, throttle.Requests)
 	keys := make([]string, 0, Span/bucket+1)
 	now := time.Now()

@@ -223,3 +223,16 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		}
 	})
 }
+
+func TestAClientIsRequired(t *testing.T) {
+	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		_, err := usage.New(usage.Config{Client: client})
+		if want := "usage: Config.Client is nil: must be the limiter's connection to Redis"; err == nil || err.Error() != want {
+			t.Errorf("%T: got %v, want %s", client, err, want)
+		}
+		_, err = usage.Top(t.Context(), client, usage.TopOptions{Policy: "api"})
+		if want := "usage: the client is nil: must be a connection to the limiter's Redis"; err == nil || err.Error() != want {
+			t.Errorf("%T: got %v, want %s", client, err, want)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/redischeck"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
@@ -188,7 +189,7 @@ func classify(ctx context.Context, policy string, err error) error {
 	var number *strconv.NumError // of what should be a length
 	class := ErrUnavailable
 	switch text := err.Error(); {
-	case script.Forbidden(err):
+	case redischeck.Forbidden(err):
 		return fmt.Errorf("%w: %w: %s%w", ErrUnavailable, ErrForbidden, policy, err)
 	case strings.Contains(text, "SLUICE_STATE"):
 		class = ErrState

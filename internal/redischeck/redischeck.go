@@ -11,15 +11,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
 const clockOffMax = time.Second
 
-// Findings returns what is not set up, one line each: see throttle.CheckRedis. The error is that of
-// go-redis, if there is no answer, or a refusal of the user.
+// Findings returns what is not set up, one line each: see throttle.Limiter.CheckRedis. The error is
+// that of go-redis, if there is no answer, or a refusal of the user.
 func Findings(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	var mu sync.Mutex
 	var findings []string
@@ -55,7 +53,7 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	}
 	begun := time.Now()
 	at, err := client.Time(ctx).Result()
-	stranger := err != nil && script.Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
+	stranger := err != nil && Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
 	if unanswered(err) || stranger { // Redis refuses whatever a user asks that it does not know
 		return nil, err
 	}
@@ -116,4 +114,22 @@ func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
 func unanswered(err error) bool {
 	var answer redis.Error
 	return err != nil && !errors.As(err, &answer)
+}
+
+// Forbidden reports whether an error says that Redis does not know the user, or does not let it
+// call something.
+func Forbidden(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && Refuses(reply.Error())
+}
+
+// Refuses reports whether the text of an error says so.
+func Refuses(text string) bool {
+	for _, code := range []string{"NOAUTH", "NOPERM", "WRONGPASS"} {
+		if strings.HasPrefix(text, code+" ") {
+			return true
+		}
+	}
+	// Inside of a script, by release.
+	return strings.Contains(text, "ACL failure in script") || strings.Contains(text, "The user executing the script can't ")
 }

@@ -195,9 +195,9 @@ func classify(ctx context.Context, policy string, err error) error {
 		class = ErrState
 	case strings.Contains(text, "SLUICE_CLOCK"):
 		class = ErrClock
-	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state), strings.HasPrefix(text, "redis: unexpected type="),
-		strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"),
-		errors.As(err, &number), script.ScriptFailed(err):
+	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state),
+		strings.HasPrefix(text, "redis: unexpected type="), strings.HasPrefix(text, "redis: can't parse"),
+		strings.HasPrefix(text, "redis: invalid reply"), errors.As(err, &number), script.ScriptFailed(err):
 		class = ErrReply
 	}
 	return fmt.Errorf("%w: %s%w", class, policy, err)

@@ -79,7 +79,8 @@ func New(c Config) (*Limiter, error) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	if !prefixShape.MatchString(c.Prefix) {
-		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", quote.Short(c.Prefix))
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -",
+			quote.Short(c.Prefix))
 	}
 	if len(c.Name) > MaxNameBytes {
 		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), MaxNameBytes)

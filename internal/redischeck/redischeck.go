@@ -14,7 +14,10 @@ import (
 )
 
 // clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
-const clockOffMax = time.Second
+const (
+	clockOffMax = time.Second
+	withinClock = "must be within %v, or deadlines and expected starts are off by that"
+)
 
 // Findings returns what is not set up, one line each: see throttle.Limiter.CheckRedis. The error is
 // that of go-redis, if there is no answer, or a refusal of the user.
@@ -47,7 +50,9 @@ func Findings(ctx context.Context, client redis.UniversalClient) ([]string, erro
 
 // checkServer looks at one server, which may be part of the Cluster of a client. The error is not an
 // answer of Redis.
-func checkServer(ctx context.Context, client redis.UniversalClient, addr string, cluster bool) (findings []string, err error) {
+func checkServer(
+	ctx context.Context, client redis.UniversalClient, addr string, cluster bool,
+) (findings []string, err error) {
 	find := func(format string, a ...any) {
 		findings = append(findings, strings.TrimSpace("redis "+addr)+": "+fmt.Sprintf(format, a...))
 	}
@@ -61,10 +66,10 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	switch { // the clock was read in between
 	case err != nil:
 	case at.After(ended.Add(clockOffMax)):
-		find("its clock is %v ahead of this machine's: must be within %v, or deadlines and expected starts are off by that",
+		find("its clock is %v ahead of this machine's: "+withinClock,
 			at.Sub(ended).Round(time.Millisecond), clockOffMax)
 	case at.Before(begun.Add(-clockOffMax)):
-		find("its clock is %v behind this machine's: must be within %v, or deadlines and expected starts are off by that",
+		find("its clock is %v behind this machine's: "+withinClock,
 			begun.Sub(at).Round(time.Millisecond), clockOffMax)
 	}
 	text, err := client.Info(ctx).Result()
@@ -131,5 +136,6 @@ func Refuses(text string) bool {
 		}
 	}
 	// Inside of a script, by release.
-	return strings.Contains(text, "ACL failure in script") || strings.Contains(text, "The user executing the script can't ")
+	return strings.Contains(text, "ACL failure in script") ||
+		strings.Contains(text, "The user executing the script can't ")
 }

@@ -185,7 +185,8 @@ func (c *Counter) flush() {
 		pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
 		pipe.Expire(ctx, key, kept)
 		if _, err := pipe.Exec(ctx); err != nil {
-			c.config.Logger.Warn("usage: what tenants were granted is written later", "policy", counts[0].policy, "err", err)
+			c.config.Logger.Warn("usage: what tenants were granted is written later",
+				"policy", counts[0].policy, "err", err)
 			c.mu.Lock()
 			for _, of := range counts {
 				c.sums[of] += sums[of]

@@ -208,7 +208,8 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.At = r.integer()
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
 			if full {
-				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
+				a.Time, a.Most, a.Least = r.integer(), r.integer(), r.integer()
+				a.Behind, a.Nudge = r.integer(), r.integer() == 1
 				a.Pause, a.Adapted = r.upstream()
 			}
 			if op := requests[i].Op; op == Settle || op == Cancel {

@@ -97,8 +97,8 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 }
 
 // change returns by unit what a correction charged, below 0 for a refund. Before is what Redis says
-// of the cost, by window, or nil. Actual is the corrected one, below 0 where it stays, and nil if all
-// was given back.
+// of the cost, by window, or nil. Actual is the corrected one, below 0 where it stays, and nil if
+// all was given back.
 func (o *operation) change(before, actual []int64) map[string]int64 {
 	change := map[string]int64{}
 	if actual == nil {

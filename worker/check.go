@@ -16,9 +16,9 @@ import (
 // checkTimeout bounds the look at how the Redises are set up, when a server starts, and a Ping.
 const checkTimeout = 5 * time.Second
 
-// CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them is
-// not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program. Errors
-// are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
+// CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
+// is not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program.
+// Errors are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
 func (c *Client) CheckRedis(ctx context.Context) ([]string, error) {
 	return check(ctx, c.limiter, c.asynq.Redis())
 }

@@ -12,8 +12,8 @@ import (
 
 // PeriodicTask returns the config of a task for an asynq.PeriodicTaskManager. The manager takes two
 // configs for one if they differ in nothing but the headers of their tasks, such as in the tenant of
-// NewTask. This config has an option that tells the headers apart, which the clients ignore. A config
-// without a task is refused by the manager.
+// NewTask. This config has an option that tells the headers apart, which the clients ignore. The
+// manager refuses a config without a task.
 //
 // The manager enqueues as a plain client: a task joins the line when a worker has denied it.
 func PeriodicTask(cronspec string, task *asynq.Task, opts ...asynq.Option) *asynq.PeriodicTaskConfig {

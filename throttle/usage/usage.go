@@ -217,8 +217,8 @@ type TopOptions struct {
 }
 
 // Top returns the tenants that were granted most of a policy in the last hour, those with most
-// units first. It is empty where no Counter writes. Errors are those of go-redis, or that there is no
-// client.
+// units first. It is empty where no Counter writes. Errors are those of go-redis, or that the
+// client is nil.
 func Top(ctx context.Context, client redis.UniversalClient, o TopOptions) ([]Use, error) {
 	if isnil.Value(client) {
 		return nil, errors.New("usage: the client is nil: must be a connection to the limiter's Redis")

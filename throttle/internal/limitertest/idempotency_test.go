@@ -89,8 +89,8 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 	})
 }
 
-// A repeat of another cost, or counted elsewhere, is another request: it gets neither the grant of the
-// first nor a charge of its own.
+// A repeat of another cost, or counted elsewhere, is another request: it gets neither the grant of
+// the first nor a charge of its own.
 func TestAKeyStandsForOneRequest(t *testing.T) {
 	p := Policy(
 		SharedWindow(100, 10*s),

@@ -54,7 +54,7 @@
 --   plain window  used resets
 --   full          status+16 at time most least behind nudge pause  anything else
 --   full window   used fits resets
---   corrected     before                                           of settle and cancel, behind the form
+--   corrected     before                                           settle and cancel, after the form
 --   error         9 text
 -- where
 --   status  0 denied, does not wait   1 granted, done   2 granted before, to the same call or key
@@ -68,7 +68,7 @@
 --   nudge   1: a server should be woken
 --   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW CHANGED FREE": what the upstream
 --           had paused, who was refused, and what the scopes adapted to (said in upstream.lua)
---   before  what the reservation cost, as the word of settle; empty if that is what the request says
+--   before  what the reservation cost, as the word of settle; empty if the request says the same
 --   used    units
 --   fits    when the costs fit this window, 0 for at once; of cancel: the units given back
 --   resets  when nothing is counted any more

@@ -7,7 +7,7 @@
 --   own, suffixes      the tenant's own parameters as text, and its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
---   before             what the reservation cost, if that was corrected: see the reply in decide.lua
+--   before             what the reservation cost, if that was corrected: the reply of decide.lua
 -- and of its place, once that is read: queue, flow, tenant, weight, key; front, max_wait, backlog
 -- and deadline if it has options, rank if it is put back.
 --
@@ -16,8 +16,8 @@
 --   read_place(r)                              reads what only a line needs
 --   line(call) -> J                            the verbs of line_join.lua, set up once
 --   lease_id(call, r) -> bytes                 nil if no window holds what is granted
---   granted_before(call, r, before) -> status, at   2 if the same request was granted, 10 if its key
---                                              was granted to another one, else nil
+--   granted_before(call, r, before) -> status, at   2 if the same request was granted, 10 if
+--                                              its key was granted to another one, else nil
 --   take(call, r, list, now)                   takes the costs
 --   look_again(call, r)                        has the flows looked at that wait at its scopes
 --

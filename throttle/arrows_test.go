@@ -62,6 +62,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"worker/internal/dispatch":    "hibiken",
 		"worker/internal/outage":      "hibiken",
 		"internal/apitest":            "throttle",
+		"internal/redischeck":         "throttle",
 		"internal/servers":            "throttle",
 	} {
 		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {

@@ -5,22 +5,23 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/throttle/internal/redischeck"
-	"github.com/sluice-go/sluice/throttle/internal/script"
+	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// CheckRedis is the function CheckRedis for the Redis of the limiter. It also finds each command
-// that the user may not call, and has to. Then the error is ErrForbidden.
+// CheckRedis looks whether the limiter's Redis is set up for it, and returns what is not, one line
+// each: its version, its eviction policy, its role and its clock, whether the client is of its
+// kind, and each command that the user may not call, and has to. Of a Cluster it looks at all
+// primaries. What the server does not say, or the user may not ask, is left out. It makes a few
+// calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the
+// context's.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
-	findings, err := CheckRedis(ctx, l.runner.Client())
+	findings, err := redischeck.Findings(ctx, l.runner.Client())
 	if err != nil {
-		return findings, err
+		return findings, classify(ctx, "", err)
 	}
 	refused, err := l.runner.Preflight(ctx)
 	switch {
-	case err != nil && len(findings) > 0 && !script.Forbidden(err):
+	case err != nil && len(findings) > 0 && !redischeck.Forbidden(err):
 		return findings, nil // such as of a replica
 	case err != nil || len(refused) == 0:
 		return findings, classify(ctx, "", err)
@@ -40,14 +41,4 @@ func (l *Limiter) Ping(ctx context.Context) error {
 			ErrUnavailable, ErrForbidden, strings.Join(refused, ", "))
 	}
 	return classify(ctx, "", err)
-}
-
-// CheckRedis looks whether a Redis is set up for Sluice, and returns what is not, one line each:
-// its version, its eviction policy, its role and its clock, and whether the client is of its kind.
-// Of a Cluster it looks at all primaries. What the server does not say, or the user may not ask, is
-// left out. The error is ErrUnavailable, ErrForbidden or the context's. It makes three calls: use
-// it at the start of a program.
-func CheckRedis(ctx context.Context, client redis.UniversalClient) ([]string, error) {
-	findings, err := redischeck.Findings(ctx, client)
-	return findings, classify(ctx, "", err)
 }

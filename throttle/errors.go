@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/redischeck"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
@@ -46,7 +47,7 @@ var (
 )
 
 // A RequestError says which value of a request is invalid. Nothing was changed. The same request
-// fails until the policies change.
+// fails until the policies change, or until its idempotency key is free: a minute after its grant.
 type RequestError struct {
 	Policy string
 	Field  string // such as "attribute user" or "cost tokens"
@@ -188,15 +189,15 @@ func classify(ctx context.Context, policy string, err error) error {
 	var number *strconv.NumError // of what should be a length
 	class := ErrUnavailable
 	switch text := err.Error(); {
-	case script.Forbidden(err):
+	case redischeck.Forbidden(err):
 		return fmt.Errorf("%w: %w: %s%w", ErrUnavailable, ErrForbidden, policy, err)
 	case strings.Contains(text, "SLUICE_STATE"):
 		class = ErrState
 	case strings.Contains(text, "SLUICE_CLOCK"):
 		class = ErrClock
-	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state), strings.HasPrefix(text, "redis: unexpected type="),
-		strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"),
-		errors.As(err, &number), script.ScriptFailed(err):
+	case errors.Is(err, redis.Nil), errors.As(err, &shape), errors.As(err, &state),
+		strings.HasPrefix(text, "redis: unexpected type="), strings.HasPrefix(text, "redis: can't parse"),
+		strings.HasPrefix(text, "redis: invalid reply"), errors.As(err, &number), script.ScriptFailed(err):
 		class = ErrReply
 	}
 	return fmt.Errorf("%w: %s%w", class, policy, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 	"github.com/sluice-go/sluice/throttle/internal/testhook"
@@ -76,11 +77,12 @@ var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 // New returns a limiter. It does not call Redis. The error is a *PolicyError, or names the field of
 // the Config that is invalid.
 func New(c Config) (*Limiter, error) {
-	if c.Client == nil {
+	if isnil.Value(c.Client) {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
 	}
 	if !prefixShape.MatchString(c.Prefix) {
-		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -", quote.Short(c.Prefix))
+		return nil, fmt.Errorf("throttle: Config.Prefix %q: must be at most 64 of the characters A-Z a-z 0-9 _ . : -",
+			quote.Short(c.Prefix))
 	}
 	if len(c.Name) > MaxNameBytes {
 		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), MaxNameBytes)
@@ -170,8 +172,11 @@ func (o *operation) reserveRequest(id string, at int64) script.Request {
 	}
 	ask := o.lineRequest(op, id)
 	ask.At = at
-	if op == script.Peek || op == script.Join {
+	switch {
+	case op == script.Peek || op == script.Join:
 		ask.Once = ""
+	case ask.Once != "":
+		ask.Word = script.OnceWord(ask.Cost, ask.Keys)
 	}
 	return ask
 }
@@ -186,6 +191,9 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 
 // reserved returns the decision in the answer to a reserveRequest.
 func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
+	if a.Status == script.OtherRequest {
+		return Decision{}, o.otherRequest()
+	}
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if ask.At == 0 {

@@ -48,7 +48,8 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 				value, field = r.Tenant, a
 			}
 			if value == "" || len(value) > MaxValueBytes {
-				return nil, bad(field, value, fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes))
+				hint := fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes)
+				return nil, bad(field, value, hint)
 			}
 			values[j] = value
 		}
@@ -83,7 +84,10 @@ func (o *operation) checkCosts() error {
 	}
 	if i := o.neverFits(); i >= 0 && !o.tenant.Exempt {
 		w := o.windows[i]
-		return &NeverFitsError{Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i], Capacity: o.algorithms[i].Capacity(w.numbers())}
+		return &NeverFitsError{
+			Policy: o.Name, Window: w.Name, Unit: w.Unit, Cost: o.costs[i],
+			Capacity: o.algorithms[i].Capacity(w.numbers()),
+		}
 	}
 	return nil
 }
@@ -243,6 +247,13 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 		err = cmp.Or(err, a.Err)
 	}
 	return answers, classify(ctx, cp.Name, err)
+}
+
+func (o *operation) otherRequest() error {
+	return &RequestError{
+		Policy: o.Name, Field: "idempotency key", Value: o.request.IdempotencyKey,
+		Hint: "stands for another cost or other attributes: use another key for another request",
+	}
 }
 
 func (o *operation) badStatus(a script.Answer) error {

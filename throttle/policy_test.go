@@ -153,11 +153,13 @@ func errorText(err error) string {
 
 func TestNewRefusesBadPolicies(t *testing.T) {
 	good := limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: m})
-	_, err := throttle.New(throttle.Config{Policies: []throttle.Policy{good}})
-	if want := "throttle: Config.Client is nil: must be a connection to Redis"; errorText(err) != want {
-		t.Errorf("got %v, want %s", err, want)
+	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil), (*redis.ClusterClient)(nil), (*redis.Ring)(nil)} {
+		_, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{good}})
+		if want := "throttle: Config.Client is nil: must be a connection to Redis"; errorText(err) != want {
+			t.Errorf("%T: got %v, want %s", client, err, want)
+		}
 	}
-	_, err = throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
+	_, err := throttle.New(throttle.Config{Client: redis.NewClient(&redis.Options{}), Policies: []throttle.Policy{good, good}})
 	if want := `throttle: policy "p": name "p": is taken: policies have different names`; errorText(err) != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

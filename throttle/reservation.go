@@ -48,7 +48,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Granted {
-		r.limiter.corrected(Correction{Cancelled: true, Reservation: r})
+		r.limiter.corrected(Correction{Cancelled: true, Change: o.change(a.Before, nil), Reservation: r})
 	}
 	return Refund{At: d.At, ClockBehind: d.ClockBehind, Cancelled: a.Status == script.Granted, Windows: d.Windows}, nil
 }
@@ -85,7 +85,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Granted {
 		o.claims.released()
-		r.limiter.corrected(Correction{Cost: maps.Clone(actual), Reservation: r})
+		r.limiter.corrected(Correction{Change: o.change(a.Before, costs), Cost: maps.Clone(actual), Reservation: r})
 	}
 	settled := maps.Clone(r.Cost)
 	if settled == nil {
@@ -94,6 +94,31 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	maps.Copy(settled, actual)
 	r.Cost = settled
 	return r, nil
+}
+
+// change returns by unit what a correction charged, below 0 for a refund. Before is what Redis says
+// of the cost, by window, or nil. Actual is the corrected one, below 0 where it stays, and nil if
+// all was given back.
+func (o *operation) change(before, actual []int64) map[string]int64 {
+	change := map[string]int64{}
+	if actual == nil {
+		change[Requests] = -o.request.CostOf(Requests) // perhaps counted by no window
+	}
+	for i, w := range o.windows {
+		was := o.costs[i]
+		if before != nil {
+			was = before[i]
+		}
+		_, known := change[w.Unit]
+		switch {
+		case actual == nil && (!known || !o.algorithms[i].Leases): // leases keep no correction
+			change[w.Unit] = -was
+		case actual != nil && actual[i] >= 0:
+			change[w.Unit] = actual[i] - was
+		}
+	}
+	maps.DeleteFunc(change, func(_ string, units int64) bool { return units == 0 })
+	return change
 }
 
 // Release gives back what Concurrency windows hold for the reservation, at the end of the work. A

@@ -185,6 +185,9 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
 	ask := o.reserveRequest(t.Granted, t.At)
 	a, err := o.do(ctx, ask)
+	if err == nil && a.Status == script.OtherRequest {
+		err = o.otherRequest()
+	}
 	if err != nil {
 		w.limiter.refundLater(w.operation.line, *t)
 		return w.limiter.failOpen(ctx, o, err)

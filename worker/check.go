@@ -9,27 +9,37 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/redischeck"
 	"github.com/sluice-go/sluice/throttle"
 )
 
 // checkTimeout bounds the look at how the Redises are set up, when a server starts, and a Ping.
 const checkTimeout = 5 * time.Second
 
-// Check looks whether the Redises of asynq and of the limiter answer, and returns what of them is not
-// set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program. Errors are
-// throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
-func (c *Client) Check(ctx context.Context) ([]string, error) {
+// CheckRedis looks whether the Redises of asynq and of the limiter answer, and returns what of them
+// is not set up, one line each: see throttle.Limiter.CheckRedis. Use it at the start of a program.
+// Errors are throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
+func (c *Client) CheckRedis(ctx context.Context) ([]string, error) {
 	return check(ctx, c.limiter, c.asynq.Redis())
 }
 
-// Check is Client.Check for a server.
-func (s *Server) Check(ctx context.Context) ([]string, error) {
+// CheckRedis is Client.CheckRedis for a server.
+func (s *Server) CheckRedis(ctx context.Context) ([]string, error) {
 	return check(ctx, s.config.Limiter, s.asynq.Redis())
 }
 
 func check(ctx context.Context, limiter *throttle.Limiter, asynq redis.UniversalClient) ([]string, error) {
 	findings, err := limiter.CheckRedis(ctx)
-	queue, failed := throttle.CheckRedis(ctx, asynq)
+	queue, failed := redischeck.Findings(ctx, asynq)
+	switch {
+	case failed == nil:
+	case ctx.Err() != nil:
+		failed = fmt.Errorf("%w: %w", context.Cause(ctx), failed)
+	case redischeck.Forbidden(failed):
+		failed = fmt.Errorf("%w: %w: %w", throttle.ErrUnavailable, throttle.ErrForbidden, failed)
+	default:
+		failed = fmt.Errorf("%w: %w", throttle.ErrUnavailable, failed)
+	}
 	for _, finding := range queue {
 		if !slices.Contains(findings, finding) { // they are often the same Redis
 			findings = append(findings, finding)
@@ -72,7 +82,7 @@ func ping(limiter *throttle.Limiter, asynq func() error) error {
 func (s *Server) logCheck() {
 	ctx, cancel := context.WithTimeout(s.shutdownGrace, checkTimeout)
 	defer cancel()
-	findings, _ := s.Check(ctx)
+	findings, _ := s.CheckRedis(ctx)
 	for _, finding := range findings {
 		s.config.Logger.Warn("worker: Redis is not set up for throttling", "finding", finding)
 	}

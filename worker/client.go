@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/outage"
@@ -72,7 +73,7 @@ func NewClientFromRedisClient(client redis.UniversalClient, c ClientConfig) (*Cl
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if client == nil {
+	if isnil.Value(client) {
 		return nil, errNoClient
 	}
 	made := newClient(copyOf(client), c)

@@ -17,6 +17,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
@@ -84,7 +85,7 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, throttled Config) (*Serve
 // client of another kind it adds a hook: give each server such a client of its own. asynq.Client
 // and asynq.Inspector may share it.
 func NewServerFromRedisClient(client redis.UniversalClient, c asynq.Config, throttled Config) (*Server, error) {
-	if client == nil {
+	if isnil.Value(client) {
 		return nil, errNoClient
 	}
 	return newServer(copyOf(client), c, throttled)

@@ -110,10 +110,36 @@ func TestAServerChecksItsRedis(t *testing.T) {
 	if s.Journal.Count("worker: Redis is not set up for throttling") != 1 {
 		t.Errorf("want it logged once:\n%s", s.Journal)
 	}
-	for _, check := range []func(context.Context) ([]string, error){server.Check, s.Client(s.Limiter).Check} {
+	for _, check := range []func(context.Context) ([]string, error){server.CheckRedis, s.Client(s.Limiter).CheckRedis} {
 		if findings, err := check(t.Context()); err != nil || len(findings) != 1 || !strings.Contains(findings[0], "allkeys-lru") {
 			t.Errorf("%q, %v", findings, err)
 		}
+	}
+}
+
+// What keeps asynq's own Redis from being checked has the classes of the limiter's errors.
+func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
+	t.Parallel()
+	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
+	locked := throttletest.Redis(t, "--requirepass", "secret")
+	check := func(ctx context.Context, addr string) error {
+		t.Helper()
+		client, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		findings, err := client.CheckRedis(ctx)
+		if err == nil || !strings.Contains(err.Error(), "asynq's Redis") || strings.Contains(err.Error(), "limiter's") || len(findings) > 0 {
+			t.Errorf("%s: %q, %v", addr, findings, err)
+		}
+		return err
+	}
+	if err := check(t.Context(), locked); !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, throttle.ErrForbidden) {
+		t.Errorf("a user that Redis does not know: %v", err)
+	}
+	if err := check(t.Context(), "127.0.0.1:1"); !errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, throttle.ErrForbidden) {
+		t.Errorf("no Redis: %v", err)
 	}
 }
 

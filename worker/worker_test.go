@@ -177,12 +177,26 @@ func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	}
 	_, noLimiter := worker.NewClient(asynq.RedisClientOpt{}, worker.ClientConfig{})
 	_, noRedis := worker.NewClient(nil, worker.ClientConfig{Limiter: limiter})
+	var neverMade *redis.Client
+	var noOpt *asynq.RedisClientOpt
+	if server(noOpt, asynq.Config{}, ok) == nil || server(noClient{neverMade}, asynq.Config{}, ok) == nil {
+		t.Error("an option that is a nil pointer, or makes one, is taken")
+	}
+	for _, client := range []redis.UniversalClient{nil, neverMade} {
+		_, ofClient := worker.NewClientFromRedisClient(client, worker.ClientConfig{Limiter: limiter})
+		_, ofServer := worker.NewServerFromRedisClient(client, asynq.Config{}, ok)
+		for _, err := range []error{ofClient, ofServer} {
+			if want := "worker: the redis.UniversalClient is nil"; err == nil || err.Error() != want {
+				t.Errorf("%T: got %v, want %s", client, err, want)
+			}
+		}
+	}
 	for want, err := range map[string]error{
 		"worker: Config.Limiter is nil: must be what throttle.New returns":                            server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{}),
 		`worker: Config.Unmatched "drop": must be "run" or "reject"`:                                  server(asynq.RedisClientOpt{}, asynq.Config{}, worker.Config{Limiter: limiter, Unmatched: "drop"}),
 		"worker: asynq.Config.GroupGracePeriod 1ms: must be at least 1s":                              server(asynq.RedisClientOpt{}, asynq.Config{GroupGracePeriod: time.Millisecond}, ok),
 		"worker: the asynq.RedisConnOpt is nil: must be such as asynq.RedisClientOpt{Addr: ...}":      noRedis,
-		"worker: worker_test.noClient makes no redis.UniversalClient: use one of asynq's own options": server(noClient{}, asynq.Config{}, ok),
+		"worker: worker_test.noClient makes no redis.UniversalClient: use one of asynq's own options": server(noClient{http.DefaultClient}, asynq.Config{}, ok),
 		"worker: ClientConfig.Limiter is nil: must be what throttle.New returns":                      noLimiter,
 	} {
 		if err == nil || err.Error() != want {
@@ -191,6 +205,6 @@ func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	}
 }
 
-type noClient struct{}
+type noClient struct{ client any }
 
-func (noClient) MakeRedisClient() any { return http.DefaultClient }
+func (n noClient) MakeRedisClient() any { return n.client }

@@ -64,7 +64,7 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 		return nil, err
 	}
 	defer client.Close()
-	return client.Check(ctx)
+	return client.CheckRedis(ctx)
 }
 
 func (d diagnosis) print(w io.Writer) {

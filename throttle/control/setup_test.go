@@ -26,6 +26,15 @@ func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	return s
 }
 
+func TestAStoreNeedsAClient(t *testing.T) {
+	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		_, err := control.NewStore(client, "")
+		if want := "control: throttle: Config.Client is nil: must be a connection to Redis"; err == nil || err.Error() != want {
+			t.Errorf("%T: got %v, want %s", client, err, want)
+		}
+	}
+}
+
 func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 	t.Helper()
 	if c.Logger == nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -60,7 +61,7 @@ var (
 // New returns metrics that are registered. The error is that of the Registerer, or names the field
 // that is invalid.
 func New(c Config) (*Metrics, error) {
-	if c.Registerer == nil {
+	if isnil.Value(c.Registerer) {
 		return nil, errors.New("promthrottle: Config.Registerer is nil: must be such as prometheus.DefaultRegisterer")
 	}
 	if c.Tenants < 0 || c.Tenants > MaxTenants {
@@ -79,30 +80,50 @@ func New(c Config) (*Metrics, error) {
 		return v
 	}
 	histogram := func(name, help string, buckets []float64, labels []string) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}, labels)
+		opts := prometheus.HistogramOpts{Name: "sluice_" + name, Help: help, Buckets: buckets}
+		v := prometheus.NewHistogramVec(opts, labels)
 		m.all = append(m.all, v.MetricVec)
 		return v
 	}
 	policy := []string{"policy"}
-	m.grants = counter("grants_total", "Requests that were granted: at once, from the line, or uncounted as the policy fails open.", ofTenant("policy", "source"))
-	m.denials = counter("denials_total", "Requests that were denied, by the window that denied for longest.", ofTenant("policy", "by"))
-	m.observed = counter("observed_denials_total", "Requests that would be denied, by the window that would deny for longest: the policy observes only.", ofTenant("policy", "by"))
+	m.grants = counter("grants_total",
+		"Requests that were granted: at once, from the line, or uncounted as the policy fails open.",
+		ofTenant("policy", "source"))
+	m.denials = counter("denials_total",
+		"Requests that were denied, by the window that denied for longest.", ofTenant("policy", "by"))
+	m.observed = counter("observed_denials_total",
+		"Requests that would be denied, by the window that would deny for longest: the policy observes only.",
+		ofTenant("policy", "by"))
 	m.would = histogram("observed_wait_seconds", "How long requests would wait that would be denied.", forWaits, policy)
-	m.joins = counter("joins_total", "Tickets that were to join the line, by what became of them.", []string{"policy", "result"})
-	m.expected = histogram("expected_wait_seconds", "The expected wait of tickets, as of their joins.", forWaits, policy)
-	m.wait = histogram("wait_seconds", "How long work waited from its join until it started.", forWaits, ofTenant("policy"))
-	m.late = histogram("start_delay_seconds", "How long after it fitted work started, with the wait for a free slot.", forStarts, policy)
+	m.joins = counter("joins_total",
+		"Tickets that were to join the line, by what became of them.", []string{"policy", "result"})
+	m.expected = histogram("expected_wait_seconds",
+		"The expected wait of tickets, as of their joins.", forWaits, policy)
+	m.wait = histogram("wait_seconds",
+		"How long work waited from its join until it started.", forWaits, ofTenant("policy"))
+	m.late = histogram("start_delay_seconds",
+		"How long after it fitted work started, with the wait for a free slot.", forStarts, policy)
 	m.refusals = counter("refusals_total", "Calls that the upstream refused.", ofTenant("policy"))
 	m.paused = counter("pauses_seconds_total", "Length of the pauses that began by a refusal.", policy)
-	m.unavailable = counter("unavailable_requeues_total", "Tasks that were requeued because the limiter could not decide.", policy)
-	m.call = histogram("script_seconds", "How long calls of scripts in Redis took, as the caller sees it.", forCalls, []string{"policy", "script"})
-	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", []string{"policy", "script", "class"})
-	m.batch = histogram("script_batch_size", "Requests that one call decided, or tickets that it took.", []float64{0, 1, 2, 4, 8, 16, 32, 64}, []string{"policy", "script"})
-	m.unusable = counter("policies_unusable_total", "Published versions of policies that could not be put in force.", nil)
-	m.version = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sluice_policies_version", Help: "The version of the published policies that is in force."}, nil)
+	m.unavailable = counter("unavailable_requeues_total",
+		"Tasks that were requeued because the limiter could not decide.", policy)
+	m.call = histogram("script_seconds",
+		"How long calls of scripts in Redis took, as the caller sees it.", forCalls, []string{"policy", "script"})
+	m.errors = counter("script_errors_total",
+		"Calls of scripts in Redis that failed.", []string{"policy", "script", "class"})
+	m.batch = histogram("script_batch_size",
+		"Requests that one call decided, or tickets that it took.",
+		[]float64{0, 1, 2, 4, 8, 16, 32, 64}, []string{"policy", "script"})
+	m.unusable = counter("policies_unusable_total",
+		"Published versions of policies that could not be put in force.", nil)
+	m.version = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",
+	}, nil)
 	m.all = append(m.all, m.version.MetricVec)
-	m.adaptedRate = prometheus.NewDesc("sluice_adapted_rate_ratio", "The lowest rate in force after refusals, as a part of the published one.", policy, nil)
-	m.adaptedCounts = prometheus.NewDesc("sluice_adapted_counts", "How many counts of windows have adapted their rate, such as one of each tenant.", policy, nil)
+	m.adaptedRate = prometheus.NewDesc("sluice_adapted_rate_ratio",
+		"The lowest rate in force after refusals, as a part of the published one.", policy, nil)
+	m.adaptedCounts = prometheus.NewDesc("sluice_adapted_counts",
+		"How many counts of windows have adapted their rate, such as one of each tenant.", policy, nil)
 	m.waitingTickets = prometheus.NewDesc("sluice_waiting", "Tickets in line.", policy, nil)
 	if err := c.Registerer.Register(m); err != nil {
 		return nil, fmt.Errorf("promthrottle: %w", err)

@@ -221,6 +221,10 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
+	var none *prometheus.Registry
+	if _, err := promthrottle.New(promthrottle.Config{Registerer: none}); err == nil {
+		t.Error("a registry that is a nil pointer is taken")
+	}
 	_, registry := metrics(t, 0)
 	if _, err := promthrottle.New(promthrottle.Config{Registerer: registry}); !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
 		t.Errorf("a second time: %v", err)

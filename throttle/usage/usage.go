@@ -23,6 +23,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/throttle"
 )
 
@@ -68,7 +69,7 @@ type count struct{ policy, unit, tenant string }
 
 // New returns a counter that writes until Close. The error names the field that is invalid.
 func New(c Config) (*Counter, error) {
-	if c.Client == nil {
+	if isnil.Value(c.Client) {
 		return nil, errors.New("usage: Config.Client is nil: must be the limiter's connection to Redis")
 	}
 	c.Every = cmp.Or(c.Every, 10*time.Second)
@@ -90,13 +91,13 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 	o := next
 	o.Decided = then(next.Decided, func(d throttle.Decision) {
 		if d.Granted && d.FailedOpen == nil {
-			c.add(d.Reservation.Request, 1)
+			c.add(d.Reservation.Request)
 		}
 	})
 	o.Taken = func(policy string, tickets []throttle.TakenTicket) {
 		for _, t := range tickets {
 			if t.Decision.Granted {
-				c.add(t.Decision.Reservation.Request, 1)
+				c.add(t.Decision.Reservation.Request)
 			}
 		}
 		if next.Taken != nil {
@@ -104,12 +105,8 @@ func (c *Counter) Observer(next throttle.Observer) throttle.Observer {
 		}
 	}
 	o.Corrected = then(next.Corrected, func(correction throttle.Correction) {
-		r := correction.Reservation.Request
-		if correction.Cancelled {
-			c.add(r, -1)
-		}
-		for unit, cost := range correction.Cost {
-			c.addUnits(r, unit, cost-r.CostOf(unit))
+		for unit, units := range correction.Change {
+			c.addUnits(correction.Reservation.Request, unit, units)
 		}
 	})
 	return o
@@ -123,12 +120,12 @@ func then[T any](next, own func(T)) func(T) {
 	return func(t T) { own(t); next(t) }
 }
 
-func (c *Counter) add(r throttle.Request, sign int64) {
+func (c *Counter) add(r throttle.Request) {
 	if _, named := r.Cost[throttle.Requests]; !named {
-		c.addUnits(r, throttle.Requests, sign)
+		c.addUnits(r, throttle.Requests, 1)
 	}
 	for unit, cost := range r.Cost {
-		c.addUnits(r, unit, sign*cost)
+		c.addUnits(r, unit, cost)
 	}
 }
 
@@ -188,7 +185,8 @@ func (c *Counter) flush() {
 		pipe.ZRemRangeByRank(ctx, key, 0, -1-maxTenants)
 		pipe.Expire(ctx, key, kept)
 		if _, err := pipe.Exec(ctx); err != nil {
-			c.config.Logger.Warn("usage: what tenants were granted is written later", "policy", counts[0].policy, "err", err)
+			c.config.Logger.Warn("usage: what tenants were granted is written later",
+				"policy", counts[0].policy, "err", err)
 			c.mu.Lock()
 			for _, of := range counts {
 				c.sums[of] += sums[of]
@@ -219,8 +217,12 @@ type TopOptions struct {
 }
 
 // Top returns the tenants that were granted most of a policy in the last hour, those with most
-// units first. It is empty where no Counter writes. Errors are those of go-redis.
+// units first. It is empty where no Counter writes. Errors are those of go-redis, or that the
+// client is nil.
 func Top(ctx context.Context, client redis.UniversalClient, o TopOptions) ([]Use, error) {
+	if isnil.Value(client) {
+		return nil, errors.New("usage: the client is nil: must be a connection to the limiter's Redis")
+	}
 	o.Max, o.Unit = cmp.Or(o.Max, 10), cmp.Or(o.Unit, throttle.Requests)
 	keys := make([]string, 0, Span/bucket+1)
 	now := time.Now()

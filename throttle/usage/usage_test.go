@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -177,6 +178,61 @@ func TestNewRefusesWhatCannotBe(t *testing.T) {
 	for _, c := range []usage.Config{{}, {Client: redis.NewClient(&redis.Options{}), Every: time.Millisecond}} {
 		if _, err := usage.New(c); err == nil {
 			t.Errorf("%+v: want an error", c)
+		}
+	}
+}
+
+// Redis knows what a reservation cost last, whatever the caller does.
+func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		var changes []string
+		c, l := counted(t, client, throttle.Observer{Corrected: func(c throttle.Correction) { changes = append(changes, fmt.Sprint(c.Change)) }})
+		tokens := func(n int64) map[string]int64 { return map[string]int64{"tokens": n} }
+		r := throttle.Request{Policy: "api", Tenant: "acme", Cost: tokens(100)}
+		var stale []throttle.Reservation
+		for range 2 {
+			d, err := l.Reserve(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stale = append(stale, d.Reservation)
+			for _, actual := range []int64{40, 70, 70, 100} {
+				if _, err := d.Reservation.Settle(t.Context(), tokens(actual)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			settled, err := d.Reservation.Settle(t.Context(), tokens(10))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := settled.Settle(t.Context(), tokens(30)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := stale[0].Cancel(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		of := []string{"map[tokens:-60]", "map[tokens:30]", "map[tokens:30]", "map[tokens:-90]", "map[tokens:20]"}
+		if want := append(slices.Concat(of, of), "map[requests:-1 tokens:-30]"); !slices.Equal(changes, want) {
+			t.Errorf("the changes are %q, want %q", changes, want)
+		}
+		c.Close()
+		if requests, tokens := top(t, client, "requests", 1), top(t, client, "tokens", 1); requests != "[{acme 1 1}]" || tokens != "[{acme 30 1}]" {
+			t.Errorf("requests %s, tokens %s", requests, tokens)
+		}
+	})
+}
+
+func TestAClientIsRequired(t *testing.T) {
+	for _, client := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		_, err := usage.New(usage.Config{Client: client})
+		if want := "usage: Config.Client is nil: must be the limiter's connection to Redis"; err == nil || err.Error() != want {
+			t.Errorf("%T: got %v, want %s", client, err, want)
+		}
+		_, err = usage.Top(t.Context(), client, usage.TopOptions{Policy: "api"})
+		if want := "usage: the client is nil: must be a connection to the limiter's Redis"; err == nil || err.Error() != want {
+			t.Errorf("%T: got %v, want %s", client, err, want)
 		}
 	}
 }

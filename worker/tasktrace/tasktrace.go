@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/sluice-go/sluice/internal/isnil"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -45,10 +46,10 @@ type Tracing struct {
 
 // New returns a Tracing, or an error that names the field that is missing.
 func New(c Config) (*Tracing, error) {
-	if c.Propagator == nil {
+	if isnil.Value(c.Propagator) {
 		return nil, errors.New("tasktrace: Config.Propagator is nil: must be such as propagation.TraceContext{}")
 	}
-	if c.TracerProvider == nil {
+	if isnil.Value(c.TracerProvider) {
 		return nil, errors.New("tasktrace: Config.TracerProvider is nil: must be such as otel.GetTracerProvider()")
 	}
 	return &Tracing{propagator: c.Propagator, tracer: c.TracerProvider.Tracer(scope)}, nil

@@ -99,7 +99,7 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		}
 		gone := impatient(t, m.Addr())
 		m.Close()
-		if _, err := throttle.CheckRedis(t.Context(), gone); !errors.Is(err, throttle.ErrUnavailable) {
+		if _, err := New(t, gone, three()).CheckRedis(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
 			t.Errorf("a Redis that is gone: %v", err)
 		}
 	})

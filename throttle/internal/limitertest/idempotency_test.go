@@ -2,6 +2,7 @@ package limitertest
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"testing"
@@ -85,6 +86,125 @@ func TestKeyOfOneTenantIsNotAnothers(t *testing.T) {
 			t.Errorf("repeated: %s, want %s", again.ID, all[0].ID)
 		}
 		wantUsed(4)
+	})
+}
+
+// A repeat of another cost, or counted elsewhere, is another request: it gets neither the grant of
+// the first nor a charge of its own.
+func TestAKeyStandsForOneRequest(t *testing.T) {
+	p := Policy(
+		SharedWindow(100, 10*s),
+		throttle.Window{Name: "tokens", Unit: "tokens", Limit: 100, Period: 10 * s, Scope: throttle.Per("tenant", "user")},
+	)
+	p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
+	observing := p
+	observing.Name, observing.Mode = "observing", throttle.ModeObserve
+	first := throttle.Request{
+		Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"tokens": 5}, IdempotencyKey: "n", Policy: "p", Tenant: "acme",
+	}
+	for name, change := range map[string]func(*throttle.Request){
+		"single":    func(r *throttle.Request) {},
+		"exempt":    func(r *throttle.Request) { r.Tenant = "exempt" },
+		"observing": func(r *throttle.Request) { r.Policy = "observing" },
+	} {
+		first := first
+		change(&first)
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := NewHanded(t, client, p, observing)
+				made := Reserve(t, l, first).Reservation
+				c.Set(1 * ms)
+				before := Dump(t, client)
+				other := func(change func(*throttle.Request)) throttle.Request {
+					r := first
+					r.Attributes, r.Cost = maps.Clone(r.Attributes), maps.Clone(r.Cost)
+					change(&r)
+					return r
+				}
+				for name, r := range map[string]throttle.Request{
+					"more":         other(func(r *throttle.Request) { r.Cost["tokens"] = 6 }),
+					"less":         other(func(r *throttle.Request) { r.Cost["tokens"] = 0 }),
+					"another unit": other(func(r *throttle.Request) { r.Cost["requests"] = 0 }),
+					"another user": other(func(r *throttle.Request) { r.Attributes["user"] = "eve" }),
+					"would wait":   other(func(r *throttle.Request) { r.Cost["tokens"] = 100 }),
+				} {
+					wantOtherRequest(t, name, l, r)
+				}
+				if after := Dump(t, client); !maps.Equal(before, after) {
+					t.Errorf("Redis was changed:\n%q\n%q", before, after)
+				}
+				same := other(func(r *throttle.Request) {
+					r.Attributes["trace"], r.Cost["requests"], r.MaxHold, r.Class = "x", 1, m, throttle.Batch
+				})
+				wantGrant := func(when string) {
+					t.Helper()
+					if d := Reserve(t, l, same); !d.Granted || d.Reservation.ID != made.ID || !d.At.Equal(made.At) {
+						t.Errorf("%s: %+v, want the grant of the first", when, d)
+					}
+				}
+				wantGrant("a repeat")
+				settled, err := made.Settle(t.Context(), map[string]int64{"tokens": 9})
+				if err != nil {
+					t.Fatal(err)
+				}
+				wantGrant("after Settle")
+				wantOtherRequest(t, "the settled cost", l, settled.Request)
+				if d := Reserve(t, l, other(func(r *throttle.Request) { r.IdempotencyKey = "another" })); !slices.Equal(Used(d), []int64{2, 14}) {
+					t.Errorf("with another key, %v are used", Used(d))
+				}
+				Cancel(t, l, made)
+				if d := Reserve(t, l, other(func(r *throttle.Request) { r.Cost["tokens"] = 7 })); !slices.Equal(Used(d), []int64{2, 12}) {
+					t.Errorf("after Cancel, %v are used", Used(d))
+				}
+			})
+		})
+	}
+}
+
+func wantOtherRequest(t *testing.T, name string, l *throttle.Limiter, r throttle.Request) {
+	t.Helper()
+	const hint = "stands for another cost or other attributes: use another key for another request"
+	want := throttle.RequestError{Policy: r.Policy, Field: "idempotency key", Value: "n", Hint: hint}
+	_, reserved := l.Reserve(t.Context(), r)
+	_, waited := l.Wait(t.Context(), r)
+	for _, err := range []error{reserved, waited} {
+		var got *throttle.RequestError
+		if !errors.As(err, &got) || *got != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := l.Peek(t.Context(), r); err != nil {
+		t.Errorf("%s: Peek: %v", name, err)
+	}
+}
+
+// In one call to Redis too, and also if that is repeated. Tickets of a line go by the same rule.
+func TestAKeyStandsForOneRequestOfABatch(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		repeating := redis.NewClient(client.Options())
+		defer repeating.Close()
+		repeating.AddHook(repeatAt(0, 1*s, 2*s))
+		p := Policy(SharedWindow(100, 10*s))
+		hooked := NewEdited(t, repeating, NewClock(), []func(string) string{WithoutExpiry}, p)
+		first, other, plain := Acme(2), Acme(3), Acme(4)
+		first.IdempotencyKey, other.IdempotencyKey = "n", "n"
+		decisions, errs := hooked.TryTogether(t, Call{Request: first}, Call{Request: other}, Call{Request: plain}, Call{Request: first})
+		if !errors.As(errs[1], new(*throttle.RequestError)) || errors.Join(errs[0], errs[2], errs[3]) != nil {
+			t.Errorf("%v", errs)
+		}
+		for i, want := range []bool{true, false, true, true} {
+			if decisions[i].Granted != want {
+				t.Errorf("call %d: granted %v", i, decisions[i].Granted)
+			}
+		}
+		if used := Peek(t, hooked.Limiter, Acme(1)).Windows[0].Used; used != 6 {
+			t.Errorf("%d are counted, want 6", used)
+		}
+		first.Ticket, other.Ticket = throttle.Ticket{Queue: "q", ID: "1"}, throttle.Ticket{Queue: "q", ID: "2"}
+		tickets, err := hooked.Line("p").Reserve(t.Context(), []throttle.Request{other, first})
+		if err != nil || tickets[0].Decision.Granted || tickets[0].Decision.Queued || !tickets[1].Decision.Granted {
+			t.Errorf("%+v, %v", tickets, err)
+		}
 	})
 }
 

@@ -64,6 +64,18 @@ func (h *Hooked) call(ctx context.Context, c Call) (throttle.Decision, error) {
 // is held back until they have gathered.
 func (h *Hooked) Together(t TB, calls ...Call) []throttle.Decision {
 	t.Helper()
+	decisions, errs := h.TryTogether(t, calls...)
+	for i, err := range errs {
+		if err != nil {
+			t.Fatalf("call %d of the batch: %v", i, err)
+		}
+	}
+	return decisions
+}
+
+// TryTogether is Together for calls that may fail.
+func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error) {
+	t.Helper()
 	h.gate.close()
 	peeked := make(chan error)
 	go func() {
@@ -84,12 +96,7 @@ func (h *Hooked) Together(t TB, calls ...Call) []throttle.Decision {
 		t.Fatal(err)
 	}
 	made.Wait()
-	for i, err := range errs {
-		if err != nil {
-			t.Fatalf("call %d of the batch: %v", i, err)
-		}
-	}
-	return decisions
+	return decisions, errs
 }
 
 // before is a request that the limiter does not refuse.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -303,6 +304,29 @@ func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
 			t.Error(err)
 		}
 		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
+		limitertest.IsGone(t, client)
+	})
+}
+
+// The key is taken by the time that the other one gets its units. It gives them back.
+func TestWaitingByAKeyOfAnotherCost(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, time.Hour)))
+		full := limitertest.Reserve(t, l, limitertest.Acme(5))
+		first, second := limitertest.Acme(1), limitertest.Acme(2)
+		first.IdempotencyKey, second.IdempotencyKey = "key", "key"
+		ended := []<-chan error{waits(t.Context(), t, client, l, first), waits(t.Context(), t, client, l, second)}
+		limitertest.Cancel(t, l, full.Reservation)
+		errs, used := []error{<-ended[0], <-ended[1]}, int64(1)
+		if errs[0] != nil {
+			slices.Reverse(errs)
+			used = 2
+		}
+		if errs[0] != nil || !errors.As(errs[1], new(*throttle.RequestError)) {
+			t.Errorf("%v", errs)
+		}
+		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == used })
 		limitertest.IsGone(t, client)
 	})
 }

@@ -49,7 +49,7 @@ func spec(windows []throttle.Window) porcupine.Model {
 
 func (m *model) clone() *model {
 	same := map[*event]*event{}
-	c := &model{exempt: m.exempt, granted: maps.Clone(m.granted), last: maps.Clone(m.last), logs: map[string]*grantLog{}, windows: m.windows}
+	c := &model{exempt: m.exempt, asked: maps.Clone(m.asked), granted: maps.Clone(m.granted), last: maps.Clone(m.last), logs: map[string]*grantLog{}, windows: m.windows}
 	copied := func(e *event) *event {
 		if e == nil {
 			return nil

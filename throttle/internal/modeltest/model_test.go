@@ -13,9 +13,10 @@ import (
 // A model answers as the scripts must. It is slow and plain: it keeps all that was granted since
 // a window was last empty, and works every answer out from that log.
 type model struct {
-	exempt  string           // this tenant is
-	granted map[string]int64 // by key: when; 0 after its cancel
-	last    map[string]int64 // by scope: time does not run backwards from here
+	exempt  string                      // this tenant is
+	asked   map[string]throttle.Request // by key: what was granted
+	granted map[string]int64            // by key: when; 0 after its cancel
+	last    map[string]int64            // by scope: time does not run backwards from here
 	logs    map[string]*grantLog
 	windows []throttle.Window // with their defaults, as they hold now
 }
@@ -37,7 +38,7 @@ type event struct {
 }
 
 func newModel(exempt string, windows []throttle.Window) *model {
-	m := &model{exempt: exempt, granted: map[string]int64{}, last: map[string]int64{}, logs: map[string]*grantLog{}}
+	m := &model{exempt: exempt, asked: map[string]throttle.Request{}, granted: map[string]int64{}, last: map[string]int64{}, logs: map[string]*grantLog{}}
 	m.setWindows(windows)
 	return m
 }
@@ -198,8 +199,16 @@ func (m *model) reserve(r throttle.Request, real int64) throttle.Decision {
 		events = append(events, &event{at: v.now, key: r.IdempotencyKey, units: limitertest.CostOf(w, r), window: w})
 	}
 	v.write(events)
-	m.granted[r.IdempotencyKey] = v.now
+	m.asked[r.IdempotencyKey], m.granted[r.IdempotencyKey] = r, v.now
 	return v.decision(true, v.now, 0)
+}
+
+// another reports whether the key of a request was granted to one that is counted differently.
+func (m *model) another(r throttle.Request) bool {
+	return m.granted[r.IdempotencyKey] != 0 && slices.ContainsFunc(m.windows, func(w throttle.Window) bool {
+		first := m.asked[r.IdempotencyKey]
+		return limitertest.CostOf(w, r) != limitertest.CostOf(w, first) || scopeOf(w, r).String() != scopeOf(w, first).String()
+	})
 }
 
 // cancel answers as limitertest.TryCancel does.

@@ -122,6 +122,12 @@ func sequence(t *rapid.T, client *redis.Client) {
 			}
 			return
 		}
+		if m.another(known(throttle.Reservation{Request: r}).Request) {
+			if !errors.As(err, new(*throttle.RequestError)) {
+				t.Fatalf("a key that stands for another request: %v", err)
+			}
+			return
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,6 +167,18 @@ func sequence(t *rapid.T, client *redis.Client) {
 				t.Skip("nothing was granted yet")
 			}
 			tryReserve(t, rapid.SampledFrom(made).Draw(t, "reservation").Request)
+		},
+		"repeat differently": func(t *rapid.T) {
+			if len(made) == 0 {
+				t.Skip("nothing was granted yet")
+			}
+			r := anyRequest(t)
+			first := rapid.SampledFrom(made).Draw(t, "reservation")
+			if first.IdempotencyKey != "" && m.granted[first.IdempotencyKey] == 0 {
+				t.Skip("its key is free: another request may get it in the same microsecond")
+			}
+			r.IdempotencyKey, r.Tenant = first.IdempotencyKey, first.Tenant // a key is its tenant's own
+			tryReserve(t, r)
 		},
 		"peek": func(t *rapid.T) {
 			if r := anyRequest(t); !m.neverFits(r) {
@@ -211,9 +229,17 @@ func sequence(t *rapid.T, client *redis.Client) {
 			if len(calls) == 0 {
 				t.Skip("nothing to call")
 			}
-			for i, d := range hooked.Together(t, calls...) {
+			decisions, errs := hooked.TryTogether(t, calls...)
+			for i, d := range decisions {
 				var want throttle.Decision
-				switch c := calls[i]; {
+				c := calls[i]
+				another := c.Cancel == nil && !c.Peek && m.another(known(throttle.Reservation{Request: c.Request}).Request)
+				if another != errors.As(errs[i], new(*throttle.RequestError)) || !another && errs[i] != nil {
+					t.Fatalf("call %d of the batch %+v: %v", i, c, errs[i])
+				}
+				switch {
+				case another:
+					continue
 				case c.Cancel != nil:
 					want = m.cancel(known(*c.Cancel), real)
 				case c.Peek:

@@ -2,11 +2,12 @@ package script
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
 // needed are the commands that the scripts and this package call, with arguments that do no harm.
@@ -47,27 +48,10 @@ func (r *Runner) Preflight(ctx context.Context) (refused []string, err error) {
 	}
 	for _, reply := range replies {
 		name, text, _ := strings.Cut(reply, " ")
-		if !isRefusal(text) {
+		if !redischeck.Refuses(text) {
 			return nil, fmt.Errorf("%s: %s", name, text)
 		}
 		refused = append(refused, name)
 	}
 	return refused, nil
-}
-
-// Forbidden reports whether an error says that Redis does not know the user, or does not let it
-// call something.
-func Forbidden(err error) bool {
-	var reply redis.Error
-	return errors.As(err, &reply) && isRefusal(reply.Error())
-}
-
-func isRefusal(text string) bool {
-	for _, code := range []string{"NOAUTH", "NOPERM", "WRONGPASS"} {
-		if strings.HasPrefix(text, code+" ") {
-			return true
-		}
-	}
-	// Inside of a script, by release.
-	return strings.Contains(text, "ACL failure in script") || strings.Contains(text, "The user executing the script can't ")
 }

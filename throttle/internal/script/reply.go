@@ -23,6 +23,7 @@ const (
 	PastDeadline  = 7 // refused: Deadline
 	Nothing       = 8 // by the verb: see lua/decide.lua
 	Failed        = 9
+	OtherRequest  = 10 // the idempotency key was granted to another request
 )
 
 // fullForm is added to the status of an answer in the full form.
@@ -39,6 +40,7 @@ type Answer struct {
 	Nudge   bool  // a server should be woken for the ticket
 	Pause   PauseAnswer
 	Adapted AdaptedAnswer
+	Before  []int64 // by window, what a Settle or Cancel corrected; nil if that is what the request says
 	Windows []WindowAnswer
 	Err     error // *StateError, if the status is Failed
 }
@@ -197,7 +199,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 		if full {
 			a.Status -= fullForm
 		}
-		if r.bad || a.Status < Denied || a.Status > Failed {
+		if r.bad || a.Status < Denied || a.Status > OtherRequest {
 			return nil, unlike(reply, r.at, requests)
 		}
 		if a.Status == Failed {
@@ -206,8 +208,14 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.At = r.integer()
 			a.Time, a.Most, a.Least = a.At, a.At, a.At
 			if full {
-				a.Time, a.Most, a.Least, a.Behind, a.Nudge = r.integer(), r.integer(), r.integer(), r.integer(), r.integer() == 1
+				a.Time, a.Most, a.Least = r.integer(), r.integer(), r.integer()
+				a.Behind, a.Nudge = r.integer(), r.integer() == 1
 				a.Pause, a.Adapted = r.upstream()
+			}
+			if op := requests[i].Op; op == Settle || op == Cancel {
+				if before := r.text(); before != "" {
+					a.Before = r.integers(len(p.Windows), strings.Split(before, ",")...)
+				}
 			}
 			if hasWindows(requests[i].Op) {
 				a.Windows = make([]WindowAnswer, len(p.Windows))

@@ -37,7 +37,7 @@ type Request struct {
 	Own    Own      // what differs for the tenant
 	Ticket string   // made by TicketName; empty if it does not wait
 	Place  *Place   // nil if no line is asked
-	Word   string   // of some verbs: made by SettleWord, PauseWord, ResumeWord or RemainingWord
+	Word   string   // of some verbs: made by OnceWord, SettleWord, PauseWord, ResumeWord or RemainingWord
 	Keys   []string // of the scopes, made by ScopeKey
 	Cost   string   // what it takes, such as "requests=1,tokens=5"; may be empty
 

@@ -15,7 +15,8 @@
 --               at       when it was granted (us); 0 if it was not yet
 --               once     end of the key by which a repeated request is known for a minute
 --               hold     how long what is granted may be held where it has to be given back (us)
---               word     settle: "c1,c2,...": by window what it really cost, "-" if that stays
+--               word     with `once`: a digest of what counts the request
+--                        settle: "c1,c2,...": by window what it really cost, "-" if that stays
 --                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
 --                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was
@@ -53,6 +54,7 @@
 --   plain window  used resets
 --   full          status+16 at time most least behind nudge pause  anything else
 --   full window   used fits resets
+--   corrected     before                                           settle and cancel, after the form
 --   error         9 text
 -- where
 --   status  0 denied, does not wait   1 granted, done   2 granted before, to the same call or key
@@ -66,6 +68,7 @@
 --             expect                     it does not wait
 --             pause, resume, remaining   no scope learns anything
 --             any verb                   not done: a late copy of a call whose caller gave up
+--           10 the key was granted to another request
 --   at      when it was decided, or granted before (us, as all times)
 --   time    the expected start; most, least: its upper and its lower bound, by the windows. It is
 --           above most where slots hold a ticket up
@@ -73,6 +76,7 @@
 --   nudge   1: a server should be woken
 --   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW CHANGED FREE": what the upstream
 --           had paused, who was refused, and what the scopes adapted to (said in upstream.lua)
+--   before  what the reservation cost, as the word of settle; empty if the request says the same
 --   used    units
 --   fits    when the costs fit this window, 0 for at once; of cancel: the units given back
 --   resets  when nothing is counted any more
@@ -80,7 +84,7 @@
 -- Keys, behind the prefix P of the policy:
 --   r:PROCESS     what the last call of a process did, which answers that call if it is repeated:
 --                 seq(7), then for every request status(1) at(7), 0 if nothing was granted
---   n:TENANT:KEY  when the request of an idempotency key was granted
+--   n:TENANT:KEY  when the request of an idempotency key was granted, a blank, and its digest
 
 local call = windows.read_policy()
 local KEPT = 60000 -- ms for which a repeated call is recognised
@@ -126,8 +130,10 @@ end
 -- plain grant or done: time, most, nudge and least. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
-    local granted = (before or r.once) and requests.granted_before(call, r, before)
-    if granted then return 2, granted end
+    if before or r.once then
+      local status, at = requests.granted_before(call, r, before)
+      if status then return status, at end
+    end
     if r.at > 0 then
       windows.complete(call)
       windows.give_back(call, list, r.costs, now, r.at, requests.lease_id(call, r))
@@ -229,9 +235,14 @@ for at = first, #argv, stride do
   if not aligned then now = windows.align(call, list) end
   local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel' or
     op == 'expect' or op == 'observe'
+  local corrects = op == 'settle' or op == 'cancel'
   if late then
     out[m + 1], out[m + 2] = 8, now
     m = m + 2
+    if corrects then
+      m = m + 1
+      out[m] = ''
+    end
     for i = 1, needs_windows and 2 * nwindows or 0 do out[m + i] = 0 end
     if needs_windows then m = m + 2 * nwindows end
   elseif failed and op ~= 'leave' then
@@ -272,6 +283,10 @@ for at = first, #argv, stride do
     else
       out[m + 1], out[m + 2] = status, decided
       m = m + 2
+    end
+    if corrects then
+      m = m + 1
+      out[m] = r.before or ''
     end
     if needs_windows then
       local step = full and 3 or 2

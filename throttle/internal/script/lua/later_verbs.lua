@@ -9,17 +9,17 @@ local function later_verbs(call, verbs)
   local SOON = 100000 -- us after which tickets that wait for slots may have gone
 
   function verbs.exempt(r, list, now, fits, before)
-    local granted = requests.granted_before(call, r, before)
-    if granted then return 2, granted end
+    local status, at = requests.granted_before(call, r, before)
+    if status then return status, at end
     requests.take(call, r, list, now)
     if call.line and r.ticket then call.line.remove(r.ticket) end
     return 1, now
   end
 
   function verbs.observe(r, list, now, fits, before)
-    local granted = requests.granted_before(call, r, before)
-    local time = granted or windows.fits_at(call, list, r.costs, now, fits)
+    local time = windows.fits_at(call, list, r.costs, now, fits)
     local status, at = verbs.exempt(r, list, now, fits, before)
+    if status ~= 1 then return status, at end
     if time <= now then return status, at end
     return status, at, time, time, 0
   end

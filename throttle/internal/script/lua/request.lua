@@ -7,6 +7,7 @@
 --   own, suffixes      the tenant's own parameters as text, and its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
+--   before             what the reservation cost, if that was corrected: the reply of decide.lua
 -- and of its place, once that is read: queue, flow, tenant, weight, key; front, max_wait, backlog
 -- and deadline if it has options, rank if it is put back.
 --
@@ -15,7 +16,8 @@
 --   read_place(r)                              reads what only a line needs
 --   line(call) -> J                            the verbs of line_join.lua, set up once
 --   lease_id(call, r) -> bytes                 nil if no window holds what is granted
---   granted_before(call, r, before) -> at      when the same request was granted, or nil
+--   granted_before(call, r, before) -> status, at   2 if the same request was granted, 10 if
+--                                              its key was granted to another one, else nil
 --   take(call, r, list, now)                   takes the costs
 --   look_again(call, r)                        has the flows looked at that wait at its scopes
 --
@@ -87,15 +89,19 @@ requests = {
   end,
 
   granted_before = function(call, r, before)
-    if before == 1 then return r.done_at end
-    return r.once and tonumber(redis.call('GET', call.P .. 'n:' .. r.once) or nil)
+    if before == 1 then return 2, r.done_at end
+    local granted = r.once and redis.call('GET', call.P .. 'n:' .. r.once)
+    if not granted then return nil end
+    local at, digest = match(granted, '^(%d+) (.*)$')
+    if digest ~= r.word then return 10, call.now end
+    return 2, at + 0
   end,
 
   take = function(call, r, list, now)
     windows.take(call, list, r.costs, now, r.hold, call.leases and requests.lease_id(call, r))
     call.dirty = true
     if not r.once then return end
-    redis.call('SET', call.P .. 'n:' .. r.once, format('%d', now), 'PX', KEPT)
+    redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.word, 'PX', KEPT)
     local state_key = call.P .. 'n:' .. r.id -- see reservation.lua
     if redis.call('EXISTS', state_key) == 1 then
       redis.call('SET', state_key, format('%d again', now), 'KEEPTTL')

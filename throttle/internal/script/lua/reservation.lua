@@ -52,6 +52,14 @@ local function reservation_verbs(call, verbs)
   -- cost_of returns what it costs now in a window. The caller may know an earlier cost.
   local function cost_of(r, i) return r.settled[call.windows[i].name] or r.costs[i] end
 
+  -- note_before sets r.before, before a correction.
+  local function note_before(r)
+    if not next(r.settled) then return end
+    local costs = {}
+    for i = 1, #call.windows do costs[i] = format('%d', cost_of(r, i)) end
+    r.before = concat(costs, ',')
+  end
+
   -- added_text returns what corrections added, for the key. Of many, the oldest count as one from
   -- the time of the first. What a window has forgotten by then is not given back.
   local function added_text(r)
@@ -138,6 +146,7 @@ local function reservation_verbs(call, verbs)
     if before == 1 then return 1, r.done_at end
     read_state(r)
     if r.cancelled then return 8, now, now, now, 0 end
+    note_before(r)
     local time = until_all(list, now, r.costs)
     for _, scope in ipairs(list) do
       scopes.touch(scope, now)
@@ -197,6 +206,7 @@ local function reservation_verbs(call, verbs)
     if before == 1 then return 1, r.done_at end
     read_state(r)
     if r.cancelled then return 8, now end
+    note_before(r)
     local adds, changes, changed = {at = now, units = {}}, {}, false
     for cost in gmatch(r.word, '[^,]+') do
       local i = #changes + 1

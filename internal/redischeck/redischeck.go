@@ -11,15 +11,16 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // clockOffMax is how far the clocks of Redis and of this machine may differ without a finding.
-const clockOffMax = time.Second
+const (
+	clockOffMax = time.Second
+	withinClock = "must be within %v, or deadlines and expected starts are off by that"
+)
 
-// Findings returns what is not set up, one line each: see throttle.CheckRedis. The error is that of
-// go-redis, if there is no answer, or a refusal of the user.
+// Findings returns what is not set up, one line each: see throttle.Limiter.CheckRedis. The error is
+// that of go-redis, if there is no answer, or a refusal of the user.
 func Findings(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	var mu sync.Mutex
 	var findings []string
@@ -49,13 +50,15 @@ func Findings(ctx context.Context, client redis.UniversalClient) ([]string, erro
 
 // checkServer looks at one server, which may be part of the Cluster of a client. The error is not an
 // answer of Redis.
-func checkServer(ctx context.Context, client redis.UniversalClient, addr string, cluster bool) (findings []string, err error) {
+func checkServer(
+	ctx context.Context, client redis.UniversalClient, addr string, cluster bool,
+) (findings []string, err error) {
 	find := func(format string, a ...any) {
 		findings = append(findings, strings.TrimSpace("redis "+addr)+": "+fmt.Sprintf(format, a...))
 	}
 	begun := time.Now()
 	at, err := client.Time(ctx).Result()
-	stranger := err != nil && script.Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
+	stranger := err != nil && Forbidden(err) && !strings.HasPrefix(err.Error(), "NOPERM")
 	if unanswered(err) || stranger { // Redis refuses whatever a user asks that it does not know
 		return nil, err
 	}
@@ -63,10 +66,10 @@ func checkServer(ctx context.Context, client redis.UniversalClient, addr string,
 	switch { // the clock was read in between
 	case err != nil:
 	case at.After(ended.Add(clockOffMax)):
-		find("its clock is %v ahead of this machine's: must be within %v, or deadlines and expected starts are off by that",
+		find("its clock is %v ahead of this machine's: "+withinClock,
 			at.Sub(ended).Round(time.Millisecond), clockOffMax)
 	case at.Before(begun.Add(-clockOffMax)):
-		find("its clock is %v behind this machine's: must be within %v, or deadlines and expected starts are off by that",
+		find("its clock is %v behind this machine's: "+withinClock,
 			begun.Sub(at).Round(time.Millisecond), clockOffMax)
 	}
 	text, err := client.Info(ctx).Result()
@@ -116,4 +119,23 @@ func checkTags(ctx context.Context, client *redis.ClusterClient) []string {
 func unanswered(err error) bool {
 	var answer redis.Error
 	return err != nil && !errors.As(err, &answer)
+}
+
+// Forbidden reports whether an error says that Redis does not know the user, or does not let it
+// call something.
+func Forbidden(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && Refuses(reply.Error())
+}
+
+// Refuses reports whether the text of an error says so.
+func Refuses(text string) bool {
+	for _, code := range []string{"NOAUTH", "NOPERM", "WRONGPASS"} {
+		if strings.HasPrefix(text, code+" ") {
+			return true
+		}
+	}
+	// Inside of a script, by release.
+	return strings.Contains(text, "ACL failure in script") ||
+		strings.Contains(text, "The user executing the script can't ")
 }

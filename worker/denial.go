@@ -131,6 +131,10 @@ func (s *Server) requeueFront(ctx context.Context, a *attempt, r throttle.Reques
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return s.requeueAt(a, r, d, cause)
 	}
+	if places[0].StartsIn <= 0 { // nothing holds it up, such as if the pause could not be stored
+		s.leave(ctx, r)
+		return s.requeueAt(a, r, d, cause)
+	}
 	d.Queued, d.RetryIn, d.RetryInMost = true, places[0].StartsIn, places[0].StartsInMost
 	return s.waitInLine(a, r, d, cause)
 }

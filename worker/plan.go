@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -15,6 +16,9 @@ import (
 // options. It is an error if no policy with a line matches, if the task has no tenant, or if its
 // policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
 func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
+	if task == nil {
+		return throttle.Request{}, errors.New("worker: RequestOf: task is nil")
+	}
 	policy, ok := c.limiter.Match(task.Type())
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())

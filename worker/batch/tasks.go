@@ -16,7 +16,7 @@ import (
 )
 
 // Tenants yields the tenants of a firing, each once. It is called once for each firing, and once for
-// each plan: the list is kept in Redis. An error has it called again some time later.
+// each plan: the list is kept in Redis. An error or a panic has it called again some time later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
 // Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to

@@ -78,3 +78,39 @@ func TestATaskThatIsNilIsRefused(t *testing.T) {
 		}
 	})
 }
+
+func TestATemplateThatCannotBeUsedSaysWhy(t *testing.T) {
+	for want, bad := range map[string]batch.Template{
+		`batch: type "": must be the type of a task`:           {},
+		`batch: type " ": must be the type of a task`:          {Type: " "},
+		`batch: count -1: must not be below 0`:                 {Type: "call", Count: -1},
+		`batch: cost -1 of unit "tokens": must not be below 0`: {Type: "call", Cost: map[string]int64{"requests": 1, "tokens": -1}},
+	} {
+		if _, err := bad.Tasks(); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err := (batch.Template{Type: "call", Cost: map[string]int64{"requests": 0}}).Tasks(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Otherwise every task of the tenant would run twice.
+func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		s.serve(succeed)
+		p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("a", "b", "a")})
+		want := `batch: batch "b": tenants "a": must not come twice`
+		if _, err := p.Plan(t.Context(), "b", time.Time{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("planned: %v", err)
+		}
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(5 * time.Second)
+		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.Waiting || status.Error != want {
+			t.Errorf("%+v, %v", status, err)
+		}
+		s.wantOnce(0)
+	})
+}

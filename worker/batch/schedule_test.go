@@ -98,6 +98,10 @@ func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 		`batch: batch "nightly": missed "never": must be "skip", "once" or "all"`:                                                                                         func(b *batch.Batch) { b.Missed = "never" },
 		`batch: batch "nightly": missed_within 1000h0m0s: must be 1s to 720h`:                                                                                             func(b *batch.Batch) { b.MissedWithin = 1000 * time.Hour },
 		`batch: batch "nightly": hours "06:00": must not end when they begin`:                                                                                             func(b *batch.Batch) { b.Hours = batch.Hours{From: "06:00", To: "06:00"} },
+		`batch: batch "nightly": missed_within 1h0m0s: needs missed "once" or "all"`:                                                                                      func(b *batch.Batch) { b.MissedWithin = time.Hour },
+		`batch: batch "nightly": hours "22:00": must have to beside from: a time of day such as "06:00"`:                                                                  func(b *batch.Batch) { b.Hours = batch.Hours{From: "22:00"} },
+		`batch: batch "nightly": hours "06:00": must have from beside to: a time of day such as "22:00"`:                                                                  func(b *batch.Batch) { b.Hours = batch.Hours{To: "06:00"} },
+		`batch: batch "nightly": hours "": must have from and to beside stop, such as from "22:00" to "06:00"`:                                                            func(b *batch.Batch) { b.Hours.Stop = true },
 		`batch: batch "nightly": tasks "": must be given`:                                                                                                                 func(b *batch.Batch) { b.Tasks = nil },
 	} {
 		b := good

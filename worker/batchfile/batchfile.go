@@ -51,6 +51,13 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		Ended: from.Ended, FinishBy: from.FinishBy, Hours: batch.Hours(from.Hours), Late: batch.Late(from.Late), Missed: batch.Missed(from.Missed),
 		MissedWithin: from.MissedWithin, Name: from.Name, Queue: from.Queue, Schedule: from.Schedule, Tenants: batch.List(from.Tenants...), Timezone: from.Timezone,
 	}
+	seen := map[string]bool{}
+	for _, tenant := range from.Tenants {
+		if seen[tenant] {
+			return b, from.Bad("tenants", fmt.Sprintf("tenant %q: must not come twice", tenant))
+		}
+		seen[tenant] = true
+	}
 	if from.TenantsFile != "" {
 		path := in(dir, from.TenantsFile)
 		if err := there(path); err != nil {

@@ -120,6 +120,9 @@ func (e Explanation) why() string {
 		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.HeldUpBy()
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"
+		if e.Line.At.Sub(e.Line.Joined) > 10*time.Second {
+			text += ", if its limiter has the same Redis and Prefix, and the policy the same name"
+		}
 	case e.State == "active":
 		text = "it runs"
 	case e.State == "completed":

@@ -138,10 +138,15 @@ func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 			s.outages.Failed(err, append(outage.OfLine(line), "fails", string(info.Fail))...)
 		},
 		Limiter: dispatch.Lines(s.config.Limiter),
-		Match:   s.match,
-		Poll:    cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
-		Queues:  queuesOf(c.Queues),
-		Strict:  c.StrictPriority,
+		Lost: func(queue, line string) {
+			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
+				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
+				append([]any{"queue", queue}, outage.OfLine(line)...)...)
+		},
+		Match:  s.match,
+		Poll:   cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
+		Queues: queuesOf(c.Queues),
+		Strict: c.StrictPriority,
 	}
 }
 

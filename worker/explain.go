@@ -44,6 +44,9 @@ type Explanation struct {
 // throttle.Limiter.Explain's.
 func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
 	e := Explanation{Queue: queue, ID: id}
+	if c.client == nil {
+		return e, errZeroClient
+	}
 	inspector := asynq.NewInspectorFromRedisClient(c.asynq.Redis())
 	info, err := inspector.GetTaskInfo(queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) || errors.Is(err, asynq.ErrTaskNotFound) {

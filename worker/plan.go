@@ -16,6 +16,9 @@ import (
 // options. It is an error if no policy with a line matches, if the task has no tenant, or if its
 // policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
 func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
+	if c.client == nil {
+		return throttle.Request{}, errZeroClient
+	}
 	if task == nil {
 		return throttle.Request{}, errors.New("worker: RequestOf: task is nil")
 	}
@@ -30,6 +33,9 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 // Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
 func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (
 	throttle.Plan, error) {
+	if c.client == nil {
+		return throttle.Plan{}, errZeroClient
+	}
 	identity, err := c.asynq.Identity(ctx)
 	if err != nil {
 		return throttle.Plan{}, err

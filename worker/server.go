@@ -198,12 +198,18 @@ func (s *Server) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 
 // Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
+	if s.server == nil {
+		return errZeroServer
+	}
 	go s.logCheck()
 	return s.server.Start(s.throttled(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
+	if s.server == nil {
+		return errZeroServer
+	}
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
 	defer context.AfterFunc(signalled, s.beginShutdown)()
@@ -217,6 +223,9 @@ func (s *Server) Run(handler asynq.Handler) error {
 
 // Stop picks up no more tasks. Those that run go on. Shutdown must follow.
 func (s *Server) Stop() {
+	if s.server == nil {
+		return
+	}
 	s.dispatch.Stop() // asynq's own waits until its dequeue has returned
 	s.server.Stop()
 }
@@ -229,6 +238,9 @@ func (s *Server) Stop() {
 // leases the tasks, up to 30 s, and from Shutdown on for ShutdownTimeout at most. Asynq recovers a
 // task that could not be requeued as if its worker had died.
 func (s *Server) Shutdown() {
+	if s.server == nil {
+		return
+	}
 	s.shutdown.Do(func() {
 		s.beginShutdown()
 		s.server.Shutdown()
@@ -259,6 +271,8 @@ func (s *Server) drain(ctx context.Context) {
 // UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it
 // is not 0, a task type may be misspelt, or a policy's Match.
 func (s *Server) UnmatchedCount() int64 { return s.unmatched.count.Load() }
+
+var errZeroServer = errors.New("worker: a Server must be made by NewServer")
 
 var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
 

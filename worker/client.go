@@ -161,9 +161,11 @@ func (c *Client) EnqueueBatch(ctx context.Context, tasks []*asynq.Task, opts ...
 	return results
 }
 
+var errZeroClient = errors.New("worker: a Client must be made by NewClient")
+
 // Close closes the connection, unless that is the caller's.
 func (c *Client) Close() error {
-	if c.shared {
+	if c.shared || c.client == nil {
 		return nil
 	}
 	return c.client.Close()

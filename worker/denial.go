@@ -131,6 +131,10 @@ func (s *Server) requeueFront(ctx context.Context, a *attempt, r throttle.Reques
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return s.requeueAt(a, r, d, cause)
 	}
+	if places[0].StartsIn <= 0 { // nothing holds it up, such as if the pause could not be stored
+		s.leave(ctx, r)
+		return s.requeueAt(a, r, d, cause)
+	}
 	d.Queued, d.RetryIn, d.RetryInMost = true, places[0].StartsIn, places[0].StartsInMost
 	return s.waitInLine(a, r, d, cause)
 }
@@ -182,7 +186,7 @@ func isDenial(err error) bool { return errors.As(err, new(*throttle.DeniedError)
 
 // finish lets asynq's call end a task, unless the task was denied.
 func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
-	now, a := s.attempts.get(call.Ref)
+	ended, a := s.attempts.get(call.Ref)
 	switch firing, position, member := asynqredis.FiringOf(call.Ref); {
 	case !member:
 	case call.Verb == asynqredis.Done, call.Verb == asynqredis.Complete, call.Verb == asynqredis.Archive:
@@ -190,19 +194,19 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 			return s.asynq.End(ctx, cmd, firing, position)
 		}
 	}
-	if now.late != nil && call.Verb == asynqredis.Archive {
-		call.Args[1] = []byte(now.message.WithError(now.late.Error(), time.Now()))
+	if ended.late != nil && call.Verb == asynqredis.Archive {
+		call.Args[1] = []byte(ended.message.WithError(ended.late.Error(), time.Now()))
 		err := s.conclude(ctx, next, cmd)
 		if err == nil { // else asynq calls again, as Redis does not know its script
 			s.attempts.end(call.Ref, a)
 		}
 		return err
 	}
-	if call.Verb == asynqredis.Requeue || now.denied == nil { // a requeue, at shutdown, loses nothing
+	if call.Verb == asynqredis.Requeue || ended.denied == nil { // a requeue, at shutdown, loses nothing
 		s.attempts.end(call.Ref, a)
 		return s.conclude(ctx, next, cmd)
 	}
-	err := s.requeue(ctx, now)
+	err := s.requeue(ctx, ended)
 	if err == nil || asynqredis.IsNotFound(err) {
 		s.attempts.end(call.Ref, a)
 	}

@@ -30,6 +30,9 @@ type DropOptions struct {
 // line that is not dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
 // throttle.ErrUnavailable, the context's, or of asynq's Redis.
 func Drop(ctx context.Context, opt asynq.RedisConnOpt, limiter *throttle.Limiter, o DropOptions) (int, error) {
+	if limiter == nil {
+		return 0, errors.New("worker: Drop: the limiter is nil: must be what throttle.New returns")
+	}
 	if o.Tenant == "" {
 		return 0, errors.New("worker: DropOptions.Tenant is empty: must be the name of a tenant")
 	}

@@ -96,6 +96,10 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueuing) {
 // message makes the task's message by asynq's client, and reports whether the task joins a line. If
 // it does not, it has its result: asynq has enqueued it, or it was refused.
 func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option) bool {
+	if c.client == nil {
+		e.Err = errZeroClient
+		return false
+	}
 	if e.task != nil { // else asynq returns the error
 		if e.Err = c.prepare(ctx, e, opts); e.Err != nil {
 			return false

@@ -44,6 +44,9 @@ type Explanation struct {
 // throttle.Limiter.Explain's.
 func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, error) {
 	e := Explanation{Queue: queue, ID: id}
+	if c.client == nil {
+		return e, errZeroClient
+	}
 	inspector := asynq.NewInspectorFromRedisClient(c.asynq.Redis())
 	info, err := inspector.GetTaskInfo(queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) || errors.Is(err, asynq.ErrTaskNotFound) {
@@ -120,6 +123,9 @@ func (e Explanation) why() string {
 		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.HeldUpBy()
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"
+		if e.Line.At.Sub(e.Line.Joined) > 10*time.Second {
+			text += ", if its limiter has the same Redis and Prefix, and the policy the same name"
+		}
 	case e.State == "active":
 		text = "it runs"
 	case e.State == "completed":

@@ -63,8 +63,8 @@ func (s *Server) afterError(ctx context.Context, a *attempt, e *execution, reque
 		s.config.Logger.Warn("worker: RetryAfter in a task that no policy matches: the task fails", "type", e.taskType)
 		return err
 	case errors.As(err, &refused):
-		s.pause(ctx, e, refused.After)
-		after := refused.After
+		after := known(refused.After)
+		s.pause(ctx, e, after)
 		if own, ok := s.config.Limiter.Lookup(request.Policy); ok {
 			after = min(after, own.MaxPause)
 		}

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -59,6 +60,9 @@ func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option)
 // IdentityOf returns the identity that NewTask put into the task's headers. For other tasks it is
 // empty. It is an error if those headers have another form.
 func IdentityOf(task *asynq.Task) (Identity, error) {
+	if task == nil {
+		return Identity{}, errors.New("worker: IdentityOf: task is nil")
+	}
 	headers := task.Headers()
 	bad := func(header string, hint any) (Identity, error) {
 		return Identity{}, fmt.Errorf("worker: task type %q: header %s %q: %v", task.Type(), header, headers[header], hint)

@@ -89,9 +89,9 @@ func (j *Job) Cancel(ctx context.Context) error {
 }
 
 // Pause pauses the task's policy, as the upstream refuses calls for d, or for an unknown time if d
-// is 0. It does so for the task's tenant or for all (throttle.Reservation.Pause). The task itself
-// goes on. The limiter logs when a pause begins. The handler has dealt with the refusal then: an error
-// that it returns fails the task.
+// is below a millisecond, as at 0 or below. It does so for the task's tenant or for all
+// (throttle.Reservation.Pause). The task itself goes on. The limiter logs when a pause begins. The
+// handler has dealt with the refusal then: an error that it returns fails the task.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	e, err := j.matched()
 	if err != nil {
@@ -99,7 +99,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	}
 	e.caller.Answered(time.Now())
 	r := e.task.Reservation()
-	_, err = r.Pause(ctx, d, "")
+	_, err = r.Pause(ctx, known(d), "")
 	return err
 }
 

@@ -33,6 +33,7 @@ func methods(ctx context.Context, job *worker.Job) map[string]error {
 func TestARefusalSaysHowLongItLasts(t *testing.T) {
 	for after, want := range map[time.Duration]string{
 		0:           "worker: the upstream refuses calls",
+		-time.Hour:  "worker: the upstream refuses calls",
 		time.Minute: "worker: the upstream refuses calls for 1m0s",
 	} {
 		if got := worker.RetryAfter(after).Error(); got != want {

@@ -65,12 +65,7 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	// waits.
 	waits := s.attempts.deny(a, newUnavailable(request, errOutOfTime), s.markIfJoining(a, request))
 	used = true
-	d, err := s.decide(ctx, grant, request, policy.Fail)
-	if err == nil && !d.Granted && tooLate(a.message, d, grant != nil) != nil &&
-		s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
-		s.leave(ctx, request) // it joined behind tasks that were deleted
-		d, err = s.decide(ctx, nil, request, policy.Fail)
-	}
+	d, err := s.decideOrSweep(ctx, a, grant, request, policy.Fail)
 	if err != nil {
 		s.giveBack(grant) // it may have been used or not
 	}
@@ -83,13 +78,43 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	case ctx.Err() != nil:
 		s.outOfTime(ctx, request, d)
 		return waits
-	case d.FailedOpen != nil:
-		s.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
-	default:
-		s.outages.Decided()
-		s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
-		s.outages.ClockAhead(d.Policy, d.At)
 	}
+	s.noteDecision(d)
+	return s.follow(ctx, a, task, next, request, d, grant)
+}
+
+// decideOrSweep is decide. If the task can never start because of those that wait before it, tickets
+// of tasks that were deleted leave the line, and it is decided once more.
+func (s *Server) decideOrSweep(
+	ctx context.Context, a *attempt, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode,
+) (throttle.Decision, error) {
+	d, err := s.decide(ctx, grant, request, fail)
+	if err != nil || d.Granted || tooLate(a.message, d, grant != nil) == nil {
+		return d, err
+	}
+	if !s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
+		return d, nil
+	}
+	s.leave(ctx, request) // it joined behind them
+	return s.decide(ctx, nil, request, fail)
+}
+
+// noteDecision notes, for the log, how the limiter came to a decision.
+func (s *Server) noteDecision(d throttle.Decision) {
+	if d.FailedOpen != nil {
+		s.outages.Failed(d.FailedOpen, "policy", d.Policy, "fails", "open")
+		return
+	}
+	s.outages.Decided()
+	s.outages.ClockBehind(d.ClockBehind, "policy", d.Policy, "tenant", d.Tenant)
+	s.outages.ClockAhead(d.Policy, d.At)
+}
+
+// follow does what was decided: it runs the task, or returns its denial, or why it can never run.
+func (s *Server) follow(
+	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler,
+	request throttle.Request, d throttle.Decision, grant *dispatch.Grant,
+) error {
 	if d.Granted {
 		s.attempts.allow(a)
 	}

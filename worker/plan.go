@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -15,6 +16,12 @@ import (
 // options. It is an error if no policy with a line matches, if the task has no tenant, or if its
 // policy can never grant it: a wrapped *throttle.RequestError or *throttle.NeverFitsError.
 func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Request, error) {
+	if c.client == nil {
+		return throttle.Request{}, errZeroClient
+	}
+	if task == nil {
+		return throttle.Request{}, errors.New("worker: RequestOf: task is nil")
+	}
 	policy, ok := c.limiter.Match(task.Type())
 	if !ok || policy.Requeue == throttle.RequeueEarliestReset {
 		return throttle.Request{}, fmt.Errorf("worker: task type %q: must match a policy without requeue earliest-reset", task.Type())
@@ -26,6 +33,9 @@ func (c *Client) RequestOf(task *asynq.Task, opts ...asynq.Option) (throttle.Req
 // Queue is asynq's, and its Request that of RequestOf. Its Count may be 0.
 func (c *Client) Plan(ctx context.Context, demands []throttle.Demand, o throttle.PlanOptions) (
 	throttle.Plan, error) {
+	if c.client == nil {
+		return throttle.Plan{}, errZeroClient
+	}
 	identity, err := c.asynq.Identity(ctx)
 	if err != nil {
 		return throttle.Plan{}, err

@@ -14,21 +14,31 @@ import (
 // A RefusedError is the error of a handler whose call the upstream refused for a while: see
 // RetryAfter.
 type RefusedError struct {
-	After time.Duration // 0 if unknown
+	After time.Duration // below 1 ms, as at 0 and below, it is unknown
 }
 
 func (e *RefusedError) Error() string {
-	if e.After <= 0 {
+	if known(e.After) == 0 {
 		return "worker: the upstream refuses calls"
 	}
 	return fmt.Sprintf("worker: the upstream refuses calls for %v", e.After)
 }
 
+// known returns how long the upstream refuses calls, or 0 if that is unknown. A time that has passed
+// here is: the clock of the upstream may be behind.
+func known(d time.Duration) time.Duration {
+	if d < time.Millisecond {
+		return 0
+	}
+	return d
+}
+
 // RetryAfter returns a *RefusedError: a handler returns it, wrapped or not, when the upstream
-// refused its call for d, or for an unknown time if d is 0. The task's policy pauses on every
-// worker, for the task's tenant or for all (throttle.Reservation.Pause). The task is requeued in
-// front of its tenant's other tickets. No retry is burnt. To burn one, call Job.Pause and return an
-// error of another kind.
+// refused its call for d. If d is below a millisecond, as at 0 or below, the time is unknown: so
+// time.Until of a reset may be passed on, even if that is over by this machine's clock. The task's
+// policy pauses on every worker, for the task's tenant or for all (throttle.Reservation.Pause). The
+// task is requeued in front of its tenant's other tickets. No retry is burnt. To burn one, call
+// Job.Pause and return an error of another kind.
 //
 // The policy's MaxRefusals and MaxRefusedWait end a task that is refused again and again.
 //
@@ -61,7 +71,7 @@ func (e *GivenUpError) Unwrap() []error { return []error{e.Cause, asynq.SkipRetr
 func (s *Server) pause(ctx context.Context, e *execution, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	if err := (&Job{e}).Pause(ctx, d); err != nil && !isInvalid(err) {
+	if err := (&Job{e}).Pause(ctx, d); err != nil {
 		s.outages.Failed(err, "policy", e.caller.Request.Policy)
 	}
 }
@@ -82,7 +92,8 @@ func (s *Server) refused(ctx context.Context, a *attempt, r throttle.Request, po
 	if limit != "" {
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Refusals: refusals, Since: since, Tenant: r.Tenant}
 	}
-	d := throttle.Decision{At: now, Policy: policy, RetryIn: retryIn, Tenant: r.Tenant}
+	// If it is not held up by a pause it waits for as long as by one of unknown length.
+	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
 	if policy == r.Policy {
 		return s.requeueFront(ctx, a, r, d, cause)
 	}

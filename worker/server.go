@@ -139,10 +139,15 @@ func (s *Server) dispatching(c asynq.Config) dispatch.Config {
 			s.outages.Failed(err, append(outage.OfLine(line), "fails", string(info.Fail))...)
 		},
 		Limiter: dispatch.Lines(s.config.Limiter),
-		Match:   s.match,
-		Poll:    cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
-		Queues:  queuesOf(c.Queues),
-		Strict:  c.StrictPriority,
+		Lost: func(queue, line string) {
+			s.config.Logger.Warn("worker: a waiting task stood in no line that this server knows, and starts two minutes late or more: "+
+				"its client's limiter has another Prefix, another Redis or another policy name, or Redis has lost the line",
+				append([]any{"queue", queue}, outage.OfLine(line)...)...)
+		},
+		Match:  s.match,
+		Poll:   cmp.Or(max(c.TaskCheckInterval, 0), taskCheckInterval),
+		Queues: queuesOf(c.Queues),
+		Strict: c.StrictPriority,
 	}
 }
 
@@ -194,12 +199,18 @@ func (s *Server) match(m asynqredis.Message) (match dispatch.Match, ok bool) {
 
 // Start starts to process tasks by the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error {
+	if s.server == nil {
+		return errZeroServer
+	}
 	go s.logCheck()
 	return s.server.Start(s.throttled(handler))
 }
 
 // Run starts, waits for a signal to exit, and shuts down. Errors are asynq's.
 func (s *Server) Run(handler asynq.Handler) error {
+	if s.server == nil {
+		return errZeroServer
+	}
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
 	defer context.AfterFunc(signalled, s.beginShutdown)()
@@ -213,6 +224,9 @@ func (s *Server) Run(handler asynq.Handler) error {
 
 // Stop picks up no more tasks. Those that run go on. Shutdown must follow.
 func (s *Server) Stop() {
+	if s.server == nil {
+		return
+	}
 	s.dispatch.Stop() // asynq's own waits until its dequeue has returned
 	s.server.Stop()
 }
@@ -225,6 +239,9 @@ func (s *Server) Stop() {
 // leases the tasks, up to 30 s, and from Shutdown on for ShutdownTimeout at most. Asynq recovers a
 // task that could not be requeued as if its worker had died.
 func (s *Server) Shutdown() {
+	if s.server == nil {
+		return
+	}
 	s.shutdown.Do(func() {
 		s.beginShutdown()
 		s.server.Shutdown()
@@ -255,6 +272,8 @@ func (s *Server) drain(ctx context.Context) {
 // UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it
 // is not 0, a task type may be misspelt, or a policy's Match.
 func (s *Server) UnmatchedCount() int64 { return s.unmatched.count.Load() }
+
+var errZeroServer = errors.New("worker: a Server must be made by NewServer")
 
 var errNoClient = errors.New("worker: the redis.UniversalClient is nil")
 

@@ -36,7 +36,8 @@ type Batch struct {
 	// Missed says what happens to ticks that came while no scheduler ran. The default is Skip.
 	Missed Missed
 
-	// MissedWithin is how old a missed tick may be that fires. The default is 24 hours.
+	// MissedWithin is how old a missed tick may be that fires: 1 second to 720 hours. It needs Once or
+	// All. The default is 24 hours.
 	MissedWithin time.Duration
 
 	// Name identifies the batch: at most 64 letters, digits, "_", "-" and ".". It is required. Names
@@ -151,6 +152,8 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("missed", string(b.Missed), `must be "skip", "once" or "all"`)
 	case c.MissedWithin < time.Second || c.MissedWithin > maxMissedWithin:
 		return bad("missed_within", b.MissedWithin, "must be 1s to 720h")
+	case b.MissedWithin != 0 && c.Missed == Skip:
+		return bad("missed_within", b.MissedWithin, `needs missed "once" or "all"`)
 	case b.Tasks == nil:
 		return bad("tasks", "", "must be given")
 	case b.Tenants == nil:
@@ -184,6 +187,14 @@ func (b Batch) compile() (*compiled, error) {
 	const clockHint = `must be a time of day such as "06:00"`
 	if b.Hours == (Hours{}) {
 		return c, nil
+	}
+	switch {
+	case b.Hours.From == "" && b.Hours.To == "":
+		return bad("hours", "", `must have from and to beside stop, such as from "22:00" to "06:00"`)
+	case b.Hours.To == "":
+		return bad("hours", b.Hours.From, `must have to beside from: a time of day such as "06:00"`)
+	case b.Hours.From == "":
+		return bad("hours", b.Hours.To, `must have from beside to: a time of day such as "22:00"`)
 	}
 	from, err := parseClock(b.Hours.From)
 	if err != nil {

@@ -110,11 +110,15 @@ type planKind struct {
 
 // plan counts the tasks of a firing, and finds out when they are expected if it begins then.
 func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.Time) (*planned, error) {
-	p := &planned{}
+	p, seen := &planned{}, map[string]bool{}
 	for name, err := range b.Tenants(ctx, f) {
 		if err != nil {
 			return nil, err
 		}
+		if seen[name] { // each of its tasks would run twice
+			return nil, &Error{b.Name, "tenants", name, "must not come twice"}
+		}
+		seen[name] = true
 		tenant, err := s.count(ctx, b, f, name)
 		if err != nil {
 			return nil, err

@@ -238,7 +238,7 @@ func (s *Scheduler) record(ctx context.Context, f Firing) (*compiled, asynqredis
 	return s.batches[f.Batch], firing, r, err
 }
 
-// Firings returns the newest firings of a batch, at most n, the newest first.
+// Firings returns the newest firings of a batch, at most n, the newest first. Below 1 there are none.
 func (s *Scheduler) Firings(ctx context.Context, batch string, n int) ([]Firing, error) {
 	b, err := s.batch(batch)
 	if err != nil {

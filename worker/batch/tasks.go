@@ -7,7 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 	"text/template"
 
 	"github.com/hibiken/asynq"
@@ -15,8 +18,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tenants yields the tenants of a firing, each once. It is called once for each firing, and once for
-// each plan: the list is kept in Redis. An error has it called again some time later.
+// Tenants yields the tenants of a firing. One that comes twice is an error. It is called once for each firing, and once for
+// each plan: the list is kept in Redis. An error or a panic has it called again some time later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
 // Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to
@@ -59,11 +62,23 @@ type Template struct {
 	Cost    map[string]int64 // per unit; the default is 1 of throttle.Requests
 	Count   int              // for each tenant; the default is 1
 	Payload string           // a text/template of {{.Tenant}}, {{.Number}} from 1 on, {{.Tick}} and {{.Batch}}
-	Type    string
+	Type    string           // required
 }
 
-// Tasks returns the template's Tasks. It is an error if the payload is no text/template.
+// Tasks returns the template's Tasks. It is an error if the payload is no text/template, the type is
+// blank, or a number is below 0.
 func (t Template) Tasks() (Tasks, error) {
+	if strings.TrimSpace(t.Type) == "" {
+		return nil, fmt.Errorf("batch: type %q: must be the type of a task", t.Type)
+	}
+	if t.Count < 0 {
+		return nil, fmt.Errorf("batch: count %d: must not be below 0", t.Count)
+	}
+	for _, unit := range slices.Sorted(maps.Keys(t.Cost)) {
+		if n := t.Cost[unit]; n < 0 {
+			return nil, fmt.Errorf("batch: cost %d of unit %q: must not be below 0", n, unit)
+		}
+	}
 	text, err := template.New("payload").Option("missingkey=error").Parse(t.Payload)
 	if err != nil {
 		return nil, fmt.Errorf("batch: payload %q: %w", t.Payload, err)

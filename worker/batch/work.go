@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -89,7 +90,7 @@ func (w *work) until(ctx context.Context) error {
 			r, err = recordOf(fields)
 		}
 		if err == nil {
-			again, err = w.step(ctx, r)
+			again, err = w.guarded(ctx, r)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -97,7 +98,11 @@ func (w *work) until(ctx context.Context) error {
 		case errors.Is(err, asynqredis.ErrNotHolder):
 			return err
 		case err != nil:
-			w.config.Logger.Warn("batch: a firing is held up", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)
+			details := []any{"batch", w.f.Batch, "firing", w.f.Name(), "error", err}
+			if p, ok := errors.AsType[*panicked](err); ok {
+				details = append(details, "stack", p.stack)
+			}
+			w.config.Logger.Warn("batch: a firing is held up", details...)
 			_, _ = w.redis.Update(ctx, w.f, w.holder, "error", err.Error())
 			pause = min(2*pause, pauseMost)
 		default:
@@ -107,6 +112,25 @@ func (w *work) until(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// A panicked is the error of a step in which a function of the user's panicked.
+type panicked struct {
+	value any
+	stack string
+}
+
+func (e *panicked) Error() string { return fmt.Sprintf("batch: a panic: %v", e.value) }
+
+// guarded is step. The firing outlives this process: a panic that ended the process would end the next
+// one too.
+func (w *work) guarded(ctx context.Context, r record) (again bool, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			again, err = false, &panicked{value, string(debug.Stack())}
+		}
+	}()
+	return w.step(ctx, r)
 }
 
 // step does one thing, and reports whether there is more to do at once.

@@ -60,6 +60,13 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		Tenants:      batch.List(from.Tenants...),
 		Timezone:     from.Timezone,
 	}
+	seen := map[string]bool{}
+	for _, tenant := range from.Tenants {
+		if seen[tenant] {
+			return b, from.Bad("tenants", fmt.Sprintf("tenant %q: must not come twice", tenant))
+		}
+		seen[tenant] = true
+	}
 	if from.TenantsFile != "" {
 		path := in(dir, from.TenantsFile)
 		if err := there(path); err != nil {

@@ -143,6 +143,9 @@ func second(t time.Time) string {
 
 // Firings returns the newest firings of a batch, at most n, the newest first.
 func (c *Client) Firings(ctx context.Context, queue, batch string, n int) ([]Firing, error) {
+	if n < 1 { // Redis counts from the end then
+		return nil, nil
+	}
 	key := batchKeys(queue, batch, ":firings")[0]
 	names, err := c.redis.ZRevRange(ctx, key, 0, int64(n)-1).Result()
 	var firings []Firing

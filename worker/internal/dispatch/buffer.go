@@ -15,9 +15,9 @@ const aheadFrom = 8
 // A fetch is one call that makes tasks of a queue active: a pick of tickets that were taken from a
 // line, or a dequeue of pending tasks.
 type fetch struct {
-	queue string
-	call  string // by which it can be repeated, and its tasks put back
-	n     int    // the most tasks of a dequeue
+	queue  string
+	callID string // by which it can be repeated, and its tasks put back
+	n      int    // the most tasks of a dequeue
 
 	line    string // of a pick; "" for a dequeue
 	tickets []throttle.TakenTicket
@@ -184,7 +184,7 @@ func (d *Dispatcher) undo(ctx context.Context, f *fetch) error {
 	if f.line != "" {
 		at = time.Now().Add(fallbackMin)
 	}
-	if err := d.Asynq.Restore(ctx, f.queue, f.call, ids, at); err != nil {
+	if err := d.Asynq.Restore(ctx, f.queue, f.callID, ids, at); err != nil {
 		return err
 	}
 	if f.line != "" {
@@ -226,7 +226,7 @@ func (d *Dispatcher) undoLost(ctx context.Context, f *fetch) error {
 		f.ready = append(f.ready, Task{Ref: ref, Grant: &Grant{TakenTicket: t}})
 	}
 	if f.line == "" {
-		messages, _, err := d.Asynq.DequeuePending(ctx, f.queue, f.call, f.n)
+		messages, _, err := d.Asynq.DequeuePending(ctx, f.queue, f.callID, f.n)
 		if err != nil || len(messages) == 0 {
 			return err
 		}

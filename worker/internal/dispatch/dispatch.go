@@ -73,6 +73,7 @@ type Config struct {
 	Concurrency int                                    // of the server: its slots
 	Failed      func(line string, err error)           // is called when a take or a join fails
 	Limiter     Limiter                                //
+	Lost        func(queue, line string)               // is called once a queue: a task that waits stands in no line
 	Match       func(asynqredis.Message) (Match, bool) // how a task joins a line; false: none
 	Poll        time.Duration                          // how often to look for pending tasks
 	Queues      map[string]int                         // the server's queues with their priorities
@@ -127,6 +128,8 @@ type Dispatcher struct {
 	full      bool                         // the last take or dequeue got all that it asked for
 	listening map[string]bool              // the listeners that run, by their first queue
 	lost      []*fetch                     // whose reply has not come
+	lostIn    map[string]bool              // the queues of which Lost was called
+	noJoins   time.Time                    // when a join of forward failed last
 	pace      pace                         // at which slots become free
 	passing   bool                         // passOn runs
 	passOn    *time.Timer                  // of appointments that cannot be kept
@@ -150,6 +153,7 @@ func New(c Config) *Dispatcher {
 		emptied:   make(chan struct{}),
 		groups:    groups(c.Queues, c.Strict),
 		listening: map[string]bool{},
+		lostIn:    map[string]bool{},
 		paused:    map[string]time.Time{},
 		rounds:    make(chan struct{}, 1),
 		stuck:     map[asynqredis.Ref]time.Time{},

@@ -64,7 +64,8 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		waited := now.Sub(asynqredis.JoinedAt(move.Mark))
-		joins[line] = append(joins[line], joining{match, i, task.Message, waited})
+		stood := !retried && move.Mark == task.Mark && waited >= fallbackMin-time.Second
+		joins[line] = append(joins[line], joining{match, i, task.Message, stood, waited})
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
@@ -93,6 +94,7 @@ type joining struct {
 	Match
 	index   int
 	message asynqredis.Message
+	stood   bool // in a line, as far as the task knows
 	waited  time.Duration
 }
 
@@ -130,6 +132,9 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if err != nil && !removed {
 		d.Failed(line, unavailable(err))
+		d.mu.Lock()
+		d.noJoins = now
+		d.mu.Unlock()
 		d.Expect(line, queue, 0) // the tickets may be in line all the same
 	}
 	for i, j := range all {
@@ -141,6 +146,9 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the middleware returns it
 			pending = true
 		default:
+			if j.stood && !places[i].AlreadyQueued {
+				d.lostTicket(queue, line, now.Add(-j.waited))
+			}
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].StartsIn)
 			wait := Fallback(places[i].StartsIn, j.waited, j.FailOpen)
@@ -164,6 +172,18 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 		d.pendingNow(queue)
 	}
 	return nil
+}
+
+// lostTicket reports, once for each queue, that a task which joined a line at a time stood in none. If
+// a join has failed since, that may have been its own.
+func (d *Dispatcher) lostTicket(queue, line string, joined time.Time) {
+	d.mu.Lock()
+	report := !d.lostIn[queue] && d.noJoins.Before(joined)
+	d.lostIn[queue] = d.lostIn[queue] || report
+	d.mu.Unlock()
+	if report {
+		d.Lost(queue, line)
+	}
 }
 
 // isOfOne reports whether an error may be due to a single ticket, such as a tenant lookup that

@@ -62,6 +62,55 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 	})
 }
 
+// That a task which waits stands in no line is reported once: its client has another limiter, or the
+// line is lost. What never joined, or could not, is not reported.
+func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
+	store := func(b *bench, id string) {
+		_, err := b.asynq.Store(b.Context(), "default", []asynqredis.EnqueueCall{b.message("default", id)}, time.Now().Add(2*time.Minute))
+		b.ok(err)
+	}
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+		b.wait("default", "in line")
+		b.later("at its time", time.Minute)
+		time.Sleep(121 * time.Second)
+		b.forward(false)
+		b.want("reports", b.lost.Load(), 0)
+		store(b, "other prefix")
+		store(b, "another one")
+		time.Sleep(121 * time.Second)
+		b.forward(false)
+		b.want("reports", b.lost.Load(), 1)
+		store(b, "a third one")
+		time.Sleep(121 * time.Second)
+		b.forward(false)
+		b.want("reports", b.lost.Load(), 1)
+	})
+	outage := &awayFor{}
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { outage.Limiter, c.Limiter = c.Limiter, outage }, func(b *bench) {
+		b.later("cannot join", time.Second)
+		outage.until = time.Now().Add(5 * time.Minute)
+		for range 50 {
+			time.Sleep(10 * time.Second)
+			b.forward(false)
+		}
+		b.want("in line", b.inLine(), "[cannot join]")
+		b.want("reports", b.lost.Load(), 0)
+	})
+}
+
+// awayFor is a limiter that cannot be reached for a while.
+type awayFor struct {
+	dispatch.Limiter
+	until time.Time
+}
+
+func (a *awayFor) Line(policy string) dispatch.Line {
+	if time.Now().Before(a.until) {
+		return awayLine{a.Limiter.Line(policy)}
+	}
+	return a.Limiter.Line(policy)
+}
+
 // A task that joins and fits wakes another server at once, if this one has no slot.
 func TestATaskThatIsDueAndFitsWakesAServer(t *testing.T) {
 	inBubble(t, of(perHour(2)), nil, func(b *bench) {

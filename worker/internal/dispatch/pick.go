@@ -27,7 +27,7 @@ func (d *Dispatcher) picksOf(l *line, taken throttle.Taken, sent time.Time) []*f
 		f := byQueue[ticket.Queue]
 		if f == nil {
 			_, queue, _ := strings.Cut(ticket.Queue, "/")
-			f = &fetch{line: l.name, queue: queue, call: d.Asynq.Call(), sent: sent, taken: taken.At}
+			f = &fetch{line: l.name, queue: queue, callID: d.Asynq.Call(), sent: sent, taken: taken.At}
 			byQueue[ticket.Queue] = f
 			all = append(all, f)
 		}
@@ -42,7 +42,7 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 	for i, ticket := range f.tickets {
 		wanted[i] = asynqredis.Waiting{ID: ticket.ID, JoinKey: ticket.Key}
 	}
-	picks, err := d.Asynq.Pick(ctx, f.queue, f.call, wanted)
+	picks, err := d.Asynq.Pick(ctx, f.queue, f.callID, wanted)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 				gone = append(gone, ticket)
 			}
 		case asynqredis.Paused:
-			d.pause(f.queue)
+			d.notePaused(f.queue)
 			back, again = append(back, ticket), pausedFor
 		default: // a pending one reserves when it is picked up
 			gone = append(gone, ticket)

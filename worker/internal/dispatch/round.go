@@ -22,10 +22,10 @@ type group struct {
 	queues []string
 	strict bool // less important groups follow, and must not go before its pending tasks
 
-	earned int              // hand-outs from the line that earned pending ones no turn yet
-	lines  map[string]*line // by name
-	pollAt time.Time        // when pending tasks are looked for, after there were none
-	served string           // the policy of which something was taken last
+	earned     int              // hand-outs from the line that earned pending ones no turn yet
+	lines      map[string]*line // by name
+	pollAt     time.Time        // when pending tasks are looked for, after there were none
+	lastPolicy string           // of which something was taken last
 
 	reached map[string]float64 // by policy with shards: where the shard was whose turn it was last
 }
@@ -80,7 +80,7 @@ func (d *Dispatcher) round(ctx context.Context) error {
 				return err
 			}
 		}
-		if found, err := d.lines(ctx, g, queues, n, now); err != nil || found {
+		if found, err := d.takeFromGroup(ctx, g, queues, n, now); err != nil || found {
 			return err
 		}
 		if found, err := d.pending(ctx, g, queues, n, now); err != nil || found {
@@ -118,7 +118,7 @@ func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n i
 		return false, nil
 	}
 	for _, queue := range queues {
-		n, err := d.fetch(ctx, &fetch{queue: queue, call: d.Asynq.Call(), n: n})
+		n, err := d.fetch(ctx, &fetch{queue: queue, callID: d.Asynq.Call(), n: n})
 		if err != nil || n > 0 {
 			return true, err
 		}
@@ -132,12 +132,12 @@ func (d *Dispatcher) pending(ctx context.Context, g *group, queues []string, n i
 
 // dequeue returns pending tasks, with what was decided about them.
 func (d *Dispatcher) dequeue(ctx context.Context, f *fetch) ([]Task, error) {
-	messages, paused, err := d.Asynq.DequeuePending(ctx, f.queue, f.call, f.n)
+	messages, paused, err := d.Asynq.DequeuePending(ctx, f.queue, f.callID, f.n)
 	if err != nil {
 		return nil, err
 	}
 	if paused {
-		d.pause(f.queue)
+		d.notePaused(f.queue)
 	}
 	d.mu.Lock()
 	d.full = len(messages) >= f.n
@@ -168,8 +168,9 @@ func (d *Dispatcher) askAgain(ctx context.Context) (found bool, err error) {
 
 const pausedFor = time.Second
 
-// pause notes that a queue is paused. Its lines are not taken from until it has been checked again.
-func (d *Dispatcher) pause(queue string) {
+// notePaused notes that a queue is paused. Its lines are not taken from until it has been checked
+// again.
+func (d *Dispatcher) notePaused(queue string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.paused[queue] = time.Now().Add(pausedFor)
@@ -192,7 +193,7 @@ func (d *Dispatcher) open(ctx context.Context, queues []string, now time.Time) (
 				return nil, err
 			}
 			if is {
-				d.pause(queue)
+				d.notePaused(queue)
 			} else {
 				d.mu.Lock()
 				delete(d.paused, queue)

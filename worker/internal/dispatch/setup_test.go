@@ -44,6 +44,7 @@ type bench struct {
 
 	acked  atomic.Int64 // how often takes were acknowledged by a call of their own
 	failed atomic.Int64 // how often Failed was called
+	lost   atomic.Int64 // how often Lost was called
 
 	mu    sync.Mutex
 	takes []string                    // policies, in the order in which they were asked
@@ -151,6 +152,7 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 			Concurrency: 1,
 			Failed:      func(string, error) { b.failed.Add(1) },
 			Limiter:     watched{dispatch.Lines(limiter), b},
+			Lost:        func(string, string) { b.lost.Add(1) },
 			Match: func(m asynqredis.Message) (dispatch.Match, bool) {
 				match := dispatch.Match{Request: throttle.Request{Policy: "api", Tenant: string(m.Payload()), Front: m.Retried() > 0}}
 				return match, m.Type() == "throttled"

@@ -82,7 +82,7 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 		due = append(due, l)
 	}
 	slices.SortFunc(due, func(a, b *line) int {
-		if after := a.family() > g.served; after != (b.family() > g.served) {
+		if after := a.family() > g.lastPolicy; after != (b.family() > g.lastPolicy) {
 			if after {
 				return -1
 			}
@@ -114,8 +114,8 @@ func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 	return one
 }
 
-// lines takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) lines(ctx context.Context, g *group, queues []string, n int, now time.Time) (
+// takeFromGroup takes from the first line of a group that has a ticket that fits.
+func (d *Dispatcher) takeFromGroup(ctx context.Context, g *group, queues []string, n int, now time.Time) (
 	found bool, err error) {
 	due := d.due(g, now)
 	if len(due) == 0 {
@@ -240,7 +240,7 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken, sent time.Time) {
 	}
 	if len(taken.Tickets) > 0 {
 		family := l.family()
-		l.group.served = family
+		l.group.lastPolicy = family
 		if family != l.name {
 			l.share.at = max(l.share.at, l.group.reached[family]) // nobody saves up turns
 			l.group.reached[family] = l.share.at

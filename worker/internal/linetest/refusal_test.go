@@ -3,6 +3,7 @@ package linetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -14,7 +15,9 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/worker"
@@ -167,6 +170,63 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 				s.WaitState(asynq.TaskStateArchived, "t")
 			})
 		})
+	}
+}
+
+// A refusal of no length, or of none that holds by this machine's clock, is one of unknown length. A
+// task that is refused again and again never spins, whatever becomes of the pause.
+func TestARefusedTaskDoesNotSpin(t *testing.T) {
+	plain := sitetest.Policy(1000, time.Minute)
+	observes, exempts, slots, fixed, resets := plain, plain, plain, plain, plain
+	observes.Mode = throttle.ModeObserve
+	exempts.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
+	slots.Windows = []throttle.Window{{Name: "slots", Algorithm: throttle.Concurrency, Limit: 100, Lease: time.Minute}}
+	fixed.Adapt = throttle.AdaptOff
+	resets.Requeue = throttle.RequeueEarliestReset
+	noPause := func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if hooktest.IsScript(cmd) && strings.Contains(fmt.Sprint(cmd.Args()[2:]...), "pause") {
+			cmd.SetErr(errors.New("it is not stored"))
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+	for name, row := range map[string]struct {
+		policy throttle.Policy
+		hook   hooktest.Hook
+	}{
+		"adapts":             {policy: plain},
+		"does not adapt":     {policy: fixed},
+		"has slots":          {policy: slots},
+		"requeues by resets": {policy: resets},
+		"observes":           {policy: observes},
+		"exempts the tenant": {policy: exempts},
+		"cannot be paused":   {policy: plain, hook: noPause},
+	} {
+		for kind, err := range map[string]error{
+			"0": worker.RetryAfter(0), "over": worker.RetryAfter(-time.Minute), "nearly over": worker.RetryAfter(1),
+			"over, of an error": &worker.RefusedError{After: -1},
+		} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := sitetest.NewInBubble(t, row.policy)
+					if row.hook != nil {
+						s.Redis.AddHook(row.hook)
+					}
+					runs := 0
+					s.Serve(func(context.Context, *asynq.Task) error {
+						if runs++; runs > 11 {
+							return nil
+						}
+						return err
+					}, sitetest.Calm)
+					s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+					time.Sleep(10 * time.Second)
+					if runs < 2 || runs > 11 {
+						t.Errorf("%d runs in 10 s: %s", runs, s.Task("t").LastErr)
+					}
+				})
+			})
+		}
 	}
 }
 

@@ -1,0 +1,140 @@
+package batch_test
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/worker/batch"
+)
+
+// A firing whose functions panic is held up, and says why, until another process has better ones. The
+// schedulers go on.
+func TestAPanicHoldsAFiringUp(t *testing.T) {
+	boom := func() { panic("boom at line 7") }
+	for name, broken := range map[string]batch.Batch{
+		"Tenants": {Tasks: calls(3), Tenants: func(context.Context, batch.Firing) iter.Seq2[string, error] { boom(); return nil }},
+		"Tenants, in the middle": {Tasks: calls(3), Tenants: func(context.Context, batch.Firing) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) { yield("acme", nil); boom() }
+		}},
+		"Tasks": {Tenants: batch.List("acme"), Tasks: func(context.Context, batch.Firing, string) iter.Seq2[*asynq.Task, error] { boom(); return nil }},
+		"Tasks, in the middle": {Tenants: batch.List("acme"), Tasks: func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+			return func(yield func(*asynq.Task, error) bool) { calls(2)(ctx, f, tenant)(yield); boom() }
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := fake(t, many()...)
+				s.serve(succeed)
+				broken.Name = "b"
+				p := s.scheduler(broken)
+				f, err := p.Fire(t.Context(), "b")
+				s.ok(err)
+				time.Sleep(5 * time.Second)
+				status, err := p.Status(t.Context(), f)
+				if err != nil || status.State != batch.Waiting || status.Error != "batch: a panic: boom at line 7" {
+					t.Errorf("%+v, %v", status, err)
+				}
+				log := fmt.Sprint(&p.log)
+				if p.log.Count("batch: a firing is held up") == 0 || !strings.Contains(log, "misuse_test.go") {
+					t.Errorf("want the panic logged with its stack:\n%s", log)
+				}
+				p.kill()
+				good := batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("acme")}
+				p = s.scheduler(good)
+				time.Sleep(time.Minute)
+				if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.Done || status.Done != 3 {
+					t.Errorf("%+v, %v", status, err)
+				}
+			})
+		})
+	}
+}
+
+// A task that is none is refused as Enqueue refuses it, and the others run.
+func TestATaskThatIsNilIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		s.serve(succeed)
+		p := s.scheduler(batch.Batch{Name: "b", Tenants: batch.List("acme"), Tasks: func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
+			return func(yield func(*asynq.Task, error) bool) {
+				if yield(nil, nil) {
+					calls(2)(ctx, f, tenant)(yield)
+				}
+			}
+		}})
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(time.Minute)
+		status, err := p.Status(t.Context(), f)
+		if err != nil || status.State != batch.Done || status.Done != 2 || status.Refused != 1 || !strings.Contains(status.Error, "nil") {
+			t.Errorf("%+v, %v", status, err)
+		}
+	})
+}
+
+func TestATemplateThatCannotBeUsedSaysWhy(t *testing.T) {
+	for want, bad := range map[string]batch.Template{
+		`batch: type "": must be the type of a task`:           {},
+		`batch: type " ": must be the type of a task`:          {Type: " "},
+		`batch: count -1: must not be below 0`:                 {Type: "call", Count: -1},
+		`batch: cost -1 of unit "tokens": must not be below 0`: {Type: "call", Cost: map[string]int64{"requests": 1, "tokens": -1}},
+	} {
+		if _, err := bad.Tasks(); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err := (batch.Template{Type: "call", Cost: map[string]int64{"requests": 0}}).Tasks(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Otherwise every task of the tenant would run twice.
+func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fake(t, many()...)
+		s.serve(succeed)
+		p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("a", "b", "a")})
+		want := `batch: batch "b": tenants "a": must not come twice`
+		if _, err := p.Plan(t.Context(), "b", time.Time{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("planned: %v", err)
+		}
+		f, err := p.Fire(t.Context(), "b")
+		s.ok(err)
+		time.Sleep(5 * time.Second)
+		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.Waiting || status.Error != want {
+			t.Errorf("%+v, %v", status, err)
+		}
+		s.wantOnce(0)
+	})
+}
+
+func TestFiringsAreAtMostSoMany(t *testing.T) {
+	each(t, many(), func(s *site) {
+		p := s.idle(batch.Batch{Name: "b", Tasks: noTasks, Tenants: batch.List("a")})
+		defer p.Close()
+		for len(firings(s, p, 9)) < 2 { // those of one second are one
+			_, err := p.Fire(context.Background(), "b")
+			s.ok(err)
+			time.Sleep(100 * time.Millisecond)
+		}
+		for n, want := range map[int]int{-9: 0, -1: 0, 0: 0, 1: 1} {
+			if got := firings(s, p, n); len(got) != want {
+				s.Errorf("at most %d: %v", n, got)
+			}
+		}
+	})
+}
+
+func firings(s *site, p *process, n int) []batch.Firing {
+	s.Helper()
+	all, err := p.Firings(context.Background(), "b", n)
+	s.ok(err)
+	return all
+}

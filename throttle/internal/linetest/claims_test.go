@@ -199,6 +199,31 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 	}
 }
 
+// Servers of one line ask it apart from each other. Nobody else asks for the claims of a process:
+// each starts the moment it fits.
+func TestClaimsStartTheMomentTheyFit(t *testing.T) {
+	const apart = 2 * ms
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: int64(s / apart), Burst: 1, Period: s, Scope: throttle.Shared})
+	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		limitertest.Reserve(t, l, limitertest.Acme(1))
+		begun := time.Now()
+		starts := make(chan time.Duration, 10)
+		for range cap(starts) {
+			go func() {
+				if _, err := l.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+					t.Error(err)
+				}
+				starts <- time.Since(begun)
+			}()
+		}
+		for i := range cap(starts) {
+			if at, want := <-starts, steps(i+1)*apart; at != want {
+				t.Errorf("number %d started at %v, want %v", i, at, want)
+			}
+		}
+	})
+}
+
 func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

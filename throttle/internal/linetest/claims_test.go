@@ -314,6 +314,49 @@ func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
 	})
 }
 
+// Others remove as many claims of a process that was stopped as one call does. Those join again.
+func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
+	p := limitertest.Policy(limitertest.SharedWindow(100, time.Hour))
+	synctest.Test(t, func(t *testing.T) {
+		server := throttletest.InMemory(t)
+		client, own := server.Client(t), server.Client(t)
+		var stopped atomic.Bool
+		goOn := make(chan struct{})
+		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if stopped.Load() {
+				<-goOn
+			}
+			return next(ctx, cmd)
+		}))
+		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		const n = 100
+		full := limitertest.Reserve(t, l, limitertest.Acme(n))
+		var group sync.WaitGroup
+		for range n {
+			group.Go(func() {
+				if _, err := other.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		inLine := func() int { return len(limitertest.ReadLine(t, client).Hashes["t"]) }
+		time.Sleep(500 * ms)
+		stopped.Store(true)
+		time.Sleep(3 * s)
+		limitertest.Reserve(t, l, limitertest.Acme(0))
+		if left := inLine(); left == 0 || left == n {
+			t.Errorf("%d of %d are left", left, n)
+		}
+		close(goOn)
+		time.Sleep(s)
+		if back := inLine(); back != n {
+			t.Errorf("%d of %d are in line again", back, n)
+		}
+		limitertest.Cancel(t, l, full.Reservation)
+		group.Wait()
+	})
+}
+
 func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -224,6 +224,47 @@ func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 	})
 }
 
+// A slot that is given back is a claim's at once if its own process held it, and else within 100 ms,
+// however long the claim has waited.
+func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
+	for _, row := range []struct {
+		name         string
+		own          bool
+		waits, takes time.Duration
+	}{
+		{"its own process held it", true, 5050 * ms, 0},
+		{"another one held it", false, 50 * ms, 100 * ms},
+		{"another one held it for long", false, 5050 * ms, 100 * ms},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := throttletest.InMemory(t).Client(t)
+				here := limitertest.New(t, client, limitertest.Policy(limitertest.Slots(1)))
+				holder := limitertest.New(t, client, here.Policies()...)
+				if row.own {
+					holder = here
+				}
+				held := limitertest.Reserve(t, holder, limitertest.Acme(1)).Reservation
+				granted := make(chan time.Time, 1)
+				go func() {
+					if _, err := here.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+						t.Error(err)
+					}
+					granted <- time.Now()
+				}()
+				time.Sleep(row.waits)
+				released := time.Now()
+				if err := held.Release(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if took := (<-granted).Sub(released); took > row.takes {
+					t.Errorf("it took %v, want at most %v", took, row.takes)
+				}
+			})
+		})
+	}
+}
+
 func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

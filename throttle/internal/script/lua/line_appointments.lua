@@ -47,7 +47,7 @@ function appointments.next(q, now, time, own)
     q.last = max(time, last + spacing)
     if q.last > last + spacing then q.first = q.last end
   end
-  if q.last > latest then q.first, q.last = min(q.first, latest), latest end
+  q.last = min(q.last, latest)
   q.changed = true
   return q.last
 end

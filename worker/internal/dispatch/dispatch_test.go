@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -260,28 +261,36 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 	inBubble(t, of(perHour(100), perHour(100, "other")), nil, func(b *bench) {
 		b.next()
+		var mu sync.Mutex
+		var asked []time.Time
 		b.breaks(nil, nil, func(context.Context) error {
-			if asked := b.asked(); asked[len(asked)-1] == "api" {
-				return throttle.ErrUnavailable
+			if takes := b.asked(); takes[len(takes)-1] != "api" {
+				return nil
 			}
-			return nil
+			mu.Lock()
+			defer mu.Unlock()
+			asked = append(asked, time.Now())
+			return throttle.ErrUnavailable
 		})
-		before := len(b.asked())
 		b.Expect("api", "default", 0)
-		for i := range 40 {
+		const every = 50 * time.Millisecond
+		for i := range 100 {
 			id := fmt.Sprint("x", i)
 			b.waitIn("other", "default", id)
 			b.want("ran", b.run(1), "["+id+"]")
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(every)
 		}
-		n := 0
-		for _, line := range b.asked()[before:] {
-			if line == "api" {
-				n++
+		mu.Lock()
+		defer mu.Unlock()
+		pauses := []time.Duration{100, 200, 400, 800, 1000, 1000, 1000} // ms
+		for i, pause := range pauses {
+			pause *= time.Millisecond
+			if i+1 >= len(asked) {
+				t.Fatalf("it was asked %d times in 5 s", len(asked))
 			}
-		}
-		if n < 4 || n > 6 { // after 0, 0.1, 0.3, 0.7 and 1.5 s
-			t.Errorf("it was asked %d times in 2 s", n)
+			if took := asked[i+1].Sub(asked[i]); took < pause || took > pause+every {
+				t.Errorf("pause %d took %v, want %v", i, took, pause)
+			}
 		}
 	})
 }

@@ -75,7 +75,7 @@ func TestServersAndClientsShareALimiter(t *testing.T) {
 		first.Close()
 		s.JoinMany(s.Client(s.Limiter), "acme", 8, 6)
 		s.SleepUntil(l, 14, 10*time.Second)
-		two.Shutdown()
+		go two.Shutdown() // which may take as long as the period
 		s.EnqueueMany("acme", 14, 6)
 		s.SleepUntil(l, 20, 10*time.Second)
 		// Each comes within the period of those before it. Tasks of a plain client are found by a poll,

@@ -151,6 +151,30 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	})
 }
 
+// A process does not acknowledge the take of its last claim. The claim has got what it waited for,
+// and does not come back as what a lost take had got does.
+func TestAClaimThatWasTakenDoesNotComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := throttletest.InMemory(t).Client(t)
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
+		limitertest.Reserve(t, l, limitertest.Acme(1))
+		if _, err := l.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * s)
+		other := limitertest.New(t, client, l.Policies()...)
+		r := limitertest.Acme(1)
+		r.Ticket = limitertest.Ticket("a")
+		if _, err := other.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a" {
+			t.Errorf("took %q", got)
+		}
+		limitertest.IsGone(t, client)
+	})
+}
+
 func TestAWaitThatGivesUpLeavesNothing(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -444,6 +444,20 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 	})
 }
 
+// One nudge wakes one server. If that gets all that it has slots for, more may fit, and it wakes the
+// next one at once.
+func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
+	for tickets, left := range map[int]int64{1: 0, 2: 1} {
+		inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
+			b.want("next", b.next(), "none")
+			time.AfterFunc(300*time.Millisecond, func() { b.wait("default", []string{"a", "b"}[:tickets]...) })
+			b.want("next", b.next(), "a")
+			time.Sleep(time.Millisecond)
+			b.want(fmt.Sprint("nudges with ", tickets), b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(), left)
+		})
+	}
+}
+
 // A ticket that joins while a take is on its way is asked for, although the take's reply, which
 // comes later, does not know it.
 func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {

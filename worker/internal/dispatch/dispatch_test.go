@@ -2,6 +2,7 @@ package dispatch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -440,6 +441,31 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		if n := b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(); n != 1 {
 			t.Errorf("%d nudges are left", n)
+		}
+	})
+}
+
+// The queues of a Cluster are in slots of their own: one command waits for the nudges of each. Where
+// it ends while the server goes on waiting, another one follows.
+func TestANudgeWakesAServerOfACluster(t *testing.T) {
+	type cluster struct{ *redis.Client }
+	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
+		c.Asynq = asynqredis.New(cluster{c.Asynq.Redis().(*redis.Client)})
+		c.Poll, c.Queues = time.Hour, map[string]int{"one": 1, "two": 1}
+	}, func(b *bench) {
+		b.breaks(func(cmd redis.Cmder) error {
+			if cmd.Name() == "blpop" && len(cmd.Args()) > len([]string{"blpop", "list", "timeout"}) {
+				return errors.New("CROSSSLOT Keys in request don't hash to the same slot")
+			}
+			return nil
+		}, nil, nil)
+		b.want("next", b.next(), "none")
+		for _, queue := range []string{"one", "two"} {
+			time.AfterFunc(300*time.Millisecond, func() { b.wait(queue, queue) })
+			begun := time.Now()
+			b.want("next", b.next(), queue)
+			b.want("it started after", time.Since(begun), 300*time.Millisecond)
+			b.Ended()
 		}
 	})
 }

@@ -139,7 +139,6 @@ func (c *claims) run(l *Limiter, line string) {
 // take takes once, and hands the tickets, or the error, to the claims.
 func (c *claims) take(l *Limiter, line string, maxTickets int) {
 	c.mu.Lock()
-	lost := time.Since(c.answered) > claimsLostAfter
 	var inLine []*claim
 	for _, waiting := range c.waiting {
 		if waiting.inLine {
@@ -167,6 +166,7 @@ func (c *claims) take(l *Limiter, line string, maxTickets int) {
 		}
 		return
 	}
+	lost := reply.Next == 0 || time.Since(c.answered) > claimsLostAfter
 	c.answered = time.Now()
 	var abandoned []script.TakenTicket
 	for _, t := range reply.Tickets {
@@ -178,7 +178,7 @@ func (c *claims) take(l *Limiter, line string, maxTickets int) {
 		}
 	}
 	l.refundLater(line, abandoned...)
-	if lost = lost || reply.Next == 0; lost {
+	if lost {
 		for _, waiting := range inLine {
 			if c.waiting[waiting.id] == waiting {
 				waiting.deliver(result{})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -153,6 +154,29 @@ func TestATaskWhoseLeaseWasLostDoesNotRun(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "lease was lost") || len(s.Runs()) != 0 {
 		t.Errorf("%v, ran %q", err, s.Runs())
 	}
+}
+
+// Asynq makes no call for a task whose lease it has lost. The slot is free when the task's context
+// ends, and is freed once if asynq makes its call after all.
+func TestASlotIsFreeWhenItsTaskHasLostItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour)).Idle()
+		var freed atomic.Int64
+		server.OnFree(func() { freed.Add(1) })
+		ctx, lose := context.WithCancel(t.Context())
+		server.Attempt("a", ctx)
+		want := func(n int64) {
+			t.Helper()
+			if synctest.Wait(); freed.Load() != n {
+				t.Errorf("freed %d times, want %d", freed.Load(), n)
+			}
+		}
+		want(0)
+		lose()
+		want(1)
+		server.EndOf("a")()
+		want(1)
+	})
 }
 
 // What the middleware says of an attempt whose lease was lost says nothing of the one in which the

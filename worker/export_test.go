@@ -30,6 +30,9 @@ func (s *Server) Attempt(id string, ctx context.Context) {
 	}
 }
 
+// OnFree has a function called, and not the dispatcher, when the slot of an attempt is free again.
+func (s *Server) OnFree(free func()) { s.attempts.free = free }
+
 // EndOf returns what ends the attempt that the task is in now.
 func (s *Server) EndOf(id string) func() {
 	_, a := s.attempts.get(defaultRef(id))

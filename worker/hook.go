@@ -32,9 +32,6 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		script, ok := cmd.(*redis.Cmd)
 		if !ok {
-			if asynqredis.IsGoodbye(cmd.Args()) {
-				h.server.drain(ctx)
-			}
 			return next(ctx, cmd)
 		}
 		switch call := asynqredis.CallOf(script.Args()); call.Verb {

@@ -171,7 +171,7 @@ func (s *Server) decide(ctx context.Context, grant *dispatch.Grant, request thro
 		d, err = s.config.Limiter.Reserve(ctx, request)
 		return err
 	}
-	if grant != nil && !grant.NeverFits {
+	if grant != nil {
 		line := s.config.Limiter.Line(grant.Line)
 		denied := grant.Decision.Queued && grant.Decision.Policy == request.Policy
 		if time.Since(grant.Sent) <= startWithin && (denied || line.Matches(grant.TakenTicket, request)) {

@@ -245,6 +245,7 @@ func (s *Server) Shutdown() {
 	s.shutdown.Do(func() {
 		s.beginShutdown()
 		s.server.Shutdown()
+		s.dispatch.Drain(s.shutdownGrace)
 		s.endGrace()
 		s.dispatch.Close()
 		if s.owned != nil {
@@ -259,14 +260,6 @@ func (s *Server) beginShutdown() {
 		s.dispatch.Stop()
 		time.AfterFunc(s.shutdownTimeout, s.endGrace)
 	})
-}
-
-// drain puts back the tasks that are ready to be handed out, when asynq's server says goodbye.
-func (s *Server) drain(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, s.shutdownTimeout)
-	defer cancel()
-	defer context.AfterFunc(s.shutdownGrace, cancel)()
-	s.dispatch.Drain(ctx)
 }
 
 // UnmatchedCount returns how many attempts of tasks there were whose type no policy matches. If it

@@ -152,6 +152,30 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 	})
 }
 
+// A process does not acknowledge the take of its last claim. The claim has got what it waited for,
+// and does not come back as what a lost take had got does.
+func TestAClaimThatWasTakenDoesNotComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := throttletest.InMemory(t).Client(t)
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
+		limitertest.Reserve(t, l, limitertest.Acme(1))
+		if _, err := l.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(6 * s)
+		other := limitertest.New(t, client, l.Policies()...)
+		r := limitertest.Acme(1)
+		r.Ticket = limitertest.Ticket("a")
+		if _, err := other.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a" {
+			t.Errorf("took %q", got)
+		}
+		limitertest.IsGone(t, client)
+	})
+}
+
 func TestAWaitThatGivesUpLeavesNothing(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -197,6 +221,72 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 	}
 	if commands[1] == 0 || commands[50] != commands[1] {
 		t.Errorf("commands in 10 s by the number of claims: %v", commands)
+	}
+}
+
+// Servers of one line ask it apart from each other. Nobody else asks for the claims of a process:
+// each starts the moment it fits.
+func TestClaimsStartTheMomentTheyFit(t *testing.T) {
+	const apart = 2 * ms
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: int64(s / apart), Burst: 1, Period: s, Scope: throttle.Shared})
+	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		limitertest.Reserve(t, l, limitertest.Acme(1))
+		begun := time.Now()
+		starts := make(chan time.Duration, 10)
+		for range cap(starts) {
+			go func() {
+				if _, err := l.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+					t.Error(err)
+				}
+				starts <- time.Since(begun)
+			}()
+		}
+		for i := range cap(starts) {
+			if at, want := <-starts, steps(i+1)*apart; at != want {
+				t.Errorf("number %d started at %v, want %v", i, at, want)
+			}
+		}
+	})
+}
+
+// A slot that is given back is a claim's at once if its own process held it, and else within 100 ms,
+// however long the claim has waited.
+func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
+	for _, row := range []struct {
+		name         string
+		own          bool
+		waits, takes time.Duration
+	}{
+		{"its own process held it", true, 5050 * ms, 0},
+		{"another one held it", false, 50 * ms, 100 * ms},
+		{"another one held it for long", false, 5050 * ms, 100 * ms},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := throttletest.InMemory(t).Client(t)
+				here := limitertest.New(t, client, limitertest.Policy(limitertest.Slots(1)))
+				holder := limitertest.New(t, client, here.Policies()...)
+				if row.own {
+					holder = here
+				}
+				held := limitertest.Reserve(t, holder, limitertest.Acme(1)).Reservation
+				granted := make(chan time.Time, 1)
+				go func() {
+					if _, err := here.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+						t.Error(err)
+					}
+					granted <- time.Now()
+				}()
+				time.Sleep(row.waits)
+				released := time.Now()
+				if err := held.Release(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if took := (<-granted).Sub(released); took > row.takes {
+					t.Errorf("it took %v, want at most %v", took, row.takes)
+				}
+			})
+		})
 	}
 }
 
@@ -287,6 +377,49 @@ func TestClaimsOfAProcessThatWasStopped(t *testing.T) {
 			t.Error(err)
 		}
 		limitertest.IsGone(t, client)
+	})
+}
+
+// Others remove as many claims of a process that was stopped as one call does. Those join again.
+func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
+	p := limitertest.Policy(limitertest.SharedWindow(100, time.Hour))
+	synctest.Test(t, func(t *testing.T) {
+		server := throttletest.InMemory(t)
+		client, own := server.Client(t), server.Client(t)
+		var stopped atomic.Bool
+		goOn := make(chan struct{})
+		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if stopped.Load() {
+				<-goOn
+			}
+			return next(ctx, cmd)
+		}))
+		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		const n = 100
+		full := limitertest.Reserve(t, l, limitertest.Acme(n))
+		var group sync.WaitGroup
+		for range n {
+			group.Go(func() {
+				if _, err := other.Wait(t.Context(), limitertest.Acme(1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		inLine := func() int { return len(limitertest.ReadLine(t, client).Hashes["t"]) }
+		time.Sleep(500 * ms)
+		stopped.Store(true)
+		time.Sleep(3 * s)
+		limitertest.Reserve(t, l, limitertest.Acme(0))
+		if left := inLine(); left == 0 || left == n {
+			t.Errorf("%d of %d are left", left, n)
+		}
+		close(goOn)
+		time.Sleep(s)
+		if back := inLine(); back != n {
+			t.Errorf("%d of %d are in line again", back, n)
+		}
+		limitertest.Cancel(t, l, full.Reservation)
+		group.Wait()
 	})
 }
 

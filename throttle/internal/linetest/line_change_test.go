@@ -2,6 +2,7 @@ package linetest
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -42,7 +43,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 	t.Parallel()
 	passing := limitertest.Policy(
 		throttle.Window{Name: "region", Limit: 1, Period: 10 * s, Scope: throttle.Per("region")},
-		throttle.Window{Name: "own", Limit: 1, Period: 30 * s, Unit: "tokens"},
+		throttle.Window{Name: "own", Limit: 2, Period: 30 * s, Unit: "tokens"},
 		limitertest.SharedWindow(1, 15*s),
 	)
 	plays(t, map[string]play{
@@ -147,6 +148,16 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.shares(4, 4, "q")
 			sc.inShares(sc.shares(24, 4, "q"), map[string]float64{"a": 1, "b": 3}, 1)
 		}},
+		"a client has yesterday's weight": {weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(4, s)), func(sc *scene) {
+			sc.refresh() // else a take does it
+			sc.joinMany("q", "a", 40)
+			sc.joinMany("q", "b", 40)
+			client := limitertest.NewBy(sc.t, sc.client, sc.c, limitertest.Policy(limitertest.SharedWindow(4, s)))
+			if _, err := client.Line("p").Join(sc.t.Context(), []throttle.Request{sc.of("b")}); err != nil {
+				sc.t.Fatal(err)
+			}
+			sc.inShares(sc.shares(40, 4, "q"), map[string]float64{"a": 1, "b": 3}, 1)
+		}},
 		"another calendar resets sooner": {limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "")), func(sc *scene) {
 			sc.granted("a1")
 			sc.waits("a2")
@@ -247,6 +258,26 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.leave("a1")
 			sc.at(15 * s).takes("b1").asks(-1)
 		}},
+		"a ticket passed a node and never fits": {passing, func(sc *scene) {
+			sc.refresh() // else a take does it, for all tenants
+			sc.with = map[string]string{"region": "north"}
+			sc.tokens = 1
+			sc.joins("n1")
+			sc.tokens = 2
+			sc.joins("a1")
+			sc.tokens = 1
+			sc.joins("b1")
+			sc.takes("n1").at(10 * s).takes()
+			before := limitertest.ReadLine(sc.t, sc.client).Hashes["f"]
+			sc.l.SetInterventions(throttle.Interventions{At: limitertest.At(10 * s), Overrides: []throttle.TenantOverride{
+				{Policy: "p", Tenant: "a", Until: limitertest.At(h), Windows: map[string]throttle.Override{"own": {Limit: 1}}},
+			}})
+			limitertest.Until(sc.t, "the cut is in the line", func() bool {
+				return !maps.Equal(before, limitertest.ReadLine(sc.t, sc.client).Hashes["f"])
+			})
+			sc.at(15 * s).takes("a1").takes("b1").asks(-1)
+			sc.neverFits("a1")
+		}},
 		"a ticket passed a node and has no room elsewhere": {passing, func(sc *scene) {
 			sc.refresh()
 			sc.with = map[string]string{"region": "north"}
@@ -254,7 +285,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			sc.joins("n1", "a1", "b1")
 			sc.takes("n1").at(10 * s).takes()
 			r := sc.without("a")
-			r.Exempt, r.Cost = true, map[string]int64{"requests": 0, "tokens": 1}
+			r.Exempt, r.Cost = true, map[string]int64{"requests": 0, "tokens": 2}
 			limitertest.Reserve(sc.t, sc.l, r)
 			sc.at(15 * s).takes().takes("b1")
 			sc.at(40 * s).takes("a1").asks(-1)

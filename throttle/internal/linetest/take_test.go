@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -72,8 +73,12 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 		other := limitertest.NewBy(t, client, sc.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 		sc.joins("a1", "a2", "a3", "a4", "a5", "a6")
 		sc.takes("a1", "a2") // and the process is gone
-		if got := ids(limitertest.Take(t, other, 64, "q")); got != "" {
-			t.Errorf("took %s", got)
+		// After 5 s the take counts as lost, and its units still count.
+		for _, at := range []time.Duration{0, 5 * s} {
+			sc.at(at)
+			if got := ids(limitertest.Take(t, other, 64, "q")); got != "" {
+				t.Errorf("at %v took %s", at, got)
+			}
 		}
 		sc.at(10 * s)
 		if got := ids(limitertest.Take(t, other, 64, "q")); got != "a1 a2" { // at their ranks; the units of the first take have been spent

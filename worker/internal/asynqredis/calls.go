@@ -59,12 +59,6 @@ func CallOf(args []any) Call {
 	return Call{}
 }
 
-// IsGoodbye reports whether a command is one of the last of a server that shuts down. No handler
-// runs then.
-func IsGoodbye(args []any) bool {
-	return len(args) > 1 && args[0] == "zrem" && args[1] == "asynq:servers"
-}
-
 func scriptCall(args []any) (keys, rest []any, ok bool) {
 	if len(args) < 3 || args[0] != "evalsha" && args[0] != "eval" {
 		return nil, nil, false

@@ -166,7 +166,6 @@ func FuzzCallOf(f *testing.F) {
 		for n := range done { // other calls do no harm
 			asynqredis.CallOf(done[:n])
 			asynqredis.EnqueueOf(enqueue[:n])
-			asynqredis.IsGoodbye(done[:n])
 		}
 	})
 }

@@ -2,10 +2,12 @@ package dispatch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -268,29 +270,36 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 	inBubble(t, of(perHour(100), perHour(100, "other")), nil, func(b *bench) {
 		b.next()
+		var mu sync.Mutex
+		var asked []time.Time
 		b.breaks(nil, nil, func(context.Context) error {
-			if asked := b.asked(); asked[len(asked)-1] == "api" {
-				return throttle.ErrUnavailable
+			if takes := b.asked(); takes[len(takes)-1] != "api" {
+				return nil
 			}
-			return nil
+			mu.Lock()
+			defer mu.Unlock()
+			asked = append(asked, time.Now())
+			return throttle.ErrUnavailable
 		})
-		before := len(b.asked())
 		b.Expect("api", "default", 0)
-		for i := range 40 {
+		const every = 50 * time.Millisecond
+		for i := range 100 {
 			id := fmt.Sprint("x", i)
 			b.waitIn("other", "default", id)
 			b.want("ran", b.run(1), "["+id+"]")
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(every)
 		}
-		n := 0
-		for _, line := range b.asked()[before:] {
-			if line == "api" {
-				n++
+		mu.Lock()
+		defer mu.Unlock()
+		pauses := []time.Duration{100, 200, 400, 800, 1000, 1000, 1000} // ms
+		for i, pause := range pauses {
+			pause *= time.Millisecond
+			if i+1 >= len(asked) {
+				t.Fatalf("it was asked %d times in 5 s", len(asked))
 			}
-		}
-		// After 0, 0.1, 0.3, 0.7 and 1.5 s: each a task later at most, which is 50 ms. Then after 2.5 s.
-		if n != 5 {
-			t.Errorf("it was asked %d times in 2 s, want 5", n)
+			if took := asked[i+1].Sub(asked[i]); took < pause || took > pause+every {
+				t.Errorf("pause %d took %v, want %v", i, took, pause)
+			}
 		}
 	})
 }
@@ -442,6 +451,45 @@ func TestANudgeWakesAnIdleServer(t *testing.T) {
 			t.Errorf("%d nudges are left", n)
 		}
 	})
+}
+
+// The queues of a Cluster are in slots of their own: one command waits for the nudges of each. Where
+// it ends while the server goes on waiting, another one follows.
+func TestANudgeWakesAServerOfACluster(t *testing.T) {
+	type cluster struct{ *redis.Client }
+	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
+		c.Asynq = asynqredis.New(cluster{c.Asynq.Redis().(*redis.Client)})
+		c.Poll, c.Queues = time.Hour, map[string]int{"one": 1, "two": 1}
+	}, func(b *bench) {
+		b.breaks(func(cmd redis.Cmder) error {
+			if cmd.Name() == "blpop" && len(cmd.Args()) > len([]string{"blpop", "list", "timeout"}) {
+				return errors.New("CROSSSLOT Keys in request don't hash to the same slot")
+			}
+			return nil
+		}, nil, nil)
+		b.want("next", b.next(), "none")
+		for _, queue := range []string{"one", "two"} {
+			time.AfterFunc(300*time.Millisecond, func() { b.wait(queue, queue) })
+			begun := time.Now()
+			b.want("next", b.next(), queue)
+			b.want("it started after", time.Since(begun), 300*time.Millisecond)
+			b.Ended()
+		}
+	})
+}
+
+// One nudge wakes one server. If that gets all that it has slots for, more may fit, and it wakes the
+// next one at once.
+func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
+	for tickets, left := range map[int]int64{1: 0, 2: 1} {
+		inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
+			b.want("next", b.next(), "none")
+			time.AfterFunc(300*time.Millisecond, func() { b.wait("default", []string{"a", "b"}[:tickets]...) })
+			b.want("next", b.next(), "a")
+			time.Sleep(time.Millisecond)
+			b.want(fmt.Sprint("nudges with ", tickets), b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(), left)
+		})
+	}
 }
 
 // A ticket that joins while a take is on its way is asked for, although the take's reply, which

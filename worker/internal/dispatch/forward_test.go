@@ -149,8 +149,18 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 
 // What joins no line goes where asynq forwards it.
 func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
+		match := c.Match
+		c.Match = func(m asynqredis.Message) (dispatch.Match, bool) {
+			if m.Type() == "removed" { // its policy, since it was matched
+				return dispatch.Match{Request: throttle.Request{Policy: "removed", Tenant: "acme"}}, true
+			}
+			return match(m)
+		}
+	}, func(b *bench) {
 		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("unmatched"), asynq.ProcessIn(time.Second))
+		b.ok(err)
+		_, err = b.plain.Enqueue(asynq.NewTask("removed", nil), asynq.TaskID("removed"), asynq.ProcessIn(time.Second))
 		b.ok(err)
 		_, err = b.plain.Enqueue(asynq.NewTask("throttled", nil), asynq.TaskID("no tenant"), asynq.ProcessIn(time.Second))
 		b.ok(err)
@@ -159,11 +169,12 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 		b.ok(err)
 		b.wait("default", "first", "second")
 		time.Sleep(2 * time.Second)
-		b.want("forwarded", b.forward(false), 3)
-		for _, id := range []string{"unmatched", "no tenant", "too late"} {
+		b.want("forwarded", b.forward(false), 4)
+		for _, id := range []string{"unmatched", "removed", "no tenant", "too late"} {
 			b.want(id, b.state("default", id), "pending")
 		}
 		b.want("in line", b.inLine(), "[first second]")
+		b.want("failures of the limiter", b.failed.Load(), 0)
 	})
 }
 

@@ -41,6 +41,28 @@ func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 	}
 }
 
+// A take is not answered in time. The next one hands out what it got, which is as old as its charge.
+func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
+	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+		b.wait("default", "a")
+		b.mu.Lock()
+		b.late = func() { time.Sleep(2 * dispatch.TakeTimeout) }
+		b.mu.Unlock()
+		charged := time.Now()
+		for range 3 {
+			if task, ok, err := b.Next(b.Context()); ok {
+				b.ok(err)
+				b.want("it is handed out late", time.Since(charged) >= dispatch.TakeTimeout, true)
+				if after := task.Grant.Sent.Sub(charged); after > 0 {
+					b.Errorf("it seems to be charged %v later than it was", after)
+				}
+				return
+			}
+		}
+		t.Error("it is not handed out")
+	})
+}
+
 // A server that stops before a lost pick was repeated puts the tasks back, and their tickets.
 func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {

@@ -109,16 +109,19 @@ func (d *Dispatcher) listenTo(queues []string) {
 		return
 	}
 	d.inBackground(func() {
-		queue, line, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.listenFor())
-		d.mu.Lock()
-		d.listening[queues[0]] = false
-		waiting := d.waiting
-		if err == nil && line != "" && waiting {
-			d.nudged(queue, line)
-		}
-		d.mu.Unlock()
-		if err == nil && line != "" && !waiting {
-			d.nudgeAnother(queue, line) // all slots are taken by now
+		for again := true; again; {
+			queue, line, err := d.Asynq.AwaitNudge(context.WithoutCancel(d.ctx), queues, d.listenFor())
+			d.mu.Lock()
+			waiting := d.waiting
+			again = err == nil && line == "" && waiting && !d.isStopped()
+			d.listening[queues[0]] = again
+			if err == nil && line != "" && waiting {
+				d.nudged(queue, line)
+			}
+			d.mu.Unlock()
+			if err == nil && line != "" && !waiting {
+				d.nudgeAnother(queue, line) // all slots are taken by now
+			}
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,6 +54,33 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A limit is cut while tasks that were taken wait, so that their old grants are not all renewed. What
+// is denied then goes before the tasks that stood behind it.
+func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(2, 10*time.Second))
+		var once sync.Once
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			err := next(ctx, cmd)
+			if sitetest.IsPick(cmd) {
+				once.Do(func() {
+					time.Sleep(300 * time.Millisecond)
+					s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Limit = 1 }, s.Limiter)
+				})
+			}
+			return err
+		}))
+		l := sitetest.NewLedger()
+		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
+		s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		s.SleepUntil(l, 4, time.Minute)
+		if got := slices.Sorted(slices.Values(l.Got()[:2])); !slices.Equal(got, []string{"acme-0000", "acme-0001"}) {
+			t.Errorf("granted in the order %q", l.Got())
+		}
+	})
 }
 
 // What a client computes may be another than what a worker does: the worker's word counts, and

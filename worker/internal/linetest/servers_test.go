@@ -75,7 +75,7 @@ func TestServersAndClientsShareALimiter(t *testing.T) {
 		first.Close()
 		s.JoinMany(s.Client(s.Limiter), "acme", 8, 6)
 		s.SleepUntil(l, 14, 10*time.Second)
-		two.Shutdown()
+		go two.Shutdown() // which may take as long as the period
 		s.EnqueueMany("acme", 14, 6)
 		s.SleepUntil(l, 20, 10*time.Second)
 		// Each comes within the period of those before it. Tasks of a plain client are found by a poll,
@@ -175,6 +175,33 @@ func TestServerDiesBeforeItPicks(t *testing.T) {
 		dead.Shutdown()
 		time.Sleep(2 * time.Second)
 		s.WantCounters(sitetest.Counters{Processed: 60})
+	})
+}
+
+// A server is told to stop while it picks tasks. Those that it does not hand out any more go back at
+// once.
+func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
+		l := sitetest.NewLedger()
+		whole := s.Asynq
+		s.Asynq = hooktest.With(whole, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			err := next(ctx, cmd)
+			if sitetest.IsPick(cmd) {
+				time.Sleep(100 * time.Millisecond)
+			}
+			return err
+		}))
+		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
+		server := s.Serve(s.Ok, l.Watch, sitetest.Calm)
+		s.Wait("they are picked", func() bool { return s.Counters().Active == 4 })
+		server.Shutdown()
+		s.WantCounters(sitetest.Counters{Processed: 1, Scheduled: 3})
+		s.Asynq = whole
+		s.Serve(s.Ok, l.Watch, sitetest.Calm, s.Apart)
+		s.SleepUntil(l, 4, 2*time.Second)
+		s.WantWakes(l, sitetest.OnlyRuns)
 	})
 }
 

@@ -27,13 +27,12 @@ local appointments = {
 
 -- No server is woken if one asks by then.
 function appointments.nudge(q, now, time)
+  if q.claims then return 0 end -- their process, which is alone, asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
   local kept = q.last >= since and not (q.first < since and q.asked < q.first)
   if kept and q.first <= max(time, now) + spacing then return 0 end
-  local at = now
-  if q.claims then at = min(max(time, now), appointments.latest(now)) end -- their process asks in time
   -- One server wakes: the next tickets need not wake others.
-  q.first, q.last, q.changed = at, at, true
+  q.first, q.last, q.changed = now, now, true
   return 1
 end
 
@@ -48,7 +47,7 @@ function appointments.next(q, now, time, own)
     q.last = max(time, last + spacing)
     if q.last > last + spacing then q.first = q.last end
   end
-  if q.last > latest then q.first, q.last = min(q.first, latest), latest end
+  q.last = min(q.last, latest)
   q.changed = true
   return q.last
 end

@@ -8,15 +8,15 @@
 --   then the queues, in the order in which they are served
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and how many
 -- units each window has counted then:
---   at     when this was decided (us)
+--   at     when this was answered (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
 --   text   "ticket costs rank flow key tenant status"
 --          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
 --          all its scopes, or is of a tenant that is exempt by now, and is not charged
 --
--- What was taken is kept for a minute. The same call, repeated, gets the same answer, with zeros
--- for what windows have counted. The next call of the process acknowledges it. What is not
--- acknowledged for 5 s is put back by the next take of another process.
+-- What was taken is kept for a minute. The same call, repeated, gets the same answer, with the time
+-- of now, and zeros for what windows have counted. The next call of the process acknowledges it.
+-- What is not acknowledged for 5 s is put back by the next take of another process.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(10). Then
 -- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
@@ -41,11 +41,11 @@ local known, held = #before > 0, #before > 31
 if known then
   local seq = unpack7(before, 1)
   if seq == call.seq then
-    local out = {unpack7(before, 8), unpack7(before, 15), sub(before, 22, 31)}
+    local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
     local tickets = redis.call('GETRANGE', own_key, '31', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
-      out[#out + 1] = at == '' and out[1] or at + 0
+      out[#out + 1] = at == '' and taken_at or at + 0
       for _ = 1, #call.windows do out[#out + 1] = 0 end
     end
     return out

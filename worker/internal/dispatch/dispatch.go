@@ -93,7 +93,7 @@ type Grant struct {
 	throttle.TakenTicket
 	Due  time.Time // when it fitted first, as far as this server knows; zero: it does not
 	Line string
-	Sent time.Time // when it was charged, as late as it may have been, by this machine's clock
+	Sent time.Time // when it was charged, at the earliest, by this machine's clock
 }
 
 // A Task is the task that asynq runs next.

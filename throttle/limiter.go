@@ -219,7 +219,8 @@ func reservationID(r Request) string {
 }
 
 // Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
-// was decoded, or granted by another limiter.
+// was decoded, or granted by another limiter. If its ID is none that Reserve makes, its methods but
+// Pause return a *RequestError.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r

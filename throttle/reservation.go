@@ -145,8 +145,10 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
 	case r.limiter == nil:
 		return nil, ErrDetached
-	case r.ID == "":
+	case r.ID == "" && r.Policy != "":
 		return nil, nil
+	case !script.IsID(r.ID):
+		return nil, &RequestError{Policy: r.Policy, Field: "id", Value: r.ID, Hint: "must be 16 hex digits, as Reserve made it"}
 	}
 	return r.limiter.findLine(r.line(), true)
 }

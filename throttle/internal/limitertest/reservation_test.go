@@ -54,6 +54,19 @@ func TestADetachedReservationSaysSo(t *testing.T) {
 	}
 }
 
+// A reservation that was not decoded as it was made has nothing to give back.
+func TestAReservationWithoutAnIDIsRefused(t *testing.T) {
+	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
+	for _, r := range []throttle.Reservation{{}, Made(Acme(1), "zz"), Made(Acme(1), "0123456789abcdeF"), Made(Acme(1), "0123456789abcdef0")} {
+		for method, err := range methods(t.Context(), l.Attach(r)) {
+			var invalid *throttle.RequestError
+			if method != "Pause" && (!errors.As(err, &invalid) || invalid.Field != "id" || invalid.Value != r.ID) {
+				t.Errorf("%s by the ID %q: %v", method, r.ID, err)
+			}
+		}
+	}
+}
+
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := New(t, client, Policy(Slots(1)))

@@ -46,6 +46,9 @@ func (r *Runner) Client() redis.UniversalClient { return r.client }
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
+// IsID reports whether an ID has the form of NewID's.
+func IsID(id string) bool { return len(id) == 16 && strings.Trim(id, "0123456789abcdef") == "" }
+
 func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Request) ([]Answer, error) {
 	args := p.header(r.now(), r.process, seq, len(requests)*p.size())
 	for i := range requests {

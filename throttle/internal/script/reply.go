@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The statuses of answers.
+// The statuses of answers. Tickets of a take have others: see lua/take.lua.
 const (
 	Denied        = 0
 	Granted       = 1 // or done
@@ -20,8 +20,8 @@ const (
 	TooLate       = 4 // refused: MaxWait
 	BacklogFull   = 5 // refused: Backlog
 	WaitedBefore  = 6 // was in line already
-	PastDeadline  = 7 // refused: Deadline; of a take: its cost never fits
-	Nothing       = 8 // nothing to do
+	PastDeadline  = 7 // refused: Deadline
+	Nothing       = 8 // by the verb: see lua/decide.lua
 	Failed        = 9
 )
 

@@ -36,13 +36,13 @@
 --   leave       takes the ticket out of the line
 --   refresh     writes the flow's weight and own parameters as they are now
 --   expect      tells when the ticket is expected to start, or without one the last of the flow, and
---               when each window fits it; changes nothing. If it does not wait, the status is 8, and
---               the times are those of the costs
+--               when each window fits it; changes nothing. If it does not wait, the times are those
+--               of the costs
 --   cancel      gives everything back, once; of what was taken from the line, with its place, it
 --               also undoes what its tenant's tags moved by
 --   release     gives back what is held by leases
 --   renew       keeps what is held by leases for as long again
---   settle      corrects what was taken. The status is 8 if nothing changes
+--   settle      corrects what was taken
 --   pause       notes that the upstream refused: nothing is granted for a while (upstream.lua)
 --   resume      ends a pause, and what the scopes adapted to
 --   remaining   notes how many units the upstream has left
@@ -57,7 +57,15 @@
 -- where
 --   status  0 denied, does not wait   1 granted, done   2 granted before, to the same call or key
 --           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
---           line already   7 refused: after the deadline   8 nothing to do, or a lease is lost
+--           line already   7 refused: after the deadline   8 depends on the verb:
+--             cancel, put_back           that was done before
+--             release                    nothing was held
+--             renew                      a lease is lost
+--             settle                     nothing changes
+--             leave, refresh             nothing waits
+--             expect                     it does not wait
+--             pause, resume, remaining   no scope learns anything
+--             any verb                   not done: a late copy of a call whose caller gave up
 --   at      when it was decided, or granted before (us, as all times)
 --   time    the expected start; most, least: its upper and its lower bound, by the windows. It is
 --           above most where slots hold a ticket up

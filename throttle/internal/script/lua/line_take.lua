@@ -26,7 +26,8 @@ function new_take(L)
   local T, turns = {}, nil
 
   -- hand_out adds a ticket to what is taken: its text, when it was granted, and how much each
-  -- window has counted then. What never fits is not charged, and says nothing of the windows.
+  -- window has counted then. What never fits is not charged, and says nothing of the windows. The
+  -- status is one of take.lua's reply, not of decide.lua's.
   local function hand_out(taken, flow, ticket, status, at)
     local n = #taken
     local text = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' ..

@@ -180,7 +180,7 @@ func TestCancelOfNothing(t *testing.T) {
 		l, _ := NewHanded(t, client, three())
 		Reserve(t, l, Acme(5))
 		before := Dump(t, client)
-		Cancel(t, l, throttle.Reservation{}) // of a reservation that failed open
+		Cancel(t, l, Made(Acme(5), "")) // of a reservation that failed open
 		if after := Dump(t, client); !maps.Equal(before, after) {
 			t.Errorf("Redis was changed:\n%q\n%q", before, after)
 		}

@@ -21,7 +21,7 @@ func (c *Client) Nudge(ctx context.Context, queue string, policies ...string) er
 	return c.run(ctx, "nudge", queue, keys(queue, nudges), args...).Err()
 }
 
-// AwaitNudge waits for a nudge of one of the queues, for at most half of ReadTimeout. Unless
+// AwaitNudge waits for a nudge of one of the queues, for less than ReadTimeout. Unless
 // OneSlot there must be one queue. The policy is "" if no nudge came. The end of the context does
 // not end the wait.
 func (c *Client) AwaitNudge(

@@ -129,7 +129,7 @@ func (d *Dispatcher) listenTo(queues []string) {
 // listenFor is how long one command waits for a nudge.
 func (d *Dispatcher) listenFor() time.Duration {
 	if timeout := d.Asynq.ReadTimeout(); timeout > 0 {
-		return min(listenMax, timeout/2)
+		return min(listenMax, timeout*2/3)
 	}
 	return listenMax
 }

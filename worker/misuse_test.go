@@ -116,6 +116,8 @@ func TestWhatWasNeverMadeSaysSo(t *testing.T) {
 	_, explain := client.Explain(t.Context(), "default", "t")
 	_, requestOf := client.RequestOf(sitetest.AcmeTask())
 	_, plan := client.Plan(t.Context(), nil, throttle.PlanOptions{})
+	_, clientCheck := client.CheckRedis(t.Context())
+	_, serverCheck := server.CheckRedis(t.Context())
 	const zeroClient, zeroServer = "worker: a Client must be made by NewClient", "worker: a Server must be made by NewServer"
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	_, dropped := worker.Drop(t.Context(), s.Asynq, nil, worker.DropOptions{Policy: "api", Tenant: "acme"})
@@ -132,6 +134,10 @@ func TestWhatWasNeverMadeSaysSo(t *testing.T) {
 		"Client.Explain":      {explain, zeroClient},
 		"Client.RequestOf":    {requestOf, zeroClient},
 		"Client.Plan":         {plan, zeroClient},
+		"Client.Ping":         {client.Ping(), zeroClient},
+		"Client.CheckRedis":   {clientCheck, zeroClient},
+		"Server.Ping":         {server.Ping(), zeroServer},
+		"Server.CheckRedis":   {serverCheck, zeroServer},
 		"Drop":                {dropped, "worker: Drop: the limiter is nil: must be what throttle.New returns"},
 		"IdentityOf":          {identity, "worker: IdentityOf: task is nil"},
 		"RequestOf":           {nilTask, "worker: RequestOf: task is nil"},

@@ -2,7 +2,6 @@ package dispatch_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -15,9 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
@@ -394,155 +391,6 @@ func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 		// Draws of a coin with 3 of 4 parts: 1 of 3 million runs is further off.
 		if off := 5 * math.Sqrt(320*3./4*1/4); math.Abs(float64(n)-240) > off {
 			t.Errorf("%d of 320 were of the queue with 3 of 4 parts, want 240 within %.0f", n, off)
-		}
-	})
-}
-
-// One command that waits for nudges ends well before the client gives it up.
-func TestAWaitForNudgesIsShorterThanAReadTimeout(t *testing.T) {
-	var config dispatch.Config
-	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { config = *c }, func(b *bench) {
-		const readTimeout = 800 * time.Millisecond
-		client := made{b.client}.MakeRedisClient().(*redis.Client)
-		client.Options().ReadTimeout = readTimeout
-		defer client.Close()
-		var waits atomic.Int64
-		client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if args := cmd.Args(); cmd.Name() == "blpop" {
-				waits.Add(1)
-				b.want("seconds", args[len(args)-1], "0.533") // two thirds of it
-			}
-			return next(ctx, cmd)
-		}))
-		config.Asynq = asynqredis.New(client)
-		d := dispatch.New(config)
-		if _, ok, err := d.Next(b.Context()); ok || err != nil {
-			t.Errorf("a task: %v, %v", ok, err)
-		}
-		d.Close()
-		if waits.Load() == 0 {
-			t.Error("nobody waited for nudges")
-		}
-	})
-}
-
-// An idle server is woken by a nudge, and starts at once.
-func TestANudgeWakesAnIdleServer(t *testing.T) {
-	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
-		b.want("next", b.next(), "none")
-		time.AfterFunc(300*time.Millisecond, func() { b.wait("default", "a") })
-		begun := time.Now()
-		b.want("next", b.next(), "a")
-		if took := time.Since(begun) - 300*time.Millisecond; took != 0 {
-			t.Errorf("it started %v after it was enqueued", took)
-		}
-		// A server that listens, and has no slot free by now, leaves nudges to others.
-		b.Ended()
-		b.quiet = true
-		time.AfterFunc(300*time.Millisecond, func() {
-			b.wait("default", "b")
-			b.Expect("api", "default", 0)
-		})
-		b.want("next", b.next(), "b")
-		b.quiet = false
-		b.wait("default", "c")
-		time.Sleep(10 * time.Millisecond)
-		if n := b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(); n != 1 {
-			t.Errorf("%d nudges are left", n)
-		}
-	})
-}
-
-// The queues of a Cluster are in slots of their own: one command waits for the nudges of each. Where
-// it ends while the server goes on waiting, another one follows.
-func TestANudgeWakesAServerOfACluster(t *testing.T) {
-	type cluster struct{ *redis.Client }
-	inBubble(t, of(perHour(100)), func(c *dispatch.Config) {
-		c.Asynq = asynqredis.New(cluster{c.Asynq.Redis().(*redis.Client)})
-		c.Poll, c.Queues = time.Hour, map[string]int{"one": 1, "two": 1}
-	}, func(b *bench) {
-		b.breaks(func(cmd redis.Cmder) error {
-			if cmd.Name() == "blpop" && len(cmd.Args()) > len([]string{"blpop", "list", "timeout"}) {
-				return errors.New("CROSSSLOT Keys in request don't hash to the same slot")
-			}
-			return nil
-		}, nil, nil)
-		b.want("next", b.next(), "none")
-		for _, queue := range []string{"one", "two"} {
-			time.AfterFunc(300*time.Millisecond, func() { b.wait(queue, queue) })
-			begun := time.Now()
-			b.want("next", b.next(), queue)
-			b.want("it started after", time.Since(begun), 300*time.Millisecond)
-			b.Ended()
-		}
-	})
-}
-
-// One nudge wakes one server. If that gets all that it has slots for, more may fit, and it wakes the
-// next one at once.
-func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
-	for tickets, left := range map[int]int64{1: 0, 2: 1} {
-		inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
-			b.want("next", b.next(), "none")
-			time.AfterFunc(300*time.Millisecond, func() { b.wait("default", []string{"a", "b"}[:tickets]...) })
-			b.want("next", b.next(), "a")
-			time.Sleep(time.Millisecond)
-			b.want(fmt.Sprint("nudges with ", tickets), b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(), left)
-		})
-	}
-}
-
-// A ticket that joins while a take is on its way is asked for, although the take's reply, which
-// comes later, does not know it.
-func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
-	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
-		b.quiet = true
-		b.want("next", b.next(), "none")
-		b.took = func() {
-			b.wait("default", "a")
-			b.Expect("api", "default", 0)
-		}
-		b.Nudge("default", "api")
-		begun := time.Now()
-		b.want("next", b.next(), "a")
-		if took := time.Since(begun); took != 0 {
-			t.Errorf("it started after %v", took)
-		}
-	})
-}
-
-// Capacity that is given back while a take is on its way is asked for, although the take's reply does
-// not know it.
-func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
-		b.quiet = true
-		b.wait("default", "a", "b")
-		a, _, err := b.Next(b.Context())
-		b.ok(err)
-		b.took = func() {
-			_, err := a.Grant.Decision.Reservation.Cancel(b.Context())
-			b.ok(err)
-			b.Freed("api")
-		}
-		b.Nudge("default", "api")
-		begun := time.Now()
-		b.want("next", b.next(), "b")
-		if took := time.Since(begun); took != 0 {
-			t.Errorf("it started after %v", took)
-		}
-	})
-}
-
-// A server that has an appointment and no slot free passes it on.
-func TestAnAppointmentIsPassedOn(t *testing.T) {
-	w := throttle.Window{Name: "window", Limit: 1, Period: 2 * time.Second}
-	inBubble(t, of(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), nil, func(b *bench) {
-		b.wait("default", "a", "b")
-		b.want("next", b.next(), "a")
-		b.client.Del(b.Context(), "asynq:{default}:sluice:nudge")
-		time.Sleep(3 * time.Second)
-		if n := b.client.LLen(b.Context(), "asynq:{default}:sluice:nudge").Val(); n != 1 {
-			t.Errorf("%d nudges for the other servers", n)
 		}
 	})
 }

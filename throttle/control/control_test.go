@@ -1,7 +1,6 @@
 package control_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"

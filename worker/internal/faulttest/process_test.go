@@ -210,8 +210,11 @@ func TestWorkerIsKilled(t *testing.T) {
 						s.Inspector.RunTask("default", id) // unless it has run already
 						s.WaitGone(id)
 					}
-					// What was reserved for a task before its slot is given back in the background.
-					s.Wait("units are given back", func() bool { return s.Used() == filled+charged+int64(len(s.Runs())) })
+					// What was taken for a task that has ended, or before its slot, is given back in the
+					// background. Nothing is taken any more once nobody stands in line.
+					s.Wait("units are given back", func() bool {
+						return len(s.InLine()) == 0 && s.Used() == filled+charged+int64(len(s.Runs()))
+					})
 					if n := int64(len(s.Runs())); n != 3-archived || s.Used() != filled+charged+n {
 						t.Errorf("ran %q, %d used after %d filled and %d charged by the killed", s.Runs(), s.Used(), filled, charged)
 					}

@@ -83,7 +83,9 @@ func (l *Limiter) Explain(ctx context.Context, policy string, t Ticket) (Explana
 	return e, nil
 }
 
-func (l *Limiter) explain(ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation) error {
+func (l *Limiter) explain(
+	ctx context.Context, cp *compiledPolicy, name string, record script.Ticket, e *Explanation,
+) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
 	e.Class, e.Joined, e.JoinedAtMost = classOf(r.Class == Batch), time.UnixMicro(script.JoinedAt(record.Rank)), time.UnixMicro(record.Start)

@@ -216,7 +216,8 @@ func (cp *compiledPolicy) overridden(name string, t Tenant, o *TenantOverride) (
 func (l *Limiter) ValidateOverride(o TenantOverride) error {
 	cp, err := l.find(o.Policy, o.Tenant)
 	if err != nil {
-		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be the name of a policy in force"}
+		return &PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy,
+			Hint: "must be the name of a policy in force"}
 	}
 	_, err = cp.overridden(o.Tenant, cp.Tenants[o.Tenant], &o)
 	return err

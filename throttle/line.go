@@ -119,10 +119,12 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 // checked prepares a request for capacity of the line's policy.
 func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Policy != "" && r.Policy != cp.Name {
-		return nil, &RequestError{Policy: cp.Name, Field: "policy", Value: r.Policy, Hint: "must be that of the line, or empty"}
+		return nil, &RequestError{Policy: cp.Name, Field: "policy", Value: r.Policy,
+			Hint: "must be that of the line, or empty"}
 	}
 	if own := lineName(cp.Name, r.Tenant, cp.Shards); own != cp.line {
-		return nil, &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: r.Tenant, Hint: "must wait in its own line, " + own}
+		return nil, &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: r.Tenant,
+			Hint: "must wait in its own line, " + own}
 	}
 	r.Policy = cp.Name
 	return n.limiter.checkedFor(ctx, cp, r)

@@ -50,7 +50,7 @@ type Finish struct {
 	By        int       `json:"by,omitempty"`         // how many start until PlanOptions.By
 	Known     bool      `json:"known"`                // false if the last one does not start within MaxPlan
 	Last      time.Time `json:"last,omitzero"`        // zero unless Known
-	SlotsBind bool      `json:"slots_bind,omitempty"` // full handler slots hold the last ones up, by the rate of the last minute, and not limits
+	SlotsBind bool      `json:"slots_bind,omitempty"` // slots hold the last ones up, by the last minute's rate, and not limits
 	Window    string    `json:"window,omitempty"`     // the window that the last one waited for; empty if it waited for none
 }
 

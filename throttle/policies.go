@@ -128,7 +128,8 @@ func compile(policies []Policy, library *script.Library) (*policySet, error) {
 			return nil, err
 		}
 		if set.byName[p.Name] != nil {
-			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Hint: "is taken: policies have different names"}
+			return nil, &PolicyError{Policy: p.Name, Field: "name", Value: p.Name,
+				Hint: "is taken: policies have different names"}
 		}
 		set.byName[p.Name] = shards
 		set.names = append(set.names, p.Name)

@@ -173,7 +173,8 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	case r.ID == "" && r.Policy != "":
 		return nil, nil
 	case !script.IsID(r.ID):
-		return nil, &RequestError{Policy: r.Policy, Field: "id", Value: r.ID, Hint: "must be 16 hex digits, as Reserve made it"}
+		return nil, &RequestError{Policy: r.Policy, Field: "id", Value: r.ID,
+			Hint: "must be 16 hex digits, as Reserve made it"}
 	}
 	return r.limiter.findLine(r.line(), true)
 }

@@ -52,7 +52,8 @@ func (l *Limiter) Simulate(ctx context.Context, variants ...Policy) ([]Simulatio
 			return nil, err
 		}
 		if len(shards) != len(lines) {
-			return nil, &PolicyError{Policy: v.Name, Field: "shards", Value: v.Shards, Hint: "must be those of the policy in force: a simulation moves no tenant"}
+			return nil, &PolicyError{Policy: v.Name, Field: "shards", Value: v.Shards,
+				Hint: "must be those of the policy in force: a simulation moves no tenant"}
 		}
 		if snapshots[v.Name] == nil {
 			for _, cp := range lines {

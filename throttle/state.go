@@ -99,12 +99,14 @@ func (l *Limiter) State(ctx context.Context, q StateRequest) (PolicyState, error
 		q.Limit = DefaultStatePage
 	}
 	if q.Limit < 1 || q.Limit > MaxStatePage {
-		return PolicyState{}, &RequestError{Policy: q.Policy, Field: "limit", Value: q.Limit, Hint: fmt.Sprintf("must be 1 to %d", MaxStatePage)}
+		return PolicyState{}, &RequestError{Policy: q.Policy, Field: "limit", Value: q.Limit,
+			Hint: fmt.Sprintf("must be 1 to %d", MaxStatePage)}
 	}
 	line, cursor := 0, uint64(0)
 	if q.After != "" {
 		if n, _ := fmt.Sscanf(q.After, "%d.%d", &line, &cursor); n != 2 || line < 0 || line >= len(lines) {
-			return PolicyState{}, &RequestError{Policy: q.Policy, Field: "after", Value: q.After, Hint: "must be the Next of a page"}
+			return PolicyState{}, &RequestError{Policy: q.Policy, Field: "after", Value: q.After,
+				Hint: "must be the Next of a page"}
 		}
 	}
 	s := PolicyState{At: time.Now(), Policy: q.Policy, Queues: []QueueState{}, Windows: []WindowState{}, Tenants: []TenantState{}}

@@ -136,7 +136,9 @@ type Refusal struct {
 // Pause is Reservation.Pause by hand, in the counts of a request that Policy.Upstream names. Resume
 // ends it. The pause must be above 0, and is cut to Policy.MaxPause. Pause returns the length of
 // one that begins by this call, or 0 if it extends one. Errors are Reserve's.
-func (l *Limiter) Pause(ctx context.Context, r Request, pause time.Duration, cause string) (begun time.Duration, err error) {
+func (l *Limiter) Pause(
+	ctx context.Context, r Request, pause time.Duration, cause string,
+) (begun time.Duration, err error) {
 	if pause <= 0 {
 		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
 	}
@@ -183,11 +185,14 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 }
 
 // pause passes a refusal on, of which the cause is given. Without adapt, the policy's holds.
-func (l *Limiter) pause(ctx context.Context, r Reservation, pause time.Duration, adapt Adapt, refused script.Refused) (Refusal, error) {
+func (l *Limiter) pause(
+	ctx context.Context, r Reservation, pause time.Duration, adapt Adapt, refused script.Refused,
+) (Refusal, error) {
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
 	if len(refused.Cause) > MaxCauseBytes {
 		return refusal, &RequestError{
-			Policy: r.Policy, Field: "cause", Value: refused.Cause, Hint: fmt.Sprintf("must be at most %d bytes", MaxCauseBytes),
+			Policy: r.Policy, Field: "cause", Value: refused.Cause,
+			Hint: fmt.Sprintf("must be at most %d bytes", MaxCauseBytes),
 		}
 	}
 	o, err := l.upstreamOperation(ctx, r)

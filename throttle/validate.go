@@ -101,11 +101,13 @@ func (p Policy) Validate() error {
 			return &PolicyError{p.Name, w.Name, "", "name", w.Name, "is taken: windows of one policy have different names"}
 		}
 		if algorithms[w.Algorithm].Ticks != nil && p.Failover == FailoverStrict {
-			return bad("failover", string(p.Failover), `must be "fast" with a window of "algorithm: `+string(w.Algorithm)+`", which may count for months`)
+			return bad("failover", string(p.Failover),
+				`must be "fast" with a window of "algorithm: `+string(w.Algorithm)+`", which may count for months`)
 		}
 		if p.Shards > 1 && !w.Scope.has(TenantAttribute) {
 			return bad("shards", p.Shards, fmt.Sprintf(
-				"must be left out: tenants share window %q, and so it counts in one place; count it per tenant, or split its limit between policies", w.Name))
+				"must be left out: tenants share window %q, and so it counts in one place; "+
+					"count it per tenant, or split its limit between policies", w.Name))
 		}
 		names[w.Name] = true
 	}

@@ -120,7 +120,9 @@ func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
 
 // requeueFront returns the denial of a task whose handler ran while its own policy was paused: it
 // joins its line again, in front of its tenant's other tickets.
-func (s *Server) requeueFront(ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
+func (s *Server) requeueFront(
+	ctx context.Context, a *attempt, r throttle.Request, d throttle.Decision, cause error,
+) error {
 	if r.Ticket == (throttle.Ticket{}) {
 		return s.requeueAt(a, r, d, cause)
 	}

@@ -160,7 +160,9 @@ func (c *Client) prepare(ctx context.Context, e *enqueuing, opts []asynq.Option)
 }
 
 // requestBy returns what the task asks of a policy.
-func (c *Client) requestBy(ctx context.Context, policy throttle.PolicyInfo, task *asynq.Task, opts []asynq.Option) (throttle.Request, error) {
+func (c *Client) requestBy(
+	ctx context.Context, policy throttle.PolicyInfo, task *asynq.Task, opts []asynq.Option,
+) (throttle.Request, error) {
 	request, err := c.identify.request(policy.Name, task)
 	if err != nil {
 		return throttle.Request{}, err

@@ -31,7 +31,10 @@ type executionKey struct{}
 
 // run runs the handler of a task that was granted, or that no policy matches. It returns the error
 // by which the task fails, or a *throttle.DeniedError if it is to wait.
-func (s *Server) run(ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request, d throttle.Decision) error {
+func (s *Server) run(
+	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler, request throttle.Request,
+	d throttle.Decision,
+) error {
 	calls := request // those of the handler stand in no line
 	calls.Front, calls.Key, calls.Ticket = false, "", throttle.Ticket{}
 	e := &execution{caller: &throttle.Caller{Decision: d, Request: calls}, decision: d, limiter: s.config.Limiter, taskType: task.Type()}
@@ -51,7 +54,9 @@ func (s *Server) run(ctx context.Context, a *attempt, task *asynq.Task, next asy
 
 // afterError decides whether a task whose handler returned an error fails by it, or is to wait. The
 // task's lease may have been lost meanwhile.
-func (s *Server) afterError(ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool) error {
+func (s *Server) afterError(
+	ctx context.Context, a *attempt, e *execution, request throttle.Request, err error, lost bool,
+) error {
 	var refused *RefusedError
 	var denied *throttle.DeniedError
 	wait := func(policy string, d time.Duration) throttle.Decision {

@@ -134,7 +134,9 @@ func (s *Server) follow(
 }
 
 // withTicket returns the request with the ticket by which a denied task waits, if it waits in line.
-func (s *Server) withTicket(ctx context.Context, a *attempt, r throttle.Request, policy throttle.PolicyInfo, grant *dispatch.Grant) (throttle.Request, error) {
+func (s *Server) withTicket(
+	ctx context.Context, a *attempt, r throttle.Request, policy throttle.PolicyInfo, grant *dispatch.Grant,
+) (throttle.Request, error) {
 	if policy.Requeue == throttle.RequeueEarliestReset {
 		return r, nil
 	}
@@ -166,7 +168,9 @@ func (s *Server) processUnmatched(ctx context.Context, a *attempt, task *asynq.T
 
 // decide returns what was decided for the task before it had a slot, if that is still right, and else
 // asks the limiter.
-func (s *Server) decide(ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode) (d throttle.Decision, err error) {
+func (s *Server) decide(
+	ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode,
+) (d throttle.Decision, err error) {
 	ask := func(ctx context.Context) error {
 		d, err = s.config.Limiter.Reserve(ctx, request)
 		return err

@@ -78,7 +78,9 @@ func (s *Server) pause(ctx context.Context, e *execution, d time.Duration) {
 
 // refused returns the denial of a task whose call the upstream of a policy refused for a time. If
 // it was refused too often it returns a *GivenUpError.
-func (s *Server) refused(ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error) error {
+func (s *Server) refused(
+	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
+) error {
 	p, _ := s.config.Limiter.Lookup(policy) // the zero value, without limits, if it was removed
 	now := time.Now()
 	refusals, since := s.attempts.refused(a, now)

@@ -72,13 +72,15 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 	}
 	client, prefix := c.Limiter.Redis()
 	if c.Store.prefix != prefix {
-		return nil, fmt.Errorf("control: FollowConfig.Store has the prefix %q, and the limiter %q: must be the same", c.Store.prefix, prefix)
+		return nil, fmt.Errorf("control: FollowConfig.Store has the prefix %q, and the limiter %q: must be the same",
+			c.Store.prefix, prefix)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
 	if elsewhere(client, c.Store.client) { // it may be one server by two names
-		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: what is changed on one has no effect on the other")
+		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: " +
+			"what is changed on one has no effect on the other")
 	}
 	f := &Follower{config: c}
 	f.look(ctx)

@@ -69,9 +69,11 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	}
 	switch {
 	case o.Tenant == "":
-		return fmt.Errorf("control: tenant %q: must be 1 to %d bytes: publish policies to change the limits of all", o.Tenant, throttle.MaxValueBytes)
+		return fmt.Errorf("control: tenant %q: must be 1 to %d bytes: publish policies to change the limits of all",
+			o.Tenant, throttle.MaxValueBytes)
 	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
-		return fmt.Errorf("control: the override of tenant %q is empty: must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
+		return fmt.Errorf("control: the override of tenant %q is empty: "+
+			"must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
 	case !(o.Weight >= 0 && o.Weight <= 1e6):
 		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
@@ -139,7 +141,8 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 	}
 	named := func(p throttle.Policy) bool { return p.Name == policy }
 	if state.Policies != nil && !slices.ContainsFunc(state.Policies, named) {
-		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy, Hint: "must be the name of a policy in force"}
+		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
+			Hint: "must be the name of a policy in force"}
 	}
 	return s.intervene(ctx, kindPause, throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}, d,
 		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})

@@ -151,14 +151,16 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("control: policies of version %d were to be replaced, but %d is in force: look at it, and publish again", e.Tried, e.Version)
+	return fmt.Sprintf("control: policies of version %d were to be replaced, but %d is in force: "+
+		"look at it, and publish again", e.Tried, e.Version)
 }
 
 // A TooManyError says that MaxInForce overrides and pauses are in force.
 type TooManyError struct{ InForce int64 }
 
 func (e *TooManyError) Error() string {
-	return fmt.Sprintf("control: %d overrides and pauses are in force: must be at most %d: clear some, or publish policies", e.InForce, MaxInForce)
+	return fmt.Sprintf("control: %d overrides and pauses are in force: must be at most %d: "+
+		"clear some, or publish policies", e.InForce, MaxInForce)
 }
 
 // Publish puts policies in force, on all limiters that follow, in place of those of a version: 0 if
@@ -204,7 +206,9 @@ func (s *Store) limiter(policies []throttle.Policy) (*throttle.Limiter, error) {
 }
 
 // change makes one change, and logs it. Without a field it is only logged.
-func (s *Store) change(ctx context.Context, field, value string, ttl time.Duration, version int64, c Change) (int64, error) {
+func (s *Store) change(
+	ctx context.Context, field, value string, ttl time.Duration, version int64, c Change,
+) (int64, error) {
 	if err := c.By.validate(); err != nil {
 		return 0, err
 	}

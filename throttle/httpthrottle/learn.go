@@ -32,7 +32,9 @@ const maxDrifts = 10_000
 
 // learn passes on what the response to a call says of refusals and remaining units. The call was
 // made at a time.
-func (t *Transport) learn(ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, made time.Time) {
+func (t *Transport) learn(
+	ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, made time.Time,
+) {
 	retryIn, refused := t.c.Refusal(resp)
 	if retryIn <= 0 {
 		retryIn = t.c.Pause // 0 if nobody says

@@ -92,7 +92,8 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	}
 	for i, p := range c.TrustedProxies {
 		if !p.IsValid() || p.Addr().Is4In6() { // neither would contain any address
-			return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.TrustedProxies[%d] %v: must be a prefix such as 10.0.0.0/8 or fd00::/8", i, p)
+			return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.TrustedProxies[%d] %v: "+
+				"must be a prefix such as 10.0.0.0/8 or fd00::/8", i, p)
 		}
 	}
 	if c.IPv6Bits = cmp.Or(c.IPv6Bits, defaultIPv6Bits); c.IPv6Bits < 1 || c.IPv6Bits > 128 {

@@ -90,11 +90,14 @@ func (d *decoder) batches(file object) []Batch {
 }
 
 func (d *decoder) batch(n *yaml.Node, where string) Batch {
-	o := d.object(n, n.Line, where, "", `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`, "name", "schedule", "timezone", "tenants", "tenants_file",
-		"tasks", "queue", "hours", "finish_by", "late", "missed", "missed_within", "ended")
+	o := d.object(n, n.Line, where, "", `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`,
+		"name", "schedule", "timezone", "tenants", "tenants_file", "tasks",
+		"queue", "hours", "finish_by", "late", "missed", "missed_within", "ended")
 	b := Batch{
-		Ended: o.text("ended"), FinishBy: o.text("finish_by"), Late: o.text("late"), Missed: o.text("missed"), MissedWithin: o.duration("missed_within"), Name: o.text("name"),
-		Queue: o.text("queue"), Schedule: o.text("schedule"), Tenants: o.texts("tenants"), TenantsFile: o.text("tenants_file"), Timezone: o.text("timezone"), object: o,
+		Ended: o.text("ended"), FinishBy: o.text("finish_by"), Late: o.text("late"), Missed: o.text("missed"),
+		MissedWithin: o.duration("missed_within"), Name: o.text("name"),
+		Queue: o.text("queue"), Schedule: o.text("schedule"), Tenants: o.texts("tenants"),
+		TenantsFile: o.text("tenants_file"), Timezone: o.text("timezone"), object: o,
 	}
 	before := len(d.errs)
 	hours := o.child("hours", where+", hours", "", `{from: "22:00", to: "06:00"}`, "from", "to", "stop")
@@ -104,7 +107,8 @@ func (d *decoder) batch(n *yaml.Node, where string) Batch {
 		hours.must("to")
 	}
 	before = len(d.errs)
-	tasks := o.child("tasks", where+", tasks", "", `{type: "geocode:address", count: 1000}`, "type", "count", "payload", "file", "cost", "max_retry", "retention", "timeout")
+	tasks := o.child("tasks", where+", tasks", "", `{type: "geocode:address", count: 1000}`,
+		"type", "count", "payload", "file", "cost", "max_retry", "retention", "timeout")
 	b.Tasks = BatchTasks{
 		Cost: tasks.costs("cost"), Count: tasks.units("count"), File: tasks.text("file"), Payload: tasks.text("payload"),
 		Retention: tasks.duration("retention"), Timeout: tasks.duration("timeout"), Type: tasks.text("type"),

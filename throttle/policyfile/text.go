@@ -47,7 +47,8 @@ func (d *decoder) expands(root *yaml.Node) bool {
 	walk = func(n, alias *yaml.Node) bool {
 		if n.Kind == yaml.AliasNode {
 			if open[n.Alias] {
-				d.report(n.Line, "", "alias *"+quote.Short(n.Value), fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(n.Value), n.Alias.Line))
+				d.report(n.Line, "", "alias *"+quote.Short(n.Value),
+					fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(n.Value), n.Alias.Line))
 				return false
 			}
 			if alias == nil {

@@ -89,7 +89,8 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 		}
 		spare := w.Remaining - n*cost
 		if spare < 0 {
-			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d", w.Name, r.Policy, w.Remaining, w.Unit, n, cost)
+			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d",
+				w.Name, r.Policy, w.Remaining, w.Unit, n, cost)
 		}
 		if before, ok := take[w.Unit]; !ok || spare < before {
 			take[w.Unit] = spare

@@ -158,7 +158,9 @@ func (r *Runner) pages(ctx context.Context, key string, n int64, do func(fields,
 
 // page returns about n fields of a hash behind a cursor, their values, and the next cursor, 0 at
 // the end.
-func (r *Runner) page(ctx context.Context, key string, cursor uint64, n int64) (fields, values []string, next uint64, err error) {
+func (r *Runner) page(
+	ctx context.Context, key string, cursor uint64, n int64,
+) (fields, values []string, next uint64, err error) {
 	page, next, err := r.client.HScan(ctx, key, cursor, "", n).Result()
 	for pair := range slices.Chunk(page, 2) {
 		fields, values = append(fields, pair[0]), append(values, pair[1])

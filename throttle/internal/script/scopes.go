@@ -9,7 +9,9 @@ import (
 
 // Scopes calls do for pages of the keys that scopes of these attributes have, without the prefix,
 // and for the values of the attributes. Some may come twice.
-func (r *Runner) Scopes(ctx context.Context, line string, attributes []string, do func(keys []string, values [][]string) error) error {
+func (r *Runner) Scopes(
+	ctx context.Context, line string, attributes []string, do func(keys []string, values [][]string) error,
+) error {
 	prefix := Prefix(r.prefix, line)
 	begin := prefix + "w:" + strings.Join(attributes, ",") + ":"
 	node := redis.Cmdable(r.client)

@@ -149,16 +149,16 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	return l.reserve(ctx, o, 0, reservationID(r))
+	return l.send(ctx, o, o.reserveRequest(Reservation{}))
 }
 
-// reserve reserves under an ID. If the reservation replaces one, at is when that was granted, else
-// 0.
-func (l *Limiter) reserve(ctx context.Context, o *operation, at int64, id string) (Decision, error) {
-	return l.send(ctx, o, o.reserveRequest(id, at))
-}
-
-func (o *operation) reserveRequest(id string, at int64) script.Request {
+// reserveRequest returns the request that reserves. A reservation that it replaces is given back by
+// the same call.
+func (o *operation) reserveRequest(replaces Reservation) script.Request {
+	var at int64
+	if replaces.ID != "" {
+		at = replaces.At.UnixMicro()
+	}
 	op := script.Reserve
 	switch paused := o.tenant.pause != nil && at == 0; {
 	case o.observes && o.neverFits() < 0:
@@ -170,8 +170,8 @@ func (o *operation) reserveRequest(id string, at int64) script.Request {
 	case paused:
 		op = script.Peek
 	}
-	ask := o.lineRequest(op, id)
-	ask.At = at
+	ask := o.lineRequest(op, reservationID(o.request))
+	ask.At, ask.Was = at, replaces.ID
 	switch {
 	case op == script.Peek || op == script.Join:
 		ask.Once = ""

@@ -230,7 +230,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 			continue
 		}
 		operations[i] = o
-		asks, of = append(asks, o.reserveRequest(reservationID(r), 0)), append(of, i)
+		asks, of = append(asks, o.reserveRequest(Reservation{})), append(of, i)
 	}
 	answers, err := cp.batcher.Do(ctx, cp.script, asks...)
 	if err != nil {

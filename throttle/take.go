@@ -188,16 +188,25 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if err != nil {
 		return Decision{}, err
 	}
-	granted := t.Decision.Reservation
-	if granted.ID == "" || o.tenant.Exempt || !n.Matches(t, r) {
-		if granted.ID != "" {
-			if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
-				return Decision{}, err
-			}
+	if !n.Matches(t, r) {
+		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
+			return Decision{}, err
 		}
-		return l.reserve(ctx, o, 0, reservationID(r))
+		return l.send(ctx, o, o.reserveRequest(Reservation{}))
 	}
-	return l.reserve(ctx, o, granted.At.UnixMicro(), granted.ID)
+	return l.replace(ctx, o, t)
+}
+
+// replace grants a ticket once more, as of now.
+func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Decision, error) {
+	granted := t.Decision.Reservation
+	if o.tenant.Exempt || o.observes { // what was granted does not help it
+		if err := l.Line(granted.line()).Refund(ctx, []TakenTicket{t}); err != nil {
+			return Decision{}, err
+		}
+		granted = Reservation{}
+	}
+	return l.send(ctx, o, o.reserveRequest(granted))
 }
 
 // Matches reports whether a request has the policy, attributes and cost by which a ticket was

@@ -103,13 +103,17 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 			w.claim = nil // its results are read no more
 			continue
 		}
-		return w.taken(ctx, o, got.ticket)
+		if d, err = w.taken(ctx, o, got.ticket); err != nil || d.Granted {
+			return d, err
+		}
+		w.end()
+		w.claim = nil // what it got does not fit any more
 	}
 }
 
 // ask reserves. It is not done if the claim joined the line instead.
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
-	ask := o.reserveRequest(reservationID(w.request), 0)
+	ask := o.reserveRequest(Reservation{})
 	left := w.left()
 	if ask.Op == script.Peek && o.pauseLeft() < left {
 		ask.Op = script.Join
@@ -170,36 +174,18 @@ func (w *waiter) taken(ctx context.Context, o *operation, t *script.TakenTicket)
 	}
 	ticket := o.taken(*t)
 	w.limiter.taken(o.Name, []TakenTicket{ticket})
-	if w.request.IdempotencyKey != "" {
-		return w.byKey(ctx, o, t)
+	if w.request.IdempotencyKey != "" { // it is granted once more, to record the key
+		d, err := w.limiter.replace(ctx, o, ticket)
+		if err != nil || d.FailedOpen != nil {
+			w.limiter.refundLater(w.operation.line, *t)
+		}
+		return d, err
 	}
 	d := ticket.Decision
 	d.Reservation.Request, d.Reservation.limiter = w.request, w.limiter
 	if len(t.Windows) == len(o.windows) {
 		d.Windows = o.states(t.Windows, t.At, true)
 	}
-	return d, nil
-}
-
-// byKey grants once more what was taken, to record the idempotency key.
-func (w *waiter) byKey(ctx context.Context, o *operation, t *script.TakenTicket) (Decision, error) {
-	ask := o.reserveRequest(t.Granted, t.At)
-	a, err := o.do(ctx, ask)
-	if err == nil && a.Status == script.OtherRequest {
-		err = o.otherRequest()
-	}
-	if err != nil {
-		w.limiter.refundLater(w.operation.line, *t)
-		return w.limiter.failOpen(ctx, o, err)
-	}
-	d := o.decision(a)
-	if !d.Granted {
-		return d, w.denial(d)
-	}
-	if a.Status == script.GrantedBefore { // to another call with the key
-		w.limiter.refundLater(w.operation.line, *t)
-	}
-	d.Reservation = Reservation{Request: w.request, At: d.At, ID: ask.ID, Shards: o.Shards, limiter: w.limiter}
 	return d, nil
 }
 

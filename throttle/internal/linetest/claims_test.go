@@ -3,7 +3,9 @@ package linetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -282,6 +284,79 @@ func TestWaitingByOneKeyIsChargedOnce(t *testing.T) {
 			t.Error(err)
 		}
 		limitertest.Until(t, "one is charged", func() bool { return limitertest.Peek(t, l, limitertest.Acme(0)).Windows[0].Used == 1 })
+		limitertest.IsGone(t, client)
+	})
+}
+
+// A grant from the line and its repeat by Reserve are one reservation: cancelled by both, it is
+// given back once.
+func TestAKeyThatWaitedIsOneReservation(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, time.Hour), limitertest.Slots(2)))
+		full := limitertest.Reserve(t, l, limitertest.Acme(2))
+		r := limitertest.Acme(1)
+		r.IdempotencyKey = "key"
+		// The other is taken with it, at the same time.
+		ctx, cancel := context.WithCancel(t.Context()) // a deadline would be known to be too early
+		defer time.AfterFunc(time.Minute, cancel).Stop()
+		other, decided := waits(ctx, t, client, l, limitertest.Acme(1)), make(chan throttle.Decision, 1)
+		go func() {
+			d, err := l.Wait(ctx, r)
+			if err != nil {
+				t.Error(err)
+			}
+			decided <- d
+		}()
+		limitertest.Until(t, "both wait", func() bool { return len(limitertest.ReadLine(t, client).Hashes["t"]) == 2 })
+		limitertest.Cancel(t, l, full.Reservation)
+		waited, err := (<-decided).Reservation, <-other
+		if err != nil {
+			t.Fatal(err)
+		}
+		repeat := limitertest.Reserve(t, l, r).Reservation
+		if repeat.ID != waited.ID || !repeat.At.Equal(waited.At) {
+			t.Errorf("repeated: %+v, want %+v", repeat, waited)
+		}
+		for range 2 {
+			limitertest.Cancel(t, l, waited)
+			if d := limitertest.Cancel(t, l, repeat); !slices.Equal(limitertest.Used(d), []int64{1, 1}) {
+				t.Errorf("used %v, want those of the other", limitertest.Used(d))
+			}
+		}
+		limitertest.IsGone(t, client)
+	})
+}
+
+// A correction uses up the limit between the take and the call that records the key.
+func TestACallByAKeyWaitsOnAfterACorrection(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		p := limitertest.Policy(limitertest.SharedWindow(2, 2*time.Second))
+		other := limitertest.New(t, client, p)
+		cancelled, settled := limitertest.Reserve(t, other, limitertest.Acme(1)), limitertest.Reserve(t, other, limitertest.Acme(1))
+		hooked := redis.NewClient(client.Options())
+		defer hooked.Close()
+		replaces, corrected := regexp.MustCompile(`\d{16}:[0-9a-f]{16} acme:key `), false
+		hooked.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if !corrected && replaces.MatchString(fmt.Sprint(cmd.Args()...)) {
+				corrected = true
+				if _, err := settled.Reservation.Settle(ctx, map[string]int64{throttle.Requests: 2}); err != nil {
+					t.Error(err)
+				}
+			}
+			return next(ctx, cmd)
+		}))
+		r := limitertest.Acme(1)
+		r.IdempotencyKey = "key"
+		ended := waits(t.Context(), t, client, limitertest.New(t, hooked, p), r)
+		limitertest.Cancel(t, other, cancelled.Reservation)
+		if err := <-ended; err != nil || !corrected {
+			t.Errorf("corrected %v, %v", corrected, err)
+		}
+		if d := limitertest.Reserve(t, other, r); !d.Granted || d.Windows[0].Used != 2 {
+			t.Errorf("granted %v, used %d: want the call's unit and the correction's", d.Granted, d.Windows[0].Used)
+		}
 		limitertest.IsGone(t, client)
 	})
 }

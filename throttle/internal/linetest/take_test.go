@@ -234,7 +234,7 @@ func TestReserveAgain(t *testing.T) {
 			return d
 		}
 		d := again("a1", sc.of("a1")) // although a3 waits
-		if !d.Granted || !d.At.Equal(limitertest.At(1*s)) || d.Reservation.ID != sc.took["a1"].Decision.Reservation.ID || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
+		if !d.Granted || !d.At.Equal(limitertest.At(1*s)) || !slices.Equal(limitertest.Used(d), []int64{2, 2}) {
 			t.Errorf("%+v", d)
 		}
 		sc.cost = 2
@@ -251,6 +251,76 @@ func TestReserveAgain(t *testing.T) {
 		if sc.l.Line("p").Matches(sc.took["a3"], other) {
 			t.Error("another policy is the same")
 		}
+	})
+}
+
+// A caller that repeats a ReserveAgain gives the ticket's units back once: those of another ticket
+// of the same take stay. With a key it is charged once, too.
+func TestARepeatedReserveAgainGivesBackOnce(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		for _, key := range []string{"", "key"} {
+			sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
+			sc.at(0).joins("a1", "a2")
+			sc.takes("a1", "a2")
+			sc.at(1 * s)
+			r := sc.of("a1")
+			r.IdempotencyKey = key
+			for _, want := range []int64{2, map[string]int64{"": 3, "key": 2}[key]} {
+				d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took["a1"], r)
+				if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{want, want}) {
+					t.Fatalf("key %q: granted %v, used %v, want %d, %v", key, d.Granted, limitertest.Used(d), want, err)
+				}
+			}
+			client.FlushAll(t.Context())
+		}
+	})
+}
+
+// What was granted to a ticket, and its repeat by the key, are one reservation: cancelled by both,
+// it is given back once. Of a ticket whose key was granted before, the units are given back.
+func TestAKeyIsOneReservation(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9)))
+		sc.joins("a1", "a2", "a3", "a4")
+		sc.takes("a1", "a2", "a3", "a4")
+		sc.at(1 * s)
+		used := func(when string, want int64) {
+			t.Helper()
+			if d := limitertest.Peek(t, sc.l, limitertest.Acme(1)); !slices.Equal(limitertest.Used(d), []int64{want, want}) {
+				t.Errorf("%s: used %v, want %d", when, limitertest.Used(d), want)
+			}
+		}
+		again := func(ticket string, cost int64) (throttle.Reservation, error) {
+			sc.cost = cost
+			r := sc.of(ticket)
+			r.IdempotencyKey = "key"
+			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], r)
+			return d.Reservation, err
+		}
+		first, err := again("a1", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used("the first", 4)
+		if second, err := again("a2", 1); err != nil || second.ID != first.ID || !second.At.Equal(first.At) {
+			t.Errorf("%+v, %v, want %+v", second, err, first)
+		}
+		used("another ticket by its key", 3)
+		if _, err := again("a3", 2); !errors.As(err, new(*throttle.RequestError)) {
+			t.Error(err)
+		}
+		used("another request by its key", 2)
+		sc.cost = 1
+		r := sc.of("a1")
+		r.IdempotencyKey, r.Ticket = "key", throttle.Ticket{}
+		repeat := limitertest.Reserve(t, sc.l, r).Reservation
+		if repeat.ID != first.ID || !repeat.At.Equal(first.At) {
+			t.Errorf("repeated: %+v, want %+v", repeat, first)
+		}
+		limitertest.Cancel(t, sc.l, first)
+		used("cancelled", 1)
+		limitertest.Cancel(t, sc.l, repeat)
+		used("cancelled again", 1)
 	})
 }
 

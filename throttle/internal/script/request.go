@@ -32,6 +32,7 @@ type Request struct {
 	Op     string
 	ID     string   // of the reservation, 16 hex digits
 	At     int64    // when it was granted (us)
+	Was    string   // its ID then, for Reserve, if that was another
 	Once   string   // made by OnceKey; empty without an idempotency key
 	Hold   int64    // how long it may hold units by leases (us), 0 if unknown
 	Own    Own      // what differs for the tenant
@@ -137,6 +138,9 @@ func (r *Request) extra(leases bool) string {
 		}
 	}
 	at, hold := strconv.FormatInt(r.At, 10), strconv.FormatInt(r.Hold, 10)
+	if r.Was != "" {
+		at += ":" + r.Was
+	}
 	return dash(r.ID) + " " + at + " " + dash(r.Once) + " " + hold + " " + r.Word
 }
 

@@ -12,7 +12,8 @@
 --                        only if it is put back
 --               extra    "id at once hold word", "-" for what is empty:
 --               id       16 hex digits: of the reservation
---               at       when it was granted (us); 0 if it was not yet
+--               at       when it was granted (us); 0 if it was not yet. With reserve, ":ID" may
+--                        follow, if what it replaces has another id
 --               once     end of the key by which a repeated request is known for a minute
 --               hold     how long what is granted may be held where it has to be given back (us)
 --               word     with `once`: a digest of what counts the request
@@ -27,8 +28,8 @@
 --
 -- Verbs:
 --   reserve     takes the costs in all windows, or in none. A denied request with a ticket joins
---               the line. With `at`, what was granted then is given back first, and others that
---               wait go after it
+--               the line. With `at`, what was granted then is given back first, once, and others
+--               that wait go after it
 --   exempt      takes the costs, and is never denied
 --   observe     exempt, and tells by when the costs would have fitted
 --   peek        tells what reserve would, and changes nothing
@@ -130,16 +131,10 @@ end
 -- plain grant or done: time, most, nudge and least. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
+    if r.at > 0 and before ~= 1 then requests.replace(call, r, list, now) end
     if before or r.once then
       local status, at = requests.granted_before(call, r, before)
       if status then return status, at end
-    end
-    if r.at > 0 then
-      windows.complete(call)
-      windows.give_back(call, list, r.costs, now, r.at, requests.lease_id(call, r))
-      -- A late cancel gives back nothing.
-      redis.call('SET', P .. 'n:' .. r.id, format('%d again', now), 'PX', KEPT)
-      requests.look_again(call, r)
     end
     local line = call.line
     local waits = r.ticket and line and line.waits(r.ticket)

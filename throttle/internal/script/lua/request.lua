@@ -4,6 +4,7 @@
 --   op, costs (by window), costs_text, ticket (or false), place (the text), options (the text)
 --   at, hold           0 if it does not say
 --   id, once, word     nil if it does not say
+--   replaces           the id of what was granted at `at`, its own unless it says another
 --   own, suffixes      the tenant's own parameters as text, and its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
@@ -19,6 +20,7 @@
 --   granted_before(call, r, before) -> status, at   2 if the same request was granted, 10 if
 --                                              its key was granted to another one, else nil
 --   take(call, r, list, now)                   takes the costs
+--   replace(call, r, list, now)                gives back what was granted at r.at, once
 --   look_again(call, r)                        has the flows looked at that wait at its scopes
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
@@ -48,8 +50,10 @@ requests = {
       ticket = ticket ~= '' and ticket, place = place, options = options, at = 0, hold = 0,
     }
     if extra ~= '' then
-      local id, granted_at, once, hold, word = match(extra, '^(%S+) (%S+) (%S+) (%S+) (.*)$')
+      local id, granted_at, replaces, once, hold, word =
+        match(extra, '^(%S+) (%d+):?(%x*) (%S+) (%S+) (.*)$')
       r.id, r.at, r.hold, r.word = id, granted_at + 0, hold + 0, word
+      r.replaces = replaces == '' and id or replaces
       if once ~= '-' then r.once = once end
     end
     if call.line or place ~= '' or extra ~= '' then
@@ -106,6 +110,17 @@ requests = {
     if redis.call('EXISTS', state_key) == 1 then
       redis.call('SET', state_key, format('%d again', now), 'KEEPTTL')
     end
+  end,
+
+  replace = function(call, r, list, now)
+    local state_key = call.P .. 'n:' .. r.replaces
+    if redis.call('EXISTS', state_key) == 1 then return end
+    windows.complete(call)
+    windows.give_back(call, list, r.costs, now, r.at, call.leases and windows.lease_bytes(r.replaces))
+    -- A late cancel, or another such request, gives back nothing.
+    redis.call('SET', state_key, format('%d again', now), 'PX', KEPT)
+    call.dirty = true
+    requests.look_again(call, r)
   end,
 
   look_again = function(call, r)

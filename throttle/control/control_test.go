@@ -238,6 +238,16 @@ func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 	}
 }
 
+func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
+	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	p := policy("p", 2)
+	p.Tenants = map[string]throttle.Tenant{"a\xff": {Weight: 2}, "a\ufffd": {Weight: 3}}
+	var invalid *throttle.PolicyError
+	if _, err := newStore(t, client).Publish(t.Context(), []throttle.Policy{p}, 0, anna); !errors.As(err, &invalid) || invalid.Tenant != "a\xff" {
+		t.Error(err)
+	}
+}
+
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)

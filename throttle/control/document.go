@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/sluice-go/sluice/throttle"
 )
@@ -20,6 +21,12 @@ const format = 1
 func encodePolicies(policies []throttle.Policy) (string, error) {
 	d := document{Format: format}
 	for _, p := range policies {
+		for tenant := range p.Tenants {
+			if !utf8.ValidString(tenant) { // JSON would hold another name
+				return "", &throttle.PolicyError{Policy: p.Name, Tenant: tenant, Field: "name", Value: tenant,
+					Hint: "must be UTF-8 to be published: use SetOverride"}
+			}
+		}
 		d.Policies = append(d.Policies, p.WithDefaults())
 	}
 	data, err := json.Marshal(d)

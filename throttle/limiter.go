@@ -204,7 +204,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 	} else if !d.Queued && !late && (a.Status != script.Denied && ask.Op != script.Peek || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
-	if ask.At == 0 || !d.Granted { // else it replaces a grant
+	if a.Status != script.GrantedBefore && (ask.At == 0 || !d.Granted) { // else it replaces a grant
 		l.decided(d)
 	}
 	return d, nil

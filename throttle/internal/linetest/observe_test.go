@@ -10,11 +10,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/internal/testhook"
@@ -185,6 +187,28 @@ func TestAnOutageIsObserved(t *testing.T) {
 	if len(calls) != 1 || !errors.Is(calls[0].Err, throttle.ErrUnavailable) || len(decisions) != 1 || decisions[0].FailedOpen == nil {
 		t.Errorf("calls %+v, decisions %+v", calls, decisions)
 	}
+}
+
+// What a key was granted is decided once, also if the first reply to its call is lost.
+func TestARepeatByAKeyIsNotDecidedAgain(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		client.AddHook(hooktest.Hook(hooktest.Twice))
+		var decided atomic.Int64
+		l, err := throttle.New(throttle.Config{
+			Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(9, 10*s))},
+			Observer: throttle.Observer{Decided: func(throttle.Decision) { decided.Add(1) }},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []int64{1, 1, 2} {
+			r := limitertest.Acme(1)
+			r.IdempotencyKey = []string{"key", "key", "another"}[i]
+			if d := limitertest.Reserve(t, l, r); !d.Granted || decided.Load() != want {
+				t.Errorf("%q: granted %v, decided %d times, want %d", r.IdempotencyKey, d.Granted, decided.Load(), want)
+			}
+		}
+	})
 }
 
 // A function of an observer that panics disturbs no call. Each is logged once in a minute.

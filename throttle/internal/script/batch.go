@@ -207,9 +207,9 @@ func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late boo
 		case a == nil:
 		case a.gone:
 			// What an idempotency key got before may belong to another call.
-			r, status := it.request, answers[i].Status
+			r := it.request
 			takes := r.Op == Reserve || r.Op == Exempt || r.Op == Observe
-			if errs[i] == nil && takes && (status == Granted || status == GrantedBefore && r.Once == "") {
+			if errs[i] == nil && takes && answers[i].Status == Granted {
 				b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
 					Op: Cancel, ID: r.ID, At: answers[i].At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
 				}})

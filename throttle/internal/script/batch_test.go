@@ -115,11 +115,11 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		keyed.Once = "acme:key"
 		ask(t, b, p, reserveAs("a"))
 		var gone []*caller
-		for _, r := range []Request{reserveAs("granted"), reserveAs("granted before"), keyed, reserveAs("denied"), {Op: Join, ID: "join"}, {Op: Exempt, ID: "exempt"}, {Op: Observe, ID: "observed"}} {
+		for _, r := range []Request{reserveAs("granted"), reserveAs("granted too"), keyed, reserveAs("denied"), {Op: Join, ID: "join"}, {Op: Exempt, ID: "exempt"}, {Op: Observe, ID: "observed"}} {
 			gone = append(gone, ask(t, b, p, r))
 		}
 		stays := ask(t, b, p, reserveAs("stays"))
-		statuses := map[string]int64{"granted": Granted, "granted before": GrantedBefore, "keyed": GrantedBefore, "denied": Denied, "join": Waits, "exempt": Granted, "observed": Granted}
+		statuses := map[string]int64{"granted": Granted, "granted too": Granted, "keyed": GrantedBefore, "denied": Denied, "join": Waits, "exempt": Granted, "observed": Granted}
 		f.answer = func(c fakeCall) ([]Answer, error) {
 			answers := f.grant(c)
 			for i, r := range c.requests {
@@ -141,11 +141,11 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		next := ask(t, b, p, reserveAs("next"))
 		f.open()
 		f.open()
-		if got := f.log(); len(got) != 4 || got[2] != "cancel granted,cancel granted before,cancel exempt,cancel observed" || !next.done {
+		if got := f.log(); len(got) != 4 || got[2] != "cancel granted,cancel granted too,cancel exempt,cancel observed" || !next.done {
 			t.Fatalf("calls %q", got)
 		}
 		undo := f.calls[2].requests[1]
-		if undo.At != 2 || !slices.Equal(undo.Keys, []string{"w:granted before"}) || undo.Cost != "requests=1" || undo.Place != nil || undo.Ticket != "" {
+		if undo.At != 2 || !slices.Equal(undo.Keys, []string{"w:granted too"}) || undo.Cost != "requests=1" || undo.Place != nil || undo.Ticket != "" {
 			t.Errorf("cancelled by %+v", undo)
 		}
 		for _, c := range gone {

@@ -15,7 +15,7 @@ import (
 const (
 	Denied        = 0
 	Granted       = 1 // or done
-	GrantedBefore = 2 // to the same request, or to the same idempotency key
+	GrantedBefore = 2 // by the same idempotency key
 	Waits         = 3 // joined the line
 	TooLate       = 4 // refused: MaxWait
 	BacklogFull   = 5 // refused: Backlog

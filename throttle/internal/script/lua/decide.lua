@@ -58,7 +58,7 @@
 --   corrected     before                                           settle and cancel, after the form
 --   error         9 text
 -- where
---   status  0 denied, does not wait   1 granted, done   2 granted before, to the same call or key
+--   status  0 denied, does not wait   1 granted, done   2 granted before, by the same key
 --           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
 --           line already   7 refused: after the deadline   8 depends on the verb:
 --             cancel, put_back           that was done before

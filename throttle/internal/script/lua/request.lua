@@ -17,8 +17,8 @@
 --   read_place(r)                              reads what only a line needs
 --   line(call) -> J                            the verbs of line_join.lua, set up once
 --   lease_id(call, r) -> bytes                 nil if no window holds what is granted
---   granted_before(call, r, before) -> status, at   2 if the same request was granted, 10 if
---                                              its key was granted to another one, else nil
+--   granted_before(call, r, before) -> status, at   1 if this call has granted it, 2 if its key
+--                                              was granted, 10 if that was another request; or nil
 --   take(call, r, list, now)                   takes the costs
 --   replace(call, r, list, now)                gives back what was granted at r.at, once
 --   look_again(call, r)                        has the flows looked at that wait at its scopes
@@ -93,7 +93,7 @@ requests = {
   end,
 
   granted_before = function(call, r, before)
-    if before == 1 then return 2, r.done_at end
+    if before == 1 then return 1, r.done_at end
     local granted = r.once and redis.call('GET', call.P .. 'n:' .. r.once)
     if not granted then return nil end
     local at, digest = match(granted, '^(%d+) (.*)$')

@@ -94,7 +94,7 @@ local function new_bounds(L, waiting_units)
         local i = of[j]
         local algorithm, st, cost = call.windows[i].algorithm, scope.states[i], by_window[i]
         if cost > 0 and algorithm.rid_at then
-          local span = floor((algorithm.capacity(st) - cost) / most[i]) + 1
+          local span = floor((st.limit - cost) / most[i]) + 1
           local start = position >= span and start_of(position - span)
           if start then
             start = max(start, fits_alone(position - span))
@@ -203,14 +203,14 @@ local function new_bounds(L, waiting_units)
     if opens == at or not algorithm.span then return opens - at end
     -- Any spans may be the full ones, each to its end, and this one may be full already.
     local length, _, counts = algorithm.span(st)
-    local full = floor(counts * tickets / max(1, floor(algorithm.capacity(st) / most))) + 1
+    local full = floor(counts * tickets / max(1, floor(st.limit / most))) + 1
     return max(opens - at, full * length)
   end
 
   -- full_for tells how long a window takes to be empty again that is full, and in how many such
   -- spans a grant may count.
   local function full_for(algorithm, st)
-    if not algorithm.span then return algorithm.rid_at(st, 0, algorithm.capacity(st)), 1 end
+    if not algorithm.span then return algorithm.rid_at(st, 0, st.limit), 1 end
     local length, _, counts = algorithm.span(st)
     return length, counts
   end
@@ -228,12 +228,11 @@ local function new_bounds(L, waiting_units)
         if closed[i] > 0 then
           local algorithm, st = call.windows[i].algorithm, scope.states[i]
           if not algorithm.rid_at then return MOST end
-          local holds = algorithm.capacity(st)
           if scope.of.of_tenant then
             longest = max(longest, (full_for(algorithm, st)))
-            cycles = max(cycles, ceil(tickets / max(1, floor(holds / largest[i]))))
+            cycles = max(cycles, ceil(tickets / max(1, floor(st.limit / largest[i]))))
           else
-            part = max(part, largest[i] / holds) -- the most that a ticket takes of all that it holds
+            part = max(part, largest[i] / st.limit) -- the most that a ticket takes of all that it holds
           end
         end
       end
@@ -247,7 +246,7 @@ local function new_bounds(L, waiting_units)
       if closed[i] > 0 and not shared.of.of_tenant then
         local algorithm, st = call.windows[i].algorithm, shared.states[i]
         local period, counts = full_for(algorithm, st)
-        local holds = algorithm.capacity(st)
+        local holds = st.limit
         local units = min(taken * holds, numbers[i] * largest[i]) + tickets * largest[i]
         time = time + period * (cycles * holds + counts * units) / (holds - largest[i] + 1)
       end
@@ -300,7 +299,7 @@ local function new_bounds(L, waiting_units)
         end
         if in_share > 0 then
           -- While the ticket waits at another scope, a batch may take all that a window holds here.
-          local holds = window.algorithm.capacity(scope.states[i])
+          local holds = scope.states[i].limit
           local all = list[2] and floor(holds / max(1, share_most)) or 0
           same, others, most, tickets = false, true, max(most, share_most), tickets + in_share + all
         end

@@ -128,10 +128,9 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids
 	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, records []string) error {
 		var queues, ids, flows []string
 		for i, name := range names {
-			_, values, found := strings.Cut(records[i][min(14, len(records[i])):], " ") // see lua/line.lua
-			values, _, ok := strings.Cut(values, " ")
-			if queue, id, parsed := parseTicket(name); found && ok && parsed && !strings.HasPrefix(queue, "!") {
-				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, Escape(queue)+values)
+			t, err := readTicketRecord(name, records[i])
+			if queue, id, ok := parseTicket(name); ok && err == nil && !strings.HasPrefix(queue, "!") {
+				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, t.Flow)
 			}
 		}
 		return do(queues, ids, flows)

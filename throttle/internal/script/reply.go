@@ -72,7 +72,6 @@ type WindowAnswer struct {
 	Used   int64 // units
 	Fits   int64 // when the cost fits this window alone, 0 for at once
 	Resets int64 // when nothing is counted any more
-	Limit  int64 // units that it holds at most; only of taken tickets
 }
 
 // Taken is the reply to a take.

@@ -24,7 +24,7 @@ type Caller struct {
 	mu      sync.Mutex
 	counted bool
 	held    map[string]string // of Concurrency windows: policies by the reservation's ID
-	refused *refusal
+	refused refusal           // zero if there is none
 }
 
 type refusal struct {
@@ -73,9 +73,6 @@ func (c *Caller) Counted(policy string) (counted bool) {
 func (c *Caller) Refused(policy string, retryIn time.Duration) {
 	c.do(func() {
 		now := time.Now()
-		if c.refused == nil {
-			c.refused = &refusal{}
-		}
 		c.refused.at = now
 		if until := now.Add(retryIn); c.refused.until.Before(until) {
 			c.refused.policy, c.refused.until = policy, until
@@ -87,8 +84,8 @@ func (c *Caller) Refused(policy string, retryIn time.Duration) {
 // refusals before that. One that came while the call was under way stands.
 func (c *Caller) Answered(made time.Time) {
 	c.do(func() {
-		if c.refused != nil && !made.Before(c.refused.at) {
-			c.refused = nil
+		if !made.Before(c.refused.at) {
+			c.refused = refusal{}
 		}
 	})
 }
@@ -97,7 +94,7 @@ func (c *Caller) Answered(made time.Time) {
 // the policy and how much longer its upstream refuses calls, 0 if that has passed.
 func (c *Caller) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	c.do(func() {
-		if ok = c.refused != nil; ok {
+		if ok = !c.refused.at.IsZero(); ok {
 			retryIn, policy = max(0, time.Until(c.refused.until)), c.refused.policy
 		}
 	})

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -91,11 +92,10 @@ func New(c Config) (*Limiter, error) {
 		host, _ := os.Hostname()
 		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l := &Limiter{logger: c.Logger, name: c.Name, tenants: c.Tenants}
 	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
+	l.watched.byKey = map[string]bool{}
 	l.observer = c.Observer.guarded(&l.panics)
 	l.interventions.Store(&interventions{})
 	l.library.Prefix = c.Prefix
@@ -107,11 +107,9 @@ func New(c Config) (*Limiter, error) {
 		}
 	}
 	l.runner = script.NewRunner(c.Client, c.Prefix, now)
-	if called := l.observer.Called; called != nil {
-		l.runner.Called = func(ctx context.Context, c script.Call) {
-			policy := PolicyOf(c.Line)
-			called(Call{classify(ctx, policy, c.Err), c.N, policy, c.Script, c.Took})
-		}
+	l.runner.Called = func(ctx context.Context, line, script string, n int, took time.Duration, err error) {
+		policy := PolicyOf(line)
+		l.observer.Called(Call{classify(ctx, policy, err), n, policy, script, took})
 	}
 	if err := l.SetPolicies(c.Policies); err != nil {
 		return nil, err
@@ -172,10 +170,9 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	}
 	ask := o.lineRequest(op, reservationID(o.request))
 	ask.At, ask.Was = at, replaces.ID
-	switch {
-	case op == script.Peek || op == script.Join:
+	if ask.Once = o.request.onceKey(); op == script.Peek || op == script.Join {
 		ask.Once = ""
-	case ask.Once != "":
+	} else if ask.Once != "" {
 		ask.Word = script.OnceWord(ask.Cost, ask.Keys)
 	}
 	return ask
@@ -192,7 +189,8 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 // reserved returns the decision in the answer to a reserveRequest.
 func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (Decision, error) {
 	if a.Status == script.OtherRequest {
-		return Decision{}, o.otherRequest()
+		return Decision{}, o.request.bad("idempotency key", o.request.IdempotencyKey,
+			"stands for another cost or other attributes: use another key for another request")
 	}
 	d := o.decision(a)
 	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
@@ -205,7 +203,7 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 		return Decision{}, o.badStatus(a)
 	}
 	if a.Status != script.GrantedBefore && (ask.At == 0 || !d.Granted) { // else it replaces a grant
-		l.decided(d)
+		l.observer.Decided(d)
 	}
 	return d, nil
 }
@@ -218,8 +216,16 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	r := o.request
 	d := Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: r.Policy, Tenant: r.Tenant}
 	d.Reservation = Reservation{Request: r, At: d.At, limiter: l}
-	l.decided(d)
+	l.observer.Decided(d)
 	return d, nil
+}
+
+// onceKey returns the name of the idempotency key, or nothing.
+func (r Request) onceKey() string {
+	if r.IdempotencyKey == "" {
+		return ""
+	}
+	return script.OnceKey(r.Tenant, r.IdempotencyKey)
 }
 
 // reservationID returns the ID of a reservation, by the idempotency key if there is one.
@@ -227,7 +233,7 @@ func reservationID(r Request) string {
 	if r.IdempotencyKey == "" {
 		return script.NewID()
 	}
-	sum := sha256.Sum256([]byte(script.OnceKey(r.Tenant, r.IdempotencyKey)))
+	sum := sha256.Sum256([]byte(r.onceKey()))
 	return hex.EncodeToString(sum[:8])
 }
 
@@ -246,9 +252,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	ask := o.lineRequest(script.Peek, "")
-	ask.Once = ""
-	a, err := o.do(ctx, ask)
+	a, err := o.do(ctx, o.lineRequest(script.Peek, ""))
 	if err != nil {
 		return Decision{}, err
 	}

@@ -112,7 +112,9 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			return nil, err
 		}
 	}
-	n.limiter.joined(cp.Name, requests, places)
+	for i, place := range places {
+		n.limiter.observer.Joined(cp.Name, requests[i].Tenant, place)
+	}
 	return places, nil
 }
 
@@ -131,23 +133,19 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 }
 
 func (o *operation) placed(a script.Answer) (Place, error) {
-	r, p := o.request, Place{
-		AlreadyQueued: a.Status == script.WaitedBefore,
-		ClockBehind:   micros(a.Behind),
-		Nudge:         a.Nudge,
-		SlotsBind:     a.Time > a.Most,
-		StartsIn:      micros(a.Time - a.At),
-		StartsInMost:  micros(a.Most - a.At),
-	}
-	p.StartsInLeast = min(p.StartsIn, micros(a.Least-a.At))
-	d := o.decision(a)
+	d, left := o.decision(a), o.pauseLeft()
 	o.hold(&d)
-	if left := o.pauseLeft(); left > 0 {
-		p.StartsInLeast = max(p.StartsInLeast, left)
-		p.StartsIn, p.StartsInMost, p.Nudge = p.StartsIn+left, p.StartsInMost+left, false
+	r, p := o.request, Place{
+		AlreadyQueued: d.AlreadyQueued,
+		ClockBehind:   d.ClockBehind,
+		SlotsBind:     a.Time > a.Most,
+		StartsIn:      d.RetryIn,
+		StartsInLeast: d.RetryInLeast,
+		StartsInMost:  micros(a.Most-a.At) + left,
 	}
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
+		p.Nudge = a.Nudge && left == 0
 		return p, nil
 	case script.TooLate:
 		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInMost), MaxWait: r.MaxWait}
@@ -158,7 +156,6 @@ func (o *operation) placed(a script.Answer) (Place, error) {
 	default:
 		return Place{}, fmt.Errorf("%w: policy %q: a ticket got the status %d", ErrReply, o.Name, a.Status)
 	}
-	p.Nudge = false
 	return p, nil
 }
 

@@ -51,9 +51,6 @@ func (l *Limiter) watch(r Request, a Adapted) {
 	if l.watched.byKey[key] || len(l.watched.byKey) >= maxWatched {
 		return
 	}
-	if l.watched.byKey == nil {
-		l.watched.byKey = map[string]bool{}
-	}
 	l.watched.byKey[key] = true
 	r.Ticket = Ticket{}
 	l.lookLater(key, r, a, a.Until.Sub(a.Changed))

@@ -242,7 +242,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.Leases)
 		}
 	}
-	if len(functions) != 16 {
+	if len(functions) != 15 {
 		t.Errorf("scope.lua lists %d functions", len(functions))
 	}
 }

@@ -1,8 +1,6 @@
 package throttle
 
-import (
-	"time"
-)
+import "time"
 
 // An Observer has functions that a limiter calls for what it does, for metrics and traces: at once,
 // in the goroutine that it is about, and by many at a time. They must return quickly, and must not
@@ -74,32 +72,5 @@ type Start struct {
 	Waited time.Duration
 }
 
-// Observer returns the observer of the limiter, for packages that call its functions.
+// Observer returns the observer of the limiter, for packages that call its functions: none is nil.
 func (l *Limiter) Observer() Observer { return l.observer }
-
-func (l *Limiter) corrected(c Correction) {
-	if l.observer.Corrected != nil {
-		l.observer.Corrected(c)
-	}
-}
-
-func (l *Limiter) decided(d Decision) {
-	if l.observer.Decided != nil {
-		l.observer.Decided(d)
-	}
-}
-
-func (l *Limiter) joined(policy string, requests []Request, places []Place) {
-	if l.observer.Joined == nil {
-		return
-	}
-	for i, place := range places {
-		l.observer.Joined(policy, requests[i].Tenant, place)
-	}
-}
-
-func (l *Limiter) taken(policy string, tickets []TakenTicket) {
-	if l.observer.Taken != nil && len(tickets) > 0 {
-		l.observer.Taken(policy, tickets)
-	}
-}

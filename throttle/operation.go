@@ -29,9 +29,6 @@ type operation struct {
 
 // newOperation prepares a request. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, error) {
-	bad := func(field string, value any, hint string) error {
-		return &RequestError{Policy: cp.Name, Field: field, Value: value, Hint: hint}
-	}
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.Windows}
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.Windows)
@@ -49,7 +46,7 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 			}
 			if value == "" || len(value) > MaxValueBytes {
 				hint := fmt.Sprintf("must be 1 to %d bytes: a window is counted by it", MaxValueBytes)
-				return nil, bad(field, value, hint)
+				return nil, r.bad(field, value, hint)
 			}
 			values[j] = value
 		}
@@ -57,17 +54,17 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 	}
 	switch {
 	case len(r.IdempotencyKey) > MaxValueBytes:
-		return nil, bad("idempotency key", r.IdempotencyKey, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+		return nil, r.bad("idempotency key", r.IdempotencyKey, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case len(r.Tenant) > MaxValueBytes:
-		return nil, bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+		return nil, r.bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case r.Class != "" && r.Class != Live && r.Class != Batch:
-		return nil, bad("class", string(r.Class), `must be "live" or "batch"`)
+		return nil, r.bad("class", string(r.Class), `must be "live" or "batch"`)
 	case r.Backlog < 0:
-		return nil, bad("backlog", r.Backlog, "must not be below 0")
+		return nil, r.bad("backlog", r.Backlog, "must not be below 0")
 	case r.MaxHold < 0:
-		return nil, bad("max hold", r.MaxHold, "must not be below 0")
+		return nil, r.bad("max hold", r.MaxHold, "must not be below 0")
 	case len(r.Key) > MaxKeyBytes:
-		return nil, bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
+		return nil, r.bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
 	}
 	o.costs = make([]int64, len(o.windows))
 	for i, w := range o.windows {
@@ -124,11 +121,7 @@ func (cp *compiledPolicy) unitsHint() string {
 
 // scriptRequest returns the fields of a script's request that all operations share.
 func (o *operation) scriptRequest(op, id string) script.Request {
-	r := script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
-	if o.request.IdempotencyKey != "" {
-		r.Once = script.OnceKey(o.request.Tenant, o.request.IdempotencyKey)
-	}
-	return r
+	return script.Request{Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(o.request)}
 }
 
 // own returns what differs for the tenant: parameters of windows, and a pause.
@@ -146,14 +139,10 @@ func (o *operation) own() (own script.Own) {
 }
 
 func (o *operation) place() *script.Place {
-	p := &script.Place{
-		Flow:   o.flow(script.Escape(o.request.Ticket.Queue), o.request),
-		Tenant: o.request.Tenant, Weight: o.weight(), Front: o.request.Front,
+	r := o.request
+	return &script.Place{
+		Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant, Weight: o.weight(), Key: r.Key, Front: r.Front,
 	}
-	if o.request.Ticket != (Ticket{}) {
-		p.Key = o.request.Key
-	}
-	return p
 }
 
 // flow returns the name of the flow of a request. The queue is as script.Flow takes it.
@@ -247,13 +236,6 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 		err = cmp.Or(err, a.Err)
 	}
 	return answers, classify(ctx, cp.Name, err)
-}
-
-func (o *operation) otherRequest() error {
-	return &RequestError{
-		Policy: o.Name, Field: "idempotency key", Value: o.request.IdempotencyKey,
-		Hint: "stands for another cost or other attributes: use another key for another request",
-	}
 }
 
 func (o *operation) badStatus(a script.Answer) error {

@@ -34,7 +34,7 @@ func (p *panics) log(function string, value any) {
 	}
 }
 
-// guarded returns an observer whose functions return after a panic.
+// guarded returns an observer that has all functions, which return after a panic.
 func (o Observer) guarded(p *panics) Observer {
 	return Observer{
 		Called:      guarded1(p, "Called", o.Called),
@@ -51,21 +51,21 @@ func (o Observer) guarded(p *panics) Observer {
 
 func guarded1[A any](p *panics, name string, f func(A)) func(A) {
 	if f == nil {
-		return nil
+		return func(A) {}
 	}
 	return func(a A) { defer p.recovered(name); f(a) }
 }
 
 func guarded2[A, B any](p *panics, name string, f func(A, B)) func(A, B) {
 	if f == nil {
-		return nil
+		return func(A, B) {}
 	}
 	return func(a A, b B) { defer p.recovered(name); f(a, b) }
 }
 
 func guarded3[A, B, C any](p *panics, name string, f func(A, B, C)) func(A, B, C) {
 	if f == nil {
-		return nil
+		return func(A, B, C) {}
 	}
 	return func(a A, b B, c C) { defer p.recovered(name); f(a, b, c) }
 }

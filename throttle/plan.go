@@ -125,8 +125,8 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 		r.Policy, r.Key, r.IdempotencyKey = cp.Name, "", ""
 		r.Ticket = Ticket{} // of any of them
 		if d.Count < 1 || d.Joined < 0 || d.Joined > d.Count {
-			return nil, &RequestError{Policy: cp.Name, Field: "count", Value: fmt.Sprintf("%d, %d joined", d.Count, d.Joined),
-				Hint: "must be at least 1, of which all may have joined"}
+			return nil, r.bad("count", fmt.Sprintf("%d, %d joined", d.Count, d.Joined),
+				"must be at least 1, of which all may have joined")
 		}
 		o, err := n.checked(ctx, cp, r)
 		if err != nil {
@@ -134,7 +134,7 @@ func (n *Line) simulation(ctx context.Context, cp *compiledPolicy, demands []Dem
 		}
 		operations[i] = o
 		asks[i] = o.scriptRequest(script.Peek, "")
-		asks[i].Once, asks[i].Place = "", o.place()
+		asks[i].Place = o.place()
 	}
 	answers, err := cp.decide(ctx, asks...)
 	if err != nil {

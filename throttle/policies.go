@@ -1,7 +1,6 @@
 package throttle
 
 import (
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -145,10 +144,10 @@ func checkOverlaps(policies []Policy) error {
 	for i, p := range policies {
 		lists[i] = p.Match
 	}
-	overlaps, err := glob.Overlaps(lists)
-	if alike, ok := errors.AsType[*glob.TooAlikeError](err); ok {
-		name := policies[alike.List].Name
-		return &PolicyError{Policy: name, Field: "match", Value: alike.Globs, Hint: alike.Hint()}
+	overlaps, tooAlike := glob.Overlaps(lists)
+	if tooAlike >= 0 {
+		p := policies[tooAlike]
+		return &PolicyError{Policy: p.Name, Field: "match", Value: len(p.Match), Hint: glob.TooAlike}
 	}
 	if len(overlaps) == 0 {
 		return nil

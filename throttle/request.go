@@ -77,6 +77,11 @@ const (
 	Batch Class = "batch"
 )
 
+// bad returns a *RequestError about one of its fields.
+func (r Request) bad(field string, value any, hint string) error {
+	return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}
+}
+
 // CostOf returns what the request takes of a unit: Cost, or its default.
 func (r Request) CostOf(unit string) int64 {
 	cost, ok := r.Cost[unit]

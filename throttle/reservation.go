@@ -48,7 +48,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.released()
 	d := o.decision(a)
 	if a.Status == script.Granted {
-		r.limiter.corrected(Correction{Cancelled: true, Change: o.change(a.Before, nil), Reservation: r})
+		r.limiter.observer.Corrected(Correction{Cancelled: true, Change: o.change(a.Before, nil), Reservation: r})
 	}
 	return Refund{At: d.At, ClockBehind: d.ClockBehind, Cancelled: a.Status == script.Granted, Windows: d.Windows}, nil
 }
@@ -85,14 +85,10 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Granted {
 		o.claims.released()
-		r.limiter.corrected(Correction{Change: o.change(a.Before, costs), Cost: maps.Clone(actual), Reservation: r})
+		r.limiter.observer.Corrected(Correction{Change: o.change(a.Before, costs), Cost: maps.Clone(actual), Reservation: r})
 	}
-	settled := maps.Clone(r.Cost)
-	if settled == nil {
-		settled = map[string]int64{}
-	}
-	maps.Copy(settled, actual)
-	r.Cost = settled
+	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
+	maps.Copy(r.Cost, actual)
 	return r, nil
 }
 
@@ -173,8 +169,7 @@ func (r Reservation) policy() (*compiledPolicy, error) {
 	case r.ID == "" && r.Policy != "":
 		return nil, nil
 	case !script.IsID(r.ID):
-		return nil, &RequestError{Policy: r.Policy, Field: "id", Value: r.ID,
-			Hint: "must be 16 hex digits, as Reserve made it"}
+		return nil, r.bad("id", r.ID, "must be 16 hex digits, as Reserve made it")
 	}
 	return r.limiter.findLine(r.line(), true)
 }
@@ -192,6 +187,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 
 func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {
 	ask := o.scriptRequest(op, r.ID)
+	ask.Once = r.onceKey()
 	if ask.Word = word; !r.At.IsZero() {
 		ask.At = r.At.UnixMicro()
 	}

@@ -50,17 +50,7 @@ func (l *Limiter) resetScope(ctx context.Context, cp *compiledPolicy, attributes
 	case tenant != "" && len(attributes) == 1:
 		return l.runner.Forget(ctx, cp.line, script.ScopeKey(attributes, []string{tenant}))
 	}
-	n := 0
-	err := l.runner.Scopes(ctx, cp.line, attributes, func(keys []string, values [][]string) error {
-		var mine []string
-		for k, key := range keys {
-			if tenant == "" || values[k][i] == tenant {
-				mine = append(mine, key)
-			}
-		}
-		some, err := l.runner.Forget(ctx, cp.line, mine...)
-		n += some
-		return err
+	return l.runner.ForgetScopes(ctx, cp.line, attributes, func(values []string) bool {
+		return tenant == "" || values[i] == tenant
 	})
-	return n, err
 }

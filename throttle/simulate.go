@@ -133,9 +133,7 @@ func (l *Limiter) standing(ctx context.Context, cp *compiledPolicy) (*snapshot, 
 			if err != nil {
 				return nil, err
 			}
-			ask := o.scriptRequest(script.Expect, "")
-			ask.Once = ""
-			asks = append(asks, ask)
+			asks = append(asks, o.scriptRequest(script.Expect, ""))
 		}
 	}
 	for i := 0; i < len(asks); i += 1024 { // others may want to call in between
@@ -201,9 +199,7 @@ func (s *snapshot) know(sim *plan.Line, o *operation, a *script.Answer) {
 	if a == nil {
 		return
 	}
-	if a.Pause.Open > s.now {
-		sim.Opens = max(sim.Opens, a.Pause.Open)
-	}
+	sim.Opens = max(sim.Opens, a.Pause.Open)
 	for i, w := range o.windows {
 		for j, known := range s.policy.Windows {
 			if known.Name == w.Name && known.Algorithm == w.Algorithm && known.Scope == w.Scope {

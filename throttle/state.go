@@ -95,10 +95,7 @@ func (l *Limiter) State(ctx context.Context, q StateRequest) (PolicyState, error
 	if err != nil {
 		return PolicyState{}, err
 	}
-	if q.Limit == 0 {
-		q.Limit = DefaultStatePage
-	}
-	if q.Limit < 1 || q.Limit > MaxStatePage {
+	if q.Limit = cmp.Or(q.Limit, DefaultStatePage); q.Limit < 1 || q.Limit > MaxStatePage {
 		return PolicyState{}, &RequestError{Policy: q.Policy, Field: "limit", Value: q.Limit,
 			Hint: fmt.Sprintf("must be 1 to %d", MaxStatePage)}
 	}

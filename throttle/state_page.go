@@ -129,7 +129,7 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 				continue
 			}
 			ask := r.operation.scriptRequest(script.Expect, "")
-			ask.Cost, ask.Once, ask.Place = "", "", r.operation.place()
+			ask.Cost, ask.Place = "", r.operation.place()
 			ask.Place.Flow = f.Name
 			flows, asks, of = append(flows, f), append(asks, ask), append(of, r)
 		}

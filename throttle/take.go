@@ -83,7 +83,9 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 			others = append(others, ticket)
 		}
 	}
-	l.taken(cp.Name, taken.Tickets)
+	if len(taken.Tickets) > 0 {
+		l.observer.Taken(cp.Name, taken.Tickets)
+	}
 	if others != nil {
 		if err := n.PutBack(ctx, others); err != nil {
 			return taken, nil // they are out of the line until their tasks join again
@@ -160,7 +162,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 			continue // it joined while the policy had other scopes: its units expire
 		}
 		ask := o.lineRequest(op, t.Decision.Reservation.ID)
-		ask.Once, ask.At = "", t.Decision.Reservation.At.UnixMicro()
+		ask.At = t.Decision.Reservation.At.UnixMicro()
 		ask.Place.Flow, ask.Cost = t.Flow, t.Cost
 		if op == script.PutBack {
 			ask.Place.Rank = t.Rank

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -140,7 +141,7 @@ func (l *Limiter) Pause(
 	ctx context.Context, r Request, pause time.Duration, cause string,
 ) (begun time.Duration, err error) {
 	if pause <= 0 {
-		return 0, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must be above 0"}
+		return 0, r.bad("pause", pause, "must be above 0")
 	}
 	refusal, err := l.pause(ctx, Reservation{Request: r}, pause, AdaptOff, script.Refused{ByHand: true, Cause: cause})
 	return refusal.Pause, err
@@ -171,16 +172,14 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 		r.At = time.Time{} // by this machine's clock
 	}
 	if pause < 0 {
-		return Refusal{}, &RequestError{Policy: r.Policy, Field: "pause", Value: pause, Hint: "must not be below 0"}
+		return Refusal{}, r.bad("pause", pause, "must not be below 0")
 	}
 	refusal, err := r.limiter.pause(ctx, r, pause, "", script.Refused{Cause: cause})
 	if err != nil {
 		return refusal, err
 	}
 	r.limiter.logRefusal(r.Request, refusal)
-	if r.limiter.observer.Refused != nil {
-		r.limiter.observer.Refused(refusal)
-	}
+	r.limiter.observer.Refused(refusal)
 	return refusal, nil
 }
 
@@ -190,20 +189,14 @@ func (l *Limiter) pause(
 ) (Refusal, error) {
 	refusal := Refusal{Policy: r.Policy, Tenant: r.Tenant}
 	if len(refused.Cause) > MaxCauseBytes {
-		return refusal, &RequestError{
-			Policy: r.Policy, Field: "cause", Value: refused.Cause,
-			Hint: fmt.Sprintf("must be at most %d bytes", MaxCauseBytes),
-		}
+		return refusal, r.bad("cause", refused.Cause, fmt.Sprintf("must be at most %d bytes", MaxCauseBytes))
 	}
 	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
 		return refusal, err
 	}
-	if adapt == "" {
-		adapt = o.Adapt
-	}
 	refused.Places, refused.RampMax = o.upstream, maxRamp.Microseconds()
-	refused.Adapt, refused.Tenant, refused.By = slices.Index(adapts, adapt), r.Tenant, l.name
+	refused.Adapt, refused.Tenant, refused.By = slices.Index(adapts, cmp.Or(adapt, o.Adapt)), r.Tenant, l.name
 	if pause == 0 {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
 	}
@@ -235,22 +228,17 @@ type Remaining struct {
 // call. Until the reset, windows of the unit grant no more than that, less what they granted since
 // the reservation. It applies to the counts of Pause. Errors are those of Pause.
 func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error {
-	bad := func(field string, value any, hint string) error {
-		return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}
-	}
-	if left.Unit == "" {
-		left.Unit = Requests
-	}
+	left.Unit = cmp.Or(left.Unit, Requests)
 	cp, err := r.policy()
 	switch {
 	case err != nil:
 		return err
 	case cp != nil && !slices.Contains(cp.units, left.Unit):
-		return bad("unit", left.Unit, cp.unitsHint())
+		return r.bad("unit", left.Unit, cp.unitsHint())
 	case left.Units < 0 || left.Units > MaxLimit:
-		return bad("units", left.Units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
+		return r.bad("units", left.Units, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
 	case left.Reset <= 0 || left.Reset > MaxPeriod:
-		return bad("reset", left.Reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
+		return r.bad("reset", left.Reset, fmt.Sprintf("must be above 0 and at most %v", MaxPeriod))
 	case cp == nil:
 		return nil
 	}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,9 +76,7 @@ func Follow(ctx context.Context, c FollowConfig) (*Follower, error) {
 		return nil, fmt.Errorf("control: FollowConfig.Store has the prefix %q, and the limiter %q: must be the same",
 			c.Store.prefix, prefix)
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if elsewhere(client, c.Store.client) { // it may be one server by two names
 		c.Logger.Warn("control: FollowConfig.Store seems to be on another Redis than the limiter: " +
 			"what is changed on one has no effect on the other")
@@ -205,9 +204,7 @@ func (f *Follower) publish(state, before State) {
 	if err != nil {
 		f.config.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
 	}
-	if followed := f.config.Limiter.Observer().Followed; followed != nil {
-		followed(state.Version, err)
-	}
+	f.config.Limiter.Observer().Followed(state.Version, err)
 }
 
 // log logs which overrides and pauses have begun, and which have ended.

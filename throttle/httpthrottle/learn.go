@@ -69,15 +69,15 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	for _, w := range d.Windows {
 		units[w.Unit] = true
 	}
-	worst := map[string]remainder{}
-	most := map[string]int64{}
+	type gap struct {
+		remainder
+		behind int64 // our windows
+	}
+	worst := map[string]gap{}
 	for _, r := range remainders(resp.Header, clock(resp), units) {
 		ours, ok := grantable(d, r)
-		if !ok {
-			continue
-		}
-		if behind, seen := most[r.unit]; !seen || ours-r.units > behind {
-			most[r.unit], worst[r.unit] = ours-r.units, r
+		if known, seen := worst[r.unit]; ok && (!seen || ours-r.units > known.behind) {
+			worst[r.unit] = gap{r, ours - r.units}
 		}
 	}
 	for unit, r := range worst {
@@ -86,7 +86,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 			parts = append(parts, w.Scope.Values...)
 		}
 		key := strings.Join(parts, "\x00")
-		if !l.news(key, most[unit], r.reset) {
+		if !l.news(key, r.behind, r.reset) {
 			continue
 		}
 		afterward(ctx, func(ctx context.Context) {
@@ -95,7 +95,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 				l.logger.Warn("httpthrottle: the upstream's remaining units could not be stored", "policy", d.Policy, "error", err)
 				return
 			}
-			l.note(key, most[unit], r.reset)
+			l.note(key, r.behind, r.reset)
 		})
 	}
 }

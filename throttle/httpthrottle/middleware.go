@@ -99,9 +99,7 @@ func NewMiddleware(c MiddlewareConfig) (func(http.Handler) http.Handler, error) 
 	if c.IPv6Bits = cmp.Or(c.IPv6Bits, defaultIPv6Bits); c.IPv6Bits < 1 || c.IPv6Bits > 128 {
 		return nil, fmt.Errorf("httpthrottle: MiddlewareConfig.IPv6Bits %d: must be 1 to 128", c.IPv6Bits)
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Refused == nil {
 		c.Refused = refuse
 	}

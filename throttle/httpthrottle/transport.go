@@ -120,9 +120,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Refusal == nil {
 		c.Refusal = refusal
 	}

@@ -128,11 +128,8 @@ func (d *decoder) policies(file object) []throttle.Policy {
 	nodes := file.list("policies", "must be a list of policies")
 	for i, n := range nodes {
 		p, o := d.policy(n, label("policy", n, i))
-		for j, other := range policies {
-			if other.Name == p.Name && p.Name != "" {
-				o.bad("name", fmt.Sprintf("is taken by the policy on line %d: policies have different names", objects[j].line))
-				break
-			}
+		if j := slices.IndexFunc(policies, func(other throttle.Policy) bool { return other.Name == p.Name && p.Name != "" }); j >= 0 {
+			o.bad("name", fmt.Sprintf("is taken by the policy on line %d: policies have different names", objects[j].line))
 		}
 		policies, objects = append(policies, p), append(objects, o)
 	}
@@ -148,9 +145,9 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 	for i, p := range policies {
 		lists[i] = p.Match
 	}
-	overlaps, err := glob.Overlaps(lists)
-	if alike, ok := errors.AsType[*glob.TooAlikeError](err); ok {
-		objects[alike.List].bad("match", alike.Hint())
+	overlaps, tooAlike := glob.Overlaps(lists)
+	if tooAlike >= 0 {
+		objects[tooAlike].bad("match", glob.TooAlike)
 	}
 	for _, o := range overlaps {
 		first, second := objects[o.First], objects[o.Second]

@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -31,9 +32,7 @@ type WatchConfig struct {
 // ctx ends. It does so once at the beginning. A file that is missing, or cannot be used, is logged:
 // the policies before stay in force. Without a WatchConfig.Put it logs that, and returns.
 func Watch(ctx context.Context, path string, c WatchConfig) {
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Put == nil {
 		c.Logger.Error("policyfile: the file is not watched: WatchConfig.Put is nil: must be such as Limiter.SetPolicies", "file", path)
 		return

@@ -67,7 +67,7 @@ func New(c Config) (*Metrics, error) {
 	if c.Tenants < 0 || c.Tenants > MaxTenants {
 		return nil, fmt.Errorf("promthrottle: Config.Tenants %d: must be 0 to %d", c.Tenants, MaxTenants)
 	}
-	m := &Metrics{tenants: tenants{most: c.Tenants}}
+	m := &Metrics{rates: rates{byCount: map[string]rate{}}, tenants: tenants{most: c.Tenants}}
 	ofTenant := func(labels ...string) []string {
 		if c.Tenants > 0 {
 			labels = append(labels, tenantLabel)

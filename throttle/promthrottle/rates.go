@@ -28,9 +28,6 @@ func (r *rates) note(policy string, a throttle.Adapted, at time.Time) {
 	key := policy + "\x00" + a.Window + "\x00" + strings.Join(a.Scope.Values, "\x00")
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.byCount == nil {
-		r.byCount = map[string]rate{}
-	}
 	if _, known := r.byCount[key]; !known && len(r.byCount) >= maxRates {
 		r.drop(now)
 		if len(r.byCount) >= maxRates {

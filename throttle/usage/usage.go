@@ -76,9 +76,7 @@ func New(c Config) (*Counter, error) {
 	if c.Every < time.Second {
 		return nil, fmt.Errorf("usage: Config.Every %v: must be at least 1s", c.Every)
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	ctx, stop := context.WithCancel(context.Background())
 	counter := &Counter{config: c, stop: stop, sums: map[count]int64{}}
 	counter.ended.Go(func() { counter.run(ctx) })

@@ -103,15 +103,12 @@ func (c *Ticks) Around(now time.Time) string {
 			after++
 		}
 	}
-	var b strings.Builder
+	list := make([]string, len(ticks))
 	for i, tick := range ticks {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.FormatInt(tick.Unix(), 10))
+		list[i] = strconv.FormatInt(tick.Unix(), 10)
 	}
 	// Only for seconds, as the slack is for clocks that differ.
-	c.list, c.from, c.until = b.String(), now.Add(-time.Second), now.Add(time.Second)
+	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-time.Second), now.Add(time.Second)
 	return c.list
 }
 

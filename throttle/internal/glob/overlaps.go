@@ -1,9 +1,6 @@
 package glob
 
-import (
-	"fmt"
-	"strings"
-)
+import "strings"
 
 // maxWork bounds the comparison of all globs, to a second or two. A pair counts 4. If its ends can
 // meet, each pair of their bytes counts 1.
@@ -15,27 +12,14 @@ type Pair struct {
 	Second, SecondGlob int // the same of the later list
 }
 
-// A TooAlikeError says that too many globs are alike to compare.
-type TooAlikeError struct {
-	List  int // the index of the list that could not be compared with those before it
-	Globs int // how many the list has
-}
-
-func (e *TooAlikeError) Error() string {
-	return fmt.Sprintf("glob: list %d: %d globs %s", e.List, e.Globs, e.Hint())
-}
-
-// Hint says what is wrong with the globs, and what helps.
-func (e *TooAlikeError) Hint() string {
-	return "are too many globs that begin and end as those of other policies do: " +
-		"let them begin with different text"
-}
+// TooAlike says what is wrong with globs that Overlaps cannot compare, and what helps.
+const TooAlike = "are too many globs that begin and end as those of other policies do: " +
+	"let them begin with different text"
 
 // Overlaps finds the lists with a glob that overlaps one of an earlier list. For each it returns the
-// first such list and their first two globs that overlap. Empty globs match nothing. The error is a
-// *TooAlikeError.
-func Overlaps(lists [][]string) ([]Pair, error) {
-	var pairs []Pair
+// first such list and their first two globs that overlap. Empty globs match nothing. If too many
+// globs are alike to compare it stops, and returns the index of the list that has them, or else -1.
+func Overlaps(lists [][]string) (pairs []Pair, tooAlike int) {
 	split, work := make([][]splitGlob, len(lists)), 0
 	for i, globs := range lists {
 		for _, glob := range globs {
@@ -44,13 +28,13 @@ func Overlaps(lists [][]string) ([]Pair, error) {
 		pair, found := first(split[:i], split[i], &work)
 		switch {
 		case work > maxWork:
-			return pairs, &TooAlikeError{List: i, Globs: len(globs)}
+			return pairs, i
 		case found:
 			pair.Second = i
 			pairs = append(pairs, pair)
 		}
 	}
-	return pairs, nil
+	return pairs, -1
 }
 
 // first finds the first glob of some lists that overlaps one of these.

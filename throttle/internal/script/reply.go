@@ -72,7 +72,6 @@ type WindowAnswer struct {
 	Used   int64 // units
 	Fits   int64 // when the cost fits this window alone, 0 for at once
 	Resets int64 // when nothing is counted any more
-	Limit  int64 // units that it holds at most; only of taken tickets
 }
 
 // Taken is the reply to a take.
@@ -128,7 +127,7 @@ func hasWindows(op string) bool {
 	return op == Reserve || op == Exempt || op == Observe || op == Peek || op == Expect || op == Cancel
 }
 
-// A reader reads a flat reply from its beginning.
+// A reader reads a flat reply from its beginning, up to the first value that is not as it has to be.
 type reader struct {
 	reply []any
 	at    int
@@ -140,13 +139,13 @@ func (r *reader) text() string   { return next[string](r) }
 
 func next[T any](r *reader) (value T) {
 	ok := false
-	if r.at < len(r.reply) {
+	if !r.bad && r.at < len(r.reply) {
 		value, ok = r.reply[r.at].(T)
 	}
 	if ok {
 		r.at++
 	}
-	r.bad = r.bad || !ok
+	r.bad = !ok
 	return value
 }
 
@@ -199,9 +198,7 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 		if full {
 			a.Status -= fullForm
 		}
-		if r.bad || a.Status < Denied || a.Status > OtherRequest {
-			return nil, unlike(reply, r.at, requests)
-		}
+		r.bad = r.bad || a.Status < Denied || a.Status > OtherRequest
 		if a.Status == Failed {
 			a.Err = &StateError{r.text()}
 		} else {
@@ -230,18 +227,11 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 				}
 			}
 		}
-		if r.bad {
-			return nil, unlike(reply, r.at, requests)
-		}
 	}
-	if r.at != len(reply) {
-		return nil, unlike(reply, r.at, requests)
+	if r.bad || r.at != len(reply) {
+		return nil, &ReplyError{fmt.Sprintf("value %d of %d for %d requests", r.at+1, len(reply), len(requests))}
 	}
 	return answers, nil
-}
-
-func unlike(reply []any, at int, requests []Request) error {
-	return &ReplyError{fmt.Sprintf("value %d of %d for %d requests", at+1, len(reply), len(requests))}
 }
 
 func (p *Policy) readTaken(reply []any) (Taken, error) {

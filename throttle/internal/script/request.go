@@ -191,10 +191,10 @@ func RemainingWord(places []int, unit string, units, reset int64) string {
 	return fmt.Sprintf("%s %s %d %d", commas(places), unit, units, reset)
 }
 
-func commas[N int | int64](numbers []N) string {
+func commas(numbers []int) string {
 	list := make([]string, len(numbers))
 	for i, n := range numbers {
-		list[i] = strconv.FormatInt(int64(n), 10)
+		list[i] = strconv.Itoa(n)
 	}
 	return strings.Join(list, ",")
 }

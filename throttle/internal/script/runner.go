@@ -14,23 +14,15 @@ import (
 // A Runner sends calls. Scripts know it by its process ID, and a call by its sequence number, which
 // is the same when the call is repeated. It is safe for concurrent use.
 type Runner struct {
-	// Called, if not nil, is called after each call. It is set before the first one.
-	Called func(ctx context.Context, c Call)
+	// Called, if not nil, is called after each call of a script, which is "decide" or "take", for n
+	// requests, or by which n tickets were taken. It is set before the first one.
+	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
 	client  redis.UniversalClient
 	cluster cluster // nil if the client is of no Cluster
 	now     func() int64
 	prefix  string
 	process string
-}
-
-// A Call is one call of a script.
-type Call struct {
-	Err    error // of go-redis, or a *ReplyError
-	Line   string
-	N      int // requests, or tickets taken
-	Script string
-	Took   time.Duration
 }
 
 // NewRunner returns a runner. Prefix is that of the Library. Now returns the time for the scripts
@@ -60,14 +52,13 @@ func (r *Runner) decide(ctx context.Context, p *Policy, seq int64, requests []Re
 	if err == nil {
 		answers, err = p.readAnswers(reply, requests)
 	}
-	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(requests), Script: "decide"})
+	r.called(ctx, p, "decide", len(requests), begun, err)
 	return answers, err
 }
 
-func (r *Runner) called(ctx context.Context, begun time.Time, c Call) {
+func (r *Runner) called(ctx context.Context, p *Policy, script string, n int, begun time.Time, err error) {
 	if r.Called != nil {
-		c.Took = time.Since(begun)
-		r.Called(ctx, c)
+		r.Called(ctx, p.Line, script, n, time.Since(begun), err)
 	}
 }
 
@@ -89,7 +80,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	if err == nil {
 		taken, err = p.readTaken(reply)
 	}
-	r.called(ctx, begun, Call{Err: err, Line: p.Line, N: len(taken.Tickets), Script: "take"})
+	r.called(ctx, p, "take", len(taken.Tickets), begun, err)
 	return taken, err
 }
 
@@ -128,10 +119,9 @@ func (r *Runner) Tickets(ctx context.Context, policy string, do func(queues, ids
 	return r.pages(ctx, Prefix(r.prefix, policy)+"t", 500, func(names, records []string) error {
 		var queues, ids, flows []string
 		for i, name := range names {
-			_, values, found := strings.Cut(records[i][min(14, len(records[i])):], " ") // see lua/line.lua
-			values, _, ok := strings.Cut(values, " ")
-			if queue, id, parsed := parseTicket(name); found && ok && parsed && !strings.HasPrefix(queue, "!") {
-				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, Escape(queue)+values)
+			t, err := readTicketRecord(name, records[i])
+			if queue, id, ok := parseTicket(name); ok && err == nil && !strings.HasPrefix(queue, "!") {
+				queues, ids, flows = append(queues, queue), append(ids, id), append(flows, t.Flow)
 			}
 		}
 		return do(queues, ids, flows)

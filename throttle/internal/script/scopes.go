@@ -7,11 +7,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Scopes calls do for pages of the keys that scopes of these attributes have, without the prefix,
-// and for the values of the attributes. Some may come twice.
-func (r *Runner) Scopes(
-	ctx context.Context, line string, attributes []string, do func(keys []string, values [][]string) error,
-) error {
+// ForgetScopes is Forget for the scopes of these attributes whose values are to go.
+func (r *Runner) ForgetScopes(
+	ctx context.Context, line string, attributes []string, goes func(values []string) bool,
+) (n int, err error) {
 	prefix := Prefix(r.prefix, line)
 	begin := prefix + "w:" + strings.Join(attributes, ",") + ":"
 	node := redis.Cmdable(r.client)
@@ -20,32 +19,29 @@ func (r *Runner) Scopes(
 	}); ok { // they are on one node
 		master, err := nodes.MasterForKey(ctx, begin)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		node = master
 	}
 	for cursor := uint64(0); ; {
 		found, next, err := node.Scan(ctx, cursor, begin+"*", 1000).Result()
 		if err != nil {
-			return err
+			return n, err
 		}
 		var keys []string
-		var values [][]string
 		for _, key := range found {
-			list := strings.Split(strings.TrimPrefix(key, begin), ",")
-			if len(list) != len(attributes) {
-				continue
+			values := strings.Split(strings.TrimPrefix(key, begin), ",")
+			for i, value := range values {
+				values[i] = Unescape(value)
 			}
-			for i, value := range list {
-				list[i] = Unescape(value)
+			if len(values) == len(attributes) && goes(values) {
+				keys = append(keys, strings.TrimPrefix(key, prefix))
 			}
-			keys, values = append(keys, strings.TrimPrefix(key, prefix)), append(values, list)
 		}
-		if err := do(keys, values); err != nil {
-			return err
-		}
-		if cursor = next; cursor == 0 {
-			return nil
+		some, err := r.Forget(ctx, line, keys...)
+		n += some
+		if cursor = next; err != nil || cursor == 0 {
+			return n, err
 		}
 	}
 }

@@ -183,16 +183,22 @@ func (r *Runner) Ticket(ctx context.Context, line, name string) (Ticket, bool, e
 	case err != nil:
 		return Ticket{}, false, err
 	}
-	f := strings.Split(record[min(14, len(record)):], " ") // "costs |VALUES key", behind two times of 7 bytes
+	t, err := readTicketRecord(name, record)
+	return t, err == nil, err
+}
+
+// readTicketRecord reads "costs |VALUES key", behind two times of 7 bytes.
+func readTicketRecord(name, record string) (Ticket, error) {
+	f := strings.Split(record[min(14, len(record)):], " ")
 	if len(f) != 3 {
-		return Ticket{}, false, &ReplyError{fmt.Sprintf("ticket %q", name)}
+		return Ticket{}, &ReplyError{fmt.Sprintf("ticket %q", name)}
 	}
 	queue, _, _ := strings.Cut(name, "/")
 	t := Ticket{Flow: queue + f[1], Costs: cmp.Or(f[0], "requests=1"), Key: unfield(f[2])}
 	for i := range 7 {
 		t.Rank, t.Start = t.Rank<<8|int64(record[i]), t.Start<<8|int64(record[7+i])
 	}
-	return t, true, nil
+	return t, nil
 }
 
 // A Spot is where a ticket stands.

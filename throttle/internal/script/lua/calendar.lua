@@ -10,8 +10,6 @@
 -- A tick takes effect `margin` after its time, and what is granted from `margin` before its time on
 -- is counted on both sides of it: the upstream's clock may differ by as much.
 
-do
-
 algorithms['t'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     if data and to - from ~= 20 then return nil end
@@ -96,8 +94,6 @@ algorithms['t'] = {
 
   longest = function(window) return 400 * 86400 end,
 
-  capacity = function(st) return st.limit end,
-
   used = function(st) return st.used end,
 
   resets_at = function(st, now)
@@ -107,4 +103,3 @@ algorithms['t'] = {
 
   payload = function(st) return pack_time(st.tick) .. pack7(st.used) .. pack7(st.late) end,
 }
-end

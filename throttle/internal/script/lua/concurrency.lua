@@ -108,8 +108,6 @@ algorithms['c'] = {
     return cost
   end,
 
-  capacity = function(st) return st.limit end,
-
   used = function(st) return st.used end,
 
   resets_at = function(st, now)

@@ -75,8 +75,6 @@ algorithms['f'] = {
 
   longest = function(window) return ceil(2 * (window.p2 + window.p3) / 1000000) end,
 
-  capacity = function(st) return st.limit end,
-
   used = function(st) return st.used end,
 
   resets_at = function(st, now)

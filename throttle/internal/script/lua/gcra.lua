@@ -92,8 +92,6 @@ algorithms['g'] = {
     return units
   end,
 
-  capacity = function(st) return st.limit end,
-
   used = function(st) return st.units + (st.parts > 0 and 1 or 0) end,
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,

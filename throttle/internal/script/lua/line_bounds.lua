@@ -11,6 +11,7 @@ local function new_bounds(L, waiting_units)
   local P = call.P
   local classes
   local largest, numbers, closed = {}, {}, {} -- by window: of a ticket, of tickets, and for how long
+  local places, scope_at, n = {}, {}, 0       -- the windows of a flow's scopes, and the scope of each
 
   -- shares_of_batches tells what batches take of a scope's unit, by their share, before a live ticket
   -- that has so many units before it: the most units, of how many tickets, and the most that
@@ -59,9 +60,9 @@ local function new_bounds(L, waiting_units)
 
   -- latest_after_own tells when a ticket goes at the latest if those of its flow before it go when
   -- they were told. It goes after the last of them, and when all windows are rid of those beside
-  -- which it does not fit. `most` is by window what one of them costs at most. The time is exact if
-  -- all windows are sliding and all that wait cost the same.
-  local function latest_after_own(flow, list, at, by_window, most, position, exact)
+  -- which it does not fit. The time is exact if all windows are sliding and all that wait cost the
+  -- same.
+  local function latest_after_own(flow, at, by_window, position, exact)
     local time = at
     local function start_of(place)
       place = format('%d', place)
@@ -72,34 +73,28 @@ local function new_bounds(L, waiting_units)
     -- Others may have come and gone since it was told: it fits no window alone before this.
     local function fits_alone(place)
       local earliest = at
-      for s = 1, #list do
-        local scope, of = list[s], list[s].of.windows
-        for j = 1, #of do
-          local window, cost = call.windows[of[j]], by_window[of[j]]
-          if cost > 0 then
-            local _, least_cost = units_of(flow, window.unit)
-            local each = exact and cost or 1
-            local fits = windows.fits_window(scope, of[j], at, at, least_cost, place * least_cost, each)
-            earliest = max(earliest, fits)
-          end
+      for k = 1, n do
+        local i, cost = places[k], by_window[places[k]]
+        if cost > 0 then
+          local _, least_cost = units_of(flow, call.windows[i].unit)
+          local each = exact and cost or 1
+          local fits = windows.fits_window(scope_at[k], i, at, at, least_cost, place * least_cost, each)
+          earliest = max(earliest, fits)
         end
       end
       return earliest
     end
     L.flush_added()
     if not exact then time = max(time, start_of(position - 1) or at) end
-    for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      for j = 1, #of do
-        local i = of[j]
-        local algorithm, st, cost = call.windows[i].algorithm, scope.states[i], by_window[i]
-        if cost > 0 and algorithm.rid_at then
-          local span = floor((algorithm.capacity(st) - cost) / most[i]) + 1
-          local start = position >= span and start_of(position - span)
-          if start then
-            start = max(start, fits_alone(position - span))
-            time = max(time, algorithm.rid_at(st, start, (span - 1) * most[i] + cost))
-          end
+    for k = 1, n do
+      local i = places[k]
+      local algorithm, st, cost = call.windows[i].algorithm, scope_at[k].states[i], by_window[i]
+      if cost > 0 and algorithm.rid_at then
+        local span = floor((st.limit - cost) / largest[i]) + 1
+        local start = position >= span and start_of(position - span)
+        if start then
+          start = max(start, fits_alone(position - span))
+          time = max(time, algorithm.rid_at(st, start, (span - 1) * largest[i] + cost))
         end
       end
     end
@@ -107,14 +102,12 @@ local function new_bounds(L, waiting_units)
   end
 
   -- open_from tells from when on all windows are open together.
-  local function open_from(list, at, by_window, time)
+  local function open_from(at, by_window, time)
     for _ = 1, ROUNDS do
       local from = time
-      for s = 1, #list do
-        local of = list[s].of.windows
-        for j = 1, #of do
-          time = max(time, windows.fits_window(list[s], of[j], at, from, by_window[of[j]], 0, 1))
-        end
+      for k = 1, n do
+        local i = places[k]
+        time = max(time, windows.fits_window(scope_at[k], i, at, from, by_window[i], 0, 1))
       end
       if time == from then break end
     end
@@ -169,18 +162,15 @@ local function new_bounds(L, waiting_units)
 
   -- Others may be held up at a narrower node for long, or go by other weights. Only tickets of the
   -- flow itself are sure to go first. Slots may be given back at any time.
-  local function least_start(flow, list, at, costs, behind, low)
+  local function least_start(flow, at, by_window, behind, low)
     local least = at
-    for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      for j = 1, #of do
-        local i = of[j]
-        local window, cost = call.windows[i], costs.windows[i]
-        if not window.algorithm.release then
-          local before, least_cost = units_of(flow, window.unit)
-          if behind then before = min(before, behind * least_cost) end
-          least = max(least, windows.fits_window(scope, i, at, at, cost, before, 1))
-        end
+    for k = 1, n do
+      local i = places[k]
+      local window = call.windows[i]
+      if not window.algorithm.release then
+        local before, least_cost = units_of(flow, window.unit)
+        if behind then before = min(before, behind * least_cost) end
+        least = max(least, windows.fits_window(scope_at[k], i, at, at, by_window[i], before, 1))
       end
     end
     return min(least, low)
@@ -203,14 +193,14 @@ local function new_bounds(L, waiting_units)
     if opens == at or not algorithm.span then return opens - at end
     -- Any spans may be the full ones, each to its end, and this one may be full already.
     local length, _, counts = algorithm.span(st)
-    local full = floor(counts * tickets / max(1, floor(algorithm.capacity(st) / most))) + 1
+    local full = floor(counts * tickets / max(1, floor(st.limit / most))) + 1
     return max(opens - at, full * length)
   end
 
   -- full_for tells how long a window takes to be empty again that is full, and in how many such
   -- spans a grant may count.
   local function full_for(algorithm, st)
-    if not algorithm.span then return algorithm.rid_at(st, 0, algorithm.capacity(st)), 1 end
+    if not algorithm.span then return algorithm.rid_at(st, 0, st.limit), 1 end
     local length, _, counts = algorithm.span(st)
     return length, counts
   end
@@ -219,35 +209,30 @@ local function new_bounds(L, waiting_units)
   -- fairness leaves to others. Of a tenant's own windows, as many tickets go in each cycle as the
   -- windows hold. In each cycle the flow comes to ROOT once, when the shared windows may be full, and
   -- others go first with their shares and one ticket each.
-  local function fair_share(flow, list, position)
+  local function fair_share(flow, position)
     local tickets, longest, cycles, part = position + 1, 0, 1, 0.001
-    for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      for j = 1, #of do
-        local i = of[j]
-        if closed[i] > 0 then
-          local algorithm, st = call.windows[i].algorithm, scope.states[i]
-          if not algorithm.rid_at then return MOST end
-          local holds = algorithm.capacity(st)
-          if scope.of.of_tenant then
-            longest = max(longest, (full_for(algorithm, st)))
-            cycles = max(cycles, ceil(tickets / max(1, floor(holds / largest[i]))))
-          else
-            part = max(part, largest[i] / holds) -- the most that a ticket takes of all that it holds
-          end
+    for k = 1, n do
+      local i, scope = places[k], scope_at[k]
+      if closed[i] > 0 then
+        local algorithm, st = call.windows[i].algorithm, scope.states[i]
+        if not algorithm.rid_at then return MOST end
+        if scope.of.of_tenant then
+          longest = max(longest, (full_for(algorithm, st)))
+          cycles = max(cycles, ceil(tickets / max(1, floor(st.limit / largest[i]))))
+        else
+          part = max(part, largest[i] / st.limit) -- the most that a ticket takes of all that it holds
         end
       end
     end
     local others, debt = weights_of_others(flow, L.node_of(flow.queue, windows.ROOT))
     local taken = (tickets * part + debt / 100000000) * others + cycles * flows_of_others(flow) * part
     if call.batches then taken = taken + (taken + tickets * part) * classes.ratio + cycles * part end
-    local time, shared = cycles * longest, list[#list]
-    for j = 1, #shared.of.windows do
-      local i = shared.of.windows[j]
-      if closed[i] > 0 and not shared.of.of_tenant then
-        local algorithm, st = call.windows[i].algorithm, shared.states[i]
-        local period, counts = full_for(algorithm, st)
-        local holds = algorithm.capacity(st)
+    local time = cycles * longest
+    for k = 1, n do
+      local i, scope = places[k], scope_at[k]
+      if closed[i] > 0 and not scope.of.of_tenant then
+        local period, counts = full_for(call.windows[i].algorithm, scope.states[i])
+        local holds = scope.states[i].limit
         local units = min(taken * holds, numbers[i] * largest[i]) + tickets * largest[i]
         time = time + period * (cycles * holds + counts * units) / (holds - largest[i] + 1)
       end
@@ -259,24 +244,21 @@ local function new_bounds(L, waiting_units)
   -- them up. Until the ticket starts, one of its windows has no room for the ticket that is first
   -- there. So it starts after all the time together for which its windows may have no room, and are
   -- closed by margins.
-  local function latest_among_others(flow, list, at, low, position)
+  local function latest_among_others(flow, at, low, position)
     local time, paused, margins, part = 0, false, 0, 0
-    for s = 1, #list do
-      local scope, of = list[s], list[s].of.windows
-      paused = paused or scope.upstream
-      for j = 1, #of do
-        local algorithm = call.windows[of[j]].algorithm
-        time = time + closed[of[j]]
-        if algorithm.span then
-          local length, margin = algorithm.span(scope.states[of[j]])
-          margins, part = margins + margin, part + margin / length
-        end
+    for k = 1, n do
+      local i, scope = places[k], scope_at[k]
+      local algorithm = call.windows[i].algorithm
+      time, paused = time + closed[i], paused or scope.upstream
+      if algorithm.span then
+        local length, margin = algorithm.span(scope.states[i])
+        margins, part = margins + margin, part + margin / length
       end
     end
     if part >= 1 then return MOST end -- they may never be open together
     local batch = byte(flow.queue, -1) == 33
     if time > 2 * (low - at) and call.only_tenants and not paused and not batch and alone(flow.queue) then
-      time = min(time, fair_share(flow, list, position))
+      time = min(time, fair_share(flow, position))
     end
     return min(MOST, at + ceil((time + margins) / (1 - part)))
   end
@@ -287,10 +269,13 @@ local function new_bounds(L, waiting_units)
     local least_time, most_time, by_window, times, others = at, at, costs.windows, 0, false
     local batch = call.batches and byte(flow.queue, -1) == 33
     local alike, exact = true, true -- in each window all that wait cost the same; and all slide
+    n = 0
     for s = 1, #list do
       local scope, of = list[s], list[s].of.windows
       for j = 1, #of do
         local i = of[j]
+        n = n + 1
+        places[n], scope_at[n] = i, scope
         local window, cost, low, high = call.windows[i], by_window[i], at, at
         local sum, least, most, tickets = waiting_units(flow, scope, window.unit)
         local same = sum == 0 or least == most and least == cost
@@ -300,7 +285,7 @@ local function new_bounds(L, waiting_units)
         end
         if in_share > 0 then
           -- While the ticket waits at another scope, a batch may take all that a window holds here.
-          local holds = window.algorithm.capacity(scope.states[i])
+          local holds = scope.states[i].limit
           local all = list[2] and floor(holds / max(1, share_most)) or 0
           same, others, most, tickets = false, true, max(most, share_most), tickets + in_share + all
         end
@@ -332,18 +317,18 @@ local function new_bounds(L, waiting_units)
     end
     local position, latest = behind or flow.n, nil
     if others and times > 1 then
-      latest = latest_among_others(flow, list, at, least_time, position)
+      latest = latest_among_others(flow, at, least_time, position)
     elseif (#call.windows > 1 or not alike) and most_time > at then
       if position > 0 then
-        local after = latest_after_own(flow, list, at, by_window, largest, position, exact)
+        local after = latest_after_own(flow, at, by_window, position, exact)
         most_time = max(most_time, after)
       end
-      most_time = open_from(list, at, by_window, most_time)
+      most_time = open_from(at, by_window, most_time)
       if exact and not others then least_time = most_time end
     end
     if latest then most_time = max(least_time, latest) end
     local low = min(least_time, MOST)
-    local least = low > at and least_start(flow, list, at, costs, behind, low) or low
+    local least = low > at and least_start(flow, at, by_window, behind, low) or low
     return low, min(most_time, MOST), least
   end
 end

@@ -66,7 +66,7 @@ local function new_classes(L, names)
   local function spread(scope, i, units)
     local st = scope.states[i]
     if not st.period or st.period > PACED then return nil end
-    return units * st.period / call.windows[i].algorithm.capacity(st)
+    return units * st.period / st.limit
   end
 
   function C.pace(scope, i, units, from)

@@ -23,7 +23,7 @@ local function add_fairness(L)
     local of, part = scope.of.windows, 0
     for j = 1, #of do
       local i = of[j]
-      local p = costs[i] / call.windows[i].algorithm.capacity(scope.states[i])
+      local p = costs[i] / scope.states[i].limit
       if p > part then part = p end
     end
     return part * SHARE

@@ -8,14 +8,9 @@
 --   open_node(node, steps) -> steps    looks at a node that is due: flows that have room there go
 --                                      where they wait next. It returns how many steps are left
 
-local new_lists
-do
-local sub, format = string.sub, string.format
-local min, max, ceil = math.min, math.max, math.ceil
+local function new_lists(L)
+  local HEADS = 16 -- tickets of a flow that are read at once
 
-local HEADS = 16 -- tickets of a flow that are read at once
-
-function new_lists(L)
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
 
@@ -142,5 +137,4 @@ function new_lists(L)
   end
 
   return head_of, settle_in, move, open_node
-end
 end

@@ -124,7 +124,7 @@ local function add_places(L)
           local algorithm = window.algorithm
           opens = algorithm.fits_at(st, at, at, cost, before + reserved, 1)
           if opens > at then
-            if cost > algorithm.capacity(st) then return nil, at, true end
+            if cost > st.limit then return nil, at, true end
             if algorithm.opens_at then opens = slots_open_at(flow, algorithm, st, at) end
           end
         end

@@ -11,15 +11,11 @@
 -- taken is a list of take.lua's reply, three or more values a ticket, with n, how many tickets, and
 -- kept, what the record of the take will say.
 
-local new_take
-do
-local match, gmatch, sub, format = string.match, string.gmatch, string.sub, string.format
+local function new_take(L)
+  local STEPS = 128       -- flows that one call looks at besides those that it takes from
+  local DUE = '128'       -- nodes that one call looks at
+  local CHANGES = 1000000 -- us between looks after changes of limits
 
-local STEPS = 128       -- flows that one call looks at besides those that it takes from
-local DUE = '128'       -- nodes that one call looks at
-local CHANGES = 1000000 -- us between looks after changes of limits
-
-function new_take(L)
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local head_of, settle_in, move, open_node = new_lists(L)
@@ -287,5 +283,4 @@ function new_take(L)
   end
 
   return T
-end
 end

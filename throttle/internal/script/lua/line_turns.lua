@@ -21,16 +21,11 @@
 --   charge(flow, costs)   counts what was taken
 --   write()               writes the tags that have moved
 
-local new_turns
-do
-local match, gmatch, format, sub = string.match, string.gmatch, string.format, string.sub
-local max, min, ceil = math.max, math.min, math.ceil
+local function new_turns(L, names, with, batch)
+  local LATE = 20000      -- us
+  local FLOWS = 16        -- flows of a node that are weighed
+  local KEPT = 60000      -- ms for which tags are kept, at least
 
-local LATE = 20000      -- us
-local FLOWS = 16        -- flows of a node that are weighed
-local KEPT = 60000      -- ms for which tags are kept, at least
-
-function new_turns(L, names, with, batch)
   local own, others = {}, nil
   for i = 1, #names do own[names[i]] = true end
   local call = L.call
@@ -214,7 +209,7 @@ function new_turns(L, names, with, batch)
       lasts = max(lasts, call.windows[i].algorithm.resets_at(turn.scope.states[i], now))
     end
     local ms = format('%d', max(KEPT, ceil((lasts - now) / 1000)))
-    redis.call('SET', key_of(suffix), table.concat(words, ' '), 'PX', ms)
+    redis.call('SET', key_of(suffix), concat(words, ' '), 'PX', ms)
   end
 
   function U.write()
@@ -224,5 +219,4 @@ function new_turns(L, names, with, batch)
   end
 
   return U
-end
 end

@@ -13,15 +13,14 @@
 --   load(p1, p2, p3, p4, now, data, from, to) -> st
 --                                  the state at `now`, from the parameters and the payload, if there
 --                                  is one: data[from .. to]; nil if that has another shape.
---                                  st.period, if the window has a rate: how long it takes for all
---                                  that it holds (us)
+--                                  st.limit: the most units that ever fit; st.period, if the
+--                                  window has a rate: how long it takes for that many (us)
 --   fits_at(st, now, from, cost, ahead, each) -> time >= from
 --                                  the earliest time at which `cost` units fit if `ahead` units go
 --                                  first, in tickets of `each` (1: any); it only reads
 --   take(st, now, cost, hold, id)  counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id) -> units
 --                                  gives back what was taken at `at` and still counts
---   capacity(st) -> units          the most that ever fit
 --   used(st) -> units              what is counted
 --   resets_at(st, now) -> time     when nothing is counted any more
 --   payload(st, now) -> bytes      or three strings that follow each other, as every copy of a long

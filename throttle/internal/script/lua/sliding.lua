@@ -131,8 +131,6 @@ algorithms['s'] = {
     st.time, st.units, st.began = now, cost, now
   end,
 
-  capacity = function(st) return st.limit end,
-
   used = function(st) return st.used end,
 
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,

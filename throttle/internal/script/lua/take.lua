@@ -22,7 +22,6 @@
 -- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
 -- `at`, and an end of line.
 
-local sub, gmatch, format = string.sub, string.gmatch, string.format
 local call = windows.read_policy()
 windows.complete(call)
 local KEPT = '60000'   -- ms
@@ -89,12 +88,12 @@ L.finish()
 taken[2] = next_time
 if taken.n > 0 or next_time > 0 then
   taken.kept[1] = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
-  redis.call('SET', own_key, table.concat(taken.kept), 'PX', KEPT)
+  redis.call('SET', own_key, concat(taken.kept), 'PX', KEPT)
 elseif known then
   redis.call('DEL', own_key)
 end
 -- A claim whose process is gone is not put back: nobody would take it.
-if taken.n > 0 and string.byte(names[1]) ~= 33 then
+if taken.n > 0 and byte(names[1]) ~= 33 then
   redis.call('ZADD', P .. 'k', format('%d', now), call.process)
   expire(P .. 'k', DAY)
 elseif held then

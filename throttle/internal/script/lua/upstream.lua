@@ -62,14 +62,9 @@ function upstream()
     return least, first
   end
 
-  -- part_of returns the part of what window i holds that so many units are.
-  local function part_of(scope, i, units)
-    return units / scope.call.windows[i].algorithm.capacity(scope.states[i])
-  end
-
   -- unit_of returns the unit of time: that of ten calls.
   local function unit_of(scope, period, i)
-    return min(max(period * part_of(scope, i, 10), SECOND), MINUTE)
+    return min(max(period * 10 / scope.states[i].limit, SECOND), MINUTE)
   end
 
   -- rate_at returns the part of the published rate.
@@ -134,15 +129,14 @@ function upstream()
 
   -- spread_at tells when the next grant of the window is due while grants are spread, behind
   -- `ahead` units; nil if the window does not adapt.
-  local function spread_at(scope, window, st, now, payload, ahead)
+  local function spread_at(scope, st, now, payload, ahead)
     if not st.period then return nil end
     local period, i = shortest(scope)
     if st.period ~= period then return nil end
     local time = unpack7(payload, 29)
     if ahead > 0 then
-      local part = ahead / window.algorithm.capacity(st)
       local rate = rate_at(payload, now, unit_of(scope, period, i))
-      time = max(time, now) + ceil(part * period / rate)
+      time = max(time, now) + ceil(ahead / st.limit * period / rate)
     end
     return min(time, unpack7(payload, 36))
   end
@@ -152,7 +146,7 @@ function upstream()
     local period, first = shortest(scope)
     local part = 0
     for _, i in ipairs(scope.of.windows) do
-      if scope.states[i].period == period then part = max(part, part_of(scope, i, costs[i])) end
+      if scope.states[i].period == period then part = max(part, costs[i] / scope.states[i].limit) end
     end
     if part == 0 then return end
     -- A late request may catch up with some of it, but with little where the rate is cut: there every
@@ -170,12 +164,12 @@ function upstream()
   local function fits_at(scope, window, st, now, from, cost, ahead)
     local paused = section_of(scope, '!', 'p', now)
     if paused then
-      local gone = min(1, unpack7(paused.payload, 15) / SHARE + ahead / window.algorithm.capacity(st))
+      local gone = min(1, unpack7(paused.payload, 15) / SHARE + ahead / st.limit)
       from = max(from, ceil(unpack7(paused.payload, 1) + unpack7(paused.payload, 8) * gone))
     end
     local adapted = cost > 0 and spread(scope, now)
     if adapted then
-      from = max(from, spread_at(scope, window, st, now, adapted.payload, ahead) or from)
+      from = max(from, spread_at(scope, st, now, adapted.payload, ahead) or from)
     end
     local rest = section_of(scope, '!' .. window.unit, 'r', now)
     if rest and cost > 0 and from < rest.expires and unpack7(rest.payload, 1) < ahead + cost then
@@ -189,9 +183,8 @@ function upstream()
     local part, units = 0, {}
     for _, i in ipairs(scope.of.windows) do
       if costs[i] > 0 then
-        local window = scope.call.windows[i]
-        part = max(part, costs[i] / window.algorithm.capacity(scope.states[i]))
-        units[window.unit] = costs[i]
+        part = max(part, costs[i] / scope.states[i].limit)
+        units[scope.call.windows[i].unit] = costs[i]
       end
     end
     local paused = section_of(scope, '!', 'p', now)
@@ -260,7 +253,7 @@ function upstream()
         local ends, ramp = unpack7(paused.payload, 1), unpack7(paused.payload, 8)
         if ends + ramp > last then
           last = ends + ramp
-          pause_text = string.format('%d %d ', ends, last) .. sub(paused.payload, 29)
+          pause_text = format('%d %d ', ends, last) .. sub(paused.payload, 29)
         end
       end
       local period, first = shortest(scope)
@@ -269,7 +262,7 @@ function upstream()
         if not least or rate < least then
           least = rate
           local p = adapted.payload
-          adapted_text = string.format('%d %d %d %d %d %d', rate * 1e6, unpack7(p, 64),
+          adapted_text = format('%d %d %d %d %d %d', rate * 1e6, unpack7(p, 64),
             unpack7(p, 71), first, unpack7(p, 15), unpack7(p, 36))
         end
       end

@@ -212,12 +212,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	if err == nil || asynqredis.IsNotFound(err) {
 		s.attempts.end(call.Ref, a)
 	}
-	if err != nil {
-		cmd.SetErr(err)
-		return err
-	}
-	cmd.SetVal("OK")
-	return nil
+	return reply(cmd, "OK", err)
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
@@ -253,9 +248,7 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 		cmd.SetErr(nil)
 		err := next(ctx, cmd)
 		if again && asynqredis.IsNotFound(err) { // a call before has arrived
-			cmd.SetErr(nil)
-			cmd.SetVal("OK")
-			return nil
+			return reply(cmd, "OK", nil)
 		}
 		return err
 	})

@@ -184,7 +184,6 @@ func (b Batch) compile() (*compiled, error) {
 			return bad("schedule", b.Schedule, "must come within the next five years")
 		}
 	}
-	const clockHint = `must be a time of day such as "06:00"`
 	if b.Hours == (Hours{}) {
 		return c, nil
 	}
@@ -196,18 +195,15 @@ func (b Batch) compile() (*compiled, error) {
 	case b.Hours.From == "":
 		return bad("hours", b.Hours.To, `must have from beside to: a time of day such as "22:00"`)
 	}
-	from, err := parseClock(b.Hours.From)
-	if err != nil {
-		return bad("hours", b.Hours.From, clockHint)
+	c.hours = &[2]clock{}
+	for i, text := range []string{b.Hours.From, b.Hours.To} {
+		if c.hours[i], err = parseClock(text); err != nil {
+			return bad("hours", text, `must be a time of day such as "06:00"`)
+		}
 	}
-	to, err := parseClock(b.Hours.To)
-	if err != nil {
-		return bad("hours", b.Hours.To, clockHint)
-	}
-	if *from == *to {
+	if c.hours[0] == c.hours[1] {
 		return bad("hours", b.Hours.From, "must not end when they begin")
 	}
-	c.hours = &[2]clock{*from, *to}
 	return c, nil
 }
 

@@ -163,9 +163,9 @@ func (d *Dispatcher) Nudge(queue, line string) {
 	}
 }
 
-// nudgeAnother has another server ask a line now.
-func (d *Dispatcher) nudgeAnother(queue, line string) {
-	d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
+// nudgeAnother has another server ask lines now.
+func (d *Dispatcher) nudgeAnother(queue string, lines ...string) {
+	d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
 }
 
 // passOnLater arranges that others keep the appointments of a server without a free slot. The lock
@@ -207,11 +207,7 @@ func (d *Dispatcher) passOnAppointments() {
 	d.passOn.Reset(max(keptFor, time.Until(next)))
 	d.mu.Unlock()
 	for queue, names := range nudges {
-		d.inBackground(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
-			defer cancel()
-			_ = d.Asynq.Nudge(ctx, queue, names...) // again in a second
-		})
+		d.nudgeAnother(queue, names...)
 	}
 }
 

@@ -99,7 +99,7 @@ func newClient(client redis.UniversalClient, c ClientConfig) *Client {
 		headers:  c.Headers,
 		identify: identify{c.Attributes, c.Cost, c.Tenant},
 		limiter:  c.Limiter,
-		sweeper:  sweeper{limiter: c.Limiter},
+		sweeper:  sweeper{limiter: c.Limiter, swept: map[string]time.Time{}},
 		timeout:  cmp.Or(c.LimiterTimeout, DefaultLimiterTimeout),
 	}
 	made.gather.commit = made.commit

@@ -74,7 +74,7 @@ func (s *Server) deny(a *attempt, r throttle.Request, d throttle.Decision, other
 func (s *Server) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
 	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, s.failsOpen(d.Policy))))
-	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, s.mark(a))
+	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, s.mark(a, r))
 }
 
 // lineOf returns the name of the line in which a request waits.
@@ -87,8 +87,12 @@ func (s *Server) failsOpen(policy string) bool {
 	return p.Fail == throttle.FailOpen
 }
 
-// mark returns the mark by which the task of an attempt can be picked when its ticket is taken.
-func (s *Server) mark(a *attempt) string {
+// mark returns the mark by which the task of an attempt can be picked when its ticket is taken, "" if
+// it waits without one.
+func (s *Server) mark(a *attempt, r throttle.Request) string {
+	if r.Ticket == (throttle.Ticket{}) {
+		return ""
+	}
 	return asynqredis.Mark(a.message.JoinKey(), time.Now(), s.asynq.Call())
 }
 
@@ -97,14 +101,7 @@ func (s *Server) mark(a *attempt) string {
 func (s *Server) unavailable(a *attempt, r throttle.Request, cause error) error {
 	s.outages.Failed(cause, "policy", r.Policy, "fails", "closed")
 	s.reportUnavailable(r, cause)
-	return s.attempts.deny(a, newUnavailable(r, cause), s.markIfJoining(a, r))
-}
-
-func (s *Server) markIfJoining(a *attempt, r throttle.Request) string {
-	if r.Ticket == (throttle.Ticket{}) {
-		return ""
-	}
-	return s.mark(a)
+	return s.attempts.deny(a, newUnavailable(r, cause), s.mark(a, r))
 }
 
 func newUnavailable(r throttle.Request, cause error) *throttle.DeniedError {
@@ -212,12 +209,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	if err == nil || asynqredis.IsNotFound(err) {
 		s.attempts.end(call.Ref, a)
 	}
-	if err != nil {
-		cmd.SetErr(err)
-		return err
-	}
-	cmd.SetVal("OK")
-	return nil
+	return reply(cmd, "OK", err)
 }
 
 // requeue puts a denied task back to wait. It is repeated as asynq's own calls are.
@@ -253,9 +245,7 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 		cmd.SetErr(nil)
 		err := next(ctx, cmd)
 		if again && asynqredis.IsNotFound(err) { // a call before has arrived
-			cmd.SetErr(nil)
-			cmd.SetVal("OK")
-			return nil
+			return reply(cmd, "OK", nil)
 		}
 		return err
 	})

@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
@@ -61,13 +62,11 @@ func (g *gatherer) do(ctx context.Context, e *enqueuing) {
 func (g *gatherer) withdraw(own *gathered) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, other := range g.waiting {
-		if other == own {
-			g.waiting = append(g.waiting[:i], g.waiting[i+1:]...)
-			return true
-		}
+	i := slices.Index(g.waiting, own)
+	if i >= 0 {
+		g.waiting = slices.Delete(g.waiting, i, i+1)
 	}
-	return false
+	return i >= 0
 }
 
 // waits returns how many tasks wait.

@@ -40,7 +40,8 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		case asynqredis.Dequeue:
 			return h.dequeue(ctx, script)
 		case asynqredis.ForwardScheduled, asynqredis.ForwardRetry:
-			return h.forward(ctx, script, call)
+			n, err := h.server.dispatch.Forward(ctx, call.Queue, call.Verb == asynqredis.ForwardRetry)
+			return reply(script, int64(n), err) // how many due tasks were moved
 		default:
 			return h.server.finish(ctx, next, script, call)
 		}
@@ -55,8 +56,7 @@ func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 		err = redis.Nil
 	}
 	if err != nil {
-		cmd.SetErr(err)
-		return err
+		return reply(cmd, nil, err)
 	}
 	late := s.missedDeadline(task.Message, time.Now())
 	if late != nil {
@@ -68,19 +68,14 @@ func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	if last, ok := message.WithoutRetries(); ok && late != nil {
 		message = last // asynq archives it at once; finish gives the retries back
 	}
-	cmd.SetVal(string(message))
-	return nil
+	return reply(cmd, string(message), nil)
 }
 
-// forward answers with the number of due tasks that were moved.
-func (h *hook) forward(ctx context.Context, cmd *redis.Cmd, call asynqredis.Call) error {
-	n, err := h.server.dispatch.Forward(ctx, call.Queue, call.Verb == asynqredis.ForwardRetry)
-	if err != nil {
-		cmd.SetErr(err)
-		return err
-	}
-	cmd.SetVal(int64(n))
-	return nil
+// reply answers a call of asynq's in place of Redis.
+func reply(cmd *redis.Cmd, value any, err error) error {
+	cmd.SetVal(value)
+	cmd.SetErr(err)
+	return err
 }
 
 // giveBack returns, in the background, what was granted to a task that does not run.

@@ -63,7 +63,7 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	}
 	// Should the task's time run out meanwhile, asynq goes on at once. The task did not run: it
 	// waits.
-	waits := s.attempts.deny(a, newUnavailable(request, errOutOfTime), s.markIfJoining(a, request))
+	waits := s.attempts.deny(a, newUnavailable(request, errOutOfTime), s.mark(a, request))
 	used = true
 	d, err := s.decideOrSweep(ctx, a, grant, request, policy.Fail)
 	if err != nil {

@@ -115,8 +115,10 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 		identify:        identify{config.Attributes, config.Cost, config.Tenant},
 		outages:         outage.NewLog(config.Logger),
 		shutdownTimeout: cmp.Or(max(c.ShutdownTimeout, 0), shutdownTimeout),
-		sweeper:         sweeper{limiter: config.Limiter},
-		unmatched:       &unmatched{logger: config.Logger, rejected: config.Unmatched == UnmatchedReject},
+		sweeper:         sweeper{limiter: config.Limiter, swept: map[string]time.Time{}},
+		unmatched: &unmatched{
+			logger: config.Logger, rejected: config.Unmatched == UnmatchedReject, types: map[string]bool{},
+		},
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
 	s.dispatch = dispatch.New(s.dispatching(c))

@@ -80,9 +80,6 @@ func (s *sweeper) sweep(ctx context.Context, name string, asynq *asynqredis.Clie
 		}
 		return nil
 	})
-	if s.swept == nil {
-		s.swept = map[string]time.Time{}
-	}
 	s.swept[name] = time.Now()
 	return dropped
 }

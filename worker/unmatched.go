@@ -26,9 +26,6 @@ func (u *unmatched) attempt(taskType string) {
 	if u.types[taskType] || len(u.types) > maxUnmatchedTypes {
 		return
 	}
-	if u.types == nil {
-		u.types = map[string]bool{}
-	}
 	u.types[taskType] = true
 	switch {
 	case len(u.types) > maxUnmatchedTypes:

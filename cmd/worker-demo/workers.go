@@ -126,10 +126,7 @@ func setLimit(w *throttle.Window, limit int64) {
 
 // queueOf is the queue of a ticket as asynq knows it: without the identity of its Redis.
 func queueOf(ticket string) string {
-	if _, name, ok := strings.Cut(ticket, "/"); ok {
-		return name
-	}
-	return cmp.Or(ticket, "(calls)")
+	return cmp.Or(ticket[strings.Index(ticket, "/")+1:], "(calls)")
 }
 
 // count is a number with the noun that it counts.

@@ -177,7 +177,7 @@ func stopped(ctx context.Context, o scenarioOptions) []figure {
 	f.start()
 	f.awaitSeen(ctx, n)
 	pause := time.Duration(o.of(5, 60)) * time.Second
-	f.stop()
+	f.shift.end()
 	left := n - len(f.grants())
 	f.o.say("%d wait; stopped for %v", left, pause)
 	time.Sleep(pause)

@@ -26,7 +26,7 @@ type fleet struct {
 	redis  *server
 	stalls *stallWatch
 	plain  *asynq.Client
-	crew   []*crewman
+	shift  shift
 	work   time.Duration // of every handler
 	call   func()        // by every handler, if not nil
 
@@ -50,11 +50,6 @@ type logged struct {
 	ended      time.Time
 }
 
-type crewman struct {
-	client *redis.Client
-	server *worker.Server
-}
-
 func newFleet(o scenarioOptions, windows ...throttle.Window) *fleet {
 	return newFleetOf(o, policyOf(windows...))
 }
@@ -65,7 +60,7 @@ func newFleetOf(o scenarioOptions, policy throttle.Policy) *fleet {
 	f.plain = asynq.NewClient(f.opt())
 	f.stalls = watchStalls(s.control)
 	o.atEnd(func() { f.stalls.end(); f.plain.Close() })
-	o.atEnd(f.stop)
+	o.atEnd(f.shift.end)
 	return f
 }
 
@@ -87,21 +82,8 @@ func (f *fleet) start() {
 			Limiter: limiter, Logger: slog.New(slog.DiscardHandler), OnDecision: f.decided,
 		}))
 		check(srv.Start(asynq.HandlerFunc(f.handle)))
-		f.crew = append(f.crew, &crewman{client, srv})
+		f.shift.ends = append(f.shift.ends, func() { srv.Shutdown(); client.Close() })
 	}
-}
-
-// stop shuts the servers down as a deploy does.
-func (f *fleet) stop() {
-	var all sync.WaitGroup
-	for _, c := range f.crew {
-		all.Go(func() {
-			c.server.Shutdown()
-			c.client.Close()
-		})
-	}
-	all.Wait()
-	f.crew = nil
 }
 
 // cameKey is the key of the time at which the server began with a task, in the task's context.

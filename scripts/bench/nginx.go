@@ -70,7 +70,7 @@ func throughNginx(
 		f.start()
 		f.join(ctx, c, "acme", n, 8)
 		f.await(ctx, n)
-		f.stop() // which waits for the last calls
+		f.shift.end() // which waits for the last calls
 		ideal := 0.0
 		for _, z := range zones {
 			ideal = max(ideal, float64(n-1-z.Burst)/float64(z.Rate))

@@ -65,26 +65,25 @@ func work(args []string) error {
 		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Second },
 		TaskCheckInterval:        100 * time.Millisecond,
 	}
-	if !*throttled {
-		server := asynq.NewServer(opt, config)
-		if err := server.Start(asynq.HandlerFunc(r.handle)); err != nil {
+	var server interface {
+		Start(asynq.Handler) error
+		Shutdown()
+	}
+	if *throttled {
+		limits := opt.client()
+		defer limits.Close()
+		limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{soakPolicy()}})
+		if err != nil {
 			return err
 		}
-		<-ctx.Done()
-		server.Shutdown()
-		return nil
-	}
-	limits := opt.client()
-	defer limits.Close()
-	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{soakPolicy()}})
-	if err != nil {
-		return err
-	}
-	server, err := worker.NewServer(opt, config, worker.Config{
-		Limiter: limiter, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnDecision: r.decided,
-	})
-	if err != nil {
-		return err
+		server, err = worker.NewServer(opt, config, worker.Config{
+			Limiter: limiter, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), OnDecision: r.decided,
+		})
+		if err != nil {
+			return err
+		}
+	} else {
+		server = asynq.NewServer(opt, config)
 	}
 	if err := server.Start(asynq.HandlerFunc(r.handle)); err != nil {
 		return err

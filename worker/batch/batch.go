@@ -127,7 +127,7 @@ func (b Batch) compile() (*compiled, error) {
 		return nil, &Error{b.Name, field, value, hint}
 	}
 	c.Missed, c.Queue = cmp.Or(b.Missed, Skip), cmp.Or(b.Queue, "default")
-	c.MissedWithin = cmp.Or(b.MissedWithin, defaultMissedWithin)
+	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, Warn)
 	schedule, inSchedule := b.Schedule, ""
 	if rest, ok := strings.CutPrefix(schedule, "CRON_"); ok {
 		schedule = rest
@@ -158,12 +158,18 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("tasks", "", "must be given")
 	case b.Tenants == nil:
 		return bad("tenants", "", "must be given")
+	case c.Late != Warn && c.Late != Refuse && c.Late != Trim:
+		return bad("late", string(b.Late), `must be "warn", "refuse" or "trim"`)
+	case b.Late != "" && b.FinishBy == "" && !b.Hours.Stop:
+		return bad("late", string(b.Late), "needs finish_by, or hours with stop")
+	case b.Hours == Hours{Stop: true}:
+		return bad("hours", "", `must have from and to beside stop, such as from "22:00" to "06:00"`)
+	case b.Hours.From != "" && b.Hours.To == "":
+		return bad("hours", b.Hours.From, `must have to beside from: a time of day such as "06:00"`)
+	case b.Hours.From == "" && b.Hours.To != "":
+		return bad("hours", b.Hours.To, `must have from beside to: a time of day such as "22:00"`)
 	}
 	c.zone = zone
-	c.Late = cmp.Or(b.Late, Warn)
-	if c.Late != Warn && c.Late != Refuse && c.Late != Trim {
-		return bad("late", string(b.Late), `must be "warn", "refuse" or "trim"`)
-	}
 	if b.FinishBy != "" {
 		by, ok := parseFinishBy(b.FinishBy)
 		if !ok {
@@ -171,9 +177,6 @@ func (b Batch) compile() (*compiled, error) {
 				`or a time after the tick such as "4h", at most 9600h`)
 		}
 		c.finishBy = by
-	}
-	if b.Late != "" && c.finishBy == nil && !b.Hours.Stop {
-		return bad("late", string(b.Late), "needs finish_by, or hours with stop")
 	}
 	if b.Schedule != "" {
 		if c.schedule, err = cron.ParseStandard(schedule); err != nil {
@@ -184,30 +187,18 @@ func (b Batch) compile() (*compiled, error) {
 			return bad("schedule", b.Schedule, "must come within the next five years")
 		}
 	}
-	const clockHint = `must be a time of day such as "06:00"`
 	if b.Hours == (Hours{}) {
 		return c, nil
 	}
-	switch {
-	case b.Hours.From == "" && b.Hours.To == "":
-		return bad("hours", "", `must have from and to beside stop, such as from "22:00" to "06:00"`)
-	case b.Hours.To == "":
-		return bad("hours", b.Hours.From, `must have to beside from: a time of day such as "06:00"`)
-	case b.Hours.From == "":
-		return bad("hours", b.Hours.To, `must have from beside to: a time of day such as "22:00"`)
+	c.hours = &[2]clock{}
+	for i, text := range []string{b.Hours.From, b.Hours.To} {
+		if c.hours[i], err = parseClock(text); err != nil {
+			return bad("hours", text, `must be a time of day such as "06:00"`)
+		}
 	}
-	from, err := parseClock(b.Hours.From)
-	if err != nil {
-		return bad("hours", b.Hours.From, clockHint)
-	}
-	to, err := parseClock(b.Hours.To)
-	if err != nil {
-		return bad("hours", b.Hours.To, clockHint)
-	}
-	if *from == *to {
+	if c.hours[0] == c.hours[1] {
 		return bad("hours", b.Hours.From, "must not end when they begin")
 	}
-	c.hours = &[2]clock{*from, *to}
 	return c, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"math/bits"
 	"time"
 
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
@@ -164,14 +163,8 @@ func (t planTenant) end(r record) int {
 // ones counts the bits that are set from a position on and before another.
 func ones(bitmap []byte, from, to int) int {
 	n := 0
-	for to = min(to, 8*len(bitmap)); from < to; {
-		if from%8 == 0 && to-from >= 8 {
-			n += bits.OnesCount8(bitmap[from/8])
-			from += 8
-			continue
-		}
-		n += int(bitmap[from/8] >> (7 - from%8) & 1)
-		from++
+	for i := from; i < min(to, 8*len(bitmap)); i++ {
+		n += int(bitmap[i/8] >> (7 - i%8) & 1)
 	}
 	return n
 }

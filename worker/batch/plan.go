@@ -172,11 +172,8 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		}
 		alike := kinds[key]
 		if alike == nil {
-			alike = &planKind{
-				Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant,
-				Units: map[string]int64{},
-			}
-			kinds[key], t.Kinds = alike, append(t.Kinds, alike)
+			kinds[key], t.Kinds = k, append(t.Kinds, k)
+			return
 		}
 		alike.Count += k.Count
 		for unit, n := range k.Units {

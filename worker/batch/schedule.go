@@ -68,12 +68,9 @@ func (b *compiled) next(t time.Time) time.Time { return b.schedule.Next(t.In(b.z
 // A clock is a time of day.
 type clock struct{ hour, minute int }
 
-func parseClock(s string) (*clock, error) {
+func parseClock(s string) (clock, error) {
 	t, err := time.Parse("15:04", s)
-	if err != nil {
-		return nil, err
-	}
-	return &clock{t.Hour(), t.Minute()}, nil
+	return clock{t.Hour(), t.Minute()}, err
 }
 
 // after returns the first time after t at which the clock shows this.

@@ -68,8 +68,8 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		seen[tenant] = true
 	}
 	if from.TenantsFile != "" {
-		path := in(dir, from.TenantsFile)
-		if err := there(path); err != nil {
+		path, err := find(dir, from.TenantsFile)
+		if err != nil {
 			return b, from.Bad("tenants_file", err.Error())
 		}
 		b.Tenants = batch.ListFile(path)
@@ -79,8 +79,8 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		return b, from.Bad("tasks", fmt.Sprintf("type %q: must match a policy", tasks.Type))
 	}
 	if tasks.File != "" {
-		path := in(dir, tasks.File)
-		if err := there(path); err != nil {
+		path, err := find(dir, tasks.File)
+		if err != nil {
 			return b, from.Bad("tasks", "file: "+err.Error())
 		}
 		b.Tasks = batch.JSONLines{Cost: tasks.Cost, Path: path, Type: tasks.Type}.Tasks()
@@ -108,17 +108,14 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 	return b, nil
 }
 
-func in(dir, path string) string {
-	if filepath.IsAbs(path) {
-		return path
+// find returns the path of a file that is named by one in dir.
+func find(dir, path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(dir, path)
 	}
-	return filepath.Join(dir, path)
-}
-
-func there(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && info.IsDir() {
-		return fmt.Errorf("%s is a folder: must be a file", path)
+		err = fmt.Errorf("%s is a folder: must be a file", path)
 	}
-	return err
+	return path, err
 }

@@ -35,9 +35,6 @@ type history struct {
 func (h *history) note(s throttle.PolicyState, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.samples == nil {
-		h.samples = map[string][]sample{}
-	}
 	samples := h.samples[s.Policy]
 	if n := len(samples); n > 0 && now.Sub(samples[n-1].at) < sampleEvery {
 		return

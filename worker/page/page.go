@@ -86,6 +86,7 @@ func New(c Config) (*Page, error) {
 			"must be the address of asynqmon, such as https://HOST/PATH or /PATH", c.Asynqmon)
 	}
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
+	p.history.samples = map[string][]sample{}
 	switch {
 	case c.Token == "":
 	case len(c.Token) < MinTokenBytes:

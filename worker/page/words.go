@@ -126,12 +126,7 @@ func clock(at, now time.Time) string {
 }
 
 // queueName leaves out which asynq a queue is of.
-func queueName(queue string) string {
-	if _, name, ok := strings.Cut(queue, "/"); ok {
-		return name
-	}
-	return queue
-}
+func queueName(queue string) string { return queue[strings.Index(queue, "/")+1:] }
 
 // deniedBy says what holds work up.
 func deniedBy(by string) string {

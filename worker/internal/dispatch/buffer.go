@@ -199,40 +199,12 @@ func (d *Dispatcher) undo(ctx context.Context, f *fetch) error {
 	return nil
 }
 
-// empty puts back all tasks that are ready, and all whose reply was lost.
+// empty puts back all tasks that are ready, and those whose reply was lost: it asks for them again.
 func (d *Dispatcher) empty(ctx context.Context) error {
-	failed := d.restore(ctx, time.Now())
-	d.mu.Lock()
-	lost := d.lost
-	d.lost = nil
-	d.mu.Unlock()
-	for _, f := range lost {
-		if err := d.undoLost(ctx, f); err != nil {
-			failed = errors.Join(failed, err)
-			d.mu.Lock()
-			d.lost = append(d.lost, f)
-			d.mu.Unlock()
-		}
-	}
+	_, failed := d.askAgain(ctx)
+	failed = errors.Join(failed, d.restore(ctx, time.Now()))
 	d.acknowledgeAll()
 	return failed
-}
-
-// undoLost puts the tasks of a fetch back whose reply was lost.
-func (d *Dispatcher) undoLost(ctx context.Context, f *fetch) error {
-	f.ready = nil
-	for _, t := range f.tickets {
-		ref := asynqredis.Ref{Queue: f.queue, ID: t.ID}
-		f.ready = append(f.ready, Task{Ref: ref, Grant: &Grant{TakenTicket: t}})
-	}
-	if f.line == "" {
-		messages, _, err := d.Asynq.DequeuePending(ctx, f.queue, f.callID, f.n)
-		if err != nil || len(messages) == 0 {
-			return err
-		}
-		f.ready = tasksOf(f.queue, messages)
-	}
-	return d.undo(ctx, f)
 }
 
 func tasksOf(queue string, messages []asynqredis.Message) []Task {

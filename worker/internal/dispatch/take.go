@@ -71,14 +71,11 @@ func (d *Dispatcher) due(g *group, now time.Time) []*line {
 	}
 	var due []*line
 	for _, l := range g.lines {
-		if now.Before(l.Until) {
-			continue
-		}
-		if l.nudged != "" || !l.empty && !now.Before(l.next) {
+		if !l.empty && !now.Before(l.next) && !now.Before(l.Until) {
 			due = append(due, l)
 		}
 	}
-	if l := d.emptyOne(now); l != nil && l.group == g && !slices.Contains(due, l) {
+	if l := d.emptyOne(now); l != nil && l.group == g {
 		due = append(due, l)
 	}
 	slices.SortFunc(due, func(a, b *line) int {
@@ -163,7 +160,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 	}
 	nudged, due, sent := l.nudged, l.due, time.Now()
 	l.news = time.Time{}
-	if l.nudged = ""; l.empty && nudged == "" {
+	if l.nudged = ""; l.empty {
 		l.retried, d.emptyAt = sent, sent.Add(emptyEvery)
 	}
 	d.mu.Unlock()
@@ -250,7 +247,7 @@ func (d *Dispatcher) answered(l *line, taken throttle.Taken, sent time.Time) {
 		l.next = now.Add(askAgain)
 	}
 	if !l.news.IsZero() { // the take may not have seen it, whichever reply came first
-		l.expect(l.news)
+		d.expect(l, l.news)
 	}
 }
 
@@ -265,21 +262,18 @@ func (d *Dispatcher) Expect(name, queue string, in time.Duration) {
 		l = &line{name: name, group: g, empty: true}
 		g.lines[name] = l
 	}
+	d.expect(l, at)
+}
+
+// expect has a line asked at a time for what a take under way may not have seen. The lock is held.
+func (d *Dispatcher) expect(l *line, at time.Time) {
 	if l.news.IsZero() || at.Before(l.news) {
 		l.news = at
 	}
-	if l.expect(at) {
+	if l.empty || at.Before(l.next) {
+		l.empty, l.next = false, at
 		d.signal()
 	}
-}
-
-// expect has the line asked at a time, and reports whether that is sooner than before.
-func (l *line) expect(at time.Time) bool {
-	sooner := l.empty || at.Before(l.next)
-	if sooner {
-		l.empty, l.next = false, at
-	}
-	return sooner
 }
 
 // acknowledgeLater acknowledges the last take from a line after a while, unless another take

@@ -27,7 +27,7 @@ const (
 // wait waits until the next round is worth it, or a nudge comes, but not beyond end.
 func (d *Dispatcher) wait(end time.Time) {
 	d.mu.Lock()
-	until := d.nextAsk(time.Now(), end)
+	until := d.nextAsk(end)
 	d.waiting = true
 	d.mu.Unlock()
 	d.listen()
@@ -44,7 +44,7 @@ func (d *Dispatcher) wait(end time.Time) {
 }
 
 // nextAsk returns when the next round is worth it. The lock is held.
-func (d *Dispatcher) nextAsk(now, end time.Time) time.Time {
+func (d *Dispatcher) nextAsk(end time.Time) time.Time {
 	next := end
 	sooner := func(at time.Time) {
 		if at.Before(next) {
@@ -55,12 +55,7 @@ func (d *Dispatcher) nextAsk(now, end time.Time) time.Time {
 	for _, g := range d.groups {
 		sooner(g.pollAt)
 		for _, l := range g.lines {
-			switch {
-			case l.nudged != "":
-				sooner(later(now, l.Until, d.silence.Until))
-			case l.empty:
-				empty = true
-			default:
+			if empty = empty || l.empty; !l.empty {
 				sooner(later(l.next, l.Until, d.silence.Until))
 			}
 		}
@@ -138,6 +133,7 @@ func (d *Dispatcher) listenFor() time.Duration {
 func (d *Dispatcher) nudged(queue, line string) {
 	if l := d.groupOf(queue).lines[line]; l != nil {
 		l.nudged = queue
+		d.expect(l, time.Now())
 	}
 	d.signal()
 }
@@ -148,13 +144,8 @@ func (d *Dispatcher) Freed(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range d.groups {
-		l := g.lines[line]
-		if l == nil || l.empty {
-			continue
-		}
-		l.news = now // a take under way may not have seen it
-		if l.expect(now) {
-			d.signal()
+		if l := g.lines[line]; l != nil && !l.empty {
+			d.expect(l, now)
 		}
 	}
 }
@@ -172,9 +163,9 @@ func (d *Dispatcher) Nudge(queue, line string) {
 	}
 }
 
-// nudgeAnother has another server ask a line now.
-func (d *Dispatcher) nudgeAnother(queue, line string) {
-	d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, line) })
+// nudgeAnother has another server ask lines now.
+func (d *Dispatcher) nudgeAnother(queue string, lines ...string) {
+	d.Later(func(ctx context.Context) error { return d.Asynq.Nudge(ctx, queue, lines...) })
 }
 
 // passOnLater arranges that others keep the appointments of a server without a free slot. The lock
@@ -199,7 +190,7 @@ func (d *Dispatcher) passOnAppointments() {
 	}
 	for _, g := range d.groups {
 		for _, l := range g.lines {
-			if l.empty && l.nudged == "" {
+			if l.empty {
 				continue
 			}
 			if at := later(l.next.Add(keptFor), l.passed.Add(passOnEvery)); at.After(now) && l.nudged == "" {
@@ -216,11 +207,7 @@ func (d *Dispatcher) passOnAppointments() {
 	d.passOn.Reset(max(keptFor, time.Until(next)))
 	d.mu.Unlock()
 	for queue, names := range nudges {
-		d.inBackground(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
-			defer cancel()
-			_ = d.Asynq.Nudge(ctx, queue, names...) // again in a second
-		})
+		d.nudgeAnother(queue, names...)
 	}
 }
 

@@ -106,7 +106,9 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	if t.Granted == "" {
 		return ticket
 	}
-	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards}
+	ticket.Decision.Reservation = Reservation{
+		Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards, by: cp,
+	}
 	o, err := cp.newOperation(r, tenantNow{Tenant: cp.Tenants[t.Tenant]})
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
@@ -180,15 +182,15 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 
 // ReserveAgain replaces the grant of a ticket that was taken too long ago by one of now. Tickets in
 // line do not deny it, as it had its turn. A denied one waits again under Request.Ticket. If the
-// request does not match the ticket, ReserveAgain refunds that, and then is Limiter.Reserve. Errors
-// are Reserve's.
+// request does not match the ticket, or the policy has other windows by now, ReserveAgain refunds the
+// ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
 	o, err := l.checked(ctx, r)
 	if err != nil {
 		return Decision{}, err
 	}
-	if !n.Matches(t, r) {
+	if !n.Matches(t, r) || o.neverCounted(t.Decision.Reservation) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return Decision{}, err
 		}

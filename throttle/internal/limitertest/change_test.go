@@ -1,6 +1,7 @@
 package limitertest
 
 import (
+	"cmp"
 	"slices"
 	"testing"
 	"time"
@@ -124,6 +125,52 @@ func TestWindowsComeAndGo(t *testing.T) {
 			SetPolicy(t, l, step.windows...)
 			if d := Reserve(t, l, Acme(1)); !slices.Equal(remaining(d), step.remaining) {
 				t.Errorf("step %d: remaining %v, want %v", i, remaining(d), step.remaining)
+			}
+		}
+	})
+}
+
+// What was granted before a window came is corrected afterwards: the window keeps what it counts.
+func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
+	old := throttle.Window{Name: "old", Limit: 100, Period: h}
+	EachOf(t, map[string]throttle.Window{
+		"fixed":     {Algorithm: throttle.Fixed, Period: h},
+		"gcra":      {Algorithm: throttle.GCRA, Period: h},
+		"calendar":  {Algorithm: throttle.Calendar, Resets: "@daily"},
+		"same name": {Name: "old", Algorithm: throttle.Fixed, Period: h},
+		"scope":     {Name: "old", Algorithm: throttle.Fixed, Period: h, Scope: throttle.Shared},
+	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		old := old
+		if w.Scope == throttle.Shared {
+			old.Algorithm = throttle.Fixed
+		}
+		w.Name, w.Limit = cmp.Or(w.Name, "new"), 10
+		l, c := NewHanded(t, client, Policy(old))
+		var before []throttle.Reservation
+		for range 2 {
+			before = append(before, Reserve(t, l, Acme(4)).Reservation)
+		}
+		c.Set(s)
+		if w.Name == old.Name {
+			SetPolicy(t, l, w)
+		} else {
+			SetPolicy(t, l, old, w)
+		}
+		Reserve(t, l, Acme(10))
+		last := func() int64 { used := Used(Peek(t, l, Acme(1))); return used[len(used)-1] }
+		Cancel(t, l, before[0])
+		if used := last(); used != 10 {
+			t.Errorf("after a cancel %d are counted, want 10", used)
+		}
+		if _, err := before[1].Settle(t.Context(), map[string]int64{throttle.Requests: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if used := last(); used != 10 {
+			t.Errorf("after a correction %d are counted, want 10", used)
+		}
+		if w.Name != old.Name {
+			if used := Used(Peek(t, l, Acme(1)))[0]; used != 11 {
+				t.Errorf("the old window counts %d, want 11", used)
 			}
 		}
 	})

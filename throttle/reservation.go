@@ -67,7 +67,11 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if o == nil {
 		return r, err
 	}
-	if err := o.checkUnits("actual", actual); err != nil {
+	err = o.checkUnits("actual", actual)
+	if err != nil && r.by != nil {
+		err = r.by.checkUnits("actual", actual)
+	}
+	if err != nil {
 		return r, err
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)

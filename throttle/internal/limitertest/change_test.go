@@ -2,6 +2,7 @@ package limitertest
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -172,6 +173,27 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 			if used := Used(Peek(t, l, Acme(1)))[0]; used != 11 {
 				t.Errorf("the old window counts %d, want 11", used)
 			}
+		}
+	})
+}
+
+// Work that began before the last window of a unit went may report what it used: that is no error, by
+// which it would fail.
+func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		requests := throttle.Window{Name: "requests", Limit: 10, Period: m}
+		l, _ := NewHanded(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
+		r := Reserve(t, l, Acme(1)).Reservation
+		SetPolicy(t, l, requests)
+		if _, err := r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3}); err != nil {
+			t.Error(err)
+		}
+		if used := Used(Peek(t, l, Acme(1))); used[0] != 3 {
+			t.Errorf("%d requests are counted, want 3", used[0])
+		}
+		var invalid *throttle.RequestError
+		if _, err := r.Settle(t.Context(), map[string]int64{"pages": 5}); !errors.As(err, &invalid) {
+			t.Errorf("a unit that was never counted: %v", err)
 		}
 	})
 }

@@ -41,7 +41,8 @@ type Limiter struct {
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
 // request, by many goroutines at once: let it cache. The caller gets its errors, wrapped. For a panic
-// it gets a *RequestError, and the stack is logged: at most once a minute.
+// it gets a *RequestError, and the stack is logged: at most once a minute. What was granted is renewed,
+// corrected and released in spite of errors.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
@@ -298,6 +299,11 @@ func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) 
 	if err != nil {
 		return nil, err
 	}
+	return cp.operationFor(r, t)
+}
+
+// operationFor prepares a request of a tenant with these settings.
+func (cp *compiledPolicy) operationFor(r Request, t tenantNow) (*operation, error) {
 	exempt := t.Exempt || r.Exempt
 	t.Exempt = (exempt || cp.Mode == ModeObserve) && t.pause == nil
 	o, err := cp.newOperation(r, t)
@@ -322,6 +328,16 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 		}
 	}
 	return l.interventions.Load().over(cp, name, t), nil
+}
+
+// tenantOfGranted is tenant for what was granted. If the lookup fails, what the policy says of the
+// tenant has to do: its own limits matter less than its units.
+func (l *Limiter) tenantOfGranted(ctx context.Context, cp *compiledPolicy, name string) tenantNow {
+	t, err := l.tenant(ctx, cp, name)
+	if err != nil {
+		return l.interventions.Load().over(cp, name, cp.Tenants[name])
+	}
+	return t
 }
 
 // lookUp calls the TenantFunc.

@@ -208,7 +208,12 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	if cp == nil || err != nil {
 		return nil, err
 	}
-	return r.limiter.operation(ctx, cp, r.Request)
+	tenant := r.limiter.tenantOfGranted(ctx, cp, r.Tenant)
+	o, err := cp.operationFor(r.Request, tenant)
+	if err != nil && r.by != nil { // the policy has other scopes by now
+		return r.by.operationFor(r.Request, tenant)
+	}
+	return o, err
 }
 
 func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {

@@ -153,11 +153,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		}
 		cp := cmp.Or(t.policy, now)
 		r := t.Decision.Reservation.Request
-		tenant, err := n.limiter.tenant(ctx, cp, r.Tenant)
-		if err != nil {
-			tenant = tenantNow{Tenant: cp.Tenants[r.Tenant]} // its own limits matter less than its units
-		}
-		o, err := cp.newOperation(r, tenant)
+		o, err := cp.newOperation(r, n.limiter.tenantOfGranted(ctx, cp, r.Tenant))
 		if err != nil {
 			continue // it joined while the policy had other scopes: its units expire
 		}

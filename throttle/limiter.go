@@ -42,7 +42,7 @@ type Limiter struct {
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
 // request, by many goroutines at once: let it cache. The caller gets its errors, wrapped. For a panic
 // it gets a *RequestError, and the stack is logged: at most once a minute. What was granted is renewed,
-// corrected and released in spite of errors.
+// corrected and released in spite of errors, and refusals of upstreams are reported.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
@@ -283,7 +283,11 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
 		return nil, noTicket(cp)
 	}
-	o, err := l.operation(ctx, cp, r)
+	t, err := l.tenant(ctx, cp, r.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	o, err := cp.operationFor(r, t)
 	if err != nil {
 		return nil, err
 	}
@@ -292,14 +296,6 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 
 func noTicket(cp *compiledPolicy) error {
 	return &RequestError{Policy: cp.Name, Field: "ticket", Value: "", Hint: "must have an ID"}
-}
-
-func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
-	t, err := l.tenant(ctx, cp, r.Tenant)
-	if err != nil {
-		return nil, err
-	}
-	return cp.operationFor(r, t)
 }
 
 // operationFor prepares a request of a tenant with these settings.

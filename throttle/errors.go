@@ -145,8 +145,8 @@ func (e *TooLateError) Error() string {
 // Is reports whether target is context.DeadlineExceeded.
 func (e *TooLateError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// A BacklogError says that Line.Join refused a ticket, because too many wait already. Nothing was
-// changed.
+// A BacklogError says that Line.Join refused a ticket, because too many wait already. It has no place
+// in line.
 type BacklogError struct {
 	Decision Decision // the denial, as if the ticket had joined
 	Backlog  int      // the limit: Request.Backlog

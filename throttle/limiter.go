@@ -42,7 +42,8 @@ type Limiter struct {
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
 // request, by many goroutines at once: let it cache. The caller gets its errors, wrapped. For a panic
-// it gets a *RequestError, and the stack is logged: at most once a minute.
+// it gets a *RequestError, and the stack is logged: at most once a minute. What was granted is renewed,
+// corrected and released in spite of errors, and refusals of upstreams are reported.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config is what New needs.
@@ -198,7 +199,9 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 		o.hold(&d)
 	}
 	if d.Granted {
-		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, limiter: l}
+		d.Reservation = Reservation{
+			Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, by: o.compiledPolicy, limiter: l,
+		}
 	} else if !d.Queued && !late && (a.Status != script.Denied && ask.Op != script.Peek || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
@@ -239,7 +242,8 @@ func reservationID(r Request) string {
 
 // Attach returns the reservation bound to this limiter, which needs its policy. It is for one that
 // was decoded, or granted by another limiter. If its ID is none that Reserve makes, its methods but
-// Pause return a *RequestError.
+// Pause return a *RequestError. One that was decoded must be of the windows that the policy has now:
+// others would give back what they have not counted for it.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
@@ -283,7 +287,11 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
 		return nil, noTicket(cp)
 	}
-	o, err := l.operation(ctx, cp, r)
+	t, err := l.tenant(ctx, cp, r.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	o, err := cp.operationFor(r, t)
 	if err != nil {
 		return nil, err
 	}
@@ -294,11 +302,8 @@ func noTicket(cp *compiledPolicy) error {
 	return &RequestError{Policy: cp.Name, Field: "ticket", Value: "", Hint: "must have an ID"}
 }
 
-func (l *Limiter) operation(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
-	t, err := l.tenant(ctx, cp, r.Tenant)
-	if err != nil {
-		return nil, err
-	}
+// operationFor prepares a request of a tenant with these settings.
+func (cp *compiledPolicy) operationFor(r Request, t tenantNow) (*operation, error) {
 	exempt := t.Exempt || r.Exempt
 	t.Exempt = (exempt || cp.Mode == ModeObserve) && t.pause == nil
 	o, err := cp.newOperation(r, t)
@@ -323,6 +328,16 @@ func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (
 		}
 	}
 	return l.interventions.Load().over(cp, name, t), nil
+}
+
+// tenantOfGranted is tenant for what was granted. If the lookup fails, what the policy says of the
+// tenant has to do: its own limits matter less than its units.
+func (l *Limiter) tenantOfGranted(ctx context.Context, cp *compiledPolicy, name string) tenantNow {
+	t, err := l.tenant(ctx, cp, name)
+	if err != nil {
+		return l.interventions.Load().over(cp, name, cp.Tenants[name])
+	}
+	return t
 }
 
 // lookUp calls the TenantFunc.

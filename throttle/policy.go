@@ -174,7 +174,9 @@ const (
 
 var adapts = []Adapt{AdaptOff, AdaptSpread, AdaptFull} // in the order of their numbers in the scripts
 
-// A FailMode says what Reserve and Wait do while Redis does not answer.
+// A FailMode says what Reserve and Wait do while Redis does not answer. They wait for a Redis that
+// hangs for 5 seconds, and for 5 more behind a call that is under way. If their context ends before
+// that, they return its error, also with FailOpen.
 type FailMode string
 
 const (

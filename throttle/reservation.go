@@ -22,6 +22,7 @@ type Reservation struct {
 
 	Shards int // Policy.Shards when it was granted; 0 is 1
 
+	by      *compiledPolicy // that granted it; nil if it was decoded
 	limiter *Limiter
 }
 
@@ -40,7 +41,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	if o == nil {
 		return Refund{}, err
 	}
-	a, err := o.settle(ctx, r, script.Cancel, "")
+	a, err := o.settle(ctx, r, script.Cancel, script.CancelWord(o.neverCounted(r)))
 	if err != nil {
 		return Refund{}, err
 	}
@@ -66,13 +67,17 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if o == nil {
 		return r, err
 	}
-	if err := o.checkUnits("actual", actual); err != nil {
+	err = o.checkUnits("actual", actual)
+	if err != nil && r.by != nil {
+		err = r.by.checkUnits("actual", actual)
+	}
+	if err != nil {
 		return r, err
 	}
-	costs := make([]int64, len(o.windows))
+	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if costs[i] = cost; !ok || o.algorithms[i].Leases {
+		if costs[i] = cost; !ok || o.algorithms[i].Leases || slices.Contains(never, i+1) {
 			costs[i] = -1
 		}
 	}
@@ -90,6 +95,22 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
 	maps.Copy(r.Cost, actual)
 	return r, nil
+}
+
+// neverCounted returns the windows, from 1, that have not counted a reservation: the policy that
+// granted it had other ones. They give nothing back for it, as others may have those units.
+func (o *operation) neverCounted(r Reservation) (windows []int) {
+	if r.by == nil || r.by == o.compiledPolicy {
+		return nil
+	}
+	for i, w := range o.windows {
+		if !slices.ContainsFunc(r.by.Windows, func(was Window) bool {
+			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope
+		}) {
+			windows = append(windows, i+1)
+		}
+	}
+	return windows
 }
 
 // change returns by unit what a correction charged, below 0 for a refund. Before is what Redis says
@@ -182,7 +203,12 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	if cp == nil || err != nil {
 		return nil, err
 	}
-	return r.limiter.operation(ctx, cp, r.Request)
+	tenant := r.limiter.tenantOfGranted(ctx, cp, r.Tenant)
+	o, err := cp.operationFor(r.Request, tenant)
+	if err != nil && r.by != nil { // the policy has other scopes by now
+		return r.by.operationFor(r.Request, tenant)
+	}
+	return o, err
 }
 
 func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {

@@ -108,7 +108,9 @@ func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
 	if t.Granted == "" {
 		return ticket
 	}
-	ticket.Decision.Reservation = Reservation{Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards}
+	ticket.Decision.Reservation = Reservation{
+		Request: r, At: ticket.Decision.At, ID: t.Granted, Shards: cp.Shards, by: cp,
+	}
 	o, err := cp.newOperation(r, tenantNow{Tenant: cp.Tenants[t.Tenant]})
 	if err != nil || t.Windows == nil {
 		return ticket // it joined, or was taken, while the policy had other windows
@@ -153,11 +155,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		}
 		cp := cmp.Or(t.policy, now)
 		r := t.Decision.Reservation.Request
-		tenant, err := n.limiter.tenant(ctx, cp, r.Tenant)
-		if err != nil {
-			tenant = tenantNow{Tenant: cp.Tenants[r.Tenant]} // its own limits matter less than its units
-		}
-		o, err := cp.newOperation(r, tenant)
+		o, err := cp.newOperation(r, n.limiter.tenantOfGranted(ctx, cp, r.Tenant))
 		if err != nil {
 			continue // it joined while the policy had other scopes: its units expire
 		}
@@ -182,15 +180,15 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 
 // ReserveAgain replaces the grant of a ticket that was taken too long ago by one of now. Tickets in
 // line do not deny it, as it had its turn. A denied one waits again under Request.Ticket. If the
-// request does not match the ticket, ReserveAgain refunds that, and then is Limiter.Reserve. Errors
-// are Reserve's.
+// request does not match the ticket, or the policy has other windows by now, ReserveAgain refunds the
+// ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
 	o, err := l.checked(ctx, r)
 	if err != nil {
 		return Decision{}, err
 	}
-	if !n.Matches(t, r) {
+	if !n.Matches(t, r) || o.neverCounted(t.Decision.Reservation) != nil {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return Decision{}, err
 		}

@@ -265,5 +265,5 @@ func (l *Limiter) upstreamOperation(ctx context.Context, r Reservation) (*operat
 			return nil, err
 		}
 	}
-	return l.operation(ctx, cp, r.Request)
+	return cp.operationFor(r.Request, l.tenantOfGranted(ctx, cp, r.Tenant))
 }

@@ -118,3 +118,21 @@ func TestAPanicOverADenialIsReported(t *testing.T) {
 		}
 	})
 }
+
+// A task that was granted does not start if a function of the user's panics over that. What it took
+// is given back, slots too.
+func TestAPanicOverAGrantGivesItBack(t *testing.T) {
+	slots := sitetest.Policy(1, time.Hour)
+	slots.Windows = append(slots.Windows, throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1})
+	sitetest.Each(t, []throttle.Policy{slots}, func(t *testing.T, s *sitetest.Site) {
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
+			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { panic("on purpose") }
+		})
+		s.WaitState(asynq.TaskStateArchived, "a")
+		s.Wait("the grant is given back", func() bool {
+			d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+			return err == nil && d.Granted
+		})
+	})
+}

@@ -115,13 +115,20 @@ func (s *Server) follow(
 	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler,
 	request throttle.Request, d throttle.Decision, grant *dispatch.Grant,
 ) error {
+	started := false
 	if d.Granted {
 		s.attempts.allow(a)
+		defer func() {
+			if !started { // OnDecision panicked
+				s.cancelLater(d)
+			}
+		}()
 	}
 	if s.config.OnDecision != nil {
 		s.config.OnDecision(ctx, task, d)
 	}
 	if d.Granted {
+		started = true
 		s.started(d, grant)
 		return s.run(ctx, a, task, next, request, d)
 	}
@@ -189,6 +196,7 @@ func (s *Server) decide(
 	err = s.silence.Bound(ctx, decideTimeout, ask)
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
+		d.Reservation = s.config.Limiter.Attach(throttle.Reservation{Request: request, At: d.At})
 		if report := s.config.Limiter.Observer().Decided; report != nil {
 			report(d)
 		}
@@ -204,12 +212,17 @@ func (s *Server) outOfTime(ctx context.Context, r throttle.Request, d throttle.D
 		s.reportUnavailable(r, errOutOfTime)
 	}
 	if d.Granted {
-		// What cannot be given back counts until its windows have passed.
-		s.dispatch.Later(func(ctx context.Context) error {
-			_, err := d.Reservation.Cancel(ctx)
-			return err
-		})
+		s.cancelLater(d)
 	}
+}
+
+// cancelLater gives back what was granted to a task that does not start. What cannot be given back
+// counts until its windows have passed.
+func (s *Server) cancelLater(d throttle.Decision) {
+	s.dispatch.Later(func(ctx context.Context) error {
+		_, err := d.Reservation.Cancel(ctx)
+		return err
+	})
 }
 
 // isInvalid reports whether the error says that the request can never be granted.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
@@ -137,6 +138,24 @@ func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 			if err != nil || ttl > want+ms || ttl < want-time.Since(begun)-ms { // it is in milliseconds
 				t.Errorf("period %v: kept for %v (%v), want %v", period, ttl, err, want)
 			}
+		}
+	})
+}
+
+// Units that only a correction has charged are given back once, too, by whichever reservation.
+func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
+	Bubble(t, Policy(
+		throttle.Window{Name: "requests", Limit: 10, Period: s},
+		throttle.Window{Name: "tokens", Unit: "tokens", Algorithm: throttle.Fixed, Limit: 100, Period: h},
+	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+		first := Reserve(t, l, Acme(1)).Reservation
+		settled := Settle(t, l, first, 40)
+		Settle(t, l, Reserve(t, l, Acme(1)).Reservation, 40) // of others
+		Cancel(t, l, first)
+		time.Sleep(2 * time.Minute)
+		Cancel(t, l, settled)
+		if used := Used(Peek(t, l, Acme(1))); used[1] != 40 {
+			t.Errorf("%d tokens are counted, want 40", used[1])
 		}
 	})
 }

@@ -1,6 +1,8 @@
 package limitertest
 
 import (
+	"cmp"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -125,6 +127,73 @@ func TestWindowsComeAndGo(t *testing.T) {
 			if d := Reserve(t, l, Acme(1)); !slices.Equal(remaining(d), step.remaining) {
 				t.Errorf("step %d: remaining %v, want %v", i, remaining(d), step.remaining)
 			}
+		}
+	})
+}
+
+// What was granted before a window came is corrected afterwards: the window keeps what it counts.
+func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
+	old := throttle.Window{Name: "old", Limit: 100, Period: h}
+	EachOf(t, map[string]throttle.Window{
+		"fixed":     {Algorithm: throttle.Fixed, Period: h},
+		"gcra":      {Algorithm: throttle.GCRA, Period: h},
+		"calendar":  {Algorithm: throttle.Calendar, Resets: "@daily"},
+		"same name": {Name: "old", Algorithm: throttle.Fixed, Period: h},
+		"scope":     {Name: "old", Algorithm: throttle.Fixed, Period: h, Scope: throttle.Shared},
+	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
+		old := old
+		if w.Scope == throttle.Shared {
+			old.Algorithm = throttle.Fixed
+		}
+		w.Name, w.Limit = cmp.Or(w.Name, "new"), 10
+		l, c := NewHanded(t, client, Policy(old))
+		var before []throttle.Reservation
+		for range 2 {
+			before = append(before, Reserve(t, l, Acme(4)).Reservation)
+		}
+		c.Set(s)
+		if w.Name == old.Name {
+			SetPolicy(t, l, w)
+		} else {
+			SetPolicy(t, l, old, w)
+		}
+		Reserve(t, l, Acme(10))
+		last := func() int64 { used := Used(Peek(t, l, Acme(1))); return used[len(used)-1] }
+		Cancel(t, l, before[0])
+		if used := last(); used != 10 {
+			t.Errorf("after a cancel %d are counted, want 10", used)
+		}
+		if _, err := before[1].Settle(t.Context(), map[string]int64{throttle.Requests: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if used := last(); used != 10 {
+			t.Errorf("after a correction %d are counted, want 10", used)
+		}
+		if w.Name != old.Name {
+			if used := Used(Peek(t, l, Acme(1)))[0]; used != 11 {
+				t.Errorf("the old window counts %d, want 11", used)
+			}
+		}
+	})
+}
+
+// Work that began before the last window of a unit went may report what it used: that is no error, by
+// which it would fail.
+func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		requests := throttle.Window{Name: "requests", Limit: 10, Period: m}
+		l, _ := NewHanded(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
+		r := Reserve(t, l, Acme(1)).Reservation
+		SetPolicy(t, l, requests)
+		if _, err := r.Settle(t.Context(), map[string]int64{"tokens": 5, throttle.Requests: 3}); err != nil {
+			t.Error(err)
+		}
+		if used := Used(Peek(t, l, Acme(1))); used[0] != 3 {
+			t.Errorf("%d requests are counted, want 3", used[0])
+		}
+		var invalid *throttle.RequestError
+		if _, err := r.Settle(t.Context(), map[string]int64{"pages": 5}); !errors.As(err, &invalid) {
+			t.Errorf("a unit that was never counted: %v", err)
 		}
 	})
 }

@@ -54,22 +54,20 @@ func TestAHoldsContextEndsAtItsRelease(t *testing.T) {
 }
 
 func TestALostLeaseEndsTheWork(t *testing.T) {
-	for name, lose := range map[string]func(t TB, l *throttle.Limiter, d throttle.Decision){
-		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision) {
+	for name, lose := range map[string]func(TB, *throttle.Limiter, throttle.Decision, *miniredis.Miniredis){
+		"others have the room": func(t TB, l *throttle.Limiter, d throttle.Decision, _ *miniredis.Miniredis) {
 			Release(t, d)
 			Reserve(t, l, Acme(1))
 		},
-		"the policy is gone": func(t TB, l *throttle.Limiter, d throttle.Decision) {
-			if err := l.SetPolicies([]throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Per("user")})}); err != nil {
-				t.Fatal(err) // by which the reservation's request is not valid: it cannot be renewed
-			}
+		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, redis *miniredis.Miniredis) {
+			redis.SetError("LOADING")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
+			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, redis *miniredis.Miniredis) {
 				d := Reserve(t, l, Acme(1))
 				work, hold := d.Reservation.Hold(t.Context())
-				lose(t, l, d)
+				lose(t, l, d, redis)
 				time.Sleep(30 * s)
 				synctest.Wait()
 				if cause := context.Cause(work); !errors.Is(cause, throttle.ErrLeaseLost) {

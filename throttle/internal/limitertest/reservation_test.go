@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,4 +112,67 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 	if err := hold.Release(t.Context()); err != nil || ctx.Err() != nil {
 		t.Error(err, ctx.Err())
 	}
+}
+
+// A lookup of tenants that fails while work goes on takes neither its lease nor what it corrects.
+func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		var away atomic.Bool
+		l, err := throttle.New(throttle.Config{
+			Client: client, Policies: []throttle.Policy{Policy(Slots(1), throttle.Window{Name: "w", Limit: 9, Period: h})},
+			Tenants: func(context.Context, string, string) (throttle.Tenant, bool, error) {
+				if away.Load() {
+					return throttle.Tenant{}, false, errors.New("the database is away")
+				}
+				return throttle.Tenant{}, false, nil
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := Reserve(t, l, Acme(1)).Reservation
+		away.Store(true)
+		if held, err := r.Renew(t.Context()); !held || err != nil {
+			t.Errorf("held %v, %v", held, err)
+		}
+		if _, err := r.Settle(t.Context(), map[string]int64{throttle.Requests: 3}); err != nil {
+			t.Error(err)
+		}
+		if err := r.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		away.Store(false)
+		if used := Used(Peek(t, l, Acme(1))); !slices.Equal(used, []int64{0, 3}) {
+			t.Errorf("used %v", used)
+		}
+		away.Store(true)
+		for method, err := range methods(t.Context(), r) {
+			if err != nil {
+				t.Errorf("%s: %v", method, err)
+			}
+		}
+	})
+}
+
+// Work that began before its policy got a scope of another attribute goes on to its end.
+func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		w := throttle.Window{Name: "w", Limit: 9, Period: h}
+		l := New(t, client, Policy(Slots(1), w))
+		r := Reserve(t, l, Acme(1)).Reservation
+		SetPolicy(t, l, Slots(1), w, throttle.Window{Name: "user", Limit: 9, Period: h, Scope: throttle.Per("user")})
+		if held, err := r.Renew(t.Context()); !held || err != nil {
+			t.Errorf("held %v, %v", held, err)
+		}
+		for method, err := range methods(t.Context(), r) {
+			if err != nil && method != "Pause" && method != "ReportRemaining" {
+				t.Errorf("%s: %v", method, err)
+			}
+		}
+		request := Acme(1)
+		request.Attributes = map[string]string{"user": "bob"}
+		if used := Used(Peek(t, l, request)); !slices.Equal(used, []int64{0, 0, 0}) {
+			t.Errorf("used %v", used)
+		}
+	})
 }

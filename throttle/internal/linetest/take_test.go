@@ -254,6 +254,25 @@ func TestReserveAgain(t *testing.T) {
 	})
 }
 
+// The policy got another window since the take: that gives nothing back for the ticket.
+func TestReserveAgainByAPolicyWithAnotherWindow(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		shared := limitertest.SharedWindow(2, 10*s)
+		sc := newScene(t, client, limitertest.Policy(shared))
+		sc.at(0).joins("a1", "a2")
+		sc.takes("a1", "a2")
+		day := limitertest.Quota(2, "@daily", "UTC")
+		day.Scope = throttle.Shared
+		sc.at(1 * s).set(limitertest.Policy(shared, day))
+		for want, ticket := range []string{"a1", "a2"} {
+			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], sc.of(ticket))
+			if err != nil || !d.Granted || !slices.Equal(limitertest.Used(d), []int64{2, int64(want + 1)}) {
+				t.Errorf("%s: granted %v, used %v, %v", ticket, d.Granted, limitertest.Used(d), err)
+			}
+		}
+	})
+}
+
 // A caller that repeats a ReserveAgain gives the ticket's units back once: those of another ticket
 // of the same take stay. With a key it is charged once, too.
 func TestARepeatedReserveAgainGivesBackOnce(t *testing.T) {

@@ -38,7 +38,7 @@ type Request struct {
 	Own    Own      // what differs for the tenant
 	Ticket string   // made by TicketName; empty if it does not wait
 	Place  *Place   // nil if no line is asked
-	Word   string   // of some verbs: made by OnceWord, SettleWord, PauseWord, ResumeWord or RemainingWord
+	Word   string   // of some verbs: made by OnceWord, SettleWord, CancelWord, PauseWord, ResumeWord or RemainingWord
 	Keys   []string // of the scopes, made by ScopeKey
 	Cost   string   // what it takes, such as "requests=1,tokens=5"; may be empty
 
@@ -181,6 +181,10 @@ func PauseWord(r Refused) string {
 	return fmt.Sprintf("%s %d %d %d %d %d %s:%s:%s:%s", commas(r.Places), r.Wait, r.Guess, r.Ramp,
 		r.RampMax, r.Adapt, Escape(r.Tenant), Escape(r.Cause), Escape(r.By), hand)
 }
+
+// CancelWord returns Request.Word of a cancel. The windows, by their numbers from 1, never counted
+// what is given back.
+func CancelWord(windows []int) string { return commas(windows) }
 
 // ResumeWord returns Request.Word of the end of a pause.
 func ResumeWord(places []int) string { return commas(places) }

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -164,6 +165,32 @@ func TestFailOpenRunsAndIsLogged(t *testing.T) {
 		s.WaitGone("a", "b")
 		if s.Journal.Count("worker: the limiter is unavailable") != 1 || s.Journal.Count("fails=open") != 1 {
 			t.Errorf("want it logged once:\n%s", s.Journal)
+		}
+	})
+}
+
+// A job that failed open holds nothing: what it corrects is no error, by which its task would fail.
+func TestAJobThatFailedOpenCorrectsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := sitetest.Policy(1, time.Hour)
+		p.Fail = throttle.FailOpen
+		s := sitetest.NewInBubble(t, p)
+		slow := sitetest.Connect(sitetest.SameRedis(s.Redis))
+		defer slow.Close()
+		var late atomic.Bool
+		late.Store(true)
+		slow.AddHook(hooktest.Hook(slowReply{&late}.see))
+		s.Limiter = s.LimiterOn(slow)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		var settled, cancelled error
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			job := worker.FromContext(ctx)
+			settled, cancelled = job.Settle(ctx, throttle.Requests, 2), job.Cancel(ctx)
+			return s.Ok(ctx, task)
+		}, sitetest.Calm)
+		time.Sleep(time.Minute)
+		if len(s.Runs()) != 1 || settled != nil || cancelled != nil {
+			t.Errorf("%d runs, Settle: %v, Cancel: %v", len(s.Runs()), settled, cancelled)
 		}
 	})
 }

@@ -18,6 +18,7 @@
 --               hold     how long what is granted may be held where it has to be given back (us)
 --               word     with `once`: a digest of what counts the request
 --                        settle: "c1,c2,...": by window what it really cost, "-" if that stays
+--                        cancel: the numbers of windows that never counted it, by commas
 --                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
 --                        remaining: "PLACES unit units reset"
 --                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was

@@ -147,10 +147,13 @@ local function reservation_verbs(call, verbs)
     read_state(r)
     if r.cancelled then return 8, now, now, now, 0 end
     note_before(r)
-    local time = until_all(list, now, r.costs)
+    local costs = {}
+    for i = 1, #call.windows do costs[i] = cost_of(r, i) end
+    for i in gmatch(r.word or '', '%d+') do costs[i + 0] = 0 end
+    local time = until_all(list, now, r.costs, costs)
     for _, scope in ipairs(list) do
       scopes.touch(scope, now)
-      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, cost_of(r, i)) end
+      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, costs[i]) end
     end
     remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end

@@ -105,7 +105,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	}
 	for i, w := range o.windows {
 		if !slices.ContainsFunc(r.by.Windows, func(was Window) bool {
-			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope
+			return was.Name == w.Name && was.Algorithm == w.Algorithm && was.Scope == w.Scope && was.Unit == w.Unit
 		}) {
 			windows = append(windows, i+1)
 		}

@@ -188,7 +188,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if err != nil {
 		return Decision{}, err
 	}
-	if !n.Matches(t, r) || o.neverCounted(t.Decision.Reservation) != nil {
+	if !n.Matches(t, r) {
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return Decision{}, err
 		}
@@ -200,7 +200,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // replace grants a ticket once more, as of now.
 func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Decision, error) {
 	granted := t.Decision.Reservation
-	if o.tenant.Exempt || o.observes { // what was granted does not help it
+	if o.tenant.Exempt || o.observes || o.neverCounted(granted) != nil { // what was granted does not help it
 		if err := l.Line(granted.line()).Refund(ctx, []TakenTicket{t}); err != nil {
 			return Decision{}, err
 		}

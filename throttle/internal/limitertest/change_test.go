@@ -198,6 +198,26 @@ func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 	})
 }
 
+// It counts another unit by now: of that, the requests before took nothing.
+func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		fixed := func(name, unit string) throttle.Window {
+			return throttle.Window{Name: name, Unit: unit, Algorithm: throttle.Fixed, Limit: 10, Period: h}
+		}
+		l, _ := NewHanded(t, client, Policy(fixed("changed", throttle.Requests), fixed("kept", "tokens")))
+		r := Acme(1)
+		r.Cost["tokens"] = 5
+		before := Reserve(t, l, r).Reservation
+		SetPolicy(t, l, fixed("changed", "tokens"), fixed("kept", "tokens"))
+		r.Cost = map[string]int64{"tokens": 4}
+		Reserve(t, l, r)
+		Cancel(t, l, before)
+		if used := Used(Peek(t, l, r)); used[0] < 4 || used[1] != 4 {
+			t.Errorf("used %v, want those of the second", used)
+		}
+	})
+}
+
 // A worker of an older release does not know the window that the newer one has added.
 func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	known := throttle.Window{Name: "known", Limit: 10, Period: m}

@@ -197,9 +197,7 @@ func (s *Server) decide(
 	if errors.Is(err, throttle.ErrUnavailable) && fail == throttle.FailOpen && ctx.Err() == nil {
 		d = throttle.Decision{At: time.Now(), FailedOpen: err, Granted: true, Policy: request.Policy, Tenant: request.Tenant}
 		d.Reservation = s.config.Limiter.Attach(throttle.Reservation{Request: request, At: d.At})
-		if report := s.config.Limiter.Observer().Decided; report != nil {
-			report(d)
-		}
+		s.config.Limiter.Observer().Decided(d)
 		return d, nil
 	}
 	return d, err
@@ -232,10 +230,6 @@ func isInvalid(err error) bool {
 
 // started reports to the limiter's observer that a task's handler is about to be called.
 func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
-	report := s.config.Limiter.Observer().Started
-	if report == nil {
-		return
-	}
 	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
 	if wasTaken(grant) {
 		start.Waited = grant.Waited + max(0, time.Since(grant.Sent))
@@ -243,12 +237,10 @@ func (s *Server) started(d throttle.Decision, grant *dispatch.Grant) {
 			start.Late = max(0, time.Since(grant.Due))
 		}
 	}
-	report(start)
+	s.config.Limiter.Observer().Started(start)
 }
 
 // reportUnavailable reports a task that is requeued because the limiter could not decide.
 func (s *Server) reportUnavailable(r throttle.Request, err error) {
-	if report := s.config.Limiter.Observer().Unavailable; report != nil {
-		report(r.Policy, r.Tenant, err)
-	}
+	s.config.Limiter.Observer().Unavailable(r.Policy, r.Tenant, err)
 }

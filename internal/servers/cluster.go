@@ -100,7 +100,8 @@ func (c *RedisCluster) Settled(ctx context.Context, replicas int) error {
 				continue
 			}
 			state, err := p.do(ctx, "cluster", "info").Text()
-			if err != nil || !strings.Contains(state, "cluster_state:ok") || !strings.Contains(state, fmt.Sprint("cluster_slots_ok:", slots)) {
+			if err != nil || !strings.Contains(state, "cluster_state:ok") ||
+				!strings.Contains(state, fmt.Sprint("cluster_slots_ok:", slots)) {
 				return false
 			}
 			nodes, err := p.do(ctx, "cluster", "slots").Slice()

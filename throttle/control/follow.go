@@ -202,7 +202,8 @@ func (f *Follower) publish(state, before State) {
 		err = f.config.Limiter.SetPolicies(state.Policies)
 	}
 	if err != nil {
-		f.config.Logger.Error("control: published policies cannot be used: those before stay in force", "version", state.Version, "err", err)
+		f.config.Logger.Error("control: published policies cannot be used: those before stay in force",
+			"version", state.Version, "err", err)
 	}
 	f.config.Limiter.Observer().Followed(state.Version, err)
 }

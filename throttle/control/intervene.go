@@ -78,7 +78,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 		return fmt.Errorf("control: weight %v: must be above 0 and at most 1000000", o.Weight)
 	}
 	for window, own := range o.Windows {
-		if own.Limit < 0 || own.Limit > throttle.MaxLimit || own.Burst < 0 || own.Burst > throttle.MaxLimit || own == (throttle.Override{}) {
+		if min(own.Limit, own.Burst) < 0 || max(own.Limit, own.Burst) > throttle.MaxLimit || own == (throttle.Override{}) {
 			return fmt.Errorf("control: window %q: limit %d and burst %d: must be 1 to %d, or one of them 0 to keep it",
 				quote.Short(window), own.Limit, own.Burst, int64(throttle.MaxLimit))
 		}

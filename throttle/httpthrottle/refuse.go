@@ -34,7 +34,8 @@ func (g *guard) fail(w http.ResponseWriter, r *http.Request, err error) {
 		g.Refused(w, r, http.StatusBadRequest, throttle.Decision{At: time.Now(), Policy: g.Policy})
 	case errors.As(err, &wrong), errors.Is(err, throttle.ErrUnknownPolicy):
 		g.broken.log(func(n int) {
-			g.Logger.Error("httpthrottle: requests cannot be throttled, and were not served", "policy", g.Policy, "requests", n, "last", err)
+			g.Logger.Error("httpthrottle: requests cannot be throttled, and were not served",
+				"policy", g.Policy, "requests", n, "last", err)
 		})
 		http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
 	default:

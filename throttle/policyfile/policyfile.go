@@ -154,7 +154,8 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 		if name := policies[o.First].Name; name != "" && name == policies[o.Second].Name {
 			continue // reported already
 		}
-		d.report(second.fields["match"].item(o.SecondGlob).Line, second.where, fmt.Sprintf("match %q", policies[o.Second].Match[o.SecondGlob]),
+		d.report(second.fields["match"].item(o.SecondGlob).Line, second.where,
+			fmt.Sprintf("match %q", policies[o.Second].Match[o.SecondGlob]),
 			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d",
 				first.where, policies[o.First].Match[o.FirstGlob], first.fields["match"].item(o.FirstGlob).Line))
 	}
@@ -166,12 +167,13 @@ func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 		"name", "match", "mode", "fail", "failover", "upstream", "adapt", "batch_share",
 		"max_pause", "max_refusals", "max_refused_wait", "requeue", "shards", "windows", "tenants")
 	p := throttle.Policy{
-		Adapt:      throttle.Adapt(o.text("adapt")),
-		BatchShare: o.number("batch_share", fmt.Sprintf("must be a number in plain digits, %v to %v", throttle.MinBatchShare, throttle.MaxBatchShare)),
-		Fail:       throttle.FailMode(o.text("fail")),
-		Failover:   throttle.FailoverMode(o.text("failover")),
-		Match:      o.texts("match"),
-		MaxPause:   o.duration("max_pause"),
+		Adapt: throttle.Adapt(o.text("adapt")),
+		BatchShare: o.number("batch_share",
+			fmt.Sprintf("must be a number in plain digits, %v to %v", throttle.MinBatchShare, throttle.MaxBatchShare)),
+		Fail:     throttle.FailMode(o.text("fail")),
+		Failover: throttle.FailoverMode(o.text("failover")),
+		Match:    o.texts("match"),
+		MaxPause: o.duration("max_pause"),
 
 		MaxRefusals:    o.units("max_refusals"),
 		MaxRefusedWait: o.duration("max_refused_wait"),
@@ -239,8 +241,12 @@ func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[stri
 	all := policy.child("tenants", policy.where, "tenants", "{acme: {weight: 2}}")
 	for _, name := range all.keys {
 		before := len(d.errs)
-		o := all.child(name, fmt.Sprintf("%s, tenant %q", policy.where, quote.Short(name)), "", "{weight: 2}", "weight", "exempt", "windows")
-		t := throttle.Tenant{Exempt: o.flag("exempt"), Weight: o.number("weight", "must be a number in plain digits, above 0 and at most 1000000")}
+		where := fmt.Sprintf("%s, tenant %q", policy.where, quote.Short(name))
+		o := all.child(name, where, "", "{weight: 2}", "weight", "exempt", "windows")
+		t := throttle.Tenant{
+			Exempt: o.flag("exempt"),
+			Weight: o.number("weight", "must be a number in plain digits, above 0 and at most 1000000"),
+		}
 		overrides := o.child("windows", o.where, "windows", "{burst: {limit: 50}}")
 		windows := map[string]object{}
 		for _, window := range overrides.keys {

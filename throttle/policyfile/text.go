@@ -31,7 +31,8 @@ func (d *decoder) readable(data []byte) bool {
 			if r > 0xFF {
 				escape = fmt.Sprintf(`\u%04X`, r)
 			}
-			d.report(line, "", fmt.Sprintf("character %U", r), "must not be in a file: delete it, or write "+escape+" between double quotes")
+			d.report(line, "", fmt.Sprintf("character %U", r),
+				"must not be in a file: delete it, or write "+escape+" between double quotes")
 			return false
 		}
 		rest = rest[size:]

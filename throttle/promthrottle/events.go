@@ -38,7 +38,8 @@ func classOf(err error) string {
 		err  error
 		name string
 	}{
-		{throttle.ErrForbidden, "forbidden"}, {throttle.ErrUnavailable, "unavailable"}, {throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
+		{throttle.ErrForbidden, "forbidden"}, {throttle.ErrUnavailable, "unavailable"},
+		{throttle.ErrState, "state"}, {throttle.ErrClock, "clock"},
 		{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
 	} {
 		if errors.Is(err, c.err) {

@@ -11,7 +11,8 @@
 
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases = {}, {}
-local record = redis.call('GET', KEYS[1])
+local values = redis.call('MGET', KEYS[1], KEYS[3])
+local record, paused = values[1], values[2]
 if record and string.sub(record, 1, #call + 1) == call .. ' ' then
   local at = #call + 2
   while at <= #record do
@@ -30,7 +31,7 @@ if record and string.sub(record, 1, #call + 1) == call .. ' ' then
   return messages
 end
 
-if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
+if paused then return 0 end
 local ids = redis.call('RPOP', KEYS[2], ARGV[3])
 if not ids then return messages end
 local active, parts = {}, {call}

@@ -64,11 +64,18 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 		var group sync.WaitGroup
 		waiters(ctx, &group, here, "b", 5, &waited)
 		group.Go(func() { serve(ctx, there, "q", &taken) })
-		time.Sleep(s)
+		count := func(after time.Duration) (int64, int64) {
+			time.Sleep(after)
+			synctest.Wait() // all that was granted is counted
+			return waited.Load(), taken.Load()
+		}
+		// The first tickets may be taken before anybody waits. From then on, one ticket of each, as in
+		// inShares.
+		w0, k0 := count(110 * ms)
+		w, k := count(s)
 		stop()
 		group.Wait()
-		// One ticket of each, as in inShares. The first one starts before anybody waits.
-		if w, k := waited.Load(), taken.Load(); w == 0 || max(w-k, k-w) > 1+1+1 {
+		if w, k = w-w0, k-k0; w == 0 || max(w-k, k-w) > 1+1 {
 			t.Errorf("waiters got %d, the queue %d", w, k)
 		}
 	})
@@ -84,9 +91,11 @@ func TestWaitersShareByWeight(t *testing.T) {
 		waiters(ctx, &group, l, "a", 8, &a)
 		waiters(ctx, &group, l, "b", 8, &b)
 		time.Sleep(s)
+		synctest.Wait() // all that was granted is counted
+		gotA, gotB := a.Load(), b.Load()
 		stop()
 		group.Wait()
-		if gotA, gotB := a.Load(), b.Load(); gotB == 0 || max(gotA-3*gotB, 3*gotB-gotA) > 1+3+3 {
+		if gotB == 0 || max(gotA-3*gotB, 3*gotB-gotA) > 1+3+3 {
 			t.Errorf("weights 3 to 1 got %d and %d", gotA, gotB)
 		}
 	})

@@ -170,7 +170,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 		op = script.Peek
 	}
 	ask := o.lineRequest(op, reservationID(o.request))
-	ask.At, ask.Was = at, replaces.ID
+	ask.At, ask.Replaces = at, replaces.ID
 	if ask.Once = o.request.onceKey(); op == script.Peek || op == script.Join {
 		ask.Once = ""
 	} else if ask.Once != "" {

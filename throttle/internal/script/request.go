@@ -29,18 +29,18 @@ const (
 
 // A Request is one request of a batch.
 type Request struct {
-	Op     string
-	ID     string   // of the reservation, 16 hex digits
-	At     int64    // when it was granted (us)
-	Was    string   // its ID then, for Reserve, if that was another
-	Once   string   // made by OnceKey; empty without an idempotency key
-	Hold   int64    // how long it may hold units by leases (us), 0 if unknown
-	Own    Own      // what differs for the tenant
-	Ticket string   // made by TicketName; empty if it does not wait
-	Place  *Place   // nil if no line is asked
-	Word   string   // of some verbs: made by OnceWord, SettleWord, CancelWord, PauseWord, ResumeWord or RemainingWord
-	Keys   []string // of the scopes, made by ScopeKey
-	Cost   string   // what it takes, such as "requests=1,tokens=5"; may be empty
+	Op       string
+	ID       string   // of the reservation, 16 hex digits
+	At       int64    // when it was granted (us)
+	Replaces string   // its ID then, for Reserve, if that was another
+	Once     string   // made by OnceKey; empty without an idempotency key
+	Hold     int64    // how long it may hold units by leases (us), 0 if unknown
+	Own      Own      // what differs for the tenant
+	Ticket   string   // made by TicketName; empty if it does not wait
+	Place    *Place   // nil if no line is asked
+	Word     string   // of some verbs: made by OnceWord, SettleWord, CancelWord, PauseWord, ResumeWord or RemainingWord
+	Keys     []string // of the scopes, made by ScopeKey
+	Cost     string   // what it takes, such as "requests=1,tokens=5"; may be empty
 
 	args []any // what append adds, if that is known
 }
@@ -138,8 +138,8 @@ func (r *Request) extra(leases bool) string {
 		}
 	}
 	at, hold := strconv.FormatInt(r.At, 10), strconv.FormatInt(r.Hold, 10)
-	if r.Was != "" {
-		at += ":" + r.Was
+	if r.Replaces != "" {
+		at += ":" + r.Replaces
 	}
 	return dash(r.ID) + " " + at + " " + dash(r.Once) + " " + hold + " " + r.Word
 }

@@ -33,6 +33,16 @@ func inBatches(ctx context.Context, c *worker.Client, all []*asynq.Task) {
 	})
 }
 
+// shared returns a window that all tenants share.
+func shared(name string, limit int64, period time.Duration) throttle.Window {
+	return throttle.Window{Name: name, Limit: limit, Period: period, Scope: throttle.Shared}
+}
+
+// policyOf returns the policy of all tasks.
+func policyOf(windows ...throttle.Window) throttle.Policy {
+	return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
+}
+
 // unbound returns a policy of two exact windows that never deny here.
 func unbound() throttle.Policy {
 	return policyOf(
@@ -49,13 +59,13 @@ func tasks(n, tenants int) []*asynq.Task {
 	return all
 }
 
-// engineEnqueue: our client against asynq's, one task a call.
-func engineEnqueue(ctx context.Context, o scenarioOptions) []figure {
+// caseEnqueue: our client against asynq's, one task a call.
+func caseEnqueue(ctx context.Context, o scenarioOptions) []figure {
 	return compareEnqueue(ctx, o, o.of(6_000, 40_000), oneByOne[*worker.Client], 0.30, 3.3)
 }
 
-// engineEnqueueBatch: our client with hundreds of tasks a call, against asynq's.
-func engineEnqueueBatch(ctx context.Context, o scenarioOptions) []figure {
+// caseEnqueueBatch: our client with hundreds of tasks a call, against asynq's.
+func caseEnqueueBatch(ctx context.Context, o scenarioOptions) []figure {
 	return compareEnqueue(ctx, o, turns*enqueuers*batchSize/o.of(8, 1), inBatches, 0.60, 2.0)
 }
 

@@ -3,44 +3,28 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
-// growth measures and draws how costs grow.
-func growth(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	var curves []curve
-	s := suite{name: "growth"}
-	for _, g := range growths() {
-		run := func(ctx context.Context, o scenarioOptions) []figure {
-			c := g.curve
-			c.Points = g.measure(ctx, o)
-			curves = append(curves, c)
-			return c.figures()
-		}
-		s.scenarios = append(s.scenarios, scenario{g.curve.Name, g.curve.Title, run})
-	}
-	flags := s.flags(stderr, "some ten minutes in place of one or two")
-	dir := flags.String("svg", "", "write each curve as an SVG into this `directory`")
-	flags.IntVar(&s.options.rounds, "rounds", 3, "`measurements` of each point; the median counts")
-	if err := flags.Parse(args); err != nil {
-		return &usageError{err}
-	}
-	if s.options.rounds < 1 || flags.NArg() > 0 {
-		return wrongUsage(stderr, "-rounds must be at least 1, and nothing may follow the flags")
-	}
-	err := s.run(ctx, stdout, stderr)
-	if *dir != "" {
-		for _, c := range curves {
-			err = errors.Join(err, drawInto(*dir, c))
-		}
-	}
-	return err
+// A grower measures the points of a curve.
+type grower struct {
+	curve   curve
+	measure func(context.Context, scenarioOptions) []point
 }
 
-// figures are the points of the curve.
-func (c curve) figures() []figure {
+// run measures the curve, and draws it if that is asked for.
+func (g grower) run(ctx context.Context, o scenarioOptions) []figure {
+	c := g.curve
+	c.Points = g.measure(ctx, o)
+	if o.svg != "" {
+		check(drawInto(o.svg, c))
+	}
 	figures := make([]figure, len(c.Points))
 	for i, p := range c.Points {
 		figures[i] = figure{Name: shortNumber(p.X) + " " + c.X, Value: p.Y, Unit: "(" + c.Y + ")"}
@@ -57,4 +41,135 @@ func drawInto(dir string, c curve) error {
 		return err
 	}
 	return errors.Join(c.svg(file), file.Close())
+}
+
+func growths() []grower {
+	return []grower{
+		{curve{
+			Name: "windows", Title: "One decision, by the number of windows",
+			X: "windows in one scope", Y: "Redis CPU, beside one window",
+		}, growWindows},
+		{curve{
+			Name: "limit", Title: "One decision at a full sliding window, by its limit",
+			X: "limit", Y: "Redis CPU, beside a limit of 20",
+		}, growLimit},
+		{curve{
+			Name: "tenants", Title: "One decision of two windows, by the number of tenants",
+			X: "tenants", Y: "Redis CPU, beside one tenant",
+		}, growTenants},
+		{curve{
+			Name: "waiting", Title: "Joining a line, by its length",
+			X: "tasks that wait", Y: "Redis CPU, beside a line of 100",
+		}, growWaiting},
+		{curve{
+			Name: "servers", Title: "A line of 500 per second, by the number of servers",
+			X: "servers", Y: "takes a second, of all together",
+		}, growServers},
+	}
+}
+
+// inRounds measures sides in turn, and returns the Redis CPU of each as a ratio to the first one's.
+func (s *site) inRounds(ctx context.Context, xs []int, sides []func() int) []point {
+	figures := medians(s.o.rounds, func(round int) []figure {
+		costs := s.inTurns(ctx, sides...)
+		s.o.say("round %d of %d: %v: %v", round+1, s.o.rounds, xs, costs)
+		var all []figure
+		for i, x := range xs {
+			all = append(all, figure{Name: strconv.Itoa(x), Value: costs[i].cpu / costs[0].cpu})
+		}
+		return all
+	})
+	points := make([]point, len(xs))
+	for i, f := range figures {
+		points[i] = point{float64(xs[i]), f.Value}
+	}
+	return points
+}
+
+// growDecisions compares single calls of limiters with different windows, and as many tenants each.
+func growDecisions(
+	ctx context.Context, o scenarioOptions,
+	xs []int, tenants func(x int) int, windows func(x int) []throttle.Window,
+) []point {
+	s := newReserveSite(ctx, o, 1)
+	each := o.of(2_000, 10_000) / turns
+	var sides []func() int
+	for _, x := range xs {
+		take := ourReserve(s.askers, fmt.Sprint("growth-", x), windows(x)...)
+		next := 0
+		side := func() int {
+			for range each {
+				next++
+				take(ctx, "tenant-"+strconv.Itoa(next%tenants(x)), 1)
+			}
+			return each
+		}
+		side() // makes connections and loads scripts
+		sides = append(sides, side)
+	}
+	return s.inRounds(ctx, xs, sides)
+}
+
+func growWindows(ctx context.Context, o scenarioOptions) []point {
+	return growDecisions(ctx, o, []int{1, 2, 3, 5, 8, 16},
+		func(int) int { return 100 },
+		func(n int) (all []throttle.Window) {
+			for i := range n {
+				name, period := "window-"+strconv.Itoa(i), time.Duration(1+i)*time.Minute
+				all = append(all, throttle.Window{Name: name, Limit: 1_000_000, Period: period})
+			}
+			return all
+		})
+}
+
+func growTenants(ctx context.Context, o scenarioOptions) []point {
+	return growDecisions(ctx, o, []int{1, 10, 100, 1_000, 10_000},
+		func(n int) int { return n },
+		func(int) []throttle.Window { return twoExact() })
+}
+
+func growLimit(ctx context.Context, o scenarioOptions) []point {
+	s := newReserveSite(ctx, o, 1)
+	xs := []int{20, 100, 1_000, 10_000, 100_000}
+	sides, _ := s.fullWindows(ctx, xs)
+	fillWindows(sides)
+	return s.inRounds(ctx, xs, sides)
+}
+
+func growWaiting(ctx context.Context, o scenarioOptions) []point {
+	s := newSite(o)
+	s.learnIdle(ctx, nil)
+	xs := []int{100, 1_000, 10_000, 100_000}
+	if o.full {
+		xs = append(xs, 1_000_000)
+	}
+	var policies []throttle.Policy
+	for _, x := range xs {
+		policies = append(policies, lineOf(strconv.Itoa(x)))
+	}
+	joins := s.newJoins(policies...)
+	each := 2 // so that the shortest line stays short
+	var sides []func() int
+	for _, x := range xs {
+		name := strconv.Itoa(x)
+		o.say("%s join", name)
+		joins.many(ctx, name, x)
+		sides = append(sides, func() int { joins.one(ctx, name, each); return each })
+	}
+	return s.inRounds(ctx, xs, sides)
+}
+
+func growServers(ctx context.Context, o scenarioOptions) []point {
+	s := newSite(o)
+	take := takeScript(ctx, s.addr())
+	xs := []int{1, 3, 10}
+	if o.full {
+		xs = append(xs, 30, 100)
+	}
+	var points []point
+	for _, x := range xs {
+		figures := medians(o.rounds, func(int) []figure { return s.besideOneLine(ctx, x, 500, take, false) })
+		points = append(points, point{float64(x), figures[0].Value})
+	}
+	return points
 }

@@ -1,4 +1,4 @@
-// Command bench measures Sluice against its peers on a redis-server of its own. It prints ratios,
+// Command bench measures Sluice against its peers on redis-servers of its own. It prints ratios,
 // as a bare time says more about the machine than about the code.
 package main
 
@@ -11,43 +11,77 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
-const help = `usage: scripts/bench/run BENCHMARK [flags]
+const help = `usage: scripts/bench/run [flags]
 
-  adapt     APIs that count in another way than they publish: refusals, and how much of what
-            they allow is used
-  engine    what throttling costs end to end: enqueueing, running with and without limits
-            that bind, reaction times, idle servers, decisions, long lines; against plain
-            asynq, redis_rate and BullMQ
-  growth    how costs grow with windows, limits, tenants, waiting tasks and servers, as
-            ratios to the smallest of each; draws SVGs too
-  line      the waiting line with whole fleets of workers at default settings: wakes per
-            task, utilization, shares, time to start; against ideal figures
-  reserve   what one reserve costs: one window, two windows, two scopes; granted and
-            denied; against redis_rate, throttled and plain scripts
+Measures what throttling costs: enqueueing, running with and without limits that bind, reaction
+times, idle servers, decisions, long lines, and how costs grow. The peers are plain asynq,
+redis_rate and BullMQ. Sides that are compared run in turn.
 
-The benchmarks start all servers themselves, on free loopback ports. Sides that are compared run in
-turn. A machine with a load average above 0.5 is refused, as its other work would be measured too.
-BullMQ is installed by npm into a directory that is removed again; without node its case is skipped.
+  scripts/bench/run                            # all cases in short form, some minutes
+  scripts/bench/run -list                      # the cases, and what each compares
+  scripts/bench/run -full -case '^run-10$'     # one case in full size
+  scripts/bench/run -full -json > bench.json   # for a machine
+  scripts/bench/run -case waiting -waiting 100000
+  scripts/bench/run -case reserve -rounds 9    # the median of nine
+  scripts/bench/run -full -case '^growth-' -svg docs/reference/growth   # draws the curves
 
-Tables and JSON go to standard output, progress to standard error. The exit code is 0, 1 if a
-benchmark failed or a figure missed its bar, 2 for wrong arguments.
+All servers are started on free loopback ports. A machine with a load average above 0.5 is refused,
+as its other work would be measured too. BullMQ is installed by npm into a directory that is removed
+again; without node its case is skipped.
 
-Examples:
-
-  scripts/bench/run adapt                               # two minutes
-  scripts/bench/run engine                              # all cases in short form, some minutes
-  scripts/bench/run engine -list                        # the cases, and what each compares
-  scripts/bench/run engine -full -case '^run-10$'       # one case in full size
-  scripts/bench/run engine -full -json > engine.json    # for a machine
-  scripts/bench/run engine -case waiting -waiting 100000
-  scripts/bench/run engine -case reserve -rounds 9      # the median of nine
-  scripts/bench/run growth -full -svg docs/reference/growth       # draws the curves
-  scripts/bench/run line -full -case '^second$'
-  scripts/bench/run reserve -only 'sliding 20'          # some of the contestants
-  scripts/bench/run engine -h                           # all flags
+The table, or JSON, goes to standard output, progress to standard error. The exit code is 0, 1 if a
+case failed or a figure missed its bar, 2 for wrong arguments. Flags:
 `
+
+func cases() []scenario {
+	all := []scenario{
+		{"enqueue", "our client against asynq's: 16 goroutines enqueue one task a call, limits never bind",
+			caseEnqueue},
+		{"enqueue-batch", "our client against asynq's: 500 tasks a call", caseEnqueueBatch},
+		{"run-10", "Sluice against plain asynq: limits never bind, 10 tenants",
+			caseRun(20_000, 10, 32, 0, 1.0)},
+		{"run-1000", "Sluice against plain asynq: limits never bind, 1,000 tenants",
+			caseRun(20_000, 1000, 32, 0, 0.80)},
+		{"run-5ms", "Sluice against plain asynq: limits never bind, handlers of 5 ms on 32 slots",
+			caseRun(20_000, 10, 32, 5*time.Millisecond, 0.90)},
+		{"run-2ms", "Sluice against plain asynq: limits never bind, handlers of 2 ms on 10 slots",
+			caseRun(20_000, 10, 10, 2*time.Millisecond, 0.90)},
+		{"rate-500", "Sluice at 500 per second, shared, and a window for each tenant; " +
+			"Redis CPU against plain asynq without limits", caseRate(500, 0.99, true)},
+		{"rate-2000", "the same at 2,000 per second", caseRate(2000, 0.96, true)},
+		{"rate-5000", "the same at 5,000 per second", caseRate(5000, 0.85, false)},
+		{"second", "a backlog at 20 per second, default settings; utilization of the limit, time to start",
+			caseDefaults(rate{20, time.Second}, 100, 620, 0.99, true)},
+		{"tenth", "the same at 5 per 100 ms",
+			caseDefaults(rate{5, 100 * time.Millisecond}, 205, 1005, 0.95, false)},
+		{"idle-system", "one task now and then that fits at once, default settings; time from enqueue to start",
+			caseIdleSystem},
+		{"idle-server", "Sluice against plain asynq: Redis commands of an idle server, default settings",
+			caseIdleServer},
+		{"servers", "many idle servers at one slow line; their takes, time to start", caseServers},
+		{"bursts", "the same at a fast line that goes in bursts", caseBursts},
+		{"earliest-reset", "requeue: earliest-reset, default settings; time from the reset to the start", caseReset},
+		{"slots", "handler slots bind and no limit does: " +
+			"one tenant's backlog, then 100 tasks of each of nine; their shares", caseSlots},
+		{"reserve", "Reserve of two exact windows against one call of redis_rate: 64 goroutines", caseReserve},
+		{"reserve-one", "the same with one goroutine", caseReserveOne},
+		{"full", "single calls to full sliding windows: limits of 1,000 and 100,000 against one of 20", caseFull},
+		{"shapes", "single calls to two scopes, and to five windows, against two windows in one scope", caseShapes},
+		{"waiting", "a join behind many tickets against a join of an empty line; full: 1,000,000 tickets",
+			caseWaiting},
+		{"state", "a page of the state of a long line, and why one of its tickets waits; " +
+			"full: 1,000,000 tickets of 100,000 tenants", caseState},
+		{"keys", "how many keys in Redis a grant adds", caseKeys},
+		{"bullmq", "BullMQ's limiter against plain asynq; needs node and npm", caseBullMQ},
+	}
+	for _, g := range growths() {
+		all = append(all, scenario{"growth-" + g.curve.Name, g.curve.Title + ": " + g.curve.Y, g.run})
+	}
+	return all
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -57,46 +91,39 @@ func main() {
 
 // run returns the exit code: 0, 1 for a failure, 2 for wrong arguments.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	benchmarks := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
-		"adapt":   adapt,
-		"engine":  engine,
-		"growth":  growth,
-		"line":    line,
-		"reserve": reserve,
-	}
-	if len(args) == 0 {
-		fmt.Fprint(stderr, help)
-		return 2
-	}
-	if args[0] == "-h" || args[0] == "-help" || args[0] == "--help" {
-		fmt.Fprint(stdout, help)
+	s := suite{scenarios: cases()}
+	flags := flag.NewFlagSet("scripts/bench/run", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() { fmt.Fprint(stderr, help); flags.PrintDefaults() }
+	flags.StringVar(&s.only, "case", "", "run only the cases whose names match this `regexp`")
+	flags.BoolVar(&s.options.full, "full", false, "full sizes: about half an hour in place of some minutes")
+	flags.BoolVar(&s.asJSON, "json", false, "print JSON instead of a table")
+	flags.BoolVar(&s.list, "list", false, "list the cases")
+	flags.BoolVar(&s.force, "force", false, fmt.Sprintf("measure also above a load average of %v", quiet))
+	flags.IntVar(&s.options.rounds, "rounds", 3, "`measurements` of each side, in turn; the median counts")
+	flags.StringVar(&s.options.svg, "svg", "", "write each curve of growth as an SVG into this `directory`")
+	flags.IntVar(&s.options.waiting, "waiting", 0, "`tickets` in the case waiting; 0 is its own number")
+	err := flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
 		return 0
 	}
-	benchmark, ok := benchmarks[args[0]]
-	if !ok {
-		fmt.Fprintf(stderr, "bench: %q is not a benchmark\n\n%s", args[0], help)
+	if err == nil && (s.options.rounds < 1 || s.options.waiting < 0 || flags.NArg() > 0) {
+		err = errors.New("-rounds must be at least 1, -waiting at least 0, and nothing may follow the flags")
+		fmt.Fprintln(stderr, "bench:", err)
+	}
+	if err != nil {
 		return 2
 	}
-	err := benchmark(ctx, args[1:], stdout, stderr)
 	var wrong *usageError
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return 0
-	case errors.As(err, &wrong):
+	if err := s.run(ctx, stdout, stderr); errors.As(err, &wrong) {
+		fmt.Fprintln(stderr, "bench:", err)
 		return 2
-	case err != nil:
+	} else if err != nil {
 		fmt.Fprintln(stderr, "bench:", err)
 		return 1
 	}
 	return 0
 }
 
-// A usageError is about wrong arguments. It was printed already.
+// A usageError is about wrong arguments.
 type usageError struct{ error }
-
-// wrongUsage prints what is wrong with the arguments.
-func wrongUsage(stderr io.Writer, format string, args ...any) error {
-	err := fmt.Errorf(format, args...)
-	fmt.Fprintln(stderr, "bench:", err)
-	return &usageError{err}
-}

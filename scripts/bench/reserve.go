@@ -2,238 +2,191 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
-	"io"
-	"regexp"
-	"slices"
-	"strings"
-	"sync/atomic"
-	"text/tabwriter"
+	"math"
+	"strconv"
+	"sync"
 	"time"
+
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
-type options struct {
-	calls, goroutines, rounds, tenants int
-	only                               *regexp.Regexp
+// A reserveFunc asks once for units, and returns whether they were granted.
+type reserveFunc func(ctx context.Context, tenant string, cost int) bool
+
+// ourReserve returns a reserve by our limiter with these windows. The tenant is also the user.
+func ourReserve(client redis.UniversalClient, policy string, windows ...throttle.Window) reserveFunc {
+	l := must(throttle.New(throttle.Config{
+		Client:   client,
+		Policies: []throttle.Policy{{Name: policy, Windows: windows}},
+	}))
+	return func(ctx context.Context, tenant string, cost int) bool {
+		return must(l.Reserve(ctx, throttle.Request{
+			Policy: policy, Tenant: tenant,
+			Attributes: map[string]string{"user": tenant},
+			Cost:       map[string]int64{throttle.Requests: int64(cost)},
+		})).Granted
+	}
 }
 
-// A report is what -json prints.
-type report struct {
-	Baseline   string `json:"baseline"` // what every ratio is to
-	Calls      int    `json:"calls"`    // decisions in one measurement
-	Goroutines int    `json:"goroutines"`
-	Rounds     int    `json:"rounds"`
-	Rows       []row  `json:"rows"`
+// twoExact returns two sliding windows of each tenant that never deny here.
+func twoExact() []throttle.Window {
+	return []throttle.Window{
+		{Name: "second", Limit: 100_000, Period: time.Second},
+		{Name: "minute", Limit: 1_000_000, Period: time.Minute},
+	}
 }
 
-// A row is one contestant, granted or denied: medians over all rounds.
-type row struct {
-	Name          string  `json:"name"`
-	Limit         int     `json:"limit"`
-	Granted       bool    `json:"granted"`
-	ServerTime    float64 `json:"server_time"`             // ratio per decision
-	ServerCPU     float64 `json:"server_cpu"`              // ratio per decision
-	Throughput    float64 `json:"throughput"`              // ratio of decisions per second
-	CallsInside   float64 `json:"redis_calls_inside"`      // per decision
-	BytesATenant  int64   `json:"memory_bytes_per_tenant"` // windows full
-	TenantsFilled int     `json:"memory_tenants"`          // so many were filled to know
-	samples       []sample
+func rateReserve(client redis.UniversalClient) reserveFunc {
+	l := redis_rate.NewLimiter(client)
+	limit := redis_rate.Limit{Rate: 100_000, Burst: 100_000, Period: time.Second}
+	return func(ctx context.Context, tenant string, cost int) bool {
+		return must(l.AllowN(ctx, tenant, limit, cost)).Allowed > 0
+	}
 }
 
-// A sample is one measurement, with that of the baseline.
-type sample struct{ time, cpu, throughput, inside float64 }
+// caseReserve: two exact windows by many goroutines, against one call of redis_rate.
+func caseReserve(ctx context.Context, o scenarioOptions) []figure {
+	const goroutines = 64
+	s := newReserveSite(ctx, o, goroutines)
+	n := o.of(10_000, 80_000)
+	return medians(o.rounds, func(round int) []figure {
+		var all []figure
+		for _, c := range []struct {
+			name    string
+			tenants int
+			cpu     float64
+		}{{"10 tenants", 10, 0.7}, {"all different", math.MaxInt, 1.0}} {
+			costs := s.besideRate(ctx, n, c.tenants, goroutines)
+			o.say("round %d of %d, %s: redis_rate %v; ours %v", round+1, o.rounds, c.name, costs[0], costs[1])
+			throughput, cpu := costs[0].each/costs[1].each, costs[1].cpu/costs[0].cpu
+			all = append(all,
+				figure{Name: c.name + ": throughput, beside redis_rate", Value: throughput, AtLeast: new(2.)},
+				figure{Name: c.name + ": Redis CPU a decision, beside redis_rate's", Value: cpu, AtMost: &c.cpu},
+			)
+		}
+		return all
+	})
+}
 
-func reserve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	flags := flag.NewFlagSet("scripts/bench/run reserve", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	var o options
-	var asJSON bool
-	var only string
-	var load loadCheck
-	load.flag(flags)
-	flags.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
-	flags.IntVar(&o.calls, "calls", 4000, "`decisions` in one measurement")
-	flags.IntVar(&o.goroutines, "goroutines", 64, "`number` of goroutines that ask at the same time")
-	flags.StringVar(&only, "only", "", "measure only the contestants whose names match this `regexp`")
-	flags.IntVar(&o.rounds, "rounds", 3, "`measurements` of each contestant")
-	flags.IntVar(&o.tenants, "tenants", 10_000, "`number` of tenants for the memory column, or as many as 256 MB hold")
-	if err := flags.Parse(args); err != nil {
-		return &usageError{err}
-	}
-	var err error
-	if o.only, err = regexp.Compile(only); err != nil {
-		return wrongUsage(stderr, "-only: %w", err)
-	}
-	if o.calls < o.goroutines || o.goroutines < 1 || o.rounds < 1 || o.tenants < 1 || flags.NArg() > 0 {
-		return wrongUsage(stderr, "-calls must be at least -goroutines, all numbers at least 1, "+
-			"and nothing may follow the flags")
-	}
-	check(load.check(ctx, stderr))
-	return scenarioOptions{}.apart(func(ends scenarioOptions) {
-		r := o.measureAll(ctx, startServer(ends, o.goroutines), stderr)
-		if asJSON {
-			check(printJSON(stdout, r))
-		} else {
-			check(r.print(stdout))
+// caseReserveOne: the same by one goroutine, which waits for each answer.
+func caseReserveOne(ctx context.Context, o scenarioOptions) []figure {
+	s := newReserveSite(ctx, o, 1)
+	return medians(o.rounds, func(round int) []figure {
+		costs := s.besideRate(ctx, o.of(2_000, 10_000), 10, 1)
+		o.say("round %d of %d: redis_rate %v; ours %v", round+1, o.rounds, costs[0], costs[1])
+		return []figure{
+			{Name: "time a call, beside redis_rate's", Value: costs[1].each / costs[0].each, AtMost: new(1.2)},
+			{Name: "Redis CPU a decision, beside redis_rate's", Value: costs[1].cpu / costs[0].cpu},
 		}
 	})
 }
 
-func (o options) measureAll(ctx context.Context, s *server, stderr io.Writer) *report {
-	all := slices.DeleteFunc(contestants(s.client), func(c contestant) bool { return !o.only.MatchString(c.name) })
-	if len(all) == 0 {
-		fail("-only %q: no contestant has such a name", o.only)
-	}
-	base := baseline(s.client)
-	all = append([]contestant{base}, all...)
-	r := &report{Baseline: base.name, Calls: o.calls, Goroutines: o.goroutines, Rounds: o.rounds}
-	for _, c := range all {
-		for _, granted := range []bool{true, false} {
-			r.Rows = append(r.Rows, row{Name: c.name, Limit: c.limit, Granted: granted})
-		}
-	}
+// besideRate returns the costs of redis_rate, and of two exact windows of ours.
+func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int) []cost {
+	ours := ourReserve(s.askers, "bench", twoExact()...)
+	return s.compare(ctx, n, tenants, goroutines, rateReserve(s.askers), ours)
+}
 
-	begin := time.Now()
-	for round := range o.rounds {
-		for i := range r.Rows {
-			row := &r.Rows[i]
-			if i%20 == 0 {
-				fmt.Fprintf(stderr, "round %d of %d: %s\n", round+1, o.rounds, row.Name)
-			}
-			b := s.measure(ctx, base, row.Granted, o)
-			c := s.measure(ctx, all[i/2], row.Granted, o)
-			row.samples = append(row.samples, sample{
-				time: c.server / b.server, cpu: c.cpu / b.cpu,
-				throughput: b.took / c.took, inside: c.inside / float64(o.calls),
+// caseShapes: policies of other shapes against two windows in one scope, by single calls.
+func caseShapes(ctx context.Context, o scenarioOptions) []figure {
+	window := func(name string, period time.Duration, per ...string) throttle.Window {
+		w := throttle.Window{Name: name, Limit: 1_000_000, Period: period}
+		if len(per) > 0 {
+			w.Scope = throttle.Per(per...)
+		}
+		return w
+	}
+	shapes := [][]throttle.Window{
+		{window("second", time.Second), window("minute", time.Minute)},
+		{window("second", time.Second), window("user", time.Minute, "tenant", "user")},
+		{
+			window("second", time.Second), window("minute", time.Minute), window("hour", time.Hour),
+			window("day", 24*time.Hour), window("week", 7*24*time.Hour),
+		},
+	}
+	s := newReserveSite(ctx, o, 1)
+	var takes []reserveFunc
+	for i, windows := range shapes {
+		takes = append(takes, ourReserve(s.askers, fmt.Sprint("shape-", i), windows...))
+	}
+	return medians(o.rounds, func(round int) []figure {
+		costs := s.compare(ctx, o.of(2_000, 8_000), 100, 1, takes...)
+		two, scopes, five := costs[0], costs[1], costs[2]
+		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, two, scopes, five)
+		const cpu = ": Redis CPU a decision, beside two windows in one scope"
+		return []figure{
+			{Name: "two scopes with a window each" + cpu, Value: scopes.cpu / two.cpu, AtMost: new(1.3)},
+			{Name: "five windows in one scope" + cpu, Value: five.cpu / two.cpu, AtMost: new(2.)},
+		}
+	})
+}
+
+// A reserveSite is a site with connections for goroutines that reserve.
+type reserveSite struct {
+	*site
+	askers *redis.Client
+}
+
+func newReserveSite(ctx context.Context, o scenarioOptions, connections int) *reserveSite {
+	s := newSite(o)
+	s.learnIdle(ctx, nil)
+	askers := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: connections})
+	o.atEnd(func() { askers.Close() })
+	return &reserveSite{s, askers}
+}
+
+// compare calls each limiter n times, for tenants in turn. All calls must be granted.
+func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) []cost {
+	s.clear(ctx)
+	var sides []func() int
+	for _, take := range takes {
+		asked := 0
+		sides = append(sides, func() int {
+			from := asked
+			asked += n / turns
+			inParallel(n/turns, goroutines, func(i int) {
+				if !take(ctx, "tenant-"+strconv.Itoa((from+i)%tenants), 1) {
+					fail("a call was denied, and all should fit")
+				}
 			})
-		}
+			return n / turns
+		})
 	}
-	for i := range r.Rows {
-		row := &r.Rows[i]
-		row.ServerTime = medianOf(row.samples, func(s sample) float64 { return s.time })
-		row.ServerCPU = medianOf(row.samples, func(s sample) float64 { return s.cpu })
-		row.Throughput = medianOf(row.samples, func(s sample) float64 { return s.throughput })
-		row.CallsInside = medianOf(row.samples, func(s sample) float64 { return s.inside })
-		if row.Granted {
-			s.memoryOf(ctx, all[i/2], o.tenants, row)
-		} else {
-			row.BytesATenant, row.TenantsFilled = r.Rows[i-1].BytesATenant, r.Rows[i-1].TenantsFilled
-		}
+	for _, act := range sides { // makes connections and loads scripts
+		act()
 	}
-	fmt.Fprintf(stderr, "done in %v\n", time.Since(begin).Round(time.Second))
-	return r
+	return s.inTurns(ctx, sides...)
 }
 
-// spent is the cost of one measurement.
-type spent struct {
-	usage
-	took float64 // seconds
-}
-
-// measure has many goroutines take units for tenants in turn. Before grants, the windows of each
-// tenant are full but for the units to grant: 20, or 1/200 of a large limit.
-func (s *server) measure(ctx context.Context, c contestant, granted bool, o options) spent {
-	room := max(20, c.limit/200)
-	tenants := (o.calls + room - 1) / room
-	used := c.limit
-	if granted {
-		used -= room
-	}
-	state := s.fill(ctx, c, used)
-	check(s.control.FlushAll(ctx).Err())
-	s.restore(ctx, state, tenants)
-	cpu := s.reset(ctx)
-	begin := time.Now()
-	var grants atomic.Int64
-	inParallel(o.calls, o.goroutines, func(i int) {
-		if c.take(ctx, tenantName(i%tenants), 1) {
-			grants.Add(1)
+// caseReset: the rule by which a denied task comes back at the earliest reset.
+func caseReset(ctx context.Context, o scenarioOptions) []figure {
+	policy := policyOf(shared("shared", 20, 2300*time.Millisecond)) // resets are rarely on a whole second
+	policy.Requeue = throttle.RequeueEarliestReset
+	s := newSite(o)
+	return medians(o.rounds, func(int) []figure {
+		var mu sync.Mutex
+		resets := map[string]time.Time{} // as the last denial of a task said
+		c := crew{policy: &policy, slots: 32, denied: func(id string, d throttle.Decision) {
+			mu.Lock()
+			defer mu.Unlock()
+			resets[id] = d.At.Add(d.EarliestReset())
+		}}
+		ours := s.drainOurs(ctx, c, tasks(o.of(60, 200), 10))
+		var late []time.Duration
+		for _, s := range ours.starts {
+			if reset, denied := resets[s.id]; denied {
+				late = append(late, s.at.Sub(reset))
+			}
+		}
+		return []figure{
+			{Name: "reset to start p99", Value: quantile(late, 0.99).Seconds(), Unit: "s", AtMost: new(1.2)},
+			{Name: "reset to start p50", Value: quantile(late, 0.5).Seconds(), Unit: "s"},
+			{Name: "reset to start, earliest", Value: quantile(late, 0).Seconds(), Unit: "s", AtLeast: new(0.)},
+			{Name: "wakes a task", Value: ours.wakes},
 		}
 	})
-	took := time.Since(begin).Seconds()
-	if n, expected := int(grants.Load()), map[bool]int{true: o.calls}[granted]; n != expected {
-		fail("%s: %d of %d calls granted, not %d: it does not count as assumed", c.name, n, o.calls, expected)
-	}
-	return spent{s.usage(ctx, cpu), took}
-}
-
-// template is the tenant that is filled once and then copied.
-const template = "tenant-template"
-
-func tenantName(i int) string { return fmt.Sprintf("tenant-%08d", i) }
-
-// A stored value, as DUMP gives it.
-type stored struct{ key, dump string }
-
-// fill brings one tenant to `used` units and returns what is stored for it then. What a limiter
-// keeps for a process and not for a tenant is apart.
-func (s *server) fill(ctx context.Context, c contestant, used int) (state []stored) {
-	check(s.control.FlushAll(ctx).Err())
-	switch {
-	case used == 0:
-	case c.fill != nil:
-		c.fill(ctx, template, used)
-	default:
-		c.take(ctx, template, used)
-	}
-	for _, key := range must(s.control.Keys(ctx, "*"+template+"*").Result()) {
-		state = append(state, stored{key, must(s.control.Dump(ctx, key).Result())})
-	}
-	return state
-}
-
-func (s *server) restore(ctx context.Context, values []stored, tenants int) {
-	pipe := s.control.Pipeline()
-	size := 0
-	for i := range tenants {
-		for _, v := range values {
-			pipe.Restore(ctx, strings.ReplaceAll(v.key, template, tenantName(i)), period, v.dump)
-			size += len(v.key) + len(v.dump)
-		}
-		if size > 1<<20 || i == tenants-1 {
-			must(pipe.Exec(ctx))
-			size = 0
-		}
-	}
-}
-
-// memoryOf measures the memory of a tenant with full windows.
-func (s *server) memoryOf(ctx context.Context, c contestant, tenants int, to *row) {
-	state := s.fill(ctx, c, c.limit)
-	one := int64(0)
-	for _, v := range state {
-		one += must(s.control.MemoryUsage(ctx, v.key).Result())
-	}
-	to.TenantsFilled = min(tenants, max(1, int(256<<20/one)))
-	check(s.control.FlushAll(ctx).Err())
-	before := s.memory(ctx)
-	s.restore(ctx, state, to.TenantsFilled)
-	to.BytesATenant = (s.memory(ctx) - before) / int64(to.TenantsFilled)
-}
-
-func (r *report) print(w io.Writer) error {
-	fmt.Fprintf(w, "Ratios to %q of the same outcome, measured right before; "+
-		"medians of %d rounds of %d decisions, %d goroutines.\n\n", r.Baseline, r.Rounds, r.Calls, r.Goroutines)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "\tserver time\tserver CPU\tthroughput\tredis.calls\tbytes a tenant\t")
-	for _, row := range r.Rows {
-		outcome := "denied"
-		if row.Granted {
-			outcome = "granted"
-		}
-		fmt.Fprintf(t, "%s, %s\t%.2f\t%.2f\t%.2f\t%.1f\t%d\t\n",
-			row.Name, outcome, row.ServerTime, row.ServerCPU, row.Throughput, row.CallsInside, row.BytesATenant)
-	}
-	check(t.Flush())
-	fmt.Fprintln(w, "\nLess is better for server time and CPU, more for throughput. Bytes a tenant: windows full.")
-	return nil
-}
-
-func medianOf(samples []sample, value func(sample) float64) float64 {
-	values := make([]float64, len(samples))
-	for i, s := range samples {
-		values[i] = value(s)
-	}
-	return median(values)
 }

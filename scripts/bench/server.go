@@ -7,64 +7,27 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/servers"
 )
 
-// A server is a redis-server, and a client that counts what it sends.
+// A server is a redis-server.
 type server struct {
-	client  *redis.Client
-	control *redis.Client // not counted
+	control *redis.Client
 	process *servers.Process
-	sent    *counter
 }
 
 // startServer starts a redis-server that stops when the case has ended.
-func startServer(o scenarioOptions, connections int) *server {
+func startServer(o scenarioOptions) *server {
 	dir := must(os.MkdirTemp("", "sluice-bench-"))
 	o.atEnd(func() { os.RemoveAll(dir) })
 	process := must(servers.StartRedis(dir))
 	o.atEnd(process.Stop)
-	s := &server{
-		client:  redis.NewClient(&redis.Options{Addr: process.Addr, PoolSize: connections}),
-		control: redis.NewClient(&redis.Options{Addr: process.Addr}),
-		process: process,
-		sent:    &counter{},
-	}
-	s.client.AddHook(s.sent)
-	o.atEnd(func() { s.client.Close(); s.control.Close() })
+	s := &server{redis.NewClient(&redis.Options{Addr: process.Addr}), process}
+	o.atEnd(func() { s.control.Close() })
 	return s
-}
-
-// usage is what the server spent since the last reset.
-type usage struct {
-	cpu    float64 // microseconds of the process
-	inside float64 // commands called by scripts
-	server float64 // microseconds in commands that the client sent
-}
-
-func (s *server) reset(ctx context.Context) (cpu float64) {
-	s.sent.reset()
-	check(s.control.ConfigResetStat(ctx).Err())
-	return s.cpu(ctx)
-}
-
-func (s *server) usage(ctx context.Context, cpuBefore float64) usage {
-	u := usage{cpu: s.cpu(ctx) - cpuBefore}
-	for name, stat := range s.commands(ctx) {
-		if strings.Contains(name, "|") || name == "info" {
-			continue // our own CONFIG RESETSTAT and INFO
-		}
-		// The commands inside a script are in the time of the script already. More precise
-		// than usec_per_call, which has two digits.
-		sent := s.sent.of(name)
-		u.server += float64(stat.usec) * float64(sent) / float64(stat.calls)
-		u.inside += float64(stat.calls - sent)
-	}
-	return u
 }
 
 // A commandStat is what Redis counted of one command since the last reset.
@@ -113,46 +76,4 @@ func (s *server) info(ctx context.Context, section string) map[string]string {
 		}
 	}
 	return lines
-}
-
-// A counter is a hook that counts the commands a client sends, by name.
-type counter struct {
-	mu    sync.Mutex
-	calls map[string]int64
-}
-
-func (c *counter) count(cmds ...redis.Cmder) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, cmd := range cmds {
-		c.calls[strings.ToLower(cmd.Name())]++
-	}
-}
-
-func (c *counter) of(name string) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.calls[name]
-}
-
-func (c *counter) reset() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls = map[string]int64{}
-}
-
-func (c *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.count(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (c *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		c.count(cmds...)
-		return next(ctx, cmds)
-	}
 }

@@ -23,7 +23,7 @@ type site struct {
 	idleCPU float64 // microseconds of Redis a second when nothing is done: see learnIdle
 }
 
-func newSite(o scenarioOptions) *site { return &site{server: startServer(o, 1), o: o} }
+func newSite(o scenarioOptions) *site { return &site{server: startServer(o), o: o} }
 
 func (s *site) addr() string { return s.process.Addr }
 

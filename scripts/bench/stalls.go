@@ -8,22 +8,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A stall is a time in which the machine held up this process or its Redis. The line is not to
-// blame for what a task took longer then.
-type stall struct{ from, to time.Time }
+// pulse is the time between two pings.
+const pulse = 5 * time.Millisecond
 
-// stallsFrom is the least length of a stall, and pulse the time between two pings.
-const (
-	stallsFrom = 10 * time.Millisecond
-	pulse      = 5 * time.Millisecond
-)
-
-// A stallWatch pings Redis all the time, and notes slow answers.
+// A stallWatch pings Redis all the time. A slow answer says that the machine held up this process
+// or its Redis: the line is not to blame for what a task took longer then.
 type stallWatch struct {
 	end func()
 
-	mu    sync.Mutex
-	found []stall // in the order of time
+	mu   sync.Mutex
+	most time.Duration // that an answer took
 }
 
 func watchStalls(client *redis.Client) *stallWatch {
@@ -34,11 +28,9 @@ func watchStalls(client *redis.Client) *stallWatch {
 		for from := time.Now(); ctx.Err() == nil; from = time.Now() {
 			time.Sleep(pulse)
 			client.Ping(ctx)
-			if to := time.Now(); to.Sub(from) > pulse+stallsFrom {
-				w.mu.Lock()
-				w.found = append(w.found, stall{from, to})
-				w.mu.Unlock()
-			}
+			w.mu.Lock()
+			w.most = max(w.most, time.Since(from)-pulse)
+			w.mu.Unlock()
 		}
 	})
 	w.end = func() {
@@ -48,25 +40,8 @@ func watchStalls(client *redis.Client) *stallWatch {
 	return w
 }
 
-// between returns how much of that time were stalls.
-func (w *stallWatch) between(from, to time.Time) time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var sum time.Duration
-	for _, s := range w.found {
-		if s.to.After(from) && s.from.Before(to) {
-			sum += min(to.Sub(s.from), to.Sub(from), s.to.Sub(from), s.to.Sub(s.from))
-		}
-	}
-	return sum
-}
-
 func (w *stallWatch) longest() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	longest := time.Duration(0)
-	for _, s := range w.found {
-		longest = max(longest, s.to.Sub(s.from))
-	}
-	return longest
+	return w.most
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// engineRun: the cost of throttling that denies nothing. Each round runs the same backlog three
+// caseRun: the cost of throttling that denies nothing. Each round runs the same backlog three
 // times: by plain asynq, by our server with tasks of our client, and by our server with tasks of
 // asynq's client.
-func engineRun(n, tenants, slots int, work time.Duration, throughput float64) runFunc {
+func caseRun(n, tenants, slots int, work time.Duration, throughput float64) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := unbound()
 		c := crew{policy: &policy, slots: slots, work: work}
@@ -34,9 +34,9 @@ func engineRun(n, tenants, slots int, work time.Duration, throughput float64) ru
 	}
 }
 
-// engineRate: a backlog at a shared window and a window for each tenant. Its cost is compared with
+// caseRate: a backlog at a shared window and a window for each tenant. Its cost is compared with
 // plain asynq, which runs the same backlog without limits.
-func engineRate(limit int, utilization float64, barred bool) runFunc {
+func caseRate(limit int, utilization float64, barred bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		const tenants = 10
 		r := rate{limit, time.Second}
@@ -66,8 +66,8 @@ func engineRate(limit int, utilization float64, barred bool) runFunc {
 	}
 }
 
-// engineDefaults: a backlog of our client at a window. Only the concurrency is set.
-func engineDefaults(r rate, short, full int, utilization float64, react bool) runFunc {
+// caseDefaults: a backlog of our client at a window. Only the concurrency is set.
+func caseDefaults(r rate, short, full int, utilization float64, react bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := policyOf(shared("shared", int64(r.limit), r.period))
 		s := newSite(o)

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// engineState: what it costs an operator to look at a long line of many tenants.
-func engineState(ctx context.Context, o scenarioOptions) []figure {
+// caseState: what it costs an operator to look at a long line of many tenants.
+func caseState(ctx context.Context, o scenarioOptions) []figure {
 	n, tenants := o.of(50_000, 1_000_000), o.of(5_000, 100_000)
 	s := newSite(o)
 	joins := s.newJoins(lineOf("long"))

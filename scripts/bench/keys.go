@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// engineKeys: the keys that each grant adds to those that exist in any case.
-func engineKeys(ctx context.Context, o scenarioOptions) []figure {
+// caseKeys: the keys that each grant adds to those that exist in any case.
+func caseKeys(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveSite(ctx, o, 16)
 	reserve := ourReserve(s.askers, "bench", twoExact()...)
 	policy := unbound()

@@ -19,9 +19,9 @@ const (
 	fullGrants = 1000
 )
 
-// engineFull: single calls to sliding windows that stay full, as calls never pause. All grant as
+// caseFull: single calls to sliding windows that stay full, as calls never pause. All grant as
 // many calls a second, so they differ only in size.
-func engineFull(ctx context.Context, o scenarioOptions) []figure {
+func caseFull(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveSite(ctx, o, 1)
 	limits := []int{20, 1_000, 100_000}
 	sides, granted := s.fullWindows(ctx, limits)
@@ -74,8 +74,8 @@ func fillWindows(sides []func() int) {
 	}
 }
 
-// engineSlots: handler slots bind, and no limit does. One tenant's backlog came first.
-func engineSlots(ctx context.Context, o scenarioOptions) []figure {
+// caseSlots: handler slots bind, and no limit does. One tenant's backlog came first.
+func caseSlots(ctx context.Context, o scenarioOptions) []figure {
 	const others, each = 9, 100
 	s := newSite(o)
 	policy := unbound()

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// engineServers: many servers, idle but for one line.
-func engineServers(ctx context.Context, o scenarioOptions) []figure {
+// caseServers: many servers, idle but for one line.
+func caseServers(ctx context.Context, o scenarioOptions) []figure {
 	servers, rates := []int{1, 10}, []int{20, 500}
 	if o.full {
 		servers, rates = []int{1, 10, 50, 200}, []int{20, 500, 2000}
@@ -31,9 +31,9 @@ func engineServers(ctx context.Context, o scenarioOptions) []figure {
 	})
 }
 
-// engineBursts: the same beside a backlog that begins with all units free. Servers take these as fast
+// caseBursts: the same beside a backlog that begins with all units free. Servers take these as fast
 // as they can, and so what fits a period later.
-func engineBursts(ctx context.Context, o scenarioOptions) []figure {
+func caseBursts(ctx context.Context, o scenarioOptions) []figure {
 	s := newSite(o)
 	take := takeScript(ctx, s.addr())
 	return medians(o.rounds, func(round int) (all []figure) {

@@ -8,9 +8,9 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// engineBullMQ: another queue, whose limiter has one fixed window a queue, against plain asynq. It
+// caseBullMQ: another queue, whose limiter has one fixed window a queue, against plain asynq. It
 // has no bars: its figures are for comparison with ours against plain asynq.
-func engineBullMQ(ctx context.Context, o scenarioOptions) []figure {
+func caseBullMQ(ctx context.Context, o scenarioOptions) []figure {
 	b, missing := installBullMQ(ctx, o)
 	if missing != nil {
 		o.say("left out: %v", missing)

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// engineWaiting: the cost of a join behind a long line, and the memory of a ticket.
-func engineWaiting(ctx context.Context, o scenarioOptions) []figure {
+// caseWaiting: the cost of a join behind a long line, and the memory of a ticket.
+func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
 	n := o.of(50_000, 1_000_000)
 	if o.waiting > 0 {
 		n = o.waiting

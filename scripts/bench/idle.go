@@ -16,8 +16,8 @@ func twenty() throttle.Policy {
 	return policyOf(shared("second", 20, time.Second))
 }
 
-// engineIdleSystem: one task now and then that fits at once, at default settings.
-func engineIdleSystem(ctx context.Context, o scenarioOptions) []figure {
+// caseIdleSystem: one task now and then that fits at once, at default settings.
+func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 	s := newSite(o)
 	return medians(o.rounds, func(int) []figure {
 		s.clear(ctx)
@@ -49,9 +49,9 @@ func engineIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 	})
 }
 
-// engineIdleServer: the commands of a server that had a task and has none, against plain asynq's.
+// caseIdleServer: the commands of a server that had a task and has none, against plain asynq's.
 // Both run at the same time, each on a Redis of its own.
-func engineIdleServer(ctx context.Context, o scenarioOptions) []figure {
+func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 	const settle = 7 * time.Second // until all that the task has left behind is over
 	watch := time.Duration(o.of(15, 60)) * time.Second
 	policy := twenty()

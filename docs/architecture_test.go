@@ -136,7 +136,7 @@ func TestDependenciesAreListed(t *testing.T) {
 // but for tests and benchmarks.
 func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 	t.Parallel()
-	asks := regexp.MustCompile(`([=!]= |case )(throttle\.)?(Sliding|Fixed|GCRA|Calendar|Concurrency)\b|(kind|head, -1\)) [=~]= '|algorithms\['`)
+	asks := regexp.MustCompile(`([=!]= |case )(throttle\.)?Algorithm(Sliding|Fixed|GCRA|Calendar|Concurrency)\b|(kind|head, -1\)) [=~]= '|algorithms\['`)
 	for _, suffix := range []string{".go", ".lua"} {
 		for name, text := range files(t, suffix) {
 			helper := strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "scripts/") || strings.Contains(name, "/limitertest/")
@@ -153,3 +153,27 @@ func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 }
 
 var algorithmFiles = map[string]bool{"sliding": true, "fixed": true, "gcra": true, "calendar": true, "concurrency": true}
+
+// A value of an exported type begins with the type's name, without "Mode": throttle.FailOpen of a FailMode.
+func TestValuesAreNamedAfterTheirType(t *testing.T) {
+	t.Parallel()
+	value := regexp.MustCompile(`(?m)^(?:\t|const |var )([A-Z]\w*) +(?:= )?([A-Z]\w*)(?: = "|\{\w+\}$)`)
+	seen := 0
+	for name, text := range files(t, ".go") {
+		if strings.HasSuffix(name, "_test.go") || strings.Contains(name, "internal/") {
+			continue
+		}
+		for _, m := range value.FindAllStringSubmatch(text, -1) {
+			prefix := m[2]
+			if short, _ := strings.CutSuffix(prefix, "Mode"); short != "" {
+				prefix = short
+			}
+			if seen++; !strings.HasPrefix(m[1], prefix) {
+				t.Errorf("%s: %s is a %s: begin its name with that", name, m[1], m[2])
+			}
+		}
+	}
+	if seen < 30 {
+		t.Errorf("%d values: is the test looking for another notation?", seen)
+	}
+}

@@ -12,24 +12,24 @@ import (
 type Algorithm string
 
 const (
-	// Sliding counts the last period: no span of that length ever holds more than Limit. It is the
-	// default.
-	Sliding Algorithm = "sliding"
+	// AlgorithmSliding counts the last period: no span of that length ever holds more than Limit.
+	// It is the default.
+	AlgorithmSliding Algorithm = "sliding"
 
-	// Fixed counts buckets of one period each.
-	Fixed Algorithm = "fixed"
+	// AlgorithmFixed counts buckets of one period each.
+	AlgorithmFixed Algorithm = "fixed"
 
-	// GCRA grants Burst units at once, and then one each Period/Limit: the generic cell rate algorithm
-	// (ITU-T I.371).
-	GCRA Algorithm = "gcra"
+	// AlgorithmGCRA grants Burst units at once, and then one each Period/Limit: the generic cell rate
+	// algorithm (ITU-T I.371).
+	AlgorithmGCRA Algorithm = "gcra"
 
-	// Calendar counts between two ticks of a cron expression, such as the midnights of a time zone:
-	// see Window.Resets.
-	Calendar Algorithm = "calendar"
+	// AlgorithmCalendar counts between two ticks of a cron expression, such as the midnights of a time
+	// zone: see Window.Resets.
+	AlgorithmCalendar Algorithm = "calendar"
 
-	// Concurrency counts what runs at once. Units are held until Reservation.Release, or for Lease
-	// after the last renewal: see Reservation.Hold.
-	Concurrency Algorithm = "concurrency"
+	// AlgorithmConcurrency counts what runs at once. Units are held until Reservation.Release, or for
+	// Lease after the last renewal: see Reservation.Hold.
+	AlgorithmConcurrency Algorithm = "concurrency"
 )
 
 // Leases reports whether windows of the algorithm hold units until they are given back, or their
@@ -38,11 +38,11 @@ func (a Algorithm) Leases() bool { return algorithms[a] != nil && algorithms[a].
 
 // algorithms is the registry: one Go file and one Lua file an algorithm, and one line here.
 var algorithms = map[Algorithm]*algorithm.Algorithm{
-	Sliding:     &algorithm.Sliding,
-	Fixed:       &algorithm.Fixed,
-	GCRA:        &algorithm.GCRA,
-	Calendar:    &algorithm.Calendar,
-	Concurrency: &algorithm.Concurrency,
+	AlgorithmSliding:     &algorithm.Sliding,
+	AlgorithmFixed:       &algorithm.Fixed,
+	AlgorithmGCRA:        &algorithm.GCRA,
+	AlgorithmCalendar:    &algorithm.Calendar,
+	AlgorithmConcurrency: &algorithm.Concurrency,
 }
 
 // algorithmNames lists those that have the options, quoted, in order.

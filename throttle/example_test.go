@@ -113,7 +113,7 @@ func ExampleLimiter_Wait() {
 func ExampleReservation_Hold() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name:    "renders",
-		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.Concurrency, Limit: 1, Scope: throttle.Shared}},
+		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}},
 	})
 	defer end()
 	render := func(ctx context.Context) error {
@@ -144,7 +144,7 @@ func ExampleReservation_Hold() {
 func ExampleLine() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name:    "llm",
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Scope: throttle.Shared}},
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Scope: throttle.ScopeShared}},
 	})
 	defer end()
 	ctx, line := context.Background(), limiter.Line("llm")
@@ -222,7 +222,7 @@ func ExampleLimiter_SetPolicies() {
 func ExampleLimiter_Pause() {
 	limiter, end := exampleLimiter(throttle.Policy{
 		Name:    "github-api",
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.Shared}},
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared}},
 	})
 	defer end()
 	ctx, all := context.Background(), throttle.Request{Policy: "github-api"}

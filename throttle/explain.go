@@ -88,7 +88,7 @@ func (l *Limiter) explain(
 ) error {
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
-	e.Class = classOf(r.Class == Batch)
+	e.Class = classOf(r.Class == ClassBatch)
 	e.Joined, e.JoinedAtMost = time.UnixMicro(script.JoinedAt(record.Rank)), time.UnixMicro(record.Start)
 	flows, err := l.runner.FlowsOf(ctx, cp.line, []string{record.Flow})
 	if err != nil {

@@ -200,7 +200,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"fixed by the clock resets on its boundary": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 20, Period: m}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: m}},
 			[]step{
 				{59 * s, 20, "", []int64{0}, 0},
 				{m - us, 1, "w", []int64{0}, us},
@@ -212,7 +212,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"fixed by the clock with a margin": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 2, Period: 10 * s, Margin: 1 * s}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 2, Period: 10 * s, Margin: 1 * s}},
 			[]step{
 				{0, 2, "", []int64{0}, 0},
 				{1 * s, 1, "w", []int64{0}, 9 * s},
@@ -225,8 +225,8 @@ func TestDecisionsStepByStep(t *testing.T) {
 		},
 		"two closing windows that are seldom open together": {
 			[]throttle.Window{
-				{Name: "a", Algorithm: throttle.Fixed, Limit: 9, Period: 10 * s, Margin: 4 * s},
-				{Name: "b", Algorithm: throttle.Fixed, Limit: 9, Period: 15 * s, Margin: 7 * s},
+				{Name: "a", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 10 * s, Margin: 4 * s},
+				{Name: "b", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 15 * s, Margin: 7 * s},
 			},
 			[]step{
 				{6 * s, 1, "a", []int64{9, 9}, 9 * s},  // a is closed 6 to 10, b 8 to 15
@@ -237,7 +237,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"fixed from the first use": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m}},
 			[]step{
 				{50 * s, 1, "", []int64{2}, 0},
 				{m, 2, "", []int64{0}, 0},
@@ -249,7 +249,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"fixed from the first use with a margin": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m, Margin: s}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: m, Margin: s}},
 			[]step{
 				{0, 3, "", []int64{0}, 0},
 				{m, 1, "w", []int64{0}, 1 * s},
@@ -257,7 +257,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"gcra 10 a minute": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Period: m}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m}},
 			slices.Concat(
 				countdown(10, step{0, 1, "", []int64{9}, 0}),
 				[]step{
@@ -273,7 +273,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			),
 		},
 		"gcra as a leaky bucket": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Period: m, Burst: 1}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m, Burst: 1}},
 			[]step{
 				{0, 1, "", []int64{0}, 0},
 				{0, 1, "w", []int64{0}, 6 * s},
@@ -284,7 +284,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"gcra margin": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Period: m, Burst: 2, Margin: s}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m, Burst: 2, Margin: s}},
 			[]step{
 				{0, 2, "", []int64{0}, 0},
 				{0, 1, "w", []int64{0}, 6100 * ms},
@@ -292,7 +292,7 @@ func TestDecisionsStepByStep(t *testing.T) {
 			},
 		},
 		"gcra whose spacing is no whole microsecond": {
-			[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Period: 24 * h, Burst: 1}},
+			[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Period: 24 * h, Burst: 1}},
 			[]step{ // 12342.857142 857... s
 				{0, 1, "", []int64{0}, 0},
 				{0, 1, "w", []int64{0}, 12342857143 * us},
@@ -305,8 +305,8 @@ func TestDecisionsStepByStep(t *testing.T) {
 		"a billion a minute": {
 			[]throttle.Window{
 				{Name: "s", Limit: 1e9, Period: m},
-				{Name: "f", Algorithm: throttle.Fixed, Limit: 1e9, Period: m},
-				{Name: "g", Algorithm: throttle.GCRA, Limit: 1e9, Period: m},
+				{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 1e9, Period: m},
+				{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 1e9, Period: m},
 			},
 			[]step{
 				{0, 1e9 - 1, "", []int64{1, 1, 1}, 0},
@@ -320,8 +320,8 @@ func TestDecisionsStepByStep(t *testing.T) {
 		"7 a day": {
 			[]throttle.Window{
 				{Name: "s", Limit: 7, Period: 24 * h},
-				{Name: "f", Algorithm: throttle.Fixed, Limit: 7, Period: 24 * h},
-				{Name: "g", Algorithm: throttle.GCRA, Limit: 7, Period: 24 * h},
+				{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 7, Period: 24 * h},
+				{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Period: 24 * h},
 			},
 			[]step{
 				{1 * h, 6, "", []int64{1, 1, 1}, 0},

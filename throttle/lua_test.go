@@ -64,11 +64,11 @@ func all(text, pattern string) (found []string) {
 func testWindow(name Algorithm) Window {
 	w := Window{Algorithm: name, Name: "w", Limit: 7, Period: time.Minute, Margin: time.Second}
 	switch name {
-	case Calendar:
+	case AlgorithmCalendar:
 		w.Period, w.Resets = 0, "@daily"
-	case Concurrency:
+	case AlgorithmConcurrency:
 		w.Period, w.Margin = 0, 0
-	case Fixed:
+	case AlgorithmFixed:
 		w.Anchor = AnchorFirstUse
 	}
 	return w
@@ -281,7 +281,7 @@ func TestHeadersOfState(t *testing.T) {
 		head = regexp.MustCompile(`\[.*?\]`).ReplaceAllString(head, "") // what small limits do not have
 		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, head, `(?m)^--   payload     (.*)$`))
 		if strings.Contains(head, "entry*") {
-			want += map[Algorithm]int{Sliding: 8, Concurrency: sizes(one(t, head, `(?m)^--   entry       (.*)$`))}[name]
+			want += map[Algorithm]int{AlgorithmSliding: 8, AlgorithmConcurrency: sizes(one(t, head, `(?m)^--   entry       (.*)$`))}[name]
 		}
 		if len(got) != want {
 			t.Errorf("%s: one grant takes %d bytes, the headers say %d", name, len(got), want)

@@ -57,7 +57,7 @@ func (cp *compiledPolicy) newOperation(r Request, t tenantNow) (*operation, erro
 		return nil, r.bad("idempotency key", r.IdempotencyKey, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
 	case len(r.Tenant) > MaxValueBytes:
 		return nil, r.bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
-	case r.Class != "" && r.Class != Live && r.Class != Batch:
+	case r.Class != "" && r.Class != ClassLive && r.Class != ClassBatch:
 		return nil, r.bad("class", string(r.Class), `must be "live" or "batch"`)
 	case r.Backlog < 0:
 		return nil, r.bad("backlog", r.Backlog, "must not be below 0")
@@ -153,7 +153,7 @@ func (cp *compiledPolicy) flow(queue string, r Request) string {
 			values[i] = r.Tenant
 		}
 	}
-	return script.Flow(queue, r.Class == Batch, cp.flowMark, values)
+	return script.Flow(queue, r.Class == ClassBatch, cp.flowMark, values)
 }
 
 // costsText lists the cost of each unit, such as "requests=1,tokens=5".
@@ -173,7 +173,7 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 	queue, batch, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
 	if batch {
-		r.Class = Batch
+		r.Class = ClassBatch
 	}
 	if len(values) != len(cp.flowBy) {
 		return r, false

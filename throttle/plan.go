@@ -212,7 +212,7 @@ func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, 
 	return l.Window(o.keys[o.scopeOf[i]]+" "+w.Name, func() *plan.Window {
 		made := &plan.Window{
 			Simulated: a.Simulate(w.numbers(), counted.Used, now, counted.Resets),
-			Limit:     float64(a.Capacity(w.numbers())), Name: w.Name, Place: i, Shared: w.Scope == Shared,
+			Limit:     float64(a.Capacity(w.numbers())), Name: w.Name, Place: i, Shared: w.Scope == ScopeShared,
 		}
 		if !a.Even {
 			made.Period = w.Period
@@ -223,7 +223,7 @@ func (o *operation) simulated(l *plan.Line, i int, counted script.WindowAnswer, 
 
 func (o *operation) simulatedFlow(l *plan.Line, name, queue string) *plan.Flow {
 	return l.Flow(name, queue, func() *plan.Flow {
-		f := &plan.Flow{Batch: o.request.Class == Batch, Weight: float64(o.weight()) / 1000}
+		f := &plan.Flow{Batch: o.request.Class == ClassBatch, Weight: float64(o.weight()) / 1000}
 		for i := range o.windows {
 			w := o.simulated(l, i, script.WindowAnswer{Resets: l.Now}, l.Now)
 			switch {

@@ -78,7 +78,7 @@ type Policy struct {
 
 // A Window is one named limit of a policy.
 type Window struct {
-	// Algorithm says how units are counted. The default is Sliding.
+	// Algorithm says how units are counted. The default is AlgorithmSliding.
 	Algorithm Algorithm
 
 	// Anchor says where the buckets of a Fixed window begin. The default is AnchorClock.
@@ -234,7 +234,7 @@ const (
 
 // WithDefaults returns a copy with every default written out.
 func (w Window) WithDefaults() Window {
-	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, Sliding), cmp.Or(w.Unit, Requests)
+	w.Algorithm, w.Unit = cmp.Or(w.Algorithm, AlgorithmSliding), cmp.Or(w.Unit, Requests)
 	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
 		n := w.numbers()
 		a.Defaults(&n)

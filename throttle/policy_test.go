@@ -72,36 +72,42 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{change(func(w *window) { w.Burst = 3 }), `, window "a": burst 3: is for windows with "algorithm: gcra"`},
 		{change(func(w *window) { w.Anchor = throttle.AnchorClock }), `, window "a": anchor "clock": is for windows with "algorithm: fixed"`},
 
-		{change(func(w *window) { w.Algorithm, w.Anchor = throttle.Fixed, "noon" }), `, window "a": anchor "noon": must be "clock" or "first-use"`},
-		{change(func(w *window) { w.Algorithm, w.Margin = throttle.Fixed, 30*s }), `, window "a": margin 30s: must be less than half the period of a fixed window`},
-		{change(func(w *window) { w.Algorithm, w.Margin = throttle.Fixed, 30*s-us }), ``},
-		{change(func(w *window) { w.Algorithm, w.Margin, w.Anchor = throttle.Fixed, m, throttle.AnchorFirstUse }), ``},
-		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, -1 }), `, window "a": burst -1: must be 1 to 1000000000000`},
-		{change(func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
-		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.GCRA, 1e12, 1, m }), ``},
+		{change(func(w *window) { w.Algorithm, w.Anchor = throttle.AlgorithmFixed, "noon" }), `, window "a": anchor "noon": must be "clock" or "first-use"`},
+		{change(func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, 30*s }), `, window "a": margin 30s: must be less than half the period of a fixed window`},
+		{change(func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, 30*s-us }), ``},
+		{change(func(w *window) { w.Algorithm, w.Margin, w.Anchor = throttle.AlgorithmFixed, m, throttle.AnchorFirstUse }), ``},
+		{change(func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, -1 }), `, window "a": burst -1: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, throttle.MaxLimit+1 }), `, window "a": burst 1000000000001: must be 1 to 1000000000000`},
+		{change(func(w *window) { w.Algorithm, w.Burst, w.Limit, w.Period = throttle.AlgorithmGCRA, 1e12, 1, m }), ``},
 
-		{change(func(w *window) { w.Algorithm = throttle.Concurrency }), `, window "a": period 1m0s: is not for windows with "algorithm: concurrency"`},
-		{change(func(w *window) { w.Algorithm, w.Period = throttle.Concurrency, 0 }), ``},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Margin = throttle.Concurrency, 0, s }), `, window "a": margin 1s: is not for windows with "algorithm: concurrency"`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Limit = throttle.Concurrency, 0, 10_001 }), `, window "a": limit 10001: must be 1 to 10000 with algorithm: concurrency`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.Concurrency, 0, ms }), `, window "a": lease 1ms: must be 1s to 24h0m0s`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.Concurrency, 0, s+1 }), `, window "a": lease 1.000000001s: must be whole microseconds`},
+		{change(func(w *window) { w.Algorithm = throttle.AlgorithmConcurrency }), `, window "a": period 1m0s: is not for windows with "algorithm: concurrency"`},
+		{change(func(w *window) { w.Algorithm, w.Period = throttle.AlgorithmConcurrency, 0 }), ``},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Margin = throttle.AlgorithmConcurrency, 0, s }), `, window "a": margin 1s: is not for windows with "algorithm: concurrency"`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Limit = throttle.AlgorithmConcurrency, 0, 10_001 }), `, window "a": limit 10001: must be 1 to 10000 with algorithm: concurrency`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.AlgorithmConcurrency, 0, ms }), `, window "a": lease 1ms: must be 1s to 24h0m0s`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Lease = throttle.AlgorithmConcurrency, 0, s+1 }), `, window "a": lease 1.000000001s: must be whole microseconds`},
 		{change(func(w *window) { w.Lease = s }), `, window "a": lease 1s: is for windows with "algorithm: concurrency"`},
 
-		{change(func(w *window) { w.Algorithm, w.Resets = throttle.Calendar, "@daily" }), `, window "a": period 1m0s: is not for windows with "algorithm: calendar"`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "0 0 1 * *" }), ``},
-		{change(func(w *window) { w.Algorithm, w.Period = throttle.Calendar, 0 }), `, window "a": resets "": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "@every 1h" }), `, window "a": resets "@every 1h": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "CRON_TZ=UTC 0 0 * * *" }), `, window "a": resets "CRON_TZ=UTC 0 0 * * *": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.Calendar, 0, "0 0 30 2 *" }), `, window "a": resets "0 0 30 2 *": must be a time that comes within the next five years`},
+		{change(func(w *window) { w.Algorithm, w.Resets = throttle.AlgorithmCalendar, "@daily" }), `, window "a": period 1m0s: is not for windows with "algorithm: calendar"`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.AlgorithmCalendar, 0, "0 0 1 * *" }), ``},
+		{change(func(w *window) { w.Algorithm, w.Period = throttle.AlgorithmCalendar, 0 }), `, window "a": resets "": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.AlgorithmCalendar, 0, "@every 1h" }), `, window "a": resets "@every 1h": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
 		{change(func(w *window) {
-			w.Algorithm, w.Period, w.Resets, w.Timezone = throttle.Calendar, 0, "@daily", "Mars/Base"
+			w.Algorithm, w.Period, w.Resets = throttle.AlgorithmCalendar, 0, "CRON_TZ=UTC 0 0 * * *"
+		}), `, window "a": resets "CRON_TZ=UTC 0 0 * * *": must be a cron expression of five fields, such as "0 0 * * *" for every midnight`},
+		{change(func(w *window) { w.Algorithm, w.Period, w.Resets = throttle.AlgorithmCalendar, 0, "0 0 30 2 *" }), `, window "a": resets "0 0 30 2 *": must be a time that comes within the next five years`},
+		{change(func(w *window) {
+			w.Algorithm, w.Period, w.Resets, w.Timezone = throttle.AlgorithmCalendar, 0, "@daily", "Mars/Base"
 		}), `, window "a": timezone "Mars/Base": must be a name of the IANA time zone database, such as "America/Los_Angeles"`},
 		{change(func(w *window) {
-			w.Algorithm, w.Period, w.Resets, w.Timezone = throttle.Calendar, 0, "@daily", "America/Los_Angeles"
+			w.Algorithm, w.Period, w.Resets, w.Timezone = throttle.AlgorithmCalendar, 0, "@daily", "America/Los_Angeles"
 		}), ``},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 30*m }), `, window "a": margin 30m0s: must be less than half the time between two resets`},
-		{change(func(w *window) { w.Algorithm, w.Period, w.Resets, w.Margin = throttle.Calendar, 0, "@hourly", 29*m }), ``},
+		{change(func(w *window) {
+			w.Algorithm, w.Period, w.Resets, w.Margin = throttle.AlgorithmCalendar, 0, "@hourly", 30*m
+		}), `, window "a": margin 30m0s: must be less than half the time between two resets`},
+		{change(func(w *window) {
+			w.Algorithm, w.Period, w.Resets, w.Margin = throttle.AlgorithmCalendar, 0, "@hourly", 29*m
+		}), ``},
 		{change(func(w *window) { w.Resets = "@daily" }), `, window "a": resets "@daily": is for windows with "algorithm: calendar"`},
 		{change(func(w *window) { w.Timezone = "UTC" }), `, window "a": timezone "UTC": is for windows with "algorithm: calendar"`},
 		{func(p *throttle.Policy) { p.MaxPause = us }, `: max_pause 1µs: must be 1ms to 8784h0m0s, in whole microseconds`},
@@ -124,7 +130,7 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
 		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
 	} {
-		p := limitertest.Policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Scope: throttle.Shared})
+		p := limitertest.Policy(window{Name: "a", Limit: 20, Period: m}, window{Name: "all", Limit: 100, Period: s, Scope: throttle.ScopeShared})
 		tc.change(&p)
 		want := tc.want
 		if strings.HasPrefix(want, ":") || strings.HasPrefix(want, ",") {
@@ -171,17 +177,17 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		Tenants: map[string]throttle.Tenant{"acme": {}},
 		Windows: []throttle.Window{
 			{Name: "s", Limit: 5, Period: m},
-			{Name: "f", Algorithm: throttle.Fixed, Limit: 5, Period: m, Scope: throttle.Per("user", "ip")},
-			{Name: "g", Algorithm: throttle.GCRA, Limit: 5, Period: m, Scope: throttle.Shared, Unit: "tokens"},
+			{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 5, Period: m, Scope: throttle.Per("user", "ip")},
+			{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 5, Period: m, Scope: throttle.ScopeShared, Unit: "tokens"},
 		},
 	}
 	want := throttle.Policy{
 		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, Failover: throttle.FailoverFast, MaxPause: h, Mode: throttle.ModeEnforce, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
-			{Algorithm: throttle.Sliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},
-			{Algorithm: throttle.Fixed, Anchor: throttle.AnchorClock, Name: "f", Limit: 5, Period: m, Scope: throttle.Per("ip", "user"), Unit: "requests"},
-			{Algorithm: throttle.GCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Scope: throttle.Shared, Unit: "tokens"},
+			{Algorithm: throttle.AlgorithmSliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},
+			{Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorClock, Name: "f", Limit: 5, Period: m, Scope: throttle.Per("ip", "user"), Unit: "requests"},
+			{Algorithm: throttle.AlgorithmGCRA, Burst: 5, Name: "g", Limit: 5, Period: m, Scope: throttle.ScopeShared, Unit: "tokens"},
 		},
 	}
 	got := given.WithDefaults()
@@ -214,18 +220,18 @@ func TestPoliciesThatNeverBindAreWarnedOf(t *testing.T) {
 		"a margin":                         {[]window{with(tight, func(w *window) { w.Margin = 5 * s }), with(loose, func(w *window) { w.Limit = 400 })}, nil, "loose<tight"},
 		"a margin of the loose one":        {[]window{tight, with(loose, func(w *window) { w.Margin = s })}, nil, ""},
 		"another unit":                     {[]window{tight, with(loose, func(w *window) { w.Unit = "tokens" })}, nil, ""},
-		"shared by all":                    {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.Shared })}, nil, ""},
-		"tight for all":                    {[]window{with(tight, func(w *window) { w.Scope = throttle.Shared }), loose}, nil, "loose<tight"},
+		"shared by all":                    {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.ScopeShared })}, nil, ""},
+		"tight for all":                    {[]window{with(tight, func(w *window) { w.Scope = throttle.ScopeShared }), loose}, nil, "loose<tight"},
 		"loose per user":                   {[]window{tight, with(loose, func(w *window) { w.Scope = throttle.Per("tenant", "user") })}, nil, "loose<tight"},
 		"twice the same":                   {[]window{tight, with(tight, func(w *window) { w.Name = "again" })}, nil, "tight<again"},
 		"two loose ones":                   {[]window{loose, with(loose, func(w *window) { w.Name, w.Limit = "looser", 700 }), tight}, nil, "loose<tight looser<tight"},
-		"loose gcra":                       {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.GCRA })}, nil, ""},
-		"tight gcra":                       {[]window{with(tight, func(w *window) { w.Algorithm, w.Burst = throttle.GCRA, 1 }), with(loose, func(w *window) { w.Limit = 601 })}, nil, "loose<tight"},
-		"tight gcra, its burst":            {[]window{with(tight, func(w *window) { w.Algorithm = throttle.GCRA }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
-		"loose fixed":                      {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.Fixed })}, nil, "loose<tight"},
-		"loose fixed that closes":          {[]window{tight, with(loose, func(w *window) { w.Algorithm, w.Margin = throttle.Fixed, us; w.Limit = 999 })}, nil, ""},
-		"tight fixed":                      {[]window{with(tight, func(w *window) { w.Algorithm = throttle.Fixed }), with(loose, func(w *window) { w.Limit = 610 })}, nil, "loose<tight"},
-		"tight fixed, over a boundary":     {[]window{with(tight, func(w *window) { w.Algorithm = throttle.Fixed }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
+		"loose gcra":                       {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.AlgorithmGCRA })}, nil, ""},
+		"tight gcra":                       {[]window{with(tight, func(w *window) { w.Algorithm, w.Burst = throttle.AlgorithmGCRA, 1 }), with(loose, func(w *window) { w.Limit = 601 })}, nil, "loose<tight"},
+		"tight gcra, its burst":            {[]window{with(tight, func(w *window) { w.Algorithm = throttle.AlgorithmGCRA }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
+		"loose fixed":                      {[]window{tight, with(loose, func(w *window) { w.Algorithm = throttle.AlgorithmFixed })}, nil, "loose<tight"},
+		"loose fixed that closes":          {[]window{tight, with(loose, func(w *window) { w.Algorithm, w.Margin = throttle.AlgorithmFixed, us; w.Limit = 999 })}, nil, ""},
+		"tight fixed":                      {[]window{with(tight, func(w *window) { w.Algorithm = throttle.AlgorithmFixed }), with(loose, func(w *window) { w.Limit = 610 })}, nil, "loose<tight"},
+		"tight fixed, over a boundary":     {[]window{with(tight, func(w *window) { w.Algorithm = throttle.AlgorithmFixed }), with(loose, func(w *window) { w.Limit = 609 })}, nil, ""},
 		"binds for one tenant":             {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 11}}}}, ""},
 		"for no tenant":                    {[]window{tight, loose}, map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"tight": {Limit: 9}}}}, "loose<tight"},
 	} {

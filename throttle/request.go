@@ -16,7 +16,7 @@ type Request struct {
 	// attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
-	// Class says who goes first in line. The default is Live.
+	// Class says who goes first in line. The default is ClassLive.
 	Class Class
 
 	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests,
@@ -69,12 +69,12 @@ type Request struct {
 type Class string
 
 const (
-	// Live requests go before those of batches, except for Policy.BatchShare.
-	Live Class = "live"
+	// ClassLive requests go before those of batches, except for Policy.BatchShare.
+	ClassLive Class = "live"
 
-	// Batch requests get what live ones leave of windows and handler slots, and at least
+	// ClassBatch requests get what live ones leave of windows and handler slots, and at least
 	// Policy.BatchShare.
-	Batch Class = "batch"
+	ClassBatch Class = "batch"
 )
 
 // bad returns a *RequestError about one of its fields.

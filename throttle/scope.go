@@ -16,24 +16,24 @@ type Scope struct {
 
 const shared = "shared"
 
-// Shared is the scope of a window with one count for all tenants.
-var Shared = Scope{shared}
+// ScopeShared is the scope of a window with one count for all tenants.
+var ScopeShared = Scope{shared}
 
 // Per returns the scope of a window that has a count for each combination of values of the
 // attributes, such as Per("tenant", "user"). Their order does not matter. Without attributes it
-// returns Shared. Policy.Validate says whether the names can be used: 1 to MaxAttributes different
-// ones, each of 1 to 64 of the characters A-Z a-z 0-9 _ . -
+// returns ScopeShared. Policy.Validate says whether the names can be used: 1 to MaxAttributes
+// different ones, each of 1 to 64 of the characters A-Z a-z 0-9 _ . -
 func Per(attributes ...string) Scope {
 	switch {
 	case len(attributes) == 0:
-		return Shared
+		return ScopeShared
 	case len(attributes) == 1 && attributes[0] == TenantAttribute:
 		return Scope{}
 	}
 	return Scope{"\x00" + strings.Join(slices.Sorted(slices.Values(attributes)), "\x00")}
 }
 
-// Attributes returns the names in alphabetical order, none for Shared.
+// Attributes returns the names in alphabetical order, none for ScopeShared.
 func (s Scope) Attributes() []string {
 	switch s.names {
 	case "":
@@ -46,18 +46,18 @@ func (s Scope) Attributes() []string {
 
 // String returns the names, such as "tenant,user", or "shared".
 func (s Scope) String() string {
-	if s == Shared {
+	if s == ScopeShared {
 		return shared
 	}
 	return strings.Join(s.Attributes(), ",")
 }
 
-// MarshalText returns the names, by commas; nothing for Shared.
+// MarshalText returns the names, by commas; nothing for ScopeShared.
 func (s Scope) MarshalText() ([]byte, error) { return []byte(strings.Join(s.Attributes(), ",")), nil }
 
 // UnmarshalText undoes MarshalText.
 func (s *Scope) UnmarshalText(text []byte) error {
-	*s = Shared
+	*s = ScopeShared
 	if len(text) > 0 {
 		*s = Per(strings.Split(string(text), ",")...)
 	}
@@ -73,7 +73,7 @@ type ScopeValue struct {
 	Values     []string `json:"values"` // one for each attribute
 }
 
-// String returns for instance "tenant=acme,user=bob", or "shared" for the count of Shared.
+// String returns for instance "tenant=acme,user=bob", or "shared" for the count of ScopeShared.
 func (s ScopeValue) String() string {
 	if len(s.Attributes) == 0 {
 		return shared

@@ -224,9 +224,9 @@ func queueStates(queues [][]script.Queue, at time.Time) []QueueState {
 
 func classOf(batch bool) Class {
 	if batch {
-		return Batch
+		return ClassBatch
 	}
-	return Live
+	return ClassLive
 }
 
 // perSecond returns what windows have granted in a second, lately, by the shortest one of requests

@@ -123,7 +123,7 @@ func TestAPanicOverADenialIsReported(t *testing.T) {
 // is given back, slots too.
 func TestAPanicOverAGrantGivesItBack(t *testing.T) {
 	slots := sitetest.Policy(1, time.Hour)
-	slots.Windows = append(slots.Windows, throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1})
+	slots.Windows = append(slots.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1})
 	sitetest.Each(t, []throttle.Policy{slots}, func(t *testing.T, s *sitetest.Site) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
 		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {

@@ -26,7 +26,7 @@ const maxWaitHeader = "sluice-max-wait"
 // An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
 	Attributes map[string]string // by which other scopes than the tenant count it
-	Class      throttle.Class    // who goes first in line; the default is throttle.Live
+	Class      throttle.Class    // who goes first in line; the default is throttle.ClassLive
 	Cost       map[string]int64  // per unit; the default is 1 throttle.Requests
 	Tenant     string            // any bytes
 }

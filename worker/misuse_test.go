@@ -71,8 +71,8 @@ func TestOptionsOfATaskCount(t *testing.T) {
 			if _, err := client.Enqueue(made(worker.Backlog(1))); !errors.As(err, &full) {
 				t.Errorf("Backlog: %v", err)
 			}
-			request, err := client.RequestOf(made(worker.Class(throttle.Batch)))
-			if err != nil || request.Class != throttle.Batch {
+			request, err := client.RequestOf(made(worker.Class(throttle.ClassBatch)))
+			if err != nil || request.Class != throttle.ClassBatch {
 				t.Errorf("Class: %q, %v", request.Class, err)
 			}
 			var single, first, second worker.ExpectedStart
@@ -96,7 +96,7 @@ func TestPeriodicTasksTakeNoOptionsOfOurs(t *testing.T) {
 	if _, err := worker.PeriodicTask("@hourly", nil); err == nil {
 		t.Error("no task")
 	}
-	task := worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil, worker.Class(throttle.Batch))
+	task := worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil, worker.Class(throttle.ClassBatch))
 	if _, err := worker.PeriodicTask("@hourly", task); err == nil || !strings.Contains(err.Error(), "option Class(batch)") {
 		t.Errorf("an option of the task: %v", err)
 	}

@@ -66,7 +66,7 @@ func MaxWait(d time.Duration) asynq.Option {
 // ProcessAt, ProcessIn or Group it is an error.
 func Backlog(n int) asynq.Option { return &option{"Backlog", n} }
 
-// Class is an option of a task that a Client enqueues: tasks of throttle.Batch let live ones go
+// Class is an option of a task that a Client enqueues: tasks of throttle.ClassBatch let live ones go
 // first in line. The stored task keeps it in a header, also for retries. It replaces
 // Identity.Class. It has no effect for a task with Group, and for one that no policy matches.
 func Class(c throttle.Class) asynq.Option { return &option{"Class", c} }

@@ -61,8 +61,8 @@ var batchVerbs = []batchVerb{
 	{"plan", "show when its tasks would be done", nil, nil},
 	{"run", "fire it, and follow it", nil, nil},
 	{"status", "show how far it is", nil, nil},
-	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, []batch.State{batch.Paused}},
-	{"resume", "end a pause", (*batch.Scheduler).Resume, []batch.State{batch.Running}},
+	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, []batch.State{batch.StatePaused}},
+	{"resume", "end a pause", (*batch.Scheduler).Resume, []batch.State{batch.StateRunning}},
 	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, nil},
 }
 

@@ -110,7 +110,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 	if err != nil {
 		return err
 	}
-	if s.Failed+s.Refused > 0 || s.State == batch.Refused {
+	if s.Failed+s.Refused > 0 || s.State == batch.StateRefused {
 		return errJobsFailed
 	}
 	return nil
@@ -134,7 +134,7 @@ func counts(s batch.Status) string {
 
 // behind is how the firing stands against its plan.
 func behind(s batch.Status) string {
-	if s.State == batch.Refused || s.State == batch.Cancelled || s.Planned.IsZero() || s.Expected.IsZero() {
+	if s.State == batch.StateRefused || s.State == batch.StateCancelled || s.Planned.IsZero() || s.Expected.IsZero() {
 		return ""
 	}
 	return ", " + show.Against(s.Behind(), time.Second)

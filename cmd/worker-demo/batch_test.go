@@ -110,7 +110,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	var status batch.Status
 	e = d.batch(t.Context(), "status", "--batch", "small", "--json")
 	e.want(t, exitDone)
-	if err := json.Unmarshal([]byte(e.stdout), &status); err != nil || status.Done != 20 || status.State != batch.Done {
+	if err := json.Unmarshal([]byte(e.stdout), &status); err != nil || status.Done != 20 || status.State != batch.StateDone {
 		t.Errorf("status says %v:\n%s", err, e.stdout)
 	}
 	d.batch(t.Context(), "cancel", "--batch", "small").want(t, exitBadInput, "it has ended or was cancelled")

@@ -31,9 +31,9 @@ func soakPolicy() throttle.Policy {
 		Tenants: map[string]throttle.Tenant{"beta": {Weight: 2}, "chip": {Weight: 4}},
 		Windows: []throttle.Window{
 			{Name: "tenant", Limit: tenantLimit, Period: windowPeriod},
-			{Name: "shared", Limit: sharedLimit, Period: windowPeriod, Scope: throttle.Shared},
+			{Name: "shared", Limit: sharedLimit, Period: windowPeriod, Scope: throttle.ScopeShared},
 			{
-				Name: ledgerWindow, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse,
+				Name: ledgerWindow, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse,
 				Limit: throttle.MaxLimit, Period: 24 * time.Hour,
 			},
 		},

@@ -33,10 +33,10 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		everything := []throttle.Policy{{
 			Name: "p", Match: []string{"a:*"}, Upstream: throttle.UpstreamShared, Windows: []throttle.Window{
 				{Name: "hour", Limit: 3, Period: time.Hour},
-				{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.Shared, Algorithm: throttle.GCRA, Burst: 2},
-				{Name: "user", Limit: 9, Period: time.Minute, Scope: throttle.Per("tenant", "user"), Algorithm: throttle.Fixed},
-				{Name: "month", Limit: 9, Algorithm: throttle.Calendar, Resets: "@monthly", Timezone: "Europe/Berlin"},
-				{Name: "now", Limit: 9, Algorithm: throttle.Concurrency},
+				{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
+				{Name: "user", Limit: 9, Period: time.Minute, Scope: throttle.Per("tenant", "user"), Algorithm: throttle.AlgorithmFixed},
+				{Name: "month", Limit: 9, Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly", Timezone: "Europe/Berlin"},
+				{Name: "now", Limit: 9, Algorithm: throttle.AlgorithmConcurrency},
 			},
 			Tenants: map[string]throttle.Tenant{"acme": {Weight: 3, Windows: map[string]throttle.Override{"hour": {Limit: 2}}}},
 		}}

@@ -97,11 +97,11 @@ func TestWhatOurWindowsCanGrant(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_790_000_000, 0)
 	d := throttle.Decision{At: at, Windows: []throttle.WindowState{
-		{Algorithm: throttle.Sliding, Unit: "requests", Limit: 5, Remaining: 4, Period: 3 * time.Second},
-		{Algorithm: throttle.Fixed, Unit: "requests", Limit: 1000, Remaining: 900, Period: time.Hour},
-		{Algorithm: throttle.Calendar, Unit: "requests", Limit: 2000, Remaining: 1000, ResetsAt: at.Add(90 * time.Minute)},
-		{Algorithm: throttle.Concurrency, Unit: "requests", Limit: 1, Remaining: 0},
-		{Algorithm: throttle.Sliding, Unit: "tokens", Limit: 10, Remaining: 1, Period: time.Second},
+		{Algorithm: throttle.AlgorithmSliding, Unit: "requests", Limit: 5, Remaining: 4, Period: 3 * time.Second},
+		{Algorithm: throttle.AlgorithmFixed, Unit: "requests", Limit: 1000, Remaining: 900, Period: time.Hour},
+		{Algorithm: throttle.AlgorithmCalendar, Unit: "requests", Limit: 2000, Remaining: 1000, ResetsAt: at.Add(90 * time.Minute)},
+		{Algorithm: throttle.AlgorithmConcurrency, Unit: "requests", Limit: 1, Remaining: 0},
+		{Algorithm: throttle.AlgorithmSliding, Unit: "tokens", Limit: 10, Remaining: 1, Period: time.Second},
 	}}
 	for _, row := range []struct {
 		unit  string

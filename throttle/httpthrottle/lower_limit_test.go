@@ -19,7 +19,7 @@ import (
 func TestALowerLimitIsBelieved(t *testing.T) {
 	t.Parallel()
 	const limit, period = 10, 2 * time.Second
-	ours := throttle.Window{Name: "w", Limit: 2 * limit, Period: period, Scope: throttle.Shared}
+	ours := throttle.Window{Name: "w", Limit: 2 * limit, Period: period, Scope: throttle.ScopeShared}
 	limitertest.Bubble(t, policy("api", ours), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		begun := time.Now()
 		var window time.Duration

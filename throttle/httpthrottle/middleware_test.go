@@ -145,7 +145,7 @@ func TestAllowedRequestsAreCountedAndServed(t *testing.T) {
 func TestRefusedRequestsCanBeCharged(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		window := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 60, Burst: 2, Period: time.Hour, Scope: throttle.Per("ip")}
+		window := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 60, Burst: 2, Period: time.Hour, Scope: throttle.Per("ip")}
 		p, q := policy("charged", window, slots(5)), policy("free", window, slots(5))
 		limiter := limitertest.New(t, client, p, q)
 		for _, row := range []struct {

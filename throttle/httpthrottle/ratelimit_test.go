@@ -30,7 +30,7 @@ func TestABurstAboveTheLimitIsTheQuota(t *testing.T) {
 				t.Fatal(err)
 			}
 			limiter := limitertest.New(t, client, policy("site", throttle.Window{
-				Name: "w", Algorithm: throttle.GCRA, Limit: tc.limit, Burst: tc.burst, Period: time.Hour, Scope: throttle.Per("ip"),
+				Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: tc.limit, Burst: tc.burst, Period: time.Hour, Scope: throttle.Per("ip"),
 			}))
 			h := newMiddleware(t, httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "site"})(
 				http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))

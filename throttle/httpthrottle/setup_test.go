@@ -34,7 +34,7 @@ func perHour(limit int64, per ...string) throttle.Window {
 
 // slots is a window that allows so many calls at once. Its lease is 3 s.
 func slots(limit int64) throttle.Window {
-	return throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.Shared}
+	return throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Lease: 3 * time.Second, Scope: throttle.ScopeShared}
 }
 
 func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Transport {

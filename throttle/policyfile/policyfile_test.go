@@ -241,7 +241,7 @@ policies:
 	if scope := policies[0].Windows[0].Scope; scope != (throttle.Scope{}) {
 		t.Errorf("without per: %v, want the tenant", scope)
 	}
-	if scope := policies[0].Windows[1].Scope; scope != throttle.Shared {
+	if scope := policies[0].Windows[1].Scope; scope != throttle.ScopeShared {
 		t.Errorf("per: [] is %v, want shared", scope)
 	}
 }

@@ -27,8 +27,8 @@ func counted(t *testing.T, client *redis.Client, next throttle.Observer) (*usage
 	l, err := throttle.New(throttle.Config{Client: client, Observer: c.Observer(next), Prefix: "test:", Policies: []throttle.Policy{{
 		Name: "api",
 		Windows: []throttle.Window{
-			{Name: "shared", Limit: 100, Period: time.Hour, Scope: throttle.Shared},
-			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Scope: throttle.Shared},
+			{Name: "shared", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared},
+			{Name: "tokens", Unit: "tokens", Limit: 1000, Period: time.Hour, Scope: throttle.ScopeShared},
 		},
 	}}})
 	if err != nil {
@@ -122,7 +122,7 @@ func ExampleCounter() {
 	defer client.Close()
 	policies := []throttle.Policy{{
 		Name:    "github-api",
-		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.Shared}},
+		Windows: []throttle.Window{{Name: "per-hour", Limit: 100, Period: time.Hour, Scope: throttle.ScopeShared}},
 	}}
 
 	counter, err := usage.New(usage.Config{Client: client})

@@ -41,7 +41,7 @@ func TestExpectedAgainstReality(t *testing.T) {
 	const perTenant = 500
 	names := tenants(20)
 	for _, bind := range []string{"limits", "slots"} {
-		shared := throttle.Window{Name: "all", Limit: 1000, Period: time.Second, Scope: throttle.Shared}
+		shared := throttle.Window{Name: "all", Limit: 1000, Period: time.Second, Scope: throttle.ScopeShared}
 		takes := time.Duration(0)
 		if bind == "slots" {
 			shared.Limit, takes = 100_000, 8*time.Millisecond
@@ -70,12 +70,12 @@ func TestExpectedAgainstReality(t *testing.T) {
 		var looks []look
 		s.wait(p, f, "it is done", func(st batch.Status) bool {
 			if len(looks) == 0 && !st.Planned.IsZero() ||
-				st.Waiting > 0 && st.State == batch.Running && time.Since(looks[len(looks)-1].at) > time.Second {
+				st.Waiting > 0 && st.State == batch.StateRunning && time.Since(looks[len(looks)-1].at) > time.Second {
 				all, err := p.Tenants(t.Context(), f)
 				s.ok(err)
 				looks = append(looks, look{time.Now(), st, all})
 			}
-			return st.State == batch.Done
+			return st.State == batch.StateDone
 		})
 		var ended time.Time
 		for _, at := range last {
@@ -109,13 +109,13 @@ func TestLiveTasksBesideALargeBatch(t *testing.T) {
 	const live, every = 600, 25 * time.Millisecond
 	for _, beside := range []bool{false, true} {
 		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{
-			{Name: "own", Limit: 40, Period: time.Second}, {Name: "all", Limit: 100, Period: time.Second, Scope: throttle.Shared},
+			{Name: "own", Limit: 40, Period: time.Second}, {Name: "all", Limit: 100, Period: time.Second, Scope: throttle.ScopeShared},
 		})
 		var mu sync.Mutex
 		waited, first, last := []time.Duration{}, time.Time{}, time.Time{}
 		s.serve(func(_ context.Context, task *asynq.Task) error {
 			id, _ := worker.IdentityOf(task)
-			if id.Class != throttle.Batch {
+			if id.Class != throttle.ClassBatch {
 				at, err := time.Parse(time.RFC3339Nano, string(task.Payload()))
 				if err != nil {
 					return err
@@ -134,7 +134,7 @@ func TestLiveTasksBesideALargeBatch(t *testing.T) {
 		if beside {
 			f, err := p.Fire(t.Context(), "b")
 			s.ok(err)
-			s.wait(p, f, "it runs", func(st batch.Status) bool { return st.State == batch.Running })
+			s.wait(p, f, "it runs", func(st batch.Status) bool { return st.State == batch.StateRunning })
 		}
 		client, err := worker.NewClient(s, worker.ClientConfig{Limiter: s.limiter})
 		s.ok(err)

@@ -44,7 +44,7 @@ type Batch struct {
 	// of one queue must differ.
 	Name string
 
-	// Options are for every task, beside worker.Class(throttle.Batch), which they may change. TaskID and
+	// Options are for every task, beside worker.Class(throttle.ClassBatch), which they may change. TaskID and
 	// Queue have no effect; ProcessAt, ProcessIn and Group have the tasks refused.
 	Options []asynq.Option
 
@@ -71,9 +71,9 @@ type Batch struct {
 type Missed string
 
 const (
-	Skip Missed = "skip" // they do not fire
-	Once Missed = "once" // the last of them fires
-	All  Missed = "all"  // each of them fires
+	MissedSkip Missed = "skip" // they do not fire
+	MissedOnce Missed = "once" // the last of them fires
+	MissedAll  Missed = "all"  // each of them fires
 )
 
 // Hours are hours of the day, such as from "22:00" to "06:00". Outside of them no task of the batch
@@ -126,8 +126,8 @@ func (b Batch) compile() (*compiled, error) {
 	bad := func(field string, value any, hint string) (*compiled, error) {
 		return nil, &Error{b.Name, field, value, hint}
 	}
-	c.Missed, c.Queue = cmp.Or(b.Missed, Skip), cmp.Or(b.Queue, "default")
-	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, Warn)
+	c.Missed, c.Queue = cmp.Or(b.Missed, MissedSkip), cmp.Or(b.Queue, "default")
+	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, LateWarn)
 	schedule, inSchedule := b.Schedule, ""
 	if rest, ok := strings.CutPrefix(schedule, "CRON_"); ok {
 		schedule = rest
@@ -148,17 +148,17 @@ func (b Batch) compile() (*compiled, error) {
 			`such as "Europe/Berlin"`)
 	case err != nil || zone == time.Local:
 		return bad("timezone", b.Timezone, `must be a name of the IANA time zone database, such as "Europe/Berlin"`)
-	case c.Missed != Skip && c.Missed != Once && c.Missed != All:
+	case c.Missed != MissedSkip && c.Missed != MissedOnce && c.Missed != MissedAll:
 		return bad("missed", string(b.Missed), `must be "skip", "once" or "all"`)
 	case c.MissedWithin < time.Second || c.MissedWithin > maxMissedWithin:
 		return bad("missed_within", b.MissedWithin, "must be 1s to 720h")
-	case b.MissedWithin != 0 && c.Missed == Skip:
+	case b.MissedWithin != 0 && c.Missed == MissedSkip:
 		return bad("missed_within", b.MissedWithin, `needs missed "once" or "all"`)
 	case b.Tasks == nil:
 		return bad("tasks", "", "must be given")
 	case b.Tenants == nil:
 		return bad("tenants", "", "must be given")
-	case c.Late != Warn && c.Late != Refuse && c.Late != Trim:
+	case c.Late != LateWarn && c.Late != LateRefuse && c.Late != LateTrim:
 		return bad("late", string(b.Late), `must be "warn", "refuse" or "trim"`)
 	case b.Late != "" && b.FinishBy == "" && !b.Hours.Stop:
 		return bad("late", string(b.Late), "needs finish_by, or hours with stop")
@@ -205,5 +205,5 @@ func (b Batch) compile() (*compiled, error) {
 // options are those by which the tasks are enqueued: live tasks go first, unless the batch says
 // otherwise.
 func (b *compiled) options() []asynq.Option {
-	return append([]asynq.Option{worker.Class(throttle.Batch)}, b.Options...)
+	return append([]asynq.Option{worker.Class(throttle.ClassBatch)}, b.Options...)
 }

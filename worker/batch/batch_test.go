@@ -51,7 +51,7 @@ func TestATickFiresOnce(t *testing.T) {
 		s.wantOnce(8 * ticks)
 		for _, f := range firings {
 			status, err := schedulers[0].Status(context.Background(), f)
-			if err != nil || status.State != batch.Done || status.Done != 8 || status.Total != 8 {
+			if err != nil || status.State != batch.StateDone || status.Done != 8 || status.Total != 8 {
 				t.Errorf("%+v, %v", status, err)
 			}
 		}
@@ -76,7 +76,7 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 			p.kill()
 		}
 		s.scheduler(b)
-		status := s.wait(watch, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+		status := s.wait(watch, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		if status.Done != 2000 || status.Total != 2000 {
 			s.Errorf("%+v", status)
 		}
@@ -93,13 +93,13 @@ func TestASchedulerThatGoesOnLateEnqueuesNothingAgain(t *testing.T) {
 		p := s.scheduler(b)
 		f, err := p.Fire(context.Background(), "late")
 		s.ok(err)
-		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		for range 2 { // the firing as the late one knows it
 			const key = "asynq:{default}:sluice:batch:late:"
 			name := f.Tick.Format("20060102T150405Z")
 			s.redis.HSet(context.Background(), key+name, "phase", "enqueue", "position", 0, "tenant", 0, "offset", 0)
 			s.redis.SAdd(context.Background(), key+"open", name)
-			s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+			s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 		}
 		s.wantOnce(30)
 	})
@@ -123,7 +123,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 				told = append(told, string(task.Payload()))
 				return errors.New("told, and fails: it is retried")
 			}
-			if id, err := worker.IdentityOf(task); err != nil || id.Class != throttle.Batch {
+			if id, err := worker.IdentityOf(task); err != nil || id.Class != throttle.ClassBatch {
 				t.Errorf("a task of class %q, %v", id.Class, err)
 			}
 			s.mu.Lock()
@@ -150,7 +150,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		status, err := p.Status(t.Context(), f)
 		s.ok(err)
 		want := batch.Status{
-			Batch: "b", Queue: "default", State: batch.Running, Tick: f.Tick,
+			Batch: "b", Queue: "default", State: batch.StateRunning, Tick: f.Tick,
 			Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10,
 			Begun: status.Begun, Planned: status.Planned, Expected: status.Expected,
 			Error: `worker: task type "call": no tenant, and policy "api" matches it: ` +
@@ -161,7 +161,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.Done || status.Done != 9 || status.Ended.IsZero() {
+		if err != nil || status.State != batch.StateDone || status.Done != 9 || status.Ended.IsZero() {
 			t.Errorf("%+v, %v", status, err)
 		}
 		if len(told) < 1 || len(told) > 1+25 || told[0] == "" { // asynq's default is 25 retries
@@ -182,7 +182,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 // What waits does not start while a firing is paused, also what comes back. Then it goes on.
 func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.Shared})
+		s := fake(t, throttle.Window{Name: "pace", Limit: 10, Period: 10 * time.Second, Scope: throttle.ScopeShared})
 		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
 		s.serve(func(context.Context, *asynq.Task) error {
 			if rand.IntN(4) == 0 {
@@ -217,7 +217,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 			t.Errorf("%d ran in 25 s", before)
 		}
 		st := status()
-		if ran() != before || st.State != batch.Paused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 {
+		if ran() != before || st.State != batch.StatePaused || st.Waiting != 100-st.Done-st.Failed || st.Running != 0 {
 			t.Errorf("paused: %d and %d ran, %+v", before, ran(), st)
 		}
 		if waiting, err := s.seen.ListScheduledTasks("default", asynq.PageSize(1000)); err != nil || len(waiting) != status().Waiting {
@@ -225,14 +225,14 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		}
 		s.ok(p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
-		if st := status(); ran() < before+2*10 || st.State != batch.Running {
+		if st := status(); ran() < before+2*10 || st.State != batch.StateRunning {
 			t.Errorf("resumed: %d and %d ran, %+v", before, ran(), st)
 		}
 		s.ok(p.Cancel(t.Context(), f))
 		time.Sleep(20 * time.Second)
 		before = ran()
 		st = status()
-		if st.State != batch.Cancelled || st.Total != 100 || st.Cancelled == 0 || st.Done+st.Failed+st.Cancelled != 100 {
+		if st.State != batch.StateCancelled || st.Total != 100 || st.Cancelled == 0 || st.Done+st.Failed+st.Cancelled != 100 {
 			t.Errorf("cancelled: %+v", st)
 		}
 		time.Sleep(40 * time.Second)
@@ -263,7 +263,7 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 		s.ok(p.Cancel(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || status.State != batch.Cancelled || status.Total != 300 || status.Cancelled != 300 {
+		if err != nil || status.State != batch.StateCancelled || status.Total != 300 || status.Cancelled != 300 {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
@@ -287,16 +287,16 @@ func TestABatchKeepsItsHours(t *testing.T) {
 			return status
 		}
 		server := s.serve(succeed)
-		if st := at(90*time.Second, "days"); st.State != batch.Waiting || st.Total != 0 {
+		if st := at(90*time.Second, "days"); st.State != batch.StateWaiting || st.Total != 0 {
 			t.Errorf("before its hours: %+v", st)
 		}
-		if st := at(270*time.Second, "days"); st.State != batch.Running || st.Done != 20 {
+		if st := at(270*time.Second, "days"); st.State != batch.StateRunning || st.Done != 20 {
 			t.Errorf("in its hours: %+v", st)
 		}
-		if st := at(330*time.Second, "days"); st.State != batch.Paused || st.Done != 20 || st.Waiting != 10 {
+		if st := at(330*time.Second, "days"); st.State != batch.StatePaused || st.Done != 20 || st.Waiting != 10 {
 			t.Errorf("after them: %+v", st)
 		}
-		if st := at(330*time.Second, "day"); st.State != batch.Cancelled || st.Done != 20 || st.Cancelled != 10 {
+		if st := at(330*time.Second, "day"); st.State != batch.StateCancelled || st.Done != 20 || st.Cancelled != 10 {
 			t.Errorf("after them, with stop: %+v", st)
 		}
 		p.kill() // a day of idling takes a test minutes
@@ -304,10 +304,10 @@ func TestABatchKeepsItsHours(t *testing.T) {
 		time.Sleep(23*time.Hour + 55*time.Minute)
 		p = s.scheduler(days, day)
 		s.serve(succeed)
-		if st := at(24*time.Hour+90*time.Second, "days"); st.State != batch.Paused || st.Done != 20 {
+		if st := at(24*time.Hour+90*time.Second, "days"); st.State != batch.StatePaused || st.Done != 20 {
 			t.Errorf("on the next day, before its hours: %+v", st)
 		}
-		if st := at(24*time.Hour+150*time.Second, "days"); st.State != batch.Done || st.Done != 30 {
+		if st := at(24*time.Hour+150*time.Second, "days"); st.State != batch.StateDone || st.Done != 30 {
 			t.Errorf("on the next day: %+v", st)
 		}
 	})
@@ -327,7 +327,7 @@ func TestAnotherSchedulerGoesOn(t *testing.T) {
 		first.kill()
 		s.serve(succeed)
 		time.Sleep(time.Minute)
-		if status, err := second.Status(t.Context(), f); err != nil || status.State != batch.Done || status.Done != 10 {
+		if status, err := second.Status(t.Context(), f); err != nil || status.State != batch.StateDone || status.Done != 10 {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
@@ -350,13 +350,13 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		info, err := s.seen.GetQueueInfo("default")
 		s.ok(err)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || info.Pending != 0 || info.Scheduled != 600 || status.State != batch.Enqueuing || status.Error == "" {
+		if err != nil || info.Pending != 0 || info.Scheduled != 600 || status.State != batch.StateEnqueuing || status.Error == "" {
 			t.Errorf("%d are pending, %d scheduled, %+v, %v", info.Pending, info.Scheduled, status, err)
 		}
 		p.deaf.Store(false)
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.Running || status.Total != 600 || status.Refused != 0 {
+		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Refused != 0 {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
@@ -365,18 +365,18 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 // All that is kept of a firing has the slot of its queue, and no call reaches across.
 func TestABatchRunsOnARedisCluster(t *testing.T) {
 	t.Parallel()
-	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.Shared}
+	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Scope: throttle.ScopeShared}
 	s := newSite(t, &redis.Options{Addr: sitetest.Cluster(t)}, []throttle.Window{pace})
-	b := batch.Batch{Name: "b", FinishBy: "1h", Late: batch.Trim, Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
+	b := batch.Batch{Name: "b", FinishBy: "1h", Late: batch.LateTrim, Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
 	s.serve(succeed)
 	p := s.scheduler(b)
 	f, err := p.Fire(t.Context(), "b")
 	s.ok(err)
 	s.wait(p, f, "some are done", func(st batch.Status) bool { return st.Done > 10 })
 	s.ok(p.Pause(t.Context(), f))
-	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.Paused && st.Running == 0 })
+	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.StatePaused && st.Running == 0 })
 	s.ok(p.Resume(t.Context(), f))
-	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.Done })
+	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 	if status.Done != 120 || status.Trimmed != 0 || status.Planned.IsZero() {
 		t.Errorf("%+v", status)
 	}
@@ -387,9 +387,9 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	s.wantOnce(120)
 	f, err = p.Fire(t.Context(), "b")
 	s.ok(err)
-	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.Waiting })
+	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.StateWaiting })
 	s.ok(p.Cancel(t.Context(), f))
-	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.Cancelled })
+	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.StateCancelled })
 	firings, err := p.Firings(t.Context(), "b", 9)
 	if err != nil || len(firings) != 2 {
 		t.Errorf("%+v, %v", firings, err)

@@ -21,7 +21,7 @@ const (
 // watch ends the firing when all of its tasks have ended.
 func (w *work) watch(ctx context.Context, r record) error {
 	if r.ended() >= r.Position {
-		return w.end(ctx, r, Done)
+		return w.end(ctx, r, StateDone)
 	}
 	if r.ended() != w.ended {
 		w.ended, w.since, w.account = r.ended(), time.Now(), accountAfter

@@ -24,7 +24,7 @@ func TestALargeBatchIsEnqueuedOnceWhateverIsKilled(t *testing.T) {
 	for _, kills := range []int{0, 5} {
 		s := newSite(t, &redis.Options{Addr: throttletest.Redis(t)}, []throttle.Window{
 			{Name: "tenant", Limit: 100, Period: time.Minute},
-			{Name: "quota", Algorithm: throttle.Calendar, Limit: 50_000, Resets: "@daily", Scope: throttle.Shared},
+			{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 50_000, Resets: "@daily", Scope: throttle.ScopeShared},
 		})
 		watch := s.idle(b)
 		defer watch.Close()
@@ -55,7 +55,7 @@ func TestALargeBatchIsEnqueuedOnceWhateverIsKilled(t *testing.T) {
 			t.Logf("killed with %d enqueued, %v", status.Total, err)
 		}
 		s.mortal(time.Second, b)
-		status := s.wait(watch, f, "all are enqueued", func(st batch.Status) bool { return st.State == batch.Running })
+		status := s.wait(watch, f, "all are enqueued", func(st batch.Status) bool { return st.State == batch.StateRunning })
 		took := time.Since(begun)
 		close(stop)
 		t.Logf("%d kills: %d tasks enqueued in %v, with at most %d MB on the heap",

@@ -10,9 +10,9 @@ import (
 type Late string
 
 const (
-	Warn   Late = "warn"   // it begins, and a warning is logged
-	Refuse Late = "refuse" // nothing is enqueued: its state is Refused
-	Trim   Late = "trim"   // the last tasks of each tenant are left out, as many as would be late
+	LateWarn   Late = "warn"   // it begins, and a warning is logged
+	LateRefuse Late = "refuse" // nothing is enqueued: its state is StateRefused
+	LateTrim   Late = "trim"   // the last tasks of each tenant are left out, as many as would be late
 )
 
 // parseFinishBy reads a time of day, or a time after the tick.

@@ -134,11 +134,11 @@ func (s *Scheduler) plan(ctx context.Context, b *compiled, f Firing, from time.T
 		return nil, err
 	}
 	p.late = p.all.late
-	p.refused = p.late > 0 && b.Late == Refuse
+	p.refused = p.late > 0 && b.Late == LateRefuse
 	for i := range p.Tenants {
 		t := &p.Tenants[i]
 		t.Late = p.all.tenants[i].late
-		if b.Late == Trim {
+		if b.Late == LateTrim {
 			t.Trimmed = t.Total - p.all.tenants[i].inTime(*t)
 			p.trimmed += t.Trimmed
 		}

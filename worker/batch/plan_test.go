@@ -63,7 +63,7 @@ func within(a, b time.Time) bool { return a.Sub(b).Abs() <= follows }
 func TestAPlanComesTrue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 4, Period: 10 * time.Second},
-			throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: 20, Resets: "*/2 * * * *", Scope: throttle.Shared})
+			throttle.Window{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 20, Resets: "*/2 * * * *", Scope: throttle.ScopeShared})
 		sizes := map[string]int{"a": 4, "b": 12, "c": 18}
 		tasks := func(ctx context.Context, f batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 			return calls(sizes[tenant])(ctx, f, tenant)
@@ -92,7 +92,7 @@ func TestAPlanComesTrue(t *testing.T) {
 		if err != nil || !within(status.Planned, plan.Expected) || status.Behind().Abs() > follows {
 			t.Errorf("%+v, %v; planned for %v", status, err, plan.Expected)
 		}
-		for status.State != batch.Done {
+		for status.State != batch.StateDone {
 			time.Sleep(10 * time.Second)
 			status, err = p.Status(t.Context(), f)
 			s.ok(err)
@@ -121,7 +121,7 @@ func TestAPlanComesTrue(t *testing.T) {
 
 // A firing that would be late is refused, begins with a warning, or is trimmed to what is in time.
 func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
-	for _, late := range []batch.Late{batch.Warn, batch.Refuse, batch.Trim} {
+	for _, late := range []batch.Late{batch.LateWarn, batch.LateRefuse, batch.LateTrim} {
 		t.Run(string(late), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 4 * time.Second})
@@ -130,8 +130,8 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				plan, err := p.Plan(t.Context(), "b", time.Now())
 				s.ok(err)
 				finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-				if plan.FinishBy != finish || plan.Late != 12 || plan.Refused != (late == batch.Refuse) ||
-					(plan.Trimmed == plan.Late) != (late == batch.Trim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
+				if plan.FinishBy != finish || plan.Late != 12 || plan.Refused != (late == batch.LateRefuse) ||
+					(plan.Trimmed == plan.Late) != (late == batch.LateTrim) || of(t, plan.Tenants, 1).Late != plan.Late/2 {
 					t.Errorf("%+v", plan)
 				}
 				s.serve(succeed)
@@ -146,24 +146,24 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 				switch {
 				case status.FinishBy != plan.FinishBy:
 					t.Errorf("%+v", status)
-				case late == batch.Warn &&
-					(status.State != batch.Running || status.Total != 44 || !isLate(status.Late) ||
+				case late == batch.LateWarn &&
+					(status.State != batch.StateRunning || status.Total != 44 || !isLate(status.Late) ||
 						!strings.Contains(p.log.String(), "too late")):
 					t.Errorf("%+v\n%s", status, p.log.String())
-				case late == batch.Refuse &&
-					(status.State != batch.Refused || !status.HasEnded() || status.Total != 0 || !isLate(status.Late) ||
+				case late == batch.LateRefuse &&
+					(status.State != batch.StateRefused || !status.HasEnded() || status.Total != 0 || !isLate(status.Late) ||
 						!strings.Contains(status.Error, "nothing is enqueued")):
 					t.Errorf("%+v", status)
-				case late == batch.Trim &&
-					(status.State != batch.Running || status.Total+status.Trimmed != 44 || !isLate(status.Trimmed) ||
+				case late == batch.LateTrim &&
+					(status.State != batch.StateRunning || status.Total+status.Trimmed != 44 || !isLate(status.Trimmed) ||
 						status.Late != 0 || status.Expected.After(plan.FinishBy)):
 					t.Errorf("%+v", status)
 				}
 				time.Sleep(time.Minute)
-				if status, err = p.Status(t.Context(), f); err != nil || late == batch.Trim && status.State != batch.Done {
+				if status, err = p.Status(t.Context(), f); err != nil || late == batch.LateTrim && status.State != batch.StateDone {
 					t.Errorf("after finish_by: %+v, %v", status, err)
 				}
-				if late == batch.Refuse {
+				if late == batch.LateRefuse {
 					s.wantOnce(0)
 				}
 			})
@@ -176,7 +176,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 20, Period: time.Second})
-		b := batch.Batch{Name: "b", FinishBy: "16s", Late: batch.Trim, Tasks: slow(calls(400)), Tenants: batch.List("acme", "zeta")}
+		b := batch.Batch{Name: "b", FinishBy: "16s", Late: batch.LateTrim, Tasks: slow(calls(400)), Tenants: batch.List("acme", "zeta")}
 		watch := s.idle(b)
 		defer watch.Close()
 		f, err := watch.Fire(t.Context(), "b")
@@ -184,7 +184,7 @@ func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 		first := s.scheduler(b)
 		time.Sleep(1400 * time.Millisecond) // it has planned for 800 ms, and enqueued 500
 		first.kill()
-		if status, err := watch.Status(t.Context(), f); err != nil || status.State != batch.Enqueuing || status.Total != 500 {
+		if status, err := watch.Status(t.Context(), f); err != nil || status.State != batch.StateEnqueuing || status.Total != 500 {
 			t.Errorf("killed: %+v, %v", status, err)
 		}
 		s.scheduler(b)
@@ -192,7 +192,7 @@ func TestAFiringThatIsTrimmedGoesOn(t *testing.T) {
 		status, err := watch.Status(t.Context(), f)
 		// In 16 s fit 640. For 1.6 s it plans and enqueues all.
 		const most, least = 800 - 2*20*16 + 2*20*16/10, 800 - 2*20*16
-		if err != nil || status.State != batch.Running || status.Trimmed < least || status.Trimmed > most ||
+		if err != nil || status.State != batch.StateRunning || status.Trimmed < least || status.Trimmed > most ||
 			status.Total+status.Trimmed != 800 {
 			t.Errorf("%+v, %v", status, err)
 		}
@@ -262,7 +262,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)
-		if last.State != batch.Done || last.Behind() > (43-100)*time.Second {
+		if last.State != batch.StateDone || last.Behind() > (43-100)*time.Second {
 			t.Errorf("%+v", last)
 		}
 		s.wantOnce(200)
@@ -286,7 +286,7 @@ func TestPlansKnowHours(t *testing.T) {
 		p := s.idle(
 			batch.Batch{Name: "days", Hours: hours, FinishBy: "06:00", Tasks: calls(30), Tenants: batch.List("acme")},
 			batch.Batch{
-				Name: "stop", Hours: batch.Hours{From: "02:00", To: "04:00", Stop: true}, Late: batch.Trim,
+				Name: "stop", Hours: batch.Hours{From: "02:00", To: "04:00", Stop: true}, Late: batch.LateTrim,
 				Tasks: calls(30), Tenants: batch.List("acme"),
 			},
 			batch.Batch{Name: "free", Tasks: calls(30), Tenants: batch.List("acme")},
@@ -312,14 +312,14 @@ func TestPlansKnowHours(t *testing.T) {
 // Tasks are counted by what they ask for.
 func TestPlansCountCosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := fake(t, throttle.Window{Name: "own", Algorithm: throttle.GCRA, Limit: 100, Burst: 100, Period: 100 * time.Second})
+		s := fake(t, throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 100, Period: 100 * time.Second})
 		var many []int64
 		for i := range int64(90) {
 			many = append(many, 1+i)
 		}
 		p := s.idle(
 			batch.Batch{
-				Name: "two", FinishBy: "150s", Late: batch.Trim,
+				Name: "two", FinishBy: "150s", Late: batch.LateTrim,
 				Tasks: costly(slices.Repeat([]int64{30, 1}, 10)...), Tenants: batch.List("acme"),
 			},
 			batch.Batch{Name: "many", Tasks: costly(many...), Tenants: batch.List("acme")},
@@ -354,7 +354,7 @@ func TestPlansCountCosts(t *testing.T) {
 }
 
 func TestFinishByIsChecked(t *testing.T) {
-	for _, b := range []batch.Batch{{FinishBy: "six"}, {FinishBy: "-4h"}, {FinishBy: "06:00", Late: "never"}, {Late: batch.Refuse}} {
+	for _, b := range []batch.Batch{{FinishBy: "six"}, {FinishBy: "-4h"}, {FinishBy: "06:00", Late: "never"}, {Late: batch.LateRefuse}} {
 		b.Name, b.Tasks, b.Tenants = "b", calls(1), batch.List("a")
 		if err := b.Validate(); err == nil {
 			t.Errorf("%+v is valid", b)

@@ -28,7 +28,7 @@ func (b *compiled) due(last, now time.Time) (fire []time.Time, upTo time.Time) {
 	}
 	onTime := now.Add(-grace)
 	from := onTime
-	if missed := now.Add(-b.MissedWithin); b.Missed != Skip && missed.Before(from) {
+	if missed := now.Add(-b.MissedWithin); b.Missed != MissedSkip && missed.Before(from) {
 		from = missed
 	}
 	var missed []time.Time
@@ -37,9 +37,9 @@ func (b *compiled) due(last, now time.Time) (fire []time.Time, upTo time.Time) {
 		switch {
 		case tick.After(onTime):
 			fire = append(fire, tick)
-		case b.Missed != Skip:
+		case b.Missed != MissedSkip:
 			missed = append(missed, tick)
-			if b.Missed == Once {
+			if b.Missed == MissedOnce {
 				missed = missed[len(missed)-1:]
 			} else if len(missed) > maxFired {
 				missed = missed[1:]

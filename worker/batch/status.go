@@ -25,16 +25,16 @@ type Firing struct {
 type State string
 
 const (
-	Waiting    State = "waiting"    // for a scheduler, or for the hours of the batch to begin
-	Enqueuing  State = "enqueuing"  // its tasks are enqueued; some may run
-	Running    State = "running"    // all are enqueued
-	Pausing    State = "pausing"    // its tasks are taken out of their lines
-	Paused     State = "paused"     // none of its tasks starts
-	Cancelling State = "cancelling" // those that wait are deleted; those that run go on
+	StateWaiting    State = "waiting"    // for a scheduler, or for the hours of the batch to begin
+	StateEnqueuing  State = "enqueuing"  // its tasks are enqueued; some may run
+	StateRunning    State = "running"    // all are enqueued
+	StatePausing    State = "pausing"    // its tasks are taken out of their lines
+	StatePaused     State = "paused"     // none of its tasks starts
+	StateCancelling State = "cancelling" // those that wait are deleted; those that run go on
 
-	Refused   State = "refused"   // nothing was enqueued, as it would be late: see Batch.Late
-	Done      State = "done"      // every task has ended
-	Cancelled State = "cancelled" // every task has ended or was deleted
+	StateRefused   State = "refused"   // nothing was enqueued, as it would be late: see Batch.Late
+	StateDone      State = "done"      // every task has ended
+	StateCancelled State = "cancelled" // every task has ended or was deleted
 )
 
 // A Status is how far a firing is. The sum of its tasks is Total.
@@ -44,7 +44,7 @@ type Status struct {
 	State State     `json:"state"`
 	Tick  time.Time `json:"tick"`
 
-	// Total counts the tasks so far, and all from State Running on.
+	// Total counts the tasks so far, and all from StateRunning on.
 	Total     int `json:"total"`
 	Waiting   int `json:"waiting"` // also those that are to be retried
 	Running   int `json:"running"`
@@ -75,7 +75,7 @@ type Status struct {
 
 // HasEnded reports whether no task of the firing waits or runs.
 func (s Status) HasEnded() bool {
-	return s.State == Done || s.State == Cancelled || s.State == Refused
+	return s.State == StateDone || s.State == StateCancelled || s.State == StateRefused
 }
 
 // Behind returns by how much the firing is behind its plan. It is negative if it is ahead, and 0 if
@@ -133,17 +133,17 @@ func (r record) state() State {
 	case r.Phase == phaseEnded:
 		return r.Outcome
 	case r.Want == wantCancel:
-		return Cancelling
+		return StateCancelling
 	case r.Held, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
-		return Paused
+		return StatePaused
 	case r.Want == wantPause:
-		return Pausing
+		return StatePausing
 	case r.Phase == phaseEnqueue:
-		return Enqueuing
+		return StateEnqueuing
 	case r.Phase == phaseDrain:
-		return Running
+		return StateRunning
 	}
-	return Waiting
+	return StateWaiting
 }
 
 func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {

@@ -46,7 +46,7 @@ func (w *work) resume(ctx context.Context, r record) error {
 // cancel deletes the tasks that wait, again and again until none is left.
 func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Position {
-		return true, w.end(ctx, r, Cancelled)
+		return true, w.end(ctx, r, StateCancelled)
 	}
 	if !w.mayComeBack(true) {
 		return false, nil
@@ -68,7 +68,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		w.sweepings = lookEvery
 		return false, err
 	}
-	return true, w.end(ctx, r, Cancelled)
+	return true, w.end(ctx, r, StateCancelled)
 }
 
 // mayComeBack reports whether it is time for the next sweep. The first is at once.

@@ -170,8 +170,8 @@ func (w *work) begin(ctx context.Context, r record) error {
 		if _, err := w.redis.Update(ctx, w.f, w.holder, fields...); err != nil {
 			return err
 		}
-		return w.end(ctx, r, Refused)
-	case p.late > 0 && w.b.Late == Trim:
+		return w.end(ctx, r, StateRefused)
+	case p.late > 0 && w.b.Late == LateTrim:
 		w.config.Logger.Warn("batch: tasks that would start too late are left out", late...)
 	case p.late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to start too late", late...)

@@ -93,7 +93,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		}
 		status, err := scheduler.Status(ctx, firings[0])
 		// The three minutes may begin and end with one.
-		if err != nil || status.State != batch.Running || status.Total != 120 ||
+		if err != nil || status.State != batch.StateRunning || status.Total != 120 ||
 			status.Done < 3*60/3 || status.Done > 3*60/3+1 {
 			t.Errorf("at three past two: %+v, %v", status, err)
 		}
@@ -104,7 +104,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			t.Errorf("at three past two it is %v behind its plan", behind)
 		}
 		time.Sleep(6 * time.Minute)
-		if len(told) != 1 || told[0].State != batch.Done || told[0].Done != 120 || told[0].Ended.UTC().Format(time.TimeOnly) > follows {
+		if len(told) != 1 || told[0].State != batch.StateDone || told[0].Done != 120 || told[0].Ended.UTC().Format(time.TimeOnly) > follows {
 			t.Errorf("at nine past two: %+v", told)
 		}
 		if len(ran) != 120 {

@@ -21,7 +21,7 @@ var policies = []throttle.Policy{{
 	Name: "llm", Match: []string{"llm:*"},
 	Windows: []throttle.Window{
 		{Name: "calls", Limit: 2, Period: time.Minute},
-		{Name: "tokens", Unit: "tokens", Limit: 10_000, Period: time.Hour, Scope: throttle.Shared},
+		{Name: "tokens", Unit: "tokens", Limit: 10_000, Period: time.Hour, Scope: throttle.ScopeShared},
 	},
 }, {
 	Name:    "storage",
@@ -73,7 +73,7 @@ func TestWhatTheHandlerDoes(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
 
 		run := w.Run(worker.NewTask(acme, "llm:ask", []byte("why?")))
-		if run.Outcome != workertest.Done || run.Cost["tokens"] != 900 {
+		if run.Outcome != workertest.OutcomeDone || run.Cost["tokens"] != 900 {
 			t.Errorf("%s, and it cost %v, want 900 tokens: %v", run.Outcome, run.Cost, run.Err)
 		}
 		if len(run.Reserved) != 1 || run.Reserved[0].Policy != "storage" {
@@ -81,7 +81,7 @@ func TestWhatTheHandlerDoes(t *testing.T) {
 		}
 
 		run = w.Run(worker.NewTask(acme, "llm:ask", []byte("refused")))
-		if run.Outcome != workertest.Waits || len(run.Refusals) != 1 || run.Refusals[0].Pause != 30*time.Second {
+		if run.Outcome != workertest.OutcomeWaits || len(run.Refusals) != 1 || run.Refusals[0].Pause != 30*time.Second {
 			t.Errorf("%s after refusals %v, want one of 30 s", run.Outcome, run.Refusals)
 		}
 	})
@@ -93,12 +93,12 @@ func TestTheSecondWriteIsDenied(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
 		throttletest.DenyAfter(t, w.Limiter, throttle.Request{Policy: "storage", Tenant: "acme"}, 1)
 
-		if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.Done {
+		if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.OutcomeDone {
 			t.Errorf("the first: %s, %v", run.Outcome, run.Err)
 		}
 		run := w.Run(worker.NewTask(acme, "llm:ask", nil))
 		var denied *throttle.DeniedError
-		if run.Outcome != workertest.Waits || !errors.As(run.Err, &denied) || run.Retried != 0 {
+		if run.Outcome != workertest.OutcomeWaits || !errors.As(run.Err, &denied) || run.Retried != 0 {
 			t.Errorf("the second: %s, %v", run.Outcome, run.Err)
 		}
 	})
@@ -126,7 +126,7 @@ func TestThreeASecond(t *testing.T) {
 // Outside of a bubble, the real clock goes.
 func TestByTheRealClock(t *testing.T) {
 	w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})
-	if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.Done {
+	if run := w.Run(worker.NewTask(acme, "llm:ask", nil)); run.Outcome != workertest.OutcomeDone {
 		t.Errorf("%s: %v", run.Outcome, run.Err)
 	}
 	w.Drain(time.Minute)
@@ -141,10 +141,10 @@ func TestARunSaysHowItEnded(t *testing.T) {
 			retries int
 			want    workertest.Outcome
 		}{
-			{"full", 1, workertest.Retries},
-			{"full", 0, workertest.Archived},
-			{"empty", 0, workertest.Done},
-			{"refused", 0, workertest.Waits},
+			{"full", 1, workertest.OutcomeRetries},
+			{"full", 0, workertest.OutcomeArchived},
+			{"empty", 0, workertest.OutcomeDone},
+			{"refused", 0, workertest.OutcomeWaits},
 		} {
 			tenant := worker.Identity{Tenant: fmt.Sprint("tenant", i)}
 			run := w.Run(worker.NewTask(tenant, "llm:ask", []byte(row.payload)), asynq.MaxRetry(row.retries))
@@ -155,7 +155,7 @@ func TestARunSaysHowItEnded(t *testing.T) {
 				t.Errorf("%s: %+v", row.payload, run)
 			}
 		}
-		if run := w.Run(asynq.NewTask("other", nil)); run.Outcome != workertest.Retries || run.Decision.Policy != "" {
+		if run := w.Run(asynq.NewTask("other", nil)); run.Outcome != workertest.OutcomeRetries || run.Decision.Policy != "" {
 			t.Errorf("a task that no policy matches, and settles: %s, %v, by %+v", run.Outcome, run.Err, run.Decision)
 		}
 	})

@@ -17,10 +17,10 @@ import (
 type Outcome string
 
 const (
-	Done     Outcome = "done"     // it has ended well
-	Waits    Outcome = "waits"    // it goes back to the line, and no retry was used
-	Retries  Outcome = "retries"  // it failed, and will be retried
-	Archived Outcome = "archived" // it failed for good
+	OutcomeDone     Outcome = "done"     // it has ended well
+	OutcomeWaits    Outcome = "waits"    // it goes back to the line, and no retry was used
+	OutcomeRetries  Outcome = "retries"  // it failed, and will be retried
+	OutcomeArchived Outcome = "archived" // it failed for good
 )
 
 // A Run is one run of a handler, and what it did by its job (worker.FromContext). Refusals and

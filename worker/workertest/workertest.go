@@ -176,17 +176,17 @@ func (w *Worker) outcome(task *asynq.TaskInfo, run Run) (Outcome, error) {
 	info, err := w.Inspector.GetTaskInfo(task.Queue, task.ID)
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound):
-		return Done, nil
+		return OutcomeDone, nil
 	case err != nil:
 		return "", err
 	case info.State == asynq.TaskStateCompleted:
-		return Done, nil
+		return OutcomeDone, nil
 	case info.State == asynq.TaskStateArchived:
-		return Archived, nil
+		return OutcomeArchived, nil
 	case info.Retried > run.Retried:
-		return Retries, nil
+		return OutcomeRetries, nil
 	case info.State == asynq.TaskStateActive && len(w.runs.of(task.ID)) == 1:
 		return "", nil
 	}
-	return Waits, nil
+	return OutcomeWaits, nil
 }

@@ -19,9 +19,9 @@ import (
 func mixed() throttle.Policy {
 	return Policy(
 		throttle.Window{Name: "sliding", Limit: 4, Period: 10 * s},
-		throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 60, Burst: 5, Period: m},
-		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 9, Period: 20 * s, Scope: throttle.Shared},
-		throttle.Window{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 6, Period: 15 * s, Scope: throttle.Per("user")},
+		throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 60, Burst: 5, Period: m},
+		throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s, Scope: throttle.ScopeShared},
+		throttle.Window{Name: "first", Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 6, Period: 15 * s, Scope: throttle.Per("user")},
 	)
 }
 
@@ -80,10 +80,10 @@ func TestReplyOfEveryWindow(t *testing.T) {
 		shared := throttle.ScopeValue{Attributes: []string{}, Values: []string{}}
 		user := throttle.ScopeValue{Attributes: []string{"user"}, Values: []string{"bob"}}
 		want := []throttle.WindowState{
-			{Algorithm: throttle.Sliding, Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: At(11 * s), Scope: tenant, Unit: "requests", Used: 4},
-			{Algorithm: throttle.GCRA, Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: At(5 * s), Scope: tenant, Unit: "requests", Used: 4},
-			{Algorithm: throttle.Fixed, Name: "fixed", Burst: 9, Limit: 9, Period: 20 * s, Remaining: 5, ResetsAt: At(20 * s), Scope: shared, Unit: "requests", Used: 4},
-			{Algorithm: throttle.Fixed, Name: "first", Burst: 6, Limit: 6, Period: 15 * s, Remaining: 2, ResetsAt: At(16 * s), Scope: user, Unit: "requests", Used: 4},
+			{Algorithm: throttle.AlgorithmSliding, Name: "sliding", Burst: 4, Limit: 4, Period: 10 * s, Remaining: 0, ResetsAt: At(11 * s), Scope: tenant, Unit: "requests", Used: 4},
+			{Algorithm: throttle.AlgorithmGCRA, Name: "gcra", Burst: 5, Limit: 60, Period: m, Remaining: 1, ResetsAt: At(5 * s), Scope: tenant, Unit: "requests", Used: 4},
+			{Algorithm: throttle.AlgorithmFixed, Name: "fixed", Burst: 9, Limit: 9, Period: 20 * s, Remaining: 5, ResetsAt: At(20 * s), Scope: shared, Unit: "requests", Used: 4},
+			{Algorithm: throttle.AlgorithmFixed, Name: "first", Burst: 6, Limit: 6, Period: 15 * s, Remaining: 2, ResetsAt: At(16 * s), Scope: user, Unit: "requests", Used: 4},
 		}
 		if !reflect.DeepEqual(d.Windows, want) {
 			t.Errorf("granted:\ngot  %+v\nwant %+v", d.Windows, want)
@@ -117,8 +117,8 @@ func TestAPolicyMayHaveManyWindows(t *testing.T) {
 	var windows []throttle.Window
 	for i := range throttle.MaxWindows {
 		w := throttle.Window{Name: fmt.Sprint("w", i), Limit: int64(1 + i%7), Period: time.Duration(i+1) * m}
-		w.Algorithm = []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}[i%3]
-		w.Scope = []throttle.Scope{throttle.Shared, {}, throttle.Per("tenant", "a"), throttle.Per("a", "b")}[i%4]
+		w.Algorithm = []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}[i%3]
+		w.Scope = []throttle.Scope{throttle.ScopeShared, {}, throttle.Per("tenant", "a"), throttle.Per("a", "b")}[i%4]
 		windows = append(windows, w)
 	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -18,8 +18,8 @@ import (
 func three() throttle.Policy {
 	return Policy(
 		throttle.Window{Name: "sliding", Limit: 10, Period: 10 * s},
-		throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 10, Period: 10 * s},
-		throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 10, Period: 10 * s},
+		throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: 10 * s},
+		throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: 10 * s},
 	)
 }
 
@@ -146,7 +146,7 @@ func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 	Bubble(t, Policy(
 		throttle.Window{Name: "requests", Limit: 10, Period: s},
-		throttle.Window{Name: "tokens", Unit: "tokens", Algorithm: throttle.Fixed, Limit: 100, Period: h},
+		throttle.Window{Name: "tokens", Unit: "tokens", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: h},
 	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		first := Reserve(t, l, Acme(1)).Reservation
 		settled := Settle(t, l, first, 40)

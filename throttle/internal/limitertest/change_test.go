@@ -16,10 +16,10 @@ import (
 // Every algorithm, with one window of limit 100, 20 or 10 a minute.
 func eachAlgorithm(t *testing.T, test func(t *testing.T, l *throttle.Limiter, c *Clock, limit func(int64))) {
 	EachOf(t, map[string]throttle.Window{
-		"sliding":   {Algorithm: throttle.Sliding},
-		"fixed":     {Algorithm: throttle.Fixed},
-		"first use": {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
-		"gcra":      {Algorithm: throttle.GCRA},
+		"sliding":   {Algorithm: throttle.AlgorithmSliding},
+		"fixed":     {Algorithm: throttle.AlgorithmFixed},
+		"first use": {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
+		"gcra":      {Algorithm: throttle.AlgorithmGCRA},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		w.Name, w.Period, w.Limit = "w", m, 1
 		l, c := NewHanded(t, client, Policy(w))
@@ -85,7 +85,7 @@ func TestCutAndRaisedAgainForgetsNothing(t *testing.T) {
 // The rate of a window changes too: what is counted keeps its worth in units.
 func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		w := throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 7, Burst: 10, Period: 13 * s}
+		w := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 10, Period: 13 * s}
 		l, _ := NewHanded(t, client, Policy(w))
 		Reserve(t, l, Acme(9))
 		for _, limit := range []int64{1, 13, 999, 3, 7} {
@@ -101,8 +101,8 @@ func TestGCRALevelSurvivesAChangedRate(t *testing.T) {
 
 func TestWindowsComeAndGo(t *testing.T) {
 	a := throttle.Window{Name: "a", Limit: 10, Period: m}
-	b := throttle.Window{Name: "b", Algorithm: throttle.Fixed, Limit: 10, Period: m}
-	g := throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 10, Period: m}
+	b := throttle.Window{Name: "b", Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: m}
+	g := throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m}
 	renamed := a
 	renamed.Name = "z"
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -135,15 +135,15 @@ func TestWindowsComeAndGo(t *testing.T) {
 func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 	old := throttle.Window{Name: "old", Limit: 100, Period: h}
 	EachOf(t, map[string]throttle.Window{
-		"fixed":     {Algorithm: throttle.Fixed, Period: h},
-		"gcra":      {Algorithm: throttle.GCRA, Period: h},
-		"calendar":  {Algorithm: throttle.Calendar, Resets: "@daily"},
-		"same name": {Name: "old", Algorithm: throttle.Fixed, Period: h},
-		"scope":     {Name: "old", Algorithm: throttle.Fixed, Period: h, Scope: throttle.Shared},
+		"fixed":     {Algorithm: throttle.AlgorithmFixed, Period: h},
+		"gcra":      {Algorithm: throttle.AlgorithmGCRA, Period: h},
+		"calendar":  {Algorithm: throttle.AlgorithmCalendar, Resets: "@daily"},
+		"same name": {Name: "old", Algorithm: throttle.AlgorithmFixed, Period: h},
+		"scope":     {Name: "old", Algorithm: throttle.AlgorithmFixed, Period: h, Scope: throttle.ScopeShared},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		old := old
-		if w.Scope == throttle.Shared {
-			old.Algorithm = throttle.Fixed
+		if w.Scope == throttle.ScopeShared {
+			old.Algorithm = throttle.AlgorithmFixed
 		}
 		w.Name, w.Limit = cmp.Or(w.Name, "new"), 10
 		l, c := NewHanded(t, client, Policy(old))
@@ -202,7 +202,7 @@ func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		fixed := func(name, unit string) throttle.Window {
-			return throttle.Window{Name: name, Unit: unit, Algorithm: throttle.Fixed, Limit: 10, Period: h}
+			return throttle.Window{Name: name, Unit: unit, Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: h}
 		}
 		l, _ := NewHanded(t, client, Policy(fixed("changed", throttle.Requests), fixed("kept", "tokens")))
 		r := Acme(1)
@@ -242,7 +242,7 @@ func TestAChangedAlgorithmStartsEmptyAndForgetsNothing(t *testing.T) {
 		w := throttle.Window{Name: "w", Limit: 10, Period: m}
 		l, _ := NewHanded(t, client, Policy(w))
 		for round := range int64(2) {
-			for _, algorithm := range []throttle.Algorithm{throttle.GCRA, throttle.Sliding, throttle.Fixed} {
+			for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmGCRA, throttle.AlgorithmSliding, throttle.AlgorithmFixed} {
 				w.Algorithm = algorithm
 				SetPolicy(t, l, w)
 				if d := Reserve(t, l, Acme(4)); d.Windows[0].Used != 4*(round+1) {
@@ -260,15 +260,15 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 	for name, w := range map[string]throttle.Window{
 		"sliding":         {Period: h},
 		"sliding, longer": {Period: 24 * h},
-		"sliding, scope":  {Period: h, Scope: throttle.Shared},
-		"fixed":           {Algorithm: throttle.Fixed, Period: h},
-		"fixed, longer":   {Algorithm: throttle.Fixed, Period: 24 * h},
-		"first use":       {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Period: h},
-		"gcra":            {Algorithm: throttle.GCRA, Period: 100 * h},
-		"gcra, slower":    {Algorithm: throttle.GCRA, Period: 200 * h},
-		"calendar":        {Algorithm: throttle.Calendar, Resets: "@monthly"},
-		"calendar, daily": {Algorithm: throttle.Calendar, Resets: "@daily"},
-		"concurrency":     {Algorithm: throttle.Concurrency, Lease: h},
+		"sliding, scope":  {Period: h, Scope: throttle.ScopeShared},
+		"fixed":           {Algorithm: throttle.AlgorithmFixed, Period: h},
+		"fixed, longer":   {Algorithm: throttle.AlgorithmFixed, Period: 24 * h},
+		"first use":       {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Period: h},
+		"gcra":            {Algorithm: throttle.AlgorithmGCRA, Period: 100 * h},
+		"gcra, slower":    {Algorithm: throttle.AlgorithmGCRA, Period: 200 * h},
+		"calendar":        {Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly"},
+		"calendar, daily": {Algorithm: throttle.AlgorithmCalendar, Resets: "@daily"},
+		"concurrency":     {Algorithm: throttle.AlgorithmConcurrency, Lease: h},
 	} {
 		w.Name, w.Limit = "w", 5
 		variants[name] = Policy(w)

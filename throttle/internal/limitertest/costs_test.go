@@ -29,8 +29,8 @@ func TestCostsPerUnit(t *testing.T) {
 		l, c := NewHanded(t, client, Policy(
 			throttle.Window{Name: "calls", Limit: 3, Period: m},
 			throttle.Window{Name: "spend", Limit: 1000, Period: m, Unit: "tokens"},
-			throttle.Window{Name: "rate", Algorithm: throttle.GCRA, Limit: 600, Burst: 700, Period: m, Unit: "tokens"},
-			throttle.Window{Name: "files", Algorithm: throttle.Fixed, Limit: 2, Period: m, Unit: "files"},
+			throttle.Window{Name: "rate", Algorithm: throttle.AlgorithmGCRA, Limit: 600, Burst: 700, Period: m, Unit: "tokens"},
+			throttle.Window{Name: "files", Algorithm: throttle.AlgorithmFixed, Limit: 2, Period: m, Unit: "files"},
 		))
 		for i, step := range []struct {
 			cost      map[string]int64
@@ -59,7 +59,7 @@ func TestCostsPerUnit(t *testing.T) {
 func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 	windows := []throttle.Window{
 		{Name: "calls", Limit: 5, Period: m},
-		{Name: "spend", Algorithm: throttle.GCRA, Limit: 1000, Burst: 10, Period: m, Unit: "tokens", Scope: throttle.Per("tenant", "user")},
+		{Name: "spend", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Burst: 10, Period: m, Unit: "tokens", Scope: throttle.Per("tenant", "user")},
 	}
 	p := Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}
@@ -131,8 +131,8 @@ func TestNeverFitsCarriesItsData(t *testing.T) {
 func TestCountsBeyondAnyLimit(t *testing.T) {
 	p := Policy(
 		throttle.Window{Name: "s", Limit: 1, Period: h},
-		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 1, Period: h},
-		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 1, Period: h},
+		throttle.Window{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 1, Period: h},
+		throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 1, Period: h},
 	)
 	p.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

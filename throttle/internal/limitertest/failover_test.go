@@ -68,7 +68,7 @@ func TestWhatTwoPrimariesExceed(t *testing.T) {
 // with a replica stops when it has not heard of one for so long, and then the limit holds.
 func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 	t.Parallel()
-	w := throttle.Window{Name: "w", Limit: 5, Period: 200 * ms, Scope: throttle.Shared}
+	w := throttle.Window{Name: "w", Limit: 5, Period: 200 * ms, Scope: throttle.ScopeShared}
 	p := throttle.Policy{Name: "p", Windows: []throttle.Window{w}}
 	for name, args := range map[string][]string{
 		"goes on": nil, "stops": {"--min-replicas-to-write", "1", "--min-replicas-max-lag", "2"},
@@ -177,8 +177,8 @@ func TestAStrictPolicyIsClosedAfterAFailover(t *testing.T) {
 	const limit, period = 5, time.Second
 	old, promoted := twoServers(t)
 	p := throttle.Policy{Name: "p", Failover: throttle.FailoverStrict, Windows: []throttle.Window{
-		{Name: "w", Limit: limit, Period: period, Scope: throttle.Shared},
-		{Name: "each", Algorithm: throttle.GCRA, Limit: 1000, Burst: 10, Period: period},
+		{Name: "w", Limit: limit, Period: period, Scope: throttle.ScopeShared},
+		{Name: "each", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Burst: 10, Period: period},
 	}}
 	request := throttle.Request{Policy: "p", Tenant: "acme"}
 	before := New(t, old, p)
@@ -225,9 +225,9 @@ func TestHowLongAStrictPolicyIsClosed(t *testing.T) {
 	old, promoted := twoServers(t)
 	policies := map[string][]throttle.Window{
 		"60001": {{Name: "a", Limit: 1, Period: s}, {Name: "b", Limit: 1, Period: m, Margin: ms}},
-		"30000": {{Name: "a", Algorithm: throttle.Concurrency, Limit: 1}},
-		"5000":  {{Name: "a", Algorithm: throttle.GCRA, Limit: 2, Burst: 10, Period: s}},
-		"8000":  {{Name: "a", Algorithm: throttle.Fixed, Limit: 2, Period: 8 * s}},
+		"30000": {{Name: "a", Algorithm: throttle.AlgorithmConcurrency, Limit: 1}},
+		"5000":  {{Name: "a", Algorithm: throttle.AlgorithmGCRA, Limit: 2, Burst: 10, Period: s}},
+		"8000":  {{Name: "a", Algorithm: throttle.AlgorithmFixed, Limit: 2, Period: 8 * s}},
 	}
 	strict := func(client *redis.Client, name string) *throttle.Limiter {
 		return New(t, client, throttle.Policy{Name: name, Failover: throttle.FailoverStrict, Windows: policies[name]})

@@ -134,7 +134,7 @@ func TestAKeyStandsForOneRequest(t *testing.T) {
 					t.Errorf("Redis was changed:\n%q\n%q", before, after)
 				}
 				same := other(func(r *throttle.Request) {
-					r.Attributes["trace"], r.Cost["requests"], r.MaxHold, r.Class = "x", 1, m, throttle.Batch
+					r.Attributes["trace"], r.Cost["requests"], r.MaxHold, r.Class = "x", 1, m, throttle.ClassBatch
 				})
 				wantGrant := func(when string) {
 					t.Helper()

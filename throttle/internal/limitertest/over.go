@@ -19,13 +19,13 @@ func MostOver(w throttle.Window, log []Grant) int64 {
 	bucket, inBucket := int64(-1), int64(0)
 	for i := range log {
 		switch {
-		case w.Algorithm == throttle.Sliding: // every span (t - period, t] that ends with a grant
+		case w.Algorithm == throttle.AlgorithmSliding: // every span (t - period, t] that ends with a grant
 			units := int64(0)
 			for j := i; j >= 0 && log[j].At > log[i].At-period; j-- {
 				units += log[j].Units
 			}
 			worst = max(worst, units-w.Limit)
-		case w.Algorithm == throttle.GCRA: // every span from a grant to a grant
+		case w.Algorithm == throttle.AlgorithmGCRA: // every span from a grant to a grant
 			units := int64(0)
 			for j := i; j >= 0; j-- {
 				units += log[j].Units

@@ -10,9 +10,9 @@ import (
 func TestTheMostAboveALimitIsFound(t *testing.T) {
 	const us = time.Microsecond
 	sliding := throttle.Window{Limit: 3, Period: 10 * us}
-	fixed := throttle.Window{Algorithm: throttle.Fixed, Limit: 3, Period: 10 * us}
-	first := throttle.Window{Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: 10 * us}
-	gcra := throttle.Window{Algorithm: throttle.GCRA, Limit: 5, Burst: 3, Period: 10 * us}
+	fixed := throttle.Window{Algorithm: throttle.AlgorithmFixed, Limit: 3, Period: 10 * us}
+	first := throttle.Window{Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 3, Period: 10 * us}
+	gcra := throttle.Window{Algorithm: throttle.AlgorithmGCRA, Limit: 5, Burst: 3, Period: 10 * us}
 	for i, tc := range []struct {
 		w    throttle.Window
 		log  []Grant

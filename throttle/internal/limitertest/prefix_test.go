@@ -16,7 +16,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		limiter := func(prefix string) *throttle.Limiter {
 			l, err := throttle.New(throttle.Config{
 				Client: client, Prefix: prefix,
-				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared})},
+				Policies: []throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.ScopeShared})},
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -116,7 +116,7 @@ func FuzzReply(f *testing.F) {
 	client.AddHook(hooktest.Hook(s.answer))
 	p := Policy(
 		throttle.Window{Name: "own", Limit: 5, Period: time.Minute},
-		throttle.Window{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.Shared, Algorithm: throttle.GCRA, Burst: 3},
+		throttle.Window{Name: "all", Limit: 9, Period: time.Minute, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmGCRA, Burst: 3},
 	)
 	p.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 	l, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})

@@ -14,7 +14,7 @@ func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
 		text        string
 	}{
 		{throttle.Scope{}, throttle.Per("tenant"), []string{"tenant"}, "tenant"},
-		{throttle.Shared, throttle.Per(), nil, "shared"},
+		{throttle.ScopeShared, throttle.Per(), nil, "shared"},
 		{throttle.Per("user", "tenant"), throttle.Per("tenant", "user"), []string{"tenant", "user"}, "tenant,user"},
 		{throttle.Per("shared"), throttle.Per("shared"), []string{"shared"}, "shared"},
 		{throttle.Per(`a","b`), throttle.Per(`a","b`), []string{`a","b`}, `a","b`}, // which Validate refuses, as one name
@@ -23,7 +23,7 @@ func TestScopesAreEqualIfTheyNameTheSame(t *testing.T) {
 			t.Errorf("%q and %q, %q, %q, want %q", row.scope, row.same, row.scope, row.scope.Attributes(), row.names)
 		}
 	}
-	if throttle.Per("shared") == throttle.Shared || throttle.Per(`a","b`) == throttle.Per("a", "b") || throttle.Per("user") == (throttle.Scope{}) {
+	if throttle.Per("shared") == throttle.ScopeShared || throttle.Per(`a","b`) == throttle.Per("a", "b") || throttle.Per("user") == (throttle.Scope{}) {
 		t.Error("different scopes are equal")
 	}
 	throttle.Per("b", "a").Attributes()[0] = "c"

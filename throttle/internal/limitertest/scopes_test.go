@@ -20,7 +20,7 @@ import (
 func TestScopesMixInOnePolicy(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, _ := NewHanded(t, client, Policy(
-			throttle.Window{Name: "all", Limit: 6, Period: m, Scope: throttle.Shared},
+			throttle.Window{Name: "all", Limit: 6, Period: m, Scope: throttle.ScopeShared},
 			throttle.Window{Name: "tenant", Limit: 4, Period: m},
 			throttle.Window{Name: "user", Limit: 2, Period: m, Scope: throttle.Per("user", "tenant")},
 			throttle.Window{Name: "ip", Limit: 3, Period: m, Scope: throttle.Per("ip")},
@@ -65,7 +65,7 @@ func TestScopesMixInOnePolicy(t *testing.T) {
 
 func TestTenantIsOptionalWhereNoWindowCountsByIt(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		l, _ := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.Shared}))
+		l, _ := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 1, Period: m, Scope: throttle.ScopeShared}))
 		if d := Reserve(t, l, throttle.Request{Policy: "p"}); !d.Granted {
 			t.Error("denied")
 		}
@@ -78,7 +78,7 @@ func TestTenantIsOptionalWhereNoWindowCountsByIt(t *testing.T) {
 func TestExemptTenantsAreCountedNeverDenied(t *testing.T) {
 	p := Policy(
 		throttle.Window{Name: "own", Limit: 2, Period: m},
-		throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 3, Period: m, Scope: throttle.Shared},
+		throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 3, Period: m, Scope: throttle.ScopeShared},
 	)
 	p.Tenants = map[string]throttle.Tenant{"internal": {Exempt: true}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -108,8 +108,8 @@ func TestExemptTenantsAreCountedNeverDenied(t *testing.T) {
 func TestTenantsHaveLimitsOfTheirOwn(t *testing.T) {
 	p := Policy(
 		throttle.Window{Name: "w", Limit: 2, Period: m},
-		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 2, Period: m},
-		throttle.Window{Name: "b", Algorithm: throttle.GCRA, Limit: 60, Burst: 30, Period: m},
+		throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 2, Period: m},
+		throttle.Window{Name: "b", Algorithm: throttle.AlgorithmGCRA, Limit: 60, Burst: 30, Period: m},
 	)
 	p.Tenants = map[string]throttle.Tenant{"acme": {Windows: map[string]throttle.Override{"w": {Limit: 5}, "g": {Limit: 4}, "b": {Burst: 7}}}}
 	plans := map[string]throttle.Tenant{
@@ -181,7 +181,7 @@ func TestHostileTenantNames(t *testing.T) {
 			Policy(throttle.Window{Name: "w", Limit: 2, Period: m}),
 			throttle.Policy{Name: "q", Windows: []throttle.Window{
 				{Name: "w", Limit: 2, Period: m, Scope: throttle.Per("tenant", "user")},
-				{Name: "all", Limit: 1e6, Period: m, Scope: throttle.Shared},
+				{Name: "all", Limit: 1e6, Period: m, Scope: throttle.ScopeShared},
 			}},
 		)
 		for round := range int64(2) {

@@ -227,13 +227,13 @@ func Dump(t TB, client *redis.Client) map[string]string {
 
 // SharedWindow is a window that all tenants share.
 func SharedWindow(limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: "shared", Limit: limit, Period: period, Scope: throttle.Shared}
+	return throttle.Window{Name: "shared", Limit: limit, Period: period, Scope: throttle.ScopeShared}
 }
 
 // Slots is a Concurrency window with leases of 30 s.
 func Slots(limit int64, per ...string) throttle.Window {
 	return throttle.Window{
-		Name: "slots", Algorithm: throttle.Concurrency, Limit: limit, Lease: 30 * time.Second, Scope: throttle.Per(per...),
+		Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit, Lease: 30 * time.Second, Scope: throttle.Per(per...),
 	}
 }
 
@@ -257,7 +257,7 @@ func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 
 // Quota is a Calendar window.
 func Quota(limit int64, resets, zone string) throttle.Window {
-	return throttle.Window{Name: "quota", Algorithm: throttle.Calendar, Limit: limit, Resets: resets, Timezone: zone}
+	return throttle.Window{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: limit, Resets: resets, Timezone: zone}
 }
 
 // Day is a time after Midnight, by its date.

@@ -17,7 +17,7 @@ import (
 // sharded is a policy of two windows per tenant, in that many shards.
 func sharded(shards int) throttle.Policy {
 	return throttle.Policy{Name: "p", Shards: shards, Windows: []throttle.Window{
-		{Name: "each", Limit: 3, Period: h}, {Name: "slots", Algorithm: throttle.Concurrency, Limit: 2},
+		{Name: "each", Limit: 3, Period: h}, {Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 2},
 	}}
 }
 

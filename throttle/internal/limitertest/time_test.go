@@ -85,10 +85,10 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 	cases := map[string]throttle.Window{}
 	for _, period := range []time.Duration{5 * ms, 100 * ms, 900 * ms, 1900 * ms, 24 * h} {
 		for name, w := range map[string]throttle.Window{
-			"sliding":   {Algorithm: throttle.Sliding, Margin: period / 5},
-			"fixed":     {Algorithm: throttle.Fixed},
-			"first use": {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
-			"gcra":      {Algorithm: throttle.GCRA},
+			"sliding":   {Algorithm: throttle.AlgorithmSliding, Margin: period / 5},
+			"fixed":     {Algorithm: throttle.AlgorithmFixed},
+			"first use": {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
+			"gcra":      {Algorithm: throttle.AlgorithmGCRA},
 		} {
 			w.Name, w.Limit, w.Period = "w", 3, period
 			cases[fmt.Sprint(period, " ", name)] = w
@@ -150,8 +150,8 @@ func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 func TestIdleTenantsLeaveNothing(t *testing.T) {
 	p := Policy(
 		throttle.Window{Name: "s", Limit: 9, Period: 100 * ms},
-		throttle.Window{Name: "f", Algorithm: throttle.Fixed, Limit: 9, Period: 300 * ms, Scope: throttle.Shared},
-		throttle.Window{Name: "g", Algorithm: throttle.GCRA, Limit: 9, Period: 500 * ms, Scope: throttle.Per("user")},
+		throttle.Window{Name: "f", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 300 * ms, Scope: throttle.ScopeShared},
+		throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 9, Period: 500 * ms, Scope: throttle.Per("user")},
 	)
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l := New(t, client, p)

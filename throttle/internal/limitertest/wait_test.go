@@ -16,7 +16,7 @@ import (
 
 func TestWaitSleepsUntilItFits(t *testing.T) {
 	Bubble(t, Policy(
-		throttle.Window{Name: "spaced", Algorithm: throttle.GCRA, Limit: 7, Burst: 1, Period: 144 * s},
+		throttle.Window{Name: "spaced", Algorithm: throttle.AlgorithmGCRA, Limit: 7, Burst: 1, Period: 144 * s},
 		throttle.Window{Name: "w", Limit: 2, Period: m},
 	), func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		start := time.Now()

@@ -94,12 +94,12 @@ func TestAdaptingToRefusals(t *testing.T) {
 			sc.waits("a2", "a3")
 			sc.spreads(125*ms, 400*ms, "a2", "a3")
 		}},
-		"the shortest window is what is spread": {with(throttle.AdaptFull, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Scope: throttle.Shared}), func(sc *scene) {
+		"the shortest window is what is spread": {with(throttle.AdaptFull, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Scope: throttle.ScopeShared}), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.waits("a2", "a3", "a4")
 			sc.spreads(125*ms, 100*ms, "a2", "a3", "a4")
 		}},
-		"a bucket is spread too": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.GCRA, Limit: 10, Burst: 5, Period: s, Scope: throttle.Shared}), func(sc *scene) {
+		"a bucket is spread too": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 5, Period: s, Scope: throttle.ScopeShared}), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.waits("a2", "a3", "a4")
 			sc.spreads(62500*us, 100*ms, "a2", "a3", "a4")
@@ -116,7 +116,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 			sc.leave("a4")
 			sc.at(3*m+1125*ms).granted("a5", "a6")
 		}},
-		"slots are not spread": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 10, Scope: throttle.Shared}), func(sc *scene) {
+		"slots are not spread": {with(throttle.AdaptFull, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Scope: throttle.ScopeShared}), func(sc *scene) {
 			sc.refused(sc.granted("a1").Reservation)
 			sc.denied("a2", throttle.DefaultPause)
 		}},

@@ -31,7 +31,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			sc.settle(first.Reservation, 2000)
 			sc.used(2000)
 		}},
-		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Scope: throttle.Shared}, limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
+		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Scope: throttle.ScopeShared}, limitertest.SharedWindow(10, 10*s)), func(sc *scene) {
 			first := sc.granted("a1")
 			r, err := first.Reservation.Settle(sc.t.Context(), map[string]int64{"requests": 0})
 			if err != nil {

@@ -58,16 +58,16 @@ const slotsOfAll = 8
 func amongAllOthers(t *testing.T, client *redis.Client, faults, withSlots, steps bool) {
 	p := limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 20, Period: 100 * ms},
-		throttle.Window{Name: "shared", Limit: 40, Period: 100 * ms, Scope: throttle.Shared},
-		throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.Shared},
-		throttle.Window{Name: "region", Algorithm: throttle.GCRA, Limit: 400, Burst: 6, Period: s, Scope: throttle.Per("region")},
+		throttle.Window{Name: "shared", Limit: 40, Period: 100 * ms, Scope: throttle.ScopeShared},
+		throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Scope: throttle.ScopeShared},
+		throttle.Window{Name: "region", Algorithm: throttle.AlgorithmGCRA, Limit: 400, Burst: 6, Period: s, Scope: throttle.Per("region")},
 	)
 	if withSlots {
 		lease := m
 		if faults {
 			lease = 2 * s // by which a slot ends that nobody knows of
 		}
-		p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: slotsOfAll, Lease: lease, Scope: throttle.Shared})
+		p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: slotsOfAll, Lease: lease, Scope: throttle.ScopeShared})
 	}
 	b := &bustle{T: t, p: p, ends: time.Now().Add(historyLength()), faults: faults, grants: map[string][]limitertest.Grant{}}
 	if steps {

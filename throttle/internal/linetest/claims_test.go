@@ -54,7 +54,7 @@ func serve(ctx context.Context, l *throttle.Limiter, queue string, taken *atomic
 }
 
 func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
-	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: s, Scope: throttle.Shared})
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 50, Burst: 1, Period: s, Scope: throttle.ScopeShared})
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
 		here, there := limitertest.New(t, client, p), limitertest.New(t, client, p)
@@ -82,7 +82,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 }
 
 func TestWaitersShareByWeight(t *testing.T) {
-	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 100, Burst: 1, Period: s, Scope: throttle.Shared})
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 1, Period: s, Scope: throttle.ScopeShared})
 	p.Tenants = map[string]throttle.Tenant{"a": {Weight: 3}}
 	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -170,7 +170,7 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 // each starts the moment it fits.
 func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 	const apart = 2 * ms
-	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: int64(s / apart), Burst: 1, Period: s, Scope: throttle.Shared})
+	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: int64(s / apart), Burst: 1, Period: s, Scope: throttle.ScopeShared})
 	limitertest.Bubble(t, p, func(t *testing.T, l *throttle.Limiter, _ *miniredis.Miniredis) {
 		limitertest.Reserve(t, l, limitertest.Acme(1))
 		begun := time.Now()
@@ -235,7 +235,7 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: time.Minute, Scope: throttle.Shared}
+		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: time.Minute, Scope: throttle.ScopeShared}
 		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(10, time.Minute), slots))
 		first := limitertest.Reserve(t, l, limitertest.Acme(1))
 		waited := func(most, timeout time.Duration) error {
@@ -431,7 +431,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		},
 	}
 	limitertest.EachOf(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation, *throttle.Hold) error) {
-		slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 1, Lease: h, Scope: throttle.Shared}
+		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: h, Scope: throttle.ScopeShared}
 		l := limitertest.New(t, client, limitertest.Policy(slots))
 		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), m)
 		defer cancel()

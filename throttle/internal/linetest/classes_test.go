@@ -15,8 +15,8 @@ import (
 )
 
 // batch has the tickets that follow be of a batch, and live of none.
-func (sc *scene) batch() *scene { sc.class = throttle.Batch; return sc }
-func (sc *scene) live() *scene  { sc.class = throttle.Live; return sc }
+func (sc *scene) batch() *scene { sc.class = throttle.ClassBatch; return sc }
+func (sc *scene) live() *scene  { sc.class = throttle.ClassLive; return sc }
 
 func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	t.Parallel()
@@ -79,7 +79,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 		"a ticket is put back in its class": {limitertest.Policy(two), func(sc *scene) {
 			sc.batch().joins("a1", "a2")
 			sc.takes("a1", "a2")
-			if got := sc.took["a1"]; got.Decision.Reservation.Class != throttle.Batch || !sc.l.Line("p").Matches(got, sc.of("a1")) || sc.l.Line("p").Matches(got, sc.live().of("a1")) {
+			if got := sc.took["a1"]; got.Decision.Reservation.Class != throttle.ClassBatch || !sc.l.Line("p").Matches(got, sc.of("a1")) || sc.l.Line("p").Matches(got, sc.live().of("a1")) {
 				sc.t.Errorf("taken is %+v", got)
 			}
 			sc.putBack("a1", "a2")
@@ -116,14 +116,14 @@ func TestShareOfABatch(t *testing.T) {
 			most    int   // that one take asks for
 		}{
 			"shared window":       {[]throttle.Window{limitertest.SharedWindow(20, s)}, 1, 16},
-			"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.Shared}}, 1, 16},
+			"one at a time":       {[]throttle.Window{{Name: "w", Limit: 1, Period: 100 * ms, Scope: throttle.ScopeShared}}, 1, 16},
 			"large tickets":       {[]throttle.Window{limitertest.SharedWindow(10, s)}, 7, 16},
 			"a tenant's own":      {[]throttle.Window{{Name: "own", Limit: 10, Period: s}}, 1, 16},
 			"both":                {[]throttle.Window{{Name: "own", Limit: 10, Period: s}, limitertest.SharedWindow(1000, s)}, 1, 16},
 			"slots":               {[]throttle.Window{limitertest.SharedWindow(1_000_000, s)}, 1, 8},
 			"slots, one by one":   {[]throttle.Window{{Name: "own", Limit: 1_000_000, Period: s}}, 1, 1},
-			"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.Fixed, Limit: 100, Period: s, Scope: throttle.Shared}}, 10, 64},
-			"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.GCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.Shared}}, 7, 16},
+			"fixed, and by tens":  {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: s, Scope: throttle.ScopeShared}}, 10, 64},
+			"gcra, evenly spaced": {[]throttle.Window{{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 7, Period: s, Scope: throttle.ScopeShared}}, 7, 16},
 		} {
 			p := limitertest.Policy(c.windows...)
 			p.BatchShare = 0.1
@@ -139,11 +139,11 @@ func TestShareOfABatch(t *testing.T) {
 				}
 			}
 			units := map[throttle.Class]int64{}
-			for units[throttle.Live]+units[throttle.Batch] < 400 {
+			for units[throttle.ClassLive]+units[throttle.ClassBatch] < 400 {
 				taken := limitertest.Take(t, sc.l, c.most, "q")
 				for _, ticket := range taken.Tickets {
 					if r := ticket.Decision.Reservation; r.Tenant == "live" {
-						units[cmp.Or(r.Class, throttle.Live)] += r.Cost["requests"]
+						units[cmp.Or(r.Class, throttle.ClassLive)] += r.Cost["requests"]
 					}
 				}
 				if taken.Next < 0 {
@@ -154,7 +154,7 @@ func TestShareOfABatch(t *testing.T) {
 			t.Logf("%s: %v", name, units)
 			// A ticket of the batch goes when the batch is owed it, less what the ticket itself adds. The
 			// other tenant's may have gone before. What live tickets add meanwhile is at most a take.
-			owed := p.BatchShare*float64(units[throttle.Live]+units[throttle.Batch]) - float64(units[throttle.Batch])
+			owed := p.BatchShare*float64(units[throttle.ClassLive]+units[throttle.ClassBatch]) - float64(units[throttle.ClassBatch])
 			if most := (1-p.BatchShare)*float64(2*c.cost) + p.BatchShare*float64(c.most); owed < 0 || owed > most {
 				t.Errorf("%s: the batch is owed %.1f of %v, want 0 to %.1f", name, owed, units, most)
 			}
@@ -195,7 +195,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.StartsInLeast, p.StartsInMost)
 			}
 		}
-		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.Shared })
+		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
 		if told["a94"].StartsIn < told["a06"].StartsIn || shared && told["d90"].StartsIn < told["b06"].StartsIn {
 			t.Errorf("batches are told %+v and %+v, live tickets before them %+v and %+v", told["a94"], told["d90"], told["a06"], told["b06"])
 		}

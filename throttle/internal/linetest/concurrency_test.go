@@ -89,7 +89,7 @@ func TestConcurrencyScenes(t *testing.T) {
 			limitertest.Release(sc.t, first)
 			sc.takes()
 		}},
-		"per tenant and shared": {limitertest.Policy(limitertest.Slots(3), throttle.Window{Name: "own", Algorithm: throttle.Concurrency, Limit: 1}), func(sc *scene) {
+		"per tenant and shared": {limitertest.Policy(limitertest.Slots(3), throttle.Window{Name: "own", Algorithm: throttle.AlgorithmConcurrency, Limit: 1}), func(sc *scene) {
 			a1, b1 := sc.granted("a1"), sc.granted("b1")
 			sc.waits("a2", "b2")
 			c1 := sc.granted("c1")

@@ -33,7 +33,7 @@ func TestHostileNamesInALine(t *testing.T) {
 				throttle.Window{Name: "own", Limit: 100, Period: 10 * s},
 			)
 			if shared {
-				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.Shared})
+				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: 10 * s, Scope: throttle.ScopeShared})
 			}
 			sc := newScene(t, client, p)
 			type names struct{ tenant, user, queue, id, key string }
@@ -118,7 +118,7 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 		attribute, unit := fmt.Sprint("attribute", i), fmt.Sprint("unit", i)
 		p.Windows = append(p.Windows, throttle.Window{
 			Name: fmt.Sprint("w", i), Limit: 3, Period: 10 * s, Unit: unit, Scope: throttle.Per([]string{attribute, "tenant"}[:1+i%2]...),
-			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}[i%3],
+			Algorithm: []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}[i%3],
 		})
 		r.Cost[unit], r.Attributes[attribute] = 3, "\xff\n"
 	}
@@ -152,10 +152,10 @@ func manyWindowsWithALine(t *testing.T, client *redis.Client, n int) {
 // The largest numbers there may be, side by side, in windows and in a line.
 func TestLargestNumbers(t *testing.T) {
 	const most = throttle.MaxLimit
-	for _, algorithm := range []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA} {
+	for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-				p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.Shared})
+				p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Scope: throttle.ScopeShared})
 				p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 1e-9}, "x": {Exempt: true}}
 				sc := newScene(t, client, p)
 				sc.cost = most

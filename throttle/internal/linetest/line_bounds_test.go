@@ -15,7 +15,7 @@ import (
 
 // anyCrossing is one to four windows of scopes that may cross, and tenants of any weights.
 func anyCrossing(random *rand.Rand) throttle.Policy {
-	scopes := []throttle.Scope{throttle.Shared, {}, throttle.Per("tenant", "user"), throttle.Per("region"), throttle.Per("tenant", "region")}
+	scopes := []throttle.Scope{throttle.ScopeShared, {}, throttle.Per("tenant", "user"), throttle.Per("region"), throttle.Per("tenant", "region")}
 	if random.IntN(2) == 0 {
 		scopes = scopes[:2]
 	}
@@ -23,14 +23,14 @@ func anyCrossing(random *rand.Rand) throttle.Policy {
 	for i := range 1 + random.IntN(4) {
 		w := throttle.Window{
 			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(20)) * s,
-			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Sliding, throttle.Fixed, throttle.GCRA}[random.IntN(4)],
+			Algorithm: []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}[random.IntN(4)],
 			Scope:     scopes[random.IntN(len(scopes))],
 			Unit:      []string{"requests", "requests", "tokens"}[random.IntN(3)],
 		}
 		switch {
-		case w.Algorithm == throttle.GCRA:
+		case w.Algorithm == throttle.AlgorithmGCRA:
 			w.Burst = 3 + random.Int64N(5)
-		case w.Algorithm == throttle.Fixed && random.IntN(2) == 0:
+		case w.Algorithm == throttle.AlgorithmFixed && random.IntN(2) == 0:
 			w.Anchor = throttle.AnchorFirstUse
 		}
 		windows = append(windows, w)

@@ -169,7 +169,7 @@ func TestFleetOfCosts(t *testing.T) {
 	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
 		f := newFleet(t, client, 3, limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 20, Period: s},
-			throttle.Window{Name: "tokens", Limit: 1000, Period: s, Unit: "tokens", Scope: throttle.Shared},
+			throttle.Window{Name: "tokens", Limit: 1000, Period: s, Unit: "tokens", Scope: throttle.ScopeShared},
 			limitertest.SharedWindow(30, s),
 		))
 		f.request = func(job string) throttle.Request {

@@ -18,19 +18,19 @@ func anyWindows(random *rand.Rand) []throttle.Window {
 	for i := range 1 + random.IntN(3) {
 		w := throttle.Window{
 			Name: fmt.Sprint("w", i), Limit: 3 + random.Int64N(9), Period: time.Duration(1+random.IntN(20)) * s,
-			Algorithm: []throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA, throttle.Calendar}[random.IntN(4)],
-			Scope:     []throttle.Scope{throttle.Shared, {}}[random.IntN(2)],
+			Algorithm: []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA, throttle.AlgorithmCalendar}[random.IntN(4)],
+			Scope:     []throttle.Scope{throttle.ScopeShared, {}}[random.IntN(2)],
 			Unit:      []string{"requests", "requests", "tokens"}[random.IntN(3)],
 		}
 		switch {
-		case w.Algorithm == throttle.Calendar:
+		case w.Algorithm == throttle.AlgorithmCalendar:
 			w.Period, w.Resets = 0, "* * * * *"
-		case w.Algorithm == throttle.GCRA:
+		case w.Algorithm == throttle.AlgorithmGCRA:
 			w.Burst = 3 + random.Int64N(5)
-		case w.Algorithm == throttle.Fixed && random.IntN(2) == 0:
+		case w.Algorithm == throttle.AlgorithmFixed && random.IntN(2) == 0:
 			w.Anchor = throttle.AnchorFirstUse
 		}
-		if w.Algorithm != throttle.Calendar && random.IntN(4) == 0 {
+		if w.Algorithm != throttle.AlgorithmCalendar && random.IntN(4) == 0 {
 			w.Margin = w.Period / 8
 		}
 		windows = append(windows, w)
@@ -121,8 +121,8 @@ func (sc *scene) goOn(now, end time.Duration, starts map[string]time.Duration) t
 func TestMaxWaitOfWholeTickets(t *testing.T) {
 	limitertest.EachOf(t, map[string]throttle.Window{
 		"sliding":   {Limit: 3, Period: 10 * s},
-		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed},
-		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse},
+		"fixed":     {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed},
+		"first use": {Limit: 3, Period: 10 * s, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		w.Name = "w"
 		sc := newScene(t, client, limitertest.Policy(w))

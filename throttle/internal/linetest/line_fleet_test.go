@@ -233,12 +233,12 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 		"100 in 5 seconds":      {[]throttle.Window{own(100, 5*s)}, 200, 100, 5 * s},
 		"20 a minute, 5 in 3 s": {[]throttle.Window{own(20, m), {Name: "burst", Limit: 5, Period: 3 * s}}, 100, 20, m},
 		"5 in 100 ms":           {[]throttle.Window{own(5, 100*ms)}, 100, 5, 100 * ms},
-		"fixed":                 {[]throttle.Window{{Name: "own", Algorithm: throttle.Fixed, Limit: 20, Period: s}}, 200, 20, s},
-		"gcra":                  {[]throttle.Window{{Name: "own", Algorithm: throttle.GCRA, Limit: 20, Burst: 5, Period: s}}, 100, 5, 250 * ms},
+		"fixed":                 {[]throttle.Window{{Name: "own", Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: s}}, 200, 20, s},
+		"gcra":                  {[]throttle.Window{{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 5, Period: s}}, 100, 5, 250 * ms},
 		"three algorithms": {[]throttle.Window{
 			limitertest.SharedWindow(30, s),
-			{Name: "fixed", Algorithm: throttle.Fixed, Limit: 45, Period: 3 * s},
-			{Name: "gcra", Algorithm: throttle.GCRA, Limit: 20, Burst: 20, Period: s},
+			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 45, Period: 3 * s},
+			{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 20, Period: s},
 		}, 300, 45, 3 * s},
 		"300 in 10 seconds, merged": {[]throttle.Window{own(300, 10*s)}, 600, 300, 10 * s},
 	} {

@@ -17,8 +17,8 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		p := limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 2, Period: 10 * s},
-			throttle.Window{Name: "all", Limit: 4, Period: 4 * s, Scope: throttle.Shared, Algorithm: throttle.Fixed},
-			throttle.Window{Name: "month", Limit: 100, Algorithm: throttle.Calendar, Resets: "@monthly", Scope: throttle.Shared, Unit: "tokens"},
+			throttle.Window{Name: "all", Limit: 4, Period: 4 * s, Scope: throttle.ScopeShared, Algorithm: throttle.AlgorithmFixed},
+			throttle.Window{Name: "month", Limit: 100, Algorithm: throttle.AlgorithmCalendar, Resets: "@monthly", Scope: throttle.ScopeShared, Unit: "tokens"},
 		)
 		p.Mode = throttle.ModeObserve
 		sc := newScene(t, client, p)
@@ -55,7 +55,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 		if p := sc.joins("a7"); !p.Exempt {
 			t.Errorf("a ticket has joined: %+v", p)
 		}
-		if got := sc.l.Policies()[0]; got.Windows[0].Algorithm != throttle.Sliding || got.Mode != throttle.ModeObserve {
+		if got := sc.l.Policies()[0]; got.Windows[0].Algorithm != throttle.AlgorithmSliding || got.Mode != throttle.ModeObserve {
 			t.Errorf("the policy is %+v", got)
 		}
 		sc.takes().asks(-1)

@@ -38,11 +38,11 @@ func TestPlansComeTrue(t *testing.T) {
 		"shared":   limitertest.Policy(limitertest.SharedWindow(20, s)),
 		"both":     limitertest.Policy(own, limitertest.SharedWindow(20, s)),
 		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
-		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.GCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.Shared}),
-		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: m, Scope: throttle.Shared}, own),
-		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "hourly", Algorithm: throttle.Calendar, Limit: 250, Resets: "@hourly", Scope: throttle.Shared}),
+		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 25, Burst: 3, Period: s, Scope: throttle.ScopeShared}),
+		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: m, Scope: throttle.ScopeShared}, own),
+		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "hourly", Algorithm: throttle.AlgorithmCalendar, Limit: 250, Resets: "@hourly", Scope: throttle.ScopeShared}),
 	} {
-		classes := []throttle.Class{throttle.Live, throttle.Batch}
+		classes := []throttle.Class{throttle.ClassLive, throttle.ClassBatch}
 		if name == "weights" || name == "spaced" || name == "a quota" { // what differs is not of a class
 			classes = classes[1:]
 		}
@@ -120,7 +120,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.joinMany("q", "a", 30)
-		d := demand("a", 50, throttle.Live)
+		d := demand("a", 50, throttle.ClassLive)
 		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != limitertest.At(7*s) {
 			t.Errorf("50 after 30: %+v", got)
 		}
@@ -151,12 +151,12 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); !got.SlotsBind || got.Last != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
 			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
 		}
-		sc.class = throttle.Batch
+		sc.class = throttle.ClassBatch
 		sc.joinMany("r", "a", 100)
 		for now := time.Duration(0); now <= 4*s; now += 200 * ms {
 			limitertest.Take(t, sc.at(20*s+now).l, 2, "r")
 		}
-		batch := demand("a", 58, throttle.Batch)
+		batch := demand("a", 58, throttle.ClassBatch)
 		batch.Queue, batch.Joined = "r", 58
 		if got := sc.plan(throttle.PlanOptions{}, batch); !got.SlotsBind || got.Last != limitertest.At(24*s+(58-2)*s/10) {
 			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
@@ -195,7 +195,7 @@ func BenchmarkPlan(b *testing.B) {
 	}
 	var demands []throttle.Demand
 	for i := range 50 {
-		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.Batch))
+		demands = append(demands, demand(fmt.Sprint("t", i), 1000, throttle.ClassBatch))
 	}
 	for b.Loop() {
 		if plan, err := l.Line("p").Plan(b.Context(), demands, throttle.PlanOptions{}); err != nil || !plan.Known {

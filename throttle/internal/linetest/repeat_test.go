@@ -49,7 +49,7 @@ func (tw *twice) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 // The keys of a line are the same after every step if each call is repeated. No ticket is there
 // twice, and no units are charged twice or lost.
 func TestLineWithEveryCallRepeated(t *testing.T) {
-	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Scope: throttle.Shared}}
+	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Scope: throttle.ScopeShared}}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		repeating := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
 		defer repeating.Close()
@@ -160,7 +160,7 @@ func TestRepeatedBatchIsChargedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := limitertest.New(t, batches, limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.Shared}))
+		l := limitertest.New(t, batches, limitertest.Policy(throttle.Window{Name: "w", Limit: 60, Period: 24 * h}, throttle.Window{Name: "all", Limit: 1000, Period: 24 * h, Scope: throttle.ScopeShared}))
 		limitertest.Peek(t, l, limitertest.Acme(1)) // loads the script
 		tw.repeated.Store(0)
 

@@ -17,7 +17,7 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 		sc := newScene(t, client, limitertest.Policy(
 			throttle.Window{Name: "own", Limit: 1, Period: h},
 			throttle.Window{Name: "users", Limit: 2, Period: h, Scope: throttle.Per("tenant", "user")},
-			throttle.Window{Name: "all", Limit: 4, Period: h, Scope: throttle.Shared},
+			throttle.Window{Name: "all", Limit: 4, Period: h, Scope: throttle.ScopeShared},
 		))
 		reset := func(tenant string, want int) {
 			t.Helper()

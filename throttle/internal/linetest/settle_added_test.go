@@ -23,10 +23,10 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 	limitertest.EachOf(t, map[string]throttle.Window{
 		"sliding":   window(throttle.Window{Limit: 1000, Period: m}),
 		"merged":    window(throttle.Window{Limit: 1000, Period: 10 * h}),
-		"fixed":     window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.Fixed}),
-		"first use": window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse}),
-		"gcra":      window(throttle.Window{Limit: 1, Burst: 1000, Period: h, Algorithm: throttle.GCRA}),
-		"calendar":  window(throttle.Window{Limit: 1000, Resets: "* * * * *", Algorithm: throttle.Calendar}),
+		"fixed":     window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.AlgorithmFixed}),
+		"first use": window(throttle.Window{Limit: 1000, Period: m, Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse}),
+		"gcra":      window(throttle.Window{Limit: 1, Burst: 1000, Period: h, Algorithm: throttle.AlgorithmGCRA}),
+		"calendar":  window(throttle.Window{Limit: 1000, Resets: "* * * * *", Algorithm: throttle.AlgorithmCalendar}),
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		sc := newScene(t, client, limitertest.Policy(w))
 		tokens := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": 10}}
@@ -35,7 +35,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 		used := func(want int64) {
 			t.Helper()
 			// Of a bucket some parts of a unit have drained, which somebody else may have got.
-			if used := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.GCRA || used != want+1) {
+			if used := limitertest.Peek(t, sc.l, tokens).Windows[0].Used; used != want && (w.Algorithm != throttle.AlgorithmGCRA || used != want+1) {
 				t.Errorf("%d are counted, want %d", used, want)
 			}
 		}

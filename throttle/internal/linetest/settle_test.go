@@ -14,7 +14,7 @@ import (
 )
 
 func tokens(limit int64, period time.Duration) throttle.Window {
-	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Scope: throttle.Shared}
+	return throttle.Window{Name: "tokens", Limit: limit, Period: period, Unit: "tokens", Scope: throttle.ScopeShared}
 }
 
 func (sc *scene) settle(r throttle.Reservation, tokens int64) throttle.Reservation {
@@ -87,9 +87,9 @@ func TestSettleWhoseReplyWasLost(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, w := range []throttle.Window{
 			tokens(4000, 60*s),
-			{Name: "tokens", Algorithm: throttle.Fixed, Limit: 4000, Period: m, Unit: "tokens"},
-			{Name: "tokens", Algorithm: throttle.GCRA, Limit: 1, Burst: 4000, Period: h, Unit: "tokens"},
-			{Name: "tokens", Algorithm: throttle.Calendar, Limit: 4000, Resets: "@yearly", Unit: "tokens"},
+			{Name: "tokens", Algorithm: throttle.AlgorithmFixed, Limit: 4000, Period: m, Unit: "tokens"},
+			{Name: "tokens", Algorithm: throttle.AlgorithmGCRA, Limit: 1, Burst: 4000, Period: h, Unit: "tokens"},
+			{Name: "tokens", Algorithm: throttle.AlgorithmCalendar, Limit: 4000, Resets: "@yearly", Unit: "tokens"},
 		} {
 			if err := client.FlushAll(t.Context()).Err(); err != nil {
 				t.Fatal(err)

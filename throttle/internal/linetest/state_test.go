@@ -41,7 +41,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		sc.joins("a4")
 		sc.at(2 * s)
 		sc.joins("b2", "a5")
-		sc.class = throttle.Batch
+		sc.class = throttle.ClassBatch
 		sc.joins("a6")
 		last := sc.joins("a6") // it keeps its place
 		before := limitertest.Dump(t, client)
@@ -56,7 +56,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 			t.Errorf("%+v", st.Windows)
 		}
 		if len(st.Queues) != 2 || st.Queues[0].Waiting != 3 || st.Queues[0].Flows != 2 || !st.Queues[0].Served ||
-			st.Queues[1].Class != throttle.Batch || st.Queues[1].Waiting != 1 {
+			st.Queues[1].Class != throttle.ClassBatch || st.Queues[1].Waiting != 1 {
 			t.Errorf("%+v", st.Queues)
 		}
 		if len(st.Tenants) != 2 {

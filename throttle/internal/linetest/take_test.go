@@ -262,7 +262,7 @@ func TestReserveAgainByAPolicyWithAnotherWindow(t *testing.T) {
 		sc.at(0).joins("a1", "a2")
 		sc.takes("a1", "a2")
 		day := limitertest.Quota(2, "@daily", "UTC")
-		day.Scope = throttle.Shared
+		day.Scope = throttle.ScopeShared
 		sc.at(1 * s).set(limitertest.Policy(shared, day))
 		for want, ticket := range []string{"a1", "a2"} {
 			d, err := sc.l.Line("p").ReserveAgain(t.Context(), sc.took[ticket], sc.of(ticket))

@@ -90,7 +90,7 @@ func (r *rota) run(until time.Duration) []map[string]int {
 func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 1000, Period: s}
-	slots := throttle.Window{Name: "slots", Algorithm: throttle.Concurrency, Limit: 4, Lease: time.Minute, Scope: throttle.Shared}
+	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4, Lease: time.Minute, Scope: throttle.ScopeShared}
 	plays(t, map[string]play{
 		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, limitertest.SharedWindow(20, s)), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"})
@@ -120,7 +120,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 				sc.t.Errorf("within 3 s %v", got)
 			}
 		}},
-		"one by one": {limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.GCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.Shared}), func(sc *scene) {
+		"one by one": {limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Scope: throttle.ScopeShared}), func(sc *scene) {
 			r := newRota(sc, []string{"one"}, []string{"two"}, []string{"three"})
 			r.backlog("one", "a", 300)
 			r.backlog("two", "b", 300)

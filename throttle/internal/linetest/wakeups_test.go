@@ -35,17 +35,17 @@ func wakeups(t *rapid.T, client *redis.Client) {
 		w := throttle.Window{
 			Name:  fmt.Sprint("w", i),
 			Limit: rapid.Int64Range(2, 4).Draw(t, "limit"),
-			Scope: rapid.SampledFrom([]throttle.Scope{throttle.Shared, {}}).Draw(t, "per"),
+			Scope: rapid.SampledFrom([]throttle.Scope{throttle.ScopeShared, {}}).Draw(t, "per"),
 			Unit:  rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 		}
 		if rapid.Bool().Draw(t, "slots") {
-			w.Algorithm, w.Lease = throttle.Concurrency, rapid.SampledFrom([]time.Duration{s, 5 * s, 30 * s}).Draw(t, "lease")
+			w.Algorithm, w.Lease = throttle.AlgorithmConcurrency, rapid.SampledFrom([]time.Duration{s, 5 * s, 30 * s}).Draw(t, "lease")
 		} else {
 			w.Period = rapid.SampledFrom([]time.Duration{s, 10 * s}).Draw(t, "period")
 		}
 		return w
 	}
-	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.Concurrency, Limit: 3, Lease: 10 * s, Scope: throttle.Shared})
+	p := limitertest.Policy(throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Lease: 10 * s, Scope: throttle.ScopeShared})
 	p.Upstream = rapid.SampledFrom([]throttle.Upstream{throttle.UpstreamShared, throttle.UpstreamTenant}).Draw(t, "upstream")
 	for i := range rapid.IntRange(1, 3).Draw(t, "windows") {
 		p.Windows = append(p.Windows, anyWindow(i))

@@ -16,7 +16,7 @@ import (
 func TestGCRAKeepsADebtOfManyBursts(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, _ := limitertest.NewHanded(t, client, limitertest.Policy(throttle.Window{
-			Name: "tokens", Algorithm: throttle.GCRA, Limit: 4999, Period: 30 * 24 * h, Unit: "tokens",
+			Name: "tokens", Algorithm: throttle.AlgorithmGCRA, Limit: 4999, Period: 30 * 24 * h, Unit: "tokens",
 		}))
 		of := func(tokens int64) throttle.Request {
 			return throttle.Request{Policy: "p", Tenant: "acme", Cost: map[string]int64{"tokens": tokens}}
@@ -67,7 +67,7 @@ func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		random, denials := rand.New(rand.NewPCG(7, 8)), 0
 		for _, w := range windows {
-			w.Name, w.Algorithm = "w", throttle.GCRA
+			w.Name, w.Algorithm = "w", throttle.AlgorithmGCRA
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -112,9 +112,9 @@ func TestDebtsAreKept(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, w := range []throttle.Window{
 			{Limit: throttle.MaxLimit, Period: 24 * h},
-			{Limit: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.Fixed},
-			{Limit: 1, Burst: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.GCRA},
-			{Limit: throttle.MaxLimit, Resets: "@yearly", Algorithm: throttle.Calendar},
+			{Limit: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.AlgorithmFixed},
+			{Limit: 1, Burst: throttle.MaxLimit, Period: 24 * h, Algorithm: throttle.AlgorithmGCRA},
+			{Limit: throttle.MaxLimit, Resets: "@yearly", Algorithm: throttle.AlgorithmCalendar},
 		} {
 			if err := client.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 // level is how many units count at t, which is not before the last event.
 func level(w throttle.Window, log []*event, t int64) *big.Rat {
 	switch {
-	case w.Algorithm == throttle.GCRA:
+	case w.Algorithm == throttle.AlgorithmGCRA:
 		return bucketLevel(w, log, t)
 	case w.Anchor == throttle.AnchorFirstUse:
 		return big.NewRat(firstUse(w, log, t), 1)
@@ -21,8 +21,8 @@ func level(w throttle.Window, log []*event, t int64) *big.Rat {
 		if e.of != nil || e.cancelled {
 			continue // a cancelled grant never was
 		}
-		if w.Algorithm == throttle.Fixed && e.at/period == t/period ||
-			w.Algorithm == throttle.Sliding && e.at > t-period-w.Margin.Microseconds() {
+		if w.Algorithm == throttle.AlgorithmFixed && e.at/period == t/period ||
+			w.Algorithm == throttle.AlgorithmSliding && e.at > t-period-w.Margin.Microseconds() {
 			units += e.units
 		}
 	}
@@ -107,7 +107,7 @@ func ceil(r *big.Rat) int64 {
 
 // fitsFrom is the first time from t on at which the cost fits the window.
 func fitsFrom(w throttle.Window, log []*event, t, cost int64) int64 {
-	if w.Algorithm == throttle.GCRA && cost > 0 {
+	if w.Algorithm == throttle.AlgorithmGCRA && cost > 0 {
 		return drainsTo(w, log, t, capacity(w)-cost)
 	}
 	return first(w, log, t, func(t int64, level *big.Rat) bool { return fits(w, cost, t, level) })
@@ -120,7 +120,7 @@ func fits(w throttle.Window, cost, t int64, level *big.Rat) bool {
 
 // resets is the first time from t on at which nothing counts.
 func resets(w throttle.Window, log []*event, t int64) int64 {
-	if w.Algorithm == throttle.GCRA {
+	if w.Algorithm == throttle.AlgorithmGCRA {
 		return drainsTo(w, log, t, 0)
 	}
 	return first(w, log, t, func(_ int64, level *big.Rat) bool { return level.Sign() == 0 })
@@ -136,7 +136,7 @@ func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
 // closed reports whether t is in the margin at the end of a bucket by the clock.
 func closed(w throttle.Window, t int64) bool {
 	period := w.Period.Microseconds()
-	return w.Algorithm == throttle.Fixed && w.Anchor == throttle.AnchorClock && t%period >= period-w.Margin.Microseconds()
+	return w.Algorithm == throttle.AlgorithmFixed && w.Anchor == throttle.AnchorClock && t%period >= period-w.Margin.Microseconds()
 }
 
 // first tries every time from t on at which anything can change.

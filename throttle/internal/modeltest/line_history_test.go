@@ -39,7 +39,7 @@ func anyLineWindow(t *rapid.T, i int, per []throttle.Scope, algorithms []throttl
 		Period:    rapid.SampledFrom([]time.Duration{100 * ms, s, 3 * s, 10 * s}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
-	if w.Algorithm == throttle.GCRA {
+	if w.Algorithm == throttle.AlgorithmGCRA {
 		w.Burst = rapid.Int64Range(1, 5).Draw(t, "burst")
 	}
 	return w
@@ -53,7 +53,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 	cr := &crowd{t: t, client: client, c: limitertest.NewClock(), flows: map[string][]*standing{}, lost: map[string]lostTake{}}
 	cr.c.Set(0)
 	cr.nested, cr.same = rapid.Bool().Draw(t, "nested"), rapid.Bool().Draw(t, "all cost the same")
-	all := throttle.Shared
+	all := throttle.ScopeShared
 	tenant, user, region := throttle.Scope{}, throttle.Per("tenant", "user"), throttle.Per("region")
 	per := []throttle.Scope{tenant, user, all, region, throttle.Per("tenant", "region")}
 	if cr.nested {
@@ -62,9 +62,9 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 		}).Draw(t, "scopes")
 	}
 	changing := rapid.Bool().Draw(t, "limits change")
-	algorithms := []throttle.Algorithm{throttle.Sliding, throttle.Sliding, throttle.Fixed}
+	algorithms := []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmSliding, throttle.AlgorithmFixed}
 	if !changing {
-		algorithms = append(algorithms, throttle.GCRA)
+		algorithms = append(algorithms, throttle.AlgorithmGCRA)
 	}
 	cr.p = limitertest.Policy()
 	cr.p.BatchShare = throttle.MinBatchShare // less than one ticket in a history
@@ -95,7 +95,7 @@ func crowdHistory(t *rapid.T, client *redis.Client) {
 			r.Cost["tokens"] = 1
 		}
 		if batches {
-			r.Class = rapid.SampledFrom([]throttle.Class{throttle.Live, throttle.Batch}).Draw(t, "class")
+			r.Class = rapid.SampledFrom([]throttle.Class{throttle.ClassLive, throttle.ClassBatch}).Draw(t, "class")
 		}
 		if !cr.same {
 			r.Cost["requests"] = rapid.SampledFrom([]int64{1, 1, 1, 2, 3, 0}).Draw(t, "cost")

@@ -161,7 +161,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 	fits := cr.m.peek(r, cr.now())
 	if d.Granted {
 		// A ticket that waits only for a slot, where no window is shared, holds up no other.
-		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Scope == throttle.Shared })
+		shared := slices.ContainsFunc(cr.p.Windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
 		if flow := cr.flows[cr.flow(r.Ticket, r)]; len(flow) > 0 && flow[0].id != r.Ticket && (shared || !cr.fits(flow[0])) {
 			cr.fatal("%v is let in before %v", r.Ticket, flow[0].id)
 		}
@@ -170,7 +170,7 @@ func (cr *crowd) reserve(r throttle.Request) {
 		return
 	}
 	if fits.Granted && !slices.ContainsFunc(cr.waiting(), func(w *standing) bool {
-		return w.id != r.Ticket && cr.shares(w.request, r) && (r.Class == throttle.Batch || w.request.Class != throttle.Batch)
+		return w.id != r.Ticket && cr.shares(w.request, r) && (r.Class == throttle.ClassBatch || w.request.Class != throttle.ClassBatch)
 	}) {
 		cr.fatal("%v is denied for %v, fits, and nobody waits beside it", r.Ticket, d.RetryIn)
 	}
@@ -282,9 +282,9 @@ func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) th
 	if taken.Next != 0 {
 		cr.conserves(taken.Next, queues)
 	}
-	if i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Decision.Reservation.Class == throttle.Batch }); i >= 0 && cr.same {
+	if i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Decision.Reservation.Class == throttle.ClassBatch }); i >= 0 && cr.same {
 		for _, w := range cr.waiting() {
-			if flow, first := cr.find(w.id); first == 0 && w.request.Class != throttle.Batch && slices.Contains(queues, w.id.Queue) && cr.fits(w) && !cr.afterOthers(w, queues) {
+			if flow, first := cr.find(w.id); first == 0 && w.request.Class != throttle.ClassBatch && slices.Contains(queues, w.id.Queue) && cr.fits(w) && !cr.afterOthers(w, queues) {
 				cr.fatal("%v of a batch is taken, and %v fits, the first of %q", taken.Tickets[i].Ticket, w.id, flow)
 			}
 		}
@@ -329,7 +329,7 @@ func (cr *crowd) conserves(next time.Duration, queues []string) {
 	}
 	for _, list := range cr.flows {
 		w := list[0]
-		if !slices.Contains(queues, w.id.Queue) || w.request.Class == throttle.Batch || cr.afterOthers(w, queues) {
+		if !slices.Contains(queues, w.id.Queue) || w.request.Class == throttle.ClassBatch || cr.afterOthers(w, queues) {
 			continue // a batch has its pace
 		}
 		if exact := cr.same; exact {

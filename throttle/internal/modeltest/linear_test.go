@@ -93,8 +93,8 @@ func (m *model) text() string {
 func TestConcurrentCallsAreLinearizable(t *testing.T) {
 	windows := []throttle.Window{
 		{Name: "sliding", Limit: 5, Period: 10 * s},
-		{Name: "shared", Algorithm: throttle.Fixed, Limit: 7, Period: 15 * s, Scope: throttle.Shared},
-		{Name: "gcra", Algorithm: throttle.GCRA, Limit: 4, Burst: 6, Period: 7 * s},
+		{Name: "shared", Algorithm: throttle.AlgorithmFixed, Limit: 7, Period: 15 * s, Scope: throttle.ScopeShared},
+		{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 4, Burst: 6, Period: 7 * s},
 	}
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for seed := range uint64(3) {

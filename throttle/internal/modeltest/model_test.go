@@ -60,7 +60,7 @@ func scopeOf(w throttle.Window, r throttle.Request) throttle.ScopeValue {
 }
 
 func capacity(w throttle.Window) int64 {
-	if w.Algorithm == throttle.GCRA {
+	if w.Algorithm == throttle.AlgorithmGCRA {
 		return w.Burst
 	}
 	return w.Limit

@@ -21,21 +21,21 @@ func TestNoWindowIsEverExceeded(t *testing.T) {
 	limitertest.EachOf(t, map[string]throttle.Window{
 		"sliding":            {Limit: 20, Period: 10 * s},
 		"sliding, margin":    {Limit: 20, Period: 10 * s, Margin: 333 * ms},
-		"fixed":              {Algorithm: throttle.Fixed, Limit: 20, Period: 10 * s},
-		"fixed, margin":      {Algorithm: throttle.Fixed, Limit: 20, Period: 10 * s, Margin: s},
-		"first use":          {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s},
-		"first use, margin":  {Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s, Margin: s},
-		"gcra":               {Algorithm: throttle.GCRA, Limit: 20, Burst: 7, Period: 10 * s},
-		"gcra, margin":       {Algorithm: throttle.GCRA, Limit: 20, Burst: 7, Period: 10 * s, Margin: 7 * ms},
-		"gcra, bad fraction": {Algorithm: throttle.GCRA, Limit: 999_999_937, Burst: 1000, Period: 24*h - us},
-		"gcra, huge burst":   {Algorithm: throttle.GCRA, Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
+		"fixed":              {Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: 10 * s},
+		"fixed, margin":      {Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: 10 * s, Margin: s},
+		"first use":          {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s},
+		"first use, margin":  {Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 20, Period: 10 * s, Margin: s},
+		"gcra":               {Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 7, Period: 10 * s},
+		"gcra, margin":       {Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 7, Period: 10 * s, Margin: 7 * ms},
+		"gcra, bad fraction": {Algorithm: throttle.AlgorithmGCRA, Limit: 999_999_937, Burst: 1000, Period: 24*h - us},
+		"gcra, huge burst":   {Algorithm: throttle.AlgorithmGCRA, Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
 		"sliding, huge":      {Limit: 1e12, Period: 366 * 24 * h},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
 		w.Name = "w"
 		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 		random := rand.New(rand.NewPCG(1, 2))
 		largest, step := capacity(w.WithDefaults()), int64(w.Period)/20
-		if w.Algorithm == throttle.GCRA {
+		if w.Algorithm == throttle.AlgorithmGCRA {
 			step = int64(float64(w.Period) / float64(w.Limit) * float64(w.Burst) / 4)
 		}
 		var log []limitertest.Grant
@@ -71,7 +71,7 @@ func TestGCRARateIsKept(t *testing.T) {
 		"deep":       {Limit: 10_000_019, Burst: 1e12, Period: 7 * s},
 		"deep, fast": {Limit: 1e12, Burst: 1e12, Period: ms},
 	}, func(t *testing.T, client *redis.Client, w throttle.Window) {
-		w.Name, w.Algorithm = "w", throttle.GCRA
+		w.Name, w.Algorithm = "w", throttle.AlgorithmGCRA
 		l, c := limitertest.NewHanded(t, client, limitertest.Policy(w))
 		limitertest.Reserve(t, l, limitertest.Acme(w.Burst))
 		units, at := int64(0), time.Duration(0)
@@ -210,12 +210,12 @@ func TestConcurrentGrantsAreNeverOver(t *testing.T) {
 	addr := throttletest.Redis(t)
 	windows := []throttle.Window{
 		{Name: "sliding", Limit: 50, Period: 170 * ms},
-		{Name: "shared", Limit: 70, Period: 230 * ms, Margin: 7 * ms, Scope: throttle.Shared},
-		{Name: "fixed", Algorithm: throttle.Fixed, Limit: 45, Period: 130 * ms},
-		{Name: "gcra", Algorithm: throttle.GCRA, Limit: 300, Burst: 20, Period: s},
+		{Name: "shared", Limit: 70, Period: 230 * ms, Margin: 7 * ms, Scope: throttle.ScopeShared},
+		{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 45, Period: 130 * ms},
+		{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 300, Burst: 20, Period: s},
 	}
 	first := throttle.Policy{Name: "first", Windows: []throttle.Window{
-		{Name: "first", Algorithm: throttle.Fixed, Anchor: throttle.AnchorFirstUse, Limit: 25, Period: 90 * ms},
+		{Name: "first", Algorithm: throttle.AlgorithmFixed, Anchor: throttle.AnchorFirstUse, Limit: 25, Period: 90 * ms},
 	}}
 	var mu sync.Mutex
 	logs := map[string][]limitertest.Grant{}

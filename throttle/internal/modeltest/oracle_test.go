@@ -19,19 +19,19 @@ import (
 // anyWindow draws a window whose numbers collide often.
 func anyWindow(t *rapid.T, i int) throttle.Window {
 	w := throttle.Window{
-		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.Sliding, throttle.Fixed, throttle.GCRA}).Draw(t, "algorithm"),
+		Algorithm: rapid.SampledFrom([]throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA}).Draw(t, "algorithm"),
 		Limit:     rapid.Int64Range(1, 6).Draw(t, "limit"),
 		Name:      fmt.Sprint("w", i),
-		Scope:     rapid.SampledFrom([]throttle.Scope{{}, throttle.Shared, throttle.Per("tenant", "user"), throttle.Per("user")}).Draw(t, "per"),
+		Scope:     rapid.SampledFrom([]throttle.Scope{{}, throttle.ScopeShared, throttle.Per("tenant", "user"), throttle.Per("user")}).Draw(t, "per"),
 		Period:    rapid.SampledFrom([]time.Duration{s, 1900 * ms, 7 * s, 10 * s, m, 24 * h}).Draw(t, "period"),
 		Unit:      rapid.SampledFrom([]string{"requests", "requests", "tokens"}).Draw(t, "unit"),
 	}
 	switch w.Algorithm {
-	case throttle.GCRA:
+	case throttle.AlgorithmGCRA:
 		w.Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
 		w.Limit = rapid.SampledFrom([]int64{w.Limit, w.Limit, 999_999_937}).Draw(t, "gcra limit")
 		w.Period = rapid.SampledFrom([]time.Duration{s, 1900 * ms, 3 * s, 366*24*h - us}).Draw(t, "gcra period")
-	case throttle.Fixed:
+	case throttle.AlgorithmFixed:
 		w.Anchor = rapid.SampledFrom([]throttle.Anchor{throttle.AnchorClock, throttle.AnchorFirstUse}).Draw(t, "anchor")
 	}
 	if rapid.Bool().Draw(t, "margin") {
@@ -60,7 +60,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 	for i := range rapid.IntRange(1, 5).Draw(t, "windows") {
 		windows = append(windows, anyWindow(t, i))
 		tokens = tokens || windows[i].Unit == "tokens"
-		gcra = gcra || windows[i].Algorithm == throttle.GCRA
+		gcra = gcra || windows[i].Algorithm == throttle.AlgorithmGCRA
 	}
 	changing := rapid.Bool().Draw(t, "limits change")
 	withExempt := func() throttle.Policy {
@@ -284,7 +284,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		actions["limits"] = func(t *rapid.T) {
 			i := rapid.IntRange(0, len(windows)-1).Draw(t, "window")
 			windows[i].Limit = rapid.Int64Range(1, 6).Draw(t, "limit")
-			if windows[i].Algorithm == throttle.GCRA {
+			if windows[i].Algorithm == throttle.AlgorithmGCRA {
 				windows[i].Burst = rapid.Int64Range(1, 8).Draw(t, "burst")
 			}
 			if err := l.SetPolicies([]throttle.Policy{withExempt()}); err != nil {

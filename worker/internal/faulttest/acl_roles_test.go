@@ -117,11 +117,11 @@ func firesABatch(s *sitetest.Site) (n int) {
 			return err != nil || status.State == state || status.HasEnded()
 		}
 	}
-	s.Wait("all are enqueued", is(batch.Running))
+	s.Wait("all are enqueued", is(batch.StateRunning))
 	_ = scheduler.Pause(ctx, f) // unless they have run
-	s.Wait("it is paused", is(batch.Paused))
+	s.Wait("it is paused", is(batch.StatePaused))
 	_ = scheduler.Resume(ctx, f)
-	s.Wait("it goes on", is(batch.Running))
+	s.Wait("it goes on", is(batch.StateRunning))
 	if firings, err := scheduler.Firings(ctx, "b", 1); err != nil || len(firings) != 1 {
 		s.Errorf("firings %v, %v", firings, err)
 	}

@@ -160,10 +160,10 @@ func everyAlgorithm() throttle.Policy {
 		Name: "api", Match: []string{"*"}, Upstream: throttle.UpstreamTenant,
 		Windows: []throttle.Window{
 			{Name: "sliding", Limit: 4, Period: 200 * time.Millisecond},
-			{Name: "fixed", Algorithm: throttle.Fixed, Limit: 100, Period: time.Minute, Scope: throttle.Shared},
-			{Name: "gcra", Algorithm: throttle.GCRA, Limit: 1000, Period: time.Minute, Burst: 1000, Scope: throttle.Shared},
-			{Name: "slots", Algorithm: throttle.Concurrency, Limit: 3, Scope: throttle.Shared},
-			{Name: "calendar", Algorithm: throttle.Calendar, Limit: 1000, Resets: "@daily", Scope: throttle.Shared},
+			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: time.Minute, Scope: throttle.ScopeShared},
+			{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 1000, Period: time.Minute, Burst: 1000, Scope: throttle.ScopeShared},
+			{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Scope: throttle.ScopeShared},
+			{Name: "calendar", Algorithm: throttle.AlgorithmCalendar, Limit: 1000, Resets: "@daily", Scope: throttle.ScopeShared},
 		},
 	}
 }

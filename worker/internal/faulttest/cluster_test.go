@@ -29,8 +29,8 @@ func TestThrottledTasksRunOnARedisCluster(t *testing.T) {
 			Name: name, Match: []string{name + ":*"},
 			Windows: []throttle.Window{
 				{Name: "each", Limit: 100, Period: time.Minute},
-				{Name: "all", Limit: 4, Period: 200 * time.Millisecond, Scope: throttle.Shared},
-				{Name: "at-once", Algorithm: throttle.Concurrency, Limit: 2, Scope: throttle.Shared},
+				{Name: "all", Limit: 4, Period: 200 * time.Millisecond, Scope: throttle.ScopeShared},
+				{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 2, Scope: throttle.ScopeShared},
 			},
 		})
 	}

@@ -66,7 +66,7 @@ func (d *drain) start() {
 			Failover: failover, Name: name, Match: []string{name + ":*"},
 			Windows: []throttle.Window{
 				{Name: "each", Limit: 1000, Period: drainPeriod},
-				{Name: "all", Limit: drainLimit, Period: drainPeriod, Scope: throttle.Shared},
+				{Name: "all", Limit: drainLimit, Period: drainPeriod, Scope: throttle.ScopeShared},
 			},
 		})
 		d.ledgers[name] = sitetest.NewLedger()

@@ -201,7 +201,7 @@ func TestAFewRefusalsCostLittle(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const jobs = 80
 				p := sitetest.Policy(limit, time.Second)
-				p.Windows[0].Scope = throttle.Shared
+				p.Windows[0].Scope = throttle.ScopeShared
 				s := sitetest.NewInBubble(t, p)
 				waits := map[string]bool{}
 				for i := range jobs {

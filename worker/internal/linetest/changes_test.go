@@ -41,7 +41,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 			counts{"acme": 10}, counts{"acme": 10 + 5, "beta": 5}},
 		{"tenant's own limit, beside a shared window", func() throttle.Policy {
 			p := sitetest.Policy(5, 30*time.Second)
-			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
+			p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.ScopeShared})
 			return p
 		}(), func(p *throttle.Policy) { p.Tenants = map[string]throttle.Tenant{"acme": {Windows: own(15)}} },
 			counts{"acme": 10}, counts{"acme": 10 + 5, "beta": 5}},

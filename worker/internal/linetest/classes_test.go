@@ -48,7 +48,7 @@ func TestLiveTasksBesideABatch(t *testing.T) {
 			for i := range tasks {
 				tasks[i] = worker.NewTask(worker.Identity{Tenant: tenant}, "x", fmt.Append(nil, i))
 			}
-			for _, e := range client.EnqueueBatch(context.Background(), tasks, worker.Class(throttle.Batch)) {
+			for _, e := range client.EnqueueBatch(context.Background(), tasks, worker.Class(throttle.ClassBatch)) {
 				if e.Err != nil {
 					t.Fatal(e.Err)
 				}
@@ -107,7 +107,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		client := s.Client(s.Limiter)
 		ours := func(id string, opts ...asynq.Option) {
 			task := asynq.NewTaskWithHeaders("x", nil, map[string]string{"sluice-tenant": "acme"}, asynq.TaskID(id))
-			_, err := client.Enqueue(task, append(opts, worker.Class(throttle.Batch))...)
+			_, err := client.Enqueue(task, append(opts, worker.Class(throttle.ClassBatch))...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -115,7 +115,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		var ids []string
 		for i := range 4 {
 			ids = append(ids, fmt.Sprint("plain", i), fmt.Sprint("ours", i), fmt.Sprint("later", i))
-			task := worker.NewTask(worker.Identity{Class: throttle.Batch, Tenant: "acme"}, "x", nil)
+			task := worker.NewTask(worker.Identity{Class: throttle.ClassBatch, Tenant: "acme"}, "x", nil)
 			s.Enqueue(task, asynq.TaskID(fmt.Sprint("plain", i)))
 			ours(fmt.Sprint("ours", i))
 			ours(fmt.Sprint("later", i), asynq.ProcessIn(time.Second), worker.MaxWait(time.Hour))
@@ -124,7 +124,7 @@ func TestATaskKeepsItsClass(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, id := range ids {
-			if got := classes[id]; len(got) != 2 || got[0] != throttle.Batch || got[1] != throttle.Batch {
+			if got := classes[id]; len(got) != 2 || got[0] != throttle.ClassBatch || got[1] != throttle.ClassBatch {
 				t.Errorf("%s ran as %q", id, got)
 			}
 		}
@@ -139,7 +139,7 @@ func TestPlansOfTasks(t *testing.T) {
 	sitetest.Each(t, []throttle.Policy{sitetest.Shared(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 4)
-		request, err := client.RequestOf(sitetest.AcmeTask(), worker.Class(throttle.Batch))
+		request, err := client.RequestOf(sitetest.AcmeTask(), worker.Class(throttle.ClassBatch))
 		if err != nil {
 			t.Fatal(err)
 		}

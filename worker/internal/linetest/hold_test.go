@@ -164,7 +164,7 @@ func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 // Calls that wait in place get their share beside a backlog of tasks.
 func TestCallsThatWaitShareWithTasks(t *testing.T) {
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
-		{Name: "w", Algorithm: throttle.GCRA, Limit: 50, Burst: 1, Period: time.Second, Scope: throttle.Shared},
+		{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 50, Burst: 1, Period: time.Second, Scope: throttle.ScopeShared},
 	}}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

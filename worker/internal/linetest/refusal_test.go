@@ -180,7 +180,7 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 	observes, exempts, slots, fixed, resets := plain, plain, plain, plain, plain
 	observes.Mode = throttle.ModeObserve
 	exempts.Tenants = map[string]throttle.Tenant{"acme": {Exempt: true}}
-	slots.Windows = []throttle.Window{{Name: "slots", Algorithm: throttle.Concurrency, Limit: 100, Lease: time.Minute}}
+	slots.Windows = []throttle.Window{{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 100, Lease: time.Minute}}
 	fixed.Adapt = throttle.AdaptOff
 	resets.Requeue = throttle.RequeueEarliestReset
 	noPause := func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {

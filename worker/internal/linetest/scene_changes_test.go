@@ -41,7 +41,7 @@ func wantEveryKeyToExpire(s *sitetest.Site) (stop func()) {
 // at the pace of the new policies. No key is left without an expiry.
 func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
-	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.Shared}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
 	api := func(windows ...throttle.Window) throttle.Policy {
 		return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
 	}
@@ -56,7 +56,7 @@ func TestScenePoliciesChangeWhileTasksWait(t *testing.T) {
 		"renamed":                       {api(own, all), []throttle.Policy{renamed}},
 		"removed":                       {api(own, all), nil},
 		"a window is renamed": {api(own, all), []throttle.Policy{api(own,
-			throttle.Window{Name: "whole", Limit: 20, Period: time.Second, Scope: throttle.Shared})}},
+			throttle.Window{Name: "whole", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared})}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Each(t, append(idle(20), row.before), func(t *testing.T, s *sitetest.Site) {

@@ -21,7 +21,7 @@ func TestSceneCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	t.Parallel()
 	const costly, small = 20, 40 // small tasks of each of two tenants
 	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
-	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.Shared}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
 	for _, row := range []struct {
 		name   string

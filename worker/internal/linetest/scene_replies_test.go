@@ -84,7 +84,7 @@ func TestSceneRepliesThatCrossStrandNobody(t *testing.T) {
 // A task whose ID conflicts with another's neither loses that task's place nor takes it.
 func TestSceneConflictingIDsStrandNobody(t *testing.T) {
 	p := sitetest.Policy(5, 100*time.Millisecond)
-	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.Shared})
+	p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 20, Period: 100 * time.Millisecond, Scope: throttle.ScopeShared})
 	crossing(t, 400, append(idle(30), p), func(t *testing.T, s *sitetest.Site, n int, most time.Duration) {
 		d := newDiary()
 		var clients []*worker.Client

@@ -34,7 +34,7 @@ func TestServersHearOfNews(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := sitetest.Policy(1, row.period)
-				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.Shared})
+				p.Windows = append(p.Windows, throttle.Window{Name: "all", Limit: 1000, Period: time.Minute, Scope: throttle.ScopeShared})
 				others := make([]throttle.Policy, 20) // with empty lines, which are asked in rotation
 				for i := range others {
 					others[i] = throttle.Policy{Name: fmt.Sprint("other-", i), Windows: p.Windows}

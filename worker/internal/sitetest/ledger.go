@@ -325,7 +325,7 @@ func (s *Site) JoinMany(
 // Shared is a policy over every task type with one window that all tenants share.
 func Shared(limit int64, period time.Duration) throttle.Policy {
 	p := Policy(limit, period)
-	p.Windows[0].Scope = throttle.Shared
+	p.Windows[0].Scope = throttle.ScopeShared
 	return p
 }
 

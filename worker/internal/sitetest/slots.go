@@ -14,7 +14,7 @@ import (
 func AtOnce(limit int64) throttle.Policy {
 	return throttle.Policy{
 		Name: "api", Match: []string{"*"},
-		Windows: []throttle.Window{{Name: "slots", Algorithm: throttle.Concurrency, Limit: limit}},
+		Windows: []throttle.Window{{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: limit}},
 	}
 }
 

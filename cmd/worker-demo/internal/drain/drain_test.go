@@ -29,7 +29,7 @@ func TestDrainFindsLostTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
 		client := m.Client(t)
-		w := throttle.Window{Name: "w", Limit: 2, Period: 2 * time.Minute, Scope: throttle.Shared}
+		w := throttle.Window{Name: "w", Limit: 2, Period: 2 * time.Minute, Scope: throttle.ScopeShared}
 		p := throttle.Policy{Name: "p", Match: []string{"*"}, Windows: []throttle.Window{w}}
 		limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
 		if err != nil {

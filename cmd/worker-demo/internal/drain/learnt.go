@@ -193,7 +193,7 @@ func (s *Lesson) learn(p throttle.Policy, rate float64, largest int64) {
 		limit = w.Limit
 		period = time.Duration(math.Ceil(float64(limit)/rate*1000)) * time.Millisecond
 	}
-	s.Fits = &Fit{Algorithm: throttle.GCRA, Burst: largest, Limit: max(1, limit), PeriodMS: show.Milliseconds(period)}
+	s.Fits = &Fit{Algorithm: throttle.AlgorithmGCRA, Burst: largest, Limit: max(1, limit), PeriodMS: show.Milliseconds(period)}
 }
 
 // PrintLessons prints what was learnt.

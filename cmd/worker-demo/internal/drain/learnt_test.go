@@ -105,7 +105,7 @@ func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
 	const period = 2 * time.Second
 	// A refusal lowers the rate to this part. What is remembered lies in the middle of the two.
 	const kept = 7. / 8
-	published := throttle.Window{Name: "all", Limit: 20, Period: period, Scope: throttle.Shared}
+	published := throttle.Window{Name: "all", Limit: 20, Period: period, Scope: throttle.ScopeShared}
 	for name, row := range map[string]struct {
 		jobs        int
 		count       func() apitest.Count

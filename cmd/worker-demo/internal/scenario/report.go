@@ -71,7 +71,7 @@ func (s Scenario) report(list []jobs.Job, results *jobs.Log, summary drain.Summa
 	r.OK = summary.Succeeded == len(list) && r.Refused <= r.RefusedMost
 	if s.Nightly.Each > 0 {
 		r.Nightly = &nightly
-		r.OK = r.OK && nightly.State == batch.Done && nightly.Done == s.Nightly.Each*len(s.Nightly.Tenants)
+		r.OK = r.OK && nightly.State == batch.StateDone && nightly.Done == s.Nightly.Each*len(s.Nightly.Tenants)
 	}
 	for _, l := range s.API.Limits {
 		r.Limits = append(r.Limits, s.limitReports(l, summary)...)

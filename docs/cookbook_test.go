@@ -1,0 +1,145 @@
+package docs_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batchfile"
+)
+
+// The programs of docs/howto/cookbook.md.
+
+func callCRM(ctx context.Context, _ *asynq.Task) error {
+	resp, err := http.Get("https://crm.example/contacts")
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusTooManyRequests {
+		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+		return worker.RetryAfter(time.Duration(seconds) * time.Second) // pauses the policy on every worker
+	}
+	return nil
+}
+
+var _ asynq.HandlerFunc = callCRM
+
+var plans = map[string]int64{"acme": 2}
+
+func planOf(_ context.Context, policy, tenant string) (throttle.Tenant, bool, error) {
+	quota, known := plans[tenant]
+	if policy != "reports" || !known {
+		return throttle.Tenant{}, false, nil // Policy.Tenants applies
+	}
+	return throttle.Tenant{Windows: map[string]throttle.Override{"quota": {Limit: quota}}}, true, nil
+}
+
+func limiterOf(client *redis.Client, policies []throttle.Policy) (*throttle.Limiter, error) {
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies, Tenants: planOf})
+	return limiter, err
+}
+
+func waits(ctx context.Context, limiter *throttle.Limiter) error {
+	d, err := limiter.Wait(ctx, throttle.Request{Policy: "crm", Tenant: "acme"})
+	if err != nil {
+		return err // a *throttle.DeniedError if ctx ends before it fits
+	}
+	_, err = d.Reservation.Cancel(ctx)
+	return err
+}
+
+func transportOf(limiter *throttle.Limiter) (http.RoundTripper, error) {
+	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+		Limiter: limiter, Policy: "crm", MaxWait: 10 * time.Second,
+		Request: func(*http.Request) (throttle.Request, bool) { return throttle.Request{Tenant: "acme"}, true },
+	})
+	return transport, err
+}
+
+func middlewareOf(limiter *throttle.Limiter) (func(http.Handler) http.Handler, error) {
+	limit, err := httpthrottle.NewMiddleware(httpthrottle.MiddlewareConfig{Limiter: limiter, Policy: "webhooks"})
+	return limit, err
+}
+
+// policiesOfCookbook loads all policies of the page, as one file.
+func policiesOfCookbook(t *testing.T) []throttle.Policy {
+	var all []throttle.Policy
+	_, blocks := parts(files(t, "cookbook.md")["docs/howto/cookbook.md"])
+	for _, b := range blocks {
+		if b.language != "yaml" {
+			continue
+		}
+		policies, _, err := batchfile.Parse("cookbook.md", []byte(b.text))
+		if err != nil {
+			t.Error(err)
+		}
+		all = append(all, policies...)
+	}
+	return all
+}
+
+func TestTheCookbookWorks(t *testing.T) {
+	policies := policiesOfCookbook(t)
+	limiter, err := limiterOf(throttletest.InMemory(t).Client(t), policies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for i, granted := range []bool{true, true, false} {
+		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "reports", Tenant: "acme"})
+		if err != nil || d.Granted != granted {
+			t.Errorf("report %d of a quota of 2: granted %v, %v", i+1, d.Granted, err)
+		}
+	}
+	if err := waits(ctx, limiter); err != nil {
+		t.Error(err)
+	}
+
+	api := httptest.NewServer(http.NotFoundHandler())
+	defer api.Close()
+	transport, err := transportOf(limiter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&http.Client{Transport: transport}).Get(api.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+
+	limit, err := middlewareOf(limiter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	webhooks := limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	refused := 0
+	for range 101 {
+		w := httptest.NewRecorder()
+		webhooks.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", strings.NewReader("{}")))
+		if w.Code == http.StatusTooManyRequests {
+			refused++
+		}
+	}
+	if refused != 1 {
+		t.Errorf("%d of 101 webhooks were refused, want 1", refused)
+	}
+
+	cancelled, cancel := context.WithTimeout(ctx, time.Nanosecond)
+	defer cancel()
+	if err := waits(cancelled, limiter); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a wait whose context has ended: %v", err)
+	}
+}

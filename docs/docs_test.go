@@ -256,7 +256,7 @@ func TestEveryPackageHasATestToReadFirst(t *testing.T) {
 	}
 	for name := range tests {
 		folder := filepath.ToSlash(filepath.Dir(name))
-		counts := strings.HasPrefix(folder, "throttle") || strings.HasPrefix(folder, "worker") || folder == "cmd/worker-demo"
+		counts := strings.HasPrefix(folder, "throttle") || strings.HasPrefix(folder, "worker") || folder == "cmd/sluice" || folder == "cmd/worker-demo"
 		if counts && !listed[folder] {
 			t.Errorf("docs/contributing.md does not say which test of %s to read first", folder)
 			listed[folder] = true

@@ -1,102 +1,247 @@
-// Command worker-demo runs throttled jobs through asynq: a built-in scenario without arguments,
-// or HTTP calls of one's own with "run".
+// Command worker-demo is an example of a worker. Four tenants have jobs for an API that publishes its
+// limits, and enforces them. The worker keeps to the limits, and obeys when the API halves one of
+// them without notice. It runs for about 25 seconds, and needs nothing but itself.
 package main
 
 import (
 	"context"
-	"errors"
+	_ "embed"
 	"fmt"
 	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
-	"strings"
+	"strconv"
+	"sync"
 	"syscall"
+	"time"
 
-	"github.com/redis/go-redis/v9/logging"
-	"github.com/urfave/cli/v3"
+	"github.com/alicebob/miniredis/v2"
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/drain"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/scenario"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/worker"
 )
+
+//go:embed policies.yml
+var policyFile []byte
+
+// A tenant has jobs. Those of a plain tenant are enqueued by an asynq.Client.
+type tenant struct {
+	name  string
+	jobs  int
+	plain bool
+}
+
+var tenants = []tenant{
+	{name: "large", jobs: 40},
+	{name: "medium", jobs: 24},
+	{name: "small", jobs: 8},
+	{name: "plain", jobs: 6, plain: true},
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	logging.Disable()            // go-redis's own: its errors come back and are reported once
-	os.Exit(NewMain().Run(ctx, os.Args[1:]))
-}
-
-// What the process exits with.
-const (
-	exitDone        = 0   // every job succeeded
-	exitFailed      = 1   // some did not, or the run broke off
-	exitBadInput    = 2   // nothing was run
-	exitInterrupted = 130 // by a signal
-)
-
-// errInterrupted ends a command whose context was cancelled.
-var errInterrupted = errors.New("interrupted")
-
-// An inputError is the user's to correct. Nothing was run.
-type inputError struct{ error }
-
-func (e inputError) Unwrap() error { return e.error }
-
-// badInput makes any error one that is the user's to correct.
-func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
-
-// A usageError is an inputError about flags or arguments. The command's help says more.
-type usageError struct{ error }
-
-func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
-
-// errJobsFailed is in the summary already.
-var errJobsFailed = errors.New("some jobs failed")
-
-// Main is the program. Tests run it with streams of their own.
-type Main struct {
-	Scenario scenario.Scenario
-	Env      environ.Lookup // of variables of the environment
-	Stdin    io.Reader
-	Stdout   io.Writer
-	Stderr   io.Writer
-
-	json bool // the flag that all commands have
-}
-
-// NewMain returns the program as it is run from a shell.
-func NewMain() *Main {
-	return &Main{Scenario: scenario.Default(), Env: os.LookupEnv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-}
-
-// show writes what a command found: as JSON, if that was asked for, or as print does.
-func (m *Main) show(found any, print func()) error {
-	if m.json {
-		return show.JSON(m.Stdout, found)
+	defer stop()
+	if len(os.Args) > 1 {
+		fmt.Fprintln(os.Stderr, "worker-demo takes no arguments: run it, and read cmd/worker-demo/main.go.\n"+
+			"The tool for your own workers is sluice: go run ./cmd/sluice -h")
+		os.Exit(2)
 	}
-	print()
+	server := miniredis.NewMiniRedis() // an embedded Redis; yours is a server
+	server.ClockTTL(true)
+	if err := server.Start(); err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	api := newAPI()
+	go http.Serve(listener, api)
+
+	d := &demo{
+		api: api, client: &http.Client{Timeout: 10 * time.Second}, out: os.Stdout,
+		redis: asynq.RedisClientOpt{Addr: server.Addr()}, url: "http://" + listener.Addr().String(),
+	}
+	if err := d.run(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// A demo is one run. A handler of your own needs the client alone.
+type demo struct {
+	api    *api
+	client *http.Client
+	out    io.Writer
+	redis  asynq.RedisConnOpt
+	url    string
+
+	mu      sync.Mutex
+	begun   time.Time
+	denied  map[string]bool            // jobs that did not fit when a worker picked them up
+	ended   chan struct{}              // closed when all jobs are done
+	refused map[string]int             // calls, by tenant
+	retries int                        // that jobs have used
+	waits   map[string][]time.Duration // of jobs that are done, by tenant
+}
+
+// run enqueues all jobs, and works on them until they are done or the context ends.
+func (d *demo) run(ctx context.Context) error {
+	d.denied, d.ended = map[string]bool{}, make(chan struct{})
+	d.refused, d.waits = map[string]int{}, map[string][]time.Duration{}
+	policies, err := policyfile.Parse("policies.yml", policyFile) // or Load, for a path
+	if err != nil {
+		return err
+	}
+	limits := d.redis.MakeRedisClient().(redis.UniversalClient)
+	defer limits.Close()
+	limiter, err := throttle.New(throttle.Config{Client: limits, Logger: d.logger(slog.LevelWarn), Policies: policies})
+	if err != nil {
+		return err
+	}
+	d.introduce()
+	if err := d.enqueue(ctx, limiter); err != nil {
+		return err
+	}
+
+	server, err := worker.NewServer(
+		d.redis,
+		asynq.Config{Concurrency: 16, LogLevel: asynq.FatalLevel},
+		worker.Config{Limiter: limiter, Logger: d.logger(slog.LevelError), OnDecision: d.decided},
+	)
+	if err != nil {
+		return err
+	}
+	mux := asynq.NewServeMux()
+	mux.HandleFunc("demo:call", d.call)
+	if err := server.Start(mux); err != nil {
+		return err
+	}
+	defer server.Shutdown() // calls under way may end
+
+	tick := time.NewTicker(2 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-d.ended:
+			d.report()
+			return nil
+		case <-ctx.Done():
+			d.progress()
+			fmt.Fprintln(d.out, "Interrupted: calls under way end, and the rest is lost with the embedded Redis.")
+			return nil
+		case <-tick.C:
+			d.progress()
+		}
+	}
+}
+
+// enqueue enqueues the jobs of all tenants, in turn.
+func (d *demo) enqueue(ctx context.Context, limiter *throttle.Limiter) error {
+	// The machine may be busy compiling: a job that finds no limiter in time joins the line later.
+	client, err := worker.NewClient(d.redis, worker.ClientConfig{Limiter: limiter, LimiterTimeout: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	plain := asynq.NewClient(d.redis)
+	defer plain.Close()
+	d.begun = time.Now()
+	for n := 1; n <= tenants[0].jobs; n++ {
+		for _, t := range tenants {
+			if n > t.jobs {
+				continue
+			}
+			id := fmt.Sprintf("%s-%d", t.name, n)
+			task := worker.NewTask(worker.Identity{Tenant: t.name}, "demo:call", []byte(t.name), asynq.TaskID(id))
+			enqueue := client.EnqueueContext
+			if t.plain {
+				enqueue = plain.EnqueueContext
+			}
+			if _, err := enqueue(ctx, task); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
-// Run runs the program and returns its exit code.
-func (m *Main) Run(ctx context.Context, args []string) int {
-	err := m.command().Run(ctx, append([]string{"worker-demo"}, args...))
-	switch {
-	case err == nil:
-		return exitDone
-	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
-		return exitInterrupted
-	case errors.Is(err, errJobsFailed):
-		return exitFailed
+// call is the handler. It is called when the job fits all windows of its policy.
+func (d *demo) call(ctx context.Context, task *asynq.Task) error {
+	tenant, begun := string(task.Payload()), time.Now()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url+"/"+tenant, nil)
+	if err != nil {
+		return err
 	}
-	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(m.Stderr, "worker-demo: %s\n", strings.TrimSuffix(line, "\n"))
+	resp, err := d.client.Do(req)
+	if err != nil {
+		return err
 	}
-	var unread cli.ExitCoder // such as for an unknown help topic
-	if errors.As(err, &inputError{}) || errors.As(err, &unread) || errors.Is(err, drain.ErrForeignTask) {
-		return exitBadInput
+	resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusTooManyRequests:
+		d.note(func() { d.refused[tenant]++ })
+		return worker.RetryAfter(retryAfter(resp)) // pauses the policy on every worker, and costs no retry
+	case http.StatusOK:
+		retried, _ := asynq.GetRetryCount(ctx)
+		d.note(func() {
+			d.retries += retried
+			d.waits[tenant] = append(d.waits[tenant], begun.Sub(d.begun))
+			if d.done() == allJobs() {
+				close(d.ended)
+			}
+		})
+		return nil
 	}
-	return exitFailed
+	return fmt.Errorf("the API answered %s", resp.Status)
+}
+
+// retryAfter is how long the API refuses calls: 1 s if it does not say.
+func retryAfter(resp *http.Response) time.Duration {
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || seconds < 1 {
+		return time.Second
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// decided notes which jobs were denied.
+func (d *demo) decided(ctx context.Context, _ *asynq.Task, decision throttle.Decision) {
+	if id, _ := asynq.GetTaskID(ctx); !decision.Granted {
+		d.note(func() { d.denied[id] = true })
+	}
+}
+
+// note changes what is known of the run.
+func (d *demo) note(change func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change()
+}
+
+// done counts the jobs that are done, under the mutex.
+func (d *demo) done() (n int) {
+	for _, waits := range d.waits {
+		n += len(waits)
+	}
+	return n
+}
+
+func allJobs() (n int) {
+	for _, t := range tenants {
+		n += t.jobs
+	}
+	return n
+}
+
+// logger returns a logger for what is as grave as a level.
+func (d *demo) logger(level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(d.out, &slog.HandlerOptions{Level: level}))
 }

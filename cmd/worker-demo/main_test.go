@@ -1,418 +1,72 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
-	"runtime"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/urfave/cli/v3"
-
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/environ"
-	"github.com/sluice-go/sluice/cmd/worker-demo/internal/jobs"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// An ending is all that a run of the program left behind, its files aside.
-type ending struct {
-	code           int
-	stdout, stderr string
+// A wire carries calls to an API without a network.
+type wire struct{ http.Handler }
+
+func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer := httptest.NewRecorder()
+	w.ServeHTTP(answer, r)
+	return answer.Result(), nil
 }
 
-// An output is written to by a command and by what it logs meanwhile, as a file may be.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
-// runMain runs the program in this process.
-func runMain(ctx context.Context, stdin string, args ...string) ending {
-	var stdout, stderr output
-	m := &Main{Env: noEnv, Scenario: shortScenario(), Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
-	code := m.Run(ctx, args)
-	return ending{code, stdout.String(), stderr.String()}
-}
-
-// runWith is runMain in an environment: names and values in turn.
-func runWith(ctx context.Context, env []string, args ...string) ending {
-	var stdout, stderr output
-	m := &Main{Env: environment(env...), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}
-	code := m.Run(ctx, args)
-	return ending{code, stdout.String(), stderr.String()}
-}
-
-func environment(pairs ...string) environ.Lookup {
-	return func(name string) (string, bool) {
-		for i := 0; i < len(pairs); i += 2 {
-			if pairs[i] == name {
-				return pairs[i+1], true
-			}
-		}
-		return "", false
-	}
-}
-
-var noEnv = environment()
-
-func (e ending) want(t *testing.T, code int, stderr ...string) {
+// tell runs the demo on the bubble's clock, and returns what it says, without its padding.
+func tell(t *testing.T, ctx context.Context) (*demo, string) {
 	t.Helper()
-	if e.code != code {
-		t.Fatalf("exit code %d, want %d; stderr:\n%s", e.code, code, e.stderr)
+	var out strings.Builder
+	api := newAPI()
+	d := &demo{api: api, client: &http.Client{Transport: wire{api}}, out: &out, redis: throttletest.InMemory(t), url: "http://api"}
+	if err := d.run(ctx); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
 	}
-	for _, text := range stderr {
-		if !strings.Contains(e.stderr, text) {
-			t.Errorf("stderr does not hold %q:\n%s", text, e.stderr)
-		}
-	}
+	return d, strings.Join(strings.Fields(out.String()), " ")
 }
 
-// A remote is the far side of the jobs: it answers by what the path says, and remembers every
-// call.
-type remote struct {
-	*httptest.Server
-	delay  time.Duration
-	onCall func(path string) // may be nil
-	answer string            // what missing, broken and redirect answer
-
-	mu    sync.Mutex
-	calls map[string]int // by path
-	last  map[string]*http.Request
-	body  map[string]string
-}
-
-func newRemote(t *testing.T) *remote {
-	r := &remote{calls: map[string]int{}, last: map[string]*http.Request{}, body: map[string]string{}}
-	r.Server = httptest.NewServer(r)
-	t.Cleanup(r.Close)
-	return r
-}
-
-func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	var body bytes.Buffer
-	body.ReadFrom(req.Body)
-	r.mu.Lock()
-	r.calls[req.URL.Path]++
-	n := r.calls[req.URL.Path]
-	r.last[req.URL.Path], r.body[req.URL.Path] = req, body.String()
-	r.mu.Unlock()
-	if r.onCall != nil {
-		r.onCall(req.URL.Path)
-	}
-	time.Sleep(r.delay)
-	w.Header().Set("X-Remote", "yes")
-	switch {
-	case strings.HasPrefix(req.URL.Path, "/missing"):
-		w.WriteHeader(http.StatusNotFound)
-		io.WriteString(w, r.answer)
-	case strings.HasPrefix(req.URL.Path, "/redirect"):
-		w.Header().Set("Location", "/elsewhere")
-		w.WriteHeader(http.StatusFound)
-		io.WriteString(w, r.answer)
-	case strings.HasPrefix(req.URL.Path, "/broken"):
-		w.WriteHeader(http.StatusServiceUnavailable)
-		io.WriteString(w, r.answer)
-	case strings.HasPrefix(req.URL.Path, "/flaky") && n == 1:
-		w.WriteHeader(http.StatusBadGateway)
-	case strings.HasPrefix(req.URL.Path, "/busy") && n == 1:
-		w.Header().Set("Retry-After", "1")
-		w.WriteHeader(http.StatusTooManyRequests)
-	}
-}
-
-func (r *remote) called(path string) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.calls[path]
-}
-
-func (r *remote) total() (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range r.calls {
-		n += c
-	}
-	return n
-}
-
-// A desk is a directory with the files of one run.
-type desk struct {
-	dir string
-	t   *testing.T
-}
-
-const roomy = `
-policies:
-  - name: api
-    match: ["http:*"]
-    windows:
-      - {name: burst, limit: 500, period: 1s}
-      - {name: all, limit: 900, period: 1s, per: []}
-      - {name: spend, limit: 100, period: 1s, unit: tokens}
-`
-
-func newDesk(t *testing.T, policies, jobs string) desk {
-	d := desk{t.TempDir(), t}
-	d.write("policies.yml", policies)
-	d.write("jobs.jsonl", jobs)
-	return d
-}
-
-func (d desk) path(name string) string { return filepath.Join(d.dir, name) }
-
-func (d desk) write(name, text string) {
-	d.t.Helper()
-	if err := os.WriteFile(d.path(name), []byte(text), 0o644); err != nil {
-		d.t.Fatal(err)
-	}
-}
-
-func (d desk) read(name string) string {
-	d.t.Helper()
-	data, err := os.ReadFile(d.path(name))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return string(data)
-}
-
-// args are those of a run with all files of the desk.
-func (d desk) args(more ...string) []string {
-	files := []string{"--jobs", d.path("jobs.jsonl"), "--policies", d.path("policies.yml"), "--out", d.path("out.jsonl")}
-	return slices.Concat([]string{"run"}, files, more)
-}
-
-// results reads a result log; a job that is in it twice fails the test.
-func (d desk) results(name string) map[string]jobs.Result {
-	d.t.Helper()
-	return parseResults(d.t, d.read(name))
-}
-
-func parseResults(t *testing.T, text string) map[string]jobs.Result {
-	t.Helper()
-	results := map[string]jobs.Result{}
-	for line := range strings.Lines(text) {
-		r, err := jobs.ParseResult([]byte(line))
-		if err != nil {
-			t.Fatalf("line %q: %v", line, err)
-		}
-		if _, twice := results[r.ID]; twice {
-			t.Errorf("job %q has two results", r.ID)
-		}
-		results[r.ID] = r
-	}
-	return results
-}
-
-func TestHelpTeachesByExample(t *testing.T) {
+func TestTheDemoTellsItsStory(t *testing.T) {
 	t.Parallel()
-	for page, same := range map[string][][]string{
-		"":         {{"help"}, {"-h"}, {"-help"}, {"--help"}},
-		"run":      {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
-		"batch":    {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
-		"check":    {{"help", "check"}, {"check", "-h"}},
-		"status":   {{"help", "status"}, {"status", "-h"}},
-		"explain":  {{"help", "explain"}, {"explain", "-h"}},
-		"simulate": {{"help", "simulate"}, {"simulate", "-h"}},
-		"doctor":   {{"help", "doctor"}, {"doctor", "-h"}},
-		"limits":   {{"help", "limits"}, {"limits", "-h"}},
-		"pause":    {{"help", "pause"}, {"pause", "-h"}},
-		"resume":   {{"help", "resume"}, {"resume", "-h"}},
-		"reset":    {{"help", "reset"}, {"reset", "-h"}},
-		"drop":     {{"help", "drop"}, {"drop", "-h"}},
-		"front":    {{"help", "front"}, {"front", "-h"}},
-		"version":  {{"version", "-h"}},
-	} {
-		for _, args := range same {
-			e := runMain(t.Context(), "", args...)
-			// It teaches by example, and says what the exit codes mean.
-			if e.code != 0 || e.stderr != "" || strings.Contains(e.stdout, "{{") ||
-				!strings.HasPrefix(e.stdout, strings.TrimSpace("worker-demo "+page)+" ") ||
-				!strings.Contains(e.stdout, "\n  worker-demo "+page) || !strings.Contains(e.stdout, "\nExit code") {
-				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
-			}
-			for line := range strings.Lines(e.stdout) {
-				if width := len([]rune(strings.TrimSuffix(line, "\n"))); width > 120 {
-					t.Errorf("%q: a line is too wide for a terminal: %s", args, line)
-				}
+	synctest.Test(t, func(t *testing.T) {
+		d, story := tell(t, t.Context())
+		for _, text := range []string{
+			`78 jobs of 4 tenants, for an API that allows 4 calls per 1s of each tenant`,
+			`Those of "plain" come from a plain asynq client.`,
+			`After 2s the API grants half of its last limit, for 5s, without notice.`,
+			`2 s: \d+ of 78 jobs done`,
+			`All 78 jobs are done, in 2\d s.`,
+			`large 40 \d+\.\d s 2\d\.\d s \d`,
+			`4 calls per 1s of each tenant [34] 14 calls per 7s of each tenant 14 8 calls per 1s of all tenants together 8`,
+			`6 jobs of the plain client were denied when a worker picked them up.`,
+			`it refused [1-8] calls\..* The jobs have used 0 retries\.`,
+		} {
+			if !regexp.MustCompile(text).MatchString(story) {
+				t.Errorf("it does not tell %q:\n%s", text, story)
 			}
 		}
-	}
-	help := runMain(t.Context(), "", "run", "-h").stdout
-	for _, f := range (&Main{}).runCommand().Flags {
-		if !strings.Contains(help, "\n  --"+f.Names()[0]+" ") {
-			t.Errorf("run -h does not tell of --%s", f.Names()[0])
+		if len(d.denied) != 6 {
+			t.Errorf("%d jobs were denied, not those of the plain client: %v", len(d.denied), d.denied)
 		}
-	}
+	})
 }
 
-// docs/reference/worker-demo.md is the reference: it knows every command, flag and field of a job.
-func TestDocsKnowEveryFlag(t *testing.T) {
+func TestAnInterruptedDemoEndsAtOnce(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/reference/worker-demo.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	docs := string(text)
-	var know func(commands []*cli.Command)
-	know = func(commands []*cli.Command) {
-		for _, c := range commands {
-			for _, f := range c.Flags {
-				if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
-					t.Errorf("it does not tell of --%s of %s", f.Names()[0], c.Name)
-				}
-			}
-			know(c.Commands)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		begun := time.Now()
+		if _, story := tell(t, ctx); !strings.Contains(story, "Interrupted: ") || time.Since(begun) > 10*time.Second {
+			t.Errorf("after %v:\n%s", time.Since(begun), story)
 		}
-	}
-	root := (&Main{}).command().Commands
-	know(root)
-	for _, c := range root {
-		if !strings.Contains(docs, "`worker-demo "+c.Name) {
-			t.Errorf("it does not tell of %s", c.Name)
-		}
-	}
-	for _, field := range jobs.Fields() {
-		if !strings.Contains(docs, "`"+field+"`") {
-			t.Errorf("it does not tell of the field %s", field)
-		}
-	}
+	})
 }
-
-func TestEveryShellHasACompletion(t *testing.T) {
-	t.Parallel()
-	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
-		if e := runMain(t.Context(), "", "completion", shell); e.code != 0 || !strings.Contains(e.stdout, "--generate-shell-completion") {
-			t.Errorf("%s: exit code %d, stdout:\n%s", shell, e.code, e.stdout)
-		}
-	}
-	e := runMain(t.Context(), "", "run", "--po", "--generate-shell-completion")
-	if e.code != 0 || !strings.HasPrefix(e.stdout, "--policies") {
-		t.Errorf("exit code %d, stdout %q", e.code, e.stdout)
-	}
-}
-
-func TestVersionIsPrinted(t *testing.T) {
-	t.Parallel()
-	e := runMain(t.Context(), "", "version", "--json")
-	e.want(t, exitDone)
-	var b build
-	if err := json.Unmarshal([]byte(e.stdout), &b); err != nil || b.Go != runtime.Version() || b.Version == "" {
-		t.Errorf("%v: %+v", err, b)
-	}
-	for _, args := range [][]string{{"version"}, {"--version"}} {
-		if e := runMain(t.Context(), "", args...); e.code != 0 ||
-			!strings.HasPrefix(e.stdout, "worker-demo ") || !strings.Contains(e.stdout, runtime.Version()) {
-			t.Errorf("%q: exit code %d, %q", args, e.code, e.stdout)
-		}
-	}
-}
-
-// The jobs and policies that the help shows must be good ones.
-func TestHelpShowsWhatWorks(t *testing.T) {
-	t.Parallel()
-	for _, page := range []string{"run", "batch", "check"} {
-		text, err := helpTexts.ReadFile("help/" + page + ".txt")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
-		policies, _, _ = strings.Cut(policies, "\n\n")
-		d := newDesk(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
-		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
-	}
-	text, err := helpTexts.ReadFile("help/run.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	between := func(begin, end string) string {
-		_, rest, _ := strings.Cut(string(text), begin)
-		part, _, found := strings.Cut(rest, end)
-		if !found {
-			t.Fatalf("run.txt has nothing between %q and %q", begin, end)
-		}
-		return part
-	}
-	lines := regexp.MustCompile(`\((all of|a body).*\)`).ReplaceAllString(between("are required:\n\n", "\n\n  id "), "")
-	lines = strings.ReplaceAll(strings.ReplaceAll(lines, "\n", ""), "  {\"", "\n{\"")
-	if read, err := (jobs.Source{}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
-		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
-	}
-	records := strings.ReplaceAll(between("--format csv):\n\n", "\n\n"), "  ", "")
-	if read, err := (jobs.Source{CSV: true}).Read("help", strings.NewReader(records)); err != nil || len(read) != 1 {
-		t.Errorf("%d jobs, %v:\n%s", len(read), err, records)
-	}
-}
-
-func TestUnknownCommands(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"chek"}, `worker-demo: unknown command "chek": did you mean "check"?`},
-		{[]string{"dance"}, `worker-demo: unknown command "dance": must be one of run, batch, check, limits, ` +
-			`pause, resume, reset, drop, front, status, explain, simulate, doctor, version, completion: ` +
-			`see "worker-demo -h"`},
-		{[]string{"help", "dance"}, `worker-demo: No help topic for 'dance'`},
-		{[]string{"-jsn"}, `worker-demo: unknown flag --jsn: did you mean --json?`},
-		{[]string{"run", "--jbos", "x"}, `worker-demo: unknown flag --jbos: see "worker-demo run -h"`},
-		{[]string{"run", "--polices", "x"}, `worker-demo: unknown flag --polices: did you mean --policies?`},
-		{[]string{"run", "jobs.jsonl"}, `worker-demo: unexpected argument "jobs.jsonl": every input has a flag: see "worker-demo run -h"`},
-		{[]string{"batch"}, `worker-demo: batch needs one of plan, run, status, pause, resume, cancel: see "worker-demo batch -h"`},
-		{[]string{"batch", "puase"}, `worker-demo: unknown command "puase": did you mean "pause"?`},
-		{[]string{"batch", "run"},
-			`worker-demo: --policies is missing: must be a policy file with batches: see "worker-demo batch run -h"`},
-		{[]string{"batch", "run", "--policies", "p", "--tick", "today"},
-			`worker-demo: --tick "today": must be a time such as 2026-01-02T02:00:00Z: see "worker-demo batch run -h"`},
-		{[]string{"batch", "run", "--policies", "p", "--tick", "2026-01-02T02:00:00Z"},
-			`worker-demo: --tick: run fires now: leave it out: see "worker-demo batch run -h"`},
-		{[]string{"check"}, `worker-demo: check needs the arguments FILE: see "worker-demo check -h"`},
-		{[]string{"check", "a", "b"}, `worker-demo: check needs the arguments FILE: see "worker-demo check -h"`},
-		{[]string{"run"}, `worker-demo: --jobs is missing: must be a file of jobs, or - for stdin: see "worker-demo run -h"`},
-		{[]string{"run", "-jobs", "-"}, `worker-demo: --policies is missing: must be a policy file: see "worker-demo run -h"`},
-		{[]string{"run", "-jobs"}, `worker-demo: flag needs an argument: -jobs: see "worker-demo run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--concurrency", "0"},
-			`worker-demo: --concurrency 0: must be 1 to 10000: see "worker-demo run -h"`},
-		{[]string{"run", "--concurrency", "many"},
-			`worker-demo: invalid value "many" for flag -concurrency: must be a whole number: see "worker-demo run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--queue", " "},
-			`worker-demo: --queue " ": must not be blank: see "worker-demo run -h"`},
-		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"},
-			`worker-demo: --timeout 0s: must be 1ms to 1h: see "worker-demo run -h"`},
-		{[]string{"run", "--timeout", "30"},
-			`worker-demo: invalid value "30" for flag -timeout: ` +
-				`must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
-		{[]string{"run", "--timeout", "soon"},
-			`worker-demo: invalid value "soon" for flag -timeout: ` +
-				`must be a duration such as 500ms, 30s or 1m30s: see "worker-demo run -h"`},
-	} {
-		if e := runMain(t.Context(), "", c.args...); e.code != exitBadInput || e.stderr != c.want+"\n" || e.stdout != "" {
-			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)
-		}
-	}
-}
-
-// columns takes the padding out of a table.
-func columns(s string) string { return strings.Join(strings.Fields(s), " ") }

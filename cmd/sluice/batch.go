@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/batch"
+	"github.com/sluice-go/sluice/worker/batchfile"
+)
+
+// BatchCommand fires batches by hand, and says what becomes of firings. The tasks are run by the
+// user's own workers.
+type BatchCommand struct {
+	workersCommand
+
+	Batch string // "" for the only one of the file
+	Tick  string // "" for the newest firing
+}
+
+// batchCommand has the flags of its verbs.
+func (m *Main) batchCommand() *cli.Command {
+	c := &BatchCommand{workersCommand: workersCommand{Main: m}}
+	batch := &cli.Command{
+		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume or cancel it",
+		Flags: append([]cli.Flag{
+			c.policiesFlag("policies and batches, a policy `FILE`; - reads stdin"),
+			&cli.StringFlag{Name: "batch", Destination: &c.Batch,
+				Usage: "the batch `NAME`; by default the only one of the file"},
+			&cli.StringFlag{Name: "tick", Destination: &c.Tick,
+				Usage: "the firing of `TIME`, such as 2026-01-02T02:00:00Z; " +
+					"by default the newest, and for plan the next"},
+		}, c.flags()...),
+	}
+	for _, v := range batchVerbs {
+		run := func(ctx context.Context, _ *cli.Command) error { return c.Run(ctx, v) }
+		batch.Commands = append(batch.Commands, &cli.Command{Name: v.name, Usage: v.usage, Action: run})
+	}
+	return batch
+}
+
+// A batchVerb is what is done with a firing.
+type batchVerb struct {
+	name, usage string
+	// want is what is wanted of it; may be nil.
+	want func(*batch.Scheduler, context.Context, batch.Firing) error
+	// done are the states that show that it is done, beside those of firings that have ended.
+	done []batch.State
+}
+
+var batchVerbs = []batchVerb{
+	{"plan", "show when its tasks would be done", nil, nil},
+	{"run", "fire it, and follow it", nil, nil},
+	{"status", "show how far it is", nil, nil},
+	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, []batch.State{batch.StatePaused}},
+	{"resume", "end a pause", (*batch.Scheduler).Resume, []batch.State{batch.StateRunning}},
+	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, nil},
+}
+
+func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
+	tick, err := c.tick(verb)
+	if err != nil {
+		return err
+	}
+	b, policies, err := c.load()
+	if err != nil {
+		return inputError{err}
+	}
+	server, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	limiter, err := c.newLimiter(server, policies)
+	if err != nil {
+		return err
+	}
+	scheduler, err := batch.NewScheduler(server.Opt, batch.Config{
+		Batches: []batch.Batch{b}, ByHand: verb.name != "plan", // which needs the schedule: it has the next tick
+		Client: worker.ClientConfig{Limiter: limiter}, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil)),
+	})
+	if err != nil {
+		return inputError{err}
+	}
+	defer scheduler.Close()
+	f := batch.Firing{Batch: b.Name, Tick: tick}
+	switch {
+	case verb.name == "plan":
+		return c.plan(ctx, scheduler, f)
+	case verb.name == "run":
+		f, err = scheduler.Fire(ctx, b.Name)
+	case tick.IsZero():
+		f, err = newest(ctx, scheduler, b.Name)
+	}
+	if err != nil {
+		return err
+	}
+	if verb.name == "status" {
+		status, err := scheduler.Status(ctx, f)
+		if err != nil {
+			return err
+		}
+		return c.print(ctx, scheduler, status)
+	}
+	return c.follow(ctx, scheduler, f, verb)
+}
+
+func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {
+	if c.Policies == "" {
+		return tick, badUsage("--policies is missing: must be a policy file with batches")
+	}
+	if c.Tick == "" {
+		return tick, nil
+	}
+	if tick, err = time.Parse(time.RFC3339, c.Tick); err != nil {
+		return tick, badUsage("--tick %q: must be a time such as 2026-01-02T02:00:00Z", c.Tick)
+	}
+	if verb.name == "run" {
+		return tick, badUsage("--tick: run fires now: leave it out")
+	}
+	return tick, nil
+}
+
+// load reads the batch and the policies.
+func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err error) {
+	name, data, err := c.readPolicyFile(c.Policies)
+	if err != nil {
+		return b, nil, err
+	}
+	policies, batches, err := batchfile.Parse(name, data)
+	if err != nil {
+		return b, nil, err
+	}
+	names := make([]string, len(batches))
+	for i, b := range batches {
+		names[i] = b.Name
+	}
+	switch i := slices.Index(names, c.Batch); {
+	case len(batches) == 0:
+		return b, nil, fmt.Errorf("%s has no batches: must have some under the key %q", name, "batches")
+	case i >= 0:
+		return batches[i], policies, nil
+	case c.Batch == "" && len(batches) == 1:
+		return batches[0], policies, nil
+	}
+	return b, nil, fmt.Errorf("--batch %q: must be one of %s", c.Batch, strings.Join(names, ", "))
+}
+
+func newest(ctx context.Context, s *batch.Scheduler, name string) (batch.Firing, error) {
+	firings, err := s.Firings(ctx, name, 1)
+	if err == nil && len(firings) == 0 {
+		err = badInput("batch %q has not fired in the last month", name)
+	}
+	if err != nil {
+		return batch.Firing{}, err
+	}
+	return firings[0], nil
+}
+
+// follow does what the verb says, by a scheduler of its own, as none may run elsewhere.
+func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
+	if verb.want != nil {
+		if err := verb.want(s, ctx, f); err != nil {
+			return inputError{err}
+		}
+	}
+	working, stop := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	all.Go(func() { _ = s.Run(working) })
+	defer func() { stop(); all.Wait() }()
+	progress := show.NewProgress(c.Stderr, 2*time.Second)
+	defer progress.Close()
+	for {
+		status, err := s.Status(ctx, f)
+		if ctx.Err() != nil {
+			progress.Close()
+			fmt.Fprint(c.Stderr, "sluice: stopped: the firing goes on where a scheduler runs; "+
+				"\"sluice batch resume\" goes on here, and \"batch cancel\" ends it\n")
+			return errInterrupted
+		}
+		if err != nil {
+			return err
+		}
+		if status.HasEnded() || slices.Contains(verb.done, status.State) {
+			progress.Close()
+			return c.print(ctx, s, status)
+		}
+		progress.Show(status.Total-status.Waiting-status.Running, status.Total,
+			fmt.Sprintf("%s, %d failed", status.State, status.Failed),
+			func() string { return fmt.Sprintf("%s: %s", status.State, counts(status)) })
+		select {
+		case <-ctx.Done():
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+func TestCheckPrintsAPolicyFile(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, `
+policies:
+  - name: github-api
+    match: ["http:*", "github:sync"]
+    windows:
+      - {name: per-minute, limit: 20, period: 60s}
+      - {name: burst, limit: 5, period: 3s, margin: 50ms}
+      - {name: provider, limit: 100, period: 1s, per: []}
+      - {name: spend, limit: 90000, period: 1h, unit: tokens, algorithm: gcra, burst: 20000}
+      - {name: daily, limit: 1000, period: 24h, algorithm: fixed}
+    tenants:
+      acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
+      internal: {exempt: true}
+  - name: slow
+    fail: open
+    requeue: earliest-reset
+    windows:
+      - {name: short, limit: 10, period: 10s, per: [user, tenant]}
+      - {name: long, limit: 600, period: 600s, per: [user, tenant]}
+`, "")
+	e := runMain(t.Context(), "", "check", d.path("policies.yml"))
+	e.want(t, exitDone)
+	if want := `policies:
+- name: github-api
+  match: ['http:*', 'github:sync']
+  mode: enforce
+  fail: closed
+  failover: fast
+  requeue: when-fits
+  upstream: tenant
+  adapt: full
+  max_pause: 1h
+  batch_share: 0.05
+  shards: 1
+  windows:
+  - {name: per-minute, limit: 20, period: 1m, unit: requests, per: [tenant], algorithm: sliding}
+  - {name: burst, limit: 5, period: 3s, unit: requests, per: [tenant], algorithm: sliding, margin: 50ms}
+  - {name: provider, limit: 100, period: 1s, unit: requests, per: [], algorithm: sliding}
+  - {name: spend, limit: 90000, period: 1h, unit: tokens, per: [tenant], algorithm: gcra, burst: 20000}
+  - {name: daily, limit: 1000, period: 24h, unit: requests, per: [tenant], algorithm: fixed, anchor: clock}
+  tenants:
+    acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
+    internal: {exempt: true, weight: 1}
+- name: slow
+  mode: enforce
+  fail: open
+  failover: fast
+  requeue: earliest-reset
+  upstream: tenant
+  adapt: full
+  max_pause: 1h
+  batch_share: 0.05
+  shards: 1
+  windows:
+  - {name: short, limit: 10, period: 10s, unit: requests, per: [tenant, user], algorithm: sliding}
+  - {name: long, limit: 600, period: 10m, unit: requests, per: [tenant, user], algorithm: sliding}
+# warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
+`; e.stdout != want {
+		t.Errorf("stdout:\n%s", e.stdout)
+	}
+	if again := runMain(t.Context(), e.stdout, "check", "-"); again != e {
+		t.Errorf("what it prints means something else: %+v", again)
+	}
+
+	e = runMain(t.Context(), "", "check", d.path("policies.yml"), "-json")
+	e.want(t, exitDone)
+	var got policyfile.Description
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
+		t.Fatal(err)
+	}
+	if w := got.Policies[0].Windows[3]; w.Name != "spend" || w.Limit != 90000 || w.Period != "1h" || w.Unit != "tokens" ||
+		!slices.Equal(w.Per, []string{"tenant"}) || w.Algorithm != "gcra" || w.Burst != 20000 {
+		t.Errorf("spend is %+v", w)
+	}
+	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {
+		t.Errorf("provider is per %q", per)
+	}
+	if len(got.Policies[1].Warnings) != 1 || got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
+		t.Errorf("%+v", got)
+	}
+
+	d.write("policies.yml", "policies:\n  - name: p\n    windows:\n      - {name: w, limit: 0, period: 1s}\n")
+	e = runMain(t.Context(), "", "check", d.path("policies.yml"))
+	e.want(t, exitBadInput, "sluice: policyfile: "+d.path("policies.yml")+":4: ")
+}
+
+// Whatever is set differently is printed differently, as text and as JSON: no setting is left out.
+func TestCheckPrintsEverySetting(t *testing.T) {
+	t.Parallel()
+	const (
+		one   = "{name: w, limit: 7, period: 10s}"
+		fixed = "{name: w, limit: 7, period: 10s, algorithm: fixed}"
+		gcra  = "{name: w, limit: 7, period: 10s, algorithm: gcra}"
+		slots = "{name: w, limit: 7, algorithm: concurrency}"
+		daily = "{name: w, limit: 7, algorithm: calendar, resets: \"0 0 * * *\"}"
+	)
+	window := func(before, after string) [2]string {
+		return [2]string{"{name: p, windows: [" + before + "]}", "{name: p, windows: [" + after + "]}"}
+	}
+	policy := func(after string) [2]string {
+		return [2]string{"{name: p, windows: [" + one + "]}", "{name: p, windows: [" + one + "], " + after + "}"}
+	}
+	tenant := func(before, after string) [2]string {
+		return [2]string{
+			"{name: p, windows: [" + gcra + "], tenants: {a: {" + before + "}}}",
+			"{name: p, windows: [" + gcra + "], tenants: {a: {" + after + "}}}",
+		}
+	}
+	for _, c := range []struct {
+		of     reflect.Type
+		fields map[string][2]string
+	}{
+		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
+			"Adapt":  policy("adapt: spread"),
+			"Shards": policy("shards: 4"),
+			"Fail":   policy("fail: open"),
+
+			"BatchShare": policy("batch_share: 0.2"),
+
+			"Failover": policy("failover: strict"),
+			"Match":    policy("match: [x]"),
+			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},
+			"MaxPause": policy("max_pause: 5m"),
+
+			"MaxRefusals":    policy("max_refusals: 5"),
+			"MaxRefusedWait": policy("max_refused_wait: 5m"),
+			"Mode":           policy("mode: observe"),
+
+			"Upstream": policy("upstream: shared"),
+			"Requeue":  policy("requeue: earliest-reset"),
+			"Tenants":  policy("tenants: {a: {weight: 1}}"),
+			"Windows":  window(one, one+", {name: v, limit: 2, period: 1s}"),
+		}},
+		{reflect.TypeFor[throttle.Window](), map[string][2]string{
+			"Algorithm": window(one, fixed),
+			"Anchor":    window(fixed, strings.Replace(fixed, "}", ", anchor: first-use}", 1)),
+			"Burst":     window(gcra, strings.Replace(gcra, "}", ", burst: 3}", 1)),
+			"Lease":     window(slots, strings.Replace(slots, "}", ", lease: 77s}", 1)),
+			"Limit":     window(one, strings.Replace(one, "7", "8", 1)),
+			"Margin":    window(one, strings.Replace(one, "}", ", margin: 1s}", 1)),
+			"Name":      window(one, strings.Replace(one, "name: w", "name: v", 1)),
+			"Scope":     window(one, strings.Replace(one, "}", ", per: [user]}", 1)),
+			"Period":    window(one, strings.Replace(one, "10s", "20s", 1)),
+			"Resets":    window(daily, strings.Replace(daily, "0 0", "0 1", 1)),
+			"Timezone":  window(daily, strings.Replace(daily, "}", ", timezone: Asia/Tokyo}", 1)),
+			"Unit":      window(one, strings.Replace(one, "}", ", unit: tokens}", 1)),
+		}},
+		{reflect.TypeFor[throttle.Tenant](), map[string][2]string{
+			"Exempt":  tenant("weight: 1", "exempt: true"),
+			"Weight":  tenant("weight: 1", "weight: 2"),
+			"Windows": tenant("exempt: true", "exempt: true, windows: {w: {limit: 2}}"),
+		}},
+		{reflect.TypeFor[throttle.Override](), map[string][2]string{
+			"Burst": tenant("windows: {w: {limit: 2}}", "windows: {w: {limit: 2, burst: 2}}"),
+			"Limit": tenant("windows: {w: {limit: 2}}", "windows: {w: {limit: 3}}"),
+		}},
+	} {
+		for field := range c.of.Fields() {
+			pair, known := c.fields[field.Name]
+			if !known {
+				t.Errorf("%s.%s: this test does not know the setting", c.of.Name(), field.Name)
+				continue
+			}
+			for _, args := range [][]string{{"check", "-"}, {"check", "--json", "-"}} {
+				var printed [2]string
+				for i, p := range pair {
+					e := runMain(t.Context(), "policies: ["+p+"]\n", args...)
+					e.want(t, exitDone)
+					printed[i] = e.stdout
+				}
+				if printed[0] == printed[1] {
+					t.Errorf("%s.%s: %q prints the same for %s and %s:\n%s", c.of.Name(), field.Name, args, pair[0], pair[1], printed[0])
+				}
+			}
+		}
+	}
+}

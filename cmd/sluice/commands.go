@@ -1,0 +1,177 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+//go:embed help/*.txt
+var helpTexts embed.FS
+
+// help returns the text of a command: a template, into which the library writes the flags.
+func help(name string) string {
+	text, err := helpTexts.ReadFile("help/" + name + ".txt")
+	if err != nil {
+		panic(fmt.Sprintf("sluice: %v", err)) // the texts are part of the program
+	}
+	return string(text)
+}
+
+// command is the whole command line.
+func (m *Main) command() *cli.Command {
+	root := &cli.Command{
+		Name:                          "sluice",
+		Usage:                         "see and change what throttled workers do",
+		CustomRootCommandHelpTemplate: help("sluice"),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if cmd.NArg() > 0 {
+				return unknownCommand(cmd)
+			}
+			return cli.ShowRootCommandHelp(cmd)
+		},
+		Commands: []*cli.Command{
+			m.statusCommand(),
+			m.explainCommand(),
+			m.simulateCommand(),
+			m.pageCommand(),
+			m.limitsCommand(),
+			m.pauseCommand(),
+			m.resumeCommand(),
+			m.resetCommand(),
+			m.frontCommand(),
+			m.dropCommand(),
+			m.doctorCommand(),
+			m.checkCommand(),
+			m.batchCommand(),
+			m.runCommand(),
+			m.versionCommand(),
+		},
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "json", Destination: &m.json,
+				Usage: "write what a command shows as JSON to stdout"},
+		},
+		Version:               thisBuild().String(),
+		EnableShellCompletion: true,
+		ConfigureShellCompletionCommand: func(c *cli.Command) {
+			c.Usage = "print the completion script of a shell: bash, zsh, fish or pwsh"
+			c.Hidden = false
+		},
+		DisableSliceFlagSeparator: true, // the value of a header may hold commas
+		ExitErrHandler:            func(context.Context, *cli.Command, error) {},
+		OnUsageError:              usageOf,
+		Reader:                    m.Stdin,
+		Writer:                    m.Stdout,
+		ErrWriter:                 m.Stderr,
+	}
+	for _, c := range root.Commands {
+		complete(c, help(c.Name))
+	}
+	return root
+}
+
+// complete gives a command, and those below it, its help and what all commands have.
+func complete(c *cli.Command, help string) {
+	for _, f := range c.Flags {
+		f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
+	}
+	c.CustomHelpTemplate, c.HideHelpCommand = help, true
+	c.DisableSliceFlagSeparator, c.OnUsageError = true, usageOf
+	for _, verb := range c.Commands {
+		verb.Hidden = true // the help describes it
+		complete(verb, help)
+	}
+	run := c.Action
+	c.Action = func(ctx context.Context, cmd *cli.Command) error {
+		err := badArguments(cmd)
+		if err == nil {
+			err = run(ctx, cmd)
+		}
+		var wrong usageError
+		if errors.As(err, &wrong) {
+			return badInput("%w: see %q", wrong, cmd.FullName()+" -h")
+		}
+		return err
+	}
+}
+
+// badArguments fails unless the arguments are those of ArgsUsage, such as "POLICY [TENANT]".
+func badArguments(cmd *cli.Command) error {
+	words := strings.Fields(cmd.ArgsUsage)
+	least := slices.IndexFunc(append(words, "["), func(word string) bool { return word[0] == '[' })
+	switch n := cmd.NArg(); {
+	case len(cmd.Commands) > 0:
+		return unknownCommand(cmd)
+	case n > 0 && len(words) == 0:
+		return badUsage("unexpected argument %q: every input has a flag", cmd.Args().First())
+	case n < least || n > len(words) || slices.Contains(cmd.Args().Slice(), ""):
+		return badUsage("%s needs the arguments %s", cmd.Name, cmd.ArgsUsage)
+	}
+	return nil
+}
+
+// unknownCommand says which commands there are in place of the first argument.
+func unknownCommand(cmd *cli.Command) error {
+	commands := cmd.VisibleCommands()
+	if len(commands) == 0 { // the help describes them
+		commands = cmd.Commands
+	}
+	var names []string
+	for _, c := range commands {
+		names = append(names, c.Name)
+	}
+	arg := cmd.Args().First()
+	if arg == "" {
+		return badUsage("%s needs one of %s", cmd.Name, strings.Join(names, ", "))
+	}
+	if near := policyfile.Suggest(arg, names); near != "" {
+		return badInput("unknown command %q: did you mean %q?", arg, near)
+	}
+	all := strings.Join(names, ", ")
+	return badInput("unknown command %q: must be one of %s: see %q", arg, all, cmd.FullName()+" -h")
+}
+
+// flagLine is a flag in a help text. Its placeholder stands in its usage, between backquotes.
+func flagLine(f cli.Flag) string {
+	doc := f.(cli.DocGenerationFlag)
+	name, usage := "--"+f.Names()[0], doc.GetUsage()
+	if before, rest, found := strings.Cut(usage, "`"); found {
+		placeholder, after, _ := strings.Cut(rest, "`")
+		name, usage = name+" "+placeholder, before+placeholder+after
+	}
+	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && d != "0" && doc.TakesValue() {
+		usage += " (default: " + d + ")"
+	}
+	return name + "\t" + usage
+}
+
+// usageOf says how to go on after a command line that the library cannot read.
+func usageOf(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+	see := fmt.Sprintf("see %q", cmd.FullName()+" -h")
+	text := err.Error()
+	if name, unknown := strings.CutPrefix(text, "flag provided but not defined: -"); unknown {
+		var names []string
+		for _, f := range cmd.Flags {
+			names = append(names, f.Names()...)
+		}
+		if near := policyfile.Suggest(name, names); near != "" {
+			see = fmt.Sprintf("did you mean --%s?", near)
+		}
+		return badInput("unknown flag --%s: %s", name, see)
+	}
+	if i := strings.Index(text, "strconv."); i >= 0 {
+		text = text[:i] + "must be a whole number"
+	}
+	if i := strings.Index(text, "time: "); i >= 0 {
+		text = text[:i] + "must be a duration such as 500ms, 30s or 1m30s"
+	}
+	return badInput("%s: %s", text, see)
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Everything that a call is made of can be said: headers for all and for one, secrets from the
+// environment, bodies as text, as JSON and from a file.
+func TestRunSendsWhatWasSaid(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		d := newDesk(t, strings.Replace(roomy, "limit: 500", "limit: ${LIMIT}", 1)+"# ${NOT_SET}\n", "")
+		d.write("file.bin", "from a file")
+		d.write("jobs.jsonl", strings.ReplaceAll(`{"id":"json","tenant":"a","url":"URL/json","method":"POST","body":{"n": 8}}
+{"id":"other-json","tenant":"a","url":"URL/other-json","method":"POST","body":{"n": 8},"headers":{"content-type":"application/x"}}
+{"id":"file","tenant":"a","url":"URL/file","method":"PUT","body_file":"file.bin"}
+{"id":"own","tenant":"a","url":"URL/own","headers":{"Authorization":"Basic ${OWN}"}}
+`, "URL", r.URL))
+		e := runWith(t.Context(), []string{"LIMIT", "400", "TOKEN", "s3cret", "OWN", "0wn"},
+			d.args("--redis", "redis://"+client.Options().Addr, "--summary", d.path("s"),
+				"--header", "Authorization: Bearer ${TOKEN}", "--header", "X-List: a, b")...)
+		e.want(t, exitDone, "4 jobs: 4 succeeded")
+		for path, want := range map[string][3]string{ // body, type, authorization
+			"/json":       {`{"n":8}`, "application/json", "Bearer s3cret"},
+			"/other-json": {`{"n":8}`, "application/x", "Bearer s3cret"},
+			"/file":       {"from a file", "", "Bearer s3cret"},
+			"/own":        {"", "", "Basic 0wn"},
+		} {
+			got := r.last[path]
+			if r.body[path] != want[0] || got.Header.Get("Content-Type") != want[1] ||
+				got.Header.Get("Authorization") != want[2] || got.Header.Get("X-List") != "a, b" {
+				t.Errorf("%s: body %q, headers %v", path, r.body[path], got.Header)
+			}
+		}
+		if r.last["/file"].ContentLength != int64(len("from a file")) {
+			t.Errorf("the file's length is %d", r.last["/file"].ContentLength)
+		}
+		if s := d.read("s"); !strings.Contains(s, `"limit":400,`) {
+			t.Errorf("the policy's variable is not in %s", s)
+		}
+		// No secret is kept.
+		for _, key := range client.Keys(t.Context(), "asynq:*:t:*").Val() {
+			for field, value := range client.HGetAll(t.Context(), key).Val() {
+				if strings.Contains(value, "s3cret") || strings.Contains(value, "0wn") {
+					t.Errorf("%s of %s holds a secret: %q", field, key, value)
+				}
+			}
+		}
+	})
+}
+
+func TestRunReadsJobsFromCSV(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, roomy, "")
+	text := "id,tenant,url\none,a," + r.URL + "/one\ntwo,b," + r.URL + "/two\n"
+	d.write("jobs.csv", text)
+	runMain(t.Context(), "", d.args("--jobs", d.path("jobs.csv"))...).want(t, exitDone, "2 jobs: 2 succeeded")
+	os.Remove(d.path("out.jsonl"))
+	runMain(t.Context(), text, d.args("--jobs", "-", "--format", "csv")...).want(t, exitDone, "2 jobs: 2 succeeded")
+	if r.called("/one") != 2 || r.called("/two") != 2 {
+		t.Errorf("calls %v", r.calls)
+	}
+	runMain(t.Context(), "", d.args("--jobs", d.path("jobs.csv"), "--format", "jsonl")...).
+		want(t, exitBadInput, d.path("jobs.csv")+":1: is not JSON")
+}
+
+func TestBadHeadersAndVariables(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
+	env := []string{"TWO", "1\n2", "SECRET", "s3cret"}
+	for want, args := range map[string][]string{
+		`--header: must be such as "Accept: text/html"`:                              {"--header", "s3cret"},
+		`--header: name "a b": must be one word such as Accept`:                      {"--header", "a b: c"},
+		`--header: A: ${NONE}: the environment has no such variable: it must be set`: {"--header", "A: ${SECRET} ${NONE}"},
+		`--format "xml": must be jsonl, csv or auto`:                                 {"--format", "xml"},
+	} {
+		e := runWith(t.Context(), env, d.args(args...)...)
+		e.want(t, exitBadInput, want)
+		if strings.Contains(e.stderr, "s3cret") {
+			t.Errorf("a secret is told:\n%s", e.stderr)
+		}
+	}
+	for policies, want := range map[string]string{
+		strings.Replace(roomy, "500", "${NONE}", 1):      "policies.yml:6: ${NONE}: the environment has no such variable: it must be set",
+		strings.Replace(roomy, "500", "${TWO}", 1):       "policies.yml:6: ${TWO}: its value must be one line",
+		strings.Replace(roomy, "500", "${SECRET}", 1):    `limit "s3cret": must be `,
+		strings.Replace(roomy, "500", "'$${SECRET}'", 1): `limit "${SECRET}": must be `,
+		strings.Replace(roomy, "name: api", "${NO}", 1):  "policies.yml:3: ${NO}: the environment has no such variable: it must be set",
+	} {
+		d.write("policies.yml", policies)
+		runWith(t.Context(), env, d.args()...).want(t, exitBadInput, want)
+		runWith(t.Context(), env, "check", d.path("policies.yml")).want(t, exitBadInput, want)
+	}
+}
+
+// A body's file is read when the call is made.
+func TestRunBodyFileGone(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, "policies:\n  - name: api\n    match: [\"http:*\"]\n    windows:\n      - {name: w, limit: 1, period: 1s}\n", "")
+	d.write("body", "x")
+	d.write("jobs.jsonl", `{"id":"first","tenant":"a","url":"`+r.URL+`/first"}`+"\n"+
+		`{"id":"second","tenant":"a","url":"`+r.URL+`/second","body_file":"body"}`+"\n")
+	r.onCall = func(path string) {
+		if path == "/first" {
+			os.Remove(d.path("body"))
+		}
+	}
+	runMain(t.Context(), "", d.args()...).want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")
+	if got := d.results("out.jsonl")["second"]; !strings.HasPrefix(got.Error, "body_file: ") || r.called("/second") != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestRunRefusesBadInput(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	job := func(more string) string { return `{"tenant":"a","url":"` + r.URL + `/x"` + more + "}\n" }
+	for _, c := range []struct {
+		name, jobs, policies string
+		args                 []string
+		want                 string // JOBS, POLICIES and DIR stand for the paths
+	}{
+		{"job", job("") + `{"tenat":"a"}`, roomy, nil, `JOBS:2: unknown field "tenat": did you mean "tenant"?`},
+		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil,
+			`JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
+		{"cost too large", job("") + job(`,"cost":501`), roomy, nil,
+			`JOBS:2: throttle: policy "api", window "burst": cost of 501 requests never fits: the window holds 500 at most`},
+		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil,
+			`JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
+		{"attribute", job(""), strings.Replace(roomy, "per: []", "per: [user]", 1), nil,
+			`JOBS:1: throttle: policy "api": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
+		{"policies", job(""), strings.Replace(roomy, "limit: 500", "limit: 0", 1), nil,
+			`policyfile: POLICIES:6: policy "api", window "burst": limit 0: must be `},
+		{"no jobs file", "", roomy, []string{"--jobs", "DIR/nope"}, `--jobs: open DIR/nope: no such file or directory`},
+		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
+		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"},
+			`--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
+		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
+		{"-summary in no directory", job(""), roomy, []string{"--summary", "DIR/nope/s"},
+			`--summary: open DIR/nope/s: no such file or directory`},
+		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"},
+			`--redis: is not a URL: must be such as redis://localhost:6379/0, `},
+		{"--redis of another kind", job(""), roomy, []string{"--redis", "http://:secret@x"},
+			`--redis: scheme "http": must be redis, rediss, unix, or redis or rediss with -sentinel or -cluster`},
+		{"--redis does not answer", job(""), roomy, []string{"--redis", "redis://:secret@" + closedPort(t)},
+			`connect: connection refused: must be a Redis that answers`},
+		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"},
+			`--redis and --redis-file: must not be given together`},
+		{"no --redis-file", job(""), roomy, []string{"--redis-file", "DIR/f"}, `--redis-file: open DIR/f: no such file or directory`},
+		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"},
+			`--redis: ${PW}: the environment has no such variable: it must be set`},
+		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"},
+			`--redis-ca JOBS: holds no certificate: must be a PEM file`},
+		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"},
+			`there are TLS files, but no Redis: --redis must be its URL`},
+		{"stdin twice", job(""), roomy, []string{"--jobs", "-", "--policies", "-"}, `--jobs and --policies: only one of them can be stdin`},
+		{"half a client certificate", job(""), roomy, []string{"--redis", "rediss://x", "--redis-cert", "JOBS"},
+			`--redis-cert and --redis-key: one is missing: must be given together`},
+		{"--prefix", job(""), roomy, []string{"--prefix", "a{b"}, `--prefix "a{b": must be at most 63 of the characters A-Z a-z 0-9 _ . -`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			d := newDesk(t, c.policies, c.jobs)
+			paths := strings.NewReplacer("JOBS", d.path("jobs.jsonl"), "POLICIES", d.path("policies.yml"), "DIR", d.dir)
+			args := d.args()
+			for _, a := range c.args {
+				args = append(args, paths.Replace(a))
+			}
+			e := runMain(t.Context(), "", args...)
+			e.want(t, exitBadInput, paths.Replace(c.want))
+			if strings.Contains(e.stderr, "secret") || e.stdout != "" {
+				t.Errorf("stdout %q, stderr %q", e.stdout, e.stderr)
+			}
+			if out, err := os.ReadFile(d.path("out.jsonl")); len(out) > 0 {
+				t.Errorf("-out holds %q, %v", out, err)
+			}
+			if d.read("jobs.jsonl") != c.jobs {
+				t.Errorf("the jobs became %q", d.read("jobs.jsonl"))
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if r.total() > 0 {
+			t.Errorf("calls %v", r.calls)
+		}
+	})
+}
+
+func TestAQueueIsNamedByItsFiles(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	name := func(c RunCommand) string {
+		name, err := c.queueName()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	names := []string{
+		name(RunCommand{Jobs: "a.jsonl"}), name(RunCommand{Jobs: "b.jsonl"}), name(RunCommand{Jobs: "sub/a.jsonl"}),
+		name(RunCommand{Jobs: "-"}), name(RunCommand{Jobs: "a.jsonl", Queue: "own"}),
+		name(RunCommand{Jobs: "a.jsonl", Prefix: "staging"}), name(RunCommand{Jobs: "-", Prefix: "staging"}),
+		name(RunCommand{Queue: "own", Prefix: "staging"}),
+	}
+	if abs := name(RunCommand{Jobs: filepath.Join(dir, "a.jsonl")}); abs != names[0] || !strings.HasPrefix(abs, "sluice:a.jsonl:") {
+		t.Errorf("%q by its absolute path, %q by its relative one", abs, names[0])
+	}
+	if odd := name(RunCommand{Jobs: "{x y}"}); !strings.HasPrefix(odd, "sluice:_x_y_:") {
+		t.Error(odd)
+	}
+	slices.Sort(names)
+	if len(slices.Compact(names)) != 8 {
+		t.Errorf("%q", names)
+	}
+}

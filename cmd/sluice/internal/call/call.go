@@ -1,0 +1,179 @@
+// Package call makes the HTTP calls of jobs.
+package call
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
+	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+)
+
+// Config says how calls are made.
+type Config struct {
+	Concurrency int            // for so many calls to one host a connection is kept open
+	Env         environ.Lookup // of variables in headers; nil leaves them as they are
+	Headers     []jobs.Header  // of all calls; a job's own of the same name go first
+	Keep        Keep
+	Limiter     *throttle.Limiter // learns what the answers say of limits; nil does not
+	Logger      *slog.Logger      // of what it learns; nil is slog.Default()
+	Outcome     Outcome           // the zero value is that of the defaults
+	Timeout     time.Duration     // of a call, the body included
+}
+
+// A Caller makes the HTTP calls. It does not follow redirects: they are answers.
+type Caller struct {
+	Client *http.Client
+
+	config Config
+}
+
+// New returns a caller.
+func New(c Config) (*Caller, error) {
+	if c.Outcome == (Outcome{}) {
+		c.Outcome = defaultOutcome()
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConns = 0
+	transport.MaxIdleConnsPerHost = c.Concurrency
+	caller := &Caller{config: c, Client: &http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       c.Timeout,
+		Transport:     transport,
+	}}
+	if c.Limiter == nil {
+		return caller, nil
+	}
+	learns, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+		Base: transport, LearnOnly: true, Limiter: c.Limiter, Logger: c.Logger, PassUnidentified: true,
+	})
+	caller.Client.Transport = learns
+	return caller, err
+}
+
+// An Error says why a call failed, and whether it is worth another try.
+type Error struct {
+	RetryAfter time.Duration // the least time until the next try; 0 if the upstream did not say
+	Retryable  bool
+	Text       string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+// Call makes the job's call. It returns the HTTP code, and what is kept of the answer. Every error is
+// an *Error, unless ctx ended before the answer.
+func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, jobs.Answer, error) {
+	req, err := c.request(ctx, job)
+	if err != nil {
+		return 0, jobs.Answer{}, &Error{Text: err.Error()}
+	}
+	start := time.Now()
+	var kept jobs.Answer
+	res, err := c.Client.Do(req)
+	if err == nil {
+		defer res.Body.Close()
+		kept, err = c.config.Keep.of(res)
+	}
+	if c.config.Keep.Time {
+		kept.TookMS = float64(time.Since(start).Microseconds()) / 1000
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return 0, jobs.Answer{}, context.Cause(ctx)
+		}
+		return 0, kept, &Error{Retryable: true, Text: err.Error()}
+	}
+	return res.StatusCode, kept, c.failure(res)
+}
+
+func (c *Caller) request(ctx context.Context, job jobs.Job) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, job.Method, job.URL, strings.NewReader(job.Body))
+	if err != nil {
+		return nil, err
+	}
+	if job.BodyFile != "" {
+		if err := sendFile(req, job.BodyFile); err != nil {
+			return nil, err
+		}
+	}
+	if job.BodyJSON {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	set := func(name, value string) error {
+		value, err := jobs.HeaderValue(value, c.config.Env)
+		req.Header.Set(name, value)
+		return err
+	}
+	for _, h := range c.config.Headers {
+		if err := set(h.Name, h.Value); err != nil {
+			return nil, err
+		}
+	}
+	for name, value := range job.Headers {
+		if err := set(name, value); err != nil {
+			return nil, err
+		}
+	}
+	req.Host = cmp.Or(req.Header.Get("Host"), req.Host) // net/http ignores the header
+	return req, nil
+}
+
+// sendFile makes a file the body. The transport closes it.
+func sendFile(req *http.Request, path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("body_file: %w", err)
+	}
+	req.ContentLength = info.Size()
+	req.GetBody = func() (io.ReadCloser, error) { return os.Open(path) } // for a connection that was closed meanwhile
+	if req.ContentLength == 0 {
+		req.Body = http.NoBody
+		return nil
+	}
+	if req.Body, err = req.GetBody(); err != nil {
+		return fmt.Errorf("body_file: %w", err)
+	}
+	return nil
+}
+
+// failure is nil if the code counts as success.
+func (c *Caller) failure(res *http.Response) error {
+	if c.config.Outcome.success.Has(res.StatusCode) {
+		return nil
+	}
+	e := &Error{
+		Retryable: c.config.Outcome.retry.Has(res.StatusCode),
+		Text:      strings.TrimSpace(fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))),
+	}
+	e.RetryAfter, _ = httpthrottle.RetryAfter(res)
+	return e
+}
+
+// RetryDelay is how long a failed job waits for its next try: 1 s, 2 s, 4 s and so on to a
+// minute, with up to half more so that jobs which failed together do not come back together,
+// and no less than the upstream asked for.
+func RetryDelay(retried int, err error, _ *asynq.Task) time.Duration {
+	if errors.Is(err, asynq.ErrLeaseExpired) {
+		return 0 // it has waited for its lease
+	}
+	delay := min(time.Second<<min(retried, 6), time.Minute)
+	delay += rand.N(delay / 2)
+	var call *Error
+	if errors.As(err, &call) && call.RetryAfter > 0 {
+		delay = max(delay, call.RetryAfter+time.Second) // asynq keeps whole seconds, rounded down
+	}
+	return delay
+}

@@ -1,0 +1,235 @@
+package drain
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
+	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/internal/apitest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// An api is a base that answers calls inside the process, after 20 ms.
+type api func(r *http.Request) (status int, retryAfter string)
+
+func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
+	status, retryAfter := a(r)
+	time.Sleep(20 * time.Millisecond)
+	h := http.Header{}
+	if retryAfter != "" {
+		h.Set("Retry-After", retryAfter)
+	}
+	return &http.Response{StatusCode: status, Body: http.NoBody, Header: h, Request: r}, nil
+}
+
+// drained drains so many jobs of two tenants in a bubble. They have no retries.
+func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Result) {
+	t.Helper()
+	m := throttletest.InMemory(t)
+	client := m.Client(t)
+	learnt := NewLearnt([]throttle.Policy{p})
+	limiter, err := throttle.New(throttle.Config{
+		Client: client, Observer: throttle.Observer{Refused: learnt.Refused}, Policies: []throttle.Policy{p},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []jobs.Job
+	for i := range n {
+		list = append(list, jobs.Job{
+			ID: fmt.Sprint(i), Tenant: fmt.Sprint("t", i%2), Type: "x",
+			Method: "GET", URL: fmt.Sprint("http://x/", i),
+		})
+	}
+	progress := NewProgress(io.Discard, time.Minute)
+	caller, err := call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if caller.Client.Transport, err = httpthrottle.NewTransport(httpthrottle.TransportConfig{
+		Base: a, LearnOnly: true, Limiter: limiter, Logger: progress.Logger(),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	d := &Drain{
+		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Learnt: learnt, Limiter: limiter, Progress: progress,
+		Queue: "q", Redis: m, Results: jobs.NewLog(&out),
+	}
+	s, err := d.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var results []jobs.Result
+	for decoder := json.NewDecoder(&out); decoder.More(); {
+		var r jobs.Result
+		if err := decoder.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, r)
+	}
+	return s, results
+}
+
+// counting is an API that counts the calls of all.
+func counting(count apitest.Count) api {
+	var mu sync.Mutex
+	start := time.Now()
+	return func(*http.Request) (int, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !count(time.Since(start)) {
+			return http.StatusTooManyRequests, ""
+		}
+		return http.StatusOK, ""
+	}
+}
+
+func publishedPolicy(windows ...throttle.Window) throttle.Policy {
+	return throttle.Policy{Name: "p", Match: []string{"*"}, Windows: windows}
+}
+
+// A drain ends with what it learnt of the API, and a window that fits.
+func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
+	const period = 2 * time.Second
+	// A refusal lowers the rate to this part. What is remembered lies in the middle of the two.
+	const kept = 7. / 8
+	published := throttle.Window{Name: "all", Limit: 20, Period: period, Scope: throttle.ScopeShared}
+	for name, row := range map[string]struct {
+		jobs        int
+		count       func() apitest.Count
+		least, most float64 // of the rate that it allows
+		says        string
+	}{
+		"no burst": {160, func() apitest.Count { return apitest.BucketCount(21, period, 1) }, 10, 10,
+			"it seems to allow 10/s, but no bursts.\n" +
+				"  This window would fit: {name: all, algorithm: gcra, limit: 20, period: 2s, burst: 1}\n"},
+		"three quarters": {160, func() apitest.Count { return apitest.BucketCount(15, period, 15) },
+			7.5 * kept, 7.5 / kept * (1 + kept) / 2,
+			"/s of 10/s.\n  This window would fit: {name: all, algorithm: gcra, limit: 1"},
+		"as published": {40, func() apitest.Count { return apitest.BucketCount(25, period, 25) }, 0, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s, results := drained(t, publishedPolicy(published), row.jobs, counting(row.count()))
+				var said strings.Builder
+				PrintLessons(&said, s.Learnt)
+				if s.Succeeded != row.jobs || len(results) != row.jobs || !strings.Contains(said.String(), row.says) {
+					t.Fatalf("%d succeeded; %+v\n%s", s.Succeeded, s.Learnt, &said)
+				}
+				if row.most == 0 {
+					if len(s.Learnt) != 0 {
+						t.Errorf("learnt %+v of an API that refused nothing", s.Learnt)
+					}
+					return
+				}
+				l := s.Learnt[0]
+				if len(s.Learnt) != 1 || l.Policy != "p" || l.Window != "all" || l.Unit != "requests" || l.Tenants != 0 || l.Refusals < 1 ||
+					l.Published != 10 || *l.Allowed < row.least || *l.Allowed > row.most {
+					t.Fatalf("%+v, allowed %v", l, *l.Allowed)
+				}
+				fits := published
+				fits.Algorithm, fits.Burst, fits.Limit = l.Fits.Algorithm, l.Fits.Burst, l.Fits.Limit
+				fits.Period = time.Duration(l.Fits.PeriodMS * 1e6)
+				again, _ := drained(t, publishedPolicy(fits), 40, counting(row.count()))
+				if again.Succeeded != 40 || len(again.Learnt) > 0 {
+					t.Errorf("by the window that would fit: %d succeeded, %+v", again.Succeeded, again.Learnt)
+				}
+			})
+		})
+	}
+}
+
+// Where tenants have limits of their own, their refusals are one lesson. Few calls teach little.
+func TestALessonOfTenants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := map[string]bool{}
+		var mu sync.Mutex
+		own := publishedPolicy(throttle.Window{Name: "own", Limit: 5, Period: time.Second})
+		s, _ := drained(t, own, 4, func(r *http.Request) (int, string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if before := refused[r.URL.Path]; !before {
+				refused[r.URL.Path] = true
+				return http.StatusTooManyRequests, "1"
+			}
+			return http.StatusOK, ""
+		})
+		var said strings.Builder
+		PrintLessons(&said, s.Learnt)
+		// Refusals of one moment count as one.
+		const want = " calls of 2 tenants: too few succeeded since to say what it allows\n"
+		if s.Succeeded != 4 || !strings.HasSuffix(said.String(), want) {
+			t.Errorf("%d succeeded\n%swant\n%s", s.Succeeded, &said, want)
+		}
+	})
+}
+
+// A refusal takes no retry of a job, which has none here.
+func TestARefusalTakesNoRetryOfAJob(t *testing.T) {
+	for name, row := range map[string]struct {
+		status     int
+		retryAfter string
+		failed     int
+	}{
+		"429":                  {http.StatusTooManyRequests, "", 0},
+		"429 with Retry-After": {http.StatusTooManyRequests, "2", 0},
+		"503 with Retry-After": {http.StatusServiceUnavailable, "2", 0},
+		"503":                  {http.StatusServiceUnavailable, "", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				calls := 0
+				all := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
+				s, results := drained(t, all, 1, func(*http.Request) (int, string) {
+					if calls++; calls <= 5 {
+						return row.status, row.retryAfter
+					}
+					return http.StatusOK, ""
+				})
+				if s.Failed != row.failed ||
+					row.failed == 0 && (results[0].Attempts != 6 || results[0].Status != 200 || results[0].Error != "") {
+					t.Errorf("%d failed, %+v", s.Failed, results)
+				}
+			})
+		})
+	}
+}
+
+// A job that is refused for ever fails where its policy says so.
+func TestAJobThatIsRefusedForEverFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := publishedPolicy(throttle.Window{Name: "all", Limit: 20, Period: time.Second})
+		p.MaxRefusals = 3
+		s, results := drained(t, p, 2, func(r *http.Request) (int, string) {
+			if r.URL.Path == "/1" {
+				return http.StatusOK, ""
+			}
+			return http.StatusTooManyRequests, "1"
+		})
+		if s.Succeeded != 1 || s.Failed != 1 {
+			t.Fatalf("%+v", s)
+		}
+		for _, r := range results {
+			reason := strings.HasPrefix(r.Error, `worker: policy "p", tenant "t0": given up by max_refusals 3: refused 3 times since `) &&
+				strings.HasSuffix(r.Error, "Z: 429 Too Many Requests")
+			if r.ID == "0" && (r.Attempts != 3 || r.Status != 429 || !reason) {
+				t.Errorf("%+v", r)
+			}
+		}
+	})
+}

@@ -1,0 +1,111 @@
+package drain
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+)
+
+// A Progress shows people how a drain goes on. It is safe for concurrent use.
+type Progress struct {
+	before  int // done when it began
+	mu      sync.Mutex
+	outlook Outlook
+	shown   *show.Progress
+	start   time.Time
+	w       io.Writer
+}
+
+// NewProgress returns a progress with so much time between two lines, where there is no terminal.
+func NewProgress(w io.Writer, every time.Duration) *Progress {
+	return &Progress{shown: show.NewProgress(w, every), w: w}
+}
+
+// Logger returns a logger that writes among the lines.
+func (p *Progress) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(p, nil)) }
+
+// Begin notes where the drain begins.
+func (p *Progress) Begin(c Counts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.before = c.Done()
+	p.start = time.Now()
+	p.shown.Restart()
+}
+
+// Expect keeps when the drain is expected to end, and shows it at once if that was unknown.
+func (p *Progress) Expect(o Outlook, c Counts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	first := p.outlook.At.IsZero() && !o.At.IsZero()
+	p.outlook = o
+	if first && c.Done() == p.before {
+		p.shown.Line(p.line(c))
+	}
+}
+
+// Show shows where the drain has come to, if it is time.
+func (p *Progress) Show(c Counts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown.Show(c.Done(), c.Jobs, fmt.Sprintf("%d failed, %d denials%s", c.Failed, c.Denials, p.rest(c)),
+		func() string { return p.line(c) })
+}
+
+// End shows where the drain ended.
+func (p *Progress) End(c Counts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown.Close()
+	p.shown.Line(p.line(c))
+}
+
+// Say prints a message of its own line.
+func (p *Progress) Say(format string, args ...any) {
+	fmt.Fprintf(p, "sluice: "+format+"\n", args...)
+}
+
+// Write lets loggers write whole lines.
+func (p *Progress) Write(line []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown.Clear()
+	return p.w.Write(line)
+}
+
+func (p *Progress) line(c Counts) string {
+	return fmt.Sprintf("%5.0fs  %d of %d jobs done, %d failed, %d denials%s",
+		time.Since(p.start).Seconds(), c.Done(), c.Jobs, c.Failed, c.Denials, p.rest(c))
+}
+
+// rest is the rate so far, and when all will be done: by the plan of what is open. Where that knows no
+// answer, or only how long it takes at least, the rate counts too.
+func (p *Progress) rest(c Counts) string {
+	took := time.Since(p.start)
+	text, left := "", time.Duration(0)
+	if done := c.Done() - p.before; done > 0 && took > 0 {
+		rate := float64(done) / took.Seconds()
+		text = fmt.Sprintf(", %.3g a second", rate)
+		if p.outlook.At.IsZero() || p.outlook.AtLeast {
+			left = time.Duration(float64(c.Jobs-c.Done()) / rate * float64(time.Second))
+		}
+	} else if p.outlook.At.IsZero() {
+		return ""
+	}
+	if c.Done() == c.Jobs {
+		return text
+	}
+	if !p.outlook.At.IsZero() {
+		left = max(left, time.Until(p.outlook.At))
+	}
+	layout := time.TimeOnly
+	if left > 12*time.Hour {
+		layout = "Jan 2 15:04"
+	}
+	end := time.Now().Add(left).Format(layout)
+	return fmt.Sprintf("%s, done in about %s, at %s", text, show.Short(left.Round(time.Second)), end)
+}

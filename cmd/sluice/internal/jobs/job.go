@@ -1,0 +1,81 @@
+// Package jobs reads what is to be called, and keeps what became of it.
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// A Job is one line of a jobs file: one HTTP call, made for one tenant.
+type Job struct {
+	Body     string            `json:"body,omitempty"`
+	BodyFile string            `json:"body_file,omitempty"` // whose content is the body when the call is made
+	BodyJSON bool              `json:"body_json,omitempty"` // application/json, unless a header says otherwise
+	Cost     Cost              `json:"cost,omitempty"`
+	Headers  map[string]string `json:"headers,omitempty"` // as they were written: a secret is not kept in Redis
+	ID       string            `json:"id"`
+	MaxRetry int               `json:"max_retry"`
+	Method   string            `json:"method"`
+	Tenant   string            `json:"tenant"`
+	Type     string            `json:"type"`
+	URL      string            `json:"url"`
+
+	At string `json:"-"` // "jobs.jsonl:12", for messages
+}
+
+// A Cost is what a job takes, per unit. In JSON it is an object, or a number of requests.
+type Cost map[string]int64
+
+func (c *Cost) UnmarshalJSON(data []byte) error {
+	var requests int64
+	if err := json.Unmarshal(data, &requests); err == nil {
+		*c = Cost{throttle.Requests: requests}
+		return nil
+	}
+	return json.Unmarshal(data, (*map[string]int64)(c))
+}
+
+// What a job has unless its line says otherwise.
+const (
+	DefaultMaxRetry = 3
+	defaultMethod   = http.MethodGet
+	defaultType     = "http:call"
+)
+
+// validate checks what needs no policies.
+func (j *Job) validate(hasID bool, env environ.Lookup) error {
+	if hasID && (strings.TrimSpace(j.ID) == "" || len(j.ID) > throttle.MaxValueBytes) {
+		return fmt.Errorf("id %q: must be 1 to %d bytes, not only blanks", Shorten(j.ID), throttle.MaxValueBytes)
+	}
+	if j.Tenant == "" {
+		return errors.New("tenant is missing: must name for whom the call is made")
+	}
+	if j.URL == "" {
+		return errors.New("url is missing: must be what to call")
+	}
+	if u, err := url.Parse(j.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("url %q: must be absolute, with http:// or https://", Shorten(j.URL))
+	}
+	if j.MaxRetry < 0 {
+		return fmt.Errorf("max_retry %d: must be 0 or more", j.MaxRetry)
+	}
+	if strings.TrimSpace(j.Type) == "" {
+		return fmt.Errorf("type %q: must not be blank", j.Type)
+	}
+	if !isToken(j.Method) {
+		return fmt.Errorf("method %q: must be one word such as GET", Shorten(j.Method))
+	}
+	for name, value := range j.Headers {
+		if err := checkHeader(name, value, env); err != nil {
+			return fmt.Errorf("headers: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+package jobs
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+)
+
+// mostErrors bounds how many bad lines are reported at once.
+const mostErrors = 10
+
+// A Source says how to read jobs. Its zero value reads lines of JSON.
+type Source struct {
+	CSV bool           // records of CSV, the first of which names the fields
+	Dir string         // where body_file begins
+	Env environ.Lookup // of variables in headers; nil leaves them as they are
+}
+
+// Read reads one job per line; empty lines are skipped. The error names every bad line (the
+// first mostErrors of them), with a hint. Name stands for the file.
+func (s Source) Read(name string, r io.Reader) ([]Job, error) {
+	var jobs []Job
+	var errs []error
+	first := map[string]string{} // id -> where it stands
+	add := func(number int, line []byte, err error) {
+		at := fmt.Sprintf("%s:%d", name, number)
+		var job Job
+		if err == nil {
+			job, err = s.parse(line)
+		}
+		job.At = at
+		if job.ID == "" {
+			job.ID = fmt.Sprintf("%d-%x", number, sha256.Sum256(line))[:24]
+		}
+		if other, taken := first[job.ID]; taken && err == nil {
+			err = fmt.Errorf("id %q: is taken by %s: every job has an id of its own", job.ID, other)
+		}
+		first[job.ID] = at
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", at, err))
+		}
+		jobs = append(jobs, job)
+	}
+	read := lines
+	if s.CSV {
+		read = csvRecords
+	}
+	if err := read(name, r, add); err != nil {
+		return nil, err
+	}
+	return jobs, Join(errs)
+}
+
+// lines hands out the lines that are not empty.
+func lines(name string, r io.Reader, do func(number int, line []byte, err error)) error {
+	lines := bufio.NewReader(r)
+	for number := 1; ; number++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil && err != io.EOF {
+			return fmt.Errorf("%s:%d: %w", name, number, err)
+		}
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			do(number, line, nil)
+		}
+		if err == io.EOF {
+			return nil
+		}
+	}
+}
+
+// Join makes one error of many, at most mostErrors of them word for word.
+func Join(errs []error) error {
+	if more := len(errs) - mostErrors; more > 0 {
+		errs = append(errs[:mostErrors:mostErrors], fmt.Errorf("and %d more bad lines", more))
+	}
+	return errors.Join(errs...)
+}
+
+// A jobField is a key that a job's line may hold.
+type jobField struct {
+	name   string
+	hint   string
+	target func(*Job) any
+}
+
+func jobFields() []jobField {
+	return []jobField{
+		{"id", "must be a string", func(j *Job) any { return &j.ID }},
+		{"tenant", "must be a string", func(j *Job) any { return &j.Tenant }},
+		{"method", `must be a string such as "POST"`, func(j *Job) any { return &j.Method }},
+		{"url", "must be a string", func(j *Job) any { return &j.URL }},
+		{"headers", `must be an object of strings, such as {"Accept": "text/html"}`,
+			func(j *Job) any { return &j.Headers }},
+		{"body", "must be a string, or an object or a list that is sent as JSON",
+			func(j *Job) any { return &bodyField{j} }},
+		{"body_file", "must be a string", func(j *Job) any { return &j.BodyFile }},
+		{"cost", `must be a whole number, or an object of whole numbers such as {"tokens": 1500}`,
+			func(j *Job) any { return &j.Cost }},
+		{"max_retry", "must be a whole number", func(j *Job) any { return &j.MaxRetry }},
+		{"type", "must be a string", func(j *Job) any { return &j.Type }},
+	}
+}
+
+// A bodyField takes a text as it is, and an object or a list as JSON.
+type bodyField struct{ job *Job }
+
+func (b *bodyField) UnmarshalJSON(data []byte) error {
+	if data[0] != '{' && data[0] != '[' {
+		return json.Unmarshal(data, &b.job.Body)
+	}
+	var compact bytes.Buffer
+	err := json.Compact(&compact, data)
+	b.job.Body, b.job.BodyJSON = compact.String(), true
+	return err
+}
+
+func (s Source) parse(line []byte) (Job, error) {
+	job := Job{MaxRetry: DefaultMaxRetry, Method: defaultMethod, Type: defaultType}
+	fields := jobFields()
+	seen, hasID := map[string]bool{}, false
+	err := eachMember(line, func(name string, value json.RawMessage) error {
+		i := slices.IndexFunc(fields, func(f jobField) bool { return f.name == name })
+		if i < 0 {
+			return fmt.Errorf("unknown field %q: %s", name, suggestField(name))
+		}
+		if seen[name] {
+			return fmt.Errorf("field %q: is there twice: must be there once", name)
+		}
+		seen[name] = true
+		if string(value) == "null" {
+			return nil
+		}
+		hasID = hasID || name == "id"
+		if err := json.Unmarshal(value, fields[i].target(&job)); err != nil {
+			return fmt.Errorf("%s %s: %s", name, Shorten(string(value)), fields[i].hint)
+		}
+		return nil
+	})
+	if err != nil {
+		return job, err
+	}
+	if job.BodyFile != "" {
+		if job.BodyFile, err = s.bodyFile(job); err != nil {
+			return job, err
+		}
+	}
+	return job, job.validate(hasID, s.Env)
+}
+
+// bodyFile is where the file is, from wherever it is read.
+func (s Source) bodyFile(job Job) (string, error) {
+	if job.Body != "" {
+		return "", errors.New("body and body_file: must not be there together")
+	}
+	path := job.BodyFile
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(s.Dir, path)
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("body_file %q: %w", Shorten(job.BodyFile), err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("body_file: %w", err)
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", fmt.Errorf("body_file %q: must be a file", Shorten(job.BodyFile))
+	}
+	return path, nil
+}
+
+// eachMember calls f for the members of a JSON object in their order. encoding/json would take
+// "URL" for "url", and the last of two.
+func eachMember(line []byte, f func(name string, value json.RawMessage) error) error {
+	var whole json.RawMessage
+	if err := json.Unmarshal(line, &whole); err != nil {
+		return fmt.Errorf("is not JSON: %w: must be one object on one line", err)
+	}
+	if line[0] != '{' {
+		return fmt.Errorf(`%s: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`,
+			Shorten(string(line)))
+	}
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.Token() // the brace: the line is known to be a valid object
+	for d.More() {
+		name, _ := d.Token()
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return err
+		}
+		if err := f(name.(string), value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Fields are the names of what a job's line may hold.
+func Fields() []string {
+	var names []string
+	for _, f := range jobFields() {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+func suggestField(name string) string {
+	names := Fields()
+	if near := policyfile.Suggest(name, names); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	return "must be one of " + strings.Join(names, ", ")
+}
+
+// Shorten keeps a message readable whatever a line holds.
+func Shorten(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "..."
+	}
+	return s
+}

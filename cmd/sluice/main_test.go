@@ -1,0 +1,419 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
+	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+)
+
+// An ending is all that a run of the program left behind, its files aside.
+type ending struct {
+	code           int
+	stdout, stderr string
+}
+
+// An output is written to by a command and by what it logs meanwhile, as a file may be.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// runMain runs the program in this process.
+func runMain(ctx context.Context, stdin string, args ...string) ending {
+	var stdout, stderr output
+	m := &Main{Env: noEnv, Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
+	code := m.Run(ctx, args)
+	return ending{code, stdout.String(), stderr.String()}
+}
+
+// runWith is runMain in an environment: names and values in turn.
+func runWith(ctx context.Context, env []string, args ...string) ending {
+	var stdout, stderr output
+	m := &Main{Env: environment(env...), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}
+	code := m.Run(ctx, args)
+	return ending{code, stdout.String(), stderr.String()}
+}
+
+func environment(pairs ...string) environ.Lookup {
+	return func(name string) (string, bool) {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1], true
+			}
+		}
+		return "", false
+	}
+}
+
+var noEnv = environment()
+
+func (e ending) want(t *testing.T, code int, stderr ...string) {
+	t.Helper()
+	if e.code != code {
+		t.Fatalf("exit code %d, want %d; stderr:\n%s", e.code, code, e.stderr)
+	}
+	for _, text := range stderr {
+		if !strings.Contains(e.stderr, text) {
+			t.Errorf("stderr does not hold %q:\n%s", text, e.stderr)
+		}
+	}
+}
+
+// A remote is the far side of the jobs: it answers by what the path says, and remembers every
+// call.
+type remote struct {
+	*httptest.Server
+	delay  time.Duration
+	onCall func(path string) // may be nil
+	answer string            // what missing, broken and redirect answer
+
+	mu    sync.Mutex
+	calls map[string]int // by path
+	last  map[string]*http.Request
+	body  map[string]string
+}
+
+func newRemote(t *testing.T) *remote {
+	r := &remote{calls: map[string]int{}, last: map[string]*http.Request{}, body: map[string]string{}}
+	r.Server = httptest.NewServer(r)
+	t.Cleanup(r.Close)
+	return r
+}
+
+func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var body bytes.Buffer
+	body.ReadFrom(req.Body)
+	r.mu.Lock()
+	r.calls[req.URL.Path]++
+	n := r.calls[req.URL.Path]
+	r.last[req.URL.Path], r.body[req.URL.Path] = req, body.String()
+	r.mu.Unlock()
+	if r.onCall != nil {
+		r.onCall(req.URL.Path)
+	}
+	time.Sleep(r.delay)
+	w.Header().Set("X-Remote", "yes")
+	switch {
+	case strings.HasPrefix(req.URL.Path, "/missing"):
+		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, r.answer)
+	case strings.HasPrefix(req.URL.Path, "/redirect"):
+		w.Header().Set("Location", "/elsewhere")
+		w.WriteHeader(http.StatusFound)
+		io.WriteString(w, r.answer)
+	case strings.HasPrefix(req.URL.Path, "/broken"):
+		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, r.answer)
+	case strings.HasPrefix(req.URL.Path, "/flaky") && n == 1:
+		w.WriteHeader(http.StatusBadGateway)
+	case strings.HasPrefix(req.URL.Path, "/busy") && n == 1:
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+}
+
+func (r *remote) called(path string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.calls[path]
+}
+
+func (r *remote) total() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.calls {
+		n += c
+	}
+	return n
+}
+
+// A desk is a directory with the files of one run.
+type desk struct {
+	dir string
+	t   *testing.T
+}
+
+const roomy = `
+policies:
+  - name: api
+    match: ["http:*"]
+    windows:
+      - {name: burst, limit: 500, period: 1s}
+      - {name: all, limit: 900, period: 1s, per: []}
+      - {name: spend, limit: 100, period: 1s, unit: tokens}
+`
+
+func newDesk(t *testing.T, policies, jobs string) desk {
+	d := desk{t.TempDir(), t}
+	d.write("policies.yml", policies)
+	d.write("jobs.jsonl", jobs)
+	return d
+}
+
+func (d desk) path(name string) string { return filepath.Join(d.dir, name) }
+
+func (d desk) write(name, text string) {
+	d.t.Helper()
+	if err := os.WriteFile(d.path(name), []byte(text), 0o644); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d desk) read(name string) string {
+	d.t.Helper()
+	data, err := os.ReadFile(d.path(name))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// args are those of a run with all files of the desk.
+func (d desk) args(more ...string) []string {
+	files := []string{"--jobs", d.path("jobs.jsonl"), "--policies", d.path("policies.yml"), "--out", d.path("out.jsonl")}
+	return slices.Concat([]string{"run"}, files, more)
+}
+
+// results reads a result log; a job that is in it twice fails the test.
+func (d desk) results(name string) map[string]jobs.Result {
+	d.t.Helper()
+	return parseResults(d.t, d.read(name))
+}
+
+func parseResults(t *testing.T, text string) map[string]jobs.Result {
+	t.Helper()
+	results := map[string]jobs.Result{}
+	for line := range strings.Lines(text) {
+		r, err := jobs.ParseResult([]byte(line))
+		if err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		if _, twice := results[r.ID]; twice {
+			t.Errorf("job %q has two results", r.ID)
+		}
+		results[r.ID] = r
+	}
+	return results
+}
+
+func TestHelpTeachesByExample(t *testing.T) {
+	t.Parallel()
+	for page, same := range map[string][][]string{
+		"":         {{}, {"help"}, {"-h"}, {"-help"}, {"--help"}},
+		"run":      {{"help", "run"}, {"run", "-h"}, {"run", "--help"}},
+		"batch":    {{"help", "batch"}, {"batch", "-h"}, {"batch", "run", "-h"}},
+		"check":    {{"help", "check"}, {"check", "-h"}},
+		"status":   {{"help", "status"}, {"status", "-h"}},
+		"explain":  {{"help", "explain"}, {"explain", "-h"}},
+		"simulate": {{"help", "simulate"}, {"simulate", "-h"}},
+		"page":     {{"help", "page"}, {"page", "-h"}},
+		"doctor":   {{"help", "doctor"}, {"doctor", "-h"}},
+		"limits":   {{"help", "limits"}, {"limits", "-h"}},
+		"pause":    {{"help", "pause"}, {"pause", "-h"}},
+		"resume":   {{"help", "resume"}, {"resume", "-h"}},
+		"reset":    {{"help", "reset"}, {"reset", "-h"}},
+		"drop":     {{"help", "drop"}, {"drop", "-h"}},
+		"front":    {{"help", "front"}, {"front", "-h"}},
+		"version":  {{"version", "-h"}},
+	} {
+		for _, args := range same {
+			e := runMain(t.Context(), "", args...)
+			// It teaches by example, and says what the exit codes mean.
+			if e.code != 0 || e.stderr != "" || strings.Contains(e.stdout, "{{") ||
+				!strings.HasPrefix(e.stdout, strings.TrimSpace("sluice "+page)+" ") ||
+				!strings.Contains(e.stdout, "\n  sluice "+page) || !strings.Contains(e.stdout, "\nExit code") {
+				t.Errorf("%q: exit code %d, stderr %q, stdout:\n%s", args, e.code, e.stderr, e.stdout)
+			}
+			for line := range strings.Lines(e.stdout) {
+				if width := len([]rune(strings.TrimSuffix(line, "\n"))); width > 120 {
+					t.Errorf("%q: a line is too wide for a terminal: %s", args, line)
+				}
+			}
+		}
+	}
+	help := runMain(t.Context(), "", "run", "-h").stdout
+	for _, f := range (&Main{}).runCommand().Flags {
+		if !strings.Contains(help, "\n  --"+f.Names()[0]+" ") {
+			t.Errorf("run -h does not tell of --%s", f.Names()[0])
+		}
+	}
+}
+
+// docs/reference/sluice.md is the reference: it knows every command, flag and field of a job.
+func TestDocsKnowEveryFlag(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/reference/sluice.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs := string(text)
+	var know func(commands []*cli.Command)
+	know = func(commands []*cli.Command) {
+		for _, c := range commands {
+			for _, f := range c.Flags {
+				if !regexp.MustCompile("--" + f.Names()[0] + "[` ]").MatchString(docs) {
+					t.Errorf("it does not tell of --%s of %s", f.Names()[0], c.Name)
+				}
+			}
+			know(c.Commands)
+		}
+	}
+	root := (&Main{}).command().Commands
+	know(root)
+	for _, c := range root {
+		if !strings.Contains(docs, "`sluice "+c.Name) {
+			t.Errorf("it does not tell of %s", c.Name)
+		}
+	}
+	for _, field := range jobs.Fields() {
+		if !strings.Contains(docs, "`"+field+"`") {
+			t.Errorf("it does not tell of the field %s", field)
+		}
+	}
+}
+
+func TestEveryShellHasACompletion(t *testing.T) {
+	t.Parallel()
+	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
+		if e := runMain(t.Context(), "", "completion", shell); e.code != 0 || !strings.Contains(e.stdout, "--generate-shell-completion") {
+			t.Errorf("%s: exit code %d, stdout:\n%s", shell, e.code, e.stdout)
+		}
+	}
+	e := runMain(t.Context(), "", "run", "--po", "--generate-shell-completion")
+	if e.code != 0 || !strings.HasPrefix(e.stdout, "--policies") {
+		t.Errorf("exit code %d, stdout %q", e.code, e.stdout)
+	}
+}
+
+func TestVersionIsPrinted(t *testing.T) {
+	t.Parallel()
+	e := runMain(t.Context(), "", "version", "--json")
+	e.want(t, exitDone)
+	var b build
+	if err := json.Unmarshal([]byte(e.stdout), &b); err != nil || b.Go != runtime.Version() || b.Version == "" {
+		t.Errorf("%v: %+v", err, b)
+	}
+	for _, args := range [][]string{{"version"}, {"--version"}} {
+		if e := runMain(t.Context(), "", args...); e.code != 0 ||
+			!strings.HasPrefix(e.stdout, "sluice ") || !strings.Contains(e.stdout, runtime.Version()) {
+			t.Errorf("%q: exit code %d, %q", args, e.code, e.stdout)
+		}
+	}
+}
+
+// The jobs and policies that the help shows must be good ones.
+func TestHelpShowsWhatWorks(t *testing.T) {
+	t.Parallel()
+	for _, page := range []string{"run", "batch", "check"} {
+		text, err := helpTexts.ReadFile("help/" + page + ".txt")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, policies, _ := strings.Cut(string(text), "\n  policies:\n")
+		policies, _, _ = strings.Cut(policies, "\n\n")
+		d := newDesk(t, "policies:\n"+strings.ReplaceAll(policies, "\n  ", "\n")[2:], "")
+		runMain(t.Context(), "", "check", d.path("policies.yml")).want(t, exitDone)
+	}
+	text, err := helpTexts.ReadFile("help/run.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	between := func(begin, end string) string {
+		_, rest, _ := strings.Cut(string(text), begin)
+		part, _, found := strings.Cut(rest, end)
+		if !found {
+			t.Fatalf("run.txt has nothing between %q and %q", begin, end)
+		}
+		return part
+	}
+	lines := regexp.MustCompile(`\((all of|a body).*\)`).ReplaceAllString(between("are required:\n\n", "\n\n  id "), "")
+	lines = strings.ReplaceAll(strings.ReplaceAll(lines, "\n", ""), "  {\"", "\n{\"")
+	if read, err := (jobs.Source{}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
+		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
+	}
+	records := strings.ReplaceAll(between("--format csv):\n\n", "\n\n"), "  ", "")
+	if read, err := (jobs.Source{CSV: true}).Read("help", strings.NewReader(records)); err != nil || len(read) != 1 {
+		t.Errorf("%d jobs, %v:\n%s", len(read), err, records)
+	}
+}
+
+func TestUnknownCommands(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"chek"}, `sluice: unknown command "chek": did you mean "check"?`},
+		{[]string{"dance"}, `sluice: unknown command "dance": must be one of status, explain, simulate, page, ` +
+			`limits, pause, resume, reset, front, drop, doctor, check, batch, run, version, completion: ` +
+			`see "sluice -h"`},
+		{[]string{"help", "dance"}, `sluice: No help topic for 'dance'`},
+		{[]string{"-jsn"}, `sluice: unknown flag --jsn: did you mean --json?`},
+		{[]string{"run", "--jbos", "x"}, `sluice: unknown flag --jbos: see "sluice run -h"`},
+		{[]string{"run", "--polices", "x"}, `sluice: unknown flag --polices: did you mean --policies?`},
+		{[]string{"run", "jobs.jsonl"}, `sluice: unexpected argument "jobs.jsonl": every input has a flag: see "sluice run -h"`},
+		{[]string{"batch"}, `sluice: batch needs one of plan, run, status, pause, resume, cancel: see "sluice batch -h"`},
+		{[]string{"batch", "puase"}, `sluice: unknown command "puase": did you mean "pause"?`},
+		{[]string{"batch", "run"},
+			`sluice: --policies is missing: must be a policy file with batches: see "sluice batch run -h"`},
+		{[]string{"batch", "run", "--policies", "p", "--tick", "today"},
+			`sluice: --tick "today": must be a time such as 2026-01-02T02:00:00Z: see "sluice batch run -h"`},
+		{[]string{"batch", "run", "--policies", "p", "--tick", "2026-01-02T02:00:00Z"},
+			`sluice: --tick: run fires now: leave it out: see "sluice batch run -h"`},
+		{[]string{"check"}, `sluice: check needs the arguments FILE: see "sluice check -h"`},
+		{[]string{"check", "a", "b"}, `sluice: check needs the arguments FILE: see "sluice check -h"`},
+		{[]string{"run"}, `sluice: --jobs is missing: must be a file of jobs, or - for stdin: see "sluice run -h"`},
+		{[]string{"run", "-jobs", "-"}, `sluice: --policies is missing: must be a policy file: see "sluice run -h"`},
+		{[]string{"run", "-jobs"}, `sluice: flag needs an argument: -jobs: see "sluice run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--concurrency", "0"},
+			`sluice: --concurrency 0: must be 1 to 10000: see "sluice run -h"`},
+		{[]string{"run", "--concurrency", "many"},
+			`sluice: invalid value "many" for flag -concurrency: must be a whole number: see "sluice run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--queue", " "},
+			`sluice: --queue " ": must not be blank: see "sluice run -h"`},
+		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"},
+			`sluice: --timeout 0s: must be 1ms to 1h: see "sluice run -h"`},
+		{[]string{"run", "--timeout", "30"},
+			`sluice: invalid value "30" for flag -timeout: ` +
+				`must be a duration such as 500ms, 30s or 1m30s: see "sluice run -h"`},
+		{[]string{"run", "--timeout", "soon"},
+			`sluice: invalid value "soon" for flag -timeout: ` +
+				`must be a duration such as 500ms, 30s or 1m30s: see "sluice run -h"`},
+	} {
+		if e := runMain(t.Context(), "", c.args...); e.code != exitBadInput || e.stderr != c.want+"\n" || e.stdout != "" {
+			t.Errorf("%q: exit code %d, stderr\n%s, want\n%s", c.args, e.code, e.stderr, c.want)
+		}
+	}
+}
+
+// columns takes the padding out of a table.
+func columns(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/usage"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/page"
+)
+
+// tokenVariable holds the token of the page.
+const tokenVariable = "SLUICE_PAGE_TOKEN"
+
+// defaultAddress is where the page is unless an argument says otherwise.
+const defaultAddress = "localhost:8080"
+
+// pageCommand serves the page until it is interrupted. Who knows the token in the environment may
+// change something.
+func (m *Main) pageCommand() *cli.Command {
+	c := &workersCommand{Main: m}
+	var asynqmon string
+	return &cli.Command{
+		Name: "page", ArgsUsage: "[ADDRESS]", Usage: "serve all of it as a page for browsers",
+		Flags: c.liveFlags(&cli.StringFlag{Name: "asynqmon", Destination: &asynqmon,
+			Usage: "link tasks to the asynqmon at `URL`"}),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			server, limiter, err := c.connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer server.Close()
+			return c.servePage(ctx, cmp.Or(cmd.Args().First(), defaultAddress), asynqmon, server, limiter)
+		},
+	}
+}
+
+func (c *workersCommand) servePage(
+	ctx context.Context, addr, asynqmon string, server *redisconn.Server, limiter *throttle.Limiter,
+) error {
+	token, _ := c.Env(tokenVariable)
+	store, err := control.NewStore(server.Client, c.Prefix)
+	if err != nil {
+		return inputError{err}
+	}
+	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	p, err := page.New(page.Config{
+		Asynqmon: asynqmon, Client: client, Control: store, Inspector: asynq.NewInspectorFromRedisClient(server.Client),
+		Limiter: limiter, Token: token,
+		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
+			return c.mostUsed(ctx, server, policy)
+		},
+	})
+	if err != nil {
+		return inputError{err}
+	}
+	// The page shows what is in force.
+	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
+	if err != nil {
+		return err
+	}
+	defer follower.Close()
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return badInput("the page's address %q: %w", addr, err)
+	}
+	go p.Run(ctx)
+	web := &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second}
+	defer context.AfterFunc(ctx, func() { web.Close() })()
+	fmt.Fprintf(c.Stderr, "The page is at http://%s/\n", listener.Addr())
+	if err := web.Serve(listener); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}

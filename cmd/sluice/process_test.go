@@ -1,0 +1,145 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// asProgram makes this test binary the program.
+const asProgram = "SLUICE_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func program(args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
+// TestTheProgramEndsCleanlyBySignals runs the real program, as a shell does, and ends it by signals.
+func TestTheProgramEndsCleanlyBySignals(t *testing.T) {
+	t.Parallel()
+	const tight = `
+policies:
+  - name: api
+    match: ["http:*"]
+    windows:
+      - {name: burst, limit: 15, period: 1s}
+`
+	// stop runs the program until some results are there, and signals it then. It returns
+	// which jobs had been called by then without having a result.
+	stop := func(t *testing.T, r *remote, d desk, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
+		cmd := program(args...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			if out, _ := os.ReadFile(d.path("out.jsonl")); bytes.Count(out, []byte("\n")) >= 12 {
+				break
+			}
+			if time.Now().After(end) {
+				cmd.Process.Kill()
+				cmd.Wait()
+				t.Fatalf("no results after a minute; stderr:\n%s", stderr.String())
+			}
+		}
+		cmd.Process.Signal(signal)
+		var exit *exec.ExitError
+		if err := cmd.Wait(); !errors.As(err, &exit) {
+			t.Fatalf("it ended by itself: %v; stderr:\n%s", err, stderr.String())
+		}
+		r.CloseClientConnections() // no call is still on its way
+		underWay = map[string]bool{}
+		out, _ := os.ReadFile(d.path("out.jsonl"))
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for id := range r.calls {
+			underWay[id] = !bytes.Contains(out, []byte(`"id":"`+id+`",`))
+		}
+		return underWay, ending{code: exit.ExitCode(), stderr: stderr.String()}
+	}
+
+	t.Run("killed", func(t *testing.T) {
+		t.Parallel()
+		r := newRemote(t)
+		r.delay = 150 * time.Millisecond
+		// Half of the jobs must not be called twice, whatever happens.
+		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
+		d.write("jobs.jsonl", oncePerOdd(d.read("jobs.jsonl")))
+		args := d.args("--concurrency", "6", "--redis", "redis://"+throttletest.Redis(t))
+		underWay, _ := stop(t, r, d, syscall.SIGKILL, args)
+
+		cmd := program(args...)
+		out, err := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != exitDone && code != exitFailed {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		results := d.results("out.jsonl")
+		if len(results) != 60 {
+			t.Errorf("%d results", len(results))
+		}
+		for id, res := range results {
+			once := strings.Contains(d.read("jobs.jsonl"), `"id":"`+id+`",`+`"max_retry":0`)
+			calls := r.called(id)
+			lost := strings.HasSuffix(res.Error, "no retry is left: the call may have been made")
+			// It may have been killed after it noted that it calls, and before it did.
+			if res.Error != "" && !(once && lost && (underWay[id] || calls == 0)) {
+				t.Errorf("%+v", res)
+			}
+			if calls > 1 && (once || !underWay[id]) || calls > 2 || res.Error == "" && calls < 1 {
+				t.Errorf("called %d times (under way at the kill: %v, may be repeated: %v): %+v", calls, underWay[id], !once, res)
+			}
+			if res.Attempts < calls {
+				t.Errorf("called %d times: %+v", calls, res)
+			}
+		}
+	})
+
+	t.Run("interrupted", func(t *testing.T) {
+		t.Parallel()
+		r := newRemote(t)
+		r.delay = 100 * time.Millisecond
+		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
+		args := d.args("--concurrency", "6", "--summary", d.path("summary.json"))
+		underWay, e := stop(t, r, d, os.Interrupt, args)
+		e.want(t, exitInterrupted, "of 60 jobs done: the same command goes on from here")
+		for id, open := range underWay {
+			if open {
+				t.Errorf("%s was called and has no result", id)
+			}
+		}
+		if !strings.Contains(d.read("summary.json"), `{"jobs":60,`) {
+			t.Error(d.read("summary.json"))
+		}
+		if out, err := program(args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if results := d.results("out.jsonl"); len(results) != 60 || r.total() != 60 {
+			t.Errorf("%d results, %d calls", len(results), r.total())
+		}
+	})
+}
+
+// oncePerOdd puts "max_retry": 0 behind the id of every other job.
+func oncePerOdd(jobs string) string {
+	lines := strings.SplitAfter(jobs, "\n")
+	for i := 1; i < len(lines); i += 2 {
+		lines[i] = strings.Replace(lines[i], `","tenant"`, `","max_retry":0,"tenant"`, 1)
+	}
+	return strings.Join(lines, "")
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
+	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
+)
+
+// redisURLVariable holds the URL of Redis if no flag does.
+const redisURLVariable = "SLUICE_REDIS_URL"
+
+// redisFlags say where Redis is.
+type redisFlags struct {
+	Redis     string // URL, or "" for an embedded one
+	RedisFile string // that holds the URL
+	RedisTLS  redisconn.TLS
+}
+
+func (c *redisFlags) flags(usage string) []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "redis", Usage: usage, Destination: &c.Redis},
+		&cli.StringFlag{Name: "redis-file", Destination: &c.RedisFile, TakesFile: true,
+			Usage: "read that URL from `FILE`"},
+		&cli.StringFlag{Name: "redis-ca", Destination: &c.RedisTLS.CA, TakesFile: true,
+			Usage: "trust the certificates of `FILE` alone, in place of the system's"},
+		&cli.StringFlag{Name: "redis-cert", Destination: &c.RedisTLS.Cert, TakesFile: true,
+			Usage: "show Redis the client certificate of `FILE`"},
+		&cli.StringFlag{Name: "redis-key", Destination: &c.RedisTLS.Key, TakesFile: true,
+			Usage: "its key is in `FILE`"},
+	}
+}
+
+// address is where Redis is, and whether anything says so. Errors are the user's to correct.
+func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found bool, err error) {
+	switch {
+	case c.Redis != "" && c.RedisFile != "":
+		return a, true, badInput("--redis and --redis-file: must not be given together")
+	case c.Redis != "":
+		a = redisconn.Address{Source: "--redis", URL: c.Redis}
+	case c.RedisFile != "":
+		text, err := os.ReadFile(c.RedisFile)
+		if err != nil {
+			return a, true, badInput("--redis-file: %w", err)
+		}
+		a = redisconn.Address{Source: "--redis-file " + c.RedisFile, URL: strings.TrimSpace(string(text))}
+	default:
+		url, _ := env(redisURLVariable)
+		if url == "" {
+			return a, false, nil
+		}
+		a = redisconn.Address{Source: "$" + redisURLVariable, URL: url}
+	}
+	if a, err = a.Expand(env); err != nil {
+		return a, true, inputError{err}
+	}
+	return a, true, nil
+}
+
+// open connects to that Redis, or starts one in this process if nothing says where one is.
+func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
+	address, found, err := c.address(env)
+	switch {
+	case err != nil:
+		return nil, err
+	case !found && c.RedisTLS != (redisconn.TLS{}):
+		return nil, badInput("there are TLS files, but no Redis: --redis must be its URL")
+	case !found:
+		return redisconn.Embedded()
+	}
+	opt, err := address.Parse(c.RedisTLS)
+	if err != nil {
+		return nil, inputError{err}
+	}
+	return redisconn.Open(ctx, address.Source, opt)
+}

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
+	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
+	"github.com/sluice-go/sluice/internal/servers"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+func TestRunCallsWhatTheFileSays(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		d := newDesk(t, roomy, strings.ReplaceAll(`
+{"id":"plain","tenant":"a","url":"URL/plain"}
+{"id":"post","tenant":"b","url":"URL/post","method":"POST","body":"hello",`+
+			`"headers":{"X-Own":"yes","Host":"example.org"},"cost":{"tokens":7}}
+{"id":"redirect","tenant":"a","url":"URL/redirect"}
+{"id":"missing","tenant":"a","url":"URL/missing"}
+{"id":"flaky","tenant":"a","url":"URL/flaky","max_retry":1}
+{"id":"busy","tenant":"a","url":"URL/busy","max_retry":1}
+{"id":"broken","tenant":"b","url":"URL/broken","max_retry":1}
+{"id":"nobody","tenant":"b","url":"http://`+closedPort(t)+`/","max_retry":0}
+`, "URL", r.URL))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--summary", d.path("summary.json"))
+		runMain(t.Context(), "", args...).want(t, exitFailed, "8 of 8 jobs done, 3 failed", "8 jobs: 5 succeeded, 3 failed, in ")
+
+		got := d.results("out.jsonl")
+		for _, want := range []jobs.Result{
+			{ID: "plain", Tenant: "a", Status: 200, Attempts: 1},
+			{ID: "post", Tenant: "b", Status: 200, Attempts: 1},
+			{ID: "redirect", Tenant: "a", Status: 302, Attempts: 1},
+			{ID: "missing", Tenant: "a", Status: 404, Attempts: 1, Error: "404 Not Found"},
+			{ID: "flaky", Tenant: "a", Status: 200, Attempts: 2},
+			{ID: "busy", Tenant: "a", Status: 200, Attempts: 2},
+			{ID: "broken", Tenant: "b", Status: 503, Attempts: 2, Error: "503 Service Unavailable"},
+			{ID: "nobody", Tenant: "b", Attempts: 1},
+		} {
+			r, ok := got[want.ID]
+			// What is refused to one pauses all, and whoever was on its way comes again.
+			if !ok || r.Wakes < r.Attempts || r.WaitedMS < 0 || r.StartedAt.IsZero() {
+				t.Errorf("%+v", r)
+			}
+			if want.ID == "nobody" && strings.Contains(r.Error, "connection refused") {
+				r.Error = ""
+			}
+			if r.Wakes, r.WaitedMS, r.StartedAt = 0, 0, (time.Time{}); !reflect.DeepEqual(r, want) {
+				t.Errorf("got  %+v\nwant %+v", r, want)
+			}
+		}
+		if post := r.last["/post"]; post.Method != "POST" || r.body["/post"] != "hello" ||
+			post.Header.Get("X-Own") != "yes" || post.Host != "example.org" {
+			t.Errorf("post was %v %q", post, r.body["/post"])
+		}
+		if r.total() != 10 || r.called("/elsewhere") != 0 {
+			t.Errorf("calls %v", r.calls)
+		}
+
+		var s drain.Summary
+		if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Archived != 3 || s.Dequeues != 11+s.Denials ||
+			s.WakesPerJob != float64(s.Dequeues)/8 || s.DrainSeconds <= 0 {
+			t.Errorf("%+v", s)
+		}
+		if measured := s.RedisCallsPerJob != nil; measured != strings.HasSuffix(t.Name(), "/redis") ||
+			measured && *s.RedisCallsPerJob < 5 { // store, join, take, pick and done
+			t.Errorf("Redis calls per job: %v", s.RedisCallsPerJob)
+		}
+		spend := drain.WindowUse{Policy: "api", Window: "spend", Scope: "tenant=b", Limit: 100, PeriodMS: 1000, MaxUsed: 7}
+		if len(s.Windows) != 5 || s.Windows[4] != spend || s.Windows[2].Scope != "shared" {
+			t.Errorf("%+v", s.Windows)
+		}
+
+		// All of it is known from Redis alone: nothing is called again.
+		os.Remove(d.path("out.jsonl"))
+		runMain(t.Context(), "", args...).want(t, exitFailed, "8 jobs: 5 succeeded, 3 failed, in ")
+		if again := d.results("out.jsonl"); !maps.EqualFunc(got, again, sameResult) || r.total() != 10 {
+			t.Errorf("%d calls; got\n%+v\nwant\n%+v", r.total(), again, got)
+		}
+	})
+}
+
+func sameResult(a, b jobs.Result) bool {
+	started := a.StartedAt.Equal(b.StartedAt)
+	a.StartedAt, b.StartedAt = time.Time{}, time.Time{}
+	return started && reflect.DeepEqual(a, b)
+}
+
+// closedPort is the address of a port that nobody listens on.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	port, err := servers.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint("127.0.0.1:", port)
+}
+
+// manyJobs are n lines for two tenants, whose ids and paths are /0, /1, ...
+func manyJobs(n int, url, more string) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `{"id":"/%d","tenant":"t%d","url":"%s/%d"%s}`+"\n", i, i%2, url, i, more)
+	}
+	return b.String()
+}
+
+// What of an answer is kept, and which codes are a success, is said by flags.
+func TestRunKeepsAndJudges(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		r := newRemote(t)
+		r.answer = "answered é"
+		d := newDesk(t, roomy, strings.ReplaceAll(`{"id":"missing","tenant":"a","url":"URL/missing"}
+{"id":"broken","tenant":"a","url":"URL/broken"}
+{"id":"redirect","tenant":"a","url":"URL/redirect","max_retry":1}
+`, "URL", r.URL))
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302",
+			"--keep-body", "10", "--keep-headers", "X-Remote,Date", "--keep-time")
+		runMain(t.Context(), "", args...).want(t, exitFailed, "3 jobs: 1 succeeded, 2 failed")
+		got := d.results("out.jsonl")
+		for id, want := range map[string]struct {
+			attempts int
+			error    string
+		}{"missing": {1, ""}, "broken": {1, "503 Service Unavailable"}, "redirect": {2, "302 Found"}} {
+			r := got[id]
+			if r.Attempts != want.attempts || r.Error != want.error || r.Body != "answered " || !r.BodyCut || r.TookMS <= 0 ||
+				len(r.Headers) != 2 || r.Headers["X-Remote"][0] != "yes" {
+				t.Errorf("%+v", r)
+			}
+		}
+		// It is all in Redis, too.
+		os.Remove(d.path("out.jsonl"))
+		runMain(t.Context(), "", args...).want(t, exitFailed)
+		if again := d.results("out.jsonl"); !maps.EqualFunc(got, again, sameResult) {
+			t.Errorf("got\n%+v\nwant\n%+v", again, got)
+		}
+	})
+	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
+	runMain(t.Context(), "", d.args("--keep-body", "1048577")...).want(t, exitBadInput, "--keep-body 1048577: must be 0 to 1048576")
+	runMain(t.Context(), "", d.args("--retry", "x")...).want(t, exitBadInput, `--retry "x": must be codes`)
+}
+
+// Jobs that have to wait wake once or little more, are called once, and no window is exceeded. Jobs come from
+// stdin and results go to stdout.
+func TestRunThrottles(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, `
+policies:
+  - name: api
+    match: ["http:*"]
+    windows:
+      - {name: burst, limit: 4, period: 1s}
+      - {name: all, limit: 6, period: 1s, per: []}
+`, "")
+	e := runMain(t.Context(), manyJobs(10, r.URL, `,"max_retry":0`),
+		"run", "--jobs", "-", "--policies", d.path("policies.yml"), "--summary", d.path("summary.json"))
+	e.want(t, exitDone, "10 jobs: 10 succeeded, 0 failed, in ", "WINDOW")
+	results := parseResults(t, e.stdout)
+	wakes := 0
+	for id, res := range results {
+		wakes += res.Wakes
+		if res.Error != "" || res.Attempts != 1 || r.called(id) != 1 {
+			t.Errorf("called %d times: %+v", r.called(id), res)
+		}
+	}
+	var s drain.Summary
+	if err := json.Unmarshal([]byte(d.read("summary.json")), &s); err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 10 || wakes != s.Dequeues || s.Dequeues != 10+s.Denials || s.WakesPerJob > 2 || s.Archived != 0 {
+		t.Errorf("%d results, %d wakes, %+v", len(results), wakes, s)
+	}
+	for _, w := range s.Windows { // more jobs than fit at once fill the shared window
+		if w.MaxUsed > w.Limit || w.MaxUsed < 1 || w.Scope == "shared" && w.MaxUsed < w.Limit {
+			t.Errorf("%+v", w)
+		}
+	}
+}
+
+func TestRunOfNoJobsSucceeds(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t, roomy, "\n")
+	runMain(t.Context(), "", d.args("--summary", d.path("summary.json"))...).want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
+	if s := d.read("summary.json"); !strings.Contains(s, `"jobs":0,`) || !strings.Contains(s, `"windows":[]`) {
+		t.Error(s)
+	}
+}
+
+// With --json the summary goes to stdout, and the results must go elsewhere.
+func TestRunPrintsItsSummaryAsJSON(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, roomy, manyJobs(3, r.URL, ""))
+	d.write("out.jsonl", `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}`+"\n")
+	e := runMain(t.Context(), "", d.args("--json")...)
+	e.want(t, exitDone)
+	var s drain.Summary
+	if err := json.Unmarshal([]byte(e.stdout), &s); err != nil || s.Jobs != 3 || s.Succeeded != 3 || s.DoneBefore != 1 {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
+	runMain(t.Context(), "", d.args("--json", "--out", "")...).
+		want(t, exitBadInput, "--json goes to stdout, as the results do: --out must name a file for these")
+}
+
+func TestADryRunCallsNobody(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	two := strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1)
+	d := newDesk(t, two, manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
+	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"wakes":1,"waited_ms":0,"error":""}
+{"id":"/1","tenant":"t1","status":500,"attempts":4,"wakes":4,"waited_ms":0,"error":"500 Internal Server Error"}
+`
+	d.write("out.jsonl", before)
+	// The Redis does not exist: it is not asked.
+	args := d.args("--redis", "redis://"+closedPort(t), "--dry-run")
+	e := runMain(t.Context(), "", args...)
+	e.want(t, exitDone)
+	if want := `9 jobs, 2 of them done before.
+The others take 3s at best: the last one waits for window all.
+
+POLICY   TENANT   JOBS   AT BEST   WINDOW
+api      t0       4      3s        all
+api      t1       3      2s        all
+`; e.stdout != want {
+		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
+	}
+	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
+	e.want(t, exitDone)
+	var report dryRunReport
+	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 8 || report.Done != 1 || *report.AtBestSeconds != 3 ||
+		report.Window != "all" || len(report.Tenants) != 2 {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
+	if r.total() != 0 || d.read("out.jsonl") != before {
+		t.Errorf("%d calls; --out is %q", r.total(), d.read("out.jsonl"))
+	}
+	d.write("jobs.jsonl", manyJobs(1, r.URL, `,"type":"mail:send"`))
+	runMain(t.Context(), "", args...).want(t, exitBadInput, "no policy in ")
+}
+
+// A result that cannot be written ends the run: it would call on and on for nothing.
+func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	r := newRemote(t)
+	d := newDesk(t, roomy, "")
+	var stderr strings.Builder
+	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
+	if code := m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}); code != exitFailed {
+		t.Errorf("exit code %d", code)
+	}
+	if !strings.Contains(stderr.String(), "sluice: writing a result: disk is full\n") {
+		t.Error(stderr.String())
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }

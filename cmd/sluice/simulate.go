@@ -1,0 +1,169 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+)
+
+// SimulateCommand says when the backlog of a policy would be done by other limits or weights.
+type SimulateCommand struct {
+	workersCommand
+
+	Limits  []string // WINDOW=N or WINDOW@TENANT=N
+	Policy  string   // "" for the only one of the file
+	Tenants int      // that are shown
+	Weights []string // TENANT=W
+}
+
+// A simulated is the JSON of simulate.
+type simulated struct {
+	Now throttle.Simulation `json:"now"` // by the policy as it is
+	If  throttle.Simulation `json:"if"`  // by the changed one
+}
+
+func (m *Main) simulateCommand() *cli.Command {
+	c := &SimulateCommand{workersCommand: workersCommand{Main: m}}
+	return &cli.Command{
+		Name: "simulate", Usage: "say when the backlog would be done by other limits or weights", Action: c.Run,
+		Flags: c.liveFlags(
+			&cli.StringFlag{Name: "policy", Destination: &c.Policy,
+				Usage: "the policy `NAME`; by default the only one of the file"},
+			&cli.StringSliceFlag{Name: "limit", Destination: &c.Limits,
+				Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; " +
+					"may be given several times"},
+			&cli.StringSliceFlag{Name: "weight", Destination: &c.Weights,
+				Usage: "as if a tenant's weight were another: `TENANT=W`; may be given several times"},
+			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants,
+				Usage: "show at most `N` tenants"},
+		),
+	}
+}
+
+func (c *SimulateCommand) Run(ctx context.Context, _ *cli.Command) error {
+	switch {
+	case len(c.Limits)+len(c.Weights) == 0:
+		return badUsage("--limit and --weight are missing: one of them must say what to change")
+	case c.Tenants < 1:
+		return badUsage("--tenants %d: must be at least 1", c.Tenants)
+	}
+	server, limiter, err := c.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	policies := limiter.Policies()
+	if len(policies) != 1 && c.Policy == "" {
+		return badUsage("--policy is missing: the file has several policies, and one is to be simulated")
+	}
+	policy, err := named(policies, cmp.Or(c.Policy, policies[0].Name))
+	if err != nil {
+		return err
+	}
+	changed, err := c.changed(policy)
+	if err != nil {
+		return err
+	}
+	backlogs, err := limiter.Simulate(ctx, policy, changed)
+	if errors.As(err, new(*throttle.PolicyError)) {
+		return inputError{err}
+	}
+	if err != nil {
+		return err
+	}
+	now, then := backlogs[0], backlogs[1]
+	return c.show(simulated{now, then}, func() { c.print(now, then) })
+}
+
+// changed returns the policy as the flags would have it.
+func (c *SimulateCommand) changed(p throttle.Policy) (throttle.Policy, error) {
+	p = p.WithDefaults()
+	for _, flag := range c.Limits {
+		what, number, _ := cutLast(flag)
+		window, tenant, own := strings.Cut(what, "@")
+		limit, err := strconv.ParseInt(number, 10, 64)
+		if err != nil || own && tenant == "" {
+			return p, badUsage("--limit %q: must be WINDOW=N or WINDOW@TENANT=N, with a whole number", flag)
+		}
+		w, err := windowOf(p, window)
+		if err != nil {
+			return p, badUsage("--limit %q: %w", flag, err)
+		}
+		if !own {
+			setLimit(w, limit)
+			continue
+		}
+		t := p.Tenants[tenant]
+		if t.Windows == nil {
+			t.Windows = map[string]throttle.Override{}
+		}
+		t.Windows[window] = throttle.Override{Burst: t.Windows[window].Burst, Limit: limit}
+		p.Tenants[tenant] = t
+	}
+	for _, flag := range c.Weights {
+		tenant, number, ok := cutLast(flag)
+		weight, err := strconv.ParseFloat(number, 64)
+		if !ok || err != nil || tenant == "" {
+			return p, badUsage("--weight %q: must be TENANT=W, with a number", flag)
+		}
+		t := p.Tenants[tenant]
+		t.Weight = weight
+		p.Tenants[tenant] = t
+	}
+	return p, nil
+}
+
+// cutLast cuts at the last equals sign: names of tenants may hold some.
+func cutLast(s string) (before, after string, found bool) {
+	i := strings.LastIndexByte(s, '=')
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+1:], true
+}
+
+func (c *SimulateCommand) print(now, then throttle.Simulation) {
+	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n",
+		now.Policy, count(now.Waiting, "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
+	if len(now.Tenants) == 0 {
+		return
+	}
+	after := map[string]throttle.TenantSimulation{}
+	for _, t := range then.Tenants {
+		after[t.Tenant] = t
+	}
+	t := show.Table(c.Stdout)
+	fmt.Fprintln(t, "  TENANT\tWAITING\tALL STARTED NOW\tTHEN\t")
+	for _, tenant := range now.Tenants[:min(len(now.Tenants), c.Tenants)] {
+		other := after[tenant.Tenant]
+		note := ""
+		if other.NeverFits != "" {
+			note = "some never fit window " + other.NeverFits
+		}
+		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%s\n", printable(tenant.Tenant), tenant.Waiting,
+			finishText(tenant.Finish, now.At), finishText(other.Finish, then.At), note)
+	}
+	t.Flush()
+	if more := len(now.Tenants) - c.Tenants; more > 0 {
+		fmt.Fprintf(c.Stdout, "  and %s more\n", count(int64(more), "tenant"))
+	}
+}
+
+func finishText(f throttle.Finish, at time.Time) string {
+	switch {
+	case !f.Known:
+		return "never"
+	case !f.Last.After(at):
+		return "at once"
+	}
+	return "in " + since(at, f.Last)
+}

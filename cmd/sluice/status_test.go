@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+	"github.com/sluice-go/sluice/throttle/usage"
+	"github.com/sluice-go/sluice/worker"
+)
+
+const livePolicies = `
+policies:
+  - name: api
+    match: [call]
+    upstream: shared
+    windows:
+      - {name: own, limit: 1, period: 1h}
+      - {name: shared, limit: 2, period: 1h, per: []}
+`
+
+// A liveDesk is a desk with a Redis, and a limiter of its policies.
+type liveDesk struct {
+	desk
+	addr    string
+	flush   func() // writes what was used
+	limiter *throttle.Limiter
+}
+
+func newLiveDesk(t *testing.T) liveDesk {
+	d := liveDesk{desk: newDesk(t, livePolicies, ""), addr: throttletest.Redis(t)}
+	policies, err := policyfile.Load(d.path("policies.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(&redis.Options{Addr: d.addr})
+	t.Cleanup(func() { client.Close() })
+	counter, err := usage.New(usage.Config{Client: client, Every: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.flush = counter.Close
+	if d.limiter, err = throttle.New(throttle.Config{
+		Client: client, Name: "worker-7", Observer: counter.Observer(throttle.Observer{}), Policies: policies,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// reserves has a tenant ask by a ticket, which waits if it does not fit.
+func (d liveDesk) reserves(t *testing.T, tenant, ticket string) throttle.Decision {
+	t.Helper()
+	r := throttle.Request{Policy: "api", Tenant: tenant, Ticket: throttle.Ticket{Queue: "0a/default", ID: ticket}}
+	decision, err := d.limiter.Reserve(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decision
+}
+
+func (d liveDesk) run(t *testing.T, command string, args ...string) ending {
+	own := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
+	return runMain(t.Context(), "", append(own, args...)...)
+}
+
+func TestStatusShowsWhoWaits(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	first := d.reserves(t, "acme", "1")
+	for i := range 3 {
+		d.reserves(t, "acme", fmt.Sprint("w", i))
+	}
+	d.reserves(t, "z\x1bz", "z1")
+	d.reserves(t, "z\x1bz", "z2")
+	d.flush()
+	e := d.run(t, "status")
+	e.want(t, exitDone)
+	for _, want := range []string{
+		": 4 tickets waiting", "  shared ", "  default  live ", "granted in the last hour to ",
+		"acme 50%", "  acme    3 ", `  "z\x1bz"  1 `, "own 1/1",
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(e.stdout), " "), strings.Join(strings.Fields(want), " ")) {
+			t.Errorf("%q is not in\n%s", want, e.stdout)
+		}
+	}
+	if _, err := first.Reservation.Pause(t.Context(), time.Hour, "429"); err != nil {
+		t.Fatal(err)
+	}
+	e = d.run(t, "status", "--tenant", "acme")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, " by the upstream's 429 to acme, reported by worker-7\n") ||
+		strings.Contains(e.stdout, "z1") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got struct {
+		Policies []throttle.PolicyState `json:"policies"`
+	}
+	e = d.run(t, "status", "--json", "--tenants", "1")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || len(got.Policies) != 1 ||
+		len(got.Policies[0].Tenants) != 1 || got.Policies[0].Waiting != 4 {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	d.run(t, "status", "--policy", "apis").want(t, exitBadInput, `policy "apis": must be one of api`)
+	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "sluice status -h"`)
+	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).
+		want(t, exitBadInput, "there is no Redis: --redis must be the URL")
+	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").
+		want(t, exitFailed, "must be a Redis that answers")
+}
+
+func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	d.reserves(t, "acme", "1")
+	for i := range 3 {
+		d.reserves(t, "acme", fmt.Sprint("w", i))
+	}
+	e := d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, "policy api: 3 tickets waiting, all started in 3h") ||
+		!strings.Contains(e.stdout, " now, in 1h") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got simulated
+	e = d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil ||
+		got.Now.Last.Sub(got.Now.At).Round(time.Minute) != 3*time.Hour || !got.If.Last.Equal(got.If.At) {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	if waits := d.reserves(t, "acme", "w1"); waits.Granted {
+		t.Error("it changed the policy")
+	}
+	for flag, want := range map[string]string{
+		"":                `--limit and --weight are missing`,
+		"--limit=own":     `--limit "own": must be WINDOW=N`,
+		"--limit=own=x":   `--limit "own=x": must be WINDOW=N`,
+		"--limit=other=2": `window "other": must be one of own, shared`,
+		"--limit=own=0":   `limit 0: `,
+		"--weight=acme=x": `--weight "acme=x": must be TENANT=W`,
+	} {
+		args := []string{}
+		if flag != "" {
+			args = append(args, flag)
+		}
+		d.run(t, "simulate", args...).want(t, exitBadInput, want)
+	}
+}
+
+func TestDoctorSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	e := d.run(t, "doctor")
+	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "ok: ") {
+		t.Errorf("%s", e.stdout)
+	}
+	client := redis.NewClient(&redis.Options{Addr: d.addr})
+	defer client.Close()
+	client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru")
+	var got diagnosis
+	e = d.run(t, "doctor", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); e.code != exitFailed || err != nil || got.OK ||
+		len(got.Findings) != 1 || !strings.Contains(got.Findings[0], "noeviction") {
+		t.Errorf("exit code %d, %v:\n%s", e.code, err, e.stdout)
+	}
+	if err := client.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set", "-info").Err(); err != nil {
+		t.Fatal(err)
+	}
+	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://half:any@"+d.addr)
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "finding: redis: its user may not call set: must be allowed") {
+		t.Errorf("%s", e.stdout)
+	}
+	e = runMain(t.Context(), "", "doctor", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1")
+	if e.want(t, exitFailed); !strings.HasPrefix(e.stdout, "finding: --redis: ") {
+		t.Errorf("%s", e.stdout)
+	}
+}
+
+func TestExplainSaysWhyATaskWaits(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	d.reserves(t, "zeta", "z1")
+	d.flush()
+	for i := range 2 {
+		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
+		if _, err := client.EnqueueContext(t.Context(), task, asynq.TaskID(fmt.Sprint("t", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := d.run(t, "explain", "--task", "t1")
+	if e.want(t, exitDone); !strings.Contains(e.stdout, `task "t1" of queue "default": scheduled`) ||
+		!strings.Contains(e.stdout, "\nplace 2 of 2 of its tenant\n") ||
+		!strings.HasSuffix(e.stdout, "\ngranted in the last hour to zeta 100%\n") {
+		t.Errorf("%s", e.stdout)
+	}
+	var got explained
+	e = d.run(t, "explain", "--task", "t1", "--json")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Line == nil || got.Line.Place != 2 ||
+		got.Policy != "api" || len(got.Used) != 1 || got.Used[0].Tenant != "zeta" {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	e = d.run(t, "explain", "--task", "t9")
+	if e.want(t, exitFailed); !strings.Contains(e.stdout, "asynq has no such task") {
+		t.Errorf("%s", e.stdout)
+	}
+	d.run(t, "explain").want(t, exitBadInput, "--task is missing")
+}
+
+// A watched status is a line of JSON each time, until it is interrupted.
+func TestStatusIsShownLive(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out := &lineCounter{atThird: interrupt}
+	out.atFirst = func() {
+		client := redis.NewClient(&redis.Options{Addr: d.addr})
+		defer client.Close()
+		store, err := control.NewStore(client, "")
+		if err == nil {
+			err = store.Pause(ctx, "api", "", time.Hour, control.By{Who: "alice", Why: "the API moves"})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	m := NewMain()
+	m.Stdout, m.Stderr = out, io.Discard
+	code := m.Run(ctx, []string{
+		"status", "--watch", "--every", "100ms", "--json",
+		"--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr,
+	})
+	if code != exitDone || out.n < 3 {
+		t.Errorf("exit code %d after %d lines", code, out.n)
+	}
+	if !strings.Contains(out.last, `"cause":"the API moves"`) {
+		t.Errorf("it knows nothing of an operator's pause since: %s", out.last)
+	}
+}
+
+type lineCounter struct {
+	n                int
+	last             string
+	atFirst, atThird func()
+}
+
+func (c *lineCounter) Write(p []byte) (int, error) {
+	c.last = string(p)
+	switch c.n += bytes.Count(p, []byte{'\n'}); c.n {
+	case 1:
+		c.atFirst()
+	case 3:
+		c.atThird()
+	}
+	return len(p), nil
+}

@@ -237,7 +237,10 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			if taken := limitertest.Take(sc.t, lost, 1, "q"); ids(taken) != "a1" || !taken.Tickets[0].NeverFits {
 				sc.t.Fatalf("%+v", taken)
 			}
-			sc.at(5 * s).takes("a2").asks(-1)
+			sc.at(5*s).takes("a1", "a2").asks(-1)
+			if !sc.took["a1"].NeverFits {
+				sc.t.Errorf("%+v", sc.took["a1"])
+			}
 		}},
 		"a ticket that was put back goes before those that came since": {limitertest.Policy(limitertest.SharedWindow(2, s)), func(sc *scene) {
 			sc.joins("a1", "a2")

@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -89,6 +91,70 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 			t.Fatal(err)
 		}
 		sc.at(20*s).takes("a3", "a4")
+	})
+}
+
+// A copy of a take comes late, as from a proxy: after its own reply, with tickets or without, after an
+// acknowledgement, and after a later take. It takes nothing.
+func TestALateCopyOfATakeTakesNothing(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(100, h)))
+		through := redis.NewClient(client.Options())
+		defer through.Close()
+		var last []any
+		through.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if hooktest.IsScript(cmd) {
+				last = slices.Clone(cmd.Args())
+			}
+			return next(ctx, cmd)
+		}))
+		l := limitertest.NewBy(t, through, sc.c, sc.l.Policies()...)
+		sc.joins("a1") // loads the scripts
+		limitertest.Take(t, l, 1, "q")
+		for name, call := range map[string]func(){
+			"a take with a ticket":  func() { sc.joins("x"); limitertest.Take(t, l, 1, "q") },
+			"a take of nothing":     func() { limitertest.Take(t, l, 1, "q") },
+			"an acknowledgement":    func() { _ = l.Line("p").Acknowledge(t.Context()) },
+			"a take of another one": func() { limitertest.Take(t, l, 1, "other") },
+		} {
+			call()
+			copied := last
+			for _, after := range []string{"at once", "after the next call"} {
+				sc.joins("a2")
+				if err := through.Do(t.Context(), copied...).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if got := ids(limitertest.Take(t, l, 1, "q")); got != "a2" {
+					t.Errorf("a copy of %s, %s: the next take got %q", name, after, got)
+				}
+			}
+		}
+	})
+}
+
+// What was taken and not acknowledged is remembered as long as the line: see
+// TestATakeThatNobodyAcknowledges.
+func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+		for _, ticket := range []string{"1", "2", "3"} {
+			r := limitertest.Acme(1)
+			r.Ticket = limitertest.Ticket(ticket)
+			if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kept := func() time.Duration {
+			return client.PTTL(t.Context(), client.Keys(t.Context(), "sluice:{p}:k:*").Val()[0]).Val()
+		}
+		limitertest.Take(t, l, 2, "q")
+		if ttl := kept(); ttl < 23*h {
+			t.Errorf("the record of a take with tickets is kept for %v", ttl)
+		}
+		limitertest.Take(t, l, 2, "q")
+		if ttl := kept(); ttl > m {
+			t.Errorf("the record of a take without tickets is kept for %v", ttl)
+		}
 	})
 }
 

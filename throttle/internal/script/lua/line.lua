@@ -50,7 +50,7 @@
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
 -- A key has a TTL of a day, or of two periods of the longest window if that is more, and is renewed
--- while it is used. k:PROCESS has a TTL of a minute, s:SUFFIX that of its windows.
+-- while it is used. k:PROCESS without tickets has one of a minute, s:SUFFIX that of its windows.
 --
 -- new_line(call) -> L, the line as line_join.lua and line_take.lua see it. What they read is read
 -- once, what they change is written in the end. Only calls that find a line, or join one, make it.

@@ -168,8 +168,8 @@ local function new_take(L)
     L.read_line()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
       local id, costs, rank, flow_id, key, tenant, weight, list, own =
-        match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) 1 (%S+) ([^;]*);([^\t]*)')
-      if id and not L.read('t', id) then -- what never fits is not put back
+        match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) %d (%S+) ([^;]*);([^\t]*)')
+      if not L.read('t', id) then
         local suffixes = {}
         for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end
         local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, list, own)

@@ -14,9 +14,10 @@
 --          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
 --          all its scopes, or is of a tenant that is exempt by now, and is not charged
 --
--- What was taken is kept for a minute. The same call, repeated, gets the same answer, with the time
--- of now, and zeros for what windows have counted. The next call of the process acknowledges it.
--- What is not acknowledged for 5 s is put back by the next take of another process.
+-- What was taken is kept until the next call of the process acknowledges it. The same call, repeated,
+-- gets the same answer, with the time of now, and zeros for what windows have counted. What is not
+-- acknowledged for 5 s is put back by the next take of another process. The number of the last call
+-- is kept for a minute: a copy of a call that comes late takes nothing.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(10). Then
 -- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
@@ -24,7 +25,7 @@
 
 local call = windows.read_policy()
 windows.complete(call)
-local KEPT = '60000'   -- ms
+local KEPT = '60000'   -- ms for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes that one call puts back
 
@@ -34,12 +35,20 @@ call.id_base = ARGV[call.first + 1]
 local own_key = P .. 'k:' .. call.process
 call.waiting = (redis.call('MGET', P .. 'q')[1] or 0) + 0
 
+-- remember writes the record of this call, with what it took.
+local function remember(next_time, tickets, ttl)
+  local head = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
+  redis.call('SET', own_key, head .. tickets, 'PX', ttl)
+  return {now, next_time, call.id_base}
+end
+
 -- Of the record of the take before only the head is read: the tickets are long.
 local before, appointment = redis.call('GETRANGE', own_key, '0', '31'), 0
-local known, held = #before > 0, #before > 31
-if known then
+local held = #before > 31
+if #before > 0 then
   local seq = unpack7(before, 1)
   if seq == call.seq then
+    if not held then return {now, now, call.id_base} end -- that was then
     local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
     local tickets = redis.call('GETRANGE', own_key, '31', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
@@ -51,15 +60,14 @@ if known then
   end
   if seq > call.seq then return {now, 0, call.id_base} end -- a late copy: its caller has given up
   appointment = unpack7(before, 15)
-  if held and (call.waiting == 0 or nqueues == 0) then
+  if held and call.waiting == 0 then
     redis.call('ZREM', P .. 'k', call.process)
     held = false
   end
 end
 
 if call.waiting == 0 and redis.call('EXISTS', P .. 'k') == 0 then
-  if known then redis.call('DEL', own_key) end
-  return {now, 0, call.id_base}
+  return remember(0, '', KEPT)
 end
 local L = new_line(call)
 local T = new_take(L)
@@ -72,12 +80,6 @@ for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LI
     redis.call('DEL', P .. 'k:' .. process)
   end
 end
-if nqueues == 0 then
-  if known then redis.call('DEL', own_key) end
-  scopes.write_all(call)
-  L.finish()
-  return {now, 0, call.id_base}
-end
 
 local names, taken = {}, {now, 0, call.id_base, n = 0, kept = {''}}
 for i = 1, nqueues do names[i] = ARGV[call.first + 2 + i] end
@@ -86,16 +88,12 @@ if L.own.dead_claims then new_join(L).sweep() end
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time
-if taken.n > 0 or next_time > 0 then
-  taken.kept[1] = pack7(call.seq) .. pack7(now) .. pack7(next_time) .. call.id_base
-  redis.call('SET', own_key, concat(taken.kept), 'PX', KEPT)
-elseif known then
-  redis.call('DEL', own_key)
-end
 -- A claim whose process is gone is not put back: nobody would take it.
-if taken.n > 0 and byte(names[1]) ~= 33 then
+local lasts = taken.n > 0 and byte(names[1]) ~= 33
+remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or KEPT)
+if lasts then
   redis.call('ZADD', P .. 'k', format('%d', now), call.process)
-  expire(P .. 'k', DAY)
+  expire(P .. 'k', L.ttl)
 elseif held then
   redis.call('ZREM', P .. 'k', call.process)
 end

@@ -91,8 +91,11 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		Tenants []batch.TenantStatus `json:"tenants"`
 	}{s, tenants}, func() {
 		fmt.Fprintf(c.Stdout, "%s of %s: %s\n%s\n", s.Batch, s.Tick.UTC().Format(time.RFC3339), s.State, counts(s))
-		if s.Error != "" {
-			fmt.Fprintf(c.Stdout, "last error: %s\n", s.Error)
+		if s.HeldUp != "" {
+			fmt.Fprintf(c.Stdout, "held up since %s: %s\n", moment(s.HeldUpSince), s.HeldUp)
+		}
+		if s.Reason != "" {
+			fmt.Fprintf(c.Stdout, "refused: %s\n", s.Reason)
 		}
 		if len(tenants) < 2 {
 			return

@@ -153,7 +153,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 			Batch: "b", Queue: "default", State: batch.StateRunning, Tick: f.Tick,
 			Total: 20, Running: 1, Done: 8, Failed: 1, Refused: 10,
 			Begun: status.Begun, Planned: status.Planned, Expected: status.Expected,
-			Error: `worker: task type "call": no tenant, and policy "api" matches it: ` +
+			Reason: `worker: task type "call": no tenant, and policy "api" matches it: ` +
 				`make the task with worker.NewTask, or set Config.Tenant`,
 		}
 		if status != want {
@@ -345,19 +345,61 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 		s.ok(err)
 		p := s.scheduler(b)
 		time.Sleep(900 * time.Millisecond) // it has planned for 600 ms
+		stopped := time.Now().Truncate(time.Second)
 		p.deaf.Store(true)
 		time.Sleep(5 * time.Second)
 		info, err := s.seen.GetQueueInfo("default")
 		s.ok(err)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || info.Pending != 0 || info.Scheduled != 600 || status.State != batch.StateEnqueuing || status.Error == "" {
+		if err != nil || info.Pending != 0 || info.Scheduled != 500 || status.State != batch.StateEnqueuing || status.HeldUp == "" ||
+			status.HeldUpSince.Before(stopped) || status.HeldUpSince.After(stopped.Add(2*time.Second)) {
 			t.Errorf("%d are pending, %d scheduled, %+v, %v", info.Pending, info.Scheduled, status, err)
 		}
 		p.deaf.Store(false)
 		time.Sleep(time.Minute)
 		status, err = p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Refused != 0 {
+		if err != nil || status.State != batch.StateRunning || status.Total != 600 || status.Refused != 0 || status.HeldUp != "" || !status.HeldUpSince.IsZero() {
 			t.Errorf("%+v, %v", status, err)
+		}
+	})
+}
+
+// A Redis that stalls now and then costs no more than its stalls. Errors between chunks that go through
+// do not add up either.
+func TestStallsHoldNothingUpForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		took := func(name string, disturb func(p *process)) time.Duration {
+			s := fake(t, many()...)
+			b := batch.Batch{Name: name, Tasks: calls(500), Tenants: batch.List(tenants(10)...)}
+			p := s.scheduler(b)
+			p.latency.Store(int64(100 * time.Millisecond))
+			f, err := p.Fire(t.Context(), name)
+			s.ok(err)
+			status := batch.Status{}
+			begun := time.Now()
+			for ; status.State != batch.StateRunning; time.Sleep(100 * time.Millisecond) {
+				if disturb != nil {
+					disturb(p)
+				}
+				if status, err = p.Status(t.Context(), f); time.Since(begun) > time.Hour {
+					t.Fatalf("%s: %+v, %v", name, status, err)
+				}
+			}
+			defer p.kill()
+			if status.Total != 5_000 || status.HeldUp != "" {
+				t.Errorf("%s: %+v", name, status)
+			}
+			return time.Since(begun)
+		}
+		calm := took("calm", nil)
+		if stalls := took("stalls", func(p *process) { p.stalls.Store(true) }); stalls > calm*3/2 {
+			t.Errorf("with stalls it took %v, without %v", stalls, calm)
+		}
+		errors := took("errors", func(p *process) {
+			p.deaf.Store(time.Since(time.Now().Truncate(3*time.Second)) < 350*time.Millisecond)
+		})
+		if errors > calm*3/2 {
+			t.Errorf("with errors it took %v, without %v", errors, calm)
 		}
 	})
 }

@@ -35,13 +35,13 @@ func (w *work) watch(ctx context.Context, r record) error {
 
 // end ends the firing, and enqueues the task that reports it.
 func (w *work) end(ctx context.Context, r record, outcome State) error {
-	r.Phase, r.Outcome, r.EndedAt = phaseEnded, outcome, time.Now().Unix()
+	r.Phase, r.Outcome, r.EndedAt, r.HeldUp = phaseEnded, outcome, time.Now().Unix(), ""
 	if w.b.Ended != "" {
 		if err := w.report(ctx, w.b.status(w.f, r, 0)); err != nil {
 			return err
 		}
 	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome))
+	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "held_up", "")
 	return err
 }
 

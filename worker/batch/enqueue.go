@@ -85,8 +85,13 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 			refused, err = append(refused, from+i), result.Err
 		}
 	}
-	if err != nil {
-		fields = append(fields, "error", err.Error())
+	if fields = append(fields, "held_up", ""); err != nil {
+		fields = append(fields, "reason", err.Error())
+	}
+	if len(before) > 0 { // workers have them join: none of them can while the limiter does not answer
+		if _, err := w.config.Client.Limiter.CheckRedis(ctx); err != nil {
+			return "", err
+		}
 	}
 	if err := w.redis.Release(ctx, w.f, before); err != nil {
 		return "", err

@@ -38,7 +38,7 @@ func TestAPanicHoldsAFiringUp(t *testing.T) {
 				s.ok(err)
 				time.Sleep(5 * time.Second)
 				status, err := p.Status(t.Context(), f)
-				if err != nil || status.State != batch.StateWaiting || status.Error != "batch: a panic: boom at line 7" {
+				if err != nil || status.State != batch.StateWaiting || status.HeldUp != "batch: a panic: boom at line 7" {
 					t.Errorf("%+v, %v", status, err)
 				}
 				log := fmt.Sprint(&p.log)
@@ -73,7 +73,7 @@ func TestATaskThatIsNilIsRefused(t *testing.T) {
 		s.ok(err)
 		time.Sleep(time.Minute)
 		status, err := p.Status(t.Context(), f)
-		if err != nil || status.State != batch.StateDone || status.Done != 2 || status.Refused != 1 || !strings.Contains(status.Error, "nil") {
+		if err != nil || status.State != batch.StateDone || status.Done != 2 || status.Refused != 1 || !strings.Contains(status.Reason, "nil") {
 			t.Errorf("%+v, %v", status, err)
 		}
 	})
@@ -108,7 +108,7 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		f, err := p.Fire(t.Context(), "b")
 		s.ok(err)
 		time.Sleep(5 * time.Second)
-		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.Error != want {
+		if status, err := p.Status(t.Context(), f); err != nil || status.State != batch.StateWaiting || status.HeldUp != want {
 			t.Errorf("%+v, %v", status, err)
 		}
 		s.wantOnce(0)

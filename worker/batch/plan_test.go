@@ -152,7 +152,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfRefusedOrTrimmed(t *testing.T) {
 					t.Errorf("%+v\n%s", status, p.log.String())
 				case late == batch.LateRefuse &&
 					(status.State != batch.StateRefused || !status.HasEnded() || status.Total != 0 || !isLate(status.Late) ||
-						!strings.Contains(status.Error, "nothing is enqueued")):
+						!strings.Contains(status.Reason, "nothing is enqueued")):
 					t.Errorf("%+v", status)
 				case late == batch.LateTrim &&
 					(status.State != batch.StateRunning || status.Total+status.Trimmed != 44 || !isLate(status.Trimmed) ||

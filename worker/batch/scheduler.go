@@ -22,6 +22,9 @@ const (
 	// leaseFor is how long a firing waits for another scheduler if the holder dies.
 	leaseFor = 15 * time.Second
 
+	// joinTimeout is the least time in which tasks may join their lines: nobody waits for them.
+	joinTimeout = 5 * time.Second
+
 	// cleanUpTimeout bounds calls that are made although the context has ended.
 	cleanUpTimeout = 2 * time.Second
 )
@@ -34,7 +37,8 @@ type Config struct {
 	// ByHand leaves the schedules out: batches are fired by Fire only. It is for tools.
 	ByHand bool
 
-	// Client is the config of the client that enqueues the tasks. Its Limiter is required.
+	// Client is the config of the client that enqueues the tasks. Its Limiter is required. A
+	// LimiterTimeout below 5 seconds counts as 5 seconds.
 	Client worker.ClientConfig
 
 	// Logger gets what goes wrong. The default is slog.Default().
@@ -75,6 +79,9 @@ func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
 	conn, err := asynqredis.Connect(opt)
 	if err != nil {
 		return nil, fmt.Errorf("batch: %w", err)
+	}
+	if c.Client.LimiterTimeout >= 0 {
+		c.Client.LimiterTimeout = max(c.Client.LimiterTimeout, joinTimeout)
 	}
 	client, err := worker.NewClientFromRedisClient(conn, c.Client)
 	if err != nil {

@@ -106,7 +106,9 @@ func calls(n int) batch.Tasks {
 type process struct {
 	*batch.Scheduler
 	dead    atomic.Bool
-	deaf    atomic.Bool // to the limiter's Redis
+	deaf    atomic.Bool  // to the limiter's Redis
+	latency atomic.Int64 // of that Redis
+	stalls  atomic.Bool  // it stalls for 350 ms every 3 s
 	limiter *throttle.Limiter
 	log     sitetest.Journal
 	stop    context.CancelFunc
@@ -122,6 +124,13 @@ type line struct {
 }
 
 func (l line) Allow() error {
+	const every, stall = 3 * time.Second, 350 * time.Millisecond
+	if l.limiter {
+		time.Sleep(time.Duration(l.latency.Load()))
+	}
+	if since := time.Since(time.Now().Truncate(every)); l.limiter && l.stalls.Load() && since < stall {
+		time.Sleep(stall - since)
+	}
 	if l.dead.Load() || l.limiter && l.deaf.Load() {
 		return errDead
 	}
@@ -174,7 +183,7 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	s.ok(err)
 	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
 		Batches: batches,
-		Client:  worker.ClientConfig{Limiter: p.limiter, LimiterTimeout: 20 * time.Second},
+		Client:  worker.ClientConfig{Limiter: p.limiter},
 		Logger:  slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
 	s.ok(err)

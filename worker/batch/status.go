@@ -70,7 +70,11 @@ type Status struct {
 	Late     int       `json:"late" redis:"late"`       // tasks that are expected to start after that
 	Trimmed  int       `json:"trimmed" redis:"trimmed"` // tasks left out, as they would be late
 
-	Error string `json:"error,omitempty" redis:"error"` // the last one
+	// HeldUp is the error that holds the firing up now; empty if none does. Reason is why the last task
+	// that was refused was, or the whole firing.
+	HeldUp      string    `json:"held_up,omitempty" redis:"held_up"`
+	HeldUpSince time.Time `json:"held_up_since,omitzero"`
+	Reason      string    `json:"reason,omitempty" redis:"reason"`
 }
 
 // HasEnded reports whether no task of the firing waits or runs.
@@ -103,6 +107,7 @@ type record struct {
 	Offset   int    `redis:"offset"`
 	BegunAt  int64  `redis:"begun"`    // s
 	EndedAt  int64  `redis:"finished"` // s; 0 if it has not ended
+	Since    int64  `redis:"held_up_since"`
 }
 
 // Phases of a firing.
@@ -152,6 +157,9 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	s.State, s.Begun = r.state(), time.Unix(r.BegunAt, 0)
 	if r.EndedAt > 0 {
 		s.Ended = time.Unix(r.EndedAt, 0)
+	}
+	if s.HeldUp != "" {
+		s.HeldUpSince = time.Unix(r.Since, 0)
 	}
 	s.Total, s.Running = max(r.Position, r.ended()), running
 	s.Waiting = max(0, s.Total-r.ended()-running)

@@ -17,8 +17,9 @@ const (
 	// lookEvery is how often the holder looks at its firing.
 	lookEvery = time.Second
 
-	// pauseMost is the longest pause after an error.
-	pauseMost = 30 * time.Second
+	// pauseLeast is the pause after an error. It doubles up to pauseMost, until chunks go through again.
+	pauseLeast = 250 * time.Millisecond
+	pauseMost  = 30 * time.Second
 )
 
 // A work is what the holder of a firing's lease does until the firing has ended.
@@ -79,7 +80,8 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 
 // until does what is to be done next, until the firing has ended.
 func (w *work) until(ctx context.Context) error {
-	for pause := lookEvery; ; {
+	pause, position := pauseLeast, -1
+	for {
 		fields, err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
 		if err == nil && fields == nil {
 			return context.Cause(ctx)
@@ -88,6 +90,9 @@ func (w *work) until(ctx context.Context) error {
 		var r record
 		if err == nil {
 			r, err = recordOf(fields)
+		}
+		if r.Position != position {
+			pause, position = pauseLeast, r.Position
 		}
 		if err == nil {
 			again, err = w.guarded(ctx, r)
@@ -103,12 +108,21 @@ func (w *work) until(ctx context.Context) error {
 				details = append(details, "stack", p.stack)
 			}
 			w.config.Logger.Warn("batch: a firing is held up", details...)
-			_, _ = w.redis.Update(ctx, w.f, w.holder, "error", err.Error())
+			held := []any{"held_up", err.Error()}
+			if r.HeldUp == "" {
+				held = append(held, "held_up_since", time.Now().Unix())
+			}
+			_, _ = w.redis.Update(ctx, w.f, w.holder, held...)
+			if !sleep(ctx, pause) {
+				return context.Cause(ctx)
+			}
 			pause = min(2*pause, pauseMost)
-		default:
-			pause = lookEvery
+			continue
+		case r.HeldUp != "":
+			_, _ = w.redis.Update(ctx, w.f, w.holder, "held_up", "")
 		}
-		if (err != nil || !again) && !sleep(ctx, pause) {
+		pause = pauseLeast
+		if !again && !sleep(ctx, lookEvery) {
 			return context.Cause(ctx)
 		}
 	}
@@ -164,9 +178,9 @@ func (w *work) begin(ctx context.Context, r record) error {
 	switch {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would start too late", late...)
-		r.Error = fmt.Sprintf(
+		r.Reason = fmt.Sprintf(
 			"batch: %d tasks are expected to start too late: nothing is enqueued", p.late)
-		fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "error", r.Error)
+		fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "reason", r.Reason)
 		if _, err := w.redis.Update(ctx, w.f, w.holder, fields...); err != nil {
 			return err
 		}
@@ -180,7 +194,7 @@ func (w *work) begin(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "phase", phaseEnqueue, "error", "",
+	fields := append(expectedFields(p.all.finish, w.b, w.f.Tick), "phase", phaseEnqueue,
 		"planned", p.all.expected(w.b, w.f.Tick), "trimmed", p.trimmed, ":"+keptPlan, string(text))
 	_, err = w.redis.Update(ctx, w.f, w.holder, fields...)
 	return err

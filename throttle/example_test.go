@@ -165,7 +165,7 @@ func ExampleLine() {
 	}
 
 	// A server with two free slots.
-	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: []string{"default"}, Max: 2})
+	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func ExampleLine() {
 	if err := line.PutBack(ctx, taken.Tickets[1:]); err != nil {
 		log.Fatal(err)
 	}
-	if taken, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"default"}, Max: 2}); err != nil {
+	if taken, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 2}); err != nil {
 		log.Fatal(err)
 	}
 	for _, ticket := range taken.Tickets {

@@ -124,7 +124,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	if _, err := l.Line("p").Join(t.Context(), []Request{joining}); err != nil {
 		t.Fatal(err)
 	}
-	if taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: []string{"q", "r"}, Max: 3}); err != nil || len(taken.Tickets) != 1 {
+	if taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: map[string]int{"q": 1, "r": 1}, Max: 3}); err != nil || len(taken.Tickets) != 1 {
 		t.Fatalf("%+v, %v", taken, err)
 	}
 	if len(spied.calls) < 4 {

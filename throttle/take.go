@@ -3,7 +3,6 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -11,8 +10,15 @@ import (
 
 // TakeOptions are the options of Line.Take.
 type TakeOptions struct {
-	Queues []string // to take from, the most important first; without any, Take does nothing
-	Max    int      // the most tickets to take, up to MaxTake; with 0, Take only returns Taken.Next
+	// Queues to take from, with their priorities, as asynq.Config.Queues: while several wait, each
+	// gets its part by priority. A priority below 1 counts as 1. Without any queue, Take does nothing.
+	Queues map[string]int
+
+	// Strict, as asynq.Config.StrictPriority, takes from a queue only what queues of higher priority
+	// leave. So a take of a less important queue names the more important ones too.
+	Strict bool
+
+	Max int // the most tickets to take, up to MaxTake; with 0, Take only returns Taken.Next
 }
 
 // Taken is the result of a Line.Take.
@@ -61,7 +67,9 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if paused > 0 {
 		o.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
-	reply, err := cp.taker.Take(ctx, cp.script, script.TakeRequest{Queues: o.Queues, Max: max(0, min(o.Max, MaxTake))})
+	reply, err := cp.taker.Take(ctx, cp.script, script.TakeRequest{
+		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
+	})
 	if err != nil {
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
@@ -77,7 +85,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 			tenant, _ := l.tenant(ctx, cp, t.Tenant)
 			ticket.Weight = cmp.Or(tenant.Weight, 1)
 		}
-		if slices.Contains(o.Queues, t.Queue) {
+		if _, asked := o.Queues[t.Queue]; asked {
 			taken.Tickets = append(taken.Tickets, ticket)
 		} else {
 			others = append(others, ticket)

@@ -89,7 +89,7 @@ func takeScript(ctx context.Context, addr string) string {
 	defer client.Close()
 	calls := &callLog{}
 	client.AddHook(calls)
-	must(limiter.Line("probe").Take(ctx, throttle.TakeOptions{Queues: []string{"nobody"}}))
+	must(limiter.Line("probe").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"nobody": 1}}))
 	all := calls.of("")
 	if len(all) == 0 {
 		fail("a take called no script")

@@ -312,7 +312,7 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 		must(t, err)
 		var at []time.Duration
 		for range 29 { // a server asks each second
-			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 8})
+			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 8})
 			must(t, err)
 			for range taken.Tickets {
 				at = append(at, time.Since(begun))

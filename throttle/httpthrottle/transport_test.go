@@ -120,7 +120,7 @@ func TestADeniedCallOfAJobJoinsNoLine(t *testing.T) {
 		if _, err := get(throttle.WithCaller(t.Context(), job), rt, server.URL); !errors.As(err, &denied) || denied.Decision.Queued {
 			t.Fatal(err)
 		}
-		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: []string{"default"}, Max: 1})
+		taken, err := limiter.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 1})
 		if err != nil || taken.Next >= 0 {
 			t.Errorf("somebody waits: %+v, %v", taken, err)
 		}

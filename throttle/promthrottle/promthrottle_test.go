@@ -111,7 +111,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_script_seconds{policy="api",script="decide"} 4`,
 			`sluice_script_batch_size{policy="api",script="decide"} 4`,
 		)
-		if taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 10}); err != nil || len(taken.Tickets) != 1 {
+		if taken, err := l.Line("api").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10}); err != nil || len(taken.Tickets) != 1 {
 			t.Fatal(taken, err)
 		}
 		if _, err := granted.Reservation.Pause(ctx, 0, ""); err != nil {

@@ -75,7 +75,7 @@ func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 		if _, err := first.Line("api").Join(t.Context(), []throttle.Request{r}); err != nil {
 			t.Fatal(err)
 		}
-		if taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); err != nil || len(taken.Tickets) != 1 {
+		if taken, err := second.Line("api").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); err != nil || len(taken.Tickets) != 1 {
 			t.Fatalf("%+v, %v", taken, err)
 		}
 		if got := top(t, client, "requests", 10); got != "[]" {

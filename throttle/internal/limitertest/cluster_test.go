@@ -68,7 +68,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 			if err := join("1"); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Errorf("%s waits, %s: Join: %v", name, stage, err)
 			}
-			if taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
+			if taken, err := l.Line(name).Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Errorf("%s waits, %s: took %v, %v", name, stage, taken.Tickets, err)
 			}
 			if now := keysOf(t, client); now != before {

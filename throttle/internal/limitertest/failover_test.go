@@ -197,7 +197,7 @@ func TestAStrictPolicyIsClosedAfterAFailover(t *testing.T) {
 			t.Errorf("after the failover: granted %v, %v", d.Granted, err)
 		}
 	}
-	if taken, err := after.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
+	if taken, err := after.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnavailable) {
 		t.Errorf("after the failover: took %v, %v", taken.Tickets, err)
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {

@@ -43,7 +43,7 @@ func TestPrefixesDoNotMeet(t *testing.T) {
 		if err := staging.SetPolicies(nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"other"}, Max: 1}); err != nil {
+		if _, err := staging.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 1}, Max: 1}); err != nil {
 			t.Fatal(err)
 		}
 		if lines := staging.Lines(); len(lines) != 1 {

@@ -191,7 +191,7 @@ func FuzzReply(f *testing.F) {
 		if err := l.Line("p").Leave(ctx, r.Ticket); !known(err) {
 			t.Errorf("Leave of %v: %v", s.reply, err)
 		}
-		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 5})
+		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 5})
 		if !known(err) {
 			t.Errorf("Take of %v: %v", s.reply, err)
 		}

@@ -245,10 +245,19 @@ func Release(t TB, d throttle.Decision) {
 	}
 }
 
-// Take takes tickets from the line of policy "p".
+// Queues returns queues for throttle.TakeOptions, the most important first.
+func Queues(names ...string) map[string]int {
+	queues := map[string]int{}
+	for i, name := range names {
+		queues[name] = len(names) - i
+	}
+	return queues
+}
+
+// Take takes tickets from the line of policy "p", strictly in the order of the queues.
 func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 	t.Helper()
-	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: max})
+	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Strict: true, Max: max})
 	if err != nil {
 		t.Fatal(err)
 	}

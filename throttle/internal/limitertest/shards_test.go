@@ -97,7 +97,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 				t.Errorf("%s: took %v", line, taken)
 			}
 		}
-		if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
+		if _, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, throttle.ErrUnknownPolicy) || !strings.Contains(err.Error(), "4 shards") {
 			t.Errorf("a take from the policy as a whole: %v", err)
 		}
 		if info, ok := l.Lookup("p/2of4"); !ok || info.Name != "p" {
@@ -108,7 +108,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 
 func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTicket {
 	t.Helper()
-	taken, err := l.Line(line).Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 10})
+	taken, err := l.Line(line).Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -200,7 +200,7 @@ func (b *bustle) job(i int) {
 func (b *bustle) serve(l *throttle.Limiter, come <-chan struct{}, group *sync.WaitGroup) {
 	line := l.Line("p")
 	for {
-		taken, err := line.Take(context.Background(), throttle.TakeOptions{Queues: []string{"q"}, Max: 1 + rand.N(8)})
+		taken, err := line.Take(context.Background(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1 + rand.N(8)})
 		if err != nil {
 			b.failed(err)
 			time.Sleep(10 * ms)
@@ -242,7 +242,7 @@ func (b *bustle) taken(line *throttle.Line, ticket throttle.TakenTicket) {
 // drain takes what was put back in the end.
 func (b *bustle) drain(line *throttle.Line) {
 	for range 10_000 {
-		taken, err := line.Take(context.Background(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+		taken, err := line.Take(context.Background(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
 		if b.failed(err) {
 			continue
 		}

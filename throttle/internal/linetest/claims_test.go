@@ -41,7 +41,7 @@ func waiters(ctx context.Context, group *sync.WaitGroup, l *throttle.Limiter, te
 // serve takes from the queue what fits, whenever Taken.Next says so.
 func serve(ctx context.Context, l *throttle.Limiter, queue string, taken *atomic.Int64) {
 	for ctx.Err() == nil {
-		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{queue}, Max: 16})
+		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{queue: 1}, Max: 16})
 		if err != nil {
 			return
 		}

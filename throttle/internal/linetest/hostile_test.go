@@ -68,7 +68,7 @@ func TestHostileNamesInALine(t *testing.T) {
 				}
 			}
 			sc.at(10 * s)
-			taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: hostileNames, Max: throttle.MaxTake})
+			taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(hostileNames...), Max: throttle.MaxTake})
 			if err != nil || len(taken.Tickets) != len(all) {
 				t.Fatalf("%d tickets of %d, %v", len(taken.Tickets), len(all), err)
 			}
@@ -172,7 +172,7 @@ func TestLargestNumbers(t *testing.T) {
 					last = max(last, d.RetryIn)
 				}
 				sc.at(last)
-				taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				taken, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
 				if err != nil || len(taken.Tickets) != 1 || taken.Tickets[0].Decision.Windows[0].Used != most {
 					t.Errorf("after %v took %+v, %v", last, taken, err)
 				}

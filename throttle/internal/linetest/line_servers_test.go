@@ -38,22 +38,18 @@ func TestQueuesShareALine(t *testing.T) {
 	t.Parallel()
 	two := limitertest.Policy(limitertest.SharedWindow(2, 10*s))
 	plays(t, map[string]play{
-		"of one server, in the order that it gives": {two, func(sc *scene) {
-			sc.joinIn("low", "a1", "a2", "a3", "a4")
+		"of one server, by strict priority": {two, func(sc *scene) {
+			sc.joinIn("low", "a1", "a2", "a3")
 			sc.joinIn("high", "b1", "b2", "b3")
-			order := func(want string, queues ...string) {
-				sc.t.Helper()
-				if got := ids(limitertest.Take(sc.t, sc.l, 64, queues...)); got != want {
-					sc.t.Errorf("took %q of %q, want %q", got, queues, want)
+			for i, want := range []string{"b1 b2", "b3 a1", "a2 a3"} {
+				sc.at(steps(i) * 10 * s)
+				taken, err := sc.l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{
+					Queues: map[string]int{"high": 2, "low": 1}, Strict: true, Max: throttle.MaxTake,
+				})
+				if got := ids(taken); got != want || err != nil {
+					sc.t.Errorf("took %q, %v, want %q", got, err, want)
 				}
 			}
-			order("b1 b2", "high", "low")
-			sc.at(10 * s)
-			order("a1 a2", "low", "high")
-			sc.at(20 * s)
-			order("b3 a3", "high", "low")
-			sc.at(30 * s)
-			order("a4", "high", "low")
 		}},
 		"are told of alone": {two, func(sc *scene) {
 			sc.joinIn("one", "a1", "a2", "a3")

@@ -95,7 +95,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 				case "leave":
 					sc.leave(ticket)
 				case "take":
-					got, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: max})
+					got, err := sc.l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: max})
 					if err != nil {
 						t.Fatal(err)
 					}

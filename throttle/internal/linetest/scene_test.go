@@ -135,7 +135,7 @@ func (sc *scene) expects(ticket string, in time.Duration) {
 // takes takes all that fit, and fails unless they are exactly these, in this order.
 func (sc *scene) takes(tickets ...string) *scene {
 	sc.t.Helper()
-	taken, err := sc.l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+	taken, err := sc.l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
 	if err != nil {
 		sc.t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 		}
 		for range 2 {
 			p.Lose.Store(1)
-			if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"other", "q"}, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
+			if taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"other": 2, "q": 1}, Strict: true, Max: 3}); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Fatalf("%+v, %v", taken, err)
 			}
 			if err := l.Line("p").Acknowledge(t.Context()); err != nil { // nobody knows of what

@@ -68,7 +68,7 @@ func TestKeysOfALineVanish(t *testing.T) {
 						t.Fatalf("seed %d, without %s: %+v, %v", seed, lost, places, err)
 					}
 				}
-				taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+				taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
 				if err != nil {
 					t.Fatalf("seed %d, without %s: %v", seed, lost, err)
 				}
@@ -88,7 +88,7 @@ func TestKeysOfALineVanish(t *testing.T) {
 				}
 			}
 			c.Set(20 * m)
-			if _, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: []string{"q"}, Max: 1}); err != nil {
+			if _, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1}); err != nil {
 				t.Fatal(err)
 			}
 			for _, key := range client.Keys(t.Context(), "*").Val() {

@@ -67,7 +67,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	}
 	take := func() (ids []string) {
 		for n := 0; ; n++ {
-			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: throttle.MaxTake})
+			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -252,7 +252,7 @@ func (cr *crowd) pass(d time.Duration) {
 
 // take takes once, and checks what it got.
 func (cr *crowd) take(server *limitertest.Hooked, most int, queues ...string) throttle.Taken {
-	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: queues, Max: most})
+	taken, err := server.Line("p").Take(cr.t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(queues...), Strict: true, Max: most})
 	if err != nil {
 		cr.t.Fatal(err)
 	}

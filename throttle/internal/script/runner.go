@@ -68,7 +68,7 @@ func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) 
 	if q.Claims != "" {
 		queues = append(queues, q.Claims)
 	}
-	for _, queue := range q.Queues {
+	for _, queue := range q.order() {
 		queues = append(queues, Escape(queue))
 	}
 	args := p.header(r.now(), r.process, seq, 3+len(queues))

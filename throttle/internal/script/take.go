@@ -1,15 +1,36 @@
 package script
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
 )
 
 // A TakeRequest asks a line for tickets.
 type TakeRequest struct {
-	Claims string   // the queue of NewClaims, in place of Queues
-	Queues []string // in the order of preference
+	Claims string         // the queue of NewClaims, in place of Queues
+	Queues map[string]int // by priority
+	Strict bool           // a queue gets only what queues of higher priority leave
 	Max    int
+}
+
+// order returns the queues in the order in which they are served: strictly, or by a chance for each
+// according to its priority.
+func (q TakeRequest) order() []string {
+	at := map[string]float64{}
+	for queue, priority := range q.Queues {
+		at[queue] = -float64(priority)
+		if !q.Strict {
+			at[queue] = rand.ExpFloat64() / float64(max(1, priority))
+		}
+	}
+	return slices.SortedFunc(maps.Keys(at), func(a, b string) int {
+		return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b))
+	})
 }
 
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -20,7 +21,7 @@ type fakeLine struct {
 
 func (f *fakeLine) take(ctx context.Context, _ *Policy, seq int64, q TakeRequest) (Taken, error) {
 	f.mu.Lock()
-	f.log = append(f.log, fmt.Sprintf("%d %v %d", seq, q.Queues, q.Max))
+	f.log = append(f.log, fmt.Sprintf("%d %v %d", seq, slices.Sorted(maps.Keys(q.Queues)), q.Max))
 	f.mu.Unlock()
 	return f.reply(ctx)
 }
@@ -47,7 +48,7 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 	take := func(reply func(context.Context) (Taken, error), max int, want int) {
 		t.Helper()
 		f.reply = reply
-		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: []string{"q"}, Max: max})
+		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"q": 1}, Max: max})
 		if (err == nil) != (want >= 0) || err == nil && len(taken.Tickets) != want {
 			t.Errorf("%+v, %v", taken, err)
 		}
@@ -89,7 +90,7 @@ func TestATakeEndsWithItsContext(t *testing.T) {
 		begin := time.Now()
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
-			if _, err := taker.Take(ctx, p, TakeRequest{Queues: []string{"q"}, Max: 1}); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := taker.Take(ctx, p, TakeRequest{Queues: map[string]int{"q": 1}, Max: 1}); !errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)
 			}
 			cancel()
@@ -97,7 +98,7 @@ func TestATakeEndsWithItsContext(t *testing.T) {
 		if spent := time.Since(begin); spent != 500*time.Millisecond || len(f.calls()) != 1 {
 			t.Errorf("%q in %v", f.calls(), spent)
 		}
-		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: []string{"r"}, Max: 2})
+		taken, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"r": 1}, Max: 2})
 		if err != nil || len(taken.Tickets) != 1 || time.Since(begin) != 6*time.Second {
 			t.Errorf("%+v, %v after %v", taken, err, time.Since(begin))
 		}
@@ -105,7 +106,7 @@ func TestATakeEndsWithItsContext(t *testing.T) {
 			t.Errorf("calls %q, want %q", f.calls(), want)
 		}
 		f.reply = func(ctx context.Context) (Taken, error) { <-ctx.Done(); return Taken{}, ctx.Err() }
-		if _, err := taker.Take(t.Context(), p, TakeRequest{Queues: []string{"q"}, Max: 1}); err == nil || errors.Is(err, context.DeadlineExceeded) {
+		if _, err := taker.Take(t.Context(), p, TakeRequest{Queues: map[string]int{"q": 1}, Max: 1}); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a take without an end: %v; the caller's own context has not ended", err)
 		}
 	})

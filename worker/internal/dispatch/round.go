@@ -55,6 +55,17 @@ func (d *Dispatcher) groupOf(queue string) *group {
 	return d.groups[0] // asynq runs what its queue held, whatever queue the message names
 }
 
+// with returns the queues of a group, and those of more important ones.
+func (d *Dispatcher) with(g *group) (queues []string) {
+	for _, other := range d.groups {
+		queues = append(queues, other.queues...)
+		if other == g {
+			break
+		}
+	}
+	return queues
+}
+
 // draw returns the queues in the order of this round: each is the next with a chance by its
 // priority, as in asynq.
 func (g *group) draw(priorities map[string]int) []string {
@@ -80,7 +91,7 @@ func (d *Dispatcher) round(ctx context.Context) error {
 				return err
 			}
 		}
-		if found, err := d.takeFromGroup(ctx, g, queues, n, now); err != nil || found {
+		if found, err := d.takeFromGroup(ctx, g, n, now); err != nil || found {
 			return err
 		}
 		if found, err := d.pending(ctx, g, queues, n, now); err != nil || found {

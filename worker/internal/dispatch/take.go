@@ -112,13 +112,12 @@ func (d *Dispatcher) emptyOne(now time.Time) (one *line) {
 }
 
 // takeFromGroup takes from the first line of a group that has a ticket that fits.
-func (d *Dispatcher) takeFromGroup(ctx context.Context, g *group, queues []string, n int, now time.Time) (
-	found bool, err error) {
+func (d *Dispatcher) takeFromGroup(ctx context.Context, g *group, n int, now time.Time) (found bool, err error) {
 	due := d.due(g, now)
 	if len(due) == 0 {
 		return false, nil
 	}
-	queues, err = d.open(ctx, queues, now)
+	queues, err := d.open(ctx, d.with(g), now)
 	if err != nil {
 		return false, err
 	}
@@ -126,9 +125,9 @@ func (d *Dispatcher) takeFromGroup(ctx context.Context, g *group, queues []strin
 	if err != nil {
 		return false, err
 	}
-	names := make([]string, len(queues))
-	for i, queue := range queues {
-		names[i] = identity + "/" + queue
+	names := map[string]int{}
+	for _, queue := range queues {
+		names[identity+"/"+queue] = d.Queues[queue]
 	}
 	for _, l := range due {
 		if len(names) == 0 {
@@ -153,7 +152,7 @@ func (d *Dispatcher) isSilent(now time.Time) bool {
 
 // take takes from a line, and picks. Found reports that a task has become ready. The error is that
 // of asynq's Redis.
-func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) (found bool, err error) {
+func (d *Dispatcher) take(ctx context.Context, l *line, queues map[string]int, n int) (found bool, err error) {
 	d.mu.Lock()
 	if timer := d.acks[l.name]; timer != nil {
 		timer.Stop() // this take says it
@@ -166,7 +165,7 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues []string, n int) 
 	d.mu.Unlock()
 
 	call, cancel := context.WithTimeout(ctx, takeTimeout)
-	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Max: n})
+	taken, err := d.Limiter.Line(l.name).Take(call, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
 	if err != nil {
 		d.failed(l, err)

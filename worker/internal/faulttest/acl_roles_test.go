@@ -47,7 +47,7 @@ func workOfLimiter(s *sitetest.Site) {
 	}
 	_, err = line.Join(ctx, requests)
 	must(err)
-	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
+	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
 	must(err)
 	must(line.PutBack(ctx, taken.Tickets))
 	_, err = line.Len(ctx)
@@ -55,13 +55,13 @@ func workOfLimiter(s *sitetest.Site) {
 	_, err = line.Plan(ctx, []throttle.Demand{{Count: 2, Request: throttle.Request{Tenant: "acme"}}}, throttle.PlanOptions{})
 	must(err)
 	must(s.Limiter.SetPolicies(s.Limiter.Policies()))
-	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
+	_, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
 	must(err)
 	must(s.Limiter.SetPolicies(nil)) // those that wait are looked for
 	for _, r := range requests {
 		must(line.Leave(ctx, r.Ticket))
 	}
-	_, err = line.Take(ctx, throttle.TakeOptions{Queues: []string{"q"}, Max: 2})
+	_, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 2})
 	must(err)
 }
 

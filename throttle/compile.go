@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -79,9 +78,6 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 	cp.flowBy = sortedSet(cp.flowBy)
 
 	sp := &script.Policy{BatchShare: p.BatchShare, Line: line}
-	if p.Failover == FailoverStrict {
-		sp.ClosedFor = p.countsFor().Microseconds()
-	}
 	for i, attributes := range cp.scopes {
 		sp.Scopes = append(sp.Scopes, strings.Join(attributes, ","))
 		if slices.Contains(attributes, TenantAttribute) == (p.Upstream == UpstreamTenant) {
@@ -117,24 +113,4 @@ func compileShard(p Policy, line string, library *script.Library) *compiledPolic
 func sortedSet(texts []string) []string {
 	slices.Sort(texts)
 	return slices.Compact(texts)
-}
-
-// countsFor returns the longest time for which a window counts a grant, for any tenant of the
-// policy, up to MaxPeriod.
-func (p Policy) countsFor() time.Duration {
-	longest := time.Duration(0)
-	for _, w := range p.Windows {
-		longest = max(longest, w.countsFor())
-		for _, t := range p.Tenants {
-			longest = max(longest, t.apply(w).countsFor())
-		}
-	}
-	return min(longest, MaxPeriod)
-}
-
-func (w Window) countsFor() time.Duration {
-	if counts := algorithms[w.Algorithm].CountsFor; counts != nil {
-		return counts(w.numbers())
-	}
-	return w.Period + w.Margin
 }

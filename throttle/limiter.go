@@ -37,7 +37,6 @@ type Limiter struct {
 	runner        *script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
 	tenants       TenantFunc
-	watched       watched
 }
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
@@ -96,7 +95,6 @@ func New(c Config) (*Limiter, error) {
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l := &Limiter{logger: c.Logger, name: c.Name, tenants: c.Tenants}
 	l.panics.logger, l.panics.logged = c.Logger, map[string]time.Time{}
-	l.watched.byKey = map[string]bool{}
 	l.observer = c.Observer.guarded(&l.panics)
 	l.interventions.Store(&interventions{})
 	l.library.Prefix = c.Prefix

@@ -31,9 +31,6 @@ type Policy struct {
 	// Fail says what happens while Redis does not answer. The default is FailClosed.
 	Fail FailMode
 
-	// Failover says what happens after a failover of Redis. The default is FailoverFast.
-	Failover FailoverMode
-
 	// Match lists globs over task types: the jobs that this policy guards. "*" matches any bytes or
 	// none, "?" one byte, everything else itself. A glob is 1 to MaxGlobBytes bytes. No two policies
 	// of a limiter may match the same task type. The default is none: then requests name the policy.
@@ -184,22 +181,6 @@ const (
 	FailOpen   FailMode = "open"   // they grant, and report it in Decision.FailedOpen
 )
 
-// A FailoverMode says what happens after a failover of Redis. The new primary may not know the last
-// grants of the old one.
-type FailoverMode string
-
-const (
-	// FailoverFast goes on at once, by what the new primary knows.
-	FailoverFast FailoverMode = "fast"
-
-	// FailoverStrict returns ErrUnavailable until no window counts any more what the old primary
-	// granted. That takes the longest Period with Margin, Lease, or time in which a GCRA window
-	// drains; limits that Config.Tenants finds are not looked at. It notices another primary by its
-	// replication ID, which also changes with a restart or a migrated slot. It does not notice data
-	// that is gone as a whole. It needs FailClosed, and has no Calendar windows.
-	FailoverStrict FailoverMode = "strict"
-)
-
 // A Mode says whether a policy denies.
 type Mode string
 
@@ -248,7 +229,6 @@ func (p Policy) WithDefaults() Policy {
 	p.Adapt = cmp.Or(p.Adapt, AdaptFull)
 	p.BatchShare = cmp.Or(p.BatchShare, DefaultBatchShare)
 	p.Fail = cmp.Or(p.Fail, FailClosed)
-	p.Failover = cmp.Or(p.Failover, FailoverFast)
 	p.MaxPause = cmp.Or(p.MaxPause, DefaultMaxPause)
 	p.Mode = cmp.Or(p.Mode, ModeEnforce)
 	p.Requeue = cmp.Or(p.Requeue, RequeueWhenFits)

@@ -182,7 +182,7 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		},
 	}
 	want := throttle.Policy{
-		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, Failover: throttle.FailoverFast, MaxPause: h, Mode: throttle.ModeEnforce, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
+		Adapt: throttle.AdaptFull, BatchShare: 0.05, Fail: throttle.FailClosed, MaxPause: h, Mode: throttle.ModeEnforce, Name: "p", Upstream: throttle.UpstreamTenant, Requeue: throttle.RequeueWhenFits, Shards: 1,
 		Tenants: map[string]throttle.Tenant{"acme": {Weight: 1}},
 		Windows: []throttle.Window{
 			{Algorithm: throttle.AlgorithmSliding, Name: "s", Limit: 5, Period: m, Scope: throttle.Per("tenant"), Unit: "requests"},

@@ -178,7 +178,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	if err != nil {
 		return refusal, err
 	}
-	r.limiter.logRefusal(r.Request, refusal)
+	r.limiter.logRefusal(refusal)
 	r.limiter.observer.Refused(refusal)
 	return refusal, nil
 }

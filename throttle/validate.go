@@ -60,8 +60,6 @@ func (p Policy) Validate() error {
 		{p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare, // NaN is not
 			"batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare)},
 		{p.Fail == FailClosed || p.Fail == FailOpen, "fail", string(p.Fail), `must be "closed" or "open"`},
-		{p.Failover == FailoverFast || p.Failover == FailoverStrict, "failover", string(p.Failover), `must be "fast" or "strict"`},
-		{p.Failover == FailoverFast || p.Fail == FailClosed, "failover", string(p.Failover), `must be "fast" with "fail: open"`},
 		{p.Mode == ModeEnforce || p.Mode == ModeObserve, "mode", string(p.Mode), `must be "enforce" or "observe"`},
 		{p.Requeue == RequeueWhenFits || p.Requeue == RequeueEarliestReset,
 			"requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`},
@@ -99,10 +97,6 @@ func (p Policy) Validate() error {
 		}
 		if names[w.Name] {
 			return &PolicyError{p.Name, w.Name, "", "name", w.Name, "is taken: windows of one policy have different names"}
-		}
-		if algorithms[w.Algorithm].Ticks != nil && p.Failover == FailoverStrict {
-			return bad("failover", string(p.Failover),
-				`must be "fast" with a window of "algorithm: `+string(w.Algorithm)+`", which may count for months`)
 		}
 		if p.Shards > 1 && !w.Scope.has(TenantAttribute) {
 			return bad("shards", p.Shards, fmt.Sprintf(

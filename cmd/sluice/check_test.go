@@ -40,7 +40,6 @@ policies:
   match: ['http:*', 'github:sync']
   mode: enforce
   fail: closed
-  failover: fast
   requeue: when-fits
   upstream: tenant
   adapt: full
@@ -59,7 +58,6 @@ policies:
 - name: slow
   mode: enforce
   fail: open
-  failover: fast
   requeue: earliest-reset
   upstream: tenant
   adapt: full
@@ -132,7 +130,6 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 
 			"BatchShare": policy("batch_share: 0.2"),
 
-			"Failover": policy("failover: strict"),
 			"Match":    policy("match: [x]"),
 			"Name":     {"{name: p, windows: [" + one + "]}", "{name: q, windows: [" + one + "]}"},
 			"MaxPause": policy("max_pause: 5m"),

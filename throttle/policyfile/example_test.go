@@ -50,7 +50,6 @@ policies:
 	//   match: ['github:*']
 	//   mode: enforce
 	//   fail: closed
-	//   failover: fast
 	//   requeue: when-fits
 	//   upstream: tenant
 	//   adapt: full

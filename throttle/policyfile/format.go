@@ -22,7 +22,6 @@ type (
 		Match          []string              `json:"match" yaml:"match,flow,omitempty"`
 		Mode           throttle.Mode         `json:"mode" yaml:"mode"`
 		Fail           throttle.FailMode     `json:"fail" yaml:"fail"`
-		Failover       throttle.FailoverMode `json:"failover" yaml:"failover"`
 		Requeue        throttle.Requeue      `json:"requeue" yaml:"requeue"`
 		Upstream       throttle.Upstream     `json:"upstream" yaml:"upstream"`
 		Adapt          throttle.Adapt        `json:"adapt" yaml:"adapt"`
@@ -66,7 +65,7 @@ func Describe(policies []throttle.Policy) Description {
 	for _, p := range policies {
 		p = p.WithDefaults()
 		c := policyText{
-			Name: p.Name, Match: append([]string{}, p.Match...), Mode: p.Mode, Fail: p.Fail, Failover: p.Failover,
+			Name: p.Name, Match: append([]string{}, p.Match...), Mode: p.Mode, Fail: p.Fail,
 			Requeue: p.Requeue, Upstream: p.Upstream, Adapt: p.Adapt, MaxPause: written(p.MaxPause),
 			MaxRefusals: p.MaxRefusals, MaxRefusedWait: written(p.MaxRefusedWait), BatchShare: p.BatchShare,
 			Shards: p.Shards, Tenants: map[string]tenantText{}, Warnings: append([]string{}, p.Warnings()...),

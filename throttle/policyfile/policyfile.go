@@ -164,14 +164,13 @@ func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
 func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
 	before := len(d.errs)
 	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}",
-		"name", "match", "mode", "fail", "failover", "upstream", "adapt", "batch_share",
+		"name", "match", "mode", "fail", "upstream", "adapt", "batch_share",
 		"max_pause", "max_refusals", "max_refused_wait", "requeue", "shards", "windows", "tenants")
 	p := throttle.Policy{
 		Adapt: throttle.Adapt(o.text("adapt")),
 		BatchShare: o.number("batch_share",
 			fmt.Sprintf("must be a number in plain digits, %v to %v", throttle.MinBatchShare, throttle.MaxBatchShare)),
 		Fail:     throttle.FailMode(o.text("fail")),
-		Failover: throttle.FailoverMode(o.text("failover")),
 		Match:    o.texts("match"),
 		MaxPause: o.duration("max_pause"),
 

@@ -29,10 +29,6 @@ type Algorithm struct {
 	// Capacity is the largest cost that can ever fit.
 	Capacity func(Window) int64
 
-	// CountsFor is the longest time for which a grant counts. The default is the period and the
-	// margin.
-	CountsFor func(Window) time.Duration
-
 	// Defaults writes out the fields that only this algorithm has.
 	Defaults func(*Window)
 

@@ -17,14 +17,13 @@ const (
 // Concurrency is the counting semaphore with leases: see
 // throttle/internal/script/lua/concurrency.lua.
 var Concurrency = Algorithm{
-	Kind:      "c",
-	File:      "concurrency",
-	Capacity:  func(w Window) int64 { return w.Limit },
-	CountsFor: func(w Window) time.Duration { return w.Lease },
-	Defaults:  func(w *Window) { w.Lease = cmp.Or(w.Lease, DefaultLease) },
-	Leases:    true,
-	Options:   []Option{OptionLease},
-	Params:    func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
+	Kind:     "c",
+	File:     "concurrency",
+	Capacity: func(w Window) int64 { return w.Limit },
+	Defaults: func(w *Window) { w.Lease = cmp.Or(w.Lease, DefaultLease) },
+	Leases:   true,
+	Options:  []Option{OptionLease},
+	Params:   func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
 	Rule: func(w Window) (string, any, string) {
 		switch {
 		case w.Limit > MaxConcurrency:

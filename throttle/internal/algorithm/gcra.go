@@ -3,7 +3,6 @@ package algorithm
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"math/big"
 	"time"
 )
@@ -13,10 +12,6 @@ var GCRA = Algorithm{
 	Kind:     "g",
 	File:     "gcra",
 	Capacity: func(w Window) int64 { return w.Burst },
-	CountsFor: func(w Window) time.Duration { // until what was granted at once has drained
-		us := math.Ceil(float64(w.Burst) / float64(w.Limit) * float64((w.Period + w.Margin).Microseconds()))
-		return time.Duration(min(us, float64(MaxPeriod/time.Microsecond))) * time.Microsecond
-	},
 	Defaults: func(w *Window) { w.Burst = cmp.Or(w.Burst, w.Limit) },
 	Even:     true,
 	Options:  []Option{OptionBurst, OptionMargin, OptionPeriod},

@@ -20,8 +20,8 @@ import (
 //
 // LINE is the policy's name, and behind it its shard if it has several: NAME/3of4.
 //
-// The scripts derive every other key: see lua/strict.lua, lua/scope.lua, lua/decide.lua,
-// lua/reservation.lua and lua/line.lua.
+// The scripts derive every other key: see lua/scope.lua, lua/decide.lua, lua/reservation.lua
+// and lua/line.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.

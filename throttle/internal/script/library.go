@@ -42,7 +42,7 @@ type Library struct {
 func (l *Library) of(p *Policy) *scripts {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	name := fmt.Sprint(strings.Join(p.Algorithms, " "), " ", p.ClosedFor, " ", p.BatchShare)
+	name := fmt.Sprint(strings.Join(p.Algorithms, " "), " ", p.BatchShare)
 	made := l.made[name]
 	if made == nil {
 		made = &scripts{decide: l.script(p, "decide"), take: l.script(p, "take")}
@@ -56,9 +56,6 @@ func (l *Library) of(p *Policy) *scripts {
 
 func (l *Library) script(p *Policy, body string) *redis.Script {
 	text := strings.Replace(Text(p.Algorithms, body), "SHARE = 0.05", fmt.Sprintf("SHARE = %.6f", p.BatchShare), 1)
-	if p.ClosedFor > 0 {
-		text = strings.Replace(File("strict"), "= CLOSED_FOR", fmt.Sprint("= ", p.ClosedFor), 1) + text
-	}
 	if l.Edit != nil {
 		text = l.Edit(text)
 	}

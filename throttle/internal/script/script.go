@@ -17,7 +17,6 @@ type Policy struct {
 	Line       string   // its hash tag: the policy's name, unless it has shards
 	Algorithms []string // Lua files of the algorithms in use, without ".lua", sorted
 	BatchShare float64  // of what a scope grants while live tickets and a batch wait there
-	ClosedFor  int64    // how long it refuses calls after a failover (us); 0: not at all
 	Scopes     []string // attributes of every scope, separated by commas, narrow to broad
 	Windows    []Window
 

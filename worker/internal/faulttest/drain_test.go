@@ -26,9 +26,8 @@ type drain struct {
 	limits  func() redis.UniversalClient // a new client of the limiters' Redis
 	names   []string                     // of the policies; task types are NAME:x
 	queues  []string
-	each    int    // tasks of each policy
-	control bool   // tasks of plain asynq run beside ours
-	strict  string // the policy that exceeds nothing, as it closes after a failover
+	each    int  // tasks of each policy
+	control bool // tasks of plain asynq run beside ours
 
 	ours, theirs sitetest.Counted
 	ledgers      map[string]*sitetest.Ledger
@@ -58,12 +57,8 @@ func (d *drain) start() {
 	var policies []throttle.Policy
 	d.ledgers = map[string]*sitetest.Ledger{}
 	for _, name := range d.names {
-		failover := throttle.FailoverFast
-		if name == d.strict {
-			failover = throttle.FailoverStrict
-		}
 		policies = append(policies, throttle.Policy{
-			Failover: failover, Name: name, Match: []string{name + ":*"},
+			Name: name, Match: []string{name + ":*"},
 			Windows: []throttle.Window{
 				{Name: "each", Limit: 1000, Period: drainPeriod},
 				{Name: "all", Limit: drainLimit, Period: drainPeriod, Scope: throttle.ScopeShared},
@@ -191,10 +186,7 @@ func (d *drain) finish(promoted time.Time, twice int) {
 		}
 		over := l.Excess(drainLimit, drainPeriod)
 		d.Logf("policy %s: first grant %v after the promotion, %d above the limit", name, first.Round(time.Millisecond), over)
-		switch {
-		case name == d.strict && over > 0:
-			d.Errorf("policy %s is strict: %d above its limit", name, over)
-		case over > drainLimit:
+		if over > drainLimit {
 			d.Errorf("policy %s: %d above its limit: a failover can forget one window", name, over)
 		}
 	}

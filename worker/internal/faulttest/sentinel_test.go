@@ -25,18 +25,17 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	}
 	const some, any = 2 * drainSlots, 1000
 	for _, row := range []struct {
-		name   string
-		strict string // the policy that exceeds nothing: the old primary does not go on
-		fail   func(t *testing.T, s *servers.Sentinels)
-		args   []string
-		twice  int
+		name  string
+		fail  func(t *testing.T, s *servers.Sentinels)
+		args  []string
+		twice int
 	}{
-		{"killed", "b", func(_ *testing.T, s *servers.Sentinels) { s.Redis[0].Stop() }, nil, some},
-		{"stopped", "", func(t *testing.T, s *servers.Sentinels) {
+		{"killed", func(_ *testing.T, s *servers.Sentinels) { s.Redis[0].Stop() }, nil, some},
+		{"stopped", func(t *testing.T, s *servers.Sentinels) {
 			s.Redis[0].Cmd.Process.Signal(syscall.SIGSTOP)
 		}, nil, some},
-		{"asked", "", asked, nil, any},
-		{"asked, min-replicas-to-write", "", asked, []string{"--min-replicas-to-write", "1"}, some},
+		{"asked", asked, nil, any},
+		{"asked, min-replicas-to-write", asked, []string{"--min-replicas-to-write", "1"}, some},
 	} {
 		if row.args != nil && !long() {
 			continue
@@ -54,7 +53,6 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 				},
 				names:  []string{"a", "b"},
 				queues: []string{"one", "two"},
-				strict: row.strict,
 			}
 			d.start()
 			d.part(0.3)

@@ -73,7 +73,7 @@ func (s *Server) deny(a *attempt, r throttle.Request, d throttle.Decision, other
 // waitInLine returns the denial of a task whose ticket is in line.
 func (s *Server) waitInLine(a *attempt, r throttle.Request, d throttle.Decision, cause error) error {
 	s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
-	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, 0, s.failsOpen(d.Policy))))
+	at := asynqredis.WholeSecond(time.Now().Add(dispatch.Fallback(d.RetryIn, s.failsOpen(d.Policy))))
 	return s.attempts.deny(a, &throttle.DeniedError{Cause: cause, Decision: d, Request: r, RetryAt: at}, s.mark(a, r))
 }
 

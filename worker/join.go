@@ -61,7 +61,7 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 			if place.StartsIn <= rescoreFrom || failOpen {
 				continue
 			}
-			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, 0, failOpen)))
+			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, failOpen)))
 			e.to.Message, e.to.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
 			e.Info.NextProcessAt = e.to.At
 		}

@@ -32,7 +32,7 @@ const (
 	// bufferFor is how long a task is kept ready for a slot.
 	bufferFor = 500 * time.Millisecond
 
-	// fallbackMin is the shortest time after which forward looks at a waiting task.
+	// fallbackMin is how long after its expected start forward looks at a waiting task.
 	fallbackMin = 2 * time.Minute
 
 	// stoppedPause is the pause of a call after Stop: asynq calls again at once.
@@ -303,14 +303,14 @@ func (d *Dispatcher) signal() {
 	}
 }
 
-// Fallback returns when a waiting task is looked at even if nobody has taken it: from its expected
-// start in d, and the time that it has waited. If its policy fails open that is every two minutes:
-// the task runs then if the limiter does not answer.
-func Fallback(d, waited time.Duration, failOpen bool) time.Duration {
+// Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its
+// expected start, or if its policy fails open, every two minutes. The task runs then if the limiter
+// does not answer.
+func Fallback(startsIn time.Duration, failOpen bool) time.Duration {
 	if failOpen {
 		return fallbackMin
 	}
-	return d + max(fallbackMin, d/2, waited/2)
+	return startsIn + fallbackMin
 }
 
 // Reason is what asynq's tools show of a task that waits in line at a place: until when, as a time that

@@ -56,16 +56,16 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		}
 		move.At = now.Add(fallbackMin)
 		r := &match.Request
-		r.Front = r.Front || task.Mark == asynqredis.FrontMark
+		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark // it had its turn
 		r.Deadline, r.Key = task.Message.Deadline(), key
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		if task.Mark == "" { // it joins for the first time
 			r.MaxWait = match.MaxWait
 		}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
-		waited := now.Sub(asynqredis.JoinedAt(move.Mark))
-		stood := !retried && move.Mark == task.Mark && waited >= fallbackMin-time.Second
-		joins[line] = append(joins[line], joining{match, i, task.Message, stood, waited})
+		joined := asynqredis.JoinedAt(move.Mark)
+		stood := !retried && move.Mark == task.Mark && now.Sub(joined) >= fallbackMin-time.Second
+		joins[line] = append(joins[line], joining{match, i, task.Message, stood, joined})
 	}
 	moved, lost := d.Asynq.Forward(ctx, queue, retried, moves)
 	if lost != nil { // they may have moved all the same: a ticket that joined in vain is dropped
@@ -95,7 +95,7 @@ type joining struct {
 	index   int
 	message asynqredis.Message
 	stood   bool // in a line, as far as the task knows
-	waited  time.Duration
+	joined  time.Time
 }
 
 // reason is empty for a task whose last error is a failure: that says more.
@@ -147,11 +147,11 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 			pending = true
 		default:
 			if j.stood && !places[i].AlreadyQueued {
-				d.lostTicket(queue, line, now.Add(-j.waited))
+				d.lostTicket(queue, line, j.joined)
 			}
 			nudge = nudge || places[i].Nudge
 			d.Expect(line, queue, places[i].StartsIn)
-			wait := Fallback(places[i].StartsIn, j.waited, j.FailOpen)
+			wait := Fallback(places[i].StartsIn, j.FailOpen)
 			if wait <= fallbackMin {
 				continue
 			}

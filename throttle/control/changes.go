@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
@@ -38,6 +40,8 @@ type Change struct {
 	Text    string    `json:"text,omitempty"`    // what has changed, for people
 	Version int64     `json:"version,omitempty"` // of the whole state; it grows by each change
 	What    string    `json:"what"`              // Published, Overridden, ...
+
+	Policies []throttle.Policy `json:"policies,omitempty"` // that were published: to publish them again
 }
 
 // Changes returns up to n changes, the newest first: those before the one with an ID, or with ""
@@ -76,4 +80,59 @@ func (s *Store) Record(ctx context.Context, c Change) error {
 	}
 	_, err := s.change(ctx, "", "", 0, 0, c)
 	return err
+}
+
+// Differences says what other policies change, with what windows grant before and after, such as
+// "github-api/provider 10/s -> 15/s, added mail". It is empty if nothing differs.
+func Differences(before, now []throttle.Policy) string {
+	was, is := factsOf(before), factsOf(now)
+	var parts []string
+	for name, fact := range is {
+		switch old, known := was[name]; {
+		case !known:
+			parts = append(parts, "added "+name)
+		case old.grants != fact.grants:
+			parts = append(parts, name+" "+old.grants+" -> "+fact.grants)
+		case old != fact:
+			parts = append(parts, "changed "+name)
+		}
+		delete(was, name)
+	}
+	for name := range was {
+		parts = append(parts, "removed "+name)
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
+}
+
+// A fact is what a policy says, or one of its windows.
+type fact struct{ all, grants string }
+
+func factsOf(policies []throttle.Policy) map[string]fact {
+	facts := map[string]fact{}
+	for _, p := range policies {
+		p = p.WithDefaults()
+		for _, w := range p.Windows {
+			all, _ := json.Marshal(w)
+			facts[p.Name+"/"+w.Name] = fact{string(all), grants(w)}
+		}
+		p.Windows = nil
+		all, _ := json.Marshal(p)
+		facts[p.Name] = fact{all: string(all)}
+	}
+	return facts
+}
+
+// grants says what a window grants, such as "10/s" or "20/7s, burst 5".
+func grants(w throttle.Window) string {
+	per := cmp.Or(w.Resets, "at once")
+	if w.Period > 0 {
+		short := map[time.Duration]string{time.Second: "s", time.Minute: "min", time.Hour: "h", 24 * time.Hour: "day"}
+		per = cmp.Or(short[w.Period], w.Period.String())
+	}
+	text := fmt.Sprintf("%d/%s", w.Limit, per)
+	if w.Burst > 0 && w.Burst != w.Limit {
+		text += fmt.Sprintf(", burst %d", w.Burst)
+	}
+	return text
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -278,8 +280,8 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 			`resume p/"" by anna: incident 7 ()`,
 			`pause p/"" by anna: incident 7 (for 1h0m0s)`,
 			`override p/"a b\n" by anna: incident 7 (hour 7, weight 2, not exempt for 1m0s)`,
-			`publish /"" by ben: more (added r, changed p, removed q)`,
-			`publish /"" by anna: incident 7 (the first policies)`,
+			`publish /"" by ben: more (added r, added r/hour, p/hour 1/h -> 2/h, removed q, removed q/hour)`,
+			`publish /"" by anna: incident 7 (added p, added p/hour, added q, added q/hour)`,
 		}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("the log:\n%s", strings.Join(got, "\n"))
@@ -323,4 +325,40 @@ func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 			t.Errorf("tickets were taken at %v", at)
 		}
 	})
+}
+
+func TestTheLogHasOldAndNewValues(t *testing.T) {
+	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	s, ben := newStore(t, client), control.By{Who: "ben", Why: "more"}
+	before := []throttle.Policy{{Name: "p", Windows: []throttle.Window{
+		{Name: "a", Limit: 10, Period: time.Second}, {Name: "b", Limit: 5, Period: 7 * time.Second, Algorithm: throttle.AlgorithmGCRA, Burst: 2},
+		{Name: "c", Limit: 3, Algorithm: throttle.AlgorithmConcurrency},
+	}}}
+	version, err := s.Publish(t.Context(), before, 0, anna)
+	must(t, err)
+	now := []throttle.Policy{{Name: "p", Match: []string{"x"}, Windows: slices.Clone(before[0].Windows)}}
+	now[0].Windows[0].Limit, now[0].Windows[1].Burst, now[0].Windows[2].Limit = 15, 3, 4
+	_, err = s.Publish(t.Context(), now, version, ben)
+	must(t, err)
+	must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 2}, time.Hour, anna))
+	must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "acme", Weight: 3}, time.Hour, ben))
+	must(t, s.SetOverride(t.Context(), throttle.TenantOverride{Policy: "p", Tenant: "zeta", Weight: 3}, time.Hour, ben))
+	must(t, s.Pause(t.Context(), "p", "acme", time.Hour, anna))
+	must(t, s.Pause(t.Context(), "p", "acme", time.Hour, ben))
+	changes, err := s.Changes(t.Context(), "", 10)
+	must(t, err)
+	for i, want := range map[int]string{
+		0: "for 1h0m0s, in place of a pause until TIME by anna: incident 7",
+		2: "weight 3 for 1h0m0s",
+		3: "weight 3 for 1h0m0s, in place of weight 2 until TIME by anna: incident 7",
+		5: "changed p, p/a 10/s -> 15/s, p/b 5/7s, burst 2 -> 5/7s, burst 3, p/c 3/at once -> 4/at once",
+	} {
+		if got := regexp.MustCompile(`\d{4}-\S+ \S+ UTC`).ReplaceAllString(changes[i].Text, "TIME"); got != want {
+			t.Errorf("change %d: %s\nwant %s", i, got, want)
+		}
+	}
+	// Earlier policies can be published again.
+	if got := control.Differences(changes[6].Policies, before); got != "" || len(changes[6].Policies) != 1 {
+		t.Errorf("the log has other policies than were published: %s", got)
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -210,27 +209,15 @@ func (f *Follower) publish(state, before State) {
 
 // log logs which overrides and pauses have begun, and which have ended.
 func (f *Follower) log(before, now State) {
-	type entry struct{ policy, tenant, by, why, text string }
-	list := func(s State) (entries []entry) {
-		for _, o := range s.Overrides {
-			entries = append(entries, entry{o.Policy, o.Tenant, o.By, o.Why, "override: " + Describe(o) + " until " + clock(o.Until)})
-		}
-		for _, p := range s.Pauses {
-			entries = append(entries, entry{p.Policy, p.Tenant, p.By, p.Why, "pause until " + clock(p.Until)})
-		}
-		return entries
-	}
-	logNew := func(message string, some, others []entry) {
-		for _, e := range some {
-			if !slices.Contains(others, e) {
-				f.config.Logger.Info(message,
-					"policy", e.policy, "tenant", e.tenant, "what", e.text, "by", e.by, "why", e.why)
-			}
+	was, is := before.describe(), now.describe()
+	for about, text := range is {
+		if was[about] != text {
+			f.config.Logger.Info("control: in force", "policy", about.Policy, "tenant", about.Tenant, "what", text)
 		}
 	}
-	was, is := list(before), list(now)
-	logNew("control: in force", is, was)
-	logNew("control: ended", was, is)
+	for about, text := range was {
+		if is[about] == "" {
+			f.config.Logger.Info("control: ended", "policy", about.Policy, "tenant", about.Tenant, "what", text)
+		}
+	}
 }
-
-func clock(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }

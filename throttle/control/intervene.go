@@ -93,7 +93,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 		}
 	}
 	o.By, o.Until, o.Why = by.Who, time.Time{}, by.Why
-	return s.intervene(ctx, kindOverride, o, ttl,
+	return s.intervene(ctx, kindOverride, o, ttl, state,
 		Change{What: Overridden, By: by, Policy: o.Policy, Tenant: o.Tenant, Text: Describe(o) + " for " + ttl.String()})
 }
 
@@ -122,6 +122,29 @@ func Describe(o throttle.TenantOverride) string {
 	return strings.Join(parts, ", ")
 }
 
+// An about says what kind of change is about whom.
+type about struct{ What, Policy, Tenant string }
+
+// Describe says which override, or with Paused which pause, of a tenant is in force, until when, by
+// whom and why. It is empty if none is.
+func (s State) Describe(what, policy, tenant string) string {
+	return s.describe()[about{what, policy, tenant}]
+}
+
+func (s State) describe() map[about]string {
+	texts := map[about]string{}
+	until := func(end time.Time, who, why string) string {
+		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))
+	}
+	for _, o := range s.Overrides {
+		texts[about{Overridden, o.Policy, o.Tenant}] = Describe(o) + until(o.Until, o.By, o.Why)
+	}
+	for _, p := range s.Pauses {
+		texts[about{Paused, p.Policy, p.Tenant}] = "a pause" + until(p.Until, p.By, p.Why)
+	}
+	return texts
+}
+
 // ClearOverride ends the override of a tenant, and reports whether there was one. Errors are
 // SetOverride's.
 func (s *Store) ClearOverride(ctx context.Context, policy, tenant string, by By) (bool, error) {
@@ -144,8 +167,9 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
 			Hint: "must be the name of a policy in force"}
 	}
-	return s.intervene(ctx, kindPause, throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}, d,
-		Change{What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
+	pause := throttle.OperatorPause{By: by.Who, Policy: policy, Tenant: tenant, Why: by.Why}
+	return s.intervene(ctx, kindPause, pause, d, state, Change{
+		What: Paused, By: by, Policy: policy, Tenant: tenant, Text: "for " + d.String()})
 }
 
 // Resume ends a pause by Pause, and reports whether there was one. For what an upstream asked for
@@ -163,7 +187,12 @@ func (s *Store) end(ctx context.Context, kind string, c Change) (found bool, err
 }
 
 // intervene stores an override or a pause.
-func (s *Store) intervene(ctx context.Context, kind string, overrideOrPause any, ttl time.Duration, c Change) error {
+func (s *Store) intervene(
+	ctx context.Context, kind string, overrideOrPause any, ttl time.Duration, before State, c Change,
+) error {
+	if replaced := before.Describe(c.What, c.Policy, c.Tenant); replaced != "" {
+		c.Text += ", in place of " + replaced
+	}
 	data, err := json.Marshal(overrideOrPause)
 	if err != nil {
 		return fmt.Errorf("control: %w", err)

@@ -189,13 +189,11 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if before.Version != version {
 		return 0, &ConflictError{before.Version, version}
 	}
-	what := Change{What: Published, By: by, Text: "the first policies"}
-	if before.PoliciesErr == nil && before.Version > 0 {
-		if what.Text = differences(before.Policies, policies); what.Text == "" {
-			return version, nil
-		}
-	} else if before.Version > 0 {
+	what := Change{What: Published, By: by, Policies: policies, Text: Differences(before.Policies, policies)}
+	if before.PoliciesErr != nil {
 		what.Text = "replaces policies that could not be read"
+	} else if what.Text == "" {
+		return version, nil
 	}
 	return s.change(ctx, "policies", document, 0, version, what)
 }
@@ -213,7 +211,7 @@ func (s *Store) change(
 		return 0, err
 	}
 	c.At, c.ID, c.Version = time.Time{}, "", 0 // which the log knows by itself
-	entry, _ := json.Marshal(c)                // strings only
+	entry, _ := json.Marshal(c)                // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
 	reply, err := changeScript.Run(ctx, s.client, keys, field, value, ttl.Microseconds(), version,
 		rand.Text()[:8], MaxInForce, entry, MaxChanges, s.key("changed")).Int64Slice()
@@ -235,27 +233,3 @@ func (s *Store) change(
 }
 
 var errNothing = errors.New("control: nothing to delete")
-
-// differences says which policies are new, changed and removed; "" if none are.
-func differences(before, now []throttle.Policy) string {
-	texts := map[string]string{}
-	for _, p := range before {
-		texts[p.Name], _ = encodePolicies([]throttle.Policy{p})
-	}
-	var parts []string
-	for _, p := range now {
-		text, _ := encodePolicies([]throttle.Policy{p})
-		switch old, was := texts[p.Name]; {
-		case !was:
-			parts = append(parts, "added "+p.Name)
-		case old != text:
-			parts = append(parts, "changed "+p.Name)
-		}
-		delete(texts, p.Name)
-	}
-	for name := range texts {
-		parts = append(parts, "removed "+name)
-	}
-	slices.Sort(parts)
-	return strings.Join(parts, ", ")
-}

@@ -33,7 +33,8 @@ func (m *Main) batchCommand() *cli.Command {
 	batch := &cli.Command{
 		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume or cancel it",
 		Flags: append([]cli.Flag{
-			c.policiesFlag("policies and batches, a policy `FILE`; - reads stdin"),
+			&cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
+				Usage: "the batches, and the policies if none are published: a policy `FILE`; - reads stdin"},
 			&cli.StringFlag{Name: "batch", Destination: &c.Batch,
 				Usage: "the batch `NAME`; by default the only one of the file"},
 			&cli.StringFlag{Name: "tick", Destination: &c.Tick,
@@ -75,43 +76,45 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	if err != nil {
 		return inputError{err}
 	}
-	server, err := c.open(ctx)
+	c.Policies = "" // what is published goes before the file
+	f, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer server.Close()
-	limiter, err := c.newLimiter(server, policies)
-	if err != nil {
-		return err
+	defer f.server.Close()
+	if f.state.Version == 0 {
+		if err := f.limiter.SetPolicies(policies); err != nil {
+			return inputError{err}
+		}
 	}
-	scheduler, err := batch.NewScheduler(server.Opt, batch.Config{
+	scheduler, err := batch.NewScheduler(f.server.Opt, batch.Config{
 		Batches: []batch.Batch{b}, ByHand: verb.name != "plan", // which needs the schedule: it has the next tick
-		Client: worker.ClientConfig{Limiter: limiter}, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil)),
+		Client: worker.ClientConfig{Limiter: f.limiter}, Logger: slog.New(slog.NewTextHandler(c.Stderr, nil)),
 	})
 	if err != nil {
 		return inputError{err}
 	}
 	defer scheduler.Close()
-	f := batch.Firing{Batch: b.Name, Tick: tick}
+	firing := batch.Firing{Batch: b.Name, Tick: tick}
 	switch {
 	case verb.name == "plan":
-		return c.plan(ctx, scheduler, f)
+		return c.plan(ctx, scheduler, firing)
 	case verb.name == "run":
-		f, err = scheduler.Fire(ctx, b.Name)
+		firing, err = scheduler.Fire(ctx, b.Name)
 	case tick.IsZero():
-		f, err = newest(ctx, scheduler, b.Name)
+		firing, err = newest(ctx, scheduler, b.Name)
 	}
 	if err != nil {
 		return err
 	}
 	if verb.name == "status" {
-		status, err := scheduler.Status(ctx, f)
+		status, err := scheduler.Status(ctx, firing)
 		if err != nil {
 			return err
 		}
 		return c.print(ctx, scheduler, status)
 	}
-	return c.follow(ctx, scheduler, f, verb)
+	return c.follow(ctx, scheduler, firing, verb)
 }
 
 func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {

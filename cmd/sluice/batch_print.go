@@ -21,11 +21,9 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 			fmt.Fprintln(c.Stdout, verdict(p))
 		}
 		fmt.Fprintln(c.Stdout)
-		t := show.Table(c.Stdout)
-		fmt.Fprintln(t, "TENANT\tTASKS\tEXPECTED FINISH\tLATE\tLEFT OUT")
+		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED FINISH", "LATE", "LEFT OUT")
 		for _, tenant := range p.Tenants {
-			fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\n",
-				tenant.Tenant, tenant.Total, moment(tenant.Expected), tenant.Late, tenant.Trimmed)
+			t.Row(tenant.Tenant, tenant.Total, moment(tenant.Expected), tenant.Late, tenant.Trimmed)
 		}
 		t.Flush()
 	})
@@ -101,11 +99,9 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 			return
 		}
 		fmt.Fprintln(c.Stdout)
-		t := show.Table(c.Stdout)
-		fmt.Fprintln(t, "TENANT\tTASKS\tENDED\tRUNNING\tWAITING\tPLANNED FINISH\tEXPECTED FINISH")
+		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "ENDED", "RUNNING", "WAITING", "PLANNED FINISH", "EXPECTED FINISH")
 		for _, tenant := range tenants {
-			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%s\t%s\n",
-				tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
+			t.Row(tenant.Tenant, tenant.Total, tenant.Ended, tenant.Running, tenant.Waiting,
 				moment(tenant.Planned), moment(tenant.Expected))
 		}
 		t.Flush()
@@ -140,5 +136,11 @@ func behind(s batch.Status) string {
 	if s.State == batch.StateRefused || s.State == batch.StateCancelled || s.Planned.IsZero() || s.Expected.IsZero() {
 		return ""
 	}
-	return ", " + show.Against(s.Behind(), time.Second)
+	switch behind := s.Behind().Round(time.Second); {
+	case behind > 0:
+		return ", " + show.Span(behind) + " behind its plan"
+	case behind < 0:
+		return ", " + show.Span(-behind) + " ahead of its plan"
+	}
+	return ", as planned"
 }

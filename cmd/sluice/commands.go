@@ -147,7 +147,7 @@ func flagLine(f cli.Flag) string {
 		placeholder, after, _ := strings.Cut(rest, "`")
 		name, usage = name+" "+placeholder, before+placeholder+after
 	}
-	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && d != "0" && doc.TakesValue() {
+	if d := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`); d != "" && d != "0" && d != "0s" && doc.TakesValue() {
 		usage += " (default: " + d + ")"
 	}
 	return name + "\t" + usage

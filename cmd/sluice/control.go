@@ -10,12 +10,13 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/policyfile"
+	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// A ControlCommand looks at, or changes, what is in force on all programs that follow.
+// A ControlCommand changes what is in force on all programs that follow.
 type ControlCommand struct {
 	workersCommand
 
@@ -23,6 +24,7 @@ type ControlCommand struct {
 	For time.Duration // how long it lasts
 	Why string
 
+	by             control.By
 	needFor        bool   // it ends by itself
 	policy, tenant string // that the change is about; the tenant may be ""
 }
@@ -31,50 +33,48 @@ func (m *Main) control() *ControlCommand {
 	return &ControlCommand{workersCommand: workersCommand{Main: m}}
 }
 
-// A controlDesk is a store, the Redis that it is in, and who works there.
-type controlDesk struct {
-	*control.Store
-	by     control.By
-	server *redisconn.Server
-}
-
 // A done is what a command says of a change: as JSON, or by its text.
 type done struct {
-	Policy  string `json:"policy,omitempty"`
-	Tenant  string `json:"tenant,omitempty"`
-	Changed bool   `json:"changed"`
-	Count   int    `json:"count,omitempty"`
-	Version int64  `json:"version,omitempty"`
-	Until   string `json:"until,omitempty"`
+	Policy   string `json:"policy,omitempty"`
+	Tenant   string `json:"tenant,omitempty"`
+	Changed  bool   `json:"changed"`
+	Changes  string `json:"changes,omitempty"` // of the policies
+	Count    int    `json:"count,omitempty"`
+	Replaces string `json:"replaces,omitempty"` // an override or a pause, and whose
+	Version  int64  `json:"version,omitempty"`
+	Until    string `json:"until,omitempty"`
 
 	text string
 }
 
 // A change is what a command does with its arguments, an intervention with its policy and tenant.
 type (
-	change       func(ctx context.Context, d controlDesk, args cli.Args) (done, error)
-	intervention func(ctx context.Context, d controlDesk) (done, error)
+	change       func(ctx context.Context, f *fleet, args cli.Args) (done, error)
+	intervention func(ctx context.Context, f *fleet) (done, error)
 )
+
+// whyFlags are of all changes.
+func (c *ControlCommand) whyFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; required", Destination: &c.Why},
+		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.By},
+	}
+}
 
 // change returns the command that makes a change.
 func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.Flag) *cli.Command {
-	own = append(own,
-		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; it is required", Destination: &c.Why},
-		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.By})
 	return &cli.Command{
-		Name: name, Usage: usage, ArgsUsage: args, Flags: c.flags(own...),
+		Name: name, Usage: usage, ArgsUsage: args, Flags: c.flags(append(own, c.whyFlags()...)...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			by, err := c.by()
+			if err := c.sign(); err != nil {
+				return err
+			}
+			f, err := c.connect(ctx)
 			if err != nil {
 				return err
 			}
-			d, err := c.desk(ctx)
-			if err != nil {
-				return err
-			}
-			defer d.server.Close()
-			d.by = by
-			made, err := do(ctx, d, cmd.Args())
+			defer f.server.Close()
+			made, err := do(ctx, f, cmd.Args())
 			if errors.As(err, new(*throttle.PolicyError)) {
 				return inputError{err}
 			}
@@ -89,14 +89,19 @@ func (c *ControlCommand) change(name, usage, args string, do change, own ...cli.
 // intervention is change for a command about a policy, or a tenant of it. What it says of itself
 // stands behind the name of these.
 func (c *ControlCommand) intervention(name, usage, args string, do intervention, own ...cli.Flag) *cli.Command {
-	did := func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
-		c.policy, c.tenant = args.Get(0), args.Get(1)
-		made, err := do(ctx, d)
-		made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.about()+made.text
+	did := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
+		if err := c.about(ctx, f, args); err != nil {
+			return done{}, err
+		}
+		made, err := do(ctx, f)
+		made.Policy, made.Tenant, made.text = c.policy, c.tenant, c.name()+made.text
 		if c.needFor {
 			until := time.Now().Add(c.For)
 			made.Changed, made.Until = true, until.UTC().Format(time.RFC3339)
 			made.text += " until " + clockText(until)
+		}
+		if made.Replaces != "" {
+			made.text += ", in place of " + made.Replaces
 		}
 		return made, err
 	}
@@ -109,75 +114,80 @@ func (c *ControlCommand) forFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; required", Destination: &c.For}
 }
 
-// by returns who makes the change, and why, after a look at the flags that all changes have.
-func (c *ControlCommand) by() (control.By, error) {
+// sign notes who makes the change, and why, after a look at the flags that all changes have.
+func (c *ControlCommand) sign() error {
 	who, _ := c.Env("USER")
-	by := control.By{Who: cmp.Or(c.By, who), Why: c.Why}
+	c.by = control.By{Who: cmp.Or(c.By, who), Why: c.Why}
 	switch {
-	case strings.TrimSpace(by.Why) == "":
-		return by, badInput("--why is missing: must be the reason of the change")
-	case c.needFor && (c.For <= 0 || c.For > control.MaxTTL):
-		return by, badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
-	case strings.TrimSpace(by.Who) == "":
-		return by, badInput("--by is missing, and $USER is not set: must be who makes the change")
+	case strings.TrimSpace(c.by.Why) == "":
+		return badInput("--why is missing: must be the reason of the change")
+	case c.needFor && c.For == 0:
+		return badInput("--for is missing: must be how long, such as 10m")
+	case c.needFor && (c.For < 0 || c.For > control.MaxTTL):
+		return badInput("--for %v: must be how long, such as 10m, and at most %v", c.For, control.MaxTTL)
+	case strings.TrimSpace(c.by.Who) == "":
+		return badInput("--by is missing, and $USER is not set: must be who makes the change")
 	}
-	return by, nil
+	return nil
 }
 
-// desk opens the store.
-func (c *ControlCommand) desk(ctx context.Context) (controlDesk, error) {
-	server, err := c.open(ctx)
-	if err != nil {
-		return controlDesk{}, err
-	}
-	store, err := control.NewStore(server.Client, c.Prefix)
-	if err != nil {
-		server.Close()
-		return controlDesk{}, inputError{err}
-	}
-	return controlDesk{Store: store, server: server}, nil
-}
-
-// checkPolicy fails if policies are published, and none has the policy's name.
-func (c *ControlCommand) checkPolicy(ctx context.Context, d controlDesk) error {
-	state, err := d.State(ctx)
-	if err != nil {
-		return err
-	}
-	if len(state.Policies) == 0 {
-		fmt.Fprintf(c.Stderr, "sluice: no policies are published: "+
+// about reads the arguments POLICY [TENANT]. It warns of what cannot be known to be there.
+func (c *ControlCommand) about(ctx context.Context, f *fleet, args cli.Args) error {
+	c.policy, c.tenant = args.Get(0), args.Get(1)
+	if len(f.limiter.Policies()) == 0 {
+		fmt.Fprintf(c.Stderr, "sluice: warning: no policies are published: "+
 			"whether there is a policy %q is not known\n", c.policy)
 		return nil
 	}
-	_, err = named(state.Policies, c.policy)
-	return err
+	p, err := f.policy(c.policy)
+	if err != nil || c.tenant == "" {
+		return err
+	}
+	seen, others, err := c.seen(ctx, f, p)
+	if err != nil || seen {
+		return err
+	}
+	hint := "is it spelt right?"
+	if near := policyfile.Suggest(c.tenant, others); near != "" {
+		hint = fmt.Sprintf("did you mean %q?", near)
+	}
+	fmt.Fprintf(c.Stderr, "sluice: warning: %s has nothing that waits, and was granted nothing lately: %s\n", c.name(), hint)
+	return nil
 }
 
-// limiter returns a limiter that has the policy: that of --policies, or of those that are published.
-func (c *ControlCommand) limiter(ctx context.Context, d controlDesk) (*throttle.Limiter, error) {
-	var policies []throttle.Policy
-	if c.Policies != "" {
-		var err error
-		if policies, err = c.loadPolicies(c.Policies); err != nil {
-			return nil, err
-		}
-	} else {
-		state, err := d.State(ctx)
-		if err := cmp.Or(err, state.PoliciesErr); err != nil {
-			return nil, err
-		}
-		if policies = state.Policies; policies == nil {
-			return nil, badInput("no policies are published: --policies must be the workers' policy file")
+// seen reports whether anything is known of the tenant, and who else waits or was granted most.
+func (c *ControlCommand) seen(ctx context.Context, f *fleet, p throttle.Policy) (seen bool, others []string, err error) {
+	_, seen = p.Tenants[c.tenant]
+	own, err := f.limiter.State(ctx, throttle.StateRequest{Policy: p.Name, Tenant: c.tenant})
+	if err != nil {
+		return false, nil, err
+	}
+	for _, t := range own.Tenants {
+		seen = seen || t.Waiting > 0
+		for _, w := range t.Windows {
+			seen = seen || w.Used > 0
 		}
 	}
-	if _, err := named(policies, c.policy); err != nil {
-		return nil, err
+	for _, o := range f.state.Overrides {
+		seen = seen || o.Policy == p.Name && o.Tenant == c.tenant
 	}
-	return c.newLimiter(d.server, policies)
+	uses, err := usage.Top(ctx, f.server.Client, usage.TopOptions{Max: 1000, Policy: p.Name, Prefix: c.Prefix})
+	if err != nil || seen {
+		return seen, nil, err
+	}
+	for _, use := range uses {
+		seen = seen || use.Tenant == c.tenant
+		others = append(others, use.Tenant)
+	}
+	all, err := f.limiter.State(ctx, throttle.StateRequest{Limit: throttle.MaxStatePage, Policy: p.Name})
+	for _, t := range all.Tenants {
+		others = append(others, t.Tenant)
+	}
+	return seen, others, err
 }
 
-// about names the policy, or the tenant of it.
-func (c *ControlCommand) about() string {
+// name names the policy, or the tenant of it.
+func (c *ControlCommand) name() string {
 	if c.tenant == "" {
 		return c.policy
 	}

@@ -2,9 +2,11 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
@@ -43,14 +45,15 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 				t.Errorf("stdout does not hold %q:\n%s", stdout, e.stdout)
 			}
 		}
-		says(look("limits", "get"), "no policies are published")
+		says(look("limits", "show"), "no policies are published")
 		run("limits", "set", "api", "pace", "--limit", "3", "--why", "x").want(t, exitBadInput, "no policies are published: publish")
+		run("limits", "rollback", "--why", "x").want(t, exitBadInput, "the log has no policies from before version 0")
 		run("limits", "publish", d.path("policies.yml")).want(t, exitBadInput, "--why is missing")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "first"), "published version 1")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "again"), "published already, as version 1")
 		run("limits", "publish", d.path("policies.yml"), "--version", "0", "--why", "again").
 			want(t, exitFailed, "version 0 were to be replaced, but 1 is in force")
-		says(run("limits", "set", "api", "pace", "--limit", "30", "--why", "raised"), "was limit 40; published version 2")
+		says(run("limits", "set", "api", "pace", "--limit", "30", "--why", "raised"), "published version 2: api/pace 40/s -> 30/s")
 		run("limits", "set", "api", "pce", "--limit", "30", "--why", "x").want(t, exitBadInput, `window "pce": must be one of pace, minute`)
 		run("limits", "set", "api", "pace", "--limit=-3", "--why", "x").want(t, exitBadInput, "limit -3: must be 1 to")
 
@@ -63,25 +66,38 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		run("limits", "override", "api", "acme", "--exempt", "maybe", "--for", "1h", "--why", "x").
 			want(t, exitBadInput, "must be yes or no")
 		run("limits", "override", "api", "acme", "--for", "1h", "--why", "x").want(t, exitBadInput, "needs --window, --weight or --exempt")
-		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for 0s: must be how long")
+		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for is missing: must be how long")
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
 		says(run("pause", "api", "zeta", "--for", "10m", "--why", "asked"), `tenant "zeta" of api is paused until `)
+		e := run("pause", "api", "zeta", "--for", "10m", "--why", "asked again", "--by", "ben")
+		if e.code != exitDone || !strings.Contains(e.stdout, ", in place of a pause until ") || !strings.Contains(e.stdout, " by anna: asked\n") {
+			t.Errorf("a pause replaces another's:\n%s", e.stdout)
+		}
+		e = run(append([]string{"limits", "override", "api", "acme"}, override...)...)
+		if !strings.Contains(e.stdout, ", in place of minute 50, weight 2 until ") || strings.Contains(e.stderr, "warning") {
+			t.Errorf("an override replaces another:\n%s%s", e.stdout, e.stderr)
+		}
+		run("pause", "api", "acne", "--for", "1ms", "--why", "x").want(t, exitDone,
+			`warning: tenant "acne" of api has nothing that waits, and was granted nothing lately: is it spelt right?`)
 		run("pause", "apo", "--for", "10m", "--why", "down").want(t, exitBadInput, `policy "apo": must be one of api`)
 		run("pause", "--for", "10m", "--why", "down").want(t, exitBadInput, "pause needs the arguments POLICY [TENANT]")
 
 		var state inForce
-		e := look("limits", "get", "--json")
+		e = look("limits", "show", "--json")
 		e.want(t, exitDone)
 		if err := json.Unmarshal([]byte(e.stdout), &state); err != nil {
 			t.Fatalf("%v:\n%s", err, e.stdout)
 		}
 		if state.Version != 2 || len(state.Policies) != 1 || state.Policies[0].Windows[0].Limit != 30 ||
 			len(state.Overrides) != 1 || state.Overrides[0].Windows["minute"].Limit != 50 || state.Overrides[0].By != "anna" ||
-			len(state.Pauses) != 2 || state.Pauses[1].Why != "asked" {
+			len(state.Pauses) != 2 || state.Pauses[1].Why != "asked again" {
 			t.Errorf("in force:\n%s", e.stdout)
 		}
-		says(look("limits", "get", "api"), `"anna"`)
-		look("limits", "get", "apo").want(t, exitBadInput, `policy "apo": nothing is published`)
+		says(look("limits", "show", "api"), " anna ")
+		look("limits", "show", "apo").want(t, exitBadInput, `policy "apo": nothing is published`)
+		says(run("limits", "rollback", "--why", "too many"), "published version ")
+		says(look("limits", "show"), "40")
+		run("limits", "rollback", "--version", "77", "--why", "x").want(t, exitBadInput, "--version 77: the log has no policies of it")
 
 		says(run("resume", "api", "--why", "up"), "api is not paused any more")
 		says(run("resume", "api", "--why", "up"), "api was not paused")
@@ -90,7 +106,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(look("limits", "log"), "resume")
 		var log []control.Change
 		e = look("limits", "log", "--json", "--last", "3")
-		if err := json.Unmarshal([]byte(e.stdout), &log); err != nil || len(log) != 3 || log[0].What != "clear" || log[2].Tenant != "zeta" {
+		if err := json.Unmarshal([]byte(e.stdout), &log); err != nil || len(log) != 3 || log[0].What != "clear" {
 			t.Errorf("%v:\n%s", err, e.stdout)
 		}
 		// Tasks of two tenants wait behind a full window.
@@ -125,12 +141,18 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			}
 			return n
 		}
-		says(run("drop", "api", "acme", "--why", "they left"), `tenant "acme" of api: archived 3 waiting tasks`)
-		says(run("drop", "api", "acme", "--why", "they left"), `archived 0 waiting tasks`)
+		says(run("drop", "api", "acme"), `tenant "acme" of api: would archive 3 waiting tasks. Nothing is changed: --yes does it.`)
+		if n := wait(); n != 6 {
+			t.Errorf("%d wait after a preview, want 6", n)
+		}
+		run("drop", "api", "acme", "--yes").want(t, exitBadInput, "--why is missing")
+		run("drop", "api", "acne").want(t, exitDone, `did you mean "acme"?`)
+		says(run("drop", "api", "acme", "--yes", "--why", "they left"), `tenant "acme" of api: archived 3 waiting tasks`)
+		says(run("drop", "api", "acme", "--yes", "--why", "they left"), `archived 0 waiting tasks`)
 		if n := wait(); n != 3 {
 			t.Errorf("%d wait after the tasks of one tenant were dropped, want 3", n)
 		}
-		says(run("drop", "api", "zeta", "--delete", "--policies", d.path("policies.yml"), "--why", "twice"), `deleted 3 waiting tasks`)
+		says(run("drop", "api", "zeta", "--delete", "--yes", "--policies", d.path("policies.yml"), "--why", "twice"), `deleted 3 waiting tasks`)
 		inspector := asynq.NewInspector(asynqs)
 		defer inspector.Close()
 		if info, err := inspector.GetQueueInfo("default"); err != nil || info.Archived != 3 || info.Size != 3 || wait() != 0 {
@@ -141,15 +163,85 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		if _, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme", Exempt: true}); err != nil {
 			t.Fatal(err)
 		}
-		says(run("reset", "api", "acme", "--why", "new key"), `tenant "acme" of api: emptied 1 counts`)
+		says(run("reset", "api", "acme", "--why", "new key"), `tenant "acme" of api: emptied 1 count`)
 		if d, err := limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"}); err != nil || d.Windows[1].Used != 0 {
 			t.Errorf("after a reset %+v, %v", d.Windows, err)
 		}
 		says(run("reset", "api", "--why", "new quota"), `api: emptied `)
 		run("reset", "apo", "--why", "x").want(t, exitBadInput, `policy "apo": must be one of api`)
 		says(run("front", "api", "acme", "--for", "10m", "--why", "release"), `tenant "acme" of api goes before others until `)
-		says(look("limits", "get"), "weight 1e+06")
-		runMain(t.Context(), "", "limits", "get").want(t, exitBadInput, "there is no Redis: --redis must be")
-		runMain(t.Context(), "", "limits", "gut").want(t, exitBadInput, `unknown command "gut": did you mean "get"?`)
+		says(look("limits", "show"), "weight 1e+06")
+		runMain(t.Context(), "", "limits", "show").want(t, exitBadInput, "there is no Redis: --redis must be")
+		runMain(t.Context(), "", "limits", "shoe").want(t, exitBadInput, `unknown command "shoe": did you mean "show"?`)
 	})
+}
+
+// asynq keeps the newest archived tasks of a queue. What a drop would have it delete is said before.
+func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t)
+	client := throttletest.Client(t, d.addr)
+	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tasks.Close()
+	for range 4 { // one of them fits
+		if _, err := tasks.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pipe := client.Pipeline()
+	for i := range archiveKeeps - 1 {
+		pipe.ZAdd(t.Context(), "asynq:{default}:archived", redis.Z{Score: float64(time.Now().Unix() - 60), Member: fmt.Sprint("old", i)})
+		pipe.HSet(t.Context(), fmt.Sprint("asynq:{default}:t:old", i), "msg", "")
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const said = "asynq keeps 9999 archived tasks of a queue: of default it deletes 3 that are archived already, of any tenant, and 0 of these"
+	d.run(t, "drop", "api", "acme").want(t, exitDone, said)
+	var got dropped
+	e := d.run(t, "drop", "--json", "api", "acme")
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Changed || got.Count != 4 || len(got.Queues) != 1 || got.Queues[0].LostOld != 3 {
+		t.Errorf("%v:\n%s", err, e.stdout)
+	}
+	d.run(t, "drop", "--yes", "--by", "anna", "--why", "they left", "api", "acme").want(t, exitDone, said)
+	if n := client.ZCard(t.Context(), "asynq:{default}:archived").Val(); n != archiveKeeps {
+		t.Errorf("asynq keeps %d, not %d", n, archiveKeeps)
+	}
+	if e := d.run(t, "drop", "--delete", "api", "acme"); e.code != exitDone || strings.Contains(e.stderr, "asynq keeps") {
+		t.Errorf("%d: %s", e.code, e.stderr)
+	}
+}
+
+// What operators have published is what the commands compute with; a file is a question.
+func TestWhatIsInForceIsShown(t *testing.T) {
+	t.Parallel()
+	d := newLiveDesk(t) // its file, and its workers, grant 2 to all, and 1 to each
+	look := func(args ...string) ending {
+		return runMain(t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
+	}
+	look("status").want(t, exitBadInput, "no policies are published: --policies must be the workers' policy file")
+	look("doctor").want(t, exitDone)
+	if e := d.run(t, "status"); !strings.HasPrefix(e.stdout, "policies: "+d.path("policies.yml")+", as none are published\n") {
+		t.Errorf("the source is not named:\n%s", e.stdout)
+	}
+	look("limits", "publish", d.path("policies.yml"), "--by", "anna", "--why", "x").want(t, exitDone)
+	look("limits", "set", "api", "shared", "--limit", "7", "--by", "anna", "--why", "x").want(t, exitDone)
+	e := look("status")
+	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "policies: published version 2\n") ||
+		!strings.Contains(columns(e.stdout), " shared 0 7 requests ") {
+		t.Errorf("it is not what is in force:\n%s", e.stdout)
+	}
+	e = d.run(t, "status")
+	if e.want(t, exitDone); !strings.HasPrefix(e.stdout, "policies: as if "+d.path("policies.yml")+" were in force in place of published version 2\n") ||
+		!strings.Contains(columns(e.stdout), " shared 0 2 requests ") {
+		t.Errorf("it is not as if the file were in force:\n%s", e.stdout)
+	}
+	e = look("simulate", "--limit", "shared=8", "--json")
+	var got simulated
+	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil || got.Source != "published version 2" {
+		t.Errorf("%v: %s", err, e.stdout)
+	}
 }

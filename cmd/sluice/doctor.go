@@ -51,15 +51,15 @@ func (m *Main) doctorCommand() *cli.Command {
 
 // findings looks at the Redis as the servers and clients of workers do, and at the policies.
 func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]string, error) {
-	server, limiter, err := c.connect(ctx)
+	f, err := c.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer server.Close()
-	for _, p := range limiter.Policies() {
+	defer f.server.Close()
+	for _, p := range f.limiter.Policies() {
 		*warnings = append(*warnings, p.Warnings()...)
 	}
-	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
+	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/drain"
@@ -16,18 +17,19 @@ import (
 
 // A forecast is how long jobs take at best: if calls take no time, and nobody else calls.
 type forecast struct {
-	Policy        string   `json:"policy,omitempty"` // these two: "" if it is about all jobs
-	Tenant        string   `json:"tenant,omitempty"`
-	Jobs          int      `json:"jobs"`
-	AtBestSeconds *float64 `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
-	Window        string   `json:"window"`          // that the last one waits for; "" if none waits
+	Policy        string           `json:"policy,omitempty"` // these: "" if it is about all jobs
+	Tenant        string           `json:"tenant,omitempty"`
+	Cost          map[string]int64 `json:"cost,omitempty"` // of each job
+	Jobs          int              `json:"jobs"`
+	AtBestSeconds *float64         `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
+	Window        string           `json:"window"`          // that the last one waits for; "" if none waits
 }
 
 // expect fills in when the jobs start, by a plan made at a time.
 func (f *forecast) expect(at time.Time, finish throttle.Finish) {
 	f.Window = finish.Window
 	if finish.Known || f.Jobs == 0 {
-		f.AtBestSeconds = new(show.Round(max(0, finish.Last.Sub(at)).Seconds()))
+		f.AtBestSeconds = new(max(0, finish.Last.Sub(at)).Round(time.Millisecond).Seconds())
 	}
 }
 
@@ -35,14 +37,14 @@ func (f forecast) String() string {
 	if f.AtBestSeconds == nil {
 		return "longer than can be planned"
 	}
-	return show.Rough(time.Duration(*f.AtBestSeconds * 1e9))
+	return show.Span(time.Duration(*f.AtBestSeconds * 1e9))
 }
 
 // A dryRunReport is what "run --dry-run --json" prints.
 type dryRunReport struct {
 	forecast            // of jobs that are not done by --out
-	Done     int        `json:"done"` // the others
-	Tenants  []forecast `json:"tenants"`
+	Done     int        `json:"done"`  // the others
+	Equal    []forecast `json:"equal"` // of those that ask for the same
 }
 
 // dryRun says how long the jobs take at best that are not done by --out. It asks no Redis but one of
@@ -103,21 +105,15 @@ func (c *RunCommand) forecast(
 	if err != nil {
 		return dryRunReport{}, err
 	}
-	report := dryRunReport{forecast: forecast{Jobs: len(todo)}, Tenants: []forecast{}}
+	report := dryRunReport{forecast: forecast{Jobs: len(todo)}, Equal: []forecast{}}
 	report.expect(plan.At, plan.Finish)
-	of, finishes := map[forecast]int{}, [][]throttle.Finish{} // of each tenant: its place in the report
 	for i, d := range demands {
-		tenant := forecast{Policy: d.Request.Policy, Tenant: d.Request.Tenant}
-		k, known := of[tenant]
-		if !known {
-			k = len(report.Tenants)
-			of[tenant], report.Tenants, finishes = k, append(report.Tenants, tenant), append(finishes, nil)
+		f := forecast{Policy: d.Request.Policy, Tenant: d.Request.Tenant, Cost: d.Request.Cost, Jobs: d.Count}
+		if len(f.Cost) == 0 {
+			f.Cost = map[string]int64{throttle.Requests: 1}
 		}
-		report.Tenants[k].Jobs += d.Count
-		finishes[k] = append(finishes[k], plan.Demands[i])
-	}
-	for k := range report.Tenants {
-		report.Tenants[k].expect(plan.At, throttle.PlanOf(plan.At, finishes[k]).Finish)
+		f.expect(plan.At, plan.Demands[i])
+		report.Equal = append(report.Equal, f)
 	}
 	return report, nil
 }
@@ -129,10 +125,9 @@ func (c *RunCommand) printForecast(r dryRunReport) {
 		return
 	}
 	fmt.Fprintf(c.Stdout, "The others take %s at best: the last one waits for window %s.\n\n", r, r.Window)
-	t := show.Table(c.Stdout)
-	fmt.Fprintln(t, "POLICY\tTENANT\tJOBS\tAT BEST\tWINDOW")
-	for _, f := range r.Tenants {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", f.Policy, printable(f.Tenant), f.Jobs, f, f.Window)
+	t := show.NewTable(c.Stdout, "POLICY", "TENANT", "COST", "JOBS", "AT BEST", "WINDOW")
+	for _, f := range r.Equal {
+		t.Row(f.Policy, f.Tenant, strings.TrimPrefix(fmt.Sprint(f.Cost), "map"), f.Jobs, f, f.Window)
 	}
 	t.Flush()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/hibiken/asynq"
 	"github.com/urfave/cli/v3"
 
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -12,56 +13,66 @@ import (
 
 // An explained is the JSON of explain.
 type explained struct {
+	Source string `json:"source"` // of the policies
 	worker.Explanation
 	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
-}
-
-func (e explained) String() string {
-	if len(e.Used) == 0 {
-		return e.Explanation.String()
-	}
-	return e.Explanation.String() + "\n" + usedText(e.Used)
 }
 
 // explainCommand says why one task waits.
 func (m *Main) explainCommand() *cli.Command {
 	c := &workersCommand{Main: m}
-	var queue, task string
+	var queue string
 	return &cli.Command{
-		Name: "explain", Usage: "say why a task waits, and until when",
-		Flags: c.liveFlags(
-			&cli.StringFlag{Name: "task", Usage: "the task of `ID`, as asynq's tools show it", Destination: &task},
-			&cli.StringFlag{Name: "queue", Usage: "its asynq queue `NAME`", Value: "default", Destination: &queue},
-		),
-		Action: func(ctx context.Context, _ *cli.Command) error {
-			if task == "" {
-				return badUsage("--task is missing: must be the ID of a task")
-			}
-			server, limiter, err := c.connect(ctx)
+		Name: "explain", ArgsUsage: "ID", Usage: "say why a task waits, and until when",
+		Flags: c.liveFlags(&cli.StringFlag{Name: "queue", Destination: &queue,
+			Usage: "its asynq queue is `NAME`; by default all are looked through"}),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			f, err := c.inForce(ctx)
 			if err != nil {
 				return err
 			}
-			defer server.Close()
-			client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
+			defer f.server.Close()
+			client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 			if err != nil {
 				return err
 			}
 			defer client.Close()
+			task := cmd.Args().First()
+			if queue == "" {
+				queue = queueWith(asynq.NewInspectorFromRedisClient(f.server.Client), task)
+			}
 			e, err := client.Explain(ctx, queue, task)
 			if err != nil {
 				return err
 			}
-			found := explained{Explanation: e}
+			found := explained{Source: f.source, Explanation: e}
 			if e.Line != nil {
-				if found.Used, err = c.mostUsed(ctx, server, e.Line.Policy); err != nil {
+				if found.Used, err = c.mostUsed(ctx, f, e.Line.Policy); err != nil {
 					return err
 				}
 			}
-			err = c.show(found, func() { fmt.Fprintln(c.Stdout, found) })
+			err = c.show(found, func() {
+				fmt.Fprintf(c.Stdout, "%v\n", e)
+				if len(found.Used) > 0 {
+					fmt.Fprintln(c.Stdout, usedText(found.Used))
+				}
+				fmt.Fprintln(c.Stdout, "policies: "+f.source)
+			})
 			if err == nil && e.State == "" {
 				err = errJobsFailed // the answer says so
 			}
 			return err
 		},
 	}
+}
+
+// queueWith returns the first queue that has the task, or asynq's default.
+func queueWith(inspector *asynq.Inspector, task string) string {
+	queues, _ := inspector.Queues() // Explain meets the same error
+	for _, queue := range queues {
+		if _, err := inspector.GetTaskInfo(queue, task); err == nil {
+			return queue
+		}
+	}
+	return "default"
 }

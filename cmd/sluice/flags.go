@@ -20,7 +20,6 @@ type RunCommand struct {
 
 	Concurrency int
 	DryRun      bool
-	Format      string // of Jobs
 	Headers     []string
 	Jobs        string // file, or "-" for stdin
 	Keep        call.Keep
@@ -32,7 +31,6 @@ type RunCommand struct {
 	Retry       string // codes, or "" for the default
 	RetryFailed bool
 	Success     string // codes, or "" for the default
-	Summary     string // file, or ""
 	Timeout     time.Duration
 }
 
@@ -42,11 +40,9 @@ func (m *Main) runCommand() *cli.Command {
 		Name: "run", Usage: "make HTTP calls of your own, throttled and once each", Action: c.Run,
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "jobs", Destination: &c.Jobs, TakesFile: true,
-				Usage: "the jobs, one a line of `FILE`; - reads stdin"},
+				Usage: "the jobs, one a line of `FILE`, or records if its name ends in .csv; - reads stdin"},
 			&cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
 				Usage: "the limits, a policy `FILE`; - reads stdin"},
-			&cli.StringFlag{Name: "format", Value: formatAuto, Destination: &c.Format,
-				Usage: "the jobs are `FORMAT`: jsonl, csv, or auto: csv if the file's name ends so"},
 			&cli.StringSliceFlag{Name: "header", Destination: &c.Headers,
 				Usage: "send `HEADER`, such as 'Accept: text/html', with all calls; may be given several times"},
 			&cli.StringFlag{Name: "out", Destination: &c.Out, TakesFile: true,
@@ -67,8 +63,6 @@ func (m *Main) runCommand() *cli.Command {
 				Usage: "check all input and say how long it takes at best; nothing is called or written"},
 			&cli.StringFlag{Name: "prefix", Destination: &c.Prefix,
 				Usage: "begin queue, windows and lines in Redis with `NAME`, such as staging"},
-			&cli.StringFlag{Name: "summary", Destination: &c.Summary, TakesFile: true,
-				Usage: "write one JSON object to `FILE` that says how it went"},
 			&cli.IntFlag{Name: "concurrency", Value: 16, Destination: &c.Concurrency,
 				Usage: "make at most `N` calls at a time"},
 			&cli.DurationFlag{Name: "timeout", Value: 30 * time.Second, Destination: &c.Timeout,
@@ -93,8 +87,6 @@ func (c *RunCommand) validate() error {
 		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
 	case c.json && !c.DryRun && c.Out == "":
 		return errors.New("--json goes to stdout, as the results do: --out must name a file for these")
-	case c.Format != formatAuto && c.Format != formatCSV && c.Format != formatJSONL:
-		return fmt.Errorf("--format %q: must be jsonl, csv or auto", jobs.Shorten(c.Format))
 	case c.Keep.Body < 0 || c.Keep.Body > call.MaxKeptBody:
 		return fmt.Errorf("--keep-body %d: must be 0 to %d", c.Keep.Body, call.MaxKeptBody)
 	case !prefixShape.MatchString(c.Prefix):

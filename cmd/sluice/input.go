@@ -60,16 +60,8 @@ func oneLine(value string) (string, error) {
 	return value, nil
 }
 
-// What a jobs file may be.
-const (
-	formatAuto  = "auto" // by the name's end
-	formatCSV   = "csv"
-	formatJSONL = "jsonl"
-)
-
 func (c *RunCommand) readJobs() ([]jobs.Job, error) {
-	source := jobs.Source{Dir: ".", Env: c.Env}
-	source.CSV = c.Format == formatCSV || c.Format == formatAuto && strings.EqualFold(filepath.Ext(c.Jobs), ".csv")
+	source := jobs.Source{CSV: strings.EqualFold(filepath.Ext(c.Jobs), ".csv"), Dir: ".", Env: c.Env}
 	if c.Jobs == "-" {
 		return source.Read("stdin", c.Stdin)
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -23,12 +22,13 @@ func (m *Main) limitsCommand() *cli.Command {
 	return &cli.Command{
 		Name: "limits", Usage: "show and change limits while programs run",
 		Commands: []*cli.Command{
-			m.limitsGet(), m.limitsPublish(), m.limitsSet(), m.limitsOverride(), m.limitsClear(), m.limitsLog(),
+			m.limitsShow(), m.limitsPublish(), m.limitsSet(), m.limitsRollback(),
+			m.limitsOverride(), m.limitsClear(), m.limitsLog(),
 		},
 	}
 }
 
-// inForce is the JSON of "limits get --json".
+// inForce is the JSON of "limits show --json".
 type inForce struct {
 	At      time.Time `json:"at"`
 	Version int64     `json:"version"`
@@ -37,23 +37,22 @@ type inForce struct {
 	Pauses    []throttle.OperatorPause  `json:"pauses"`
 }
 
-func (m *Main) limitsGet() *cli.Command {
+func (m *Main) limitsShow() *cli.Command {
 	c := m.control()
 	return &cli.Command{
-		Name: "get", ArgsUsage: "[POLICY]", Flags: c.flags(),
+		Name: "show", ArgsUsage: "[POLICY]", Flags: c.flags(),
 		Usage: "show what is published, overridden and paused",
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			d, err := c.desk(ctx)
+			f, err := c.connect(ctx)
 			if err != nil {
 				return err
 			}
-			defer d.server.Close()
-			state, err := d.State(ctx)
-			if err != nil {
-				return err
-			}
+			defer f.server.Close()
+			state := f.state
 			if name := cmd.Args().First(); name != "" {
-				state = onlyOf(state, name)
+				state.Policies = slices.DeleteFunc(state.Policies, func(p throttle.Policy) bool { return p.Name != name })
+				state.Overrides = slices.DeleteFunc(state.Overrides, func(o throttle.TenantOverride) bool { return o.Policy != name })
+				state.Pauses = slices.DeleteFunc(state.Pauses, func(p throttle.OperatorPause) bool { return p.Policy != name })
 				if len(state.Policies)+len(state.Overrides)+len(state.Pauses) == 0 {
 					return badInput("policy %q: nothing is published of it, or in force", name)
 				}
@@ -68,70 +67,50 @@ func (m *Main) limitsGet() *cli.Command {
 }
 
 func (c *ControlCommand) printState(state control.State) {
-	switch {
-	case state.PoliciesErr != nil:
-		fmt.Fprintf(c.Stdout, "%v\n", state.PoliciesErr)
-	case state.Version == 0:
+	if state.Version == 0 {
 		fmt.Fprintln(c.Stdout, "no policies are published: programs have their own")
-	default:
-		fmt.Fprintf(c.Stdout, "version %d\n", state.Version)
-	}
-	if len(state.Policies) > 0 {
-		fmt.Fprint(c.Stdout, policyfile.Describe(state.Policies).Text())
+	} else {
+		fmt.Fprintf(c.Stdout, "version %d\n%s", state.Version, policyfile.Describe(state.Policies).Text())
 	}
 	if len(state.Overrides) > 0 {
-		t := show.Table(c.Stdout)
-		fmt.Fprintln(t, "OVERRIDE\tTENANT\tWHAT\tUNTIL\tBY\tWHY")
+		t := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
 		for _, o := range state.Overrides {
-			fmt.Fprintf(t, "%s\t%q\t%s\t%s\t%q\t%q\n",
-				o.Policy, o.Tenant, control.Describe(o), clockText(o.Until), o.By, o.Why)
+			t.Row(o.Policy, o.Tenant, control.Describe(o), clockText(o.Until), o.By, o.Why)
 		}
 		t.Flush()
 	}
 	if len(state.Pauses) > 0 {
-		t := show.Table(c.Stdout)
-		fmt.Fprintln(t, "PAUSE\tTENANT\tUNTIL\tBY\tWHY")
+		t := show.NewTable(c.Stdout, "PAUSE", "TENANT", "UNTIL", "BY", "WHY")
 		for _, p := range state.Pauses {
-			tenant := "all"
-			if p.Tenant != "" {
-				tenant = strconv.Quote(p.Tenant)
-			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%q\t%q\n", p.Policy, tenant, clockText(p.Until), p.By, p.Why)
+			t.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.By, p.Why)
 		}
 		t.Flush()
 	}
 }
 
-// onlyOf is what of a state is about one policy.
-func onlyOf(s control.State, policy string) control.State {
-	one := control.State{PoliciesErr: s.PoliciesErr, Version: s.Version}
-	one.At = s.At
-	one.Policies = slices.DeleteFunc(s.Policies, func(p throttle.Policy) bool { return p.Name != policy })
-	one.Overrides = slices.DeleteFunc(s.Overrides, func(o throttle.TenantOverride) bool { return o.Policy != policy })
-	one.Pauses = slices.DeleteFunc(s.Pauses, func(p throttle.OperatorPause) bool { return p.Policy != policy })
-	return one
+// publish puts policies in force in place of those of a version.
+func (c *ControlCommand) publish(ctx context.Context, f *fleet, now []throttle.Policy, version int64) (done, error) {
+	changes := control.Differences(f.state.Policies, now)
+	published, err := f.store.Publish(ctx, now, version, c.by)
+	if published == version {
+		text := fmt.Sprintf("these policies are published already, as version %d", published)
+		return done{Version: published, text: text}, err
+	}
+	text := fmt.Sprintf("published version %d: %s", published, changes)
+	return done{Changed: true, Changes: changes, Version: published, text: text}, err
 }
 
 func (m *Main) limitsPublish() *cli.Command {
 	c, replaced := m.control(), int64(-1)
-	publish := func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
+	publish := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
 		policies, err := c.loadPolicies(args.First())
 		if err != nil {
 			return done{}, err
 		}
 		if replaced < 0 {
-			state, err := d.State(ctx)
-			if err != nil {
-				return done{}, err
-			}
-			replaced = state.Version
+			replaced = f.state.Version
 		}
-		now, err := d.Publish(ctx, policies, replaced, d.by)
-		if now == replaced {
-			text := fmt.Sprintf("these policies are published already, as version %d", now)
-			return done{Version: now, text: text}, err
-		}
-		return done{Changed: true, Version: now, text: fmt.Sprintf("published version %d", now)}, err
+		return c.publish(ctx, f, policies, replaced)
 	}
 	return c.change("publish", "publish the policies of a file", "FILE", publish, &cli.Int64Flag{
 		Name: "version", Usage: "replace the policies of version `N` alone, 0 for none; by default those in force",
@@ -139,66 +118,75 @@ func (m *Main) limitsPublish() *cli.Command {
 	})
 }
 
-// tries is how often a change of one number is made again after somebody else has published.
-const tries = 5
-
 func (m *Main) limitsSet() *cli.Command {
 	c := m.control()
 	var limit, burst int64
-	set := func(ctx context.Context, d controlDesk, args cli.Args) (done, error) {
-		policy, window := args.Get(0), args.Get(1)
+	set := func(ctx context.Context, f *fleet, args cli.Args) (done, error) {
 		if limit == 0 && burst == 0 {
 			return done{}, badUsage("set needs --limit, --burst or both")
 		}
-		for try := 1; ; try++ {
-			state, err := d.State(ctx)
-			if err != nil {
-				return done{}, err
-			}
-			before, err := edit(&state, policy, window, limit, burst)
-			if err != nil {
-				return done{}, err
-			}
-			version, err := d.Publish(ctx, state.Policies, state.Version, d.by)
-			if errors.As(err, new(*control.ConflictError)) && try < tries {
-				continue
-			}
-			return done{
-				Policy: policy, Changed: version != state.Version, Version: version,
-				text: fmt.Sprintf("%s/%s: was %s; published version %d", policy, window, before, version),
-			}, err
+		now, err := edited(f, args.Get(0), args.Get(1), limit, burst)
+		if err != nil {
+			return done{}, err
 		}
+		made, err := c.publish(ctx, f, now, f.state.Version)
+		made.Policy = args.Get(0)
+		return made, err
 	}
 	return c.change("set", "change the numbers of a window", "POLICY WINDOW", set,
 		&cli.Int64Flag{Name: "limit", Usage: "the window grants `N` units", Destination: &limit},
 		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst})
 }
 
-// edit changes the numbers of a window, those that are not 0, and returns what they were.
-func edit(state *control.State, policy, window string, limit, burst int64) (before string, err error) {
-	switch {
-	case state.PoliciesErr != nil:
-		return "", state.PoliciesErr
-	case state.Version == 0:
-		return "", badUsage("no policies are published: publish a policy file first")
+// edited returns the published policies with other numbers of a window, where they are not 0.
+func edited(f *fleet, policy, window string, limit, burst int64) ([]throttle.Policy, error) {
+	if f.state.Version == 0 {
+		return nil, badUsage("no policies are published: publish a policy file first")
 	}
-	p, err := named(state.Policies, policy)
+	if _, err := f.policy(policy); err != nil {
+		return nil, err
+	}
+	now := slices.Clone(f.state.Policies)
+	i := slices.IndexFunc(now, func(p throttle.Policy) bool { return p.Name == policy })
+	now[i].Windows = slices.Clone(now[i].Windows)
+	w, err := windowOf(now[i], window)
 	if err != nil {
-		return "", err
-	}
-	w, err := windowOf(p, window)
-	if err != nil {
-		return "", err
-	}
-	before = fmt.Sprintf("limit %d", w.Limit)
-	if burst != 0 {
-		before += fmt.Sprintf(", burst %d", w.Burst)
+		return nil, err
 	}
 	if limit != 0 {
 		setLimit(w, limit)
 	}
 	w.Burst = cmp.Or(burst, w.Burst)
-	return before, nil
+	return now, nil
+}
+
+func (m *Main) limitsRollback() *cli.Command {
+	c, version := m.control(), int64(0)
+	rollback := func(ctx context.Context, f *fleet, _ cli.Args) (done, error) {
+		for before := ""; ; {
+			changes, err := f.store.Changes(ctx, before, 100)
+			if err != nil {
+				return done{}, err
+			}
+			for _, e := range changes {
+				wanted := e.Version == version || version == 0 && e.Version < f.state.Version
+				if wanted && len(e.Policies) > 0 {
+					return c.publish(ctx, f, e.Policies, f.state.Version)
+				}
+				before = e.ID
+			}
+			if len(changes) == 0 && version == 0 {
+				return done{}, badInput("the log has no policies from before version %d", f.state.Version)
+			}
+			if len(changes) == 0 {
+				return done{}, badInput("--version %d: the log has no policies of it", version)
+			}
+		}
+	}
+	return c.change("rollback", "publish earlier policies again", "", rollback, &cli.Int64Flag{
+		Name: "version", Usage: "go back to the policies of version `N`; by default to those before",
+		DefaultText: "-", Destination: &version,
+	})
 }
 
 func (m *Main) limitsOverride() *cli.Command {
@@ -206,7 +194,7 @@ func (m *Main) limitsOverride() *cli.Command {
 	var exempt string
 	var weight float64
 	var windows []string
-	override := func(ctx context.Context, d controlDesk) (done, error) {
+	override := func(ctx context.Context, f *fleet) (done, error) {
 		o := throttle.TenantOverride{Policy: c.policy, Tenant: c.tenant, Weight: weight}
 		for _, text := range windows {
 			name, number, ok := strings.Cut(text, "=")
@@ -227,10 +215,8 @@ func (m *Main) limitsOverride() *cli.Command {
 		case o.Windows == nil && weight == 0:
 			return done{}, badUsage("override needs --window, --weight or --exempt")
 		}
-		if err := c.checkPolicy(ctx, d); err != nil {
-			return done{}, err
-		}
-		return done{text: ": " + control.Describe(o)}, d.SetOverride(ctx, o, c.For, d.by)
+		replaces := f.state.Describe(control.Overridden, c.policy, c.tenant)
+		return done{Replaces: replaces, text: ": " + control.Describe(o)}, f.store.SetOverride(ctx, o, c.For, c.by)
 	}
 	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
 		c.forFlag(),
@@ -245,8 +231,8 @@ func (m *Main) limitsOverride() *cli.Command {
 func (m *Main) limitsClear() *cli.Command {
 	c := m.control()
 	return c.intervention("clear", "end an override early", "POLICY TENANT",
-		func(ctx context.Context, d controlDesk) (done, error) {
-			found, err := d.ClearOverride(ctx, c.policy, c.tenant, d.by)
+		func(ctx context.Context, f *fleet) (done, error) {
+			found, err := f.store.ClearOverride(ctx, c.policy, c.tenant, c.by)
 			if !found {
 				return done{text: " had no override"}, err
 			}
@@ -263,21 +249,23 @@ func (m *Main) limitsLog() *cli.Command {
 			if last < 1 || last > control.MaxChanges {
 				return badUsage("--last %d: must be 1 to %d", last, control.MaxChanges)
 			}
-			d, err := c.desk(ctx)
+			f, err := c.connect(ctx)
 			if err != nil {
 				return err
 			}
-			defer d.server.Close()
-			changes, err := d.Changes(ctx, "", last)
+			defer f.server.Close()
+			changes, err := f.store.Changes(ctx, "", last)
 			if err != nil {
 				return err
 			}
 			return c.show(append([]control.Change{}, changes...), func() {
-				t := show.Table(c.Stdout)
-				fmt.Fprintln(t, "AT\tWHAT\tPOLICY\tTENANT\tCHANGE\tBY\tWHY")
+				t := show.NewTable(c.Stdout, "AT", "WHAT", "POLICY", "TENANT", "CHANGE", "BY", "WHY")
 				for _, e := range changes {
-					fmt.Fprintf(t, "%s\t%s\t%s\t%q\t%s\t%q\t%q\n",
-						clockText(e.At), e.What, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
+					what := e.What
+					if what == control.Published {
+						what = fmt.Sprintf("version %d", e.Version)
+					}
+					t.Row(clockText(e.At), what, e.Policy, e.Tenant, e.Text, e.Who, e.Why)
 				}
 				t.Flush()
 			})

@@ -97,6 +97,7 @@ type remote struct {
 	answer string            // what missing, broken and redirect answer
 
 	mu    sync.Mutex
+	at    []time.Time    // of the calls
 	calls map[string]int // by path
 	last  map[string]*http.Request
 	body  map[string]string
@@ -113,6 +114,7 @@ func (r *remote) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var body bytes.Buffer
 	body.ReadFrom(req.Body)
 	r.mu.Lock()
+	r.at = append(r.at, time.Now())
 	r.calls[req.URL.Path]++
 	n := r.calls[req.URL.Path]
 	r.last[req.URL.Path], r.body[req.URL.Path] = req, body.String()
@@ -360,7 +362,7 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	if read, err := (jobs.Source{}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
 		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
 	}
-	records := strings.ReplaceAll(between("--format csv):\n\n", "\n\n"), "  ", "")
+	records := strings.ReplaceAll(between("ends with .csv):\n\n", "\n\n"), "  ", "")
 	if read, err := (jobs.Source{CSV: true}).Read("help", strings.NewReader(records)); err != nil || len(read) != 1 {
 		t.Errorf("%d jobs, %v:\n%s", len(read), err, records)
 	}

@@ -11,8 +11,6 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
-	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
@@ -35,41 +33,35 @@ func (m *Main) pageCommand() *cli.Command {
 		Flags: c.liveFlags(&cli.StringFlag{Name: "asynqmon", Destination: &asynqmon,
 			Usage: "link tasks to the asynqmon at `URL`"}),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			server, limiter, err := c.connect(ctx)
+			f, err := c.inForce(ctx)
 			if err != nil {
 				return err
 			}
-			defer server.Close()
-			return c.servePage(ctx, cmp.Or(cmd.Args().First(), defaultAddress), asynqmon, server, limiter)
+			defer f.server.Close()
+			return c.servePage(ctx, cmp.Or(cmd.Args().First(), defaultAddress), asynqmon, f)
 		},
 	}
 }
 
-func (c *workersCommand) servePage(
-	ctx context.Context, addr, asynqmon string, server *redisconn.Server, limiter *throttle.Limiter,
-) error {
+func (c *workersCommand) servePage(ctx context.Context, addr, asynqmon string, f *fleet) error {
 	token, _ := c.Env(tokenVariable)
-	store, err := control.NewStore(server.Client, c.Prefix)
-	if err != nil {
-		return inputError{err}
-	}
-	client, err := worker.NewClient(server.Opt, worker.ClientConfig{Limiter: limiter})
+	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	p, err := page.New(page.Config{
-		Asynqmon: asynqmon, Client: client, Control: store, Inspector: asynq.NewInspectorFromRedisClient(server.Client),
-		Limiter: limiter, Token: token,
+		Asynqmon: asynqmon, Client: client, Control: f.store,
+		Inspector: asynq.NewInspectorFromRedisClient(f.server.Client), Limiter: f.limiter, Token: token,
 		Used: func(ctx context.Context, policy string) ([]usage.Use, error) {
-			return c.mostUsed(ctx, server, policy)
+			return c.mostUsed(ctx, f, policy)
 		},
 	})
 	if err != nil {
 		return inputError{err}
 	}
 	// The page shows what is in force.
-	follower, err := control.Follow(ctx, control.FollowConfig{Limiter: limiter, Store: store})
+	follower, err := control.Follow(ctx, control.FollowConfig{KeepPolicies: f.file != nil, Limiter: f.limiter, Store: f.store})
 	if err != nil {
 		return err
 	}

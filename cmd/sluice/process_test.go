@@ -43,8 +43,8 @@ policies:
 	// which jobs had been called by then without having a result.
 	stop := func(t *testing.T, r *remote, d desk, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
 		cmd := program(args...)
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ policies:
 		for id := range r.calls {
 			underWay[id] = !bytes.Contains(out, []byte(`"id":"`+id+`",`))
 		}
-		return underWay, ending{code: exit.ExitCode(), stderr: stderr.String()}
+		return underWay, ending{exit.ExitCode(), stdout.String(), stderr.String()}
 	}
 
 	t.Run("killed", func(t *testing.T) {
@@ -115,7 +115,7 @@ policies:
 		r := newRemote(t)
 		r.delay = 100 * time.Millisecond
 		d := newDesk(t, tight, manyJobs(60, r.URL, ""))
-		args := d.args("--concurrency", "6", "--summary", d.path("summary.json"))
+		args := d.args("--concurrency", "6", "--json")
 		underWay, e := stop(t, r, d, os.Interrupt, args)
 		e.want(t, exitInterrupted, "of 60 jobs done: the same command goes on from here")
 		for id, open := range underWay {
@@ -123,8 +123,8 @@ policies:
 				t.Errorf("%s was called and has no result", id)
 			}
 		}
-		if !strings.Contains(d.read("summary.json"), `{"jobs":60,`) {
-			t.Error(d.read("summary.json"))
+		if !strings.Contains(e.stdout, `"jobs": 60,`) {
+			t.Error(e.stdout)
 		}
 		if out, err := program(args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -53,7 +51,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return inputError{err}
 	}
 	defer server.Close()
-	learnt := drain.NewLearnt(policies)
+	learnt := &drain.Learnt{}
 	limiter, err := throttle.New(throttle.Config{
 		Client: server.Client, Logger: progress.Logger(), Observer: throttle.Observer{Refused: learnt.Refused},
 		Policies: policies, Prefix: c.prefix(),
@@ -81,11 +79,6 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 			return badInput("--out: %w", err)
 		}
 		defer results.Close()
-	}
-	if c.Summary != "" {
-		if err := os.WriteFile(c.Summary, nil, 0o644); err != nil {
-			return badInput("--summary: %w", err)
-		}
 	}
 	for _, p := range policies {
 		for _, warning := range p.Warnings() {
@@ -190,30 +183,15 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 
 // report says how it went: to people and, if they asked, to machines.
 func (c *RunCommand) report(s drain.Summary) error {
-	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %.2f wakes a job, %d denials",
-		s.Jobs, s.Succeeded, s.Failed, s.DrainSeconds, s.WakesPerJob, s.Denials)
-	if s.RedisCallsPerJob != nil {
-		fmt.Fprintf(c.Stderr, ", %.1f Redis calls a job", *s.RedisCallsPerJob)
+	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %d denials\n",
+		s.Jobs, s.Succeeded, s.Failed, s.Seconds, s.Denials)
+	for _, lesson := range s.Learnt {
+		lesson.Print(c.Stderr)
 	}
-	fmt.Fprintln(c.Stderr)
-	drain.PrintWindows(c.Stderr, s.Windows)
-	drain.PrintLessons(c.Stderr, s.Learnt)
-	if c.json {
-		if err := show.JSON(c.Stdout, s); err != nil {
-			return err
-		}
-	}
-	if c.Summary == "" {
+	if !c.json {
 		return nil
 	}
-	data, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(c.Summary, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("--summary: %w", err)
-	}
-	return nil
+	return show.JSON(c.Stdout, s)
 }
 
 func (c *RunCommand) howToGoOn(s drain.Summary) string {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,24 +19,22 @@ type SimulateCommand struct {
 	workersCommand
 
 	Limits  []string // WINDOW=N or WINDOW@TENANT=N
-	Policy  string   // "" for the only one of the file
 	Tenants int      // that are shown
 	Weights []string // TENANT=W
 }
 
 // A simulated is the JSON of simulate.
 type simulated struct {
-	Now throttle.Simulation `json:"now"` // by the policy as it is
-	If  throttle.Simulation `json:"if"`  // by the changed one
+	Source string              `json:"source"` // of the policy
+	Now    throttle.Simulation `json:"now"`    // by the policy as it is
+	If     throttle.Simulation `json:"if"`     // by the changed one
 }
 
 func (m *Main) simulateCommand() *cli.Command {
 	c := &SimulateCommand{workersCommand: workersCommand{Main: m}}
 	return &cli.Command{
-		Name: "simulate", Usage: "say when the backlog would be done by other limits or weights", Action: c.Run,
+		Name: "simulate", ArgsUsage: "[POLICY]", Usage: "say when the backlog would be done by other limits or weights", Action: c.Run,
 		Flags: c.liveFlags(
-			&cli.StringFlag{Name: "policy", Destination: &c.Policy,
-				Usage: "the policy `NAME`; by default the only one of the file"},
 			&cli.StringSliceFlag{Name: "limit", Destination: &c.Limits,
 				Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; " +
 					"may be given several times"},
@@ -49,23 +46,19 @@ func (m *Main) simulateCommand() *cli.Command {
 	}
 }
 
-func (c *SimulateCommand) Run(ctx context.Context, _ *cli.Command) error {
+func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	switch {
 	case len(c.Limits)+len(c.Weights) == 0:
 		return badUsage("--limit and --weight are missing: one of them must say what to change")
 	case c.Tenants < 1:
 		return badUsage("--tenants %d: must be at least 1", c.Tenants)
 	}
-	server, limiter, err := c.connect(ctx)
+	f, err := c.inForce(ctx)
 	if err != nil {
 		return err
 	}
-	defer server.Close()
-	policies := limiter.Policies()
-	if len(policies) != 1 && c.Policy == "" {
-		return badUsage("--policy is missing: the file has several policies, and one is to be simulated")
-	}
-	policy, err := named(policies, cmp.Or(c.Policy, policies[0].Name))
+	defer f.server.Close()
+	policy, err := f.policy(cmd.Args().First())
 	if err != nil {
 		return err
 	}
@@ -73,7 +66,7 @@ func (c *SimulateCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	backlogs, err := limiter.Simulate(ctx, policy, changed)
+	backlogs, err := f.limiter.Simulate(ctx, policy, changed)
 	if errors.As(err, new(*throttle.PolicyError)) {
 		return inputError{err}
 	}
@@ -81,7 +74,10 @@ func (c *SimulateCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return err
 	}
 	now, then := backlogs[0], backlogs[1]
-	return c.show(simulated{now, then}, func() { c.print(now, then) })
+	return c.show(simulated{f.source, now, then}, func() {
+		fmt.Fprintln(c.Stdout, "policies: "+f.source)
+		c.print(now, then)
+	})
 }
 
 // changed returns the policy as the flags would have it.
@@ -141,20 +137,18 @@ func (c *SimulateCommand) print(now, then throttle.Simulation) {
 	for _, t := range then.Tenants {
 		after[t.Tenant] = t
 	}
-	t := show.Table(c.Stdout)
-	fmt.Fprintln(t, "  TENANT\tWAITING\tALL STARTED NOW\tTHEN\t")
+	t := show.NewTable(c.Stdout, "TENANT", "WAITING", "ALL STARTED NOW", "THEN", "")
 	for _, tenant := range now.Tenants[:min(len(now.Tenants), c.Tenants)] {
 		other := after[tenant.Tenant]
 		note := ""
 		if other.NeverFits != "" {
 			note = "some never fit window " + other.NeverFits
 		}
-		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%s\n", printable(tenant.Tenant), tenant.Waiting,
-			finishText(tenant.Finish, now.At), finishText(other.Finish, then.At), note)
+		t.Row(tenant.Tenant, tenant.Waiting, finishText(tenant.Finish, now.At), finishText(other.Finish, then.At), note)
 	}
 	t.Flush()
 	if more := len(now.Tenants) - c.Tenants; more > 0 {
-		fmt.Fprintf(c.Stdout, "  and %s more\n", count(int64(more), "tenant"))
+		fmt.Fprintf(c.Stdout, "and %s more\n", count(int64(more), "tenant"))
 	}
 }
 

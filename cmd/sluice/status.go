@@ -10,7 +10,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/sluice-go/sluice/cmd/sluice/internal/redisconn"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -21,9 +20,7 @@ type StatusCommand struct {
 	workersCommand
 
 	Every   time.Duration
-	Policy  string // "" for all
-	Tenant  string // "" for all that wait
-	Tenants int    // that are shown
+	Tenants int // that are shown
 	Watch   bool
 }
 
@@ -36,15 +33,17 @@ type policyStatus struct {
 	Used []usage.Use `json:"used,omitempty"` // requests of the last hour, where package usage counts them
 }
 
+// A fleetStatus is the JSON of status.
+type fleetStatus struct {
+	Source   string         `json:"source"` // of the policies
+	Policies []policyStatus `json:"policies"`
+}
+
 func (m *Main) statusCommand() *cli.Command {
 	c := &StatusCommand{workersCommand: workersCommand{Main: m}}
 	return &cli.Command{
-		Name: "status", Usage: "show who waits, until when, and what is used", Action: c.Run,
+		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: c.Run,
 		Flags: c.liveFlags(
-			&cli.StringFlag{Name: "policy", Destination: &c.Policy,
-				Usage: "only the policy `NAME`; by default all of the file"},
-			&cli.StringFlag{Name: "tenant", Destination: &c.Tenant,
-				Usage: "only the tenant `NAME`, even if it does not wait"},
 			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants,
 				Usage: "show at most `N` tenants, 1 to 500"},
 			&cli.BoolFlag{Name: "watch", Destination: &c.Watch,
@@ -55,140 +54,131 @@ func (m *Main) statusCommand() *cli.Command {
 	}
 }
 
-func (c *StatusCommand) Run(ctx context.Context, _ *cli.Command) error {
+func (c *StatusCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	switch {
 	case c.Tenants < 1 || c.Tenants > throttle.MaxStatePage:
 		return badUsage("--tenants %d: must be 1 to %d", c.Tenants, throttle.MaxStatePage)
 	case c.Every < 100*time.Millisecond || c.Every > time.Hour:
 		return badUsage("--every %v: must be 100ms to 1h", c.Every)
 	}
-	server, limiter, err := c.connect(ctx)
+	f, err := c.inForce(ctx)
 	if err != nil {
 		return err
 	}
-	defer server.Close()
-	policies := limiter.Policies()
-	if c.Policy != "" {
-		p, err := named(policies, c.Policy)
-		if err != nil {
-			return err
-		}
-		policies = []throttle.Policy{p}
-	}
+	defer f.server.Close()
 	for {
-		states, err := c.states(ctx, server, limiter, policies)
+		err := c.showOnce(ctx, f, cmd.Args().Get(0), cmd.Args().Get(1))
 		if ctx.Err() != nil && c.Watch {
 			return nil
 		}
-		if err != nil {
-			return err
-		}
-		if err := c.showStates(states); err != nil || !c.Watch {
+		if err != nil || !c.Watch {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(c.Every):
-			c.intervene(ctx, server, limiter)
+		}
+		if err := f.look(ctx, c.Policies); err != nil && ctx.Err() == nil {
+			return err
 		}
 	}
 }
 
-// states reads one page of each policy: of a few hundred tenants it is all of them, and shows those
-// with most tickets first. It may be more than what is shown.
-func (c *StatusCommand) states(
-	ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter, policies []throttle.Policy,
-) ([]policyStatus, error) {
-	states := make([]policyStatus, len(policies))
+// showOnce shows how a policy stands, or with "" each, for a tenant, or with "" all that wait.
+func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant string) error {
+	policies := f.limiter.Policies()
+	if policy != "" {
+		p, err := f.policy(policy)
+		if err != nil {
+			return err
+		}
+		policies = []throttle.Policy{p}
+	}
+	found := fleetStatus{Source: f.source, Policies: make([]policyStatus, len(policies))}
 	for i, p := range policies {
-		after := ""
-		for { // a shard may have nobody that waits
-			page, err := limiter.State(ctx, throttle.StateRequest{
-				After: after, Limit: throttle.MaxStatePage, Policy: p.Name, Tenant: c.Tenant,
-			})
-			if err != nil {
-				return nil, err
-			}
-			page.Tenants = append(states[i].Tenants, page.Tenants...)
-			states[i].PolicyState = page
-			if after = page.Next; after == "" || len(page.Tenants) >= c.Tenants {
-				break
-			}
-		}
-		states[i].Tenants = states[i].Tenants[:min(len(states[i].Tenants), c.Tenants)]
 		var err error
-		if states[i].Used, err = c.mostUsed(ctx, server, p.Name); err != nil {
-			return nil, err
+		if found.Policies[i], err = c.state(ctx, f, p.Name, tenant); err != nil {
+			return err
 		}
 	}
-	return states, nil
-}
-
-func (c *StatusCommand) showStates(states []policyStatus) error {
-	found := map[string]any{"policies": states}
 	if c.json && c.Watch { // one line each time
 		return json.NewEncoder(c.Stdout).Encode(found)
 	}
-	return c.show(found, func() {
+	return c.Main.show(found, func() {
 		if c.Watch && show.IsTerminal(c.Stdout) {
 			fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
 		}
-		for i, s := range states {
-			if i > 0 {
-				fmt.Fprintln(c.Stdout)
-			}
+		fmt.Fprintln(c.Stdout, "policies: "+f.source)
+		for _, s := range found.Policies {
+			fmt.Fprintln(c.Stdout)
 			printState(c.Stdout, s)
 		}
 	})
+}
+
+// state reads one page of tenants: of a few hundred it is all of them, and shows those with most
+// tickets first. It may be more than what is shown.
+func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
+	for after := ""; ; { // a shard may have nobody that waits
+		page, err := f.limiter.State(ctx, throttle.StateRequest{
+			After: after, Limit: throttle.MaxStatePage, Policy: policy, Tenant: tenant,
+		})
+		if err != nil {
+			return s, err
+		}
+		page.Tenants = append(s.Tenants, page.Tenants...)
+		s.PolicyState = page
+		if after = page.Next; after == "" || len(page.Tenants) >= c.Tenants {
+			break
+		}
+	}
+	s.Tenants = s.Tenants[:min(len(s.Tenants), c.Tenants)]
+	s.Used, err = c.mostUsed(ctx, f, policy)
+	return s, err
 }
 
 func printState(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
 		s.Policy, s.At.Local().Format(time.TimeOnly), count(s.Waiting, "ticket"), rateText(s.PerSecond))
 	if s.Pause != nil {
-		fmt.Fprintf(w, "  %s\n", s.Pause.Describe(s.At))
+		fmt.Fprintf(w, "%s\n", s.Pause.Describe(s.At))
 	}
 	if s.Adapted != nil {
-		fmt.Fprintf(w, "  %s\n", s.Adapted)
+		fmt.Fprintf(w, "%s\n", s.Adapted)
 	}
 	if len(s.Windows) > 0 {
-		t := show.Table(w)
-		fmt.Fprintln(t, "  SHARED WINDOW\tUSED\tOF\tUNIT\tEMPTY IN")
+		t := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
 		for _, u := range s.Windows {
-			fmt.Fprintf(t, "  %s\t%d\t%d\t%s\t%s\n", u.Name, u.Used, u.Burst, u.Unit, since(s.At, u.ResetsAt))
+			t.Row(u.Name, u.Used, u.Burst, u.Unit, since(s.At, u.ResetsAt))
 		}
 		t.Flush()
 	}
 	if len(s.Used) > 0 {
-		fmt.Fprintf(w, "  %s\n", usedText(s.Used))
+		fmt.Fprintf(w, "%s\n", usedText(s.Used))
 	}
 	if len(s.Queues) > 0 {
-		t := show.Table(w)
-		fmt.Fprintln(t, "  QUEUE\tCLASS\tWAITING\tTENANTS\tASKED\t")
+		t := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", "")
 		for _, q := range s.Queues {
-			fmt.Fprintf(t, "  %s\t%s\t%d\t%d\t%s ago\t%s\n",
-				printable(queueOf(q.Queue)), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At), queueText(q))
+			t.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", queueText(q))
 		}
 		t.Flush()
 	}
 	if len(s.Tenants) == 0 {
 		return
 	}
-	t := show.Table(w)
-	fmt.Fprintln(t, "  TENANT\tWAITING\tOLDEST\tLAST STARTS IN\tWEIGHT\tSHARE\tWINDOWS\t")
+	t := show.NewTable(w, "TENANT", "WAITING", "OLDEST", "LAST STARTS IN", "WEIGHT", "SHARE", "WINDOWS", "")
 	tenants := int64(0)
 	for _, q := range s.Queues {
 		tenants += q.Flows
 	}
 	for _, tenant := range s.Tenants {
-		fmt.Fprintf(t, "  %s\t%d\t%s\t%s\t%v\t%.3g%%\t%s\t%s\n",
-			tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At),
-			tenant.Weight, 100*tenant.Share, windowsText(tenant), heldText(tenant, s.PolicyState))
+		t.Row(tenantText(tenant), tenant.Waiting, since(tenant.Oldest, s.At), lastText(tenant, s.At), tenant.Weight,
+			fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
 	}
 	t.Flush()
 	if more := tenants - int64(len(s.Tenants)); more > 0 && s.Next != "" {
-		fmt.Fprintf(w, "  and more, of %d: --tenant NAME shows one\n", tenants)
+		fmt.Fprintf(w, "and more, of %d: \"sluice status %s TENANT\" shows one\n", tenants, s.Policy)
 	}
 }
 
@@ -196,7 +186,7 @@ func printState(w io.Writer, s policyStatus) {
 func usedText(used []usage.Use) string {
 	parts := make([]string, len(used))
 	for i, use := range used {
-		parts[i] = fmt.Sprintf("%s %.3g%%", printable(use.Tenant), 100*use.Part)
+		parts[i] = fmt.Sprintf("%s %.3g%%", show.Name(use.Tenant), 100*use.Part)
 	}
 	return "granted in the last hour to " + strings.Join(parts, ", ")
 }
@@ -211,15 +201,7 @@ func tenantText(t throttle.TenantState) string {
 	if len(t.Attributes) > 0 && len(scope.Attributes) > 1 {
 		return scope.String()
 	}
-	return printable(t.Tenant)
-}
-
-// printable keeps names that are data from breaking out of a table.
-func printable(s string) string {
-	if quoted := fmt.Sprintf("%q", s); quoted[1:len(quoted)-1] != s {
-		return quoted
-	}
-	return s
+	return t.Tenant
 }
 
 func queueText(q throttle.QueueState) string {
@@ -278,5 +260,5 @@ func since(from, to time.Time) string {
 	if from.IsZero() || to.IsZero() {
 		return "-"
 	}
-	return show.Rough(max(0, to.Sub(from)))
+	return show.Span(to.Sub(from))
 }

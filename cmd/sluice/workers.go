@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -20,7 +21,7 @@ type workersCommand struct {
 	*Main
 	redisFlags
 
-	Policies string // file, or "-" for stdin
+	Policies string // file, or "-" for stdin; "" for what is published
 	Prefix   string // of the limiter
 }
 
@@ -32,8 +33,10 @@ func (c *workersCommand) flags(own ...cli.Flag) []cli.Flag {
 		c.redisFlags.flags("the Redis of the workers, `URL`; by default $SLUICE_REDIS_URL"))
 }
 
-func (c *workersCommand) policiesFlag(usage string) cli.Flag {
-	return &cli.StringFlag{Name: "policies", Usage: usage, Destination: &c.Policies, TakesFile: true}
+// liveFlags are flags, and that of policies in place of what is published.
+func (c *workersCommand) liveFlags(own ...cli.Flag) []cli.Flag {
+	return c.flags(append(own, &cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
+		Usage: "as if the policies of `FILE` were in force, - for stdin; by default those that are published"})...)
 }
 
 func (c *workersCommand) open(ctx context.Context) (*redisconn.Server, error) {
@@ -43,66 +46,93 @@ func (c *workersCommand) open(ctx context.Context) (*redisconn.Server, error) {
 	return c.redisFlags.open(ctx, c.Env)
 }
 
-// liveFlags are those of a command that looks at the workers by their policies.
-func (c *workersCommand) liveFlags(own ...cli.Flag) []cli.Flag {
-	policies := c.policiesFlag("the workers' policies, a policy `FILE`; - reads stdin")
-	return append([]cli.Flag{policies}, c.flags(own...)...)
+// A fleet is workers that run elsewhere: their Redis, and what is in force there.
+type fleet struct {
+	file    []throttle.Policy // in place of what is published; nil for none
+	limiter *throttle.Limiter
+	server  *redisconn.Server
+	source  string        // of the limiter's policies
+	state   control.State // as it was read last
+	store   *control.Store
 }
 
-// newLimiter returns a limiter on that Redis.
-func (c *workersCommand) newLimiter(server *redisconn.Server, policies []throttle.Policy) (*throttle.Limiter, error) {
-	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies, Prefix: c.Prefix})
-	if err != nil {
-		return nil, inputError{err}
-	}
-	return limiter, nil
-}
-
-// connect opens the Redis, and a limiter of --policies there, with what operators have put in force.
-func (c *workersCommand) connect(ctx context.Context) (*redisconn.Server, *throttle.Limiter, error) {
-	if c.Policies == "" {
-		return nil, nil, badUsage("--policies is missing: must be the policy file of your workers")
-	}
-	policies, err := c.loadPolicies(c.Policies)
-	if err != nil {
-		return nil, nil, err
-	}
-	server, err := c.open(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	limiter, err := c.newLimiter(server, policies)
-	if err != nil {
-		server.Close()
-		return nil, nil, err
-	}
-	c.intervene(ctx, server, limiter)
-	return server, limiter, nil
-}
-
-// intervene applies what operators have put in force.
-func (c *workersCommand) intervene(ctx context.Context, server *redisconn.Server, limiter *throttle.Limiter) {
-	if store, err := control.NewStore(server.Client, c.Prefix); err == nil {
-		if state, err := store.State(ctx); err == nil {
-			limiter.SetInterventions(state.Interventions)
+// connect opens the Redis, and a limiter there with what is in force, or with --policies. It may have
+// no policies: then programs have their own.
+func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
+	f = &fleet{}
+	if c.Policies != "" {
+		if f.file, err = c.loadPolicies(c.Policies); err != nil {
+			return nil, err
 		}
 	}
+	if f.server, err = c.open(ctx); err != nil {
+		return nil, err
+	}
+	f.store, err = control.NewStore(f.server.Client, c.Prefix)
+	if err == nil {
+		warn := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		f.limiter, err = throttle.New(throttle.Config{Client: f.server.Client, Logger: warn, Prefix: c.Prefix})
+	}
+	if err != nil {
+		err = inputError{err}
+	} else {
+		err = f.look(ctx, c.Policies)
+	}
+	if err != nil {
+		f.server.Close()
+	}
+	return f, err
 }
 
-// mostUsed returns who was granted most requests of a policy, where package usage counts them.
-func (c *workersCommand) mostUsed(ctx context.Context, server *redisconn.Server, policy string) ([]usage.Use, error) {
-	return usage.Top(ctx, server.Client, usage.TopOptions{Max: usersShown, Policy: policy, Prefix: c.Prefix})
+// look reads what is in force.
+func (f *fleet) look(ctx context.Context, file string) (err error) {
+	if f.state, err = f.store.State(ctx); err != nil {
+		return err
+	}
+	policies := f.state.Policies
+	switch published := fmt.Sprintf("published version %d", f.state.Version); {
+	case f.file == nil && f.state.PoliciesErr != nil:
+		return f.state.PoliciesErr
+	case f.file == nil:
+		f.source = published
+	case f.state.Version > 0:
+		policies, f.source = f.file, fmt.Sprintf("as if %s were in force in place of %s", file, published)
+	default:
+		policies, f.source = f.file, file+", as none are published"
+	}
+	if err := f.limiter.SetPolicies(policies); err != nil {
+		return inputError{err}
+	}
+	f.limiter.SetInterventions(f.state.Interventions)
+	return nil
 }
 
-// named returns the policy of a name.
-func named(policies []throttle.Policy, name string) (throttle.Policy, error) {
+// inForce is connect for a command that needs policies.
+func (c *workersCommand) inForce(ctx context.Context) (*fleet, error) {
+	f, err := c.connect(ctx)
+	if err == nil && len(f.limiter.Policies()) == 0 {
+		f.server.Close()
+		return nil, badInput("no policies are published: --policies must be the workers' policy file, " +
+			"or publish it by \"sluice limits publish\"")
+	}
+	return f, err
+}
+
+// policy returns the policy of a name, or with "" the only one.
+func (f *fleet) policy(name string) (throttle.Policy, error) {
+	policies := f.limiter.Policies()
 	names := make([]string, len(policies))
 	for i, p := range policies {
-		if names[i] = p.Name; p.Name == name {
+		if names[i] = p.Name; p.Name == name || name == "" && len(policies) == 1 {
 			return p, nil
 		}
 	}
 	return throttle.Policy{}, badInput("policy %q: must be one of %s", name, strings.Join(names, ", "))
+}
+
+// mostUsed returns who was granted most requests of a policy, where package usage counts them.
+func (c *workersCommand) mostUsed(ctx context.Context, f *fleet, policy string) ([]usage.Use, error) {
+	return usage.Top(ctx, f.server.Client, usage.TopOptions{Max: usersShown, Policy: policy, Prefix: c.Prefix})
 }
 
 // windowOf returns the window of a name, to be changed in place.

@@ -30,7 +30,7 @@ type Drain struct {
 	Client      redis.UniversalClient
 	Concurrency int
 	Jobs        []jobs.Job
-	Learnt      *Learnt // may be nil
+	Learnt      *Learnt // by the limiter's observer
 	Limiter     *throttle.Limiter
 	Progress    *Progress
 	Queue       string // nobody else's
@@ -42,11 +42,18 @@ type Drain struct {
 	done      chan struct{}
 	inspector *asynq.Inspector
 	jobs      map[string]*jobs.Job
-	windows   Windows
 
 	mu     sync.Mutex
 	counts Counts
 	open   map[string]*jobs.Result // of the jobs that have not ended: what is known so far, by ID
+}
+
+// A Summary says how a drain went. The rest of its counts is of all jobs.
+type Summary struct {
+	Counts
+	DoneBefore int      `json:"done_before"` // of these, when the drain began
+	Seconds    float64  `json:"seconds"`
+	Learnt     []Lesson `json:"learnt"`
 }
 
 // Counts are events of a drain so far. Succeeded and Failed include jobs that were done before
@@ -76,7 +83,6 @@ type payload struct {
 func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	d.prepare()
 	start := time.Now()
-	callsBefore, counted := commandCalls(ctx, d.Client)
 	missing, active, err := d.reconcile()
 	if err != nil {
 		return Summary{}, err
@@ -92,11 +98,8 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		err = d.serve(ctx, missing, len(active) > 0)
 		d.Progress.End(d.Counts())
 	}
-	s := d.summarize(time.Since(start), before)
-	if callsAfter, ok := commandCalls(context.WithoutCancel(ctx), d.Client); ok && counted {
-		s.setRedisCalls(callsAfter - callsBefore)
-	}
-	return s, err
+	took := time.Since(start).Round(time.Millisecond).Seconds()
+	return Summary{Counts: d.Counts(), DoneBefore: before.Done(), Learnt: d.Learnt.lessons(), Seconds: took}, err
 }
 
 // sayBefore says what need not be done again.

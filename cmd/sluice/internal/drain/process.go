@@ -18,7 +18,6 @@ import (
 // decided counts what the throttle decided of one task that a worker picked up.
 func (d *Drain) decided(ctx context.Context, _ *asynq.Task, decision throttle.Decision) {
 	id, _ := asynq.GetTaskID(ctx)
-	d.windows.Note(decision)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.counts.Dequeues++
@@ -51,7 +50,6 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	var err error
 	r.Status, r.Answer, err = d.Caller.Call(ctx, p.Job)
 	if err == nil {
-		d.Learnt.answered(ctx)
 		return d.end(t, r)
 	}
 	r.Error = err.Error()

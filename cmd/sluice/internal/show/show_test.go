@@ -1,0 +1,52 @@
+package show_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rivo/uniseg"
+
+	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+)
+
+func TestATableFitsTheTerminal(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	table := show.NewTable(&b, "TENANT", "WAITING", "WINDOWS")
+	table.Width = 60
+	for _, name := range []string{"acme", strings.Repeat("x", 512), strings.Repeat("漢", 200), "a\nb\tc", "\x1b[31mred\u202e"} {
+		table.Row(name, 12, "per-minute 75/300, "+strings.Repeat("burst 1/5, ", 9)+"end")
+	}
+	table.Flush()
+	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	if len(lines) != 6 || strings.ContainsAny(b.String(), "\t\x1b\u202e") {
+		t.Errorf("%d lines:\n%s", len(lines), b.String())
+	}
+	for _, line := range lines {
+		if n := uniseg.StringWidth(line); n > 60 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if at := strings.Index(line, "12   per-minute"); at >= 0 && uniseg.StringWidth(line[:at]) != uniseg.StringWidth(lines[1][:strings.Index(lines[1], "12   per")]) {
+			t.Errorf("is not aligned: %s", line)
+		}
+	}
+	b.Reset()
+	table = show.NewTable(&b, "TENANT")
+	table.Row(strings.Repeat("x", 512))
+	if table.Flush(); !strings.Contains(b.String(), strings.Repeat("x", 512)+"\n") {
+		t.Error("a file is cut like a terminal")
+	}
+}
+
+func TestSpansAreThoseOfPeople(t *testing.T) {
+	t.Parallel()
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 847 * time.Millisecond: "847ms", 2340 * time.Millisecond: "2.3s", time.Minute: "1m",
+		94 * time.Second: "1m34s", 3*time.Hour + 59*time.Second: "3h", 26*time.Hour + time.Minute: "1d2h", 299063 * time.Hour: "34y50d",
+	} {
+		if got := show.Span(d); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
+	}
+}

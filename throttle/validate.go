@@ -1,11 +1,12 @@
 package throttle
 
 import (
+	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,125 +46,122 @@ var (
 	nameHint  = "must be 1 to 64 of the characters A-Z a-z 0-9 _ . -"
 )
 
-// Validate returns a *PolicyError that names the first invalid value, or nil. Fields that are not
-// set have their defaults.
+// problems collects what is invalid in a policy.
+type problems struct {
+	at    PolicyError // the policy, window or tenant that is looked at
+	found []error
+}
+
+func (c *problems) bad(field string, value any, hint string) {
+	e := c.at
+	e.Field, e.Value, e.Hint = field, value, hint
+	c.found = append(c.found, &e)
+}
+
+func (c *problems) must(valid bool, field string, value any, hint string) {
+	if !valid {
+		c.bad(field, value, hint)
+	}
+}
+
+func mustBeOneOf[T ~string](c *problems, field string, value T, known ...T) {
+	var names []string
+	for _, k := range known {
+		names = append(names, strconv.Quote(string(k)))
+	}
+	last := len(names) - 1
+	hint := "must be " + strings.Join(names[:last], ", ") + " or " + names[last]
+	c.must(slices.Contains(known, value), field, string(value), hint)
+}
+
+// Validate returns a *PolicyError for each invalid value, joined, or nil. What a value must be in view
+// of others is looked at only where these are valid. Fields that are not set have their defaults.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
-	for _, check := range []struct {
-		valid bool
-		field string
-		value any
-		hint  string
-	}{
-		{nameShape.MatchString(p.Name), "name", p.Name, nameHint},
-		{slices.Contains(adapts, p.Adapt), "adapt", string(p.Adapt), `must be "off", "spread" or "full"`},
-		{p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare, // NaN is not
-			"batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare)},
-		{p.Fail == FailClosed || p.Fail == FailOpen, "fail", string(p.Fail), `must be "closed" or "open"`},
-		{p.Mode == ModeEnforce || p.Mode == ModeObserve, "mode", string(p.Mode), `must be "enforce" or "observe"`},
-		{p.Requeue == RequeueWhenFits || p.Requeue == RequeueEarliestReset,
-			"requeue", string(p.Requeue), `must be "when-fits" or "earliest-reset"`},
-		{p.Shards >= 1 && p.Shards <= MaxShards, "shards", p.Shards, fmt.Sprintf("must be 1 to %d", MaxShards)},
-		{p.Upstream == UpstreamTenant || p.Upstream == UpstreamShared, "upstream", string(p.Upstream), `must be "tenant" or "shared"`},
-		{p.MaxPause >= time.Millisecond && p.MaxPause <= MaxPeriod && p.MaxPause%time.Microsecond == 0,
-			"max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod)},
-		{p.MaxRefusals >= 0 && p.MaxRefusals <= MaxLimit,
-			"max_refusals", p.MaxRefusals, fmt.Sprintf("must be 1 to %d, or left out for no limit", int64(MaxLimit))},
-		{p.MaxRefusedWait >= 0 && p.MaxRefusedWait <= MaxPeriod,
-			"max_refused_wait", p.MaxRefusedWait, fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod)},
-	} {
-		if !check.valid {
-			return &PolicyError{Policy: p.Name, Field: check.field, Value: check.value, Hint: check.hint}
-		}
-	}
-	bad := func(field string, value any, hint string) error {
-		return &PolicyError{Policy: p.Name, Field: field, Value: value, Hint: hint}
-	}
+	c := problems{at: PolicyError{Policy: p.Name}}
+	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
+	mustBeOneOf(&c, "adapt", p.Adapt, adapts...)
+	c.must(p.BatchShare >= MinBatchShare && p.BatchShare <= MaxBatchShare, // NaN is not
+		"batch_share", p.BatchShare, fmt.Sprintf("must be %v to %v", MinBatchShare, MaxBatchShare))
+	mustBeOneOf(&c, "fail", p.Fail, FailClosed, FailOpen)
+	mustBeOneOf(&c, "mode", p.Mode, ModeEnforce, ModeObserve)
+	mustBeOneOf(&c, "requeue", p.Requeue, RequeueWhenFits, RequeueEarliestReset)
+	c.must(p.Shards >= 1 && p.Shards <= MaxShards, "shards", p.Shards, fmt.Sprintf("must be 1 to %d", MaxShards))
+	mustBeOneOf(&c, "upstream", p.Upstream, UpstreamTenant, UpstreamShared)
+	c.must(p.MaxPause >= time.Millisecond && p.MaxPause <= MaxPeriod && p.MaxPause%time.Microsecond == 0,
+		"max_pause", p.MaxPause, fmt.Sprintf("must be 1ms to %v, in whole microseconds", MaxPeriod))
+	c.must(p.MaxRefusals >= 0 && p.MaxRefusals <= MaxLimit,
+		"max_refusals", p.MaxRefusals, fmt.Sprintf("must be 1 to %d, or left out for no limit", int64(MaxLimit)))
+	c.must(p.MaxRefusedWait >= 0 && p.MaxRefusedWait <= MaxPeriod, "max_refused_wait", p.MaxRefusedWait,
+		fmt.Sprintf("must be above 0 and at most %v, or left out for no limit", MaxPeriod))
 	for i, glob := range p.Match {
-		if glob == "" {
-			return bad(fmt.Sprintf("match[%d]", i), glob, `must be a task type or a glob such as "http:*"`)
-		}
-		if len(glob) > MaxGlobBytes {
-			return bad(fmt.Sprintf("match[%d]", i), quote.Short(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
-		}
+		field, expression := fmt.Sprintf("match[%d]", i), strings.HasPrefix(glob, "^") || strings.HasSuffix(glob, "$")
+		c.must(glob != "", field, glob, `must be a task type or a glob such as "http:*"`)
+		c.must(len(glob) <= MaxGlobBytes, field, quote.Short(glob), fmt.Sprintf("must be at most %d bytes", MaxGlobBytes))
+		c.must(!expression, field, quote.Short(glob), `must be a glob such as "http:*", not a regular expression`)
 	}
-	if len(p.Windows) == 0 || len(p.Windows) > MaxWindows {
-		return bad("windows", len(p.Windows), fmt.Sprintf("must be 1 to %d windows", MaxWindows))
+	windows, names := p.Windows, map[string]bool{}
+	if len(windows) == 0 || len(windows) > MaxWindows {
+		c.bad("windows", len(windows), fmt.Sprintf("must be 1 to %d windows", MaxWindows))
+		windows = nil
 	}
-	names := map[string]bool{}
-	for _, w := range p.Windows {
-		if err := w.validate(p.Name); err != nil {
-			return err
-		}
-		if names[w.Name] {
-			return &PolicyError{p.Name, w.Name, "", "name", w.Name, "is taken: windows of one policy have different names"}
-		}
-		if p.Shards > 1 && !w.Scope.has(TenantAttribute) {
-			return bad("shards", p.Shards, fmt.Sprintf(
-				"must be left out: tenants share window %q, and so it counts in one place; "+
-					"count it per tenant, or split its limit between policies", w.Name))
-		}
-		names[w.Name] = true
+	for _, w := range windows {
+		w.check(&c)
+		c.at.Window = w.Name
+		c.must(w.Name == "" || !names[w.Name], "name", w.Name, "is taken: windows of one policy have different names")
+		c.at.Window, names[w.Name] = "", true
+		c.must(p.Shards <= 1 || w.Scope.has(TenantAttribute), "shards", p.Shards, fmt.Sprintf(
+			"must be left out: tenants share window %q, and so it counts in one place; "+
+				"count it per tenant, or split its limit between policies", w.Name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {
-		if err := p.validateTenant(name, p.Tenants[name]); err != nil {
-			return err
-		}
+		p.checkTenant(&c, name, p.Tenants[name])
 	}
-	return nil
+	return errors.Join(c.found...)
 }
 
-func (w Window) validate(policy string) error {
-	field, value, hint := w.invalid()
-	if hint == "" {
-		return nil
-	}
-	return &PolicyError{Policy: policy, Window: w.Name, Field: field, Value: value, Hint: hint}
-}
-
-// invalid returns the first field that cannot be used, its value, and what it must be. The hint is
-// empty if all is well.
-func (w Window) invalid() (field string, value any, hint string) {
+func (w Window) check(c *problems) {
 	const whole = "must be whole microseconds"
-	a, per := algorithms[w.Algorithm], w.Scope.Attributes()
-	switch {
-	case !nameShape.MatchString(w.Name):
-		return "name", w.Name, nameHint
-	case a == nil:
-		return "algorithm", string(w.Algorithm), "must be one of " + algorithmNames()
-	case w.Limit < 1 || w.Limit > MaxLimit:
-		return "limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit))
+	before, per := len(c.found), w.Scope.Attributes()
+	c.at.Window = w.Name
+	defer func() { c.at.Window = "" }()
+	c.must(nameShape.MatchString(w.Name), "name", w.Name, nameHint)
+	c.must(w.Limit >= 1 && w.Limit <= MaxLimit, "limit", w.Limit, fmt.Sprintf("must be 1 to %d", int64(MaxLimit)))
+	c.must(nameShape.MatchString(w.Unit), "unit", w.Unit, nameHint)
+	c.must(len(per) <= MaxAttributes, "per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes))
+	c.must(len(slices.Compact(slices.Clone(per))) == len(per), "per", per, "must name every attribute once")
+	for _, attribute := range per {
+		c.must(nameShape.MatchString(attribute), "per", attribute, nameHint)
+		c.must(attribute == TenantAttribute || !strings.EqualFold(attribute, TenantAttribute), "per", attribute,
+			`must be "tenant", or an attribute that is called otherwise`)
 	}
-	timed := a.Has(algorithm.OptionPeriod)
-	notFor := `is not for windows with "algorithm: ` + string(w.Algorithm) + `"`
+
+	a := algorithms[w.Algorithm]
+	if a == nil {
+		c.bad("algorithm", string(w.Algorithm), "must be one of "+algorithmNames()+`; a token bucket is "gcra"`)
+		return
+	}
+	timed, notFor := a.Has(algorithm.OptionPeriod), `is not for windows with "algorithm: `+string(w.Algorithm)+`"`
+	longest := MaxPeriod // of a margin
 	switch {
 	case !timed && w.Period != 0:
-		return "period", w.Period, notFor
+		c.bad("period", w.Period, notFor)
 	case timed && w.Period < MinPeriod:
-		return "period", w.Period, "must be at least 1ms"
+		c.bad("period", w.Period, "must be at least 1ms")
 	case w.Period > MaxPeriod:
-		return "period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod)
+		c.bad("period", w.Period, fmt.Sprintf("must be at most %v", MaxPeriod))
 	case w.Period%time.Microsecond != 0:
-		return "period", w.Period, whole
-	case w.Margin != 0 && !a.Has(algorithm.OptionMargin):
-		return "margin", w.Margin, notFor
-	case w.Margin < 0 || timed && w.Margin > w.Period:
-		return "margin", w.Margin, fmt.Sprintf("must be 0 to the period, %v", w.Period)
-	case w.Margin > MaxPeriod:
-		return "margin", w.Margin, fmt.Sprintf("must be at most %v", MaxPeriod)
-	case w.Margin%time.Microsecond != 0:
-		return "margin", w.Margin, whole
-	case !nameShape.MatchString(w.Unit):
-		return "unit", w.Unit, nameHint
-	case len(per) > MaxAttributes:
-		return "per", per, fmt.Sprintf("must be at most %d attributes", MaxAttributes)
-	case len(slices.Compact(slices.Clone(per))) < len(per):
-		return "per", per, "must name every attribute once"
+		c.bad("period", w.Period, whole)
+	case timed:
+		longest = w.Period
 	}
-	for _, attribute := range per {
-		if !nameShape.MatchString(attribute) {
-			return "per", attribute, nameHint
-		}
+	switch {
+	case w.Margin != 0 && !a.Has(algorithm.OptionMargin):
+		c.bad("margin", w.Margin, notFor)
+	case w.Margin < 0 || w.Margin > longest:
+		c.bad("margin", w.Margin, fmt.Sprintf("must be 0 to %v", longest))
+	case w.Margin%time.Microsecond != 0:
+		c.bad("margin", w.Margin, whole)
 	}
 	for _, f := range []struct {
 		option algorithm.Option
@@ -178,40 +176,36 @@ func (w Window) invalid() (field string, value any, hint string) {
 	} {
 		if f.set && !a.Has(f.option) {
 			only := strings.ReplaceAll(algorithmNames(f.option), `"`, "")
-			return string(f.option), f.value, `is for windows with "algorithm: ` + only + `"`
+			c.bad(string(f.option), f.value, `is for windows with "algorithm: `+only+`"`)
 		}
 	}
-	if a.Rule == nil {
-		return "", nil, ""
+	if a.Rule != nil && len(c.found) == before {
+		field, value, hint := a.Rule(w.numbers())
+		c.must(hint == "", field, value, hint)
 	}
-	return a.Rule(w.numbers())
 }
 
 func (p Policy) validateTenant(name string, t Tenant) error {
-	bad := func(field string, value any, hint string) error {
-		return &PolicyError{Policy: p.Name, Tenant: name, Field: field, Value: value, Hint: hint}
-	}
-	if name == "" || len(name) > MaxValueBytes {
-		return bad("tenant", name, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
-	}
-	if !(t.Weight > 0 && t.Weight <= 1e6) || math.IsNaN(t.Weight) {
-		return bad("weight", t.Weight, "must be above 0 and at most 1000000")
-	}
+	var c problems
+	p.checkTenant(&c, name, t)
+	return errors.Join(c.found...)
+}
+
+func (p Policy) checkTenant(c *problems, name string, t Tenant) {
+	c.at = PolicyError{Policy: p.Name, Tenant: name}
+	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name, fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
+	c.must(t.Weight > 0 && t.Weight <= 1e6, "weight", t.Weight, "must be above 0 and at most 1000000") // NaN is not
 	for _, window := range slices.Sorted(maps.Keys(t.Windows)) {
 		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == window })
-		if i < 0 {
-			return bad("windows", window, "must be the name of a window of this policy")
-		}
-		if !p.Windows[i].Scope.has(TenantAttribute) {
-			return bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
-		}
-		if err := t.apply(p.Windows[i]).validate(p.Name); err != nil {
-			err := err.(*PolicyError)
-			err.Tenant = name
-			return err
+		switch {
+		case i < 0:
+			c.bad("windows", window, "must be the name of a window of this policy")
+		case !p.Windows[i].Scope.has(TenantAttribute):
+			c.bad("windows", window, "is shared: a tenant has a limit of its own only where the scope contains tenant")
+		default:
+			t.apply(p.Windows[i]).check(c)
 		}
 	}
-	return nil
 }
 
 // Warnings describes windows that can never deny, because another window of the same unit and a

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
 func TestCheckPrintsAPolicyFile(t *testing.T) {
@@ -38,35 +37,35 @@ policies:
 	if want := `policies:
 - name: github-api
   match: ['http:*', 'github:sync']
-  mode: enforce
-  fail: closed
-  requeue: when-fits
-  upstream: tenant
   adapt: full
-  max_pause: 1h
   batch_share: 0.05
+  fail: closed
+  max_pause: 1h
+  mode: enforce
+  requeue: when-fits
   shards: 1
+  upstream: tenant
   windows:
-  - {name: per-minute, limit: 20, period: 1m, unit: requests, per: [tenant], algorithm: sliding}
-  - {name: burst, limit: 5, period: 3s, unit: requests, per: [tenant], algorithm: sliding, margin: 50ms}
-  - {name: provider, limit: 100, period: 1s, unit: requests, per: [], algorithm: sliding}
-  - {name: spend, limit: 90000, period: 1h, unit: tokens, per: [tenant], algorithm: gcra, burst: 20000}
-  - {name: daily, limit: 1000, period: 24h, unit: requests, per: [tenant], algorithm: fixed, anchor: clock}
+  - {name: per-minute, limit: 20, period: 1m, algorithm: sliding, per: [tenant], unit: requests}
+  - {name: burst, limit: 5, period: 3s, algorithm: sliding, margin: 50ms, per: [tenant], unit: requests}
+  - {name: provider, limit: 100, period: 1s, algorithm: sliding, per: [], unit: requests}
+  - {name: spend, limit: 90000, period: 1h, algorithm: gcra, burst: 20000, per: [tenant], unit: tokens}
+  - {name: daily, limit: 1000, period: 24h, algorithm: fixed, anchor: clock, per: [tenant], unit: requests}
   tenants:
     acme: {weight: 2, windows: {per-minute: {limit: 50}, spend: {burst: 9}}}
     internal: {exempt: true, weight: 1}
 - name: slow
-  mode: enforce
-  fail: open
-  requeue: earliest-reset
-  upstream: tenant
   adapt: full
-  max_pause: 1h
   batch_share: 0.05
+  fail: open
+  max_pause: 1h
+  mode: enforce
+  requeue: earliest-reset
   shards: 1
+  upstream: tenant
   windows:
-  - {name: short, limit: 10, period: 10s, unit: requests, per: [tenant, user], algorithm: sliding}
-  - {name: long, limit: 600, period: 10m, unit: requests, per: [tenant, user], algorithm: sliding}
+  - {name: short, limit: 10, period: 10s, algorithm: sliding, per: [tenant, user], unit: requests}
+  - {name: long, limit: 600, period: 10m, algorithm: sliding, per: [tenant, user], unit: requests}
 # warning: policy "slow": window "long" (600 per 10m0s) can never bind: window "short" (10 per 10s) always denies first
 `; e.stdout != want {
 		t.Errorf("stdout:\n%s", e.stdout)
@@ -77,7 +76,17 @@ policies:
 
 	e = runMain(t.Context(), "", "check", d.path("policies.yml"), "-json")
 	e.want(t, exitDone)
-	var got policyfile.Description
+	var got struct {
+		Policies []struct {
+			Windows []struct {
+				Name, Period, Unit, Algorithm string
+				Limit, Burst                  int64
+				Per                           []string
+			}
+			Tenants map[string]throttle.Tenant
+		}
+		Warnings []string
+	}
 	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +97,7 @@ policies:
 	if per := got.Policies[0].Windows[2].Per; per == nil || len(per) > 0 {
 		t.Errorf("provider is per %q", per)
 	}
-	if len(got.Policies[1].Warnings) != 1 || got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
+	if len(got.Warnings) != 1 || got.Policies[0].Tenants["acme"].Windows["per-minute"].Limit != 50 {
 		t.Errorf("%+v", got)
 	}
 

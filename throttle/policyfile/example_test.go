@@ -48,14 +48,14 @@ policies:
 	// policies:
 	// - name: github-api
 	//   match: ['github:*']
-	//   mode: enforce
-	//   fail: closed
-	//   requeue: when-fits
-	//   upstream: tenant
 	//   adapt: full
-	//   max_pause: 1h
 	//   batch_share: 0.05
+	//   fail: closed
+	//   max_pause: 1h
+	//   mode: enforce
+	//   requeue: when-fits
 	//   shards: 1
+	//   upstream: tenant
 	//   windows:
-	//   - {name: per-minute, limit: 20, period: 1m, unit: requests, per: [tenant], algorithm: sliding}
+	//   - {name: per-minute, limit: 20, period: 1m, algorithm: sliding, per: [tenant], unit: requests}
 }

@@ -16,16 +16,22 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// An object is a mapping in the file. Its methods read one field each. They return the zero value
-// for a missing field, which package throttle takes for the default. They report a field that
-// cannot be used, and return the zero value for it too. A zero or an empty text cannot be used: it
-// is not meant as the default.
+// An object is a mapping in the file. It is read into a struct, whose fields say what may be under
+// their keys: see keyOf. Fields without a key stay zero, which package throttle takes for the default.
+// So do fields whose value cannot be used, which is reported. A zero or an empty text cannot be used:
+// it is not meant as the default.
 type object struct {
 	*decoder
-	fields map[string]field
-	keys   []string // of fields, in the order of the file
-	line   int
-	where  string
+	broken     bool // its keys were reported, so that it may lack others
+	errors     int  // in it, and in what it holds
+	fields     map[string]field
+	items      map[string][]*object // of lists, by key
+	keys       []string             // of fields, in the order of the file
+	kids       map[string]*object   // mappings that it holds, by key
+	line       int
+	parent     *object
+	unreadable map[string]bool // keys whose value was reported
+	where      string
 }
 
 type field struct {
@@ -43,60 +49,141 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// object reads a mapping. Its keys are the known ones or, if none are given, any text. Errors name
-// it by where and what, and show the example.
-func (d *decoder) object(n *yaml.Node, line int, where, what, example string, known ...string) object {
-	o := object{decoder: d, fields: map[string]field{}, line: line, where: where}
+// examples are what errors show of the types that are mappings.
+var examples = map[reflect.Type]string{
+	reflect.TypeFor[Batch]():             `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`,
+	reflect.TypeFor[BatchTasks]():        `{type: "geocode:address", count: 1000}`,
+	reflect.TypeFor[File]():              "{policies: [...]}",
+	reflect.TypeFor[Hours]():             `{from: "22:00", to: "06:00"}`,
+	reflect.TypeFor[int64]():             "1",
+	reflect.TypeFor[throttle.Override](): "{limit: 50}",
+	reflect.TypeFor[throttle.Policy]():   "{name: github-api, windows: [...]}",
+	reflect.TypeFor[throttle.Tenant]():   "{weight: 2}",
+	reflect.TypeFor[throttle.Window]():   "{name: burst, limit: 5, period: 3s}",
+}
+
+// singular has the names of the elements of lists and mappings.
+var singular = map[string]string{
+	"batches": "batch", "cost": "unit", "policies": "policy", "tenants": "tenant", "windows": "window",
+}
+
+var wordEnd = regexp.MustCompile(`([a-z])([A-Z])`)
+
+// keyOf returns the key of a struct's field, such as "max_pause" of MaxPause.
+func keyOf(f reflect.StructField) string {
+	if f.Type == reflect.TypeFor[throttle.Scope]() {
+		return "per"
+	}
+	return strings.ToLower(wordEnd.ReplaceAllString(f.Name, "${1}_$2"))
+}
+
+// keysOf returns the keys of a struct, the name first. It returns none for a map, whose keys are any
+// text.
+func keysOf(t reflect.Type) (keys []string) {
+	for i := 0; t.Kind() == reflect.Struct && i < t.NumField(); i++ {
+		switch f := t.Field(i); {
+		case f.Name == "Name":
+			keys = slices.Insert(keys, 0, "name")
+		case f.IsExported():
+			keys = append(keys, keyOf(f))
+		}
+	}
+	return keys
+}
+
+// mapping reads the keys of a mapping that is to be of a type. Errors name it by where.
+func (d *decoder) mapping(parent *object, where string, line int, n *yaml.Node, t reflect.Type) *object {
+	o := &object{
+		decoder: d, fields: map[string]field{}, items: map[string][]*object{}, kids: map[string]*object{},
+		line: line, parent: parent, unreadable: map[string]bool{}, where: where,
+	}
 	n = follow(n)
 	if n.Kind != yaml.MappingNode || n.ShortTag() != "!!map" {
-		d.report(line, where, strings.TrimSpace(what+" "+show(n)), "must be a mapping such as "+example)
+		example := examples[t]
+		if t.Kind() == reflect.Map {
+			example = "{NAME: " + examples[t.Elem()] + "}"
+		}
+		o.report(line, show(n), "must be a mapping such as "+example)
+		o.broken = true
 		return o
 	}
+	known := keysOf(t)
 	for i := 0; i < len(n.Content); i += 2 {
 		line, shown := n.Content[i].Line, "key "+show(n.Content[i])
 		if n.Content[i].ShortTag() == "!!merge" {
-			d.report(line, where, shown, "must not be used: write the keys out, or use an alias for a whole value")
+			o.report(line, shown, "must not be used: write the keys out, or use an alias for a whole value")
 			continue
 		}
-		key, ok := d.asText(n.Content[i], line, where, "key")
+		key, ok := o.asText(n.Content[i], line, "key")
 		if !ok {
 			continue
 		}
 		if first, ok := o.fields[key]; ok {
-			d.report(line, where, shown, fmt.Sprintf("must appear once: it is on line %d already", first.line))
+			o.report(line, shown, fmt.Sprintf("must appear once: it is on line %d already", first.line))
 			continue
 		}
 		if len(known) > 0 && !slices.Contains(known, key) {
-			d.report(line, where, shown, unknown(key, known))
+			o.report(line, shown, unknown(key, known))
 			continue
 		}
 		o.fields[key] = field{line, n.Content[i+1]}
 		o.keys = append(o.keys, key)
 	}
+	o.broken = o.errors > 0
 	return o
 }
 
-// child reads a field as a mapping. The mapping of a missing field has no keys.
-func (o object) child(key, where, what, example string, known ...string) object {
-	f, ok := o.fields[key]
-	if !ok {
-		return object{decoder: o.decoder}
+// within names a part of an object.
+func (o *object) within(part string) string {
+	if o.where == "" {
+		return part
 	}
-	return o.object(f.node, f.line, where, what, example, known...)
+	return o.where + ", " + part
 }
 
-func (o object) bad(key, hint string) {
+func (o *object) report(line int, what, hint string) {
+	o.decoder.report(line, o.where, what, hint)
+	for ; o != nil; o = o.parent {
+		o.errors++
+	}
+}
+
+func (o *object) bad(key, hint string) {
 	f := o.fields[key]
-	o.report(f.line, o.where, key+" "+show(f.node), hint)
+	o.unreadable[key] = true
+	o.report(f.line, key+" "+show(f.node), hint)
 }
 
-// check reports an error of package throttle about this object, at the line of the field it names.
-func (o object) check(err error) {
-	e, ok := errors.AsType[*throttle.PolicyError](err)
-	if !ok {
+// count returns how many errors are in an object, if there is one.
+func (o *object) count() int {
+	if o == nil {
+		return 0
+	}
+	return o.errors
+}
+
+// check reports the errors of package throttle about this object, at the lines of the fields they
+// name. It leaves out fields that were reported already.
+func (o *object) check(err error) {
+	joined, _ := err.(interface{ Unwrap() []error })
+	if joined == nil {
 		return
 	}
-	f, there := o.fields[e.Field]
+	for _, err := range joined.Unwrap() {
+		e, ok := errors.AsType[*throttle.PolicyError](err)
+		at := o
+		if overrides := o.kids["windows"]; ok && e.Window != "" && overrides != nil {
+			at = overrides.kids[e.Window]
+		}
+		if key, item, _ := strings.Cut(e.Field, "["); ok && !at.unreadable[key] {
+			at.checkField(key, strings.TrimSuffix(item, "]"), e)
+		}
+	}
+}
+
+// checkField reports an error about a field, or an item of its list.
+func (o *object) checkField(key, item string, e *throttle.PolicyError) {
+	f, there := o.fields[key]
 	line, value := f.line, fmt.Sprint(e.Value)
 	switch v := e.Value.(type) {
 	case string:
@@ -104,57 +191,138 @@ func (o object) check(err error) {
 	case []string:
 		value = fmt.Sprintf("%q", v)
 	}
+	i, err := strconv.Atoi(item)
+	kid := o.kids[key]
 	switch {
+	case there && err == nil:
+		line = f.item(i).Line
+	case there && kid != nil: // one of its keys
+		line = kid.fields[fmt.Sprint(e.Value)].line
 	case there && follow(f.node).Kind == yaml.ScalarNode:
 		value = show(f.node)
 	case !there && reflect.ValueOf(e.Value).IsZero():
 		line, value = o.line, "is missing"
+		if o.broken {
+			return
+		}
 	case !there: // a default, or a name that is a key
 		line = o.line
 	}
-	o.report(line, o.where, e.Field+" "+value, e.Hint)
+	o.report(line, key+" "+value, e.Hint)
 }
 
-func (o object) text(key string) string {
-	f, ok := o.fields[key]
-	if !ok {
-		return ""
+// into reads the object into a struct, and checks it.
+func (o *object) into(v reflect.Value) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if _, there := o.fields[keyOf(f)]; there && f.IsExported() {
+			o.read(keyOf(f), v.Field(i))
+		}
 	}
-	s, _ := o.asText(f.node, f.line, o.where, key)
-	return s
+	switch to := v.Addr().Interface().(type) {
+	case *File:
+		o.checkFile(to.Policies)
+	case *throttle.Policy:
+		o.checkPolicy(*to)
+	case *throttle.Window:
+		o.checkWindow(*to)
+	case *Batch:
+		to.from = o
+		o.checkBatch(*to)
+	}
 }
 
-// texts returns nil for a missing field, and one text for each element of a list.
-func (o object) texts(key string) []string {
-	f, ok := o.fields[key]
-	if !ok {
-		return nil
+// read reads the value of a key.
+func (o *object) read(key string, to reflect.Value) {
+	f := o.fields[key]
+	switch v := to.Addr().Interface().(type) {
+	case *time.Duration:
+		*v = o.duration(key)
+		return
+	case *throttle.Scope:
+		*v = throttle.Per(o.texts(key)...)
+		return
+	case *[]string:
+		*v = o.texts(key)
+		return
+	case **int:
+		if n, ok := o.whole(key, 0, 1000); ok {
+			*v = new(int(n))
+		}
+		return
 	}
+	switch to.Kind() {
+	case reflect.String:
+		s, _ := o.asText(f.node, f.line, key)
+		to.SetString(s)
+	case reflect.Int, reflect.Int64:
+		n, _ := o.whole(key, 1, throttle.MaxLimit)
+		to.SetInt(n)
+	case reflect.Float64:
+		to.SetFloat(o.number(key))
+	case reflect.Bool:
+		to.SetBool(o.flag(key))
+	case reflect.Struct:
+		o.kids[key] = o.mapping(o, o.within(key), f.line, f.node, to.Type())
+		o.kids[key].into(to)
+	case reflect.Map:
+		o.readMap(key, to)
+	case reflect.Slice:
+		o.readList(key, to)
+	}
+}
+
+func (o *object) readMap(key string, to reflect.Value) {
+	all := o.mapping(o, o.within(key), o.fields[key].line, o.fields[key].node, to.Type())
+	o.kids[key] = all
+	to.Set(reflect.MakeMap(to.Type()))
+	for _, name := range all.keys {
+		value := reflect.New(to.Type().Elem()).Elem()
+		if value.Kind() == reflect.Struct {
+			f, part := all.fields[name], fmt.Sprintf("%s %q", singular[key], quote.Short(name))
+			all.kids[name] = o.mapping(all, o.within(part), f.line, f.node, value.Type())
+			all.kids[name].into(value)
+		} else {
+			all.read(name, value)
+		}
+		to.SetMapIndex(reflect.ValueOf(name), value)
+	}
+}
+
+// readList reads a list of mappings, which have different names.
+func (o *object) readList(key string, to reflect.Value) {
+	lines := map[string]int{}
+	for i, n := range o.list(key, "must be a list such as ["+examples[to.Type().Elem()]+"]") {
+		value := reflect.New(to.Type().Elem()).Elem()
+		item := o.mapping(o, o.within(label(singular[key], n, i)), n.Line, n, value.Type())
+		item.into(value)
+		name := value.FieldByName("Name").String()
+		if line, taken := lines[name]; taken && name != "" {
+			item.bad("name", fmt.Sprintf("is taken by the %s on line %d: %s have different names", singular[key], line, key))
+		} else {
+			lines[name] = item.line
+		}
+		o.items[key] = append(o.items[key], item)
+		to.Set(reflect.Append(to, value))
+	}
+}
+
+// texts reads one text for each element of a list.
+func (o *object) texts(key string) []string {
 	hint := "must be a list"
-	if n := follow(f.node); n.Kind == yaml.ScalarNode && n.ShortTag() != "!!null" {
+	if n := follow(o.fields[key].node); n.Kind == yaml.ScalarNode && n.ShortTag() != "!!null" {
 		hint += ": write [" + show(n) + "]"
 	}
 	texts := []string{}
 	for _, n := range o.list(key, hint) {
-		s, _ := o.asText(n, n.Line, o.where, key)
+		s, _ := o.asText(n, n.Line, key)
 		texts = append(texts, s)
 	}
 	return texts
 }
 
-func (o object) scope(key string) throttle.Scope {
-	if _, ok := o.fields[key]; !ok {
-		return throttle.Scope{}
-	}
-	return throttle.Per(o.texts(key)...)
-}
-
-func (o object) list(key, hint string) []*yaml.Node {
-	f, ok := o.fields[key]
-	if !ok {
-		return nil
-	}
-	n := follow(f.node)
+func (o *object) list(key, hint string) []*yaml.Node {
+	n := follow(o.fields[key].node)
 	if n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq" {
 		o.bad(key, hint)
 		return nil
@@ -165,27 +333,15 @@ func (o object) list(key, hint string) []*yaml.Node {
 // digits is stricter than YAML: its parsers do not agree on the values of 0777 and 1_000.
 var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?$`)
 
-// scalar returns the text of a field if its type is one of the tags.
-func (o object) scalar(key string, tags ...string) (text string, there, ok bool) {
-	f, there := o.fields[key]
-	if !there {
-		return "", false, false
-	}
-	n := follow(f.node)
-	return n.Value, true, n.Kind == yaml.ScalarNode && slices.Contains(tags, n.ShortTag())
+// scalar returns the text of a field, and whether its type is one of the tags.
+func (o *object) scalar(key string, tags ...string) (text string, ok bool) {
+	n := follow(o.fields[key].node)
+	return n.Value, n.Kind == yaml.ScalarNode && slices.Contains(tags, n.ShortTag())
 }
 
-func (o object) units(key string) int64 {
-	n, _ := o.whole(key, 1, throttle.MaxLimit)
-	return n
-}
-
-// whole reads a whole number. It returns false if the field is missing, or cannot be used.
-func (o object) whole(key string, least, most int64) (int64, bool) {
-	text, there, ok := o.scalar(key, "!!int")
-	if !there {
-		return 0, false
-	}
+// whole reads a whole number. It returns false if the field cannot be used.
+func (o *object) whole(key string, least, most int64) (int64, bool) {
+	text, ok := o.scalar(key, "!!int")
 	n, err := strconv.ParseInt(text, 10, 64)
 	if !ok || err != nil || n < least || n > most || !digits.MatchString(text) {
 		o.bad(key, fmt.Sprintf("must be a whole number, %d to %d, in plain digits", least, most))
@@ -194,36 +350,31 @@ func (o object) whole(key string, least, most int64) (int64, bool) {
 	return n, true
 }
 
-func (o object) number(key, hint string) float64 {
-	text, there, ok := o.scalar(key, "!!int", "!!float")
-	if !there {
-		return 0
-	}
+func (o *object) number(key string) float64 {
+	text, ok := o.scalar(key, "!!int", "!!float")
 	number, err := strconv.ParseFloat(text, 64)
 	if !ok || err != nil || number == 0 || !digits.MatchString(text) {
-		o.bad(key, hint)
+		o.bad(key, "must be a number above 0, in plain digits")
 		return 0
 	}
 	return number
 }
 
-func (o object) flag(key string) bool {
-	text, there, ok := o.scalar(key, "!!bool")
+func (o *object) flag(key string) bool {
+	text, ok := o.scalar(key, "!!bool")
 	flag, err := strconv.ParseBool(text)
-	if there && (!ok || err != nil) {
+	if !ok || err != nil {
 		o.bad(key, "must be true or false, without quotes")
 	}
 	return flag
 }
 
-func (o object) duration(key string) time.Duration {
-	if text, there, number := o.scalar(key, "!!int", "!!float"); !there {
-		return 0
-	} else if number {
+func (o *object) duration(key string) time.Duration {
+	if text, number := o.scalar(key, "!!int", "!!float"); number {
 		o.bad(key, fmt.Sprintf("must have a unit: write %ss for seconds", text))
 		return 0
 	}
-	text, _, ok := o.scalar(key, "!!str")
+	text, ok := o.scalar(key, "!!str")
 	duration, err := time.ParseDuration(text)
 	if !ok || err != nil {
 		o.bad(key, "must be a duration such as 500ms, 90s, 1m30s or 24h; h is the largest unit")
@@ -233,16 +384,17 @@ func (o object) duration(key string) time.Duration {
 }
 
 // asText returns the text of a node. It reports a node that is not a text, or is empty.
-func (d *decoder) asText(n *yaml.Node, line int, where, what string) (string, bool) {
+func (o *object) asText(n *yaml.Node, line int, key string) (string, bool) {
 	n = follow(n)
-	switch {
-	case n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" && n.Value != "":
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" && n.Value != "" {
 		return n.Value, true
-	case n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() != "!!null":
-		d.report(line, where, what+" "+show(n), fmt.Sprintf("must be text: write %q", quote.Short(n.Value)))
-	default:
-		d.report(line, where, what+" "+show(n), "must be text, and not empty")
 	}
+	hint := "must be text, and not empty"
+	if n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() != "!!null" {
+		hint = fmt.Sprintf("must be text: write %q", quote.Short(n.Value))
+	}
+	o.unreadable[key] = true
+	o.report(line, key+" "+show(n), hint)
 	return "", false
 }
 

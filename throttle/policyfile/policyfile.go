@@ -10,17 +10,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/glob"
-	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
 const (
+	maxBytes  = 1 << 20 // of one file
 	maxErrors = 20      // reported for one file; the rest is counted
 	maxNodes  = 1 << 18 // in one file, with every alias written out
 )
@@ -47,6 +49,12 @@ func (e *Error) Error() string {
 	return s
 }
 
+// A File is everything that a policy file holds.
+type File struct {
+	Policies []throttle.Policy
+	Batches  []Batch
+}
+
 // Load reads a policy file. Errors are Parse's, and wrapped errors of reading the file.
 func Load(path string) ([]throttle.Policy, error) {
 	data, err := os.ReadFile(path)
@@ -63,6 +71,20 @@ func Load(path string) ([]throttle.Policy, error) {
 func Parse(name string, data []byte) ([]throttle.Policy, error) {
 	f, err := ParseFile(name, data)
 	return f.Policies, err
+}
+
+// ParseFile is Parse for files whose batches are needed too.
+func ParseFile(name string, data []byte) (File, error) {
+	d := &decoder{file: name}
+	var f File
+	if root := d.document(data); root != nil {
+		file := d.mapping(nil, "", root.Line, root, reflect.TypeFor[File]())
+		file.into(reflect.ValueOf(&f).Elem())
+	}
+	if len(d.errs) > 0 {
+		return File{}, d.join()
+	}
+	return f, nil
 }
 
 // A decoder turns one file into policies and collects its mistakes.
@@ -89,6 +111,10 @@ func (d *decoder) join() error {
 
 // document returns the only document of the file, or nil.
 func (d *decoder) document(data []byte) *yaml.Node {
+	if len(data) > maxBytes {
+		d.report(0, "", "file is too large", fmt.Sprintf("must have at most %d bytes", maxBytes))
+		return nil
+	}
 	if !d.readable(data) {
 		return nil
 	}
@@ -113,6 +139,9 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
 			line, hint = e.Mark.Line, e.Message
 		}
+		if strings.Contains(hint, "alphabetic or numeric character") { // of an alias
+			hint = `a text that begins with * or & must be quoted, such as "*"`
+		}
 		d.report(line, "", "not YAML", hint)
 		return nil
 	}
@@ -122,157 +151,60 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	return root.Content[0]
 }
 
-func (d *decoder) policies(file object) []throttle.Policy {
-	var policies []throttle.Policy
-	var objects []object
-	nodes := file.list("policies", "must be a list of policies")
-	for i, n := range nodes {
-		p, o := d.policy(n, label("policy", n, i))
-		if j := slices.IndexFunc(policies, func(other throttle.Policy) bool { return other.Name == p.Name && p.Name != "" }); j >= 0 {
-			o.bad("name", fmt.Sprintf("is taken by the policy on line %d: policies have different names", objects[j].line))
-		}
-		policies, objects = append(policies, p), append(objects, o)
-	}
-	d.overlaps(policies, objects)
-	if len(nodes) == 0 && len(d.errs) == 0 {
-		d.report(file.line, "", "no policy", `must hold at least one under the key "policies"`)
-	}
-	return policies
-}
-
-func (d *decoder) overlaps(policies []throttle.Policy, objects []object) {
+// checkFile looks at what policies must be together.
+func (o *object) checkFile(policies []throttle.Policy) {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {
 		lists[i] = p.Match
 	}
+	objects := o.items["policies"]
 	overlaps, tooAlike := glob.Overlaps(lists)
 	if tooAlike >= 0 {
 		objects[tooAlike].bad("match", glob.TooAlike)
 	}
-	for _, o := range overlaps {
-		first, second := objects[o.First], objects[o.Second]
-		if name := policies[o.First].Name; name != "" && name == policies[o.Second].Name {
+	for _, overlap := range overlaps {
+		first, second := objects[overlap.First], objects[overlap.Second]
+		if name := policies[overlap.First].Name; name != "" && name == policies[overlap.Second].Name {
 			continue // reported already
 		}
-		d.report(second.fields["match"].item(o.SecondGlob).Line, second.where,
-			fmt.Sprintf("match %q", policies[o.Second].Match[o.SecondGlob]),
-			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d",
-				first.where, policies[o.First].Match[o.FirstGlob], first.fields["match"].item(o.FirstGlob).Line))
+		second.report(second.fields["match"].item(overlap.SecondGlob).Line,
+			fmt.Sprintf("match %q", policies[overlap.Second].Match[overlap.SecondGlob]),
+			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d", first.where,
+				policies[overlap.First].Match[overlap.FirstGlob], first.fields["match"].item(overlap.FirstGlob).Line))
+	}
+	if len(policies) == 0 && o.errors == 0 {
+		o.report(o.line, "no policy", `must hold at least one under the key "policies"`)
 	}
 }
 
-func (d *decoder) policy(n *yaml.Node, where string) (throttle.Policy, object) {
-	before := len(d.errs)
-	o := d.object(n, n.Line, where, "", "{name: github-api, windows: [...]}",
-		"name", "match", "mode", "fail", "upstream", "adapt", "batch_share",
-		"max_pause", "max_refusals", "max_refused_wait", "requeue", "shards", "windows", "tenants")
-	p := throttle.Policy{
-		Adapt: throttle.Adapt(o.text("adapt")),
-		BatchShare: o.number("batch_share",
-			fmt.Sprintf("must be a number in plain digits, %v to %v", throttle.MinBatchShare, throttle.MaxBatchShare)),
-		Fail:     throttle.FailMode(o.text("fail")),
-		Match:    o.texts("match"),
-		MaxPause: o.duration("max_pause"),
-
-		MaxRefusals:    o.units("max_refusals"),
-		MaxRefusedWait: o.duration("max_refused_wait"),
-
-		Mode:     throttle.Mode(o.text("mode")),
-		Name:     o.text("name"),
-		Upstream: throttle.Upstream(o.text("upstream")),
-		Requeue:  throttle.Requeue(o.text("requeue")),
-		Shards:   int(o.units("shards")),
-	}
-	// Validate reports only its first error. So the parts are validated one by one.
-	if len(d.errs) == before {
-		alone := p
+// checkPolicy validates what can be validated in view of the errors so far: the policy's own fields,
+// all of it, and each of its tenants.
+func (o *object) checkPolicy(p throttle.Policy) {
+	alone, whole := p, p
+	alone.Tenants, whole.Tenants = nil, nil
+	if n := len(p.Windows); n > 0 && n <= throttle.MaxWindows {
 		alone.Windows = []throttle.Window{{Name: "w", Limit: 1, Period: time.Second}}
-		o.check(alone.Validate())
 	}
-	p.Windows = d.windows(o)
-	if len(d.errs) == before {
-		o.check(p.Validate())
+	o.check(alone.Validate())
+	tenants := o.kids["tenants"]
+	if o.errors > tenants.count() {
+		return
 	}
-	p.Tenants = d.tenants(o, p, len(d.errs) == before)
-	return p, o
+	o.check(whole.Validate())
+	if o.errors > tenants.count() || tenants == nil {
+		return
+	}
+	for name, t := range tenants.kids {
+		if t.errors == 0 {
+			whole.Tenants = map[string]throttle.Tenant{name: p.Tenants[name]}
+			t.check(whole.Validate())
+		}
+	}
 }
 
-func (d *decoder) windows(policy object) []throttle.Window {
-	var windows []throttle.Window
-	lines := map[string]int{}
-	for i, n := range policy.list("windows", "must be a list of windows such as [{name: burst, limit: 5, period: 3s}]") {
-		before := len(d.errs)
-		o := d.object(n, n.Line, policy.where+", "+label("window", n, i), "", "{name: burst, limit: 5, period: 3s}",
-			"name", "limit", "period", "algorithm", "per", "unit", "margin", "burst", "anchor", "lease", "resets", "timezone")
-		w := throttle.Window{
-			Algorithm: throttle.Algorithm(o.text("algorithm")),
-			Anchor:    throttle.Anchor(o.text("anchor")),
-			Burst:     o.units("burst"),
-			Lease:     o.duration("lease"),
-			Limit:     o.units("limit"),
-			Margin:    o.duration("margin"),
-			Name:      o.text("name"),
-			Period:    o.duration("period"),
-			Resets:    o.text("resets"),
-			Scope:     o.scope("per"),
-			Timezone:  o.text("timezone"),
-			Unit:      o.text("unit"),
-		}
-		if len(d.errs) == before {
-			o.check(throttle.Policy{Name: "p", Windows: []throttle.Window{w}}.Validate())
-		}
-		if line, ok := lines[w.Name]; ok && w.Name != "" {
-			o.bad("name", fmt.Sprintf("is taken by the window on line %d: windows of one policy have different names", line))
-		} else {
-			lines[w.Name] = o.line
-		}
-		windows = append(windows, w)
+// checkWindow validates a window alone, unless the algorithm is unknown by which it would have to be.
+func (o *object) checkWindow(w throttle.Window) {
+	if !o.unreadable["algorithm"] {
+		o.check(throttle.Policy{Name: "p", Windows: []throttle.Window{w}}.Validate())
 	}
-	return windows
-}
-
-// tenants reads a policy's tenants. They can be validated only if the rest is valid.
-func (d *decoder) tenants(policy object, p throttle.Policy, valid bool) map[string]throttle.Tenant {
-	if _, ok := policy.fields["tenants"]; !ok {
-		return nil
-	}
-	tenants := map[string]throttle.Tenant{}
-	all := policy.child("tenants", policy.where, "tenants", "{acme: {weight: 2}}")
-	for _, name := range all.keys {
-		before := len(d.errs)
-		where := fmt.Sprintf("%s, tenant %q", policy.where, quote.Short(name))
-		o := all.child(name, where, "", "{weight: 2}", "weight", "exempt", "windows")
-		t := throttle.Tenant{
-			Exempt: o.flag("exempt"),
-			Weight: o.number("weight", "must be a number in plain digits, above 0 and at most 1000000"),
-		}
-		overrides := o.child("windows", o.where, "windows", "{burst: {limit: 50}}")
-		windows := map[string]object{}
-		for _, window := range overrides.keys {
-			w := overrides.child(window, fmt.Sprintf("%s, window %q", o.where, quote.Short(window)), "", "{limit: 50}", "limit", "burst")
-			if t.Windows == nil {
-				t.Windows = map[string]throttle.Override{}
-			}
-			t.Windows[window] = throttle.Override{Burst: w.units("burst"), Limit: w.units("limit")}
-			windows[window] = w
-		}
-		tenants[name] = t
-		if !valid || len(d.errs) > before {
-			continue
-		}
-		p.Tenants = map[string]throttle.Tenant{name: t}
-		err := p.Validate()
-		e, _ := errors.AsType[*throttle.PolicyError](err)
-		switch {
-		case e == nil:
-		case e.Window != "":
-			windows[e.Window].check(err)
-		case e.Field == "windows": // a window of that name cannot be overridden
-			window := fmt.Sprint(e.Value)
-			d.report(overrides.fields[window].line, o.where, fmt.Sprintf("windows %q", quote.Short(window)), e.Hint)
-		default:
-			o.check(err)
-		}
-	}
-	return tenants
 }

@@ -1,8 +1,8 @@
 package policyfile
 
 import (
-	"bytes"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -12,17 +12,12 @@ import (
 // readable reports whether YAML allows every character of the file. It finds the first other one
 // itself, as the YAML library does not know its line.
 func (d *decoder) readable(data []byte) bool {
-	const utf8Only = "must be UTF-8: save the file in that encoding"
-	if bytes.HasPrefix(data, []byte("\xff\xfe")) || bytes.HasPrefix(data, []byte("\xfe\xff")) {
-		d.report(1, "", "file is UTF-16", utf8Only)
-		return false
-	}
 	line := 1
 	for rest := data; len(rest) > 0; {
 		r, size := utf8.DecodeRune(rest)
 		switch {
 		case r == utf8.RuneError && size == 1:
-			d.report(line, "", fmt.Sprintf("byte 0x%02X", rest[0]), utf8Only)
+			d.report(line, "", fmt.Sprintf("byte 0x%02X", rest[0]), "must be UTF-8: save the file in that encoding")
 			return false
 		case r == '\n':
 			line++
@@ -44,37 +39,22 @@ func (d *decoder) readable(data []byte) bool {
 // error with the line.
 func (d *decoder) expands(root *yaml.Node) bool {
 	left, open := maxNodes, map[*yaml.Node]bool{}
-	var walk func(n, alias *yaml.Node) bool
-	walk = func(n, alias *yaml.Node) bool {
-		if n.Kind == yaml.AliasNode {
-			if open[n.Alias] {
-				d.report(n.Line, "", "alias *"+quote.Short(n.Value),
-					fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(n.Value), n.Alias.Line))
-				return false
-			}
-			if alias == nil {
-				alias = n
-			}
-			n = n.Alias
-		}
-		if left--; left < 0 {
-			line, what := n.Line, "file is too large"
-			if alias != nil {
-				line, what = alias.Line, "alias *"+quote.Short(alias.Value)+" makes the file too large"
-			}
-			d.report(line, "", what, fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+	var walk func(n *yaml.Node) bool
+	walk = func(at *yaml.Node) bool {
+		n := follow(at)
+		if open[n] {
+			d.report(at.Line, "", "alias *"+quote.Short(at.Value),
+				fmt.Sprintf("must not refer to itself: &%s is on line %d", quote.Short(at.Value), n.Line))
 			return false
 		}
-		if n.Anchor != "" {
-			open[n] = true
-			defer delete(open, n)
+		if left--; left < 0 {
+			d.report(at.Line, "", "file is too large",
+				fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+			return false
 		}
-		for _, child := range n.Content {
-			if !walk(child, alias) {
-				return false
-			}
-		}
-		return true
+		open[n] = true
+		defer delete(open, n)
+		return !slices.ContainsFunc(n.Content, func(inner *yaml.Node) bool { return !walk(inner) })
 	}
-	return walk(root, nil)
+	return walk(root)
 }

@@ -3,7 +3,6 @@ package throttle
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -35,6 +34,10 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows, or by Peek would have been.
 	Granted bool
 
+	// Latest is an upper bound of RetryIn: see Place.Latest. It equals RetryIn where that is exact, and
+	// is 0 where no bound is known.
+	Latest time.Duration
+
 	// Observed, if not nil, says why the request would have been denied, but for ModeObserve.
 	Observed *Observed
 
@@ -54,14 +57,6 @@ type Decision struct {
 	// before it, and if no other request takes the room: whole microseconds, rounded up. It is 0 if
 	// granted. For a denied request without a place in line it is at least 1 microsecond.
 	RetryIn time.Duration
-
-	// RetryInLeast is a lower bound of RetryIn, whatever becomes of tickets of other tenants,
-	// attributes and queues.
-	RetryInLeast time.Duration
-
-	// RetryInMost is an upper bound of RetryIn, unless other tenants join later. It equals RetryIn
-	// where that is exact.
-	RetryInMost time.Duration
 
 	// Tenant is the tenant of the request.
 	Tenant string
@@ -98,15 +93,6 @@ func (w WindowState) MarshalJSON() ([]byte, error) {
 	}{fields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
 }
 
-// RetryInIsBound reports whether RetryIn is only an upper bound, as a Concurrency window denied:
-// its units may be released at any time.
-func (d Decision) RetryInIsBound() bool {
-	return slices.ContainsFunc(d.Windows, func(w WindowState) bool {
-		a := algorithms[w.Algorithm]
-		return w.Denied && a != nil && a.Leases
-	})
-}
-
 // EarliestReset returns the time from At until the first of the windows that denied has room for
 // the cost. Others may still deny then. It is the delay of RequeueEarliestReset.
 func (d Decision) EarliestReset() time.Duration {
@@ -119,16 +105,17 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// What DeniedBy returns if it is not a window.
+// What may bind beside windows.
 const (
-	ByPause = "(pause)" // a pause by the upstream
-	ByLine  = "(line)"  // tickets that wait before it, or the limiter itself
-	BySlots = "(slots)" // in an Explanation: servers have no free handler slot
+	ByPause    = "(pause)"    // a pause by hand: by operators, or by Limiter.Pause
+	ByUpstream = "(upstream)" // a pause by the upstream
+	ByLine     = "(line)"     // tickets that wait before it, or the limiter itself
+	BySlots    = "(slots)"    // tickets that fit wait for handler slots, of which servers have none free
 )
 
-// DeniedBy returns the name of the window that denied for longest, ByPause or ByLine. It is empty
-// if granted.
-func (d Decision) DeniedBy() string {
+// Binds returns what denied for longest: the name of a window, ByPause, ByUpstream or ByLine. It is
+// empty if granted.
+func (d Decision) Binds() string {
 	if d.Granted {
 		return ""
 	}
@@ -138,10 +125,22 @@ func (d Decision) DeniedBy() string {
 			by, longest = w.Name, w.RetryIn
 		}
 	}
-	if d.Pause != nil && !d.At.Add(longest).After(d.Pause.OpensAt) {
+	switch {
+	case d.Pause == nil || d.At.Add(longest).After(d.Pause.OpensAt):
+		return by
+	case d.Pause.ByHand:
 		return ByPause
 	}
-	return by
+	return ByUpstream
+}
+
+// times returns when the request is expected to start, and the upper bound, zero if none is known.
+func (d Decision) times() (expected, latest time.Time) {
+	expected = d.At.Add(d.RetryIn)
+	if d.Latest >= d.RetryIn {
+		latest = d.At.Add(d.Latest)
+	}
+	return expected, latest
 }
 
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:
@@ -152,8 +151,8 @@ func (d Decision) Reason() string {
 		return ""
 	}
 	window, why := "", ""
-	switch by := d.DeniedBy(); {
-	case by == ByPause:
+	switch by := d.Binds(); {
+	case by == ByPause || by == ByUpstream:
 		why = ": " + d.Pause.describe(d.At)
 	case by != ByLine:
 		window = "/" + by

@@ -124,7 +124,7 @@ func (e *DeniedError) Unwrap() error { return e.Cause }
 // context.DeadlineExceeded.
 type TooLateError struct {
 	Decision Decision      // the denial
-	StartsAt time.Time     // with Deadline, the earliest time of a start; with MaxWait, the latest
+	StartsAt time.Time     // with Deadline, the expected start; with MaxWait, the latest
 	Deadline time.Time     // before which it cannot start
 	MaxWait  time.Duration // longer than which it may wait
 }
@@ -134,7 +134,7 @@ type TooLateError struct {
 func (e *TooLateError) Error() string {
 	text := strings.TrimSuffix(e.Decision.Reason(), ", 0s")
 	if e.Deadline.IsZero() {
-		text = fmt.Sprintf("%s: may wait for %v, longer than %v", text, roundUp(e.Decision.RetryInMost), e.MaxWait)
+		text = fmt.Sprintf("%s: may wait for %v, longer than %v", text, roundUp(e.Decision.Latest), e.MaxWait)
 	} else {
 		text = fmt.Sprintf("%s: would start %s, deadline %s",
 			text, e.StartsAt.UTC().Format(time.RFC3339), e.Deadline.UTC().Format(time.RFC3339))

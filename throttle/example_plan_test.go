@@ -21,7 +21,7 @@ func ExampleLine_Plan() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(plan.Last.Sub(plan.At).Round(time.Hour), plan.Window)
+	fmt.Println(plan.Expected.Sub(plan.At).Round(time.Hour), plan.Binds)
 	// Output: 2h0m0s per-hour
 }
 
@@ -47,7 +47,7 @@ func ExampleLimiter_Simulate() {
 		log.Fatal(err)
 	}
 	for _, s := range simulations {
-		fmt.Println(s.Waiting, "waiting, the last starts in", s.Last.Sub(s.At).Round(time.Hour))
+		fmt.Println(s.Waiting, "waiting, the last starts in", s.Expected.Sub(s.At).Round(time.Hour))
 	}
 	// Output:
 	// 6 waiting, the last starts in 2h0m0s

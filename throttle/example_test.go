@@ -161,7 +161,7 @@ func ExampleLine() {
 		log.Fatal(err)
 	}
 	for i, place := range places {
-		fmt.Println("job", requests[i].Ticket.ID, "starts in", place.StartsIn.Round(time.Hour))
+		fmt.Println("job", requests[i].Ticket.ID, "starts in", place.Expected.Round(time.Hour))
 	}
 
 	// A server with two free slots.
@@ -268,7 +268,7 @@ func ExampleLimiter_State() {
 			log.Fatal(err)
 		}
 		for _, t := range state.Tenants {
-			fmt.Println(t.Tenant, t.Waiting, t.LastAt.Sub(state.At).Round(time.Hour), t.Windows[0].Used)
+			fmt.Println(t.Tenant, t.Waiting, t.Expected.Sub(state.At).Round(time.Hour), t.Windows[0].Used)
 		}
 		if q.After = state.Next; q.After == "" {
 			break

@@ -36,16 +36,11 @@ type Explanation struct {
 	Place int64 `json:"place,omitempty"`
 	Of    int64 `json:"of,omitempty"`
 
-	// StartsAt is when it is expected to start, with its bounds: see Place.StartsIn. JoinedAtMost is
-	// the upper bound as it was when the ticket joined.
-	StartsAt      time.Time `json:"starts_at,omitzero"`
-	StartsAtLeast time.Time `json:"starts_at_least,omitzero"`
-	StartsAtMost  time.Time `json:"starts_at_most,omitzero"`
-	JoinedAtMost  time.Time `json:"joined_at_most,omitzero"`
-
-	// DeniedBy is the name of the window that holds it up for longest, behind all that goes before it;
-	// or ByPause, ByLine or BySlots. It is empty if the ticket can start now.
-	DeniedBy string `json:"denied_by,omitempty"`
+	// Binds, Expected and Latest are those of a Place: what holds it up for longest, when it is expected
+	// to start, and the upper bound, zero where none is known.
+	Binds    string    `json:"binds,omitempty"`
+	Expected time.Time `json:"expected,omitzero"`
+	Latest   time.Time `json:"latest,omitzero"`
 
 	Windows []WindowState `json:"windows,omitempty"` // Denied and RetryIn: when its turn comes there
 	Pause   *Pause        `json:"pause,omitempty"`
@@ -89,7 +84,7 @@ func (l *Limiter) explain(
 	r, ok := cp.requestOf(record.Flow, record.Costs)
 	e.Waiting, e.Tenant, e.Attributes, e.Cost, e.Key = true, r.Tenant, maps.Clone(r.Attributes), r.Cost, record.Key
 	e.Class = classOf(r.Class == ClassBatch)
-	e.Joined, e.JoinedAtMost = time.UnixMicro(script.JoinedAt(record.Rank)), time.UnixMicro(record.Start)
+	e.Joined = time.UnixMicro(script.JoinedAt(record.Rank))
 	flows, err := l.runner.FlowsOf(ctx, cp.line, []string{record.Flow})
 	if err != nil {
 		return classify(ctx, cp.Name, err)
@@ -122,18 +117,8 @@ func (l *Limiter) explain(
 		return nil // it was taken meanwhile
 	}
 	e.Place, e.Of, e.There, e.TenantsAhead = spot.Before+1, flows[0].Tickets, spot.There, spot.Flows
-	left := o.pauseLeft()
-	e.StartsAt = time.UnixMicro(a.Time).Add(left)
-	e.StartsAtMost = time.UnixMicro(max(a.Time, a.Most)).Add(left)
-	e.StartsAtLeast = time.UnixMicro(max(min(a.Least, a.Time), a.At+left.Microseconds()))
-	switch {
-	case left > 0:
-		e.DeniedBy = ByPause
-	case a.Time > a.Most:
-		e.DeniedBy = BySlots
-	case a.Time > a.At:
-		e.DeniedBy = d.DeniedBy()
-	}
+	e.Binds = o.binds(a, d)
+	e.Expected, e.Latest = d.times()
 	return l.explainAhead(ctx, cp, spot, e)
 }
 
@@ -161,19 +146,21 @@ func (l *Limiter) explainAhead(ctx context.Context, cp *compiledPolicy, spot scr
 	return err
 }
 
-// HeldUpBy says DeniedBy in words, such as "window burst". It is empty if the ticket can start now.
+// HeldUpBy says Binds in words, such as "window burst". It is empty if the ticket can start now.
 func (e Explanation) HeldUpBy() string {
-	switch e.DeniedBy {
+	switch e.Binds {
 	case "":
 		return ""
 	case BySlots:
 		return "handler slots: servers have none free"
 	case ByPause:
 		return "a pause"
+	case ByUpstream:
+		return "a pause by the upstream"
 	case ByLine:
 		return "tickets that wait before it"
 	}
-	return "window " + e.DeniedBy
+	return "window " + e.Binds
 }
 
 // String is the explanation in lines of text, without an end of line. Times are UTC.
@@ -189,14 +176,14 @@ func (e Explanation) String() string {
 	case e.Place == 0:
 		line("it leaves the line just now")
 		return b.String()
-	case !e.StartsAt.After(e.At):
+	case !e.Expected.After(e.At):
 		line("it fits now, and starts as soon as a server takes it")
-	case e.StartsAtMost.After(e.StartsAt):
-		line("expected to start at %s, at the latest at %s", e.clock(e.StartsAt), e.clock(e.StartsAtMost))
+	case e.Latest.After(e.Expected):
+		line("expected to start at %s, at the latest at %s", e.clock(e.Expected), e.clock(e.Latest))
 	default:
-		line("expected to start at %s", e.clock(e.StartsAt))
+		line("expected to start at %s", e.clock(e.Expected))
 	}
-	if e.DeniedBy != "" {
+	if e.Binds != "" {
 		line("held up by %s", e.HeldUpBy())
 	}
 	if e.Pause != nil {

@@ -247,8 +247,10 @@ func (o *operation) hold(d *Decision) {
 		return
 	}
 	d.Granted = false
-	d.RetryInLeast = max(d.RetryInLeast, left)
-	d.RetryIn, d.RetryInMost = d.RetryIn+left, d.RetryInMost+left
+	if d.Latest > 0 || d.RetryIn == 0 { // tickets before it go when the pause has ended
+		d.Latest += left
+	}
+	d.RetryIn = max(d.RetryIn, left)
 	p := o.tenant.pause
 	if d.Pause == nil || p.Until.After(d.Pause.Until) {
 		d.Pause = &Pause{By: p.By, ByHand: true, Cause: p.Why, OpensAt: p.Until, Tenant: p.Tenant, Until: p.Until}

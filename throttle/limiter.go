@@ -138,7 +138,8 @@ func (l *Limiter) Redis() (client redis.UniversalClient, prefix string) {
 // A denial is not an error. A denied request that has a ticket joins the line (Decision.Queued).
 //
 // If the request can never be granted, the error is ErrUnknownPolicy, a *RequestError or a
-// *NeverFitsError. Other errors are ErrUnavailable (unless the policy fails open), ErrState,
+// *NeverFitsError. If its Deadline or MaxWait refuses it, the error is a *TooLateError, and it joins
+// no line. Other errors are ErrUnavailable (unless the policy fails open), ErrState,
 // ErrClock, ErrReply, the context's error, and that of the TenantFunc. After an error the work must
 // not run.
 func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
@@ -168,6 +169,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 		op = script.Peek
 	}
 	ask := o.lineRequest(op, reservationID(o.request))
+	o.refuseLate(ask.Place)
 	ask.At, ask.Replaces = at, replaces.ID
 	if ask.Once = o.request.onceKey(); op == script.Peek || op == script.Join {
 		ask.Once = ""
@@ -192,15 +194,18 @@ func (l *Limiter) reserved(o *operation, ask script.Request, a script.Answer) (D
 			"stands for another cost or other attributes: use another key for another request")
 	}
 	d := o.decision(a)
-	late := a.Status == script.PastDeadline && ask.Place.Deadline > 0
 	if ask.At == 0 {
 		o.hold(&d)
+	}
+	if a.Status == script.TooLate || a.Status == script.PastDeadline {
+		l.observer.Decided(d)
+		return Decision{}, o.tooLate(a, d)
 	}
 	if d.Granted {
 		d.Reservation = Reservation{
 			Request: o.request, At: d.At, ID: ask.ID, Shards: o.Shards, by: o.compiledPolicy, limiter: l,
 		}
-	} else if !d.Queued && !late && (a.Status != script.Denied && ask.Op != script.Peek || d.RetryIn == 0) {
+	} else if !d.Queued && (a.Status != script.Denied && ask.Op != script.Peek || d.RetryIn == 0) {
 		return Decision{}, o.badStatus(a)
 	}
 	if a.Status != script.GrantedBefore && (ask.At == 0 || !d.Granted) { // else it replaces a grant

@@ -36,30 +36,26 @@ type Place struct {
 	// not refused.
 	AlreadyQueued bool
 
+	// Binds is what holds the ticket up for longest: the name of a window, ByPause, ByUpstream, ByLine
+	// or BySlots. It is empty if the ticket fits now.
+	Binds string
+
 	// ClockBehind is as Decision.ClockBehind.
 	ClockBehind time.Duration
 
 	// Exempt says that the ticket did not join, as its tenant or request is exempt.
 	Exempt bool
 
+	// Expected is the time until the ticket is expected to be taken. It is 0 if it fits now. BySlots
+	// makes it an estimate, by the rate at which servers took tickets of its queue in the last minute.
+	Expected time.Duration
+
+	// Latest is an upper bound of Expected, unless other tenants join later or a limit is cut. It
+	// equals Expected where that is exact. It is 0 where no bound is known, as BySlots.
+	Latest time.Duration
+
 	// Nudge says that the ticket fits now, and that no server is about to take: make one call Take.
 	Nudge bool
-
-	// SlotsBind says that servers without a free slot hold the ticket up, and not the limits. Then
-	// StartsIn is an estimate above StartsInMost, by the rate at which they took tickets of its queue
-	// since they left some that fit, or in the last minute.
-	SlotsBind bool
-
-	// StartsIn is the time until the ticket is expected to be taken. It is 0 if it fits now.
-	StartsIn time.Duration
-
-	// StartsInLeast is a lower bound of StartsIn, whatever becomes of tickets of other tenants,
-	// attributes and queues.
-	StartsInLeast time.Duration
-
-	// StartsInMost is an upper bound of StartsIn, unless other tenants join later, a limit is cut or
-	// SlotsBind. It equals StartsIn where that is exact.
-	StartsInMost time.Duration
 }
 
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
@@ -93,14 +89,8 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 			continue
 		}
 		ask := o.lineRequest(script.Join, "")
-		ask.Place.Backlog = int64(max(0, r.Backlog))
-		left := o.pauseLeft()
-		if r.MaxWait != 0 {
-			ask.Place.MaxWait = max(1, (r.MaxWait - left).Microseconds())
-		}
-		if !r.Deadline.IsZero() {
-			ask.Place.Deadline = max(1, (time.Until(r.Deadline) - left).Microseconds())
-		}
+		ask.Place.Backlog = int64(r.Backlog)
+		o.refuseLate(ask.Place)
 		operations, asks, of = append(operations, o), append(asks, ask), append(of, i)
 	}
 	answers, err := cp.decide(ctx, asks...)
@@ -133,26 +123,20 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 }
 
 func (o *operation) placed(a script.Answer) (Place, error) {
-	d, left := o.decision(a), o.pauseLeft()
+	d := o.decision(a)
 	o.hold(&d)
-	r, p := o.request, Place{
-		AlreadyQueued: d.AlreadyQueued,
-		ClockBehind:   d.ClockBehind,
-		SlotsBind:     a.Time > a.Most,
-		StartsIn:      d.RetryIn,
-		StartsInLeast: d.RetryInLeast,
-		StartsInMost:  micros(a.Most-a.At) + left,
+	p := Place{
+		AlreadyQueued: d.AlreadyQueued, Binds: o.binds(a, d), ClockBehind: d.ClockBehind,
+		Expected: d.RetryIn, Latest: d.Latest,
 	}
 	switch a.Status {
 	case script.Waits, script.WaitedBefore:
-		p.Nudge = a.Nudge && left == 0
+		p.Nudge = a.Nudge && o.pauseLeft() == 0
 		return p, nil
-	case script.TooLate:
-		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInMost), MaxWait: r.MaxWait}
 	case script.BacklogFull:
-		p.Err = &BacklogError{Decision: d, Backlog: r.Backlog}
-	case script.PastDeadline:
-		p.Err = &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryInLeast), Deadline: r.Deadline}
+		p.Err = &BacklogError{Decision: d, Backlog: o.request.Backlog}
+	case script.TooLate, script.PastDeadline:
+		p.Err = o.tooLate(a, d)
 	default:
 		return Place{}, fmt.Errorf("%w: policy %q: a ticket got the status %d", ErrReply, o.Name, a.Status)
 	}

@@ -255,8 +255,9 @@ func (o *operation) decision(a script.Answer) Decision {
 	}
 	if !d.Granted {
 		d.RetryIn = micros(a.Time - a.At)
-		d.RetryInMost = max(d.RetryIn, micros(a.Most-a.At))
-		d.RetryInLeast = min(d.RetryIn, micros(a.Least-a.At))
+		if a.Latest > 0 {
+			d.Latest = max(d.RetryIn, micros(a.Latest-a.At))
+		}
 		if p := a.Pause; p.Until > 0 {
 			d.Pause = &Pause{
 				At: time.UnixMicro(p.At), By: p.By, ByHand: p.ByHand, Cause: p.Cause,
@@ -274,6 +275,46 @@ func (o *operation) decision(a script.Answer) Decision {
 		d.Windows = o.states(a.Windows, a.At, d.Granted)
 	}
 	return d
+}
+
+// binds returns what holds up a ticket whose decision this is.
+func (o *operation) binds(a script.Answer, d Decision) string {
+	switch {
+	case d.RetryIn <= 0:
+		return ""
+	case micros(a.Time-a.At) <= o.pauseLeft(), a.Time <= a.Pause.Open && a.Pause.ByHand:
+		return ByPause
+	case a.Time <= a.Pause.Open:
+		return ByUpstream
+	case a.Binds == script.Slots:
+		return BySlots
+	case a.Binds > 0 && a.Binds <= int64(len(o.windows)):
+		return o.windows[a.Binds-1].Name
+	}
+	return ByLine
+}
+
+// refuseLate has the script refuse a request that cannot start in time.
+func (o *operation) refuseLate(p *script.Place) {
+	left := o.pauseLeft().Microseconds()
+	if most := o.request.MaxWait; most != 0 {
+		if p.MaxWait = max(1, most.Microseconds()) - left; p.MaxWait <= 0 {
+			p.MaxWait = script.Refuse
+		}
+	}
+	if deadline := o.request.Deadline; !deadline.IsZero() {
+		if p.Deadline = time.Until(deadline).Microseconds(); p.Deadline <= left {
+			p.Deadline = script.Refuse
+		}
+	}
+}
+
+// tooLate returns why the script refused a request.
+func (o *operation) tooLate(a script.Answer, d Decision) *TooLateError {
+	if a.Status == script.TooLate {
+		return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.Latest), MaxWait: o.request.MaxWait}
+	}
+	return &TooLateError{Decision: d, StartsAt: time.Now().Add(d.RetryIn), Deadline: o.request.Deadline}
 }
 
 func (o *operation) states(windows []script.WindowAnswer, at int64, granted bool) []WindowState {

@@ -47,11 +47,10 @@ type Plan struct {
 
 // A Finish is when the last request of a demand is expected to start.
 type Finish struct {
-	By        int       `json:"by,omitempty"`         // how many start until PlanOptions.By
-	Known     bool      `json:"known"`                // false if the last one does not start within MaxPlan
-	Last      time.Time `json:"last,omitzero"`        // zero unless Known
-	SlotsBind bool      `json:"slots_bind,omitempty"` // slots hold the last ones up, by the last minute's rate, and not limits
-	Window    string    `json:"window,omitempty"`     // the window that the last one waited for; empty if it waited for none
+	Binds    string    `json:"binds,omitempty"`   // the window that the last one waits for, or BySlots, by the last minute's rate
+	By       int       `json:"by,omitempty"`      // how many start until PlanOptions.By
+	Expected time.Time `json:"expected,omitzero"` // zero unless Known
+	Known    bool      `json:"known"`             // false if the last one does not start within MaxPlan
 }
 
 // Plan returns when demands would have started, if nothing else comes and all takers ask in time.
@@ -93,10 +92,12 @@ func (n *Line) Plan(ctx context.Context, demands []Demand, o PlanOptions) (Plan,
 func finishOf(s plan.Start) Finish {
 	f := Finish{By: int(s.By), Known: s.Known}
 	if s.Known {
-		f.Last = time.UnixMicro(s.Last)
+		f.Expected = time.UnixMicro(s.Last)
 	}
 	if s.HeldBy != nil {
-		f.SlotsBind, f.Window = s.HeldBy.Slots, s.HeldBy.Name
+		if f.Binds = s.HeldBy.Name; s.HeldBy.Slots {
+			f.Binds = BySlots
+		}
 	}
 	return f
 }
@@ -107,12 +108,12 @@ func PlanOf(at time.Time, demands []Finish) Plan {
 	for _, f := range demands {
 		p.By += f.By
 		p.Known = p.Known && f.Known
-		if f.Last.After(p.Last) {
-			p.Last, p.SlotsBind, p.Window = f.Last, f.SlotsBind, f.Window
+		if f.Expected.After(p.Expected) {
+			p.Expected, p.Binds = f.Expected, f.Binds
 		}
 	}
 	if !p.Known {
-		p.Last, p.SlotsBind, p.Window = time.Time{}, false, ""
+		p.Expected, p.Binds = time.Time{}, ""
 	}
 	return p
 }

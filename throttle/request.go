@@ -23,8 +23,9 @@ type Request struct {
 	// and 0 of other units.
 	Cost map[string]int64
 
-	// Deadline has Line.Join refuse the ticket, by a *TooLateError, if it cannot start before then,
-	// whatever becomes of others: a time by this machine's clock. The default, zero, is no limit.
+	// Deadline refuses the request, by a *TooLateError, if it is denied or joins a line and cannot
+	// start before then, whatever becomes of others: a time by this machine's clock. Limiter.Wait
+	// ignores it. The default, zero, is no limit.
 	Deadline time.Time
 
 	// Exempt requests are counted, but never denied, as those of an exempt tenant.
@@ -47,8 +48,8 @@ type Request struct {
 	// Expected starts of others use it. The default, 0, is not known.
 	MaxHold time.Duration
 
-	// MaxWait bounds the time in line. Limiter.Wait gives up after it, and Line.Join refuses a ticket
-	// that may have to wait longer, by a *TooLateError. Reserve ignores it. The default, 0, is no
+	// MaxWait bounds the time in line. Limiter.Wait gives up after it. Others refuse a request that is
+	// denied or joins a line and may have to wait longer, by a *TooLateError. The default, 0, is no
 	// limit. Below 0, nothing waits.
 	MaxWait time.Duration
 

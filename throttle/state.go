@@ -53,8 +53,8 @@ type QueueState struct {
 	Flows     int64     `json:"flows"`                // tenants, each with its other attributes
 	Asked     time.Time `json:"asked"`                // when a server asked for it last
 	Served    bool      `json:"served"`               // a server asked within the last minute
-	SlotsBind bool      `json:"slots_bind"`           // tickets that fit wait for handler slots
-	PerSecond float64   `json:"per_second,omitempty"` // taken while SlotsBind; 0 if that is not known yet
+	Binds     string    `json:"binds,omitempty"`      // BySlots, or empty if tickets wait for limits
+	PerSecond float64   `json:"per_second,omitempty"` // taken while BySlots binds; 0 if that is not known yet
 }
 
 // A TenantState is how one tenant stands that waits, with its other attributes.
@@ -67,13 +67,11 @@ type TenantState struct {
 	// Oldest is when the ticket joined that waits longest. It is zero if none waits.
 	Oldest time.Time `json:"oldest,omitzero"`
 
-	// LastAt is when the last ticket is expected to start. LastAtMost is the upper bound, as that of
-	// Place.StartsInMost.
-	LastAt     time.Time `json:"last_at,omitzero"`
-	LastAtMost time.Time `json:"last_at_most,omitzero"`
-
-	// SlotsBind is that of Place, for the last ticket: LastAt is above LastAtMost.
-	SlotsBind bool `json:"slots_bind,omitempty"`
+	// Binds, Expected and Latest are those of a Place, for the last ticket. Latest is zero where no bound
+	// is known.
+	Binds    string    `json:"binds,omitempty"`
+	Expected time.Time `json:"expected,omitzero"`
+	Latest   time.Time `json:"latest,omitzero"`
 
 	Exempt    bool          `json:"exempt,omitempty"`
 	Weight    float64       `json:"weight"`               // as its tickets joined
@@ -209,7 +207,9 @@ func queueStates(queues [][]script.Queue, at time.Time) []QueueState {
 			sum.Asked = asked
 		}
 		sum.Served = at.Sub(sum.Asked) < servedWithin
-		sum.SlotsBind = sum.SlotsBind || q.Since > 0
+		if q.Since > 0 {
+			sum.Binds = BySlots
+		}
 		sum.PerSecond += q.Rate(at.UnixMicro())
 	}
 	states := make([]QueueState, 0, len(sums))

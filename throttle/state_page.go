@@ -178,20 +178,17 @@ func (p *page) fill(ctx context.Context, rows []*row) error {
 
 // add adds what is known of a tenant's tickets in one queue and class.
 func (s *TenantState) add(o *operation, a script.Answer, rank int64) {
+	d := o.decision(a)
+	o.hold(&d)
 	s.Exempt = o.tenant.Exempt
 	if a.Status == script.WaitedBefore {
 		if oldest := time.UnixMicro(script.JoinedAt(rank)); rank > 0 && (s.Oldest.IsZero() || oldest.Before(s.Oldest)) {
 			s.Oldest = oldest
 		}
-		if last := time.UnixMicro(a.Time).Add(o.pauseLeft()); last.After(s.LastAt) {
-			s.LastAt, s.SlotsBind = last, a.Time > a.Most
-		}
-		if most := time.UnixMicro(a.Most).Add(o.pauseLeft()); most.After(s.LastAtMost) {
-			s.LastAtMost = most
+		if expected, latest := d.times(); expected.After(s.Expected) {
+			s.Binds, s.Expected, s.Latest = o.binds(a, d), expected, latest
 		}
 	}
-	d := o.decision(a)
-	o.hold(&d)
 	s.Pause, s.Adapted, s.Windows = d.Pause, d.Adapted, s.Windows[:0]
 	for _, w := range d.Windows {
 		if len(w.Scope.Attributes) > 0 {

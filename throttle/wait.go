@@ -29,7 +29,9 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	cp, err := l.find(r.Policy, r.Tenant)
 	mayDeadlock := err == nil && cp.leases && CallerFrom(ctx).holdsFrom(r.Policy)
 	if r.MaxWait < 0 || mayDeadlock {
-		d, err := l.Reserve(ctx, r)
+		asked := r
+		asked.Deadline, asked.MaxWait = time.Time{}, 0
+		d, err := l.Reserve(ctx, asked)
 		if err == nil && !d.Granted {
 			err = &DeniedError{Decision: d, Request: r}
 		}
@@ -115,6 +117,7 @@ func (w *waiter) wait(ctx context.Context) (Decision, error) {
 func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, err error) {
 	ask := o.reserveRequest(Reservation{})
 	left := w.left()
+	ask.Place.MaxWait, ask.Place.Deadline = 0, 0 // it waits until then
 	if ask.Op == script.Peek && o.pauseLeft() < left {
 		ask.Op = script.Join
 	}
@@ -124,7 +127,10 @@ func (w *waiter) ask(ctx context.Context, o *operation) (d Decision, done bool, 
 		ask.Place.Deadline = max(1, left.Microseconds())
 	}
 	d, err = w.limiter.send(ctx, o, ask)
+	var late *TooLateError
 	switch {
+	case errors.As(err, &late):
+		return late.Decision, true, w.denial(late.Decision)
 	case err != nil:
 		w.leaveLater(ctx, o) // it may have joined all the same
 		return d, true, err
@@ -161,7 +167,9 @@ func (w *waiter) await(ctx context.Context, o *operation) (result, error) {
 	if err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		// The caller may act on these: they count from now on.
 		w.last.RetryIn = max(w.last.RetryIn-time.Since(asked), time.Millisecond)
-		w.last.RetryInMost = max(w.last.RetryInMost-time.Since(asked), w.last.RetryIn)
+		if w.last.Latest > 0 {
+			w.last.Latest = max(w.last.Latest-time.Since(asked), w.last.RetryIn)
+		}
 		err = w.denial(w.last)
 	}
 	w.leave(ctx, o)

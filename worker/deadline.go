@@ -26,18 +26,15 @@ func maxWaitOf(message asynqredis.Message) time.Duration {
 	return max(0, d)
 }
 
-// tooLate returns why the denied task of the message can never run, or nil if it can. Its MaxWait
-// counts if it has not been in line.
-func tooLate(message asynqredis.Message, d throttle.Decision, wasInLine bool) *throttle.TooLateError {
-	most := maxWaitOf(message)
-	if most > 0 && d.RetryInMost > most && !wasInLine && !d.AlreadyQueued {
-		return &throttle.TooLateError{MaxWait: most, Decision: d, StartsAt: time.Now().Add(d.RetryInMost)}
+// tooLate returns the error by which a task fails that the limiter refused, as it cannot start in
+// time.
+func (s *Server) tooLate(ctx context.Context, a *attempt, task *asynq.Task, late *throttle.TooLateError) error {
+	s.noteDecision(late.Decision)
+	if s.config.OnDecision != nil {
+		s.config.OnDecision(ctx, task, late.Decision)
 	}
-	deadline, startsAt := message.Deadline(), time.Now().Add(d.RetryInLeast)
-	if deadline.IsZero() || startsAt.Before(deadline) || d.RetryInIsBound() {
-		return nil
-	}
-	return &throttle.TooLateError{Deadline: deadline, Decision: d, StartsAt: startsAt}
+	s.attempts.allow(a)
+	return notAgain{late}
 }
 
 // missed returns the error for a deadline that will have passed when the task starts.

@@ -130,11 +130,11 @@ func (s *Server) requeueFront(
 	if err != nil || places[0].Err != nil || places[0].Exempt {
 		return s.requeueAt(a, r, d, cause)
 	}
-	if places[0].StartsIn <= 0 { // nothing holds it up, such as if the pause could not be stored
+	if places[0].Expected <= 0 { // nothing holds it up, such as if the pause could not be stored
 		s.leave(ctx, r)
 		return s.requeueAt(a, r, d, cause)
 	}
-	d.Queued, d.RetryIn, d.RetryInMost = true, places[0].StartsIn, places[0].StartsInMost
+	d.Queued, d.RetryIn, d.Latest = true, places[0].Expected, places[0].Latest
 	return s.waitInLine(a, r, d, cause)
 }
 

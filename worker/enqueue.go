@@ -115,9 +115,9 @@ func (c *Client) message(ctx context.Context, e *enqueuing, opts []asynq.Option)
 	}
 	now := time.Now()
 	if !e.captured {
-		e.Start = ExpectedStart{Known: true, Least: now}
+		e.Start = ExpectedStart{Known: true, At: now}
 		if info.State == asynq.TaskStateScheduled {
-			e.Start.Least = info.NextProcessAt
+			e.Start.At = info.NextProcessAt
 		}
 		return false
 	}

@@ -119,7 +119,7 @@ func (e Explanation) why() string {
 	at := e.NextAt.UTC().Format(time.RFC3339)
 	text := ""
 	switch {
-	case e.Line != nil && e.Line.DeniedBy != "":
+	case e.Line != nil && e.Line.Binds != "":
 		text = "it waits in line for policy " + e.Line.Policy + ", held up by " + e.Line.HeldUpBy()
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy + ", and fits: the next server with a free slot takes it"

@@ -75,11 +75,7 @@ func (s *Server) afterError(
 		}
 		return s.refused(ctx, a, request, request.Policy, after, err)
 	case errors.As(err, &denied):
-		d := denied.Decision
-		if d.RetryInIsBound() { // as others may give slots back long before their leases run out
-			d.RetryIn = min(d.RetryIn, max(d.RetryInLeast, askAgainForSlots))
-		}
-		return s.requeueAt(a, request, wait(d.Policy, d.RetryIn), err)
+		return s.requeueAt(a, request, wait(denied.Decision.Policy, askAgainIn(denied.Decision)), err)
 	case callRefused:
 		return s.refused(ctx, a, request, policy, retryIn, err)
 	case errors.Is(err, throttle.ErrUnavailable): // of a call that the handler wanted to make
@@ -88,6 +84,23 @@ func (s *Server) afterError(
 		return s.requeueAt(a, request, wait(request.Policy, unavailableMin), err)
 	}
 	return err
+}
+
+// askAgainIn returns when to ask again for what was denied: before leases run out, as others may give
+// slots back long before that.
+func askAgainIn(d throttle.Decision) time.Duration {
+	others, slots := askAgainForSlots, false
+	for _, w := range d.Windows {
+		if w.Algorithm.Leases() {
+			slots = slots || w.Denied
+		} else {
+			others = max(others, w.RetryIn)
+		}
+	}
+	if slots {
+		return min(d.RetryIn, others)
+	}
+	return d.RetryIn
 }
 
 // end releases what a handler that has returned holds, and has the lines asked that may wait for

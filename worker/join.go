@@ -44,24 +44,23 @@ func (c *Client) join(ctx context.Context, line string, es []*enqueuing) {
 		switch {
 		case err != nil: // it joins when it is denied
 		case places[i].Exempt:
-			e.Start = ExpectedStart{Known: true, Least: now}
+			e.Start = ExpectedStart{Known: true, At: now}
 		case places[i].Err != nil:
 			e.refuse(places[i].Err)
 			e.to.Gone = true
 		default:
 			place := places[i]
-			e.Start = ExpectedStart{
-				Known: true, Joined: true, SlotsBind: place.SlotsBind,
-				At:    now.Add(place.StartsIn),
-				Least: now.Add(place.StartsInLeast), Most: now.Add(place.StartsInMost),
+			e.Start = ExpectedStart{Known: true, Joined: true, At: now.Add(place.Expected), Binds: place.Binds}
+			if place.Latest >= place.Expected {
+				e.Start.Latest = now.Add(place.Latest)
 			}
 			if place.Nudge {
 				nudges[e.call.Queue] = true
 			}
-			if place.StartsIn <= rescoreFrom || failOpen {
+			if place.Expected <= rescoreFrom || failOpen {
 				continue
 			}
-			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.StartsIn, failOpen)))
+			e.to.At = asynqredis.WholeSecond(now.Add(dispatch.Fallback(place.Expected, failOpen)))
 			e.to.Message, e.to.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
 			e.Info.NextProcessAt = e.to.At
 		}

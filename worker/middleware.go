@@ -58,6 +58,9 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	if deadline, ok := ctx.Deadline(); ok {
 		request.MaxHold = max(0, time.Until(deadline))
 	}
+	if request.Deadline = a.message.Deadline(); !wasTaken(grant) {
+		request.MaxWait = maxWaitOf(a.message)
+	}
 	if request, err = s.withTicket(ctx, a, request, policy, grant); err != nil {
 		return s.unavailable(a, request, err)
 	}
@@ -65,11 +68,14 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 	// waits.
 	waits := s.attempts.deny(a, newUnavailable(request, errOutOfTime), s.mark(a, request))
 	used = true
-	d, err := s.decideOrSweep(ctx, a, grant, request, policy.Fail)
+	d, err := s.decideOrSweep(ctx, grant, request, policy.Fail)
 	if err != nil {
 		s.giveBack(grant) // it may have been used or not
 	}
+	var late *throttle.TooLateError
 	switch {
+	case errors.As(err, &late):
+		return s.tooLate(ctx, a, task, late)
 	case isInvalid(err):
 		s.attempts.allow(a)
 		return fmt.Errorf("worker: task type %q: %w", task.Type(), err)
@@ -86,16 +92,13 @@ func (s *Server) process(ctx context.Context, task *asynq.Task, next asynq.Handl
 // decideOrSweep is decide. If the task can never start because of those that wait before it, tickets
 // of tasks that were deleted leave the line, and it is decided once more.
 func (s *Server) decideOrSweep(
-	ctx context.Context, a *attempt, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode,
+	ctx context.Context, grant *dispatch.Grant, request throttle.Request, fail throttle.FailMode,
 ) (throttle.Decision, error) {
 	d, err := s.decide(ctx, grant, request, fail)
-	if err != nil || d.Granted || tooLate(a.message, d, grant != nil) == nil {
+	if !errors.As(err, new(*throttle.TooLateError)) ||
+		!s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
 		return d, err
 	}
-	if !s.sweeper.sweep(ctx, s.lineOf(request), s.asynq, time.Now()) {
-		return d, nil
-	}
-	s.leave(ctx, request) // it joined behind them
 	return s.decide(ctx, nil, request, fail)
 }
 
@@ -110,7 +113,7 @@ func (s *Server) noteDecision(d throttle.Decision) {
 	s.outages.ClockAhead(d.Policy, d.At)
 }
 
-// follow does what was decided: it runs the task, or returns its denial, or why it can never run.
+// follow does what was decided: it runs the task, or returns its denial.
 func (s *Server) follow(
 	ctx context.Context, a *attempt, task *asynq.Task, next asynq.Handler,
 	request throttle.Request, d throttle.Decision, grant *dispatch.Grant,
@@ -131,11 +134,6 @@ func (s *Server) follow(
 		started = true
 		s.started(d, grant)
 		return s.run(ctx, a, task, next, request, d)
-	}
-	if late := tooLate(a.message, d, wasTaken(grant)); late != nil {
-		s.leave(ctx, request)
-		s.attempts.allow(a)
-		return notAgain{late}
 	}
 	return s.deny(a, request, d, d.EarliestReset())
 }

@@ -76,22 +76,23 @@ func Class(c throttle.Class) asynq.Option { return &option{"Class", c} }
 func ReportStart(start *ExpectedStart) asynq.Option { return &option{"ReportStart", start} }
 
 // An ExpectedStart is when a task that was enqueued is expected to start, by this machine's clock.
-// The times of a task in line hold if nobody changes limits. Least and Most know nothing of full
-// handler slots.
+// The times of a task in line hold if nobody changes limits.
 type ExpectedStart struct {
 	// Known is false if the limiter was unavailable. The other fields are zero then.
 	Known bool
 
-	// Joined reports whether the task stands in line. Otherwise only Least is set: the task runs,
-	// or joins a line, at ProcessAt if that is in the future, and else as soon as a worker has a
-	// slot.
+	// Joined reports whether the task stands in line. Otherwise At is when it runs or joins a line, and
+	// there is no Latest: ProcessAt if that is in the future, and else now, if a worker has a slot.
 	Joined bool
 
-	// SlotsBind says that full handler slots hold the task up, and not limits. Then At is an estimate,
-	// by the rate at which workers took tasks of its queue in the last minute. It is after Most.
-	SlotsBind bool
+	// At is the expected start: now if the task fits now. Where throttle.BySlots binds, it is an
+	// estimate by the rate at which workers took tasks of the queue in the last minute.
+	At time.Time
 
-	At    time.Time // the expected start: now if the task fits now
-	Least time.Time // a lower bound, even if tasks of other tenants, attributes and queues leave
-	Most  time.Time // an upper bound, unless other tenants join later; equal to At if that is exact
+	// Latest is an upper bound, unless other tenants join later. It equals At if that is exact, and is
+	// zero where no bound is known.
+	Latest time.Time
+
+	// Binds is what holds the task up for longest, as in throttle.Place. It is empty if it fits now.
+	Binds string
 }

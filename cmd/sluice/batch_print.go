@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
@@ -40,17 +41,17 @@ func finish(p batch.Plan) string {
 	case p.Expected.IsZero():
 		return "the last is not expected to start within 400 days"
 	}
-	return "the last is expected to start at " + moment(p.Expected) + because(p.SlotsBind, p.Window)
+	return "the last is expected to start at " + moment(p.Expected) + because(p.Binds)
 }
 
-func because(slots bool, window string) string {
-	switch {
-	case slots:
+func because(binds string) string {
+	switch binds {
+	case "":
+		return ""
+	case throttle.BySlots:
 		return " (by the rate of the last minute: handler slots are full)"
-	case window != "":
-		return " (it waits for the window " + window + ")"
 	}
-	return ""
+	return " (it waits for the window " + binds + ")"
 }
 
 func verdict(p batch.Plan) string {
@@ -124,7 +125,7 @@ func counts(s batch.Status) string {
 	if s.HasEnded() || s.Expected.IsZero() {
 		return text + behind(s)
 	}
-	text += ", the last expected to start at " + moment(s.Expected) + because(s.SlotsBind, s.Window) + behind(s)
+	text += ", the last expected to start at " + moment(s.Expected) + because(s.Binds) + behind(s)
 	if s.Late > 0 {
 		text += fmt.Sprintf(", %d late", s.Late)
 	}

@@ -27,9 +27,9 @@ type forecast struct {
 
 // expect fills in when the jobs start, by a plan made at a time.
 func (f *forecast) expect(at time.Time, finish throttle.Finish) {
-	f.Window = finish.Window
+	f.Window = finish.Binds
 	if finish.Known || f.Jobs == 0 {
-		f.AtBestSeconds = new(max(0, finish.Last.Sub(at)).Round(time.Millisecond).Seconds())
+		f.AtBestSeconds = new(max(0, finish.Expected.Sub(at)).Round(time.Millisecond).Seconds())
 	}
 }
 

@@ -156,8 +156,8 @@ func finishText(f throttle.Finish, at time.Time) string {
 	switch {
 	case !f.Known:
 		return "never"
-	case !f.Last.After(at):
+	case !f.Expected.After(at):
 		return "at once"
 	}
-	return "in " + since(at, f.Last)
+	return "in " + since(at, f.Expected)
 }

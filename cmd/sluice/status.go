@@ -208,7 +208,7 @@ func queueText(q throttle.QueueState) string {
 	switch {
 	case !q.Served:
 		return "no server takes from it"
-	case q.SlotsBind:
+	case q.Binds == throttle.BySlots:
 		return "waits for handler slots" + rateText(q.PerSecond)
 	}
 	return ""
@@ -222,12 +222,12 @@ func rateText(perSecond float64) string {
 }
 
 func lastText(t throttle.TenantState, at time.Time) string {
-	text := since(at, t.LastAt)
-	if t.SlotsBind {
+	text := since(at, t.Expected)
+	if t.Binds == throttle.BySlots {
 		return text + ", by slots"
 	}
-	if most := since(at, t.LastAtMost); t.LastAtMost.After(t.LastAt) && most != text {
-		return text + " to " + most
+	if latest := since(at, t.Latest); t.Latest.After(t.Expected) && latest != text {
+		return text + " to " + latest
 	}
 	return text
 }

@@ -135,7 +135,7 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 	var got simulated
 	e = d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json")
 	if err := json.Unmarshal([]byte(e.stdout), &got); err != nil ||
-		got.Now.Last.Sub(got.Now.At).Round(time.Minute) != 3*time.Hour || !got.If.Last.Equal(got.If.At) {
+		got.Now.Expected.Sub(got.Now.At).Round(time.Minute) != 3*time.Hour || !got.If.Expected.Equal(got.If.At) {
 		t.Errorf("%v:\n%s", err, e.stdout)
 	}
 	if waits := d.reserves(t, "acme", "w1"); waits.Granted {

@@ -65,7 +65,7 @@ func (m *Metrics) decided(d throttle.Decision) {
 		m.grants.WithLabelValues(m.with(d.Tenant, d.Policy, source)...).Inc()
 		return
 	}
-	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, d.DeniedBy())...).Inc()
+	m.denials.WithLabelValues(m.with(d.Tenant, d.Policy, d.Binds())...).Inc()
 	if d.Queued && !d.AlreadyQueued {
 		m.expected.WithLabelValues(d.Policy).Observe(d.RetryIn.Seconds())
 	}
@@ -87,7 +87,7 @@ func (m *Metrics) joined(policy, _ string, p throttle.Place) {
 	result := resultOf(p)
 	m.joins.WithLabelValues(policy, result).Inc()
 	if result == "joined" {
-		m.expected.WithLabelValues(policy).Observe(p.StartsIn.Seconds())
+		m.expected.WithLabelValues(policy).Observe(p.Expected.Seconds())
 	}
 }
 

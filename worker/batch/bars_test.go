@@ -95,8 +95,8 @@ func TestExpectedAgainstReality(t *testing.T) {
 				}
 			}
 			t.Logf("after %4.1f s, %5d done: expected after %.1f s, off by %+.1f %%; "+
-				"the worst tenant by %.1f %%; slots bind: %v", l.at.Sub(begun).Seconds(), l.Done,
-				l.Expected.Sub(begun).Seconds(), off(l.Expected, ended), worst, l.SlotsBind)
+				"the worst tenant by %.1f %%; %q binds", l.at.Sub(begun).Seconds(), l.Done,
+				l.Expected.Sub(begun).Seconds(), off(l.Expected, ended), worst, l.Binds)
 		}
 	}
 }

@@ -110,7 +110,7 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 // expectedFields are those of a firing that say when it is expected to end.
 func expectedFields(f finish, b *compiled, now time.Time) []any {
 	return []any{
-		"expected", f.expected(b, now), "slots", f.SlotsBind, "window", f.Window, "late", f.late,
+		"expected", f.expected(b, now), "binds", f.Binds, "late", f.late,
 	}
 }
 

@@ -19,11 +19,10 @@ type Plan struct {
 	Total int `json:"total"` // tasks that the batch has
 
 	// Expected is when the last task is expected to start, of those that are not left out. It is zero if
-	// that is unknown, as it is not within throttle.MaxPlan. Window is the window that it waits for;
-	// empty if for none. SlotsBind says that it waits for a handler slot instead.
-	Expected  time.Time `json:"expected,omitzero"`
-	SlotsBind bool      `json:"slots_bind,omitempty"`
-	Window    string    `json:"window,omitempty"`
+	// that is unknown, as it is not within throttle.MaxPlan. Binds is the window that it waits for, or
+	// throttle.BySlots; empty if for none.
+	Expected time.Time `json:"expected,omitzero"`
+	Binds    string    `json:"binds,omitempty"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"` // Batch.FinishBy
 
@@ -67,7 +66,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, at time.Time) (Plan,
 	}
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick),
-		Expected: p.all.expected(b, f.Tick), SlotsBind: p.all.SlotsBind, Window: p.all.Window,
+		Expected: p.all.expected(b, f.Tick), Binds: p.all.Binds,
 		Late: p.late, Refused: p.refused, Trimmed: p.trimmed,
 	}
 	for _, t := range p.Tenants {
@@ -285,7 +284,7 @@ func (f finish) expected(b *compiled, tick time.Time) time.Time {
 	case f.left == 0:
 		return time.Time{}
 	case f.Known:
-		return f.Last.UTC().Truncate(time.Millisecond)
+		return f.Expected.UTC().Truncate(time.Millisecond)
 	case b.hours != nil && b.Hours.Stop:
 		return b.stops(tick)
 	}

@@ -80,7 +80,7 @@ func TestAPlanComesTrue(t *testing.T) {
 		plan, err := p.Plan(t.Context(), "b", time.Time{})
 		s.ok(err)
 		tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
-		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Window == "" || plan.Late != 0 {
+		if plan.Tick != tick || plan.Total != 34 || len(plan.Tenants) != 3 || plan.Binds == "" || plan.Late != 0 {
 			t.Errorf("%+v", plan)
 		}
 		if n, err := s.seen.GetQueueInfo("default"); err == nil && n.Size != 0 {
@@ -244,7 +244,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 				s.ok(l.SetPolicies(policies))
 			}
 		}
-		if st := status(10 * time.Second); !within(st.Expected, begun.Add(100*time.Second)) || st.Window != "pace" || st.SlotsBind {
+		if st := status(10 * time.Second); !within(st.Expected, begun.Add(100*time.Second)) || st.Binds != "pace" {
 			t.Errorf("at two a second: %+v", st)
 		}
 		limit(1)
@@ -258,7 +258,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		}
 		limit(1000) // there are eight slots, of one second
 		s.ok(p.Resume(t.Context(), f))
-		if st := status(27 * time.Second); !st.SlotsBind || !within(st.Expected, begun.Add(39*time.Second)) {
+		if st := status(27 * time.Second); st.Binds != throttle.BySlots || !within(st.Expected, begun.Add(39*time.Second)) {
 			t.Errorf("eight slots: %+v", st)
 		}
 		last := status(43 * time.Second)

@@ -58,13 +58,12 @@ type Status struct {
 
 	// Planned is when the last task was expected to start when the firing began, and Expected when it
 	// is now: it is kept true while a scheduler runs. It is zero if that is unknown, as while the
-	// firing is paused. Window is the window that the last task waits for; empty if it waits for none.
-	// SlotsBind says that full handler slots hold it up, and not limits. Then Expected is an estimate,
-	// by the rate at which workers took tasks of the queue in the last minute.
-	Planned   time.Time `json:"planned,omitzero" redis:"planned"`
-	Expected  time.Time `json:"expected,omitzero" redis:"expected"`
-	SlotsBind bool      `json:"slots_bind,omitempty" redis:"slots"`
-	Window    string    `json:"window,omitempty" redis:"window"`
+	// firing is paused. Binds is the window that the last task waits for; empty if it waits for none.
+	// It is throttle.BySlots where full handler slots hold it up. Then Expected is an estimate, by the
+	// rate at which workers took tasks of the queue in the last minute.
+	Planned  time.Time `json:"planned,omitzero" redis:"planned"`
+	Expected time.Time `json:"expected,omitzero" redis:"expected"`
+	Binds    string    `json:"binds,omitempty" redis:"binds"`
 
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
 	Late     int       `json:"late" redis:"late"`       // tasks that are expected to start after that

@@ -133,6 +133,8 @@ func deniedBy(by string) string {
 	switch by {
 	case throttle.ByPause:
 		return "a pause"
+	case throttle.ByUpstream:
+		return "a pause by the upstream"
 	case throttle.ByLine:
 		return "those that wait before it"
 	case throttle.BySlots:

@@ -144,7 +144,7 @@ func FuzzReply(f *testing.F) {
 			if status, ok := s.reply[0].(int64); !ok || status < 0 || status%16 > 8 || status > 31 {
 				t.Errorf("%s of %v: taken for a decision", verb, s.reply)
 			}
-			if len(d.Windows) != 2 || d.ClockBehind < 0 || d.RetryIn < 0 || d.RetryInMost < d.RetryIn || d.Granted && d.RetryInMost != 0 ||
+			if len(d.Windows) != 2 || d.ClockBehind < 0 || d.RetryIn < 0 || d.Latest < d.RetryIn || d.Granted && d.Latest != 0 ||
 				!d.Granted && d.RetryIn == 0 && (verb == "Reserve" && !d.Queued || verb == "Peek") {
 				t.Errorf("%s of %v: %+v", verb, s.reply, d)
 			}
@@ -184,7 +184,7 @@ func FuzzReply(f *testing.F) {
 		for _, p := range places {
 			var late *throttle.TooLateError
 			var full *throttle.BacklogError
-			if p.Err != nil && !errors.As(p.Err, &late) && !errors.As(p.Err, &full) || p.StartsIn < 0 || p.StartsInMost < p.StartsIn || p.Nudge && p.Err != nil {
+			if p.Err != nil && !errors.As(p.Err, &late) && !errors.As(p.Err, &full) || p.Expected < 0 || p.Latest < p.Expected || p.Nudge && p.Err != nil {
 				t.Errorf("Join of %v: %+v", s.reply, p)
 			}
 		}

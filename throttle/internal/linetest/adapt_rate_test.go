@@ -127,8 +127,8 @@ func TestTheRateHasAFloor(t *testing.T) {
 			t.Fatalf("%d calls, at rates down to %v, want 100 and 1", len(rates), slices.Min(rates))
 		}
 		waits := sc.joins("a1", "a2")
-		if waits.StartsIn > s+s { // a pause of a period, and a call in a second
-			t.Errorf("at the floor the second call starts in %v", waits.StartsIn)
+		if waits.Expected > s+s { // a pause of a period, and a call in a second
+			t.Errorf("at the floor the second call starts in %v", waits.Expected)
 		}
 	})
 }
@@ -193,7 +193,7 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 		sc.refusedAt(s, "a2")
 		var told []time.Duration
 		for _, ticket := range []string{"a3", "a4", "a5"} {
-			told = append(told, 1010*ms+sc.joins(ticket).StartsIn)
+			told = append(told, 1010*ms+sc.joins(ticket).Expected)
 		}
 		for i, at := range told {
 			if want := 1135*ms + time.Duration(math.Ceil(float64(i)*1e6/8.75))*us; at != want {

@@ -185,18 +185,18 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 		for ticket, p := range told {
 			// Batches get their share of what goes before, rounded up to one ticket, and one more.
 			later := fmt.Sprintf("%s%d", ticket[:2], int(ticket[2]-'0')+2)
-			if without, live := alone[later]; live && p.StartsIn > without.StartsInMost {
-				t.Errorf("%s is told %v beside a batch, and %s %v without", ticket, p.StartsIn, later, without.StartsInMost)
+			if without, live := alone[later]; live && p.Expected > without.Latest {
+				t.Errorf("%s is told %v beside a batch, and %s %v without", ticket, p.Expected, later, without.Latest)
 			}
 		}
 		starts := sc.starts()
 		for ticket, p := range told {
-			if at := starts[ticket]; at < p.StartsInLeast || at > p.StartsInMost {
-				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.StartsInLeast, p.StartsInMost)
+			if at := starts[ticket]; at > p.Latest {
+				t.Errorf("%s starts at %v, and was told %v to %v", ticket, at, p.Expected, p.Latest)
 			}
 		}
 		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Scope == throttle.ScopeShared })
-		if told["a94"].StartsIn < told["a06"].StartsIn || shared && told["d90"].StartsIn < told["b06"].StartsIn {
+		if told["a94"].Expected < told["a06"].Expected || shared && told["d90"].Expected < told["b06"].Expected {
 			t.Errorf("batches are told %+v and %+v, live tickets before them %+v and %+v", told["a94"], told["d90"], told["a06"], told["b06"])
 		}
 	})

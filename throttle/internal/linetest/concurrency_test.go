@@ -109,14 +109,14 @@ func TestConcurrencyScenes(t *testing.T) {
 			limitertest.Reserve(sc.t, sc.l, of("a1"))
 			a2 := limitertest.Reserve(sc.t, sc.l, of("a2"))
 			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
-				if d := limitertest.Reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.RetryInMost != want || d.RetryIn > want {
-					sc.t.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.RetryInMost, want)
+				if d := limitertest.Reserve(sc.t, sc.l, of(fmt.Sprint("b", i))); d.Latest != want || d.RetryIn > want {
+					sc.t.Errorf("number %d is expected in %v to %v, want at most %v", i, d.RetryIn, d.Latest, want)
 				}
 			}
 			sc.at(2 * m)
 			limitertest.Release(sc.t, a2) // nothing held so long as was said: a1's lease has run out too
-			if d := limitertest.Reserve(sc.t, sc.l, of("c1")); d.RetryInMost >= 30*m {
-				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.RetryInMost)
+			if d := limitertest.Reserve(sc.t, sc.l, of("c1")); d.Latest >= 30*m {
+				sc.t.Errorf("expected in %v at most, after a hold of 2m", d.Latest)
 			}
 		}},
 	})

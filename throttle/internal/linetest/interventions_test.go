@@ -50,11 +50,11 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		sc.joins("a1", "a2", "b1", "c1")
 		sc.pauses("a")
 		sc.at(s).joins("a3")
-		if d := limitertest.Reserve(sc.t, sc.l, sc.of("a4")); d.Granted || !d.Queued || d.DeniedBy() != throttle.ByPause || d.RetryIn < h-m {
+		if d := limitertest.Reserve(sc.t, sc.l, sc.of("a4")); d.Granted || !d.Queued || d.Binds() != throttle.ByPause || d.RetryIn < h-m {
 			sc.t.Errorf("%+v", d)
 		}
 		e, err := sc.l.Explain(sc.t.Context(), "p", limitertest.Ticket("a2"))
-		if err != nil || !e.Waiting || e.DeniedBy != throttle.ByPause || e.Pause.By != "anna" || e.StartsAt.Sub(e.At) < h-m {
+		if err != nil || !e.Waiting || e.Binds != throttle.ByPause || e.Pause.By != "anna" || e.Expected.Sub(e.At) < h-m {
 			sc.t.Errorf("a2 is explained by %v, %v", e, err)
 		}
 		for k := range 12 {
@@ -86,12 +86,23 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			sc.waits("a1", "b1")
 			sc.pauses("")
 			sc.at(20 * s).takes().asks(s)
-			if p := sc.joins("c1"); p.StartsIn < h-m || p.StartsInLeast < h-m || p.Nudge {
-				sc.t.Errorf("%+v", p)
+			if p := sc.joins("c1"); p.Expected < h-m || p.Expected > h || p.Latest < p.Expected || p.Binds != throttle.ByPause || p.Nudge {
+				sc.t.Errorf("%+v", p) // the windows have room long before
+			}
+			for _, change := range []func(*throttle.Request){
+				func(r *throttle.Request) { r.MaxWait = h / 2 },
+				func(r *throttle.Request) { r.Deadline = time.Now().Add(h / 2) },
+			} {
+				r := sc.of("d9")
+				change(&r)
+				places, err := sc.l.Line("p").Join(sc.t.Context(), []throttle.Request{r})
+				if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) {
+					sc.t.Errorf("%+v, %v: it cannot start before the pause ends", places, err)
+				}
 			}
 			for _, r := range []throttle.Request{sc.of("d1"), sc.without("d"), {Policy: "p", Tenant: "e", Exempt: true}} {
 				d := limitertest.Reserve(sc.t, sc.l, r)
-				if d.Granted || d.RetryIn < h-m || d.DeniedBy() != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
+				if d.Granted || d.RetryIn < h-m || d.Binds() != throttle.ByPause || d.Queued != (r.Ticket.ID != "") {
 					sc.t.Errorf("%+v", d)
 				}
 				if want := ": paused until 01:00:00 UTC by hand: it is down"; !strings.HasSuffix(d.Reason(), want) || d.Pause.By != "anna" {

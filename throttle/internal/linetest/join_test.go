@@ -69,7 +69,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			`throttle: policy "p": ticket "": must have an ID`,
 			`throttle: policy "p": policy "other": must be that of the line, or empty`,
 		} {
-			got := places[i].StartsIn.String()
+			got := places[i].Expected.String()
 			var late *throttle.TooLateError
 			switch p := places[i]; {
 			case errors.As(p.Err, &late) && !late.Deadline.IsZero():
@@ -87,12 +87,12 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			if got != want {
 				t.Errorf("ticket %d: %s, want %s", i, got, want)
 			}
-			if places[i].StartsInMost < places[i].StartsIn {
-				t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].StartsIn, places[i].StartsInMost)
+			if places[i].Latest < places[i].Expected {
+				t.Errorf("ticket %d starts in %v at least and %v at most", i, places[i].Expected, places[i].Latest)
 			}
 		}
 		var refused *throttle.TooLateError
-		if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.RetryInMost != 10*s {
+		if !errors.As(places[5].Err, &refused) || refused.MaxWait != 10*s-us || !refused.Deadline.IsZero() || !errors.Is(refused, context.DeadlineExceeded) || refused.Decision.Latest != 10*s {
 			t.Errorf("%+v", refused)
 		}
 		if got := ids(limitertest.Take(t, sc.l, 64, "q")); got != "c1" {
@@ -105,6 +105,19 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		}
 		if _, err := sc.l.Line("q").Join(t.Context(), requests); !errors.Is(err, throttle.ErrUnknownPolicy) {
 			t.Error(err)
+		}
+	})
+}
+
+// A deadline that is over refuses a ticket that fits now, too.
+func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+		late, now := sc.of("a1"), sc.of("a2")
+		late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
+		places, err := sc.l.Line("p").Join(t.Context(), []throttle.Request{late, now})
+		if err != nil || !errors.As(places[0].Err, new(*throttle.TooLateError)) || places[1].Err != nil {
+			t.Errorf("%+v, %v", places, err)
 		}
 	})
 }
@@ -122,7 +135,7 @@ func TestJoinOfHundreds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, p := range places {
-			if want := time.Duration(i/50) * 10 * s; p.Err != nil || p.StartsIn != want || p.StartsInMost != want {
+			if want := time.Duration(i/50) * 10 * s; p.Err != nil || p.Expected != want || p.Latest != want {
 				t.Fatalf("ticket %d: %+v, want %v", i, p, want)
 			}
 		}

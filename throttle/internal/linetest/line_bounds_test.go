@@ -1,6 +1,7 @@
 package linetest
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -105,9 +106,9 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 			for id, place := range told {
 				start, ok := starts[id]
 				start -= now
-				real, most = real+start, most+place.StartsInMost
-				if !ok || start < place.StartsInLeast || start > place.StartsInMost {
-					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, id, start, ok, place.StartsInLeast, place.StartsInMost, p.Windows)
+				real, most = real+start, most+place.Latest
+				if !ok || start > place.Latest {
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, id, start, ok, place.Expected, place.Latest, p.Windows)
 				}
 			}
 		}
@@ -119,15 +120,22 @@ func TestExpectedStartsOfManyTenantsAreBounds(t *testing.T) {
 	})
 }
 
-// A denied request without a ticket may start as soon as the windows let it, if all who wait leave.
-func TestDeniedRequestsWithoutATicketHaveALowerBound(t *testing.T) {
+// A request without a ticket may start as soon as the windows let it, if all who wait leave. Only a
+// deadline before that refuses it.
+func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(1, s)))
 		sc.granted("a0")
 		sc.joins("a1", "b1", "c1")
-		d := limitertest.Reserve(t, sc.l, sc.without("d"))
-		if d.Granted || d.RetryInLeast != s || d.RetryIn <= s {
-			t.Errorf("granted %v, in %v, %v at the least, want 1s at the least", d.Granted, d.RetryIn, d.RetryInLeast)
+		r := sc.without("d")
+		r.Deadline = time.Now().Add(60 * s)
+		if d := limitertest.Reserve(t, sc.l, r); d.Granted || d.RetryIn != 4*s {
+			t.Errorf("granted %v, in %v, want 4s", d.Granted, d.RetryIn)
+		}
+		r.Deadline = time.Now().Add(s / 2)
+		var late *throttle.TooLateError
+		if _, err := sc.l.Reserve(t.Context(), r); !errors.As(err, &late) || !late.Deadline.Equal(r.Deadline) {
+			t.Errorf("with a deadline before the window has room: %v", err)
 		}
 	})
 }
@@ -197,24 +205,24 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 			}
 		}
 		// 95 wait, and 50 go a second.
-		if p := sc.joins("a900"); !p.SlotsBind || p.StartsIn != 1900*ms || p.StartsInMost != 0 || p.StartsInLeast != 0 {
+		if p := sc.joins("a900"); p.Binds != throttle.BySlots || p.Expected != 1900*ms || p.Latest != 0 {
 			t.Errorf("behind 95: %+v, want 1.9s, as slots bind", p)
 		}
-		if p := sc.joins("a900"); !p.AlreadyQueued || !p.SlotsBind || p.StartsIn != 1900*ms {
+		if p := sc.joins("a900"); !p.AlreadyQueued || p.Binds != throttle.BySlots || p.Expected != 1900*ms {
 			t.Errorf("again: %+v, want 1.9s, as slots bind", p)
 		}
-		if p := sc.joins("b900"); p.SlotsBind || p.StartsIn != 0 {
+		if p := sc.joins("b900"); p.Binds == throttle.BySlots || p.Expected != 0 {
 			t.Errorf("first of another tenant: %+v, want 0", p)
 		}
 		// Half of what goes is the other tenant's.
 		sc.joins("b901", "b902", "b903", "b904", "b905", "b906", "b907", "b908")
-		if p := sc.joins("b909"); !p.SlotsBind || p.StartsIn != 360*ms {
+		if p := sc.joins("b909"); p.Binds != throttle.BySlots || p.Expected != 360*ms {
 			t.Errorf("behind 9 of its own: %+v, want 360ms, as slots bind", p)
 		}
 		for range 2 {
 			limitertest.Take(t, sc.l, throttle.MaxTake, "q")
 		}
-		if p := sc.joins("a901"); p.SlotsBind || p.StartsIn != 0 {
+		if p := sc.joins("a901"); p.Binds == throttle.BySlots || p.Expected != 0 {
 			t.Errorf("while slots are free: %+v, want 0", p)
 		}
 	})

@@ -87,9 +87,9 @@ func TestExpectedStartsOfAnyWindowsAreBounds(t *testing.T) {
 			for ticket, p := range told {
 				start, ok := starts[ticket]
 				start -= at[ticket]
-				real, most = real+start, most+p.StartsInMost
-				if !ok || start < p.StartsIn || start > p.StartsInMost {
-					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.StartsIn, p.StartsInMost, windows)
+				real, most = real+start, most+p.Latest
+				if !ok || start < p.Expected || start > p.Latest {
+					t.Errorf("seed %d: %s starts after %v (%v), it was told %v to %v: %+v", seed, ticket, start, ok, p.Expected, p.Latest, windows)
 				}
 			}
 		}

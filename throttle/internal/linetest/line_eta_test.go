@@ -56,8 +56,8 @@ func TestExpectedStartsOfWholeTickets(t *testing.T) {
 		starts := sc.starts()
 		for i, ticket := range []string{"a1", "a2", "a3", "a4"} {
 			want := steps(i+1) * 10 * s
-			if p := told[ticket]; p.StartsIn != want || p.StartsInMost != want || starts[ticket] != want {
-				t.Errorf("%s is told %v to %v and starts at %v, want %v", ticket, p.StartsIn, p.StartsInMost, starts[ticket], want)
+			if p := told[ticket]; p.Expected != want || p.Latest != want || starts[ticket] != want {
+				t.Errorf("%s is told %v to %v and starts at %v, want %v", ticket, p.Expected, p.Latest, starts[ticket], want)
 			}
 		}
 	})
@@ -88,10 +88,10 @@ func TestExpectedStartsAreKept(t *testing.T) {
 			ticket := fmt.Sprintf("a%02d", i)
 			now += time.Duration(random.IntN(4_000)) * us
 			sc.at(now)
-			if p := sc.joins(ticket); p.StartsInMost != p.StartsIn {
-				t.Errorf("%s is told %v to %v", ticket, p.StartsIn, p.StartsInMost)
+			if p := sc.joins(ticket); p.Latest != p.Expected {
+				t.Errorf("%s is told %v to %v", ticket, p.Expected, p.Latest)
 			} else {
-				told[ticket] = now + p.StartsIn
+				told[ticket] = now + p.Expected
 			}
 			for _, taken := range limitertest.Take(t, sc.l, throttle.MaxTake, "q").Tickets {
 				if told[taken.ID] != now {
@@ -128,8 +128,8 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 		}
 		for ticket, at := range sc.starts() {
 			// A GCRA window rounds each start up to the next microsecond.
-			if p := told[ticket]; at < p.StartsIn || at > p.StartsInMost+tickets*us {
-				t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.StartsIn, p.StartsInMost)
+			if p := told[ticket]; at < p.Expected || at > p.Latest+tickets*us {
+				t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.Expected, p.Latest)
 			}
 			delete(told, ticket)
 		}
@@ -165,8 +165,8 @@ func TestExpectedStartsAcrossScopes(t *testing.T) {
 				}
 			}
 			for ticket, at := range sc.starts() {
-				if p := told[ticket]; at > p.StartsInMost {
-					t.Errorf("seed %d: %s starts at %v, it was told %v to %v", seed, ticket, at, p.StartsIn, p.StartsInMost)
+				if p := told[ticket]; at > p.Latest {
+					t.Errorf("seed %d: %s starts at %v, it was told %v to %v", seed, ticket, at, p.Expected, p.Latest)
 				}
 				delete(told, ticket)
 			}
@@ -199,10 +199,10 @@ func TestExpectedStartsBetweenTenants(t *testing.T) {
 			early, waiting := time.Duration(0), len(limitertest.ReadLine(t, client).Hashes["t"])
 			starts := sc.starts()
 			for ticket, p := range told {
-				if at := starts[ticket]; at > p.StartsInMost {
-					t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.StartsIn, p.StartsInMost)
+				if at := starts[ticket]; at > p.Latest {
+					t.Errorf("%s starts at %v, it was told %v to %v", ticket, at, p.Expected, p.Latest)
 				} else {
-					early = max(early, p.StartsIn-at)
+					early = max(early, p.Expected-at)
 				}
 			}
 			// For a ticket of c's weight, 0.5, the others may get seven: in two periods.
@@ -254,8 +254,8 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			sc.joins(fmt.Sprint("a", i))
 		}
 		p := sc.joins("a9")
-		if p.StartsIn >= p.StartsInMost {
-			t.Fatalf("told %v to %v", p.StartsIn, p.StartsInMost)
+		if p.Expected >= p.Latest {
+			t.Fatalf("told %v to %v", p.Expected, p.Latest)
 		}
 		join := func(id string, maxWait time.Duration, deadline time.Time) error {
 			r := sc.of(id)
@@ -266,7 +266,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 			}
 			return places[0].Err
 		}
-		between := (p.StartsIn + p.StartsInMost) / 2
+		between := (p.Expected + p.Latest) / 2
 		if err := join("a10", between, time.Time{}); !errors.As(err, new(*throttle.TooLateError)) {
 			t.Errorf("it may wait for longer than %v: %v", between, err)
 		}

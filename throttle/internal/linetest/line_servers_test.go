@@ -63,7 +63,7 @@ func TestQueuesShareALine(t *testing.T) {
 		}},
 		"share the windows": {two, func(sc *scene) {
 			sc.joinIn("one", "a1", "a2", "a3")
-			if p := sc.joinIn("two", "b1", "b2"); p.StartsIn != 10*s {
+			if p := sc.joinIn("two", "b1", "b2"); p.Expected != 10*s {
 				sc.t.Errorf("%+v", p)
 			}
 			limitertest.Take(sc.t, sc.l, 1, "one")
@@ -83,7 +83,7 @@ func TestQueuesShareALine(t *testing.T) {
 				sc.t.Error("let in before those whose server asked 60 s ago")
 			}
 			sc.at(110 * s)
-			if p := sc.joinIn("live", "c1"); p.StartsIn != 0 {
+			if p := sc.joinIn("live", "c1"); p.Expected != 0 {
 				sc.t.Errorf("%+v", p)
 			}
 			if got := ids(limitertest.Take(sc.t, sc.l, 64, "live")); got != "c1" {
@@ -92,7 +92,7 @@ func TestQueuesShareALine(t *testing.T) {
 			if d := limitertest.Reserve(sc.t, sc.l, sc.without("b")); !d.Granted {
 				sc.t.Errorf("denied for %v", d.RetryIn)
 			}
-			if p := sc.joinIn("live", "c2"); p.StartsIn != 10*s {
+			if p := sc.joinIn("live", "c2"); p.Expected != 10*s {
 				sc.t.Errorf("%+v", p)
 			}
 			sc.at(120 * s)
@@ -240,10 +240,10 @@ func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 		sc.joins("a1", "a2")
 		sc.takes("a1").asks(s)
 		sc.at(500 * ms)
-		if p := sc.joins("b1"); p.StartsIn != 0 || !p.Nudge {
+		if p := sc.joins("b1"); p.Expected != 0 || !p.Nudge {
 			t.Errorf("it fits half a second before any server asks: %+v", p)
 		}
-		if p := sc.joins("c1"); p.StartsIn != 0 || p.Nudge {
+		if p := sc.joins("c1"); p.Expected != 0 || p.Nudge {
 			t.Errorf("one was nudged: %+v", p)
 		}
 		sc.takes("b1", "c1").asks(s)

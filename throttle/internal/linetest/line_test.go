@@ -196,7 +196,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			sc.granted("a1", "a2")
 			sc.waits("a3", "a4", "a5")
 			sc.denied("a3", 10*s)
-			if p := sc.joins("a4"); !p.AlreadyQueued || p.StartsIn != 10*s {
+			if p := sc.joins("a4"); !p.AlreadyQueued || p.Expected != 10*s {
 				sc.t.Errorf("%+v", p)
 			}
 			sc.at(10*s).denied("a5", 10*s) // it is not its turn

@@ -48,7 +48,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 					tell("decided %s %s %v %v %v", d.Policy, d.Tenant, d.Granted, d.Queued, d.RetryIn)
 				},
 				Joined: func(policy, tenant string, p throttle.Place) {
-					tell("join %s %s %v %v", policy, tenant, p.StartsIn, p.Err != nil)
+					tell("join %s %s %v %v", policy, tenant, p.Expected, p.Err != nil)
 				},
 				Taken: func(policy string, tickets []throttle.TakenTicket) {
 					for _, ticket := range tickets {
@@ -98,7 +98,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].StartsIn), "join p b 30s true")
+		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].Expected), "join p b 30s true")
 		sc.takes()
 		wants("a take of nothing", "call p take 0")
 		sc.at(10 * s).takes("b1")

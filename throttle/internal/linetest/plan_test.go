@@ -99,14 +99,14 @@ func TestPlansComeTrue(t *testing.T) {
 					}
 					var whole time.Time
 					for i, tenant := range tenants {
-						if got := plan.Demands[i]; !got.Known || off(got.Last, last[tenant]) || got.Window == "" {
+						if got := plan.Demands[i]; !got.Known || off(got.Expected, last[tenant]) || got.Binds == "" {
 							t.Errorf("%s: %+v, it was over %v after the start", tenant, got, last[tenant].Sub(limitertest.At(3*h)))
 						}
 						if last[tenant].After(whole) {
 							whole = last[tenant]
 						}
 					}
-					if !plan.Known || off(plan.Last, whole) || plan.Window == "" || max(plan.By-by, by-plan.By) > 1 {
+					if !plan.Known || off(plan.Expected, whole) || plan.Binds == "" || max(plan.By-by, by-plan.By) > 1 {
 						t.Errorf("all: %+v, it was over %v after the start, %d in 10 s", plan.Finish, whole.Sub(limitertest.At(3*h)), by)
 					}
 				})
@@ -121,11 +121,11 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		sc := newScene(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 		sc.joinMany("q", "a", 30)
 		d := demand("a", 50, throttle.ClassLive)
-		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != limitertest.At(7*s) {
+		if got := sc.plan(throttle.PlanOptions{}, d); got.Expected != limitertest.At(7*s) {
 			t.Errorf("50 after 30: %+v", got)
 		}
 		d.Joined = 30
-		if got := sc.plan(throttle.PlanOptions{}, d); got.Last != limitertest.At(4*s) || got.Window != "shared" || got.SlotsBind {
+		if got := sc.plan(throttle.PlanOptions{}, d); got.Expected != limitertest.At(4*s) || got.Binds != "shared" {
 			t.Errorf("50, 30 of them in line: %+v", got)
 		}
 		var crowd []throttle.Demand
@@ -133,11 +133,11 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			crowd = append(crowd, demand(fmt.Sprint("t", i), 1, ""))
 		}
 		for i, got := range sc.plan(throttle.PlanOptions{}, crowd...).Demands {
-			if now := got.Last == limitertest.At(0); now != (got.Window == "") {
+			if now := got.Expected == limitertest.At(0); now != (got.Binds == "") {
 				t.Errorf("the window holds up all that do not start now, %d: %+v", i, got)
 			}
 		}
-		if got := sc.plan(throttle.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Last != limitertest.At(h+4*s) || got.By != 10 {
+		if got := sc.plan(throttle.PlanOptions{From: limitertest.At(h), By: limitertest.At(h)}, demand("b", 50, "")); got.Expected != limitertest.At(h+4*s) || got.By != 10 {
 			t.Errorf("an hour later: %+v", got)
 		}
 		d.Count = 0
@@ -148,7 +148,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		for now := time.Duration(0); now <= 2*s; now += 200 * ms {
 			limitertest.Take(t, sc.at(10*s+now).l, 2, "q")
 		}
-		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); !got.SlotsBind || got.Last != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
+		if got := sc.plan(throttle.PlanOptions{}, demand("b", 100, "")); got.Binds != throttle.BySlots || got.Expected != limitertest.At(12*s+(100+8-2)*s/10) { // two start at once
 			t.Errorf("100 beside 8, by slots of 10 in a second: %+v", got)
 		}
 		sc.class = throttle.ClassBatch
@@ -158,7 +158,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		}
 		batch := demand("a", 58, throttle.ClassBatch)
 		batch.Queue, batch.Joined = "r", 58
-		if got := sc.plan(throttle.PlanOptions{}, batch); !got.SlotsBind || got.Last != limitertest.At(24*s+(58-2)*s/10) {
+		if got := sc.plan(throttle.PlanOptions{}, batch); got.Binds != throttle.BySlots || got.Expected != limitertest.At(24*s+(58-2)*s/10) {
 			t.Errorf("58 of a batch, by slots of 10 in a second: %+v", got)
 		}
 		opens := func(t time.Time) time.Time {
@@ -167,7 +167,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 			}
 			return t
 		}
-		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Last != limitertest.At(2*h) {
+		if got := sc.plan(throttle.PlanOptions{Open: opens}, throttle.Demand{Count: 50, Request: throttle.Request{Tenant: "b"}}); got.Expected != limitertest.At(2*h) {
 			t.Errorf("that all fit, and may start after two hours: %+v", got)
 		}
 	})

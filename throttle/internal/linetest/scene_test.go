@@ -127,8 +127,8 @@ func (sc *scene) joins(tickets ...string) (last throttle.Place) {
 // expects joins, and fails if the ticket is expected to start after another time.
 func (sc *scene) expects(ticket string, in time.Duration) {
 	sc.t.Helper()
-	if p := sc.joins(ticket); p.StartsIn != in {
-		sc.t.Fatalf("%s: starts in %v, want %v", ticket, p.StartsIn, in)
+	if p := sc.joins(ticket); p.Expected != in {
+		sc.t.Fatalf("%s: starts in %v, want %v", ticket, p.Expected, in)
 	}
 }
 

@@ -48,7 +48,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 			if !b.Known || len(b.Tenants) != 2 || b.Waiting != 7 || b.Tenants[0].Tenant != "a" || b.Tenants[0].Waiting != 5 {
 				t.Fatalf("variant %d: %+v", i, b)
 			}
-			if all, a, other := b.Last, b.Tenants[0].Last, b.Tenants[1].Last; !all.Equal(limitertest.At(want.all)) || !a.Equal(limitertest.At(want.a)) || !other.Equal(limitertest.At(want.b)) {
+			if all, a, other := b.Expected, b.Tenants[0].Expected, b.Tenants[1].Expected; !all.Equal(limitertest.At(want.all)) || !a.Equal(limitertest.At(want.a)) || !other.Equal(limitertest.At(want.b)) {
 				t.Errorf("variant %d: all done at %v, a at %v, b at %v; want %v", i, all, a, other, want)
 			}
 		}

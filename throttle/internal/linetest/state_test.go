@@ -66,13 +66,13 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		if a.Tenant != "a" || a.Waiting != 3 || a.Batch != 1 || !a.Oldest.Equal(limitertest.At(s)) || a.Weight != 1 || a.Share != 0.25 || a.PerSecond != 0.3 {
 			t.Errorf("%+v", a)
 		}
-		if want := limitertest.At(2*s + last.StartsIn); !a.LastAt.Equal(want) || !a.LastAtMost.Equal(limitertest.At(2*s+last.StartsInMost)) || last.StartsIn < 18*s {
-			t.Errorf("the last of a is expected at %v to %v, want %v: %+v", a.LastAt, a.LastAtMost, want, last)
+		if want := limitertest.At(2*s + last.Expected); !a.Expected.Equal(want) || !a.Latest.Equal(limitertest.At(2*s+last.Latest)) || last.Expected < 18*s {
+			t.Errorf("the last of a is expected at %v to %v, want %v: %+v", a.Expected, a.Latest, want, last)
 		}
 		if len(a.Windows) != 1 || a.Windows[0].Name != "own" || a.Windows[0].Used != 3 || a.Windows[0].Limit != 3 {
 			t.Errorf("%+v", a.Windows)
 		}
-		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.LastAt.Equal(limitertest.At(20*s)) {
+		if b.Tenant != "b" || b.Waiting != 1 || b.Weight != 3 || b.Share != 0.75 || !b.Expected.Equal(limitertest.At(20*s)) {
 			t.Errorf("%+v", b)
 		}
 		if one := state(t, sc.l, throttle.StateRequest{Tenant: "a"}); len(one.Tenants) != 1 || fmt.Sprint(one.Tenants[0]) != fmt.Sprint(a) {
@@ -313,10 +313,10 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 		if after := limitertest.Dump(t, client); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("it changed %v to %v", before, after)
 		}
-		if own.DeniedBy != "own" || !own.StartsAt.Equal(limitertest.At(60*s)) || own.Place != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
+		if own.Binds != "own" || !own.Expected.Equal(limitertest.At(60*s)) || own.Place != 1 || own.Of != 1 || own.TenantsAhead != 0 || !own.Joined.Equal(limitertest.At(s)) {
 			t.Errorf("%+v", own)
 		}
-		if shared.DeniedBy != "shared" || !shared.StartsAt.Equal(limitertest.At(s+place.StartsIn)) || shared.Place != 2 || shared.Of != 2 || shared.Tenant != "c" {
+		if shared.Binds != "shared" || !shared.Expected.Equal(limitertest.At(s+place.Expected)) || shared.Place != 2 || shared.Of != 2 || shared.Tenant != "c" {
 			t.Errorf("%+v, joined with %+v", shared, place)
 		}
 		if shared.TenantsAhead != 1 || len(shared.Ahead) != 1 || shared.Ahead[0].Tenant != "b" || shared.Ahead[0].Windows[0].Used != 1 {
@@ -334,7 +334,7 @@ window shared (shared): 4 of 4 requests used, has room for it at 00:00:20 UTC`
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
 		sc.at(20 * s)
-		if e := explain("c1"); e.DeniedBy != "" || !e.StartsAt.Equal(limitertest.At(20*s)) {
+		if e := explain("c1"); e.Binds != "" || !e.Expected.Equal(limitertest.At(20*s)) {
 			t.Errorf("it fits: %+v", e)
 		}
 		if e := explain("x9"); e.Waiting || e.String() != "p: ticket x9 of queue q stands in no line" {
@@ -356,15 +356,15 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 	day := limitertest.At(0).UTC().Format(time.DateOnly)
 	var got struct {
 		Tenants []struct {
-			LastAt  string `json:"last_at"`
-			Windows []map[string]any
+			Expected string
+			Windows  []map[string]any
 		}
 	}
 	if err := json.Unmarshal(text, &got); err != nil || len(got.Tenants) != 1 {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	own := got.Tenants[0]
-	if last, err := time.Parse(time.RFC3339, own.LastAt); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:03:00" {
+	if last, err := time.Parse(time.RFC3339, own.Expected); err != nil || last.UTC().Format("2006-01-02 15:04:05") != day+" 00:03:00" {
 		t.Errorf("%s", text)
 	}
 	if w := own.Windows[0]; w["period_seconds"] != 90.0 || w["retry_in_seconds"] != 180.0 || w["used"] != 1.0 || w["denied"] != true {

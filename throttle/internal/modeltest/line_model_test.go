@@ -174,8 +174,8 @@ func (cr *crowd) reserve(r throttle.Request) {
 	}) {
 		cr.fatal("%v is denied for %v, fits, and nobody waits beside it", r.Ticket, d.RetryIn)
 	}
-	if d.RetryIn < fits.RetryIn || d.RetryInMost < d.RetryIn {
-		cr.fatal("%v is denied for %v to %v, it fits in %v", r.Ticket, d.RetryIn, d.RetryInMost, fits.RetryIn)
+	if d.RetryIn < fits.RetryIn || d.Latest < d.RetryIn {
+		cr.fatal("%v is denied for %v to %v, it fits in %v", r.Ticket, d.RetryIn, d.Latest, fits.RetryIn)
 	}
 	if d.Queued != (r.Ticket != throttle.Ticket{}) {
 		cr.fatal("%v is queued: %v", r.Ticket, d.Queued)

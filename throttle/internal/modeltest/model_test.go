@@ -153,7 +153,7 @@ func (v *view) decision(granted bool, decided, retryAt int64) throttle.Decision 
 	}
 	if !granted {
 		d.RetryIn = time.Duration(retryAt-decided) * us
-		d.RetryInLeast, d.RetryInMost = d.RetryIn, d.RetryIn // nobody waits
+		d.Latest = d.RetryIn // nobody waits
 	}
 	for i, w := range v.model.windows {
 		log := v.logs[i].events

@@ -26,6 +26,9 @@ const (
 	OtherRequest  = 10 // the idempotency key was granted to another request
 )
 
+// Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
+const Slots = -1
+
 // fullForm is added to the status of an answer in the full form.
 const fullForm = 16
 
@@ -34,8 +37,8 @@ type Answer struct {
 	Status  int64
 	At      int64 // when this was decided; when it was granted, if it was before
 	Time    int64 // the expected start
-	Most    int64 // its upper bound
-	Least   int64 // its lower bound, whatever becomes of other flows
+	Latest  int64 // its upper bound; 0 if none is known
+	Binds   int64 // the number of the window that holds it up for longest, from 1; Slots, or 0
 	Behind  int64 // how far the clock is behind the windows
 	Nudge   bool  // a server should be woken for the ticket
 	Pause   PauseAnswer
@@ -203,9 +206,9 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 			a.Err = &StateError{r.text()}
 		} else {
 			a.At = r.integer()
-			a.Time, a.Most, a.Least = a.At, a.At, a.At
+			a.Time, a.Latest = a.At, a.At
 			if full {
-				a.Time, a.Most, a.Least = r.integer(), r.integer(), r.integer()
+				a.Time, a.Latest, a.Binds = r.integer(), r.integer(), r.integer()
 				a.Behind, a.Nudge = r.integer(), r.integer() == 1
 				a.Pause, a.Adapted = r.upstream()
 			}

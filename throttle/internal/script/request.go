@@ -65,11 +65,14 @@ type Place struct {
 	Weight   int64 // in thousandths
 	Key      string
 	Front    bool
-	MaxWait  int64 // the longest expected wait (us); 0 is no limit
+	MaxWait  int64 // the longest wait (us); 0 is no limit
 	Backlog  int64 // tickets of the flow before it is refused; 0 is no limit
 	Deadline int64 // the longest wait that makes sense (us); 0 is no limit
 	Rank     int64 // of a ticket that is put back
 }
+
+// Refuse is a MaxWait or a Deadline by which a request is refused unless it is granted.
+const Refuse = -1
 
 // text returns the part of a place that every ticket has.
 func (p *Place) text() string {

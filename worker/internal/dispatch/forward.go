@@ -150,8 +150,8 @@ func (d *Dispatcher) join(ctx context.Context, queue, line string, all []joining
 				d.lostTicket(queue, line, j.joined)
 			}
 			nudge = nudge || places[i].Nudge
-			d.Expect(line, queue, places[i].StartsIn)
-			wait := Fallback(places[i].StartsIn, j.FailOpen)
+			d.Expect(line, queue, places[i].Expected)
+			wait := Fallback(places[i].Expected, j.FailOpen)
 			if wait <= fallbackMin {
 				continue
 			}

@@ -23,7 +23,7 @@ func (d *Dispatcher) reserve(ctx context.Context, queue string, tasks []Task) {
 			continue
 		}
 		r := match.Request
-		r.Key = task.Message.JoinKey()
+		r.Deadline, r.Key, r.MaxWait = task.Message.Deadline(), task.Message.JoinKey(), match.MaxWait
 		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: task.ID}
 		line := d.Limiter.LineOf(r.Policy, r.Tenant)
 		requests[line] = append(requests[line], r)

@@ -145,12 +145,12 @@ func TestPlansOfTasks(t *testing.T) {
 		}
 		demands := []throttle.Demand{{Count: 4, Queue: "default", Request: request}}
 		plan, err := client.Plan(context.Background(), demands, throttle.PlanOptions{})
-		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
+		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || !plan.Known || wait != 3*time.Hour {
 			t.Errorf("four behind four: %+v in %v, %v", plan, wait, err)
 		}
 		demands[0].Joined, demands[0].Request.Class = 4, ""
 		plan, err = client.Plan(context.Background(), demands, throttle.PlanOptions{})
-		if wait := plan.Last.Sub(plan.At).Round(time.Minute); err != nil || wait != time.Hour {
+		if wait := plan.Expected.Sub(plan.At).Round(time.Minute); err != nil || wait != time.Hour {
 			t.Errorf("the four: %+v in %v, %v", plan, wait, err)
 		}
 		if n := len(s.InLine()); n != 4 {

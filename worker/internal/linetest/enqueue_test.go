@@ -30,7 +30,7 @@ func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 			if info.State != state || sitetest.Off(info.NextProcessAt, at.Add(max(2*time.Minute, wait/2))) {
 				t.Errorf("task %d is %v, next at %v: want %v", i, info.State, info.NextProcessAt, state)
 			}
-			if !start.Known || !start.Joined || sitetest.Off(start.At, at) || !start.Least.Equal(start.At) || !start.Most.Equal(start.At) {
+			if !start.Known || !start.Joined || sitetest.Off(start.At, at) || !start.Latest.Equal(start.At) {
 				t.Errorf("task %d is expected to start %+v, want exactly %v", i, start, at)
 			}
 			stored := s.Task(info.ID)
@@ -222,7 +222,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			if name != "group" {
 				least = least.Add(time.Hour)
 			}
-			if !start.Known || start.Joined || sitetest.Off(start.Least, least) || !start.At.IsZero() || !start.Most.IsZero() {
+			if !start.Known || start.Joined || sitetest.Off(start.At, least) || !start.Latest.IsZero() {
 				t.Errorf("%s: is expected to start %+v, want at least %v", name, start, least)
 			}
 		}

@@ -58,7 +58,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		says("waits", "scheduled", "policy api, held up by window window; no server serves its queue\n",
 			"place 1 of 1 of its tenant", "window window (tenant=acme): 1 of 1 requests used")
 		if e := explain("default", "waits"); e.Line == nil ||
-			sitetest.Off(e.Line.StartsAt, time.Now().Add(time.Hour)) || e.Line.DeniedBy != "window" ||
+			sitetest.Off(e.Line.Expected, time.Now().Add(time.Hour)) || e.Line.Binds != "window" ||
 			e.Servers != 0 {
 			t.Errorf("%+v", e)
 		}

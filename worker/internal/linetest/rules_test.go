@@ -196,7 +196,7 @@ func TestABatchHasAResultForEachTask(t *testing.T) {
 				continue
 			}
 			if got.Err != nil || got.Info.State != want.state ||
-				sitetest.Off(got.Start.Least, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
+				sitetest.Off(got.Start.At, time.Now().Add(want.in)) || got.Info.MaxRetry != 3 {
 				t.Errorf("task %d: %+v, %v", i, got.Info, got.Err)
 			}
 		}

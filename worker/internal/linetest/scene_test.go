@@ -140,7 +140,7 @@ func (d *diary) watch(_ *asynq.Config, c *worker.Config) {
 		e := d.of(string(task.Payload()))
 		if e.decisions++; !decision.Granted {
 			now := time.Now()
-			e.least, e.most = now.Add(decision.RetryIn), now.Add(max(decision.RetryIn, decision.RetryInMost))
+			e.least, e.most = now.Add(decision.RetryIn), now.Add(max(decision.RetryIn, decision.Latest))
 		}
 	}
 }
@@ -163,7 +163,7 @@ func (d *diary) plan(client *worker.Client, task *asynq.Task, opts ...asynq.Opti
 	if err == nil {
 		e := d.of(payload)
 		if start.Joined { // else nothing is known, and it may start now
-			e.least, e.most = start.At, start.Most
+			e.least, e.most = start.At, start.Latest
 		}
 	}
 	return err

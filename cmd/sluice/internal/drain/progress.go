@@ -61,7 +61,7 @@ func (d *Drain) outlook(ctx context.Context, client *worker.Client) Outlook {
 	if err != nil || !plan.Known || len(demands) == 0 {
 		return Outlook{}
 	}
-	return Outlook{At: plan.Last, AtLeast: slices.ContainsFunc(d.Limiter.Policies(), func(p throttle.Policy) bool {
+	return Outlook{At: plan.Expected, AtLeast: slices.ContainsFunc(d.Limiter.Policies(), func(p throttle.Policy) bool {
 		return slices.ContainsFunc(p.Windows, func(w throttle.Window) bool { return w.Algorithm.Leases() })
 	})}
 }

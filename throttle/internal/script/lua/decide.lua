@@ -54,7 +54,7 @@
 --        the values of every window follow
 --   plain         status at                                        a plain grant, or done
 --   plain window  used resets
---   full          status+16 at time most least behind nudge pause  anything else
+--   full          status+16 at time latest binds behind nudge pause  anything else
 --   full window   used fits resets
 --   corrected     before                                           settle and cancel, after the form
 --   error         9 text
@@ -72,8 +72,8 @@
 --             any verb                   not done: a late copy of a call whose caller gave up
 --           10 the key was granted to another request
 --   at      when it was decided, or granted before (us, as all times)
---   time    the expected start; most, least: its upper and its lower bound, by the windows. It is
---           above most where slots hold a ticket up
+--   time    the expected start; latest: its upper bound, 0 if none is known
+--   binds   the number of the window that holds it up for longest, 0 if none does, -1: handler slots
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
 --   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW CHANGED FREE": what the upstream
@@ -90,7 +90,6 @@
 
 local call = windows.read_policy()
 local KEPT = 60000 -- ms for which a repeated call is recognised
-local SOON = 100000 -- us after which tickets that wait for slots may have gone
 
 local nscopes, nwindows, argv, first, P = #call.scopes, #call.windows, ARGV, 7, call.P
 local seq = argv[3] + 0
@@ -118,18 +117,9 @@ local late = last > seq                       -- a copy of a call whose caller h
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
--- least_with_leases tells when costs fit at the earliest: slots may be given back at any time.
-local function least_with_leases(fits, now)
-  local least = now
-  for i = 1, nwindows do
-    if not call.windows[i].algorithm.release then least = max(least, fits[i]) end
-  end
-  return least
-end
-
 -- A verb takes the request, its scopes and their time, a place for when each window fits, and the
 -- status that an earlier attempt of the same call got. It returns status, at, and unless it is a
--- plain grant or done: time, most, nudge and least. Most calls need only these two verbs.
+-- plain grant or done: time, latest, binds and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, before)
     if r.at > 0 and before ~= 1 then requests.replace(call, r, list, now) end
@@ -151,32 +141,22 @@ local verbs = {
     if r.ticket then
       call.dirty = true
       requests.read_place(r)
-      local status, low, high, nudge, least = requests.line(call).join(r, list, now)
-      least = least or low
-      if not call.leases then least = max(time, least) end
-      return status, call.now, max(time, low), max(time, high), nudge, least
+      local status, low, high, binds, nudge = requests.line(call).join(r, list, now)
+      return status, call.now, max(time, low), high > 0 and max(time, high) or 0, binds, nudge
     end
-    local most, least = time, call.leases and least_with_leases(fits, now) or nil
-    if line then
-      least = least or time
-      local low, high = line.expect(r, list, now, fits)
-      time, most = max(time, low), max(time, high)
-      -- Everything fits, and others wait for slots.
-      if time <= now then time, most = now + SOON, max(most, now + SOON) end
-    end
-    return 0, call.now, time, most, 0, least
+    return requests.denied(call, r, list, now, fits, time)
   end,
 
   join = function(r, list, now, fits, before)
     local line = requests.line(call)
     requests.read_place(r)
     if before == 3 and not line.waits(r.ticket) then -- it was taken since
-      return 3, call.now, now, now, 0
+      return 3, call.now, now, now
     end
     call.dirty = true
-    local status, low, high, nudge, least = line.join(r, list, now)
+    local status, low, high, binds, nudge = line.join(r, list, now)
     if before == 3 then status, nudge = 3, 1 end -- a nudge too many does no harm
-    return status, call.now, low, high, nudge, least
+    return status, call.now, low, high, binds, nudge
   end,
 }
 
@@ -256,7 +236,7 @@ for at = first, #argv, stride do
     local before = record and byte(record, 8 * count)
     if before then r.done_at = unpack7(record, 8 * count + 1) end
     local fits = op == 'reserve' and plain_fits or {}
-    local status, decided, time, most, nudge, least = verb(r, list, now, fits, before)
+    local status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
 
     if before == 1 then
       done[count] = sub(record, 8 * count, 8 * count + 7)
@@ -270,8 +250,8 @@ for at = first, #argv, stride do
     local full = time or now > call.now
     if full then
       time = time or decided
-      out[m + 1], out[m + 2], out[m + 3], out[m + 4] = status + 16, decided, time, most or time
-      out[m + 5], out[m + 6], out[m + 7], out[m + 8] = least or time, now - call.now, nudge or 0, ''
+      out[m + 1], out[m + 2], out[m + 3], out[m + 4] = status + 16, decided, time, latest or time
+      out[m + 5], out[m + 6], out[m + 7], out[m + 8] = binds or 0, now - call.now, nudge or 0, ''
       m = m + 8
       for s = 1, nscopes do
         if list[s].upstream then out[m] = upstream().said(list, now) end

@@ -6,8 +6,6 @@
 --   pause, resume, remaining    what the upstream said
 
 local function later_verbs(call, verbs)
-  local SOON = 100000 -- us after which tickets that wait for slots may have gone
-
   function verbs.exempt(r, list, now, fits, before)
     local status, at = requests.granted_before(call, r, before)
     if status then return status, at end
@@ -21,23 +19,15 @@ local function later_verbs(call, verbs)
     local status, at = verbs.exempt(r, list, now, fits, before)
     if status ~= 1 then return status, at end
     if time <= now then return status, at end
-    return status, at, time, time, 0
+    return status, at, time, time
   end
 
   function verbs.peek(r, list, now, fits)
     local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
-    local most = time
-    if line then
-      requests.read_place(r)
-      if line.somebody_waits(r, r.ticket) then
-        local low, high = line.expect(r, list, now, fits)
-        time, most = max(time, low), max(most, high)
-        if time <= now then time, most = now + SOON, max(most, now + SOON) end
-      end
-    end
-    if time > now then return 0, call.now, time, most, 0 end
+    requests.read_place(r)
+    if time > now or line and line.somebody_waits(r, r.ticket) then return requests.denied(call, r, list, now, fits, time) end
     for s = 1, #list do -- the answer also has what the upstream said
-      if list[s].upstream then return 1, now, now, now, 0 end
+      if list[s].upstream then return 1, now, now end
     end
     return 1, now
   end
@@ -57,11 +47,11 @@ local function later_verbs(call, verbs)
 
   function verbs.expect(r, list, now, fits)
     requests.read_place(r)
-    local low, high, least
-    if call.line and r.flow then low, high, least = call.line.stands(r, list, now, fits) end
-    if low then return 6, call.now, low, high, 0, least end
+    local low, high, binds
+    if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
+    if low then return 6, call.now, low, high, binds end
     local time = windows.fits_at(call, list, r.costs, now, fits)
-    return 8, call.now, time, time, 0
+    return 8, call.now, time, time
   end
 
   -- upstream_verb says something of the scopes that the request's word begins with. The status is 8
@@ -81,7 +71,7 @@ local function later_verbs(call, verbs)
       end
       call.dirty = true
       requests.look_again(call, r)
-      return status, now, now, now, 0
+      return status, now, now
     end
   end
 

@@ -267,6 +267,7 @@ local function new_bounds(L, waiting_units)
     if call.batches then classes = classes or new_classes(L, {}) end
     if flow.rest and not call.only_tenants then L.flow_of(flow.id) end -- its tenant counts
     local least_time, most_time, by_window, times, others = at, at, costs.windows, 0, false
+    local binds = 0
     local batch = call.batches and byte(flow.queue, -1) == 33
     local alike, exact = true, true -- in each window all that wait cost the same; and all slide
     n = 0
@@ -311,7 +312,7 @@ local function new_bounds(L, waiting_units)
           high = low
         end
         if fits then fits[i] = low > at and low or 0 end
-        if low > least_time then least_time = low end
+        if low > least_time then least_time, binds = low, i end
         if high > most_time then most_time = high end
       end
     end
@@ -329,6 +330,6 @@ local function new_bounds(L, waiting_units)
     if latest then most_time = max(least_time, latest) end
     local low = min(least_time, MOST)
     local least = low > at and least_start(flow, at, by_window, behind, low) or low
-    return low, min(most_time, MOST), least
+    return low, min(most_time, MOST), least, binds
   end
 end

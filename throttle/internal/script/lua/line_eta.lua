@@ -1,10 +1,11 @@
 -- line_eta.lua: when a ticket is expected to start.
 --
 -- new_eta(L) -> E, a table of
---   expected(flow, list, at, costs, behind, all_first, fits) -> low, most, least
+--   expected(flow, list, at, costs, behind, all_first, fits) -> low, most, least, binds
 --                    when a ticket of these costs fits behind all others of its flow, or behind
 --                    `behind` of them: the expected start, its upper bound, and the earliest start
---                    whatever becomes of other flows; list: the flow's scopes, at: their time. With
+--                    whatever becomes of other flows, and the number of the window that holds it up
+--                    for longest, 0 if none does; list: the flow's scopes, at: their time. With
 --                    all_first, all tickets that wait at its scopes go first. `fits`, if given, gets
 --                    by window when the costs fit there, 0 for at once
 --
@@ -103,7 +104,7 @@ local function new_eta(L)
     local batch = call.batches and byte(flow.queue, -1) == 33 -- it may have to keep its pace
     if not batch and room_for_all(flow, list, at, costs) then
       for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
-      return at, at, at
+      return at, at, at, 0
     end
     bounds = bounds or new_bounds(L, waiting_units)
     return bounds(flow, list, at, costs, behind, all_first, fits)

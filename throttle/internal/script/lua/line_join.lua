@@ -6,15 +6,15 @@
 --   waits(id)                         whether the ticket is in line
 --   rank(id)                          its rank, nil if it is not in line
 --   somebody_waits(r, id)             whether tickets other than `id` wait at the request's scopes
---   expect(r, list, at, fits) -> least, most
+--   expect(r, list, at, fits) -> expected, latest, binds, earliest
 --                                     when a request without a place would start
---   stands(r, list, at, fits) -> expected, most, least
+--   stands(r, list, at, fits) -> expected, latest, binds
 --                                     when its ticket is expected to start, or without one the last
 --                                     of its flow; nil if it does not wait. As join's
---   join(r, list, at) -> status, expected, most, nudge, least
+--   join(r, list, at) -> status, expected, latest, binds, nudge
 --                                     puts its ticket in line: decide.lua's status, the expected
---                                     start with its upper and its lower bound, 1 if a server
---                                     should wake; expected is above most if slots hold it up
+--                                     start, its upper bound and what binds, and 1 if a server
+--                                     should wake
 --   remove(id)                        takes a ticket out of the line; whether it was there
 --   untook(r)                         counts a ticket that was put back no more as one that had a slot
 --   take_back(r)                      undoes what a taken ticket moved of its tenant's tags
@@ -25,6 +25,8 @@
 --   finish()                          ends a call: it sweeps, and writes the line
 
 local function new_join(L)
+  local SLOTS = -1 -- of what binds
+
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local E = new_eta(L)
@@ -104,12 +106,14 @@ local function new_join(L)
     end
   end
 
-  -- with_slots returns the expected start, later than its upper bound if slots hold it up.
-  local function with_slots(r, flow, position, low, high)
+  -- with_slots returns the expected start, its upper bound and what binds: handler slots, if these
+  -- are expected after the bound of the windows.
+  local function with_slots(r, flow, position, low, high, binds)
     local q = L.queue_of(r.queue)
-    if q.since == 0 or q.claims then return low end
+    if q.since == 0 or q.claims then return low, high, binds end
     local slot = appointments.slot_at(q, now, flow, position)
-    return slot > high and slot or low
+    if slot > high then return slot, 0, SLOTS end
+    return low, high, binds
   end
 
   function J.join(r, list, at)
@@ -120,22 +124,23 @@ local function new_join(L)
         L.flush_added()
         local flow, behind = L.brief_flow(of), redis.call('ZRANK', P .. 'f:' .. of, r.ticket)
         if flow and behind then
-          local low, high, least = expected(flow, list, at, costs, behind)
-          return 6, with_slots(r, flow, behind, low, high), high, 0, least
+          local low, high, _, binds = expected(flow, list, at, costs, behind)
+          return 6, with_slots(r, flow, behind, low, high, binds)
         end
       end
       J.remove(r.ticket) -- from another flow: scopes or attributes have changed
     end
     local flow, behind = J.flow_for(r), r.front and 0 or nil
-    local low, high, least = expected(flow, list, at, costs, behind)
+    local low, high, earliest, binds = expected(flow, list, at, costs, behind)
     if r.options ~= '' then
-      if r.backlog > 0 and flow.n >= r.backlog then return 5, low, high, 0 end
-      if r.max_wait > 0 and high - at > r.max_wait then return 4, low, high, 0 end
-      if r.deadline > 0 and least - at > r.deadline then return 7, low, high, 0, least end
+      local refused = r.backlog > 0 and flow.n >= r.backlog and 5 or
+        windows.too_late(r, at, high, earliest)
+      if refused then return refused, low, high, binds, 0 end
     end
     enter(r, flow, costs, high)
     local nudge = r.rank and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
-    return 3, with_slots(r, flow, behind or flow.n - 1, low, high), high, nudge, least
+    low, high, binds = with_slots(r, flow, behind or flow.n - 1, low, high, binds)
+    return 3, low, high, binds, nudge
   end
 
   function J.finish()

@@ -90,9 +90,11 @@ local function add_leaving(L, J, E, with_slots)
 
   function J.expect(r, list, at, fits)
     local flow, costs = J.flow_for(r), windows.costs_of(call, r.costs_text)
-    local low, high = E.expected(flow, list, at, costs, nil, false, fits)
-    if low <= at then low, high = E.expected(flow, list, at, costs, nil, true, fits) end
-    return low, high
+    local low, high, earliest, binds = E.expected(flow, list, at, costs, nil, false, fits)
+    if low <= at then
+      low, high, earliest, binds = E.expected(flow, list, at, costs, nil, true, fits)
+    end
+    return low, high, binds, earliest
   end
 
   function J.stands(r, list, at, fits)
@@ -104,8 +106,8 @@ local function add_leaving(L, J, E, with_slots)
     if not behind then return nil end
     local of, text = L.ticket(id)
     if of ~= flow.id then return nil end
-    local low, high, least = E.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
-    return with_slots(r, flow, behind, low, high), high, least
+    local low, high, _, binds = E.expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
+    return with_slots(r, flow, behind, low, high, binds)
   end
 
   -- first_left has the nodes looked at that a flow's first ticket may have held up.

@@ -15,6 +15,8 @@
 -- requests is a table of
 --   read(call, argv, at, own, options, extra) -> r
 --   read_place(r)                              reads what only a line needs
+--   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
+--                                              the answer to a denied request without a place in line
 --   line(call) -> J                            the verbs of line_join.lua, set up once
 --   lease_id(call, r) -> bytes                 nil if no window holds what is granted
 --   granted_before(call, r, before) -> status, at   1 if this call has granted it, 2 if its key
@@ -32,6 +34,7 @@ do
 local plain -- see read
 
 local KEPT = 60000 -- ms for which a repeated request is recognised
+local SOON = 100000 -- us after which tickets that wait for slots may have gone
 
 requests = {
   -- One table serves for all requests that nothing keeps: plain ones, without a line.
@@ -74,6 +77,24 @@ requests = {
       r.deadline = deadline + 0
       if r.op == 'put_back' then r.rank = rank end
     end
+  end,
+
+  denied = function(call, r, list, now, fits, time)
+    local latest, binds, earliest, longest = time, 0, now, now
+    for i = 1, #call.windows do
+      if fits[i] > longest then longest, binds = fits[i], i end
+      -- Slots may be given back at any time.
+      if not call.windows[i].algorithm.release then earliest = max(earliest, fits[i]) end
+    end
+    requests.read_place(r)
+    if call.line then
+      local low, high, by = call.line.expect(r, list, now, fits)
+      if low > time then time, binds = low, by end
+      latest = max(latest, high)
+      -- Everything fits, and others wait for slots.
+      if time <= now then time, latest = now + SOON, max(latest, now + SOON) end
+    end
+    return windows.too_late(r, now, latest, earliest) or 0, call.now, time, latest, binds
   end,
 
   line = function(call)

@@ -145,7 +145,7 @@ local function reservation_verbs(call, verbs)
   function verbs.cancel(r, list, now, fits, before)
     if before == 1 then return 1, r.done_at end
     read_state(r)
-    if r.cancelled then return 8, now, now, now, 0 end
+    if r.cancelled then return 8, now, now end
     note_before(r)
     local costs = {}
     for i = 1, #call.windows do costs[i] = cost_of(r, i) end
@@ -162,7 +162,7 @@ local function reservation_verbs(call, verbs)
       if r.flow then call.line.take_back(r) end
     end
     requests.look_again(call, r)
-    return 1, now, now, now, 0
+    return 1, now, now
   end
 
   function verbs.release(r, list, now)

@@ -228,6 +228,14 @@ windows = {
     return time
   end,
 
+  -- too_late returns the status by which a request is refused that waits until then; nil if it is not.
+  too_late = function(r, at, latest, earliest)
+    if r.options == '' then return nil end
+    if r.max_wait ~= 0 and latest - at > r.max_wait then return 4 end
+    if r.deadline ~= 0 and earliest - at > r.deadline then return 7 end
+    return nil
+  end,
+
   -- take takes the costs in all scopes, at `now`.
   take = function(call, list, costs, now, hold, id)
     local all = call.windows

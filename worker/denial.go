@@ -222,10 +222,15 @@ func (s *Server) requeue(ctx context.Context, a attempt) error {
 		Ref: a.Ref, Message: a.message.WithDenial(reason, now),
 		At: a.denied.RetryAt, DenialID: a.denialID, Mark: a.mark,
 	}
-	err := s.repeat(ctx, func(ctx context.Context, _ bool) error {
-		return s.asynq.Requeue(ctx, r)
+	due := false
+	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
+		due, err = s.asynq.Requeue(ctx, r)
+		return err
 	})
 	switch {
+	case err == nil && due: // its ticket was taken, and given up
+		s.dispatch.WakeAt(a.Queue, now)
+		return nil
 	case err == nil:
 		if !a.denied.Decision.Queued { // it comes back at that time, and by nothing else
 			s.dispatch.WakeAt(a.Queue, r.At)

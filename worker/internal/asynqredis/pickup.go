@@ -26,10 +26,14 @@ type Pick struct {
 // Pick makes waiting tasks of one queue active. The call is identified by its key: repeat it with
 // the same tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []Waiting) ([]Pick, error) {
-	args := make([]any, 0, 3+2*len(tasks))
+	args := make([]any, 0, 3+3*len(tasks))
 	args = append(args, prefix(queue)+"t:", time.Now().Add(LeaseFor).Unix(), call)
 	for _, task := range tasks {
-		args = append(args, task.ID, task.JoinKey)
+		left := ""
+		if task.Left {
+			left = "left"
+		}
+		args = append(args, task.ID, task.JoinKey, left)
 	}
 	all := keys(queue, "scheduled", "active", "lease", "paused")
 	reply, err := c.run(ctx, "pick", queue, all, args...).Slice()
@@ -102,14 +106,16 @@ type Requeued struct {
 	Mark     string    // of its join, "" if it waits in no line
 }
 
-// Requeue puts a denied task back to wait. Its error may be IsNotFound.
-func (c *Client) Requeue(ctx context.Context, r Requeued) error {
+// Requeue puts a denied task back to wait. It reports whether the task is due now, to join its line
+// once more. Its error may be IsNotFound.
+func (c *Client) Requeue(ctx context.Context, r Requeued) (due bool, err error) {
 	all := keys(r.Queue, "active", "lease", "scheduled", "t:"+r.ID)
 	if lock := r.Message.UniqueKey(); lock != "" {
 		all = append(all, lock)
 	}
-	return scripts["requeue"].Run(ctx, c.redis, all,
-		r.ID, []byte(r.Message), score(r.At), until(r.At), r.DenialID, r.Mark).Err()
+	n, err := scripts["requeue"].Run(ctx, c.redis, all,
+		r.ID, []byte(r.Message), score(r.At), until(r.At), r.DenialID, r.Mark).Int()
+	return n == 2, err
 }
 
 // There reports for each task of one queue whether it exists and may still run.

@@ -19,7 +19,13 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 			Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: picks[0].Message.WithError("throttled: x", time.Now()),
 			At: at, DenialID: "n1", Mark: asynqredis.Mark(s.key("a"), time.Now(), s.Call()),
 		}
-		s.ok(s.Requeue(s.Context(), requeued))
+		requeue := func(want bool) {
+			t.Helper()
+			if due, err := s.Requeue(s.Context(), requeued); err != nil || due != want {
+				t.Errorf("due now: %v, %v", due, err)
+			}
+		}
+		requeue(false)
 		s.wantStates("a scheduled")
 		info, err := s.inspector.GetTaskInfo(queue, "a")
 		s.ok(err)
@@ -29,19 +35,65 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 		// Picked again: a requeue that is repeated leaves it to the server that has it now.
 		_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
-		s.ok(s.Requeue(s.Context(), requeued))
+		requeue(false)
 		s.wantStates("a active")
 		// One that waits in no line cannot be picked.
 		requeued.DenialID, requeued.Mark = "n2", ""
-		s.ok(s.Requeue(s.Context(), requeued))
+		requeue(false)
 		picks, err = s.Pick(s.Context(), queue, s.Call(), s.waiting("a"))
 		s.ok(err)
 		if picks[0].Found != asynqredis.Gone {
 			t.Errorf("%+v", picks[0])
 		}
 		requeued.DenialID = "n3"
-		if err := s.Requeue(s.Context(), requeued); !asynqredis.IsNotFound(err) {
+		if _, err := s.Requeue(s.Context(), requeued); !asynqredis.IsNotFound(err) {
 			t.Errorf("requeueing what is not active: %v", err)
+		}
+	})
+}
+
+// The ticket of an active task is given up. Whoever requeues the task learns it, however often: the
+// task is due at once, unless it waits for something else than its line, or was picked since.
+func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
+	each(t, func(s *site) {
+		for i, row := range []struct {
+			left  bool
+			again bool // it was picked once more since
+			mark  string
+			due   bool
+		}{
+			{true, false, "its join", true},
+			{false, false, "its join", false},
+			{true, true, "its join", false},
+			{true, false, asynqredis.FrontMark, false},
+			{true, false, "", false},
+		} {
+			id := string(rune('a' + i))
+			s.store(id)
+			call, at, name := s.Call(), time.Now().Add(time.Hour), asynqredis.Ref{Queue: queue, ID: id}
+			picks, err := s.Pick(s.Context(), queue, call, s.waiting(id))
+			s.ok(err)
+			another := s.waiting(id)
+			another[0].Left = row.left
+			_, err = s.Pick(s.Context(), queue, s.Call(), another)
+			s.ok(err)
+			mark := row.mark
+			if mark == "its join" {
+				mark = asynqredis.Mark(s.key(id), time.Now(), s.Call())
+			}
+			if row.again {
+				s.ok(s.Restore(s.Context(), queue, call, []string{id}, at))
+				_, err = s.Pick(s.Context(), queue, s.Call(), s.waiting(id))
+				s.ok(err)
+			}
+			for range 2 {
+				due, err := s.Requeue(s.Context(), asynqredis.Requeued{
+					Ref: name, Message: picks[0].Message, At: at, DenialID: id, Mark: mark})
+				info, _ := s.inspector.GetTaskInfo(queue, id)
+				if err != nil || due != row.due || time.Until(info.NextProcessAt) < time.Minute != row.due {
+					t.Errorf("%+v: due now: %v, at %v, %v", row, due, info.NextProcessAt, err)
+				}
+			}
 		}
 	})
 }
@@ -72,9 +124,10 @@ func TestARequeueNeverShortensALock(t *testing.T) {
 				s.redis.Set(ctx, "asynq:{default}:unique:x", row.holder, row.ttl)
 			}
 			message := protowire.AppendString(protowire.AppendTag(nil, 10, protowire.BytesType), "asynq:{default}:unique:x")
-			s.ok(s.Requeue(ctx, asynqredis.Requeued{
+			_, err := s.Requeue(ctx, asynqredis.Requeued{
 				Ref: asynqredis.Ref{Queue: queue, ID: "a"}, Message: message, At: time.Now().Add(2 * time.Minute), DenialID: name,
-			}))
+			})
+			s.ok(err)
 			got, holder := max(0, s.redis.TTL(ctx, "asynq:{default}:unique:x").Val()), s.redis.Get(ctx, "asynq:{default}:unique:x").Val()
 			wantHolder := row.holder
 			if row.ours && wantHolder == "" {

@@ -216,8 +216,8 @@ func tasksOf(queue string, messages []asynqredis.Message) []Task {
 }
 
 // putBack returns tickets to their ranks, with their units, and asks their line after the given
-// time. One that was taken without units has no rank in the line as it is now: forward has its task
-// join again, as soon as it comes.
+// time. One that was taken without units has no rank in the line as it is now: its task, which is at
+// rest, is due at once, and joins again.
 func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
@@ -231,7 +231,10 @@ func (d *Dispatcher) putBack(line, queue string, again time.Duration, tickets []
 			}
 		}
 		if len(without) > 0 {
-			_ = d.Asynq.Arrange(ctx, queue, without) // else forward finds it two minutes later
+			if err := d.Asynq.Arrange(ctx, queue, without); err != nil {
+				return err
+			}
+			d.WakeAt(queue, time.Now())
 		}
 		err := d.Limiter.Line(line).PutBack(ctx, tickets)
 		if err == nil {

@@ -15,7 +15,8 @@ const (
 	// about doubles.
 	stuckPause = 10 * time.Millisecond
 
-	// stuckMax is how long a ticket keeps its place while its task is active.
+	// stuckMax is how long a ticket keeps its place while its task is active. Then it leaves, and the
+	// task joins again when it comes to rest.
 	stuckMax = time.Second
 )
 
@@ -38,10 +39,17 @@ func (d *Dispatcher) picksOf(l *line, taken throttle.Taken, sent time.Time) []*f
 
 // pick returns the tasks of tickets, and handles the tickets whose tasks cannot be picked.
 func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
+	now := time.Now()
 	wanted := make([]asynqredis.Waiting, len(f.tickets))
+	d.mu.Lock()
 	for i, ticket := range f.tickets {
-		wanted[i] = asynqredis.Waiting{ID: ticket.ID, JoinKey: ticket.Key}
+		since, stuck := d.stuck[asynqredis.Ref{Queue: f.queue, ID: ticket.ID}]
+		wanted[i] = asynqredis.Waiting{
+			ID: ticket.ID, JoinKey: ticket.Key,
+			Left: !ticket.Decision.Granted || stuck && now.Sub(since) > stuckMax,
+		}
 	}
+	d.mu.Unlock()
 	picks, err := d.Asynq.Pick(ctx, f.queue, f.callID, wanted)
 	if err != nil {
 		return nil, err
@@ -49,7 +57,6 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 	var ready []Task
 	var back, gone []throttle.TakenTicket
 	var again time.Duration
-	now := time.Now()
 	for i, pick := range picks {
 		ticket := f.tickets[i]
 		ref := asynqredis.Ref{Queue: f.queue, ID: ticket.ID}
@@ -63,10 +70,10 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 			}
 			ready = append(ready, Task{ref, pick.Message, grant})
 		case asynqredis.Active:
-			if pause, ok := d.stuckFor(ref, now); ok {
-				back, again = append(back, ticket), max(again, pause)
-			} else {
+			if wanted[i].Left {
 				gone = append(gone, ticket)
+			} else {
+				back, again = append(back, ticket), max(again, stuckPause, d.stuckFor(ref, now))
 			}
 		case asynqredis.Paused:
 			d.notePaused(f.queue)
@@ -80,9 +87,9 @@ func (d *Dispatcher) pick(ctx context.Context, f *fetch) ([]Task, error) {
 	return ready, nil
 }
 
-// stuckFor returns when to ask again for a ticket whose task is active. It may be about to come to
-// rest. It is not ok if the task has been active for too long: the ticket is dropped then.
-func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) (pause time.Duration, ok bool) {
+// stuckFor returns for how long a task has been active whose ticket was taken. It may be about to come
+// to rest.
+func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	maps.DeleteFunc(d.stuck, func(_ asynqredis.Ref, since time.Time) bool {
@@ -93,9 +100,5 @@ func (d *Dispatcher) stuckFor(ref asynqredis.Ref, now time.Time) (pause time.Dur
 		since = now
 		d.stuck[ref] = now
 	}
-	if now.Sub(since) > stuckMax {
-		delete(d.stuck, ref)
-		return 0, false
-	}
-	return max(stuckPause, now.Sub(since)), true
+	return now.Sub(since)
 }

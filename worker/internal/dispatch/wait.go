@@ -217,9 +217,12 @@ type wakeUp struct {
 	second int64
 }
 
-// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due.
+// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due: in the
+// past, at once.
 func (d *Dispatcher) WakeAt(queue string, at time.Time) {
-	at = asynqredis.WholeSecond(at)
+	if at.After(time.Now()) {
+		at = asynqredis.WholeSecond(at)
+	}
 	w := wakeUp{queue, at.Unix()}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -3,16 +3,17 @@
 --
 -- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call
---       then two per task: ID, join key
+--       then three per task: ID, join key, "left" if its ticket does not go back if the task is active
 -- reply per task its message, or why it is not picked: 1 active, 2 pending, 3 the queue is paused,
 --       4 anything else: it is gone, has ended, failed, or waits for something else
 --
--- A call that is repeated, because its reply was lost, answers also by what it has picked before.
+-- A call that is repeated, because its reply was lost, answers also by what it has picked before. An
+-- active task whose ticket has left is told so: when it comes to rest it joins again (requeue.lua).
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1
 local reply, picked, leases = {}, {}, {}
-for i = 4, #ARGV, 2 do
+for i = 4, #ARGV, 3 do
   local id = ARGV[i]
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
@@ -36,6 +37,8 @@ for i = 4, #ARGV, 2 do
       answer = found[4]
       leases[#leases + 1] = ARGV[2]
       leases[#leases + 1] = id
+    elseif ARGV[i + 2] ~= '' then
+      redis.call('HSET', key, 'sluice_left', found[3] or '')
     end
   elseif state == 'pending' then
     answer = 2

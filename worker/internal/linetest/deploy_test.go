@@ -1,0 +1,93 @@
+package linetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker"
+	"github.com/sluice-go/sluice/worker/internal/sitetest"
+)
+
+// In a rolling deploy, two servers of the old version and two of the new one serve tasks of old and
+// new clients together. All tasks run at the pace of the limits, whatever their policy was when they
+// joined.
+func TestARollingDeployKeepsTasksInLine(t *testing.T) {
+	own := throttle.Window{Name: "own", Limit: 20, Period: time.Second}
+	user := throttle.Window{Name: "user", Limit: 5, Period: time.Second, Scope: throttle.Per("tenant", "user")}
+	site := throttle.Window{Name: "site", Limit: 10, Period: time.Second, Scope: throttle.Per("site")}
+	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Scope: throttle.ScopeShared}
+	api := func(windows ...throttle.Window) throttle.Policy {
+		return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
+	}
+	observed := api(own)
+	observed.Mode = throttle.ModeObserve
+	for name, row := range map[string]struct{ before, after throttle.Policy }{
+		"a user's window comes":        {api(own), api(own, user)},
+		"a user's window goes":         {api(own, user), api(own)},
+		"a user's window for a site's": {api(own, user), api(own, site)},
+		"a tenant's window comes":      {api(all), api(own, all)},
+		"a shared window comes":        {api(own), api(own, all)},
+		"enforced after observed":      {observed, api(own)},
+		"observed after enforced":      {api(own), observed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := sitetest.NewInBubble(t, row.before)
+				s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+					if hooktest.IsScript(cmd) { // else no call is under way beside another
+						time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+					}
+					return next(ctx, cmd)
+				}))
+				l := sitetest.NewLedger()
+				limiter := func(p throttle.Policy) *throttle.Limiter {
+					made, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return made
+				}
+				for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
+					own := limiter(p)
+					s.Serve(s.Ok, l.Watch, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) { c.Limiter = own })
+				}
+				clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
+				const n = 240
+				begin := time.Now()
+				for i := range n {
+					task := worker.NewTask(worker.Identity{
+						Tenant:     fmt.Sprint("t", i%2),
+						Attributes: map[string]string{"user": fmt.Sprint(i % 8), "site": fmt.Sprint(i % 3)},
+					}, "x", nil)
+					var err error
+					if id := asynq.TaskID(fmt.Sprint(i)); i%3 == 0 {
+						_, err = s.Plain.Enqueue(task, id)
+					} else {
+						_, err = clients[i%2].Enqueue(task, id)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				s.SleepUntil(l, n, 5*time.Minute)
+				mean, most := l.WakesPerTask()
+				took := time.Since(begin)
+				t.Logf("%v, %.2f wakes a task, at most %d", took, mean, most)
+				if took > 30*time.Second {
+					t.Errorf("all have run after %v", took)
+				}
+				s.WantNobodyInLine()
+			})
+		})
+	}
+}

@@ -122,6 +122,7 @@ func newServer(client redis.UniversalClient, c asynq.Config, throttled Config) (
 	}
 	s.shutdownGrace, s.endGrace = context.WithCancel(context.Background())
 	s.dispatch = dispatch.New(s.dispatching(c))
+	s.asynq.Slots = s.dispatch.Concurrency
 	s.attempts = &attempts{byTask: map[asynqredis.Ref]*attempt{}, free: s.dispatch.Ended, swept: time.Now()}
 	client.AddHook(&hook{server: s})
 	s.server = asynq.NewServerFromRedisClient(client, s.asynqConfig(c))

@@ -14,6 +14,7 @@ const (
 	Done     = "done"
 	Complete = "complete"
 	Requeue  = "requeue"
+	Recover  = "recover" // it lists what has expired
 
 	ForwardScheduled = "forward scheduled"
 	ForwardRetry     = "forward retry"
@@ -33,6 +34,7 @@ var shapes = []struct {
 	verb string
 	keys []string
 }{
+	{Recover, []string{"lease"}},
 	{Dequeue, []string{"pending", "paused", "active", "lease"}},
 	{Done, []string{"active", "lease", "t:"}},
 	{ForwardScheduled, []string{"scheduled", "pending"}},
@@ -64,7 +66,7 @@ func scriptCall(args []any) (keys, rest []any, ok bool) {
 		return nil, nil, false
 	}
 	n, _ := args[2].(int)
-	if n < 2 || len(args) <= 3+n {
+	if n < 1 || len(args) <= 3+n {
 		return nil, nil, false
 	}
 	return args[3 : 3+n], args[3+n:], true
@@ -129,7 +131,7 @@ var enqueues = []struct {
 func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
 	keys, rest, ok := scriptCall(args)
 	unique := len(keys) == 3
-	if !ok || len(keys) > 3 || len(rest) != len(keys)+1 {
+	if !ok || len(keys) < 2 || len(keys) > 3 || len(rest) != len(keys)+1 {
 		return EnqueueCall{}, false
 	}
 	if unique {

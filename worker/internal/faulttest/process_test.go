@@ -39,7 +39,11 @@ func init() {
 	if addr := os.Getenv(workerEnv); addr != "" {
 		logging.Disable()
 		work := work
-		if os.Getenv(callsEnv) != "" {
+		switch os.Getenv(callsEnv) {
+		case "":
+		case quick:
+			work = workQuickly
+		default:
 			work = workAtOnce
 		}
 		if err := work(addr, os.Getenv(diesEnv)); err != nil {
@@ -260,6 +264,70 @@ func TestWorkerIsTerminated(t *testing.T) {
 			t.Errorf("ran %q", got)
 		}
 		s.WantCounters(sitetest.Counters{Processed: 6})
+	})
+}
+
+// quick is the callsEnv of a worker process whose handlers note the start of a task, and end.
+const quick = "quick"
+
+func workQuickly(addr, _ string) error {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer client.Close()
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100_000, time.Hour)}})
+	if err != nil {
+		return err
+	}
+	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: addr}, asynq.Config{
+		Concurrency: 2, LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond,
+	}, worker.Config{Limiter: limiter})
+	if err != nil {
+		return err
+	}
+	return server.Run(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		return client.SAdd(ctx, "started", id).Err()
+	}))
+}
+
+// Workers are killed whose tasks are quick, so that they pick more of them than they have slots. The
+// tasks that did not start lose no retry: of those that wait for a slot, none is archived.
+func TestTasksOfKilledWorkersThatNeverStarted(t *testing.T) {
+	const slots, tasks = 2, 400
+	sitetest.Each(t, []throttle.Policy{sitetest.Policy(100_000, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
+		for name, enqueue := range map[string]func(from, n int, opts ...asynq.Option){
+			"in line": func(from, n int, opts ...asynq.Option) { s.JoinMany(s.Client(s.Limiter), "acme", from, n, opts...) },
+			"pending": func(from, n int, opts ...asynq.Option) { s.EnqueueMany("acme", from, n, opts...) },
+		} {
+			s.Redis.FlushAll(t.Context())
+			enqueue(0, tasks, asynq.MaxRetry(0))
+			cmd, ended, _ := process(s, "", callsEnv+"="+quick)
+			s.Wait("some have run", func() bool { return s.Redis.SCard(t.Context(), "started").Val() > 50 })
+			cmd.Process.Kill()
+			waitEnd(s, ended)
+			active := s.Redis.LLen(t.Context(), "asynq:{default}:active").Val()
+			lapse(s)
+			cmd, ended, _ = process(s, "", callsEnv+"="+quick)
+			s.Wait("nothing waits", func() bool {
+				q, err := s.Inspector.GetQueueInfo("default")
+				return err == nil && q.Active+q.Pending+q.Scheduled == 0
+			})
+			cmd.Process.Kill()
+			waitEnd(s, ended)
+			archived, err := s.Inspector.ListArchivedTasks("default")
+			if err != nil {
+				t.Fatal(err)
+			}
+			never := 0
+			for _, task := range archived {
+				if !s.Redis.SIsMember(t.Context(), "started", task.ID).Val() {
+					never++
+				}
+			}
+			t.Logf("%s: %d were active, %d archived, %d of them had not started", name, active, len(archived), never)
+			if len(archived) > slots {
+				t.Errorf("%s: %d tasks are archived: the worker had %d slots", name, len(archived), slots)
+			}
+		}
 	})
 }
 

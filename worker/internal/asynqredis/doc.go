@@ -102,27 +102,33 @@ func (c *Client) Call() string {
 	return c.process + "/" + strconv.Itoa(c.Slots) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// identityKept is how long an identity is cached. It ends when that Redis is emptied.
-const identityKept = time.Minute
+// identityKept is how long an identity is cached. It ends when that Redis is emptied. A server, which
+// asks all the time, learns that by a nudge in vain.
+const (
+	identityKept       = time.Second
+	identityKeptServer = time.Minute
+)
 
-// identityTTL is how long an identity outlives its last use: longer than any line.
+// identityTTL is how long an identity lasts: longer than any line. A process that knows it renews it.
 const identityTTL = 3 * 366 * 24 * time.Hour
 
 // Identity returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Identity(ctx context.Context) (string, error) {
 	c.asking <- struct{}{}
 	defer func() { <-c.asking }()
-	if c.identity != "" && time.Since(c.asserted) < identityKept {
+	kept := identityKept
+	if c.Slots > 0 {
+		kept = identityKeptServer
+	}
+	if c.identity != "" && time.Since(c.asserted) < kept {
 		return c.identity, nil
 	}
 	const key = "sluice:asynq"
-	identity := ""
-	err := c.redis.SetNX(ctx, key, cmp.Or(c.identity, c.process[:8]), identityTTL).Err()
-	if err == nil {
-		err = c.redis.Expire(ctx, key, identityTTL).Err()
-	}
-	if err == nil {
-		identity, err = c.redis.Get(ctx, key).Result()
+	identity, err := c.redis.Get(ctx, key).Result()
+	if errors.Is(err, redis.Nil) {
+		if err = c.redis.SetNX(ctx, key, cmp.Or(c.identity, c.process[:8]), identityTTL).Err(); err == nil {
+			identity, err = c.redis.Get(ctx, key).Result()
+		}
 	}
 	switch {
 	case err == nil:
@@ -131,6 +137,16 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
 	}
 	return c.identity, nil
+}
+
+// Changed asks for the identity again, and reports whether it is another one.
+func (c *Client) Changed(ctx context.Context) bool {
+	c.asking <- struct{}{}
+	before := c.identity
+	c.asserted = time.Time{}
+	<-c.asking
+	now, err := c.Identity(ctx)
+	return err == nil && now != before
 }
 
 // prefix returns the common prefix of a queue's keys.

@@ -177,6 +177,9 @@ func (d *Dispatcher) take(ctx context.Context, l *line, queues map[string]int, n
 	d.full = len(taken.Tickets) >= n
 	d.mu.Unlock()
 	if len(taken.Tickets) == 0 {
+		if nudged != "" && d.Asynq.Changed(ctx) {
+			d.Expect(l.name, nudged, 0)
+		}
 		return false, nil
 	}
 	if nudged != "" && len(taken.Tickets) >= n {

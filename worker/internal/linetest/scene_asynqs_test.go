@@ -2,6 +2,7 @@ package linetest
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"testing/synctest"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
+	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
@@ -94,4 +96,40 @@ func TestTwoAsynqsShareALimiter(t *testing.T) {
 			t.Errorf("%d were granted above the limit", over)
 		}
 	})
+}
+
+// asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whether a
+// new client or an old one enqueues first.
+func TestAnAsynqThatComesBackEmpty(t *testing.T) {
+	for _, first := range []string{"the new client", "the old client"} {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)
+				s.Limiter = limits.AnotherLimiter(limits.Redis)
+				l := sitetest.NewLedger()
+				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				s.Serve(s.Ok, l.Watch, sitetest.Calm)
+				old := s.Client(s.Limiter)
+				s.JoinMany(old, "acme", 0, 10)
+				s.SleepUntil(l, 10, time.Second)
+				if err := s.Redis.FlushAll(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second)
+				clients := []*worker.Client{s.Client(s.Limiter), old}
+				if first == "the old client" {
+					clients[0], clients[1] = clients[1], clients[0]
+				}
+				for i, client := range clients {
+					begin := time.Now()
+					s.JoinMany(client, fmt.Sprint("tenant", i), 0, 10)
+					s.SleepUntil(l, 20+10*i, 10*time.Minute)
+					if late := time.Since(begin) - time.Second; late > 3*time.Second {
+						t.Errorf("the tasks of client %d ran after %v", i, late)
+					}
+				}
+			})
+		})
+	}
 }

@@ -186,7 +186,7 @@ func TestHeadersOfScripts(t *testing.T) {
 
 	arguments := all(header(take), `(?m)^--   (\d) \w+ `)
 	took := spied.calls[len(spied.calls)-1]
-	if len(arguments) != 3 || len(took) != 4+head+len(arguments)+2 {
+	if len(arguments) != 4 || len(took) != 4+head+len(arguments)+2 {
 		t.Errorf("take.lua: the header lists %q, Go sends %d values", arguments, len(took))
 	}
 	text := strings.Fields(one(t, header(take), `(?m)^--   text   "([a-z ]*)"`))

@@ -245,19 +245,19 @@ func Release(t TB, d throttle.Decision) {
 	}
 }
 
-// Queues returns queues for throttle.TakeOptions, the most important first.
+// Queues returns queues of equal priorities, for throttle.TakeOptions.
 func Queues(names ...string) map[string]int {
 	queues := map[string]int{}
-	for i, name := range names {
-		queues[name] = len(names) - i
+	for _, name := range names {
+		queues[name] = 1
 	}
 	return queues
 }
 
-// Take takes tickets from the line of policy "p", strictly in the order of the queues.
+// Take takes tickets from the line of policy "p", of queues of equal priorities.
 func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 	t.Helper()
-	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Strict: true, Max: max})
+	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Max: max})
 	if err != nil {
 		t.Fatal(err)
 	}

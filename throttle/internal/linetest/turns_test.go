@@ -3,6 +3,7 @@ package linetest
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,7 +11,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A rota is servers that ask for their own queues at their appointments, by a handed clock.
@@ -185,27 +185,73 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 	})
 }
 
-// A server leaves room to a queue of another server. If it asks for both, nobody else is to take it.
-func TestRoomLeftToAQueueIsTakenByAServerOfBoth(t *testing.T) {
-	t.Parallel()
-	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		sc := newScene(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: s}))
-		r := newRota(sc)
-		two, both := sc.server(), sc.server()
-		sc.cost = 3
-		r.backlog("two", "a", 2)
-		if n := len(limitertest.Take(t, two, throttle.MaxTake, "two").Tickets); n != 1 {
-			t.Fatalf("the first server took %d, want 1", n)
+// A small ticket does not pass a larger one of the same server that goes first and has no room: both
+// queues get as much of a tenant's window, and of a shared one.
+func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		for name, w := range map[string]throttle.Window{"own": {Name: "own", Limit: 4, Period: s}, "shared": limitertest.SharedWindow(4, s)} {
+			sc := newScene(t, client, limitertest.Policy(w))
+			r := newRota(sc, []string{"one", "two"})
+			r.backlog("one", "a", 100)
+			sc.cost = 3
+			r.backlog("two", "a", 30)
+			got := r.run(20 * s)[0]
+			if units := got["two"] * 3; units < got["one"]-6 || units > got["one"]+6 { // two large tickets
+				t.Errorf("%s: of 80 units the queues got %d and %d, want the same", name, got["one"], units)
+			}
+			limitertest.Agrees(t, client)
 		}
-		sc.at(s)
-		sc.cost = 2
-		r.backlog("one", "a", 2)
-		if n := len(limitertest.Take(t, sc.l, throttle.MaxTake, "one").Tickets); n != 1 {
-			t.Fatalf("a server of one queue took %d, want 1: the other is about to ask", n)
-		}
-		if n := len(limitertest.Take(t, both, throttle.MaxTake, "two", "one").Tickets); n != 1 {
-			t.Errorf("a server of both queues took %d, want the one that fits", n)
-		}
-		limitertest.Agrees(t, client)
 	})
+}
+
+// While three queues of a server wait, each gets its part of every window by its priority.
+func TestPrioritiesHoldInEveryWindow(t *testing.T) {
+	limitertest.OnRedis(t, func(t *testing.T, client *redis.Client) {
+		for _, c := range []struct {
+			scope   throttle.Scope
+			tenants int
+		}{{throttle.ScopeShared, 1}, {throttle.ScopeShared, 10}, {throttle.Scope{}, 1}} {
+			sc := newScene(t, client, limitertest.Policy(
+				throttle.Window{Name: "burst", Limit: 20, Period: 3 * s, Scope: c.scope},
+				throttle.Window{Name: "minute", Limit: 20, Period: m, Scope: c.scope}))
+			queues := map[string]int{"critical": 6, "default": 3, "low": 1}
+			r := newRota(sc)
+			for queue := range queues {
+				for i := range c.tenants {
+					r.backlog(queue, string(rune('a'+i)), 200/c.tenants)
+				}
+			}
+			for window, got := range windowsOf(sc, queues, 12) {
+				t.Logf("%2d  %-14s %-8s %s", window+1, strings.Repeat("c", got["critical"]), strings.Repeat("d", got["default"]), strings.Repeat("l", got["low"]))
+				for queue, priority := range queues {
+					if n := got[queue]; n < 2*priority-1 || n > 2*priority+1 {
+						t.Errorf("%d tenants, window %d: %v, want 12, 6 and 2, each within one", c.tenants, window, got)
+					}
+				}
+			}
+			limitertest.Agrees(t, client)
+		}
+	})
+}
+
+// windowsOf takes at the times that the line names, and returns how many of each 20 tickets were of
+// which queue.
+func windowsOf(sc *scene, queues map[string]int, windows int) (got []map[string]int) {
+	sc.t.Helper()
+	taken, now := 0, time.Duration(0)
+	for taken < 20*windows {
+		reply, err := sc.at(now).l.Line("p").Take(sc.t.Context(), throttle.TakeOptions{Queues: queues, Max: 16})
+		if err != nil || reply.Next < 0 {
+			sc.t.Fatalf("%+v, %v", reply, err)
+		}
+		for _, ticket := range reply.Tickets {
+			if taken%20 == 0 {
+				got = append(got, map[string]int{})
+			}
+			taken++
+			got[len(got)-1][ticket.Queue]++
+		}
+		now += max(ms, reply.Next)
+	}
+	return got
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// pacedPeriod and paceBurst are those of internal/script/lua/line_classes.lua.
+// pacedPeriod and paceBurst are those of internal/script/lua/line_order.lua.
 const (
 	pacedPeriod = int64(time.Minute / time.Microsecond)
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
@@ -55,7 +55,10 @@ type Window struct {
 	Slots  bool          // its cost is one for each ticket
 
 	spread float64 // us a unit by which batches are paced; 0 if they are not
-	next   float64 // when the next one of a batch goes at its pace
+	next   float64 // when the next one of a batch goes at its pace, where no live one waits
+
+	live, batches int     // how many flows of each class wait for it, if it is of one tenant
+	owed          float64 // to batches there, in parts of it
 }
 
 // Window returns the window of that key, made by `build` if there is none.

@@ -28,6 +28,8 @@ type Flow struct {
 	ready  int64
 	tag    float64
 	works  []*work
+
+	yielded bool // it has just waited for its tenant's other class
 }
 
 // A work is equal tickets of one flow.
@@ -92,8 +94,9 @@ func (w *Window) cost(of *work, lump int64) int64 {
 	return of.costs[w.Place] * lump
 }
 
-// fitsAll returns when the first tickets of a flow fit windows, and which window is the last.
-func (f *Flow) fitsAll(windows []*Window, t, lump int64) (int64, *Window) {
+// fitsAll returns when the first tickets of a flow fit windows, and which window is the last. Where
+// live ones wait, no batch is paced.
+func (f *Flow) fitsAll(windows []*Window, t, lump int64, live bool) (int64, *Window) {
 	var last *Window
 	for again := true; again; {
 		again = false
@@ -103,7 +106,7 @@ func (f *Flow) fitsAll(windows []*Window, t, lump int64) (int64, *Window) {
 				continue
 			}
 			at := w.Fits(t, cost)
-			if f.Batch && w.spread > 0 {
+			if f.Batch && w.spread > 0 && w.live == 0 && !live {
 				at = max(at, int64(w.next)-paceBurst)
 			}
 			if at > t {
@@ -156,6 +159,7 @@ func (l *Line) Run(ctx context.Context) error {
 	t := max(l.Now, l.Opens)
 	for _, f := range l.flows {
 		if len(f.works) > 0 {
+			f.count(1)
 			l.wait(f, t)
 		}
 	}
@@ -173,9 +177,9 @@ func (l *Line) wait(f *Flow, t int64) {
 	if f.works[0].counted && !f.InLine {
 		t = max(t, l.From)
 	}
-	t = l.opensFor(f, t)
+	t = l.yields(f, l.opensFor(f, t))
 	var by *Window
-	if f.ready, by = f.fitsAll(f.Own, t, l.lumpOf(f)); by != nil {
+	if f.ready, by = f.fitsAll(f.Own, t, l.lumpOf(f), false); by != nil {
 		f.heldBy = by
 	}
 	heap.Push(&l.waiting, f)
@@ -229,13 +233,13 @@ func (l *Line) step(t int64) int64 {
 	}
 	lump := l.lumpOf(f)
 	// Others may have taken room of a scope that they share since it was looked at.
-	if at, by := f.fitsAll(f.Own, t, lump); at > t {
+	if at, by := f.fitsAll(f.Own, t, lump, false); at > t {
 		heap.Pop(from)
 		f.ready, f.heldBy = at, by
 		heap.Push(&l.waiting, f)
 		return t
 	}
-	if at, by := f.fitsAll(f.Shared, t, lump); at > t {
+	if at, by := f.fitsAll(f.Shared, t, lump, l.live.Len() > 0); at > t {
 		l.heldBy = by
 		if l.waiting.Len() > 0 && l.waiting.flows[0].ready < at {
 			return l.waiting.flows[0].ready
@@ -250,6 +254,7 @@ func (l *Line) step(t int64) int64 {
 func (l *Line) start(f *Flow, t, lump int64) {
 	f.take(f.Own, t, lump)
 	f.take(f.Shared, t, lump)
+	l.owe(f, lump)
 	part := f.part(lump)
 	switch {
 	case !f.Batch && l.batch.Len() > 0:
@@ -278,6 +283,49 @@ func (l *Line) start(f *Flow, t, lump int64) {
 	}
 	if len(f.works) > 0 {
 		l.wait(f, t)
+	} else {
+		f.count(-1)
+	}
+}
+
+// count counts a flow where it waits for windows of its own.
+func (f *Flow) count(n int) {
+	for _, w := range f.Own {
+		if f.Batch {
+			w.batches += n
+		} else {
+			w.live += n
+		}
+	}
+}
+
+// yields returns when to look again at a flow whose tenant's tickets of the other class go first. Live
+// ones wait once for a batch that they owe a ticket: that may have no turn among all tenants.
+func (l *Line) yields(f *Flow, t int64) int64 {
+	at := t
+	for _, w := range f.Own {
+		cost := float64(w.cost(f.works[0], 1))
+		owes := w.live > 0 && w.batches > 0 && w.owed >= (1-l.share)*cost/w.Limit
+		if f.Batch && w.live > 0 && !owes || !f.Batch && owes && !f.yielded {
+			at = max(at, t+int64(max(1, w.spread*cost)))
+		}
+	}
+	f.yielded = at > t
+	return at
+}
+
+// owe counts a start in what a tenant's live tickets owe to its batches.
+func (l *Line) owe(f *Flow, lump int64) {
+	for _, w := range f.Own {
+		part := float64(w.cost(f.works[0], lump)) / w.Limit
+		switch {
+		case w.live == 0 || w.batches == 0:
+			w.owed = 0
+		case f.Batch:
+			w.owed = max(0, w.owed-(1-l.share)*part)
+		default:
+			w.owed += l.share * part
+		}
 	}
 }
 

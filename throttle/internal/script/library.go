@@ -16,11 +16,11 @@ var files embed.FS
 var (
 	shared = []string{"scope", "upstream", "windows"}
 	line   = []string{
-		"line_appointments", "line_units", "line_fair", "line_classes", "line_places", "line_write", "line", "line_bounds",
+		"line_appointments", "line_units", "line_fair", "line_order", "line_places", "line_write", "line", "line_bounds",
 		"line_eta", "line_leave", "line_join",
 	}
 	deciding = []string{"request", "later_verbs", "reservation", "decide"}
-	taking   = []string{"line_turns", "line_lists", "line_take", "take"}
+	taking   = []string{"line_lists", "line_take", "take"}
 )
 
 // scripts are shared by all policies that count by the same algorithms and have the same constants.

@@ -64,15 +64,9 @@ func (r *Runner) called(ctx context.Context, p *Policy, script string, n int, be
 
 // take sends one take. Without queues it only acknowledges the take before.
 func (r *Runner) take(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error) {
-	var queues []any
-	if q.Claims != "" {
-		queues = append(queues, q.Claims)
-	}
-	for _, queue := range q.order() {
-		queues = append(queues, Escape(queue))
-	}
-	args := p.header(r.now(), r.process, seq, 3+len(queues))
-	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues))
+	queues := q.arguments()
+	args := p.header(r.now(), r.process, seq, 4+len(queues))
+	args = append(args, q.Max, fmt.Sprintf("%010x", rand.Uint64()>>24), len(queues), q.Strict)
 	args = append(args, queues...)
 	begun := time.Now()
 	var taken Taken

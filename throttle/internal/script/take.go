@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 )
@@ -18,19 +17,19 @@ type TakeRequest struct {
 	Max    int
 }
 
-// order returns the queues in the order in which they are served: strictly, or by a chance for each
-// according to its priority.
-func (q TakeRequest) order() []string {
-	at := map[string]float64{}
-	for queue, priority := range q.Queues {
-		at[queue] = -float64(priority)
-		if !q.Strict {
-			at[queue] = rand.ExpFloat64() / float64(max(1, priority))
-		}
+// arguments returns the queues as the script takes them: the most important first.
+func (q TakeRequest) arguments() []any {
+	if q.Claims != "" {
+		return []any{"1 " + q.Claims}
 	}
-	return slices.SortedFunc(maps.Keys(at), func(a, b string) int {
-		return cmp.Or(cmp.Compare(at[a], at[b]), strings.Compare(a, b))
+	names := slices.SortedFunc(maps.Keys(q.Queues), func(a, b string) int {
+		return cmp.Or(cmp.Compare(q.Queues[b], q.Queues[a]), strings.Compare(a, b))
 	})
+	args := make([]any, len(names))
+	for i, name := range names {
+		args[i] = fmt.Sprint(max(1, q.Queues[name]), " ", Escape(name))
+	}
+	return args
 }
 
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged:

@@ -17,6 +17,15 @@ local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 -- Doubles hold every integer up to here. Only what exempt tenants take can come near.
 local MOST = 9007199254740992
 
+-- once returns a function that returns what `make` makes, which is made when it is first asked for.
+local function once(make)
+  local made
+  return function(...)
+    made = made or make(...)
+    return made
+  end
+end
+
 -- pack7 returns a 7-byte integer, 0 <= n < 2^56.
 local function pack7(n)
   local g = n % 256

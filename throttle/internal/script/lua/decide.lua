@@ -226,12 +226,7 @@ for at = first, #argv, stride do
     m = m + 2
     done[count] = char(9) .. pack7(now)
   else
-    local verb = verbs[op]
-    if not verb then
-      later_verbs(call, verbs)
-      reservation_verbs(call, verbs)
-      verb = verbs[op]
-    end
+    local verb = verbs[op] or later_verbs(call)[op] or reservation_verbs(call)[op]
     local r = requests.read(call, argv, at, own_text, options, extra)
     local before = record and byte(record, 8 * count)
     if before then r.done_at = unpack7(record, 8 * count + 1) end

@@ -1,11 +1,13 @@
 -- later_verbs.lua: the verbs that few calls use, and that are not about a reservation.
 --
--- later_verbs(call, verbs) adds to the table of decide.lua:
+-- later_verbs(call) returns:
 --   exempt, observe, peek       reserve without a denial, also told about, and without a change
 --   leave, refresh, expect      tickets and flows of a line
 --   pause, resume, remaining    what the upstream said
 
-local function later_verbs(call, verbs)
+local later_verbs = once(function(call)
+  local verbs = {}
+
   function verbs.exempt(r, list, now, fits, before)
     local status, at = requests.granted_before(call, r, before)
     if status then return status, at end
@@ -91,4 +93,5 @@ local function later_verbs(call, verbs)
     local at = r.at > 0 and r.at or now
     upstream().remaining(scope, unit, now, at, units + 0, now + reset)
   end)
-end
+  return verbs
+end)

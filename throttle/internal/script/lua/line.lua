@@ -11,7 +11,7 @@
 --
 -- A queue has two classes of tickets. What is said of a QUEUE here is kept for each: its live ones
 -- have the queue's name, those of batches have "!" behind it. A ticket is "QUEUE/ID" in both, and
--- its VALUES begin with the "!". line_classes.lua says who goes first.
+-- its VALUES begin with the "!". line_order.lua says who goes first.
 --
 -- Keys, behind the prefix P of the policy. A SUFFIX is a scope's key behind P, a NODE is
 -- "QUEUE|SUFFIX".
@@ -37,16 +37,17 @@
 --   u          hash: "n NODE" -> "tickets V units";
 --              "line" -> "rank front limits_at hour": the last ranks given at the end and in front,
 --              when nodes were looked at with the limits of "limits", when keys were renewed;
---              "c SUFFIX" -> what concerns batches (line_classes.lua);
 --              "limits" -> the windows of the last take
---   z          hash: queue -> "asked tickets weights first last with since taken flows"
+--   z          hash: queue -> "asked tickets weights first last with since taken flows priority look"
 --                asked      when a server asked for it last
 --                weights    of its flows together; and how many flows
 --                first      the first appointment of servers that will ask, and the last one
 --                with       the least name of the queues that are asked for together; "-" if alone
 --                since      since when slots are what tickets wait for, 0 if they do not; and how many
 --                           were taken since (line_appointments.lua)
---   s:SUFFIX   string: turns between queues of different servers (line_turns.lua)
+--                priority   of asynq.Config
+--                look       how far all nodes were looked at again after limits changed, or "-"
+--   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
 -- A key has a TTL of a day, or of two periods of the longest window if that is more, and is renewed
@@ -67,8 +68,8 @@
 --                                      n, same, units, hour, weight and tag
 --   ticket(id) -> flow's id, costs, key, rank; nil if it is not in line
 --
--- Of the call, two fields are set where batches wait or join: batches, to true, and classes, the
--- table of line_classes.lua in a take.
+-- Where batches wait or join, call.batches is true. In a take of several sides, L.order is the table of
+-- line_order.lua.
 -- What line_fair.lua and line_places.lua add is set up when it is first asked for: few joins need it.
 
 local function new_line(call)
@@ -78,7 +79,7 @@ local function new_line(call)
   -- Most fields are named here, as a table that grows is copied. These are 32: one more makes the
   -- table twice as large.
   local L = {
-    call = call, hour = format('%d', now / 3600000000), ttl = DAY, turns = false,
+    call = call, hour = format('%d', now / 3600000000), ttl = DAY, order = false,
     count = call.waiting, before = call.waiting, -- tickets now, and in Redis
     fields = fields, written = written,          -- of the hashes
     nodes = nodes, flows = flows, queues = false,
@@ -89,7 +90,8 @@ local function new_line(call)
     waiting = {},                                -- sums of line_eta.lua
     read = false, read_all = false, write = false, read_line = false, queue_of = false,
     alive = false, node_of = false, new_flow = false, flow_of = false, brief_flow = false,
-    ticket = false, flush_added = false, flush_places = false, flush = false, finish = false,
+    ticket = false, flush_added = false, flush_places = false, flush_dues = false, flush = false,
+    finish = false,
   }
   for i = 1, #call.scopes do L.numbers[call.scopes[i].attributes] = i end
   local ttl = DAY
@@ -133,13 +135,13 @@ local function new_line(call)
   end
 
   -- new_queue returns the record of a queue.
-  local function new_queue(name, asked, n, weights, first, last, with, since, taken, of)
+  local function new_queue(name, asked, n, weights, first, last, with, since, taken, of, priority, look)
     local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33
     if batch then call.batches = true end
     return {
       name = name, claims = claims, asked = asked, n = n, weights = weights, first = first,
       last = last, with = with == '-' and '=' .. name or with, changed = false, since = since,
-      taken = taken,
+      taken = taken, priority = priority, look = look,
       lasts = claims and 2000000 or 60000000, -- us after which one that is not asked for is dead
       batch = batch, flows = of,
     }
@@ -157,10 +159,10 @@ local function new_line(call)
     if L.before == 0 then return end
     local all = redis.call('HGETALL', P .. 'z')
     for i = 1, #all, 2 do
-      local asked, n, weights, first, last, with, since, taken, of =
-        match(all[i + 1], '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+      local asked, n, weights, first, last, with, since, taken, of, priority, look = match(all[i + 1],
+        '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
       local q = new_queue(all[i], asked + 0, n + 0, weights + 0, first + 0, last + 0, with,
-        since + 0, taken + 0, of + 0)
+        since + 0, taken + 0, of + 0, priority + 0, look)
       L.queues[q.name] = q
       if q.claims and q.n > 0 and not L.alive(q) then L.own.dead_claims = true end
     end
@@ -169,7 +171,7 @@ local function new_line(call)
   function L.queue_of(name)
     local q = L.queues[name]
     if not q then
-      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0, 0)
+      q = new_queue(name, now, 0, 0, 0, 0, '-', 0, 0, 0, 1, '-')
       L.queues[name] = q
     end
     return q
@@ -202,11 +204,12 @@ local function new_line(call)
     local queue = match(id, '^([^|]*)')
     return {
       id = id, queue = queue, values = sub(id, #queue + 1), weight = weight, tag = 0, hour = nil,
+      batch = byte(queue, -1) == 33,
       n = 0, same = false, units = false, -- line_units.lua
       rest = nil,                         -- of its record, if that was not read to the end
       tenant = tenant, suffixes = suffixes, list = list, own_text = own_text,
       own = windows.own_parameters(call, own_text),
-      changed = false, suffix = nil, rank = nil, score = nil,
+      changed = false, suffix = nil, rank = nil, score = nil, opened = false,
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
@@ -227,6 +230,7 @@ local function new_line(call)
     flow = {
       id = id, queue = queue, values = sub(id, #queue + 1), weight = weight + 0, tag = tag + 0,
       hour = hour, n = n + 0, same = false, units = false, rest = rest, changed = false, popped = 0,
+      batch = byte(queue, -1) == 33,
     }
     line_units.parse(call, flow, units)
     flows[id] = flow

@@ -9,7 +9,7 @@ local function new_bounds(L, waiting_units)
 
   local call = L.call
   local P = call.P
-  local classes
+  local order
   local largest, numbers, closed = {}, {}, {} -- by window: of a ticket, of tickets, and for how long
   local places, scope_at, n = {}, {}, 0       -- the windows of a flow's scopes, and the scope of each
 
@@ -17,17 +17,17 @@ local function new_bounds(L, waiting_units)
   -- that has so many units before it: the most units, of how many tickets, and the most that
   -- one costs. It is 0 for a ticket of a batch.
   local function shares_of_batches(flow, scope, unit, units)
-    if byte(flow.queue, -1) == 33 then return 0, 0, 0 end
+    if flow.batch then return 0, 0, 0 end
     local sum, least, most, tickets = waiting_units(flow, scope, unit, true)
     if tickets == 0 then return 0, 0, 0 end
-    sum = min(sum, ceil(units * classes.ratio) + most)
+    sum = min(sum, ceil(units * order.ratio) + most)
     return sum, min(tickets, ceil(sum / max(1, least))), most
   end
 
   -- weights_of_others returns the weights of all others of its class that wait, in that of the flow,
   -- and what the flow has had before them of a shared node's windows, as a part of all that they hold.
   local function weights_of_others(flow, node)
-    local batch = call.batches and byte(flow.queue, -1) == 33 or false
+    local batch = flow.batch
     local weights = flow.n == 0 and flow.weight or 0
     for name, q in pairs(L.queues) do
       if q.batch == batch and (name == flow.queue or L.alive(q)) then weights = weights + q.weights end
@@ -39,7 +39,7 @@ local function new_bounds(L, waiting_units)
   -- flows_of_others returns how many others of its class wait.
   local function flows_of_others(flow)
     local flows, queues = flow.n > 0 and -1 or 0, L.queues
-    local batch = call.batches and byte(flow.queue, -1) == 33 or false
+    local batch = flow.batch
     local first = next(queues)
     if first == flow.queue and next(queues, first) == nil then return flows + queues[first].flows end
     for name, q in pairs(queues) do
@@ -121,7 +121,7 @@ local function new_bounds(L, waiting_units)
     local each = same and cost or 1
     local low = window.algorithm.fits_at(st, at, at, cost, sum, each)
     if scope.upstream then low = upstream().fits_at(scope, window, st, at, low, cost, sum) end
-    local high, batch = low, call.batches and byte(flow.queue, -1) == 33
+    local high, batch = low, flow.batch
     if low > at or batch then
       local in_flow = units_of(flow, window.unit)
       local before = behind and ceil(in_flow * behind / max(1, flow.n)) or in_flow
@@ -146,11 +146,11 @@ local function new_bounds(L, waiting_units)
       local live = batch and waiting_units(flow, scope, window.unit, false) or 0
       if batch then
         local from = windows.fits_window(scope, i, at, at, cost, live, 1)
-        local pace, period = classes.pace(scope, i, ahead - live, from)
+        local pace, period = order.pace(scope, i, ahead - live, from)
         if pace then
           low = max(low, pace)
           -- The pace and the window each cost a part of a period until they are in step.
-          high = max(high, low, classes.pace(scope, i, most_ahead - live, from) + 2 * period)
+          high = max(high, low, order.pace(scope, i, most_ahead - live, from) + 2 * period)
         end
       end
     end
@@ -226,7 +226,7 @@ local function new_bounds(L, waiting_units)
     end
     local others, debt = weights_of_others(flow, L.node_of(flow.queue, windows.ROOT))
     local taken = (tickets * part + debt / 100000000) * others + cycles * flows_of_others(flow) * part
-    if call.batches then taken = taken + (taken + tickets * part) * classes.ratio + cycles * part end
+    if call.batches then taken = taken + (taken + tickets * part) * order.ratio + cycles * part end
     local time = cycles * longest
     for k = 1, n do
       local i, scope = places[k], scope_at[k]
@@ -256,7 +256,7 @@ local function new_bounds(L, waiting_units)
       end
     end
     if part >= 1 then return MOST end -- they may never be open together
-    local batch = byte(flow.queue, -1) == 33
+    local batch = flow.batch
     if time > 2 * (low - at) and call.only_tenants and not paused and not batch and alone(flow.queue) then
       time = min(time, fair_share(flow, position))
     end
@@ -264,11 +264,11 @@ local function new_bounds(L, waiting_units)
   end
 
   return function(flow, list, at, costs, behind, all_first, fits)
-    if call.batches then classes = classes or new_classes(L, {}) end
+    if call.batches or flow.batch then order = order or new_order(L, {}) end
     if flow.rest and not call.only_tenants then L.flow_of(flow.id) end -- its tenant counts
     local least_time, most_time, by_window, times, others = at, at, costs.windows, 0, false
     local binds = 0
-    local batch = call.batches and byte(flow.queue, -1) == 33
+    local batch = flow.batch
     local alike, exact = true, true -- in each window all that wait cost the same; and all slide
     n = 0
     for s = 1, #list do
@@ -295,7 +295,7 @@ local function new_bounds(L, waiting_units)
           closed[i] = closed_for(scope, i, at, largest[i], tickets)
           if batch then
             same = false
-            local pace, period = classes.pace(scope, i, tickets * largest[i], at)
+            local pace, period = order.pace(scope, i, tickets * largest[i], at)
             if pace then closed[i] = closed[i] + max(0, pace - at) + 2 * period end
           end
           if closed[i] > 0 then times = times + (cost > 0 and 1 or 2) end

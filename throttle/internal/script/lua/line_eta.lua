@@ -52,7 +52,7 @@ local function new_eta(L)
     if first == nil or first == flow.queue and next(queues, first) == nil then
       return sum, least, most, of.n
     end
-    local batch, tickets = byte(flow.queue, -1) == 33, of.n
+    local batch, tickets = flow.batch, of.n
     for class = 0, batch and 1 or 0 do
       local others = others_waiting(flow, scope, unit, own_only, class == 1)
       sum, tickets = sum + others[1], tickets + others[4]
@@ -101,7 +101,7 @@ local function new_eta(L)
   end
 
   local function expected(flow, list, at, costs, behind, all_first, fits)
-    local batch = call.batches and byte(flow.queue, -1) == 33 -- it may have to keep its pace
+    local batch = flow.batch -- it may have to keep its pace
     if not batch and room_for_all(flow, list, at, costs) then
       for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
       return at, at, at, 0

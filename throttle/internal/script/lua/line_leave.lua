@@ -12,7 +12,8 @@ local function add_leaving(L, J, E, with_slots)
   local SWEPT = 64 -- claims that one call removes
 
   local call = L.call
-  local P, now, classes = call.P, call.now, nil
+  local P, now = call.P, call.now
+  local order = once(function() return new_order(L, {}, false) end)
 
   -- A line keeps a tenant's own parameters by the names of windows. Their places may change.
   local function own_text(own)
@@ -39,7 +40,7 @@ local function add_leaving(L, J, E, with_slots)
     if not known then
       L.write('u', 'limits', limits)
     elseif known ~= limits then
-      L.write('u', 'limits', '-')
+      L.due(flow.queue, flow.suffix, now)
     end
   end
 
@@ -50,26 +51,25 @@ local function add_leaving(L, J, E, with_slots)
     return flow and flow.n == 1 and flow.queue == queue and flow.suffix == suffix
   end
 
-  -- owed_there tells whether a batch is to go first at one of the scopes.
-  local function owed_there(suffixes)
-    classes = classes or new_classes(L, {})
-    for i = 1, #suffixes do
-      if classes.kept(call.open[suffixes[i]]) then return true end
+  -- owed_there tells whether a batch is to go before the request at one of the scopes.
+  local function owed_there(r)
+    for i = 1, #r.suffixes do
+      if order().at(J.flow_for(r), call.open[r.suffixes[i]]) then return true end
     end
     return false
   end
 
   function J.granted(r, list)
-    classes = classes or new_classes(L, {})
-    classes.charge(J.flow_for(r), list, windows.costs_of(call, r.costs_text))
+    order().charge(J.flow_for(r), list, windows.costs_of(call, r.costs_text))
+    order().write()
   end
 
   -- Tickets that wait for slots only, where no window is shared, hold up no request that has a
   -- slot. But the first of the request's own flow may cost more, and have no room any more. Those of
   -- a batch hold up no live request, unless it owes them.
   function J.somebody_waits(r, id)
-    local batch = byte(r.queue, -1) == 33
-    if call.batches and not batch and owed_there(r.suffixes) then return true end
+    local batch = r.batch
+    if call.batches and not batch and owed_there(r) then return true end
     for name, q in pairs(L.queues) do
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do

@@ -105,10 +105,11 @@ local function new_lists(L)
 
   local function move(flow, ticket, suffix, time)
     local node = L.node_of(flow.queue, suffix)
-    flow.suffix, flow.rank, flow.changed = suffix, ticket.rank, true
+    flow.suffix, flow.rank, flow.changed, flow.opened = suffix, ticket.rank, true, true
     flow.score = L.score(node, flow)
     if node.list then settle_in(node, flow) end
     L.due(flow.queue, suffix, time)
+    if L.order then L.order.moved(suffix) end
   end
 
   local function open_node(node, steps)

@@ -72,12 +72,12 @@ local function add_places(L)
   -- slots_open_at tells when to look for a free slot. Claims look more often: somebody waits.
   local function slots_open_at(flow, algorithm, st, at)
     local opens = algorithm.opens_at(st, at)
-    return byte(flow.queue) == 33 and min(opens, at + SLOTS) or opens
+    return L.queues[flow.queue].claims and min(opens, at + SLOTS) or opens
   end
 
-  -- with_turns tells when a window opens in which room is left for others: when the cost fits
+  -- leaving_room tells when a window opens in which room is left for others: when the cost fits
   -- without them and their turn has lapsed, at the latest.
-  local function with_turns(flow, scope, i, at, cost, before, opens, lapses)
+  local function leaving_room(flow, scope, i, at, cost, before, opens, lapses)
     local window, st, alone = call.windows[i], scope.states[i], at
     if cost > 0 then
       alone = window.algorithm.fits_at(st, at, at, cost, before, 1)
@@ -92,34 +92,27 @@ local function add_places(L)
   end
 
   -- A flow whose tenant operators have paused waits at a node of the tenant, which is no scope of some
-  -- policies. If L.turns is set, room is left for queues whose turn it is (line_turns.lua). If call.classes is,
-  -- it is left for the other class (line_classes.lua).
+  -- policies. If L.order is set, room is left for sides whose turn it is (line_order.lua).
   function L.blocker(flow, costs)
     local list, at = L.scopes_of(flow)
-    local blocked, blocked_until, by_window, turns = nil, at, costs.windows, L.turns
-    local classes, said = call.classes, flow.own and flow.own['!']
+    local blocked, blocked_until, by_window, order = nil, at, costs.windows, L.order
+    local said = flow.own and flow.own['!']
     if said and said[2] == 1 then return nil, at, false end
     if said and said[1] > at then
       local own = list[1] and list[1].of.of_tenant and list[1]
       return own or {suffix = 'w:tenant:' .. flow.tenant}, said[1], false
     end
-    local batch = classes and byte(flow.queue, -1) == 33
     for s = 1, #list do
       local scope = list[s]
       if scope.failed then return scope, now + 1000000, false end
       local of, states, ahead = scope.of.windows, scope.states, scope.ahead
-      local turn = turns and turns.at(flow, scope)
-      local kept = classes and not batch and classes.kept(scope)
-      local others = ahead or turn or kept
+      local room = order and order.at(flow, scope)
       for j = 1, #of do
         local i = of[j]
         local window, st, cost, opens = call.windows[i], states[i], by_window[i], at
         local before, reserved = 0, 0
-        if others then
-          local unit = window.unit
-          before = (ahead and ahead[unit] or 0) + (kept and kept[unit] or 0)
-          reserved = turn and turn.reserved[unit] or 0
-        end
+        if ahead then before = ahead[window.unit] or 0 end
+        if room then reserved = room.reserved[window.unit] or 0 end
         if cost > 0 then
           local algorithm = window.algorithm
           opens = algorithm.fits_at(st, at, at, cost, before + reserved, 1)
@@ -133,7 +126,7 @@ local function add_places(L)
         end
         if opens > at then
           if reserved > 0 then
-            opens = with_turns(flow, scope, i, at, cost, before, opens, turn.lapses)
+            opens = leaving_room(flow, scope, i, at, cost, before, opens, room.lapses)
           end
           if opens > at and (not blocked or blocked == scope) then
             blocked = scope
@@ -141,14 +134,13 @@ local function add_places(L)
           end
         end
       end
-      if batch then
-        local held = (not blocked or blocked == scope) and classes.held(scope, costs)
-        if held then blocked, blocked_until = scope, max(blocked_until, held) end
+      if room and room.held and (not blocked or blocked == scope) then
+        blocked, blocked_until = scope, max(blocked_until, room.held)
       end
     end
-    if batch and not blocked and not L.numbers[''] then
-      local held = classes.held(classes.root, costs)
-      if held then return classes.root, max(at, held), false end
+    if order and not blocked and not L.numbers[''] then
+      local room = order.at(flow, order.root)
+      if room and room.held then return order.root, max(at, room.held), false end
     end
     return blocked, blocked_until, false
   end
@@ -228,7 +220,7 @@ local function add_places(L)
       local of, costs, key, rank
       local record, between = L.read('t', id), flow.between
       if not between then
-        between = (byte(flow.queue, -1) == 33 and ' !' or ' ') .. flow.values .. ' '
+        between = (flow.batch and ' !' or ' ') .. flow.values .. ' '
         flow.between = between
       end
       if record and sub(record, 15, 14 + #between) == between then -- costs what most tickets do
@@ -262,9 +254,6 @@ local function add_places(L)
       flow.suffix, flow.gone = nil, true
       local root = list[#list]
       if call.only_tenants and flow.tag > root.v then L.set_tag(root, flow, flow.tag) end
-      for i = 1, q.batch and #flow.suffixes or 0 do -- nothing is owed to it any more
-        if flow.suffixes[i] ~= windows.ROOT then L.write('u', 'c ' .. flow.suffixes[i], false) end
-      end
     end
   end
 end

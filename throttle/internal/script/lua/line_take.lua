@@ -3,10 +3,10 @@
 -- new_take(L) -> T, with these verbs:
 --   put_back(record)   puts back the tickets that a process took and has not acknowledged, at their
 --                      ranks; their units stay charged
---   take(names, want, own, taken) -> next
---                      takes up to `want` tickets of the queues, in their order, into `taken`; own
---                      is the appointment of the process; next: when to ask again, 0 if nobody
---                      waits in these queues
+--   take(queues, strict, want, own, taken) -> next
+--                      takes up to `want` tickets into `taken` from the queues, a list of {name,
+--                      priority}; strict: whether priorities are; own is the appointment of the
+--                      process; next: when to ask again, 0 if nobody waits in these queues
 --
 -- taken is a list of take.lua's reply, three or more values a ticket, with n, how many tickets, and
 -- kept, what the record of the take will say.
@@ -14,12 +14,13 @@
 local function new_take(L)
   local STEPS = 128       -- flows that one call looks at besides those that it takes from
   local DUE = '128'       -- nodes that one call looks at
+  local LOOKS = '32'      -- nodes that one call has looked at again
   local CHANGES = 1000000 -- us between looks after changes of limits
 
   local call = L.call
   local P, now, ROOT = call.P, call.now, windows.ROOT
   local head_of, settle_in, move, open_node = new_lists(L)
-  local T, turns = {}, nil
+  local T = {}
 
   -- hand_out adds a ticket to what is taken: its text, when it was granted, and how much each
   -- window has counted then. What never fits is not charged, and says nothing of the windows. The
@@ -64,8 +65,7 @@ local function new_take(L)
       local id = call.leases and windows.lease_bytes(call.id_base .. format('%06x', taken.n + 1))
       windows.take(call, list, ticket.costs.windows, at, 0, id)
       L.charge(flow, ticket.costs, 1)
-      if turns then turns.charge(flow, ticket.costs) end
-      if call.classes then call.classes.charge(flow, list, ticket.costs) end
+      if L.order then L.order.charge(flow, list, ticket.costs) end
       hand_out(taken, flow, ticket, '1', at)
     end
     table.remove(root.list, 1)
@@ -79,15 +79,16 @@ local function new_take(L)
     end
   end
 
-  -- serve_root takes from the flows that wait for a slot, by tag.
-  local function serve_root(q, want, taken, steps)
+  -- serve_root takes from the flows of a side that wait for a slot, by tag: one ticket, if other
+  -- sides may go next. It reads n flows at a time, and returns how many steps are left.
+  local function serve_root(q, want, taken, steps, n, one)
     local root = L.node_of(q.name, ROOT)
     while steps > 0 do
       steps = steps - 1
-      local flow, ticket = head_of(root, want - taken.n + 1)
+      local flow, ticket = head_of(root, n)
       if not flow then
         L.set_due(q.name, ROOT, false)
-        return
+        return steps
       end
       local tag = L.tag_of(root, flow)
       if tag > flow.score then
@@ -99,24 +100,26 @@ local function new_take(L)
         local blocked, opens, never = L.blocker(flow, ticket.costs)
         if blocked and blocked.suffix == ROOT then
           L.set_due(q.name, ROOT, opens)
-          return
+          return steps
         elseif blocked then
           table.remove(root.list, 1)
           move(flow, ticket, blocked.suffix, opens)
           L.reopen(flow, blocked.suffix)
         elseif taken.n >= want then
           L.set_due(q.name, ROOT, now)
-          return
+          return steps
         else
           hand_out_first(root, flow, ticket, taken, opens, never)
+          if one then return steps end
         end
       end
     end
     L.set_due(q.name, ROOT, now)
+    return steps
   end
 
-  -- serve takes tickets of a queue until there are `want`, or none fits.
-  local function serve(q, want, taken)
+  -- open has the flows of a side that have room where they wait go on to ROOT.
+  local function open(q)
     local key, steps = P .. 'd:' .. q.name, STEPS
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
     L.dues[q.name] = L.dues[q.name] or {}
@@ -131,36 +134,62 @@ local function new_take(L)
       end
     end
     for _, scope in pairs(call.open) do scope.ahead = nil end
-    local time = L.due_at(q.name, ROOT)
-    if time and time <= now then
-      L.turns = turns or false
-      serve_root(q, want, taken, STEPS + want)
-      L.turns = false
+  end
+
+  local function due_now(q)
+    local time = q.n > 0 and L.due_at(q.name, ROOT)
+    return time and time <= now
+  end
+
+  -- serve takes tickets of sides until there are `want`, or none fits.
+  local function serve(sides, want, taken)
+    local left, got, steps = {}, {}, STEPS + want
+    for i = 1, #sides do
+      open(sides[i])
+      if due_now(sides[i]) then left[#left + 1] = sides[i] end
+    end
+    while left[1] and steps > 0 do
+      local i, share, one = 1, 1, left[2] and taken.n < want
+      if one then i, share = L.order.first(left) end
+      local q, before = left[i], taken.n
+      steps = serve_root(q, want, taken, steps, ceil((want - before) * share) + 1, one)
+      got[q] = (got[q] or 0) + taken.n - before
+      if not one then
+        left = {}
+      elseif not due_now(q) then
+        table.remove(left, i)
+      end
+    end
+    for i = 1, #sides do
+      local q = sides[i]
+      appointments.took(q, now, got[q] or 0, want > 0 and taken.n >= want and due_now(q))
     end
   end
 
-  -- look_at_all has all nodes of a queue due.
-  local function look_at_all(q)
-    if q.n == 0 then return end
-    local key = P .. 'd:' .. q.name
-    redis.call('ZUNIONSTORE', key, 1, key, 'WEIGHTS', '1e-6') -- long ago, in the same order
-    expire(key, L.ttl)
+  -- look_again has nodes of a queue due that are not, some in each call, until it has been at all.
+  local function look_again(q)
+    local found = redis.call('ZSCAN', P .. 'd:' .. q.name, q.look, 'COUNT', LOOKS)
+    for i = 1, #found[2], 2 do L.due(q.name, found[2][i], now) end
+    q.look, q.changed = found[1] == '0' and '-' or found[1], true
+    L.flush_dues()
   end
 
-  -- look_at_changes has all nodes due after limits have changed: other limits may let in more.
-  -- While workers disagree, in a rolling deploy, it does so once a second. After the clock was set
+  -- look_at_changes has all nodes looked at after limits have changed: other limits may let in more.
+  -- While workers disagree, in a rolling deploy, it begins once a second. After the clock was set
   -- back it does so too: nothing would be due until the clock has caught up.
   local function look_at_changes()
-    local known, limits, set_back = L.read('u', 'limits'), windows.limits(), false
+    local known, limits, changed = L.read('u', 'limits'), windows.limits(), false
     for _, q in pairs(L.queues) do
-      if q.asked > now then q.asked, q.changed, set_back = now, true, true end
+      if q.asked > now then q.asked, q.changed, changed = now, true, true end
+      if q.look ~= '-' then known = limits end -- after this look, if they have changed since it began
     end
-    local recent = known and now < L.own.limits_at + CHANGES
-    if not set_back and (known == limits or recent) then return end
-    L.write('u', 'limits', limits)
-    L.own.limits_at, L.own.changed = now, true
-    if not known and not set_back then return end
-    for _, q in pairs(L.queues) do look_at_all(q) end
+    if known ~= limits and not (known and now < L.own.limits_at + CHANGES) then
+      L.write('u', 'limits', limits)
+      L.own.limits_at, L.own.changed = now, true
+      changed = changed or known
+    end
+    if not changed then return end
+    for _, q in pairs(L.queues) do q.look, q.changed = '0', true end
   end
 
   function T.put_back(record)
@@ -197,89 +226,42 @@ local function new_take(L)
     return first and appointments.next(first, now, time, own) or 0
   end
 
-  -- batches_of returns the queues' sides of batches, where anything waits, and all of both classes.
-  local function batches_of(names)
-    local sides, all = {}, {}
-    for i = 1, #names do
-      local q = L.queues[names[i] .. '!']
-      if q then sides[#sides + 1] = q.name end
-      all[i] = names[i]
-    end
-    for i = 1, #sides do all[#all + 1] = sides[i] end
-    return sides, all
-  end
-
-  -- serve_class serves queues of one class, in their order. owed: what batches were served before.
-  local function serve_class(names, want, taken, owed)
+  -- sides_of returns the sides of a take's queues in which anything waits, and the names of all. From
+  -- now on these queues are known to be asked for together.
+  local function sides_of(queues)
+    local names, sides, with = {}, {}, nil
+    for i = 1, #queues do names[i] = queues[i].name end
+    for i = 1, call.batches and #queues or 0 do names[#names + 1] = names[i] .. '!' end
     for i = 1, #names do
       local q = L.queues[names[i]]
-      if q and q.n > 0 then
-        local before = taken.n
-        serve(q, want, taken)
-        local due = q.n > 0 and L.due_at(q.name, ROOT)
-        local full = want > 0 and taken.n >= want and due and due <= now
-        appointments.took(q, now, taken.n - before + (owed and owed[i] or 0), full)
+      if q and (not with or q.with < with) then with = q.with end
+    end
+    for i = 1, #names do
+      local q = L.queues[names[i]]
+      if q then
+        q.asked, q.with, q.changed = now, with, true
+        q.priority = queues[(i - 1) % #queues + 1].priority
+        if q.n > 0 then sides[#sides + 1] = q end
       end
     end
+    return sides, names
   end
 
-  -- serve_classes serves live tickets before those of batches, except for what they owe these.
-  local function serve_classes(names, sides, want, taken, with)
-    local live, classes = turns, call.classes
-    local batch = new_turns(L, sides, with, true)
-    turns = batch
-    local owed = {}
-    for i = 1, #sides do
-      owed[i] = -taken.n
-      if L.queues[sides[i]].n > 0 then serve(L.queues[sides[i]], want, taken) end
-      owed[i] = owed[i] + taken.n
-    end
-    classes.reset()
-    turns = live
-    serve_class(names, want, taken)
-    classes.reset()
-    turns = batch
-    serve_class(sides, want, taken, owed)
-    if batch then batch.write() end
-    turns = live
-  end
-
-  function T.take(names, want, own, taken)
+  function T.take(queues, strict, want, own, taken)
     local fields = {'line', 'limits'}
-    for i = 1, #names do fields[2 + i] = 'n ' .. names[i] .. '|' .. ROOT end
+    for i = 1, #queues do fields[2 + i] = 'n ' .. queues[i].name .. '|' .. ROOT end
     L.read_all('u', fields)
     L.read_line()
     look_at_changes()
-    local sides, all = nil, names
-    if call.batches then
-      sides, all = batches_of(names)
-      call.classes = new_classes(L, all)
+    local sides, names = sides_of(queues)
+    for i = 1, #sides do
+      if sides[i].look ~= '-' then look_again(sides[i]) end
     end
-    local with = nil -- the least name of all queues that were asked for together
-    local joint = false -- some were not before: room that one left to another is looked at again
-    for i = 1, #all do
-      local q = L.queues[all[i]]
-      if q then
-        joint = joint or with and q.with ~= with
-        if not with or q.with < with then with = q.with end
-      end
-    end
-    if with and next(L.queues, next(L.queues)) then turns = new_turns(L, names, with, false) end
-    for i = 1, #all do
-      local q = L.queues[all[i]]
-      if q then
-        if joint then look_at_all(q) end
-        q.asked, q.with, q.changed = now, with, true
-      end
-    end
-    if sides and sides[1] then
-      serve_classes(names, sides, want, taken, with)
-    else
-      serve_class(names, want, taken)
-    end
-    if turns then turns.write() end
+    if call.batches or next(L.queues, next(L.queues)) then L.order = new_order(L, names, strict) end
+    serve(sides, want, taken)
+    if L.order then L.order.write() end
     L.flush()
-    return next_time(all, own)
+    return next_time(names, own)
   end
 
   return T

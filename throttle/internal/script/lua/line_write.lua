@@ -5,6 +5,7 @@
 -- add_writing(L) adds to a line:
 --   flush_added()    writes the tickets that joined in this call, before somebody reads their flows
 --   flush_places()   writes at which nodes flows wait
+--   flush_dues()     writes when nodes are due
 --   flush()          writes all but the queues' records; it may be called more than once
 --   finish()         writes all that is left, when nothing else follows
 
@@ -140,7 +141,7 @@ local function add_writing(L)
     end
   end
 
-  local function flush_dues()
+  function L.flush_dues()
     for queue, suffixes in pairs(L.dues_changed) do
       local key, list, gone = P .. 'd:' .. queue, {}, {}
       for suffix in pairs(suffixes) do
@@ -194,7 +195,7 @@ local function add_writing(L)
     L.flush_places()
     flush_flows()
     flush_nodes()
-    flush_dues()
+    L.flush_dues()
     local own = L.own
     local renew = L.count > 0 and own.hour ~= hour
     if own.changed or renew then
@@ -224,8 +225,9 @@ local function add_writing(L)
         redis.call('DEL', P .. 'd:' .. name)
       elseif q.changed then
         list[#list + 1] = name
-        list[#list + 1] = format('%d %d %d %d %d %s %d %d %d', q.asked, q.n, q.weights, q.first,
-          q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken, q.flows)
+        list[#list + 1] = format('%d %d %d %d %d %s %d %d %d %d %s', q.asked, q.n, q.weights, q.first,
+          q.last, q.with == '=' .. name and '-' or q.with, q.since, q.taken, q.flows, q.priority,
+          q.look)
       end
     end
     call_in_parts('HSET', P .. 'z', list)

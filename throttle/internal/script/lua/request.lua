@@ -9,7 +9,7 @@
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
 --   before             what the reservation cost, if that was corrected: the reply of decide.lua
--- and of its place, once that is read: queue, flow, tenant, weight, key; front, max_wait, backlog
+-- and of its place, once that is read: queue, batch (its class), flow, tenant, weight, key; front, max_wait, backlog
 -- and deadline if it has options, rank if it is put back.
 --
 -- requests is a table of
@@ -70,6 +70,7 @@ requests = {
     if r.flow or r.place == '' then return end
     r.flow, r.tenant, r.weight, r.key = match(r.place, '^(%S+) (%S+) (%S+) (%S+)$')
     r.queue = match(r.flow, '^[^|]*')
+    r.batch = byte(r.queue, -1) == 33
     if r.options ~= '' then
       local front, max_wait, backlog, deadline, rank =
         match(r.options, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')

@@ -9,9 +9,10 @@
 -- Most reservations never have that key. One made by an idempotency key may be granted again later.
 -- What became of it before is then forgotten, and the earlier grant counts as cancelled.
 --
--- reservation_verbs(call, verbs) adds them to the table of decide.lua.
+-- reservation_verbs(call) returns them.
 
-local function reservation_verbs(call, verbs)
+local reservation_verbs = once(function(call)
+  local verbs = {}
   windows.complete(call)
   local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
   local ADDED = 16   -- corrections of one reservation whose times are known
@@ -241,4 +242,5 @@ local function reservation_verbs(call, verbs)
     requests.look_again(call, r)
     return 1, now
   end
-end
+  return verbs
+end)

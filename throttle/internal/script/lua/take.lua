@@ -5,7 +5,8 @@
 --   1 most      how many tickets, 0 to 64
 --   2 id_base   10 hex digits: with 6 more, the ticket's number from 1, the id of each reservation
 --   3 queues    how many; 0: the take before is acknowledged, and nothing is taken
---   then the queues, in the order in which they are served
+--   4 strict    1 if their priorities are strict, else 0
+--   then the queues, the most important first, each as "priority queue"
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and how many
 -- units each window has counted then:
 --   at     when this was answered (us)
@@ -81,15 +82,18 @@ for _, process in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LI
   end
 end
 
-local names, taken = {}, {now, 0, call.id_base, n = 0, kept = {''}}
-for i = 1, nqueues do names[i] = ARGV[call.first + 2 + i] end
-local next_time = T.take(names, most, appointment, taken)
+local queues, taken = {}, {now, 0, call.id_base, n = 0, kept = {''}}
+for i = 1, nqueues do
+  local priority, name = match(ARGV[call.first + 3 + i], '^(%d+) (.*)$')
+  queues[i] = {name = name, priority = priority + 0}
+end
+local next_time = T.take(queues, ARGV[call.first + 3] == '1', most, appointment, taken)
 if L.own.dead_claims then new_join(L).sweep() end
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
-local lasts = taken.n > 0 and byte(names[1]) ~= 33
+local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims
 remember(next_time, concat(taken.kept), lasts and L.ttl .. '000' or KEPT)
 if lasts then
   redis.call('ZADD', P .. 'k', format('%d', now), call.process)

@@ -22,12 +22,7 @@
 --
 -- Grants are spread, and the rate is meant, by the scope's windows of the shortest period.
 
-local upstream -- made when it is first asked for: to most scopes no upstream said anything
-do
-
-local made
-function upstream()
-  if made then return made end
+local upstream = once(function() -- to most scopes no upstream said anything
 
   local SHARE = 1e12
   local PARTS = 1e12
@@ -288,9 +283,5 @@ function upstream()
     put(scope, name, 'r', resets, pack7(max(0, units)) .. pack7(at) .. entries)
   end
 
-  made = {
-    fits_at = fits_at, put = put, take = take, pause = pause, said = said, remaining = remaining,
-  }
-  return made
-end
-end
+  return {fits_at = fits_at, put = put, take = take, pause = pause, said = said, remaining = remaining}
+end)

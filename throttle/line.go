@@ -227,9 +227,9 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]TakenTicket, 
 			continue
 		}
 		r := o.request
+		flow := cp.flow(script.Escape(r.Ticket.Queue), r)
 		tickets[i] = TakenTicket{
-			Ticket: r.Ticket, Key: r.Key, Flow: cp.flow(script.Escape(r.Ticket.Queue), r),
-			Cost: cp.costsText(r), Decision: d, policy: cp,
+			Ticket: r.Ticket, Key: r.Key, Flow: flow, Cost: cp.costsText(r), Decision: d, flow: flow, policy: cp,
 		}
 	}
 	return tickets, nil

@@ -41,6 +41,7 @@ type TakenTicket struct {
 	// Waited is how long it was in line, including the time after it was put back.
 	Waited time.Duration
 
+	flow   string          // Flow by the policy's own scopes, if it joined by more of them
 	policy *compiledPolicy // by which it was taken
 }
 
@@ -104,10 +105,20 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 }
 
 func (cp *compiledPolicy) taken(t script.TakenTicket) TakenTicket {
-	r, _ := cp.requestOf(t.Flow, t.Costs)
+	flow := t.Flow
+	if t.Scopes != "" {
+		_, batch, _, _ := script.ParseFlow(flow)
+		joined := Request{Attributes: script.ParseScopes(t.Scopes), Tenant: t.Tenant}
+		if batch {
+			joined.Class = ClassBatch
+		}
+		flow = cp.flow(script.Escape(t.Queue), joined)
+	}
+	r, _ := cp.requestOf(flow, t.Costs)
 	r.Tenant, r.Ticket, r.Key = t.Tenant, Ticket{Queue: t.Queue, ID: t.ID}, t.Key
 	ticket := TakenTicket{
-		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits, policy: cp,
+		Ticket: r.Ticket, Key: t.Key, Flow: t.Flow, Cost: t.Costs, Rank: t.Rank, NeverFits: t.NeverFits,
+		flow: flow, policy: cp,
 		Waited: micros(t.At - script.JoinedAt(t.Rank)),
 		Decision: Decision{
 			At: time.UnixMicro(t.At), Granted: t.Granted != "", Policy: cp.Name, Tenant: t.Tenant,
@@ -218,9 +229,11 @@ func (l *Limiter) replace(ctx context.Context, o *operation, t TakenTicket) (Dec
 }
 
 // Matches reports whether a request has the policy, attributes and cost by which a ticket was
-// taken: neither policy nor job has changed since the join.
+// taken. It does if neither policy nor job has changed since the join, or if the policy had further
+// scopes or units then, as in a rolling deploy.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.find(r.Policy, r.Tenant)
 	return err == nil && t.Decision.Granted && cp.line == t.Decision.Reservation.line() &&
-		t.Flow == cp.flow(script.Escape(t.Queue), r) && t.Cost == cp.costsText(r)
+		t.flow == cp.flow(script.Escape(t.Queue), r) &&
+		cp.costsText(t.Decision.Reservation.Request) == cp.costsText(r)
 }

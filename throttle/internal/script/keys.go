@@ -42,6 +42,21 @@ func ScopeKey(attributes, values []string) string {
 	return b.String()
 }
 
+// ParseScopes returns the attributes of keys that ScopeKey made, by "+".
+func ParseScopes(keys string) map[string]string {
+	all := map[string]string{}
+	for key := range strings.SplitSeq(keys, "+") {
+		names, values, _ := strings.Cut(strings.TrimPrefix(key, "w:"), ":")
+		list := strings.Split(values, ",")
+		for i, name := range strings.Split(names, ",") {
+			if i < len(list) {
+				all[name] = Unescape(list[i])
+			}
+		}
+	}
+	return all
+}
+
 // OnceKey returns the name of an idempotency key. Tenants do not share names.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 

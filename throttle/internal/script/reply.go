@@ -93,6 +93,7 @@ type TakenTicket struct {
 	Rank      int64
 	At        int64 // when it was granted (us)
 	NeverFits bool
+	Scopes    string // if it joined by scopes that the policy has not: all of its scopes, for ParseScopes
 	Tenant    string
 	Granted   string         // the ID of the reservation; empty if it was not charged
 	Windows   []WindowAnswer // nil if they were of another policy
@@ -270,7 +271,7 @@ func JoinedAt(rank int64) int64 {
 	return rank - lineZero
 }
 
-// readTicket reads "ticket costs rank flow key tenant status". A ticket that was charged gets the
+// readTicket reads "ticket costs rank flow key tenant status:scopes". A ticket that was charged gets the
 // ID.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
@@ -282,12 +283,13 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	if !ok || err != nil {
 		return t, false
 	}
+	status, scopes, _ := strings.Cut(f[6], ":")
 	t = TakenTicket{
 		Queue: queue, ID: name, Key: unfield(f[4]), Flow: f[3], Costs: unfield(f[1]), Rank: rank,
-		NeverFits: f[6] == "7", Tenant: unfield(f[5]),
+		NeverFits: status == "7", Scopes: scopes, Tenant: unfield(f[5]),
 	}
-	if f[6] == "1" {
+	if status == "1" {
 		t.Granted = id
 	}
-	return t, slices.Contains([]string{"1", "7", "8"}, f[6])
+	return t, slices.Contains([]string{"1", "7", "8"}, status)
 }

@@ -213,7 +213,7 @@ local function new_line(call)
       stored_suffix = nil, stored_rank = nil, stored_score = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
-      scopes = nil, nodes = nil, gone = nil, static = nil, between = nil,
+      scopes = nil, nodes = nil, gone = nil, static = nil, between = nil, foreign = nil,
     }
   end
 

@@ -46,6 +46,8 @@ local function add_places(L)
       local number = L.numbers[match(suffix, '^w:([^:]*)')]
       if number and suffix ~= windows.ROOT then
         list[#list + 1] = scopes.open(call, suffix, number, flow.own)
+      elseif not number then
+        flow.foreign = true -- it joined by scopes that the policy has not
       end
     end
     if L.numbers[''] then list[#list + 1] = scopes.open(call, windows.ROOT, L.numbers[''], nil) end

@@ -29,6 +29,7 @@ local function new_take(L)
     local n = #taken
     local text = ticket.id .. ' ' .. ticket.costs.text .. ' ' .. ticket.rank .. ' ' ..
       flow.id .. ' ' .. ticket.key .. ' ' .. flow.tenant .. ' ' .. status
+    if flow.foreign then text = text .. ':' .. flow.list end
     taken[n + 1], taken[n + 2] = text, at
     taken.n = taken.n + 1
     if not flow.static then -- the same for all of its tickets
@@ -197,7 +198,7 @@ local function new_take(L)
     L.read_line()
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
       local id, costs, rank, flow_id, key, tenant, weight, list, own =
-        match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) %d (%S+) ([^;]*);([^\t]*)')
+        match(ticket, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) %d%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
         local suffixes = {}
         for suffix in gmatch(list, '[^+]+') do suffixes[#suffixes + 1] = suffix end

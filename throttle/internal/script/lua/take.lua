@@ -13,7 +13,8 @@
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
 --   text   "ticket costs rank flow key tenant status"
 --          status 1: granted; 7: never fits, and is not charged; 8: joined when the policy had not
---          all its scopes, or is of a tenant that is exempt by now, and is not charged
+--          all its scopes, or is of a tenant that is exempt by now, and is not charged. If it
+--          joined by scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
 --
 -- What was taken is kept until the next call of the process acknowledges it. The same call, repeated,
 -- gets the same answer, with the time of now, and zeros for what windows have counted. What is not

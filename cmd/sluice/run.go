@@ -22,6 +22,9 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := c.validate(); err != nil {
 		return usageError{err}
 	}
+	if _, kept, _ := c.address(c.Env); kept && c.Out == "" && !c.DryRun {
+		return badUsage("--out is missing: with a Redis that outlives this run it must say which jobs are done")
+	}
 	progress := drain.NewProgress(c.Stderr, 5*time.Second)
 	list, err := c.readJobs()
 	if err != nil {
@@ -195,11 +198,10 @@ func (c *RunCommand) report(s drain.Summary) error {
 }
 
 func (c *RunCommand) howToGoOn(s drain.Summary) string {
-	_, kept, _ := c.address(c.Env)
 	text := fmt.Sprintf("stopped with %d of %d jobs done: ", s.Done(), s.Jobs)
 	switch {
-	case !kept && c.Out == "":
-		return text + "without --redis or --out nothing of this is kept, and the same command starts over"
+	case c.Out == "":
+		return text + "without --out nothing of this is kept, and the same command starts over"
 	case c.Jobs == "-":
 		return text + "the same command with the same input goes on from here"
 	default:

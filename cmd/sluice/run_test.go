@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -76,20 +74,7 @@ func TestRunCallsWhatTheFileSays(t *testing.T) {
 		if s.Jobs != 8 || s.Succeeded != 5 || s.Failed != 3 || s.Dequeues != 11+s.Denials || s.Seconds <= 0 {
 			t.Errorf("%+v", s)
 		}
-
-		// All of it is known from Redis alone: nothing is called again.
-		os.Remove(d.path("out.jsonl"))
-		runMain(t.Context(), "", args...).want(t, exitFailed, "8 jobs: 5 succeeded, 3 failed, in ")
-		if again := d.results("out.jsonl"); !maps.EqualFunc(got, again, sameResult) || r.total() != 10 {
-			t.Errorf("%d calls; got\n%+v\nwant\n%+v", r.total(), again, got)
-		}
 	})
-}
-
-func sameResult(a, b jobs.Result) bool {
-	started := a.StartedAt.Equal(b.StartedAt)
-	a.StartedAt, b.StartedAt = time.Time{}, time.Time{}
-	return started && reflect.DeepEqual(a, b)
 }
 
 // closedPort is the address of a port that nobody listens on.
@@ -134,12 +119,6 @@ func TestRunKeepsAndJudges(t *testing.T) {
 				len(r.Headers) != 2 || r.Headers["X-Remote"][0] != "yes" {
 				t.Errorf("%+v", r)
 			}
-		}
-		// It is all in Redis, too.
-		os.Remove(d.path("out.jsonl"))
-		runMain(t.Context(), "", args...).want(t, exitFailed)
-		if again := d.results("out.jsonl"); !maps.EqualFunc(got, again, sameResult) {
-			t.Errorf("got\n%+v\nwant\n%+v", again, got)
 		}
 	})
 	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))

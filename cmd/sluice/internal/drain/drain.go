@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	retention       = 7 * 24 * time.Hour // for which Redis knows that a job succeeded
-	shutdownTimeout = 10 * time.Second   // for calls in flight when the drain is interrupted
-	stalledAfter    = time.Minute        // without any event, before the queue is looked through
-	takenBackAfter  = 2 * time.Second    // before it is looked through for what asynq's recoverer did at the start
+	shutdownTimeout = 10 * time.Second // for calls in flight when the drain is interrupted
+	stalledAfter    = time.Minute      // without any event, before jobs are enqueued that may be lost
+	takenBackAfter  = 2 * time.Second  // before it is seen what asynq's recoverer did at the start
 )
 
-// A Drain runs jobs through a throttled asynq queue until each has its result. A job's ID is its task's. What is known of a job is kept with
-// its task, so that a drain of the same jobs goes on where one that was killed had come to.
+// A Drain runs jobs through a throttled asynq queue until each has its result. A job's ID is its
+// task's. Results say which jobs are done: by them a drain of the same jobs goes on where one that
+// was killed had come to.
 type Drain struct {
 	Caller      *call.Caller
 	Client      redis.UniversalClient
@@ -36,9 +36,10 @@ type Drain struct {
 	Queue       string // nobody else's
 	Redis       asynq.RedisConnOpt
 	Results     *jobs.Log
-	RetryFailed bool // jobs that failed before, even if only Redis knows, run again
+	RetryFailed bool // jobs that failed before run again
 
-	broken    chan error // the drain cannot go on
+	again     map[string]bool // those jobs, whose tasks may be archived
+	broken    chan error      // the drain cannot go on
 	done      chan struct{}
 	inspector *asynq.Inspector
 	jobs      map[string]*jobs.Job
@@ -66,12 +67,6 @@ type Counts struct {
 	Dequeues  int `json:"dequeues"`
 }
 
-// A record is kept with a job's task, as asynq's result of the task.
-type record struct {
-	jobs.Result
-	Done bool `json:"done"` // the result is final
-}
-
 // A payload is a task's.
 type payload struct {
 	jobs.Job
@@ -82,20 +77,12 @@ type payload struct {
 // cause if that ended; then the calls in flight have ended or were given back.
 func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	d.prepare()
-	start := time.Now()
-	missing, active, err := d.reconcile()
-	if err != nil {
-		return Summary{}, err
-	}
-	d.RetryFailed = false // what fails from now on has failed in this run
-	before := d.Counts()
+	start, before := time.Now(), d.Counts()
 	d.sayBefore(before)
+	var err error
 	if before.Done() < before.Jobs {
-		if err := d.expireLeases(ctx, active); err != nil {
-			return Summary{}, err
-		}
 		d.Progress.Begin(before)
-		err = d.serve(ctx, missing, len(active) > 0)
+		err = d.serve(ctx)
 		d.Progress.End(d.Counts())
 	}
 	took := time.Since(start).Round(time.Millisecond).Seconds()
@@ -115,8 +102,15 @@ func (d *Drain) sayBefore(c Counts) {
 }
 
 func (d *Drain) prepare() {
-	if d.RetryFailed {
+	d.again = map[string]bool{}
+	for _, job := range d.Jobs {
+		if r, _ := d.Results.Get(job.ID); d.RetryFailed && r.Error != "" {
+			d.again[job.ID] = true
+		}
+	}
+	if len(d.again) > 0 {
 		d.Results.Reopen()
+		d.Progress.Say("%d failed jobs run again", len(d.again))
 	}
 	d.broken = make(chan error, 1)
 	d.done = make(chan struct{})
@@ -154,7 +148,11 @@ func (d *Drain) Counts() Counts {
 }
 
 // serve works until all jobs are done, the context ends or the drain cannot go on.
-func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) error {
+func (d *Drain) serve(ctx context.Context) error {
+	stranded, err := d.stranded(ctx)
+	if err != nil {
+		return err
+	}
 	server, err := worker.NewServer(d.Redis, asynq.Config{
 		Concurrency:     d.Concurrency,
 		ErrorHandler:    d,
@@ -188,7 +186,7 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 	defer stop()
 	enqueued.Go(func() { d.expect(enqueueing, client) })
 	enqueued.Go(func() {
-		if err := d.enqueue(enqueueing, client, missing); err != nil {
+		if err := d.enqueue(enqueueing, client, d.openJobs()); err != nil {
 			d.breakOff(err)
 		}
 	})
@@ -196,10 +194,7 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	last, lookAt := d.Counts(), time.Now().Add(stalledAfter)
-	var takenBack <-chan time.Time
-	if stranded {
-		takenBack = time.After(takenBackAfter)
-	}
+	takenBack := time.After(takenBackAfter)
 	for {
 		select {
 		case <-d.done:
@@ -210,24 +205,34 @@ func (d *Drain) serve(ctx context.Context, missing []*jobs.Job, stranded bool) e
 		case err := <-d.broken:
 			return err
 		case <-takenBack:
-			lookAt = time.Now()
+			err = d.enqueue(ctx, client, stranded)
 		case <-tick.C:
 		}
 		now := d.Counts()
 		d.Progress.Show(now)
 		if time.Now().After(lookAt) {
-			missing, _, err := d.reconcile()
-			if err == nil {
-				err = d.enqueue(ctx, client, missing)
-			}
-			if err != nil {
-				d.Progress.Say("%v", err)
-			}
-		} else if now == last {
+			err = d.enqueue(ctx, client, d.openJobs())
+		} else if now == last && err == nil {
 			continue
+		}
+		if err != nil {
+			d.Progress.Say("%v", err)
+			err = nil
 		}
 		last, lookAt = now, time.Now().Add(stalledAfter)
 	}
+}
+
+// openJobs returns the jobs that have not ended, in their order.
+func (d *Drain) openJobs() (open []*jobs.Job) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.Jobs {
+		if d.open[d.Jobs[i].ID] != nil {
+			open = append(open, &d.Jobs[i])
+		}
+	}
+	return open
 }
 
 // breakOff ends the drain with the first of such errors.

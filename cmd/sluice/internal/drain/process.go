@@ -32,7 +32,8 @@ func (d *Drain) decided(ctx context.Context, _ *asynq.Task, decision throttle.De
 // process is asynq's handler of a task that got through.
 func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	id, _ := asynq.GetTaskID(ctx)
-	if d.jobs[id] == nil {
+	job := d.jobs[id] // as the file has it by now
+	if job == nil {
 		return fmt.Errorf("the jobs hold no %q any more: %w", id, asynq.RevokeTask)
 	}
 	var p payload
@@ -43,14 +44,10 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	if !open {
 		return nil // it has its line, and asynq did not come to know
 	}
-	// Written before the call: after a crash, the next process sees that it was begun.
-	if err := keep(t, record{Result: r}); err != nil {
-		return err
-	}
 	var err error
-	r.Status, r.Answer, err = d.Caller.Call(ctx, p.Job)
+	r.Status, r.Answer, err = d.Caller.Call(ctx, *job)
 	if err == nil {
-		return d.end(t, r)
+		return d.write(r)
 	}
 	r.Error = err.Error()
 	var failure *call.Error
@@ -65,7 +62,7 @@ func (d *Drain) process(ctx context.Context, t *asynq.Task) error {
 	case mayRetry(ctx):
 		return err
 	}
-	return errors.Join(err, d.end(t, r))
+	return errors.Join(err, d.write(r))
 }
 
 // refused reports whether the upstream refused the job's call.
@@ -128,23 +125,6 @@ func (d *Drain) begin(id string, p payload) (begun jobs.Result, open bool) {
 	}
 	r.Attempts++
 	return *r, true
-}
-
-// end keeps the result with the task and then writes it: a line that is missing after a crash
-// can be written from what was kept.
-func (d *Drain) end(t *asynq.Task, r jobs.Result) error {
-	if err := keep(t, record{r, true}); err != nil {
-		d.Progress.Say("job %q: %v", r.ID, err)
-	}
-	return d.write(r)
-}
-
-func keep(t *asynq.Task, r record) error {
-	data, err := json.Marshal(r)
-	if err == nil {
-		_, err = t.ResultWriter().Write(data)
-	}
-	return err
 }
 
 // write adds the result to the log, unless it is there.

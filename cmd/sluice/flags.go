@@ -22,8 +22,7 @@ type RunCommand struct {
 	DryRun      bool
 	Headers     []string
 	Jobs        string // file, or "-" for stdin
-	Keep        call.Keep
-	KeepHeaders string // names, with commas between them
+	Keep        int    // bytes of a body
 	Out         string // file, or "" for stdout
 	Policies    string // file, or "-" for stdin
 	Prefix      string // of everything in Redis, or ""
@@ -40,19 +39,15 @@ func (m *Main) runCommand() *cli.Command {
 		Name: "run", Usage: "make HTTP calls of your own, throttled and once each", Action: c.Run,
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "jobs", Destination: &c.Jobs, TakesFile: true,
-				Usage: "the jobs, one a line of `FILE`, or records if its name ends in .csv; - reads stdin"},
+				Usage: "the jobs, one a line of `FILE`; - reads stdin"},
 			&cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
 				Usage: "the limits, a policy `FILE`; - reads stdin"},
 			&cli.StringSliceFlag{Name: "header", Destination: &c.Headers,
 				Usage: "send `HEADER`, such as 'Accept: text/html', with all calls; may be given several times"},
 			&cli.StringFlag{Name: "out", Destination: &c.Out, TakesFile: true,
 				Usage: "append results to `FILE`; by default they go to stdout"},
-			&cli.IntFlag{Name: "keep-body", Destination: &c.Keep.Body,
+			&cli.IntFlag{Name: "keep-body", Destination: &c.Keep,
 				Usage: "keep up to `BYTES` of each answer's body in its result"},
-			&cli.StringFlag{Name: "keep-headers", Destination: &c.KeepHeaders,
-				Usage: "keep the answer's headers of `NAMES`, such as ETag,Content-Type, or all"},
-			&cli.BoolFlag{Name: "keep-time", Destination: &c.Keep.Time,
-				Usage: "keep how long the last call took"},
 			&cli.StringFlag{Name: "success", DefaultText: call.DefaultSuccess, Destination: &c.Success,
 				Usage: "`CODES` that count as success, such as 2xx,404"},
 			&cli.StringFlag{Name: "retry", DefaultText: call.DefaultRetry, Destination: &c.Retry,
@@ -87,8 +82,8 @@ func (c *RunCommand) validate() error {
 		return fmt.Errorf("--queue %q: must not be blank", c.Queue)
 	case c.json && !c.DryRun && c.Out == "":
 		return errors.New("--json goes to stdout, as the results do: --out must name a file for these")
-	case c.Keep.Body < 0 || c.Keep.Body > call.MaxKeptBody:
-		return fmt.Errorf("--keep-body %d: must be 0 to %d", c.Keep.Body, call.MaxKeptBody)
+	case c.Keep < 0 || c.Keep > call.MaxKeptBody:
+		return fmt.Errorf("--keep-body %d: must be 0 to %d", c.Keep, call.MaxKeptBody)
 	case !prefixShape.MatchString(c.Prefix):
 		return fmt.Errorf("--prefix %q: must be at most 63 of the characters A-Z a-z 0-9 _ . -", jobs.Shorten(c.Prefix))
 	case c.Jobs == "-" && c.Policies == "-":
@@ -97,11 +92,6 @@ func (c *RunCommand) validate() error {
 		return fmt.Errorf("--concurrency %d: must be 1 to 10000", c.Concurrency)
 	case c.Timeout < time.Millisecond || c.Timeout > time.Hour:
 		return fmt.Errorf("--timeout %v: must be 1ms to 1h", c.Timeout)
-	}
-	for name := range strings.SplitSeq(c.KeepHeaders, ",") {
-		if name = strings.TrimSpace(name); name != "" {
-			c.Keep.Headers = append(c.Keep.Headers, name)
-		}
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func oneLine(value string) (string, error) {
 }
 
 func (c *RunCommand) readJobs() ([]jobs.Job, error) {
-	source := jobs.Source{CSV: strings.EqualFold(filepath.Ext(c.Jobs), ".csv"), Dir: ".", Env: c.Env}
+	source := jobs.Source{Dir: ".", Env: c.Env}
 	if c.Jobs == "-" {
 		return source.Read("stdin", c.Stdin)
 	}

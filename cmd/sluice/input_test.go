@@ -55,18 +55,6 @@ func TestRunSendsWhatWasSaid(t *testing.T) {
 	})
 }
 
-func TestRunReadsJobsFromCSV(t *testing.T) {
-	t.Parallel()
-	r := newRemote(t)
-	d := newDesk(t, roomy, "")
-	text := "id,tenant,url\none,a," + r.URL + "/one\ntwo,b," + r.URL + "/two\n"
-	d.write("jobs.csv", text)
-	runMain(t.Context(), "", d.args("--jobs", d.path("jobs.csv"))...).want(t, exitDone, "2 jobs: 2 succeeded")
-	if r.called("/one") != 1 || r.called("/two") != 1 {
-		t.Errorf("calls %v", r.calls)
-	}
-}
-
 func TestBadHeadersAndVariables(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, roomy, manyJobs(1, "http://127.0.0.1:9", ""))
@@ -148,8 +136,6 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"--redis twice", job(""), roomy, []string{"--redis", "redis://x", "--redis-file", "DIR/f"},
 			`--redis and --redis-file: must not be given together`},
 		{"no --redis-file", job(""), roomy, []string{"--redis-file", "DIR/f"}, `--redis-file: open DIR/f: no such file or directory`},
-		{"--redis of no variable", job(""), roomy, []string{"--redis", "redis://:${PW}@x"},
-			`--redis: ${PW}: the environment has no such variable: it must be set`},
 		{"TLS files without TLS", job(""), roomy, []string{"--redis", "redis://x", "--redis-ca", "JOBS"},
 			`--redis-ca JOBS: holds no certificate: must be a PEM file`},
 		{"TLS files without Redis", job(""), roomy, []string{"--redis-ca", "JOBS"},

@@ -362,10 +362,6 @@ func TestHelpShowsWhatWorks(t *testing.T) {
 	if read, err := (jobs.Source{}).Read("help", strings.NewReader(lines)); err != nil || len(read) != 3 {
 		t.Errorf("%d jobs, %v:\n%s", len(read), err, lines)
 	}
-	records := strings.ReplaceAll(between("ends with .csv):\n\n", "\n\n"), "  ", "")
-	if read, err := (jobs.Source{CSV: true}).Read("help", strings.NewReader(records)); err != nil || len(read) != 1 {
-		t.Errorf("%d jobs, %v:\n%s", len(read), err, records)
-	}
 }
 
 func TestUnknownCommands(t *testing.T) {

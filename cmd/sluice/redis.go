@@ -55,9 +55,6 @@ func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found boo
 		}
 		a = redisconn.Address{Source: "$" + redisURLVariable, URL: url}
 	}
-	if a, err = a.Expand(env); err != nil {
-		return a, true, inputError{err}
-	}
 	return a, true, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 )
 
 // Run checks all input, and only then begins to write.
@@ -54,10 +55,8 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		return inputError{err}
 	}
 	defer server.Close()
-	learnt := &drain.Learnt{}
 	limiter, err := throttle.New(throttle.Config{
-		Client: server.Client, Logger: progress.Logger(), Observer: throttle.Observer{Refused: learnt.Refused},
-		Policies: policies, Prefix: c.prefix(),
+		Client: server.Client, Logger: progress.Logger(), Policies: policies, Prefix: c.prefix(),
 	})
 	if err != nil {
 		return inputError{err}
@@ -89,17 +88,20 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		}
 	}
 
-	end, err := c.follow(ctx, limiter, server, list, progress.Logger())
-	if err != nil {
-		return err
+	if store, err := control.NewStore(server.Client, c.prefix()); err == nil { // operators may pause and override
+		follower, err := control.Follow(ctx, control.FollowConfig{
+			KeepPolicies: true, Limiter: limiter, Logger: progress.Logger(), Store: store,
+		})
+		if err != nil {
+			return err
+		}
+		defer follower.Close()
 	}
-	defer end()
 	d := &drain.Drain{
 		Caller:      caller,
 		Client:      server.Client,
 		Concurrency: c.Concurrency,
 		Jobs:        list,
-		Learnt:      learnt,
 		Limiter:     limiter,
 		Progress:    progress,
 		Queue:       queue,
@@ -188,9 +190,6 @@ func waitAlone(ctx context.Context, client redis.UniversalClient, queue string, 
 func (c *RunCommand) report(s drain.Summary) error {
 	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s; %d denials\n",
 		s.Jobs, s.Succeeded, s.Failed, s.Seconds, s.Denials)
-	for _, lesson := range s.Learnt {
-		lesson.Print(c.Stderr)
-	}
 	if !c.json {
 		return nil
 	}

@@ -106,8 +106,7 @@ func TestRunKeepsAndJudges(t *testing.T) {
 {"id":"broken","tenant":"a","url":"URL/broken"}
 {"id":"redirect","tenant":"a","url":"URL/redirect","max_retry":1}
 `, "URL", r.URL))
-		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302",
-			"--keep-body", "10", "--keep-headers", "X-Remote,Date", "--keep-time")
+		args := d.args("--redis", "redis://"+client.Options().Addr, "--success", "2xx,404", "--retry", "302", "--keep-body", "10")
 		runMain(t.Context(), "", args...).want(t, exitFailed, "3 jobs: 1 succeeded, 2 failed")
 		got := d.results("out.jsonl")
 		for id, want := range map[string]struct {
@@ -115,8 +114,7 @@ func TestRunKeepsAndJudges(t *testing.T) {
 			error    string
 		}{"missing": {1, ""}, "broken": {1, "503 Service Unavailable"}, "redirect": {2, "302 Found"}} {
 			r := got[id]
-			if r.Attempts != want.attempts || r.Error != want.error || r.Body != "answered " || !r.BodyCut || r.TookMS <= 0 ||
-				len(r.Headers) != 2 || r.Headers["X-Remote"][0] != "yes" {
+			if r.Attempts != want.attempts || r.Error != want.error || r.Body != "answered " || !r.BodyCut {
 				t.Errorf("%+v", r)
 			}
 		}
@@ -167,7 +165,7 @@ func TestRunOfNoJobsSucceeds(t *testing.T) {
 	d := newDesk(t, roomy, "\n")
 	e := runMain(t.Context(), "", d.args("--json")...)
 	e.want(t, exitDone, "0 jobs: 0 succeeded, 0 failed")
-	if !strings.Contains(e.stdout, `"jobs": 0,`) || !strings.Contains(e.stdout, `"learnt": []`) {
+	if !strings.Contains(e.stdout, `"jobs": 0,`) {
 		t.Error(e.stdout)
 	}
 }
@@ -203,18 +201,14 @@ func TestADryRunCallsNobody(t *testing.T) {
 	e.want(t, exitDone)
 	if want := `9 jobs, 2 of them done before.
 The others take 3s at best: the last one waits for window all.
-
-POLICY   TENANT   COST          JOBS   AT BEST   WINDOW
-api      t0       [tokens:50]   4      3s        all
-api      t1       [tokens:50]   3      2s        all
 `; e.stdout != want {
 		t.Errorf("got\n%s\nwant\n%s", e.stdout, want)
 	}
 	e = runMain(t.Context(), "", append(args, "--json", "--retry-failed")...)
 	e.want(t, exitDone)
-	var report dryRunReport
+	var report forecast
 	if err := json.Unmarshal([]byte(e.stdout), &report); err != nil || report.Jobs != 8 || report.Done != 1 || *report.AtBestSeconds != 3 ||
-		report.Window != "all" || len(report.Equal) != 2 {
+		report.Window != "all" {
 		t.Errorf("%v: %s", err, e.stdout)
 	}
 	if r.total() != 0 || d.read("out.jsonl") != before {

@@ -24,10 +24,10 @@ import (
 
 // Config says how calls are made.
 type Config struct {
-	Concurrency int            // for so many calls to one host a connection is kept open
-	Env         environ.Lookup // of variables in headers; nil leaves them as they are
-	Headers     []jobs.Header  // of all calls; a job's own of the same name go first
-	Keep        Keep
+	Concurrency int               // for so many calls to one host a connection is kept open
+	Env         environ.Lookup    // of variables in headers; nil leaves them as they are
+	Headers     []jobs.Header     // of all calls; a job's own of the same name go first
+	Keep        int               // bytes of an answer's body that are kept, up to MaxKeptBody
 	Limiter     *throttle.Limiter // learns what the answers say of limits; nil does not
 	Logger      *slog.Logger      // of what it learns; nil is slog.Default()
 	Outcome     Outcome           // the zero value is that of the defaults
@@ -80,15 +80,11 @@ func (c *Caller) Call(ctx context.Context, job jobs.Job) (int, jobs.Answer, erro
 	if err != nil {
 		return 0, jobs.Answer{}, &Error{Text: err.Error()}
 	}
-	start := time.Now()
 	var kept jobs.Answer
 	res, err := c.Client.Do(req)
 	if err == nil {
 		defer res.Body.Close()
-		kept, err = c.config.Keep.of(res)
-	}
-	if c.config.Keep.Time {
-		kept.TookMS = float64(time.Since(start).Microseconds()) / 1000
+		kept, err = keep(res, c.config.Keep)
 	}
 	if err != nil {
 		if ctx.Err() != nil {

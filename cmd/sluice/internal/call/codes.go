@@ -53,8 +53,8 @@ func defaultOutcome() (o Outcome) {
 	return o
 }
 
-// NewOutcome makes an outcome of two lists; an empty one stands for its default. A code of a list that
-// was given is no longer in the default of the other. Lists that both were given must not overlap.
+// NewOutcome makes an outcome of two lists; an empty one stands for its default. A code that is to be
+// tried again is no success by default. A success is not tried again.
 func NewOutcome(success, retry string) (Outcome, error) {
 	o := defaultOutcome()
 	var err error
@@ -69,15 +69,8 @@ func NewOutcome(success, retry string) (Outcome, error) {
 		}
 	}
 	for code := range o.success {
-		switch {
-		case !o.success[code] || !o.retry[code]:
-		case success != "" && retry != "":
-			return o, fmt.Errorf("--success %s and --retry %s: %d is in both: must be in one", success, retry, code)
-		case retry != "":
-			o.success[code] = false
-		default:
-			o.retry[code] = false
-		}
+		o.success[code] = o.success[code] && (success != "" || !o.retry[code])
+		o.retry[code] = o.retry[code] && !o.success[code]
 	}
 	return o, nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"net/http"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
@@ -14,37 +13,17 @@ import (
 // connection can be used again.
 const MaxKeptBody = 1 << 20
 
-// Keep says what of an answer goes into the result.
-type Keep struct {
-	Body    int      // bytes at most, up to MaxKeptBody; 0 for none
-	Headers []string // by name; "all" for all of them
-	Time    bool     // how long the call took
-}
-
-// of reads the answer to its end, or to MaxKeptBody.
-func (k Keep) of(res *http.Response) (jobs.Answer, error) {
-	var a jobs.Answer
-	for _, name := range k.Headers {
-		if strings.EqualFold(name, "all") {
-			a.Headers = res.Header.Clone()
-			break
-		}
-		if values := res.Header.Values(name); len(values) > 0 {
-			if a.Headers == nil {
-				a.Headers = map[string][]string{}
-			}
-			a.Headers[http.CanonicalHeaderKey(name)] = values
-		}
-	}
+// keep reads an answer to its end, or to MaxKeptBody, and returns so many bytes of it.
+func keep(res *http.Response, bytesKept int) (a jobs.Answer, err error) {
 	var body bytes.Buffer
-	if _, err := io.CopyN(&body, res.Body, int64(k.Body)); err != nil && err != io.EOF {
+	if _, err := io.CopyN(&body, res.Body, int64(bytesKept)); err != nil && err != io.EOF {
 		return a, err
 	}
-	rest, err := io.CopyN(io.Discard, res.Body, int64(MaxKeptBody-k.Body+1))
+	rest, err := io.CopyN(io.Discard, res.Body, int64(MaxKeptBody-bytesKept+1))
 	if err != nil && err != io.EOF {
 		return a, err
 	}
-	if k.Body > 0 {
+	if bytesKept > 0 {
 		a.BodyCut = rest > 0
 		a.Body, a.BodyBase64 = text(body.Bytes(), a.BodyCut)
 	}

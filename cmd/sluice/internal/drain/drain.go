@@ -17,6 +17,7 @@ import (
 )
 
 const (
+	joinTimeout     = 10 * time.Second // for the limiter: jobs have time, and places in line are worth it
 	shutdownTimeout = 10 * time.Second // for calls in flight when the drain is interrupted
 	stalledAfter    = time.Minute      // without any event, before jobs are enqueued that may be lost
 	takenBackAfter  = 2 * time.Second  // before it is seen what asynq's recoverer did at the start
@@ -30,7 +31,6 @@ type Drain struct {
 	Client      redis.UniversalClient
 	Concurrency int
 	Jobs        []jobs.Job
-	Learnt      *Learnt // by the limiter's observer
 	Limiter     *throttle.Limiter
 	Progress    *Progress
 	Queue       string // nobody else's
@@ -52,9 +52,8 @@ type Drain struct {
 // A Summary says how a drain went. The rest of its counts is of all jobs.
 type Summary struct {
 	Counts
-	DoneBefore int      `json:"done_before"` // of these, when the drain began
-	Seconds    float64  `json:"seconds"`
-	Learnt     []Lesson `json:"learnt"`
+	DoneBefore int     `json:"done_before"` // of these, when the drain began
+	Seconds    float64 `json:"seconds"`
 }
 
 // Counts are events of a drain so far. Succeeded and Failed include jobs that were done before
@@ -86,7 +85,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		d.Progress.End(d.Counts())
 	}
 	took := time.Since(start).Round(time.Millisecond).Seconds()
-	return Summary{Counts: d.Counts(), DoneBefore: before.Done(), Learnt: d.Learnt.lessons(), Seconds: took}, err
+	return Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}, err
 }
 
 // sayBefore says what need not be done again.
@@ -171,7 +170,7 @@ func (d *Drain) serve(ctx context.Context) error {
 		return err
 	}
 	defer server.Shutdown()
-	client, err := worker.NewClient(d.Redis, worker.ClientConfig{Limiter: d.Limiter})
+	client, err := worker.NewClient(d.Redis, worker.ClientConfig{Limiter: d.Limiter, LimiterTimeout: joinTimeout})
 	if err != nil {
 		return err
 	}

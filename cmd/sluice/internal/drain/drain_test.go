@@ -51,7 +51,7 @@ func TestDrainFindsLostTasks(t *testing.T) {
 		caller.Client.Transport = answers(func(path string) int { calls <- path; return http.StatusOK })
 		var out bytes.Buffer
 		drain := &Drain{
-			Caller: caller, Client: client, Concurrency: 2, Jobs: list, Learnt: &Learnt{}, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
+			Caller: caller, Client: client, Concurrency: 2, Jobs: list, Limiter: limiter, Progress: NewProgress(io.Discard, time.Minute),
 			Queue: "q", Redis: m, Results: jobs.NewLog(&out),
 		}
 		time.AfterFunc(30*time.Second, m.FlushAll)

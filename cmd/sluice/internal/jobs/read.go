@@ -20,9 +20,8 @@ import (
 // mostErrors bounds how many bad lines are reported at once.
 const mostErrors = 10
 
-// A Source says how to read jobs. Its zero value reads lines of JSON.
+// A Source says how to read jobs.
 type Source struct {
-	CSV bool           // records of CSV, the first of which names the fields
 	Dir string         // where body_file begins
 	Env environ.Lookup // of variables in headers; nil leaves them as they are
 }
@@ -33,12 +32,9 @@ func (s Source) Read(name string, r io.Reader) ([]Job, error) {
 	var jobs []Job
 	var errs []error
 	first := map[string]string{} // id -> where it stands
-	add := func(number int, line []byte, err error) {
+	add := func(number int, line []byte) {
 		at := fmt.Sprintf("%s:%d", name, number)
-		var job Job
-		if err == nil {
-			job, err = s.parse(line)
-		}
+		job, err := s.parse(line)
 		job.At = at
 		if job.ID == "" {
 			job.ID = fmt.Sprintf("%d-%x", number, sha256.Sum256(line))[:24]
@@ -52,18 +48,14 @@ func (s Source) Read(name string, r io.Reader) ([]Job, error) {
 		}
 		jobs = append(jobs, job)
 	}
-	read := lines
-	if s.CSV {
-		read = csvRecords
-	}
-	if err := read(name, r, add); err != nil {
+	if err := lines(name, r, add); err != nil {
 		return nil, err
 	}
 	return jobs, Join(errs)
 }
 
 // lines hands out the lines that are not empty.
-func lines(name string, r io.Reader, do func(number int, line []byte, err error)) error {
+func lines(name string, r io.Reader, do func(number int, line []byte)) error {
 	lines := bufio.NewReader(r)
 	for number := 1; ; number++ {
 		line, err := lines.ReadBytes('\n')
@@ -71,7 +63,7 @@ func lines(name string, r io.Reader, do func(number int, line []byte, err error)
 			return fmt.Errorf("%s:%d: %w", name, number, err)
 		}
 		if line = bytes.TrimSpace(line); len(line) > 0 {
-			do(number, line, nil)
+			do(number, line)
 		}
 		if err == io.EOF {
 			return nil

@@ -27,11 +27,9 @@ type Result struct {
 
 // An Answer is the part of a job's last answer that is kept: by default nothing.
 type Answer struct {
-	Body       string              `json:"body,omitempty"`
-	BodyBase64 []byte              `json:"body_base64,omitempty"` // in place of a body that is not UTF-8
-	BodyCut    bool                `json:"body_cut,omitempty"`    // the body was longer
-	Headers    map[string][]string `json:"headers,omitempty"`
-	TookMS     float64             `json:"took_ms,omitempty"` // of the last call, the body included
+	Body       string `json:"body,omitempty"`
+	BodyBase64 []byte `json:"body_base64,omitempty"` // in place of a body that is not UTF-8
+	BodyCut    bool   `json:"body_cut,omitempty"`    // the body was longer
 }
 
 // A Log holds the results of jobs, one line each, and knows the jobs that it holds. It is safe for

@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 )
 
 // An Address is the URL of a Redis, and where it was written, for messages. The kinds are:
@@ -27,25 +25,6 @@ import (
 type Address struct {
 	Source string // such as "--redis"
 	URL    string
-}
-
-// Expand replaces every ${NAME} by a variable of the environment. Values are escaped, but for the
-// hosts and a URL that is a variable as a whole: a password may hold any characters.
-func (a Address) Expand(lookup environ.Lookup) (Address, error) {
-	before, hosts, after, ok := split(a.URL)
-	if !ok {
-		expanded, err := environ.Expand(a.URL, lookup, nil)
-		return Address{a.Source, expanded}, wrap(a.Source, err)
-	}
-	escape := func(value string) (string, error) { return strings.ReplaceAll(url.QueryEscape(value), "+", "%20"), nil }
-	before, err := environ.Expand(before, lookup, escape)
-	if err == nil {
-		hosts, err = environ.Expand(hosts, lookup, nil)
-	}
-	if err == nil {
-		after, err = environ.Expand(after, lookup, escape)
-	}
-	return Address{a.Source, before + hosts + after}, wrap(a.Source, err)
 }
 
 func wrap(source string, err error) error {

@@ -7,17 +7,14 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/call"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
-	"github.com/sluice-go/sluice/internal/apitest"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
-	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
@@ -39,10 +36,7 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	t.Helper()
 	m := throttletest.InMemory(t)
 	client := m.Client(t)
-	learnt := &Learnt{}
-	limiter, err := throttle.New(throttle.Config{
-		Client: client, Observer: throttle.Observer{Refused: learnt.Refused}, Policies: []throttle.Policy{p},
-	})
+	limiter, err := throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +59,7 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	}
 	var out bytes.Buffer
 	d := &Drain{
-		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Learnt: learnt, Limiter: limiter, Progress: progress,
+		Caller: caller, Client: client, Concurrency: 8, Jobs: list, Limiter: limiter, Progress: progress,
 		Queue: "q", Redis: m, Results: jobs.NewLog(&out),
 	}
 	s, err := d.Run(t.Context())
@@ -83,61 +77,8 @@ func drained(t *testing.T, p throttle.Policy, n int, a api) (Summary, []jobs.Res
 	return s, results
 }
 
-// counting is an API that counts the calls of all.
-func counting(count apitest.Count) api {
-	var mu sync.Mutex
-	start := time.Now()
-	return func(*http.Request) (int, string) {
-		mu.Lock()
-		defer mu.Unlock()
-		if !count(time.Since(start)) {
-			return http.StatusTooManyRequests, ""
-		}
-		return http.StatusOK, ""
-	}
-}
-
 func publishedPolicy(windows ...throttle.Window) throttle.Policy {
 	return throttle.Policy{Name: "p", Match: []string{"*"}, Windows: windows}
-}
-
-// A drain ends with what it learnt of the API, and a window that it does not refuse.
-func TestADrainLearnsWhatAnAPIAllows(t *testing.T) {
-	const period = 2 * time.Second
-	published := throttle.Window{Name: "all", Limit: 20, Period: period, Scope: throttle.ScopeShared}
-	for name, row := range map[string]struct {
-		limit int64 // of the API
-		says  string
-	}{
-		"three quarters": {15, "policy p, window all: the API refused "},
-		"as published":   {25, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s, results := drained(t, publishedPolicy(published), 160, counting(apitest.BucketCount(int(row.limit), period, int(row.limit))))
-				var said strings.Builder
-				for _, l := range s.Learnt {
-					l.Print(&said)
-				}
-				if s.Succeeded != 160 || len(results) != 160 || !strings.HasPrefix(said.String(), row.says) || (row.says == "") != (len(s.Learnt) == 0) {
-					t.Fatalf("%d succeeded; %+v\n%s", s.Succeeded, s.Learnt, &said)
-				}
-				if row.says == "" {
-					return
-				}
-				_, line, _ := strings.Cut(said.String(), "evenly: ")
-				fits, err := policyfile.Parse("p", []byte("policies: [{name: p, match: ['*'], windows: ["+strings.Replace(line, "}", ", per: []}", 1)+"]}]"))
-				if err != nil {
-					t.Fatalf("%v: %s", err, line)
-				}
-				again, _ := drained(t, fits[0], 40, counting(apitest.BucketCount(int(row.limit), period, int(row.limit))))
-				if again.Succeeded != 40 || len(again.Learnt) > 0 {
-					t.Errorf("by %s: %d succeeded, %+v", line, again.Succeeded, again.Learnt)
-				}
-			})
-		})
-	}
 }
 
 // A refusal takes no retry of a job, which has none here.

@@ -174,7 +174,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	if ask.Once = o.request.onceKey(); op == script.Peek || op == script.Join {
 		ask.Once = ""
 	} else if ask.Once != "" {
-		ask.Word = script.OnceWord(ask.Cost, ask.Keys)
+		ask.Digest = script.OnceDigest(ask.Cost, ask.Keys)
 	}
 	return ask
 }

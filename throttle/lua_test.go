@@ -158,15 +158,14 @@ func TestHeadersOfScripts(t *testing.T) {
 		return len(strings.Fields(one(t, header(decide), `(?m)^--   `+name+` {2,}((?:\S+ )*\S+)(?:  .*)?$`)))
 	}
 	for i, c := range []struct {
-		form      string
-		windows   int
-		corrected int
-	}{{"plain", len(p.Windows), 0}, {"full", len(p.Windows), form("corrected")}, {"full", 0, 0}} { // of Reserve, Cancel and Join
+		form    string
+		windows int
+	}{{"plain", len(p.Windows)}, {"full", len(p.Windows)}, {"full", 0}} { // of Reserve, Cancel and Join
 		args := spied.calls[i] // command, script, number of keys, key, arguments
 		if want := 4 + head + len(requests) + len(p.Windows); len(args) != want || fmt.Sprint(args[2]) != "1" {
 			t.Errorf("call %d: Go sends %d values, the headers say %d", i, len(args), want)
 		}
-		if want := form(c.form) + form(c.form+" window")*c.windows + c.corrected; len(spied.replies[i]) != want {
+		if want := form(c.form) + form("window")*c.windows; len(spied.replies[i]) != want {
 			t.Errorf("call %d: decide.lua replies %d values, the header says %d", i, len(spied.replies[i]), want)
 		}
 	}
@@ -181,6 +180,26 @@ func TestHeadersOfScripts(t *testing.T) {
 	for _, op := range ops {
 		if !regexp.MustCompile(`(?m)^--   ` + op + ` +[a-z]`).MatchString(header(decide)) {
 			t.Errorf("decide.lua: the header does not list %s", op)
+		}
+	}
+
+	// The fields that Go writes and reads are those of the header, and the scripts read and write them.
+	lists := strings.SplitN(header(decide), "-- Fields of a reply:", 2)
+	listed := func(text, until string) (list []string) {
+		text, _, _ = strings.Cut(text, until)
+		for _, line := range all(text, `(?m)^--   ((?:[a-z_]+(?:, )?)+)(?: |$)`) {
+			list = append(list, names(line)...)
+		}
+		return list
+	}
+	_, asked, _ := strings.Cut(lists[0], "-- Fields of a request.")
+	for _, c := range []struct {
+		listed, got []string
+	}{{listed(asked, "-- Verbs:"), script.RequestFields()}, {listed(lists[1], "-- Keys,"), script.AnswerFields()}} {
+		slices.Sort(c.listed)
+		slices.Sort(c.got)
+		if !slices.Equal(c.listed, c.got) {
+			t.Errorf("decide.lua lists the fields %q, Go has %q", c.listed, c.got)
 		}
 	}
 
@@ -231,7 +250,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			}
 		}
 		for f := range functions {
-			if optional := slices.Contains([]string{"kept_until", "longest", "more", "opens_at", "release", "renew", "rid_at", "span"}, f); !optional && !found[f] {
+			if optional := slices.Contains([]string{"grants", "kept_until", "longest", "more", "opens_at", "release", "renew", "rid_at", "span"}, f); !optional && !found[f] {
 				t.Errorf("%s does not have the function %s, which scope.lua lists", name, f)
 			}
 		}
@@ -242,7 +261,7 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 			t.Errorf("%s: leases are %v in Lua, %v in Go", name, leases, a.Leases)
 		}
 	}
-	if len(functions) != 15 {
+	if len(functions) != 16 {
 		t.Errorf("scope.lua lists %d functions", len(functions))
 	}
 }
@@ -291,7 +310,7 @@ func TestHeadersOfState(t *testing.T) {
 
 // What miniredis accepts and Redis does not, and what miniredis does not have.
 func TestScriptsUseNothingSpecial(t *testing.T) {
-	allowed := []string{"ARGV", "KEYS", "ipairs", "math", "next", "pairs", "redis", "setmetatable", "string", "table", "tonumber", "unpack"}
+	allowed := []string{"ARGV", "KEYS", "ipairs", "math", "next", "pairs", "redis", "setmetatable", "string", "table", "tonumber", "type", "unpack"}
 	var files []string
 	for _, a := range algorithms {
 		files = append(files, a.File)

@@ -41,7 +41,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	if o == nil {
 		return Refund{}, err
 	}
-	a, err := o.settle(ctx, r, script.Cancel, script.CancelWord(o.neverCounted(r)))
+	a, err := o.settle(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
 	if err != nil {
 		return Refund{}, err
 	}
@@ -84,7 +84,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if slices.Max(costs) < 0 {
 		return r, nil
 	}
-	a, err := o.settle(ctx, r, script.Settle, script.SettleWord(costs))
+	a, err := o.settle(ctx, r, script.Request{Op: script.Settle, Actual: costs})
 	if err != nil {
 		return r, err
 	}
@@ -146,7 +146,7 @@ func (r Reservation) Release(ctx context.Context) error {
 	if o == nil || !o.leases { // not by Lease: what is held stays held when the cost is settled to 0
 		return err
 	}
-	if _, err = o.settle(ctx, r, script.Release, ""); err == nil {
+	if _, err = o.settle(ctx, r, script.Request{Op: script.Release}); err == nil {
 		CallerFrom(ctx).drop(r)
 		o.claims.released()
 	}
@@ -161,7 +161,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	if err != nil || r.Lease() == 0 {
 		return err == nil, err
 	}
-	a, err := o.settle(ctx, r, script.Renew, "")
+	a, err := o.settle(ctx, r, script.Request{Op: script.Renew})
 	return a.Status == script.Granted, err
 }
 
@@ -211,10 +211,10 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	return o, err
 }
 
-func (o *operation) settle(ctx context.Context, r Reservation, op, word string) (script.Answer, error) {
-	ask := o.scriptRequest(op, r.ID)
-	ask.Once = r.onceKey()
-	if ask.Word = word; !r.At.IsZero() {
+// settle sends a request about a reservation, whose fields that differ by the verb are set.
+func (o *operation) settle(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
+	ask.ID, ask.Once, ask.Own, ask.Keys, ask.Cost = r.ID, r.onceKey(), o.own(), o.keys, o.costsText(o.request)
+	if !r.At.IsZero() {
 		ask.At = r.At.UnixMicro()
 	}
 	return o.do(ctx, ask)

@@ -150,7 +150,7 @@ func (l *Limiter) Pause(
 // Resume ends a pause at once, the gradual opening after it, and what the policy adapted to
 // (Policy.Adapt), in the counts of Pause. Without those it does nothing. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
-	return l.report(ctx, Reservation{Request: r}, script.Resume, script.ResumeWord)
+	return l.report(ctx, Reservation{Request: r}, script.Request{Op: script.Resume})
 }
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
@@ -195,15 +195,15 @@ func (l *Limiter) pause(
 	if err != nil {
 		return refusal, err
 	}
-	refused.Places, refused.RampMax = o.upstream, maxRamp.Microseconds()
-	refused.Adapt, refused.Tenant, refused.By = slices.Index(adapts, cmp.Or(adapt, o.Adapt)), r.Tenant, l.name
+	refused.RampMax = maxRamp.Microseconds()
+	refused.Adapt, refused.Tenant, refused.By = int64(slices.Index(adapts, cmp.Or(adapt, o.Adapt))), r.Tenant, l.name
 	if pause == 0 {
 		pause, refused.Guess = DefaultPause, o.MaxPause.Microseconds()
 	}
 	pause = min(pause, o.MaxPause)
 	refused.Wait = max(1, pause.Microseconds())
 	refused.Ramp = min(max(pause, minRamp), maxRamp).Microseconds()
-	a, err := o.settle(ctx, r, script.Pause, script.PauseWord(refused))
+	a, err := o.settle(ctx, r, script.Request{Op: script.Pause, Scopes: o.upstream, Refused: refused})
 	if err != nil || a.Status != script.Granted {
 		return refusal, err
 	}
@@ -242,18 +242,19 @@ func (r Reservation) ReportRemaining(ctx context.Context, left Remaining) error 
 	case cp == nil:
 		return nil
 	}
-	return r.limiter.report(ctx, r, script.Remaining, func(places []int) string {
-		return script.RemainingWord(places, left.Unit, left.Units, max(1, left.Reset.Microseconds()))
-	})
+	return r.limiter.report(ctx, r, script.Request{Op: script.Remaining, Left: script.Left{
+		Unit: left.Unit, Units: left.Units, Reset: max(1, left.Reset.Microseconds()),
+	}})
 }
 
-// report sends what the upstream says of the scopes at some places.
-func (l *Limiter) report(ctx context.Context, r Reservation, op string, word func(places []int) string) error {
+// report sends what the upstream says of the scopes that Policy.Upstream names.
+func (l *Limiter) report(ctx context.Context, r Reservation, ask script.Request) error {
 	o, err := l.upstreamOperation(ctx, r)
 	if err != nil {
 		return err
 	}
-	_, err = o.settle(ctx, r, op, word(o.upstream))
+	ask.Scopes = o.upstream
+	_, err = o.settle(ctx, r, ask)
 	return err
 }
 

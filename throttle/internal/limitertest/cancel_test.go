@@ -236,3 +236,42 @@ func TestCancelOfMergedGrants(t *testing.T) {
 		}
 	})
 }
+
+// A grant that was merged counts as long as its entry: a cancel gives it back after a period too. One
+// whose own entry has gone gives back nothing. A second cancel, when nothing is remembered any more,
+// says that it cancelled nothing.
+func TestCancelOfMergedGrantsThatAreOlderThanAPeriod(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		const period = 7680 * ms // a tick is 80 ms
+		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
+		var alone, merged throttle.Reservation
+		for i := range 96 {
+			c.Set(time.Duration(i) * ms)
+			alone = Reserve(t, l, Acme(3)).Reservation
+		}
+		for _, at := range []time.Duration{100 * ms, 130 * ms, 170 * ms, 250 * ms} {
+			c.Set(at)
+			r := Reserve(t, l, Acme(50)).Reservation
+			if at == 130*ms {
+				merged = r // kept at 170 ms, as is that of 100 ms
+			}
+		}
+		c.Set(period + 140*ms)
+		if used := Used(Peek(t, l, Acme(1))); used[0] != 200 {
+			t.Fatalf("%d are counted, want 200", used[0])
+		}
+		for _, row := range []struct {
+			r         throttle.Reservation
+			cancelled bool
+			used      int64
+		}{{alone, false, 200}, {merged, true, 150}, {merged, false, 150}} {
+			if d := Cancel(t, l, row.r); d.Granted != row.cancelled || d.Windows[0].Used != row.used {
+				t.Errorf("cancelled %v, %d are counted, want %v and %d", d.Granted, d.Windows[0].Used, row.cancelled, row.used)
+			}
+		}
+		c.Set(period + 2*m)
+		if d := Cancel(t, l, merged); d.Granted {
+			t.Error("cancelled again, a minute later")
+		}
+	})
+}

@@ -214,7 +214,7 @@ func TestUnexpectedReplies(t *testing.T) {
 	p.Fail = throttle.FailOpen
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		breaks := func(text string) string {
-			return strings.Replace(text, "local verbs = {", "nothing.at = all\nlocal verbs = {", 1)
+			return strings.Replace(text, "local out, m = {", "nothing.at = all\nlocal out, m = {", 1)
 		}
 		l := NewEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
 		refused(t, l, client, "script that breaks", throttle.ErrReply)

@@ -296,3 +296,32 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 		}
 	})
 }
+
+// A call whose reply is lost for good may have been granted: its caller gets an error, and the next
+// call of the process gives back what it took. One that never arrived takes nothing, also if a copy
+// of it arrives late.
+func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, direct *redis.Client) {
+		proxy := NewProxy(t, direct.Options().Addr)
+		client := redis.NewClient(&redis.Options{Addr: proxy.Addr, MaxRetries: -1})
+		defer client.Close()
+		p := Policy(
+			throttle.Window{Name: "w", Limit: 100, Period: h},
+			throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 10},
+		)
+		l := New(t, client, p)
+		Reserve(t, l, Acme(1)) // the script is known by now
+		for range 3 {
+			proxy.Lose.Store(1)
+			if d, err := l.Reserve(t.Context(), Acme(2)); !errors.Is(err, throttle.ErrUnavailable) {
+				t.Fatalf("granted %v, %v", d.Granted, err)
+			}
+		}
+		if d := Reserve(t, New(t, direct, p), Acme(1)); d.Windows[0].Used != 4 {
+			t.Errorf("%d are counted, want 4: the last of the three is not given back yet", d.Windows[0].Used)
+		}
+		if d := Reserve(t, l, Acme(1)); !slices.Equal(Used(d), []int64{3, 3}) {
+			t.Errorf("used %v, want what the three calls got that were answered", Used(d))
+		}
+	})
+}

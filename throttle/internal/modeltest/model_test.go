@@ -219,6 +219,13 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 	if m.granted[r.IdempotencyKey] != at {
 		return v.decision(false, v.now, v.now)
 	}
+	used := func(d throttle.Decision) (sum int64) {
+		for _, w := range d.Windows {
+			sum += w.Used
+		}
+		return sum
+	}
+	before := used(v.decision(true, v.now, 0))
 	var events []*event
 	for i, w := range m.windows {
 		e := &event{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, of: &event{at: at}}
@@ -229,7 +236,11 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 	}
 	v.write(events)
 	m.granted[r.IdempotencyKey] = 0
-	return v.decision(true, v.now, 0)
+	d = v.decision(true, v.now, 0)
+	if used(d) == before { // it held nothing
+		d = v.decision(false, v.now, v.now)
+	}
+	return d
 }
 
 // grant is what the log of window i holds of the reservation; of one that was cancelled and granted

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -31,6 +33,10 @@ type Batcher struct {
 	mu      sync.Mutex
 	busy    bool // a call is under way
 	waiting []item
+
+	// lost cancels what calls without an answer may have granted. The next call begins with it: what
+	// the script remembers of the last call says what that was.
+	lost []item
 }
 
 // An item is one request that waits.
@@ -77,11 +83,15 @@ func (b *Batcher) Do(ctx context.Context, p *Policy, requests ...Request) ([]Ans
 	}
 	_, timed := ctx.Deadline() // a client does not heed it, unless it is told to
 	b.mu.Lock()
-	if !b.busy && !timed && len(requests) <= p.batch() {
+	if !b.busy && !timed && len(b.lost) == 0 && len(requests) <= p.batch() {
 		b.busy = true
 		b.mu.Unlock()
 		defer b.ended() // even if a hook of the client panics
-		answers, errs := b.run(ctx, p, requests)
+		answers, errs := make([]Answer, len(requests)), make([]error, len(requests))
+		for i, r := range b.run(ctx, p, requests) {
+			answers[i], errs[i] = r.answer, r.err
+			b.note(p, requests[i], r)
+		}
 		return answers, cmp.Or(errs...)
 	}
 	a := &asked{ctx: ctx, answers: make([]Answer, len(requests)), left: len(requests), done: make(chan struct{})}
@@ -152,6 +162,9 @@ func (b *Batcher) load() *batch {
 		return nil
 	}
 	s := &batch{ctx: context.Background(), policy: b.waiting[0].policy}
+	// After a call by another policy nothing says any more what the last one got.
+	b.lost = slices.DeleteFunc(b.lost, func(it item) bool { return it.policy != s.policy })
+	b.waiting, b.lost = append(b.lost, b.waiting...), nil
 	b.waiting = slices.DeleteFunc(b.waiting, func(it item) bool {
 		goes := it.policy == s.policy && len(s.items) < s.policy.batch()
 		if goes {
@@ -182,12 +195,12 @@ func (b *Batcher) send(s *batch) {
 		for i := range s.items {
 			requests[i] = s.items[i].request
 		}
-		answers, errs := b.run(s.ctx, s.policy, requests)
+		results := b.run(s.ctx, s.policy, requests)
 		late := errors.Is(s.ctx.Err(), context.DeadlineExceeded)
 		s.cancel()
 
 		b.mu.Lock()
-		answered := b.deliver(s.items, answers, errs, late)
+		answered := b.deliver(s.items, results, late)
 		s = b.load()
 		b.mu.Unlock()
 		go func() {
@@ -200,23 +213,20 @@ func (b *Batcher) send(s *batch) {
 
 // deliver hands answers to the callers that have not given up. The next call cancels what the
 // others were granted. It returns the callers that miss no answer any more. The lock is held.
-func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late bool) (answered []*asked) {
+func (b *Batcher) deliver(items []item, results []result, late bool) (answered []*asked) {
 	for i, it := range items {
-		a := it.asked
+		a, r := it.asked, results[i]
+		b.lose(it.policy, it.request, r)
 		switch {
 		case a == nil:
 		case a.gone:
 			// What an idempotency key got before may belong to another call.
-			r := it.request
-			takes := r.Op == Reserve || r.Op == Exempt || r.Op == Observe
-			if errs[i] == nil && takes && answers[i].Status == Granted {
-				b.waiting = append(b.waiting, item{policy: it.policy, request: Request{
-					Op: Cancel, ID: r.ID, At: answers[i].At, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost,
-				}})
+			if r.err == nil && grants(it.request.Op) && r.answer.Status == Granted {
+				b.waiting = append(b.waiting, item{policy: it.policy, request: it.request.cancel(r.answer.At)})
 			}
 		default:
-			a.batch, a.answers[it.index] = nil, answers[i]
-			if err := errs[i]; err != nil && a.err == nil {
+			a.batch, a.answers[it.index] = nil, r.answer
+			if err := r.err; err != nil && a.err == nil {
 				if late {
 					// Not wrapped: the caller's own context has not ended.
 					err = fmt.Errorf("no answer within %v: %v", batchTimeout, err)
@@ -231,22 +241,59 @@ func (b *Batcher) deliver(items []item, answers []Answer, errs []error, late boo
 	return answered
 }
 
-// run makes one call to Redis, and returns an answer and an error for each request. If the script
-// fails, any of the requests may be the cause: then each gets a call of its own.
-func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) ([]Answer, []error) {
-	answers, err := b.decide(ctx, p, b.seq.Add(1), requests)
-	errs := slices.Repeat([]error{err}, len(requests))
-	if err != nil {
-		answers = make([]Answer, len(requests))
+// cancel returns the request that gives back what a request was granted at a time.
+func (r Request) cancel(at int64) Request {
+	return Request{Op: Cancel, ID: r.ID, At: at, Once: r.Once, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
+}
+
+func (b *Batcher) note(p *Policy, request Request, r result) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lose(p, request, r)
+}
+
+// lose notes a request that Redis may have granted without an answer. Its caller was told an error.
+// An idempotency key keeps what it got, for the caller to ask again. The lock is held.
+func (b *Batcher) lose(p *Policy, request Request, r result) {
+	var answer redis.Error
+	if r.err == nil || errors.As(r.err, &answer) {
+		return
 	}
-	if len(requests) == 1 || !ScriptFailed(err) {
-		return answers, errs
+	switch {
+	case request.lost > 0: // of a call before: that is still to be cancelled, unless this one did it
+	case grants(request.Op) && request.Once == "":
+		request = request.cancel(0)
+		request.lost, request.lostSeq = r.index, r.seq
+	default:
+		return
 	}
-	for i := range requests {
-		one, err := b.decide(ctx, p, b.seq.Add(1), requests[i:i+1])
-		if errs[i] = err; err == nil {
-			answers[i] = one[0]
+	if len(b.lost) < p.batch()/2 { // each call has room for those who wait
+		b.lost = append(b.lost, item{policy: p, request: request})
+	}
+}
+
+// A result is what became of a request: number index, from 1, of the call with that sequence number.
+type result struct {
+	answer     Answer
+	err        error
+	seq, index int64
+}
+
+// run makes one call to Redis. If the script fails, any of the requests may be the cause: then each
+// gets a call of its own.
+func (b *Batcher) run(ctx context.Context, p *Policy, requests []Request) []result {
+	seq := b.seq.Add(1)
+	answers, err := b.decide(ctx, p, seq, requests)
+	results := make([]result, len(requests))
+	for i := range results {
+		switch {
+		case err == nil:
+			results[i].answer = answers[i]
+		case len(requests) > 1 && ScriptFailed(err):
+			results[i] = b.run(ctx, p, requests[i:i+1])[0]
+		default:
+			results[i] = result{err: err, seq: seq, index: int64(i + 1)}
 		}
 	}
-	return answers, errs
+	return results
 }

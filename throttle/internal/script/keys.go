@@ -60,9 +60,9 @@ func ParseScopes(keys string) map[string]string {
 // OnceKey returns the name of an idempotency key. Tenants do not share names.
 func OnceKey(tenant, key string) string { return Escape(tenant) + ":" + Escape(key) }
 
-// OnceWord returns Request.Word of a request with an idempotency key: a digest of what counts it.
-// Requests with the same word are repeats of one.
-func OnceWord(cost string, keys []string) string {
+// OnceDigest returns a digest of what counts a request with an idempotency key. Requests with the
+// same one are repeats of each other.
+func OnceDigest(cost string, keys []string) string {
 	sum := sha256.Sum256([]byte(cost + " " + strings.Join(keys, " ")))
 	return base64.RawURLEncoding.EncodeToString(sum[:9])
 }

@@ -3,6 +3,7 @@ package script
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -153,89 +154,116 @@ func next[T any](r *reader) (value T) {
 	return value
 }
 
-// upstream reads "UNTIL OPEN TENANT:CAUSE:BY:HAND:AT;RATE SINCE REFUSALS WINDOW CHANGED UNTIL", either
-// part of which may be empty, or nothing.
-func (r *reader) upstream() (p PauseAnswer, a AdaptedAnswer) {
-	text := r.text()
-	if text == "" {
-		return p, a
-	}
-	pause, adapted, ok := strings.Cut(text, ";")
-	r.bad = r.bad || !ok
-	if pause != "" {
-		f := strings.Split(strings.ReplaceAll(pause, " ", ":"), ":")
-		if len(f) != 7 {
-			r.bad = true
-			return p, a
-		}
-		n := r.integers(3, f[0], f[1], f[6])
-		p = PauseAnswer{
-			Until: n[0], Open: n[1], At: n[2], Tenant: Unescape(f[2]), Cause: Unescape(f[3]),
-			By: Unescape(f[4]), ByHand: f[5] == "h",
-		}
-	}
-	if adapted != "" {
-		n := r.integers(6, strings.Split(adapted, " ")...)
-		a = AdaptedAnswer{n[0], n[1], n[2], n[3], n[4], n[5]}
-	}
-	return p, a
-}
-
-func (r *reader) integers(n int, words ...string) []int64 {
-	numbers := make([]int64, n)
-	r.bad = r.bad || len(words) != n
-	for i, word := range words[:min(n, len(words))] {
-		var err error
-		numbers[i], err = strconv.ParseInt(word, 10, 64)
-		r.bad = r.bad || err != nil
-	}
-	return numbers
-}
-
 func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {
 	r := &reader{reply: reply}
 	answers := make([]Answer, len(requests))
 	for i := range answers {
-		a := &answers[i]
-		a.Status = r.integer()
-		full := a.Status >= fullForm
-		if full {
-			a.Status -= fullForm
-		}
-		r.bad = r.bad || a.Status < Denied || a.Status > OtherRequest
-		if a.Status == Failed {
-			a.Err = &StateError{r.text()}
-		} else {
-			a.At = r.integer()
-			a.Time, a.Latest = a.At, a.At
-			if full {
-				a.Time, a.Latest, a.Binds = r.integer(), r.integer(), r.integer()
-				a.Behind, a.Nudge = r.integer(), r.integer() == 1
-				a.Pause, a.Adapted = r.upstream()
-			}
-			if op := requests[i].Op; op == Settle || op == Cancel {
-				if before := r.text(); before != "" {
-					a.Before = r.integers(len(p.Windows), strings.Split(before, ",")...)
-				}
-			}
-			if hasWindows(requests[i].Op) {
-				a.Windows = make([]WindowAnswer, len(p.Windows))
-				for j := range a.Windows {
-					w := &a.Windows[j]
-					w.Used = r.integer()
-					if full {
-						w.Fits = r.integer()
-					}
-					w.Resets = r.integer()
-					r.bad = r.bad || w.Used < 0
-				}
-			}
-		}
+		p.readAnswer(r, requests[i].Op, &answers[i])
 	}
 	if r.bad || r.at != len(reply) {
 		return nil, &ReplyError{fmt.Sprintf("value %d of %d for %d requests", r.at+1, len(reply), len(requests))}
 	}
 	return answers, nil
+}
+
+func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
+	a.Status = r.integer()
+	full := a.Status >= fullForm
+	if full {
+		a.Status -= fullForm
+	}
+	r.bad = r.bad || a.Status < Denied || a.Status > OtherRequest
+	if a.Status == Failed {
+		a.Err = &StateError{r.text()}
+		return
+	}
+	a.At = r.integer()
+	a.Time, a.Latest = a.At, a.At
+	if hasWindows(op) {
+		a.Windows = make([]WindowAnswer, len(p.Windows))
+	}
+	if full {
+		r.bad = r.bad || !readFields(r.text(), a.number, a.text)
+	}
+	for j := range a.Windows {
+		w := &a.Windows[j]
+		w.Used, w.Resets = r.integer(), r.integer()
+		r.bad = r.bad || w.Used < 0
+	}
+}
+
+// The fields of a reply, as lua/decide.lua lists them: numbers, and texts.
+var (
+	numberFields = map[string]func(a *Answer, n int64){
+		"time":     func(a *Answer, n int64) { a.Time, a.Latest = n, n },
+		"latest":   func(a *Answer, n int64) { a.Latest = n }, // it follows the time
+		"binds":    func(a *Answer, n int64) { a.Binds = n },
+		"behind":   func(a *Answer, n int64) { a.Behind = n },
+		"nudge":    func(a *Answer, n int64) { a.Nudge = n == 1 },
+		"ends":     func(a *Answer, n int64) { a.Pause.Until = n },
+		"opens":    func(a *Answer, n int64) { a.Pause.Open = n },
+		"reported": func(a *Answer, n int64) { a.Pause.At = n },
+		"hand":     func(a *Answer, n int64) { a.Pause.ByHand = n == 1 },
+		"rate":     func(a *Answer, n int64) { a.Adapted.Rate = n },
+		"window":   func(a *Answer, n int64) { a.Adapted.Window = n },
+		"since":    func(a *Answer, n int64) { a.Adapted.Since = n },
+		"refusals": func(a *Answer, n int64) { a.Adapted.Refusals = n },
+		"cut":      func(a *Answer, n int64) { a.Adapted.Changed = n },
+		"free":     func(a *Answer, n int64) { a.Adapted.Until = n },
+	}
+	textFields = map[string]func(a *Answer, text string) bool{
+		"tenant": func(a *Answer, text string) bool { a.Pause.Tenant = Unescape(text); return true },
+		"cause":  func(a *Answer, text string) bool { a.Pause.Cause = Unescape(text); return true },
+		"by":     func(a *Answer, text string) bool { a.Pause.By = Unescape(text); return true },
+		"before": func(a *Answer, text string) (ok bool) { a.Before, ok = integers(text); return ok },
+		"fits": func(a *Answer, text string) bool {
+			fits, ok := integers(text)
+			if !ok || len(fits) != len(a.Windows) {
+				return false
+			}
+			for i, n := range fits {
+				a.Windows[i].Fits = n
+			}
+			return true
+		},
+	}
+)
+
+func (a *Answer) number(name string, n int64) bool {
+	set, ok := numberFields[name]
+	if ok {
+		set(a, n)
+	}
+	return ok
+}
+
+func (a *Answer) text(name, value string) bool {
+	set, ok := textFields[name]
+	return ok && set(a, value)
+}
+
+// RequestFields and AnswerFields return the names of the fields, for a test of the scripts' headers.
+func RequestFields() (names []string) {
+	for _, f := range requestFields {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+func AnswerFields() []string {
+	return slices.AppendSeq(slices.Collect(maps.Keys(numberFields)), maps.Keys(textFields))
+}
+
+// integers reads a list by commas.
+func integers(list string) (numbers []int64, ok bool) {
+	for word := range strings.SplitSeq(list, ",") {
+		n, err := strconv.ParseInt(word, 10, 64)
+		if err != nil {
+			return nil, false
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, true
 }
 
 func (p *Policy) readTaken(reply []any) (Taken, error) {

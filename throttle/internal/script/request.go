@@ -34,15 +34,41 @@ type Request struct {
 	At       int64    // when it was granted (us)
 	Replaces string   // its ID then, for Reserve, if that was another
 	Once     string   // made by OnceKey; empty without an idempotency key
+	Digest   string   // with Once: made by OnceDigest
 	Hold     int64    // how long it may hold units by leases (us), 0 if unknown
 	Own      Own      // what differs for the tenant
 	Ticket   string   // made by TicketName; empty if it does not wait
 	Place    *Place   // nil if no line is asked
-	Word     string   // of some verbs: made by OnceWord, SettleWord, CancelWord, PauseWord, ResumeWord or RemainingWord
 	Keys     []string // of the scopes, made by ScopeKey
 	Cost     string   // what it takes, such as "requests=1,tokens=5"; may be empty
 
-	args []any // what append adds, if that is known
+	Actual  []int64 // of Settle: units by window, below 0 if they stay
+	Never   []int   // of Cancel: the windows, by their numbers from 1, that never counted it
+	Scopes  []int   // of Pause, Resume and Remaining: the scopes that are meant, from 1
+	Refused Refused // of Pause
+	Left    Left    // of Remaining
+
+	lost, lostSeq int64 // of Cancel: what call lostSeq granted to its request of this number, from 1
+	args          []any // what append adds, if that is known
+}
+
+// A Refused is a refusal by the upstream. Times are microseconds.
+type Refused struct {
+	Wait    int64  // how long nothing is granted
+	Guess   int64  // the longest pause, if the upstream did not say how long; else 0
+	Ramp    int64  // after Wait, the time in which limits that do not adapt open again
+	RampMax int64  // to which repeated refusals double Ramp
+	Adapt   int64  // 0 not, 1 by spreading grants, 2 by the rate too
+	Tenant  string // the one that was refused
+	Cause   string // what the upstream said; empty if that is unknown
+	By      string // which limiter reported it
+	ByHand  bool
+}
+
+// Left is what the upstream has left.
+type Left struct {
+	Unit         string
+	Units, Reset int64 // Reset is in us from now
 }
 
 // Own is what differs for a tenant.
@@ -82,18 +108,6 @@ func (p *Place) text() string {
 	return p.Flow + " " + field(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + field(p.Key)
 }
 
-// options returns the part that few tickets have.
-func (p *Place) options() string {
-	if p == nil || !p.Front && p.MaxWait == 0 && p.Backlog == 0 && p.Deadline == 0 && p.Rank == 0 {
-		return ""
-	}
-	front := 0
-	if p.Front {
-		front = 1
-	}
-	return fmt.Sprintf("%d %d %d %d %d", front, p.MaxWait, p.Backlog, p.Deadline, p.Rank)
-}
-
 // text returns it as an argument. What is about no window comes last: see own_text in
 // lua/line_leave.lua.
 func (o Own) text() string {
@@ -102,13 +116,13 @@ func (o Own) text() string {
 	}
 	var b strings.Builder
 	for _, w := range o.Windows {
-		fmt.Fprintf(&b, "%d %d %d %d;", w.Window, w.Params[0], w.Params[1], w.Params[2])
+		fmt.Fprintf(&b, "%d,%d,%d,%d;", w.Window, w.Params[0], w.Params[1], w.Params[2])
 	}
 	switch {
 	case o.Free:
-		b.WriteString("@! 0 1 0;")
+		b.WriteString("@!,0,1,0;")
 	case o.PausedUntil > 0:
-		fmt.Fprintf(&b, "@! %d 0 0;", o.PausedUntil)
+		fmt.Fprintf(&b, "@!,%d,0,0;", o.PausedUntil)
 	}
 	return b.String()
 }
@@ -119,89 +133,101 @@ func (r *Request) append(args []any, leases bool) []any {
 	if r.args != nil {
 		return append(args, r.args...)
 	}
-	own, options, extra := r.Own.text(), r.Place.options(), r.extra(leases)
-	more := "" // for most requests
-	if own+options+extra != "" {
-		more = own + "\t" + options + "\t" + extra
-	}
-	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), more)
+	args = append(args, r.Op, dash(r.Cost), r.Ticket, r.Place.text(), r.fields(leases))
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}
 	return args
 }
 
-// extra returns what a request has if its caller repeats it, if it holds leases, or if it is about
-// a reservation.
-func (r *Request) extra(leases bool) string {
-	switch r.Op {
-	case Reserve, Exempt, Observe, Peek, Join, Leave, Refresh, Expect:
-		if r.At == 0 && r.Once == "" && !leases {
-			return ""
+// requestFields are the fields of a request, as lua/decide.lua lists them. Each returns a number or a
+// text. What is 0 or empty is left out.
+var requestFields = []struct {
+	name string
+	of   func(r *Request, p *Place) any
+}{
+	{"own", func(r *Request, _ *Place) any { return r.Own.text() }},
+	{"front", func(_ *Request, p *Place) any { return flag(p.Front) }},
+	{"max_wait", func(_ *Request, p *Place) any { return p.MaxWait }},
+	{"backlog", func(_ *Request, p *Place) any { return p.Backlog }},
+	{"deadline", func(_ *Request, p *Place) any { return p.Deadline }},
+	{"rank", func(_ *Request, p *Place) any { return p.Rank }},
+	{"id", func(r *Request, _ *Place) any { return r.ID }},
+	{"at", func(r *Request, _ *Place) any { return r.At }},
+	{"replaces", func(r *Request, _ *Place) any { return r.Replaces }},
+	{"hold", func(r *Request, _ *Place) any { return r.Hold }},
+	{"once", func(r *Request, _ *Place) any { return r.Once }},
+	{"digest", func(r *Request, _ *Place) any { return r.Digest }},
+	{"lost", func(r *Request, _ *Place) any { return r.lost }},
+	{"lost_seq", func(r *Request, _ *Place) any { return r.lostSeq }},
+	{"never", func(r *Request, _ *Place) any { return commas(r.Never) }},
+	{"actual", func(r *Request, _ *Place) any { return commas(r.Actual) }},
+	{"scopes", func(r *Request, _ *Place) any { return commas(r.Scopes) }},
+	{"wait", func(r *Request, _ *Place) any { return r.Refused.Wait }},
+	{"guess", func(r *Request, _ *Place) any { return r.Refused.Guess }},
+	{"ramp", func(r *Request, _ *Place) any { return r.Refused.Ramp }},
+	{"ramp_most", func(r *Request, _ *Place) any { return r.Refused.RampMax }},
+	{"adapt", func(r *Request, _ *Place) any { return r.Refused.Adapt }},
+	{"tenant", func(r *Request, _ *Place) any { return Escape(r.Refused.Tenant) }},
+	{"cause", func(r *Request, _ *Place) any { return Escape(r.Refused.Cause) }},
+	{"by", func(r *Request, _ *Place) any { return Escape(r.Refused.By) }},
+	{"hand", func(r *Request, _ *Place) any { return flag(r.Refused.ByHand) }},
+	{"unit", func(r *Request, _ *Place) any { return r.Left.Unit }},
+	{"units", func(r *Request, _ *Place) any { return r.Left.Units }},
+	{"reset", func(r *Request, _ *Place) any { return r.Left.Reset }},
+}
+
+func flag(set bool) int64 {
+	if set {
+		return 1
+	}
+	return 0
+}
+
+// fields writes what a request says as lua/codec.lua reads it: "name=12", or "name:text", by blanks.
+// The scripts need the ID of a grant only if it holds leases or has an idempotency key.
+func (r *Request) fields(leases bool) string {
+	var text []byte
+	named := leases || r.At > 0 || r.Once != "" || !grants(r.Op)
+	place := cmp.Or(r.Place, &Place{})
+	for _, f := range requestFields {
+		switch value := f.of(r, place).(type) {
+		case int64:
+			if value != 0 && (named || f.name != "hold") {
+				text = strconv.AppendInt(append(append(text, f.name...), '='), value, 10)
+				text = append(text, ' ')
+			}
+		case string:
+			if value != "" && (named || f.name != "id") {
+				text = append(append(append(append(text, f.name...), ':'), value...), ' ')
+			}
 		}
 	}
-	at, hold := strconv.FormatInt(r.At, 10), strconv.FormatInt(r.Hold, 10)
-	if r.Replaces != "" {
-		at += ":" + r.Replaces
+	return string(text)
+}
+
+// grants reports whether a verb may grant something.
+func grants(op string) bool { return op == Reserve || op == Exempt || op == Observe }
+
+// readFields calls number and text for the fields of a text. Each returns whether it knows the field.
+func readFields(s string, number func(name string, n int64) bool, text func(name, value string) bool) bool {
+	for field := range strings.FieldsSeq(s) {
+		i := max(0, strings.IndexAny(field, "=:"))
+		name, value := field[:i], field[i+1:]
+		n, err := strconv.ParseInt(value, 10, 64)
+		if field[i] == '=' && (err != nil || !number(name, n)) || field[i] != '=' && !text(name, value) {
+			return false
+		}
 	}
-	return dash(r.ID) + " " + at + " " + dash(r.Once) + " " + hold + " " + r.Word
+	return true
 }
 
 func dash(s string) string { return cmp.Or(s, "-") }
 
-// SettleWord returns Request.Word of a correction. Costs are units by window, below 0 if they stay.
-func SettleWord(costs []int64) string {
-	list := make([]string, len(costs))
-	for i, cost := range costs {
-		if list[i] = "-"; cost >= 0 {
-			list[i] = strconv.FormatInt(cost, 10)
-		}
-	}
-	return strings.Join(list, ",")
-}
-
-// A Refused is a refusal by the upstream, for the scopes at Places, from 1. Times are microseconds.
-type Refused struct {
-	Places  []int
-	Wait    int64  // how long nothing is granted
-	Guess   int64  // the longest pause, if the upstream did not say how long; else 0
-	Ramp    int64  // after Wait, the time in which limits that do not adapt open again
-	RampMax int64  // to which repeated refusals double Ramp
-	Adapt   int    // 0 not, 1 by spreading grants, 2 by the rate too
-	Tenant  string // the one that was refused
-	Cause   string // what the upstream said; empty if that is unknown
-	By      string // which limiter reported it
-	ByHand  bool
-}
-
-// PauseWord returns Request.Word of a pause. It ends with who reported what, by colons: the script
-// adds when. See PauseAnswer.
-func PauseWord(r Refused) string {
-	hand := ""
-	if r.ByHand {
-		hand = "h"
-	}
-	return fmt.Sprintf("%s %d %d %d %d %d %s:%s:%s:%s", commas(r.Places), r.Wait, r.Guess, r.Ramp,
-		r.RampMax, r.Adapt, Escape(r.Tenant), Escape(r.Cause), Escape(r.By), hand)
-}
-
-// CancelWord returns Request.Word of a cancel. The windows, by their numbers from 1, never counted
-// what is given back.
-func CancelWord(windows []int) string { return commas(windows) }
-
-// ResumeWord returns Request.Word of the end of a pause.
-func ResumeWord(places []int) string { return commas(places) }
-
-// RemainingWord returns Request.Word of what the upstream has left: units until reset, in us from
-// now.
-func RemainingWord(places []int, unit string, units, reset int64) string {
-	return fmt.Sprintf("%s %s %d %d", commas(places), unit, units, reset)
-}
-
-func commas(numbers []int) string {
+func commas[T int | int64](numbers []T) string {
 	list := make([]string, len(numbers))
 	for i, n := range numbers {
-		list[i] = strconv.Itoa(n)
+		list[i] = strconv.FormatInt(int64(n), 10)
 	}
 	return strings.Join(list, ",")
 }

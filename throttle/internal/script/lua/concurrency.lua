@@ -95,13 +95,13 @@ algorithms['c'] = {
     return units
   end,
 
-  -- A lease that ran out is taken again if there is room.
-  renew = function(st, now, cost, id)
+  -- A lease that ran out is taken again if there is room, and nobody waits for it.
+  renew = function(st, now, cost, id, waits)
     local i = find_lease(st, id)
     if i then
       cost = lease_units(st.data, i)
       drop_lease(st, i)
-    elseif st.used + cost > st.limit then
+    elseif waits or st.used + cost > st.limit then
       return 0
     end
     add_lease(st, now + st.lease, cost, id)

@@ -6,26 +6,31 @@
 --   3 ticket    "QUEUE/ID"; empty: does not wait
 --   4 place     "flow tenant weight key" (line.lua), "-" for what is empty: flow "QUEUE|VALUES",
 --               weight in thousandths; empty where no line is asked
---   5 more      empty for most requests, or three texts with tabs between them, each may be empty:
---               own      the tenant's own parameters (windows.lua), in place of the policy's
---               options  of the place: "front max_wait backlog deadline rank", times in us, rank
---                        only if it is put back
---               extra    "id at once hold word", "-" for what is empty:
---               id       16 hex digits: of the reservation
---               at       when it was granted (us); 0 if it was not yet. With reserve, ":ID" may
---                        follow, if what it replaces has another id
---               once     end of the key by which a repeated request is known for a minute
---               hold     how long what is granted may be held where it has to be given back (us)
---               word     with `once`: a digest of what counts the request
---                        settle: "c1,c2,...": by window what it really cost, "-" if that stays
---                        cancel: the numbers of windows that never counted it, by commas
---                        pause: "PLACES wait guess ramp ramp_most mode BY"; resume: "PLACES"
---                        remaining: "PLACES unit units reset"
---                        (PLACES: the numbers of the scopes meant, by commas; times in us; BY: who was
---                        refused, by what, who reported it, and by hand: see upstream.lua; guess:
---                        the longest pause, or 0 if the upstream said how long; mode: 0, 1, 2 for
---                        adapt: off, spread, full)
+--   5 more      fields (codec.lua), of those below; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
+--
+-- Fields of a request. Times are in us, lists by commas.
+--   own         the tenant's own parameters (windows.lua), in place of the policy's
+--   front       1: joins in front of all
+--   max_wait, backlog, deadline
+--               under which conditions it joins: the longest wait, and how many tickets of its flow
+--   rank        of a ticket that is put back
+--   id          16 hex digits: of the reservation
+--   at          when it was granted; missing if it was not yet
+--   replaces    the id of what was granted at `at`, if that is another
+--   hold        how long what is granted may be held where it has to be given back
+--   once        end of the key by which a repeated request is known for a minute
+--   digest      with `once`: of what counts the request
+--   lost, lost_seq
+--               of a cancel: what call lost_seq granted to its request of this number, if anything
+--   never       of a cancel: the numbers of windows that never counted it
+--   actual      of a settle: by window what it really cost, below 0 if that stays
+--   scopes      the numbers of the scopes that pause, resume and remaining are about
+--   wait, guess, ramp, ramp_most, adapt, tenant, cause, by, hand
+--               of a pause: upstream.lua; guess: the longest pause, if the upstream did not say how
+--               long; adapt: 1 for spread, 2 for full
+--   unit, units, reset
+--               of remaining
 --
 -- Verbs:
 --   reserve     takes the costs in all windows, or in none. A denied request with a ticket joins
@@ -50,38 +55,39 @@
 --   resume      ends a pause, and what the scopes adapted to
 --   remaining   notes how many units the upstream has left
 --
--- reply  for every request one of these forms. For reserve, exempt, observe, peek, expect and cancel
---        the values of every window follow
---   plain         status at                                        a plain grant, or done
---   plain window  used resets
---   full          status+16 at time latest binds behind nudge pause  anything else
---   full window   used fits resets
---   corrected     before                                           settle and cancel, after the form
---   error         9 text
+-- reply  for every request its status and when it was decided, or granted before (us, as all times);
+--        16 is added to the status if fields follow. For reserve, exempt, observe, peek, expect and
+--        cancel two values for every window follow:
+--   plain   status at
+--   full    status+16 at fields
+--   window  used resets        the units, and when nothing is counted any more
+--   error   9 text
 -- where
 --   status  0 denied, does not wait   1 granted, done   2 granted before, by the same key
 --           3 joined the line   4 refused: longer than max_wait   5 refused: backlog   6 stands in
 --           line already   7 refused: after the deadline   8 depends on the verb:
---             cancel, put_back           that was done before
+--             cancel, put_back           that was done before, or nothing was held
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
 --             leave, refresh             nothing waits
 --             expect                     it does not wait
 --             pause, resume, remaining   no scope learns anything
---             any verb                   not done: a late copy of a call whose caller gave up
 --           10 the key was granted to another request
---   at      when it was decided, or granted before (us, as all times)
---   time    the expected start; latest: its upper bound, 0 if none is known
---   binds   the number of the window that holds it up for longest, 0 if none does, -1: handler slots
+-- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
+--
+-- Fields of a reply:
+--   time    the expected start
+--   latest  its upper bound, unless it is the same; 0 if none is known
+--   binds   the number of the window that holds it up for longest; missing if none does, -1: handler slots
 --   behind  how far the clock is behind the windows, which stand still until it has caught up
 --   nudge   1: a server should be woken
---   pause   empty, or "UNTIL OPEN BY;RATE SINCE REFUSALS WINDOW CHANGED FREE": what the upstream
---           had paused, who was refused, and what the scopes adapted to (said in upstream.lua)
---   before  what the reservation cost, as the word of settle; empty if the request says the same
---   used    units
---   fits    when the costs fit this window, 0 for at once; of cancel: the units given back
---   resets  when nothing is counted any more
+--   fits    by window when the costs fit it, 0 for at once; of cancel: the units given back
+--   before  what the reservation cost by window, as `actual`; missing if the request says the same
+--   ends, opens, reported, tenant, cause, by, hand
+--           a pause (upstream.lua): until when nothing is granted, and until when little
+--   rate, window, since, refusals, cut, free
+--           what a scope adapted to: the rate in millionths of the window's published one
 --
 -- Keys, behind the prefix P of the policy:
 --   r:PROCESS     what the last call of a process did, which answers that call if it is repeated:
@@ -112,8 +118,9 @@ local values = redis.call('MGET', unpack(reads))
 scopes.keep(call, suffixes, reads, values, 3)
 if values[1] then call.waiting = values[1] + 0 end
 local last = values[2] and unpack7(values[2], 1) or 0
-local record = last == seq and values[2] -- this very call, which is repeated
-local late = last > seq                       -- a copy of a call whose caller has given up
+if last > seq then return {} end
+local known = values[2]                   -- what the last call did
+local record = last == seq and known      -- this very call, which is repeated
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
@@ -171,7 +178,7 @@ if call.waiting or argv[first] == 'join' then
       seen[flow] = true
       flows[#flows + 1] = flow
       local queue = match(flow, '^([^|]*)') .. '|'
-      if byte(queue, -2) == 33 then call.batches = true end
+      if sub(queue, -2) == '!|' then call.batches = true end
       for s = at + 5, call.only_tenants and at or at + 4 + nscopes do
         if not seen[queue .. argv[s]] then
           seen[queue .. argv[s]] = true
@@ -192,14 +199,38 @@ local done, count = {nil}, 0               -- what the record says of every requ
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
 local last_grant, last_at                  -- of the record: the grants of a batch are alike
 local all, open, scope_of = call.windows, call.open, call.scope_of
+
+-- fields_of returns the fields of an answer. Most have few.
+local function fields_of(r, now, fits, time, latest, binds, nudge)
+  local text = format('time=%d', time)
+  if latest and latest ~= time then text = text .. format(' latest=%d', latest) end
+  if binds and binds ~= 0 then text = text .. format(' binds=%d', binds) end
+  if now > call.now then text = text .. format(' behind=%d', now - call.now) end
+  if nudge == 1 then text = text .. ' nudge=1' end
+  if r.before then text = text .. ' before:' .. r.before end
+  if fits then
+    local times = {nil, nil}
+    for i = 1, nwindows do times[i] = format('%d', fits[i] or 0) end
+    text = text .. ' fits:' .. concat(times, ',')
+  end
+  for s = 1, nscopes do
+    if list[s].upstream then return text .. ' ' .. upstream().said(list, now) end
+  end
+  return text
+end
+
+-- lost_grant finds what a call whose reply was lost granted to the request that r cancels.
+local function lost_grant(r)
+  call.dirty = true -- a late copy of that call does nothing
+  if last ~= r.lost_seq or byte(known, 8 * r.lost) ~= 1 then return false end
+  r.at = unpack7(known, 8 * r.lost + 1)
+  return true
+end
+
 for at = first, #argv, stride do
   count = count + 1
-  local own_text, options, extra, own, failed = argv[at + 4], '', '', nil, nil
-  if own_text ~= '' then
-    own_text, options, extra = match(own_text, '^([^\t]*)\t([^\t]*)\t(.*)$')
-    own = windows.own_parameters(call, own_text)
-  end
-  local now, op, aligned = call.now, argv[at], true
+  local now, aligned, failed, r = call.now, true, nil, requests.read(call, argv, at)
+  local op, own = r.op, r.own and windows.own_parameters(call, r.own)
   for i = 1, nscopes do
     local suffix = argv[at + 4 + i]
     local scope = open[suffix]
@@ -209,29 +240,23 @@ for at = first, #argv, stride do
     list[i] = scope
   end
   if not aligned then now = windows.align(call, list) end
-  local needs_windows = op == 'reserve' or op == 'exempt' or op == 'peek' or op == 'cancel' or
-    op == 'expect' or op == 'observe'
-  local corrects = op == 'settle' or op == 'cancel'
-  if late then
-    out[m + 1], out[m + 2] = 8, now
-    m = m + 2
-    if corrects then
-      m = m + 1
-      out[m] = ''
-    end
-    for i = 1, needs_windows and 2 * nwindows or 0 do out[m + i] = 0 end
-    if needs_windows then m = m + 2 * nwindows end
-  elseif failed and op ~= 'leave' then
+  if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
     m = m + 2
     done[count] = char(9) .. pack7(now)
   else
+    local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
+      op == 'cancel' or op == 'expect'
     local verb = verbs[op] or later_verbs(call)[op] or reservation_verbs(call)[op]
-    local r = requests.read(call, argv, at, own_text, options, extra)
     local before = record and byte(record, 8 * count)
     if before then r.done_at = unpack7(record, 8 * count + 1) end
     local fits = op == 'reserve' and plain_fits or {}
-    local status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
+    local status, decided, time, latest, binds, nudge
+    if r.lost and before ~= 1 and not lost_grant(r) then
+      status, decided = 8, now
+    else
+      status, decided, time, latest, binds, nudge = verb(r, list, now, fits, before)
+    end
 
     if before == 1 then
       done[count] = sub(record, 8 * count, 8 * count + 7)
@@ -242,31 +267,17 @@ for at = first, #argv, stride do
       done[count] = char(status) .. (status == 2 and pack7(decided) or NOT_GRANTED)
     end
 
-    local full = time or now > call.now
-    if full then
-      time = time or decided
-      out[m + 1], out[m + 2], out[m + 3], out[m + 4] = status + 16, decided, time, latest or time
-      out[m + 5], out[m + 6], out[m + 7], out[m + 8] = binds or 0, now - call.now, nudge or 0, ''
-      m = m + 8
-      for s = 1, nscopes do
-        if list[s].upstream then out[m] = upstream().said(list, now) end
-      end
-    else
-      out[m + 1], out[m + 2] = status, decided
-      m = m + 2
-    end
-    if corrects then
-      m = m + 1
-      out[m] = r.before or ''
+    out[m + 1], out[m + 2] = status, decided
+    m = m + 2
+    if time or r.before or now > call.now then
+      out[m - 1], m = status + 16, m + 1
+      out[m] = fields_of(r, now, needs_windows and fits, time or decided, latest, binds, nudge)
     end
     if needs_windows then
-      local step = full and 3 or 2
       for i = 1, nwindows do -- in this order, as a list that grows in another one costs more
         local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]
-        out[m + 1] = algorithm.used(st)
-        if full then out[m + 2] = fits[i] or 0 end
-        m = m + step
-        out[m] = algorithm.resets_at(st, now)
+        out[m + 1], out[m + 2] = algorithm.used(st), algorithm.resets_at(st, now)
+        m = m + 2
       end
     end
   end
@@ -274,7 +285,7 @@ end
 
 scopes.write_all(call)
 if call.line then call.line.finish() end
-if call.dirty and not late then
+if call.dirty then
   redis.call('SET', record_key, pack7(seq) .. concat(done), 'PX', KEPT)
 end
 return out

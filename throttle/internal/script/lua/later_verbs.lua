@@ -1,6 +1,6 @@
 -- later_verbs.lua: the verbs that few calls use, and that are not about a reservation.
 --
--- later_verbs(call) returns:
+-- later_verbs(call) returns a table of
 --   exempt, observe, peek       reserve without a denial, also told about, and without a change
 --   leave, refresh, expect      tickets and flows of a line
 --   pause, resume, remaining    what the upstream said
@@ -19,9 +19,8 @@ local later_verbs = once(function(call)
   function verbs.observe(r, list, now, fits, before)
     local time = windows.fits_at(call, list, r.costs, now, fits)
     local status, at = verbs.exempt(r, list, now, fits, before)
-    if status ~= 1 then return status, at end
-    if time <= now then return status, at end
-    return status, at, time, time
+    if status ~= 1 or time <= now then return status, at end
+    return status, at, time
   end
 
   function verbs.peek(r, list, now, fits)
@@ -52,24 +51,20 @@ local later_verbs = once(function(call)
     local low, high, binds
     if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
     if low then return 6, call.now, low, high, binds end
-    local time = windows.fits_at(call, list, r.costs, now, fits)
-    return 8, call.now, time, time
+    return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
   end
 
-  -- upstream_verb says something of the scopes that the request's word begins with. The status is 8
-  -- if none of them learns anything.
-  local function upstream_verb(say)
+  -- upstream_verb says something of the scopes that the request names. The status is 8 if none of
+  -- them learns anything.
+  local function upstream_verb(says)
     return function(r, list, now, fits, before)
       if before == 1 then return 1, r.done_at end
       local status = 8
-      local places, rest = match(r.word, '^(%S+) ?(.*)$')
-      for place in gmatch(places, '%d+') do
-        for _, scope in ipairs(list) do
-          if scope.of.number == tonumber(place) then
-            scopes.touch(scope, now)
-            if say(r, scope, now, rest) ~= false then status = 1 end
-          end
-        end
+      windows.complete(call)
+      for place in gmatch(r.scopes, '%d+') do
+        local scope = list[place + 0]
+        scopes.touch(scope, now)
+        if upstream()[says](scope, now, r) ~= false then status = 1 end
       end
       call.dirty = true
       requests.look_again(call, r)
@@ -77,21 +72,8 @@ local later_verbs = once(function(call)
     end
   end
 
-  verbs.pause = upstream_verb(function(r, scope, now, rest)
-    local wait, guess, ramp, most, mode, by = match(rest, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-    return upstream().pause(
-      scope, now, r.at, wait + 0, guess + 0, ramp + 0, most + 0, mode + 0, by)
-  end)
-
-  verbs.resume = upstream_verb(function(r, scope)
-    upstream().put(scope, '!', 'p', 0, '')
-    upstream().put(scope, '!a', 'a', 0, '')
-  end)
-
-  verbs.remaining = upstream_verb(function(r, scope, now, rest)
-    local unit, units, reset = match(rest, '^(%S+) (%S+) (%S+)$')
-    local at = r.at > 0 and r.at or now
-    upstream().remaining(scope, unit, now, at, units + 0, now + reset)
-  end)
+  verbs.pause = upstream_verb('pause')
+  verbs.resume = upstream_verb('resume')
+  verbs.remaining = upstream_verb('remaining')
   return verbs
 end)

@@ -19,6 +19,7 @@
 --   untook(r)                         counts a ticket that was put back no more as one that had a slot
 --   take_back(r)                      undoes what a taken ticket moved of its tenant's tags
 --   refresh(r)                        writes a flow's weight and own parameters as they are now
+--   waits_at(suffix)                  whether a flow waits at this scope
 --   look_again(suffixes)              has the flows that wait at these scopes looked at: something
 --                                     was given back there
 --   sweep()                           removes claims whose process is gone
@@ -132,11 +133,8 @@ local function new_join(L)
     end
     local flow, behind = J.flow_for(r), r.front and 0 or nil
     local low, high, earliest, binds = expected(flow, list, at, costs, behind)
-    if r.options ~= '' then
-      local refused = r.backlog > 0 and flow.n >= r.backlog and 5 or
-        windows.too_late(r, at, high, earliest)
-      if refused then return refused, low, high, binds, 0 end
-    end
+    local refused = r.backlog and flow.n >= r.backlog and 5 or windows.too_late(r, at, high, earliest)
+    if refused then return refused, low, high, binds, 0 end
     enter(r, flow, costs, high)
     local nudge = r.rank and 0 or appointments.nudge(L.queue_of(r.queue), now, low)
     low, high, binds = with_slots(r, flow, behind or flow.n - 1, low, high, binds)

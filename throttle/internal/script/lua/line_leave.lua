@@ -17,8 +17,8 @@ local function add_leaving(L, J, E, with_slots)
 
   -- A line keeps a tenant's own parameters by the names of windows. Their places may change.
   local function own_text(own)
-    if own == '' or sub(own, 1, 1) == '@' then return own end
-    return (gsub(own, '(%d+)( %S+ %S+ %S+;)', function(i, rest)
+    if not own or sub(own, 1, 1) == '@' then return own or '' end
+    return (gsub(own, '(%d+)(,%d+,%d+,%d+;)', function(i, rest)
       return '@' .. call.windows[i + 0].name .. rest
     end))
   end
@@ -150,6 +150,13 @@ local function add_leaving(L, J, E, with_slots)
     flow.weight, flow.own_text, flow.changed = r.weight + 0, own_text(r.own), true
     flow.own = windows.own_parameters(call, flow.own_text)
     if flow.suffix then L.due(flow.queue, flow.suffix, now) end
+  end
+
+  function J.waits_at(suffix)
+    for name, q in pairs(L.queues) do
+      if q.n > 0 and L.due_at(name, suffix) then return true end
+    end
+    return false
   end
 
   function J.look_again(suffixes)

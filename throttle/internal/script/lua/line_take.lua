@@ -205,7 +205,7 @@ local function new_take(L)
         local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, list, own)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
-          suffixes = suffixes, own = own, costs_text = costs, key = key, options = '', rank = rank,
+          suffixes = suffixes, own = own, costs_text = costs, key = key, rank = rank,
         }, L.scopes_of(flow))
       end
     end

@@ -1,19 +1,16 @@
 -- request.lua: one request of a batch: what it says, and what the verbs share.
 --
--- A request r is a table, read from the values that decide.lua lists:
---   op, costs (by window), costs_text, ticket (or false), place (the text), options (the text)
---   at, hold           0 if it does not say
---   id, once, word     nil if it does not say
---   replaces           the id of what was granted at `at`, its own unless it says another
---   own, suffixes      the tenant's own parameters as text, and its scopes; nil where nothing asks
+-- A request r is a table with the values and fields that decide.lua lists, where the request says
+-- them. ticket is false without one, at and hold are 0. Besides:
+--   costs, costs_text  by window, and as text
+--   suffixes           its scopes; nil where nothing asks
 --   done_at            when an earlier attempt of the same call did it, if one did
 --   lease              its id as leases keep it, once it is needed
 --   before             what the reservation cost, if that was corrected: the reply of decide.lua
--- and of its place, once that is read: queue, batch (its class), flow, tenant, weight, key; front, max_wait, backlog
--- and deadline if it has options, rank if it is put back.
+-- and of its place, once that is read: queue, batch (its class), flow, tenant, weight, key.
 --
 -- requests is a table of
---   read(call, argv, at, own, options, extra) -> r
+--   read(call, argv, at) -> r
 --   read_place(r)                              reads what only a line needs
 --   denied(call, r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a place in line
@@ -23,7 +20,7 @@
 --                                              was granted, 10 if that was another request; or nil
 --   take(call, r, list, now)                   takes the costs
 --   replace(call, r, list, now)                gives back what was granted at r.at, once
---   look_again(call, r)                        has the flows looked at that wait at its scopes
+--   look_again(call, r)                        makes nodes of its scopes due, where flows wait
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
 --   line    the verbs of line_join.lua, if the call has set them up
@@ -31,38 +28,32 @@
 
 local requests
 do
-local plain -- see read
-
 local KEPT = 60000 -- ms for which a repeated request is recognised
 local SOON = 100000 -- us after which tickets that wait for slots may have gone
+local plain -- see read
+
+local function new_request(ticket)
+  return {op = '', costs = false, costs_text = '', ticket = ticket, place = '', at = 0, hold = 0}
+end
 
 requests = {
   -- One table serves for all requests that nothing keeps: plain ones, without a line.
-  read = function(call, argv, at, own, options, extra)
-    local costs_text, ticket, place = argv[at + 1], argv[at + 2], argv[at + 3]
-    local costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows
-    if ticket == '' and extra == '' and not call.line then
-      plain = plain or {
-        op = '', costs = costs, costs_text = '', ticket = false, place = '', options = '', at = 0, hold = 0,
-      }
-      plain.op, plain.costs, plain.costs_text, plain.place = argv[at], costs, costs_text, place
-      return plain
+  read = function(call, argv, at)
+    local costs_text, ticket, place, more = argv[at + 1], argv[at + 2], argv[at + 3], argv[at + 4]
+    local r
+    if ticket ~= '' or more ~= '' or call.line then
+      r = new_request(ticket ~= '' and ticket)
+      if more ~= '' then read_fields(more, r) end
+      if call.line or place ~= '' or more ~= '' then
+        r.suffixes = {}
+        for i = 1, #call.scopes do r.suffixes[i] = argv[at + 4 + i] end
+      end
+    else
+      plain = plain or new_request(false)
+      r = plain
     end
-    local r = {
-      op = argv[at], costs = costs, costs_text = costs_text,
-      ticket = ticket ~= '' and ticket, place = place, options = options, at = 0, hold = 0,
-    }
-    if extra ~= '' then
-      local id, granted_at, replaces, once, hold, word =
-        match(extra, '^(%S+) (%d+):?(%x*) (%S+) (%S+) (.*)$')
-      r.id, r.at, r.hold, r.word = id, granted_at + 0, hold + 0, word
-      r.replaces = replaces == '' and id or replaces
-      if once ~= '-' then r.once = once end
-    end
-    if call.line or place ~= '' or extra ~= '' then
-      r.own, r.suffixes = own, {}
-      for i = 1, #call.scopes do r.suffixes[i] = argv[at + 4 + i] end
-    end
+    r.op, r.costs_text, r.place = argv[at], costs_text, place
+    r.costs = (call.texts[costs_text] or windows.costs_of(call, costs_text)).windows
     return r
   end,
 
@@ -70,14 +61,7 @@ requests = {
     if r.flow or r.place == '' then return end
     r.flow, r.tenant, r.weight, r.key = match(r.place, '^(%S+) (%S+) (%S+) (%S+)$')
     r.queue = match(r.flow, '^[^|]*')
-    r.batch = byte(r.queue, -1) == 33
-    if r.options ~= '' then
-      local front, max_wait, backlog, deadline, rank =
-        match(r.options, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
-      r.front, r.max_wait, r.backlog = front == '1', max_wait + 0, backlog + 0
-      r.deadline = deadline + 0
-      if r.op == 'put_back' then r.rank = rank end
-    end
+    r.batch = sub(r.queue, -1) == '!'
   end,
 
   denied = function(call, r, list, now, fits, time)
@@ -87,8 +71,8 @@ requests = {
       -- Slots may be given back at any time.
       if not call.windows[i].algorithm.release then earliest = max(earliest, fits[i]) end
     end
-    requests.read_place(r)
     if call.line then
+      requests.read_place(r)
       local low, high, by = call.line.expect(r, list, now, fits)
       if low > time then time, binds = low, by end
       latest = max(latest, high)
@@ -119,7 +103,7 @@ requests = {
     local granted = r.once and redis.call('GET', call.P .. 'n:' .. r.once)
     if not granted then return nil end
     local at, digest = match(granted, '^(%d+) (.*)$')
-    if digest ~= r.word then return 10, call.now end
+    if digest ~= r.digest then return 10, call.now end
     return 2, at + 0
   end,
 
@@ -127,20 +111,21 @@ requests = {
     windows.take(call, list, r.costs, now, r.hold, call.leases and requests.lease_id(call, r))
     call.dirty = true
     if not r.once then return end
-    redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.word, 'PX', KEPT)
+    redis.call('SET', call.P .. 'n:' .. r.once, format('%d ', now) .. r.digest, 'PX', KEPT)
     local state_key = call.P .. 'n:' .. r.id -- see reservation.lua
     if redis.call('EXISTS', state_key) == 1 then
-      redis.call('SET', state_key, format('%d again', now), 'KEEPTTL')
+      redis.call('SET', state_key, format('at=%d again=1', now), 'KEEPTTL')
     end
   end,
 
   replace = function(call, r, list, now)
-    local state_key = call.P .. 'n:' .. r.replaces
+    local id = r.replaces or r.id
+    local state_key = call.P .. 'n:' .. id
     if redis.call('EXISTS', state_key) == 1 then return end
     windows.complete(call)
-    windows.give_back(call, list, r.costs, now, r.at, call.leases and windows.lease_bytes(r.replaces))
+    windows.give_back(call, list, r.costs, now, r.at, call.leases and windows.lease_bytes(id))
     -- A late cancel, or another such request, gives back nothing.
-    redis.call('SET', state_key, format('%d again', now), 'PX', KEPT)
+    redis.call('SET', state_key, format('at=%d again=1', now), 'PX', KEPT)
     call.dirty = true
     requests.look_again(call, r)
   end,

@@ -1,22 +1,24 @@
 -- reservation.lua: the verbs about a reservation: put_back, cancel, release, renew, settle.
 --
 -- Key, behind the prefix P of the policy:
---   n:ID   what became of a reservation: "AT", when it was granted, and, by blanks,
---            =WINDOW=UNITS,...        what it costs since the last correction
---            +TIME:WINDOW=UNITS,...   what a correction added, and what is not given back of it
---            again                    the id of an idempotency key was granted once more, at AT
---            cancelled, released      at the end
+--   n:ID   what became of a reservation, as fields:
+--            at         when it was granted
+--            again      1 if the id of an idempotency key was granted once more, at that time
+--            cancelled, released
+--                       1 at the end
+--            settled    what it costs since the last correction: "WINDOW=UNITS,..."
+--            added      what corrections added, and what is not given back of it:
+--                       "TIME/WINDOW=UNITS,...;..."
 -- Most reservations never have that key. One made by an idempotency key may be granted again later.
 -- What became of it before is then forgotten, and the earlier grant counts as cancelled.
 --
--- reservation_verbs(call) returns them.
+-- reservation_verbs(call) returns a table of the verbs.
 
 local reservation_verbs = once(function(call)
-  local verbs = {}
   windows.complete(call)
-  local CANCELLED, RELEASED, AGAIN = ' cancelled', ' released', ' again'
   local ADDED = 16   -- corrections of one reservation whose times are known
   local KEPT = 60000 -- ms for which the key is kept, at least
+  local verbs = {}
 
   local function state_key(r) return call.P .. 'n:' .. r.id end
 
@@ -34,20 +36,15 @@ local reservation_verbs = once(function(call)
     return concat(parts, ',')
   end
 
-  -- read_state reads the key into r.again, r.cancelled, r.released, r.added and r.settled, and
-  -- returns its text, false if it says nothing of this grant.
+  -- read_state reads the key into r.state, r.cancelled, r.added and r.settled.
   local function read_state(r)
-    local state = redis.call('GET', state_key(r))
-    local of = state and tonumber(match(state, '^%d+'))
-    r.again = state and find(state, AGAIN, 1, true) and AGAIN or ''
-    if of and of < r.at and r.again == '' then state = false end
-    r.cancelled = state and (of ~= r.at or find(state, CANCELLED, 1, true))
-    r.released = state and sub(state, -#RELEASED) == RELEASED
-    r.added, r.settled = {}, read_units(state and match(state, ' =(%S+)'))
-    for at, units in gmatch(state or '', ' %+(%d+):(%S+)') do
+    local state = read_fields(redis.call('GET', state_key(r)) or '', {})
+    if state.at and state.at < r.at and not state.again then state = {} end -- of an earlier grant
+    r.state, r.cancelled = state, state.cancelled or state.at and state.at ~= r.at
+    r.added, r.settled = {}, read_units(state.settled)
+    for at, units in gmatch(state.added or '', '(%d+)/([^;]*);') do
       r.added[#r.added + 1] = {at = at + 0, units = read_units(units)}
     end
-    return state
   end
 
   -- cost_of returns what it costs now in a window. The caller may know an earlier cost.
@@ -61,8 +58,8 @@ local reservation_verbs = once(function(call)
     r.before = concat(costs, ',')
   end
 
-  -- added_text returns what corrections added, for the key. Of many, the oldest count as one from
-  -- the time of the first. What a window has forgotten by then is not given back.
+  -- added_text returns what corrections added. Of many, the oldest count as one from the time of the
+  -- first. What a window has forgotten by then is not given back.
   local function added_text(r)
     local parts = {}
     while #r.added > ADDED do
@@ -72,7 +69,7 @@ local reservation_verbs = once(function(call)
     end
     for _, added in ipairs(r.added) do
       local units = units_text(added.units, 1)
-      if units ~= '' then parts[#parts + 1] = format(' +%d:', added.at) .. units end
+      if units ~= '' then parts[#parts + 1] = format('%d/%s;', added.at, units) end
     end
     return concat(parts)
   end
@@ -100,23 +97,39 @@ local reservation_verbs = once(function(call)
     return given
   end
 
+  -- each calls do(scope, i) for every window of the scopes.
+  local function each(list, act)
+    for _, scope in ipairs(list) do
+      for _, i in ipairs(scope.of.windows) do act(scope, i) end
+    end
+  end
+
+  -- each_lease is `each` for the windows that hold what they grant.
+  local function each_lease(list, now, act)
+    each(list, function(scope, i)
+      local algorithm = call.windows[i].algorithm
+      if not algorithm.release then return end
+      scopes.touch(scope, now)
+      act(algorithm, scope.states[i], i, scope)
+    end)
+  end
+
   -- until_all tells when nothing of the costs, or of the changes, is counted any more.
   local function until_all(list, now, costs, changes)
     local time = now
-    for _, scope in ipairs(list) do
-      for _, i in ipairs(scope.of.windows) do
-        if costs[i] ~= 0 or changes and changes[i] ~= 0 then
-          time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now))
-        end
+    each(list, function(scope, i)
+      if costs[i] ~= 0 or changes and changes[i] ~= 0 then
+        time = max(time, call.windows[i].algorithm.resets_at(scope.states[i], now))
       end
-    end
+    end)
     return time
   end
 
   -- remember writes the key, until the time at which nothing of the reservation counts.
-  local function remember(r, value, time)
+  local function remember(r, state, time)
+    state.at = r.at
     local ms = format('%d', max(ceil((time - call.now) / 1000), KEPT))
-    redis.call('SET', state_key(r), value, 'PX', ms)
+    redis.call('SET', state_key(r), write_fields(state), 'PX', ms)
     call.dirty = true
   end
 
@@ -128,14 +141,14 @@ local reservation_verbs = once(function(call)
     requests.read_place(r)
     read_state(r)
     local rank = line.rank(r.ticket)
-    if r.cancelled or rank == r.rank then return 8, now end -- it was put back
+    if r.cancelled or rank and rank + 0 == r.rank then return 8, now end -- it was put back
     if rank then -- it joined again, and stays there
       verbs.cancel(r, list, now, fits, before)
       return 1, now
     end
     local time = until_all(list, now, r.costs)
     windows.give_back(call, list, r.costs, now, r.at, requests.lease_id(call, r))
-    remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
+    remember(r, {again = r.state.again, cancelled = 1}, time)
     line.take_back(r)
     line.join(r, list, now)
     line.untook(r)
@@ -148,60 +161,55 @@ local reservation_verbs = once(function(call)
     read_state(r)
     if r.cancelled then return 8, now, now end
     note_before(r)
-    local costs = {}
+    local costs, given = {}, 0
     for i = 1, #call.windows do costs[i] = cost_of(r, i) end
-    for i in gmatch(r.word or '', '%d+') do costs[i + 0] = 0 end
+    for i in gmatch(r.never or '', '%d+') do costs[i + 0] = 0 end
     local time = until_all(list, now, r.costs, costs)
-    for _, scope in ipairs(list) do
+    each(list, function(scope, i)
       scopes.touch(scope, now)
-      for _, i in ipairs(scope.of.windows) do fits[i] = give_back(r, scope, i, now, costs[i]) end
-    end
-    remember(r, format('%d', r.at) .. r.again .. CANCELLED, time)
+      local used = call.windows[i].algorithm.used
+      given = given + used(scope.states[i])
+      fits[i] = give_back(r, scope, i, now, costs[i])
+      given = given - used(scope.states[i])
+    end)
+    remember(r, {again = r.state.again, cancelled = 1}, time)
     if r.once then redis.call('DEL', call.P .. 'n:' .. r.once) end
     if call.line then
       requests.read_place(r)
       if r.flow then call.line.take_back(r) end
     end
     requests.look_again(call, r)
-    return 1, now, now
+    return given > 0 and 1 or 8, now, now
   end
 
   function verbs.release(r, list, now)
-    local state, time, freed = read_state(r), now, false
-    if state and find(state, ' ', 1, true) then time = until_all(list, now, r.costs) end
-    for _, scope in ipairs(list) do
-      for _, i in ipairs(scope.of.windows) do
-        local algorithm, st = call.windows[i].algorithm, scope.states[i]
-        if algorithm.release then
-          scopes.touch(scope, now)
-          if algorithm.release(st, now, r.at, r.costs[i], requests.lease_id(call, r)) > 0 then
-            freed = true
-            time = max(time, now + st.lease) -- a renewal may still be on its way
-          end
-        end
+    read_state(r)
+    local state, time, freed = r.state, now, false
+    if next(r.settled) then time = until_all(list, now, r.costs) end
+    each_lease(list, now, function(algorithm, st, i)
+      if algorithm.release(st, now, r.at, r.costs[i], requests.lease_id(call, r)) > 0 then
+        freed = true
+        time = max(time, now + st.lease) -- a renewal may still be on its way
       end
-    end
+    end)
     if not freed then return 8, now end
-    if not r.cancelled then remember(r, (state or format('%d', r.at)) .. RELEASED, time) end
+    state.released = 1
+    if not r.cancelled then remember(r, state, time) end
     requests.look_again(call, r)
     return 1, now
   end
 
+  -- A lease that has run out is renewed only where nobody waits: the slot is theirs.
   function verbs.renew(r, list, now)
     local status = 1
     read_state(r)
-    for _, scope in ipairs(list) do
-      for _, i in ipairs(scope.of.windows) do
-        local algorithm, cost = call.windows[i].algorithm, r.costs[i]
-        if algorithm.renew and cost > 0 then
-          scopes.touch(scope, now)
-          if r.cancelled or r.released or
-            algorithm.renew(scope.states[i], now, cost, requests.lease_id(call, r)) == 0 then
-            status = 8
-          end
-        end
+    each_lease(list, now, function(algorithm, st, i, scope)
+      if r.costs[i] == 0 then return end
+      local id, waits = requests.lease_id(call, r), call.line and call.line.waits_at(scope.suffix)
+      if r.cancelled or r.state.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 then
+        status = 8
       end
-    end
+    end)
     call.dirty = true
     return status, now
   end
@@ -212,35 +220,37 @@ local reservation_verbs = once(function(call)
     if r.cancelled then return 8, now end
     note_before(r)
     local adds, changes, changed = {at = now, units = {}}, {}, false
-    for cost in gmatch(r.word, '[^,]+') do
+    for cost in gmatch(r.actual, '[^,]+') do
       local i = #changes + 1
-      changes[i] = cost ~= '-' and cost - cost_of(r, i) or 0
+      cost = cost + 0
+      changes[i] = cost >= 0 and cost - cost_of(r, i) or 0
       changed = changed or changes[i] ~= 0
-      if cost ~= '-' then r.settled[call.windows[i].name] = cost + 0 end
+      if cost >= 0 then r.settled[call.windows[i].name] = cost end
     end
     if not changed then return 8, now end
     -- What is given back counts as long for a caller who does not know.
     local time = until_all(list, now, r.costs)
-    for _, scope in ipairs(list) do
+    each(list, function(scope, i)
+      local window, change = call.windows[i], changes[i]
       scopes.touch(scope, now)
-      for _, i in ipairs(scope.of.windows) do
-        local window, change = call.windows[i], changes[i]
-        if change > 0 then
-          window.algorithm.take(scope.states[i], now, change, 0, requests.lease_id(call, r))
-          adds.units[window.name] = change
-        elseif change < 0 then
-          give_back(r, scope, i, now, -change)
-        end
+      if change > 0 then
+        window.algorithm.take(scope.states[i], now, change, 0, requests.lease_id(call, r))
+        adds.units[window.name] = change
+      elseif change < 0 then
+        give_back(r, scope, i, now, -change)
       end
-    end
+    end)
     r.added[#r.added + 1] = adds
-    local value = format('%d', r.at) .. r.again .. ' =' .. units_text(r.settled, 0) .. added_text(r)
-    if r.released then value = value .. RELEASED end
-    remember(r, value, max(time, until_all(list, now, r.costs, changes)))
+    local state = {
+      again = r.state.again, released = r.state.released, settled = units_text(r.settled, 0),
+      added = added_text(r),
+    }
+    remember(r, state, max(time, until_all(list, now, r.costs, changes)))
     -- Also after units were added: the first flow may have to wait here now, and hold up nobody
     -- elsewhere.
     requests.look_again(call, r)
     return 1, now
   end
+
   return verbs
 end)

@@ -32,13 +32,15 @@
 --   span(st) -> us, margin, counts the longest time between two resets, for how long before one
 --                                  nothing is granted, and in how many spans a grant may count
 --   opens_at(st, now) -> time      the next look at a full window, if nothing is given back before
---   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id) -> units
---                                  what is held by a lease is given back, or kept for as long again
+--   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id, waits) -> units
+--                                  what is held by a lease is given back, or kept for as long again:
+--                                  after its end only if nobody waits
 --   kept_until(st, now) -> time    how long the state is of use, if that is longer than resets_at
 --   longest(window) -> seconds     how long a line may have to wait for the window
+--   grants(st, at) -> text         what was granted at `at` or later: "TIME/UNITS,..."
 --   exact                          true if fits_at is exact behind tickets that cost all the same
 --   more(a)                        adds to the table a what most calls do not need: give_back,
---                                  longest, rid_at and exact (windows.complete)
+--                                  grants, longest, rid_at and exact (windows.complete)
 
 local scopes
 do
@@ -69,15 +71,15 @@ local function load_window(scope, i, data, from, to)
   scope.states[i] = st
 end
 
--- keep_section keeps a section that is no window's of this policy.
-local function keep_section(scope, name, kind, expires, bytes, payload)
-  if byte(name) == 33 then -- '!'
+-- keep_section keeps a section that is no window's of this policy: the upstream's by its name.
+local function keep_section(scope, head, expires, raw, i, from, to)
+  if sub(head, 1, 1) == '!' then
     scope.upstream = scope.upstream or {}
-    scope.upstream[name] = {kind = kind, expires = expires, payload = payload}
+    scope.upstream[head] = {expires = expires, payload = sub(raw, from, to)}
     return
   end
   scope.others = scope.others or {}
-  scope.others[#scope.others + 1] = {expires = expires, bytes = bytes}
+  scope.others[#scope.others + 1] = {expires = expires, bytes = sub(raw, i, to)}
 end
 
 -- parse reads the value's sections into the windows' states. scope.failed says what it cannot read.
@@ -113,8 +115,7 @@ local function parse(scope, raw)
       if place then
         load_window(scope, place, raw, from, to)
       else
-        local bytes, payload = sub(raw, i, to), sub(raw, from, to)
-        keep_section(scope, sub(head, 1, -2), sub(head, -1), expires, bytes, payload)
+        keep_section(scope, head, expires, raw, i, from, to)
       end
     end
     i = to + 1
@@ -236,7 +237,8 @@ local function write(call, scope)
     for name, s in pairs(scope.upstream) do
       if s.expires > now then
         n = n + 1
-        parts[n] = section(s.expires, name .. s.kind, s.payload, #s.payload)
+        local payload = s.state and write_fields(s.state) or s.payload
+        parts[n] = section(s.expires, name, payload, #payload)
         if s.expires > expires then expires = s.expires end
       end
     end

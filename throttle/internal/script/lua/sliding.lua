@@ -2,11 +2,12 @@
 -- Source: the sliding window log. Kept are the times of the grants that still count.
 --
 --   parameters  p1 limit (units), p2 period (us, margin included)
---   payload     width(1) used(7) [began(7)] entry*
+--   payload     width(1) used(7) [began(7) left(7)] entry*
 --   entry       time(7) units(width - 7), oldest first; a time occurs once
 --
 -- An entry is 8 bytes wide until one of them needs more than 255 units, then 14. MERGED is added to
--- the width if `began` follows: the newest entry began at another time than its own.
+-- the width if `began` and `left` follow: the newest entry began at another time than its own, or an
+-- entry of the time `left` was the last that left: grants after it still count, in entries of later times.
 -- Entries leave by age only, so a limit that is cut and raised again has forgotten nothing.
 --
 -- Above a limit of ENTRIES, and from ENTRIES/2 entries on, a grant joins the newest entry if that
@@ -51,11 +52,11 @@ local function tick(st) return 2 * st.period / ENTRIES end
 
 algorithms['s'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    local st = {limit = p1, period = p2, used = 0, began = 0, time = 0, units = 0, log = nil}
+    local st = {limit = p1, period = p2, used = 0, began = 0, left = 0, time = 0, units = 0, log = nil}
     if not data then return st end
     local width, first, merged = byte(data, from), from + 8, false
     if width and width > MERGED then
-      width, first, merged = width - MERGED, from + 15, true
+      width, first, merged = width - MERGED, from + 22, true
     end
     local last = to - (width or 0) -- where the entry before the newest one ends
     local known = width == 8 or width == 14
@@ -63,8 +64,9 @@ algorithms['s'] = {
     local dead, time = now - p2, unpack7(data, last + 1)
     if time <= dead then return st end
     local used = unpack7(data, from + 1)
+    if merged then st.left = unpack7(data, from + 15) end
     while first <= last and unpack7(data, first) <= dead do
-      used = used - entry_units(data, first, width)
+      used, st.left = used - entry_units(data, first, width), unpack7(data, first)
       first = first + width
     end
     st.used, st.time, st.units = used, time, entry_units(data, last + 1, width)
@@ -136,18 +138,20 @@ algorithms['s'] = {
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)
-    local log, units, used, began = st.log, st.units, st.used, st.began ~= st.time
+    local log, units, used, left = st.log, st.units, st.used, 0
+    if st.limit > ENTRIES and st.left + st.period + tick(st) > now then left = st.left end
+    local merged = st.began ~= st.time or left > 0
     if log and units > 255 then flatten(log, 14) end
     local width, head = log and log.width or units > 255 and 14 or 8, nil
     units = width == 8 and char(units) or pack7(units)
-    if began then width = width + MERGED end
+    if merged then width = width + MERGED end
     if used < 65536 then
       local low = used % 256
       head = char(width, 0, 0, 0, 0, 0, (used - low) / 256, low)
     else
       head = char(width) .. pack7(used)
     end
-    if began then head = head .. pack_time(st.began) end
+    if merged then head = head .. pack_time(st.began) .. pack_time(left) end
     if not log then return head .. pack_time(st.time) .. units end
     return head, sub(log.data, log.first, log.last), log.tail .. pack_time(st.time) .. units
   end,
@@ -159,8 +163,22 @@ algorithms['s'] = {
 
     function a.longest(window) return ceil(2 * window.p2 / 1000000) end
 
+    function a.grants(st, at)
+      local parts, log = {}, st.log
+      if log then
+        flatten(log, log.width)
+        for i = log.first, log.last, log.width do
+          local time = unpack7(log.data, i)
+          if time >= at then parts[#parts + 1] = format('%d/%d,', time, entry_units(log.data, i, log.width)) end
+        end
+      end
+      if st.time >= at and st.units > 0 then parts[#parts + 1] = format('%d/%d,', st.time, st.units) end
+      return concat(parts)
+    end
+
     function a.give_back(st, now, at, cost)
-      if at + st.period <= now or st.units == 0 or at > st.time then return 0 end
+      if st.units == 0 or at > st.time then return 0 end
+      if at + st.period <= now and (st.left == 0 or at <= st.left) then return 0 end
       local log, time, i = st.log, st.time, nil
       local held = st.units
       if log then

@@ -157,15 +157,15 @@ windows = {
   end,
 
   -- own_parameters returns a tenant's own parameters, {burst = {5, 3000000, 0}}, one table for
-  -- equal texts, or nil. The text is "1 5 3000000 0;..." by the window's place, or "@burst 5
-  -- 3000000 0;..." by its name, as a line keeps it. The last may be "@! until free 0;": no ticket of
+  -- equal texts, or nil. The text is "1,5,3000000,0;..." by the window's place, or "@burst,5,
+  -- 3000000,0;..." by its name, as a line keeps it. The last may be "@!,until,free,0;": no ticket of
   -- the tenant leaves the line before that time, or with free 1 all do at once, uncharged.
   own_parameters = function(call, text)
     if text == '' then return nil end
     local own = call.texts[text]
     if own then return own end
     own = {}
-    for name, a, b, c in gmatch(text, '(%S+) (%S+) (%S+) (%S+);') do
+    for name, a, b, c in gmatch(text, '([^,;]+),(%d+),(%d+),(%d+);') do
       local window = call.windows[tonumber(name)]
       own[window and window.name or sub(name, 2)] = {a + 0, b + 0, c + 0}
     end
@@ -230,9 +230,8 @@ windows = {
 
   -- too_late returns the status by which a request is refused that waits until then; nil if it is not.
   too_late = function(r, at, latest, earliest)
-    if r.options == '' then return nil end
-    if r.max_wait ~= 0 and latest - at > r.max_wait then return 4 end
-    if r.deadline ~= 0 and earliest - at > r.deadline then return 7 end
+    if r.max_wait and latest - at > r.max_wait then return 4 end
+    if r.deadline and earliest - at > r.deadline then return 7 end
     return nil
   end,
 

@@ -1,0 +1,74 @@
+package limitertest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/throttletest"
+)
+
+// Ten calls are under way when the first of them is answered: 12 are left, and nine will be used. So
+// three more are granted. That holds for the first answer ever, and after a reset.
+func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
+	for name, apart := range map[string]time.Duration{"at once": 0, "one by one": ms} {
+		t.Run(name, func(t *testing.T) {
+			throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+				l, c := NewHanded(t, client, Policy(throttle.Window{Name: "w", Limit: 100, Period: 10 * s}))
+				report := func(r throttle.Reservation, units int64) {
+					t.Helper()
+					if err := r.ReportRemaining(t.Context(), throttle.Remaining{Units: units, Reset: m}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for period := range 2 {
+					var calls []throttle.Reservation
+					begun := time.Duration(period) * (m + 10*s)
+					for i := range 10 {
+						c.Set(begun + time.Duration(i)*apart)
+						calls = append(calls, Reserve(t, l, Acme(1)).Reservation)
+					}
+					c.Set(begun + s)
+					report(calls[0], 12)
+					report(calls[1], 11)
+					for i := range 4 {
+						if d := Reserve(t, l, Acme(1)); d.Granted != (i < 3) {
+							t.Errorf("period %d: call %d after ten: granted %v", period, i+1, d.Granted)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// A lease that has run out is renewed while nobody waits for the slot, and then no more.
+func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		l, c := NewHanded(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
+		holder := Reserve(t, l, Acme(1)).Reservation
+		renewed := func(want bool) {
+			t.Helper()
+			if held, err := holder.Renew(t.Context()); held != want || err != nil {
+				t.Errorf("renewed %v, %v", held, err)
+			}
+		}
+		c.Set(31 * s)
+		renewed(true)
+		r := Acme(1)
+		r.Ticket = Ticket("waits")
+		if _, err := l.Line("p").Join(t.Context(), []throttle.Request{r}); err != nil {
+			t.Fatal(err)
+		}
+		c.Set(40 * s)
+		renewed(true)
+		c.Set(71 * s)
+		renewed(false)
+		taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{r.Ticket.Queue: 1}, Max: 1})
+		if err != nil || len(taken.Tickets) != 1 {
+			t.Errorf("took %+v, %v", taken.Tickets, err)
+		}
+	})
+}
